@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,15 +28,31 @@ import (
 // One list for all readers: a gate, a check that users notice and one that they do not.
 func TestChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // guards gate and seen
 		var gate error
 		var seen answer.Check
+		become := func(g error, c answer.Check) {
+			mu.Lock()
+			defer mu.Unlock()
+			gate, seen = g, c
+		}
+		gated := func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			return gate
+		}
+		look := func(time.Time) answer.Check {
+			mu.Lock()
+			defer mu.Unlock()
+			return seen
+		}
 		metrics := prometheus.NewRegistry()
 		n := New(Config{
 			Checks: []Check{
-				{Name: "gate", Gate: func(*http.Request) error { return gate }},
-				{Name: "seen", Look: func(time.Time) answer.Check { return seen }},
+				{Name: "gate", Gate: func(*http.Request) error { return gated() }},
+				{Name: "seen", Look: look},
 			},
-			Ready: func() bool { return gate == nil }, Runbook: "https://runbook", Metrics: metrics,
+			Ready: func() bool { return gated() == nil }, Runbook: "https://runbook", Metrics: metrics,
 		})
 		gates, others := n.Gates()
 		scrape := func(when string, gate, seen, readyz, users string) {
@@ -57,7 +74,8 @@ func TestChecks(t *testing.T) {
 		if d := cmp.Diff([]answer.Check{{Name: "gate", Status: Passed, Since: begun}, {Name: "seen", Status: Passed, Since: begun}}, n.List()); d != "" {
 			t.Errorf("all pass: want (-), got (+):\n%s", d)
 		}
-		seen = answer.Check{Status: Failed, Message: "forbidden", Users: "Users get 503"}
+		forbidden := answer.Check{Status: Failed, Message: "forbidden", Users: "Users get 503"}
+		become(nil, forbidden)
 		time.Sleep(3 * Pace)
 		synctest.Wait()
 		want := answer.Check{Name: "seen", Status: Failed, Since: begun.Add(Pace), Message: "forbidden", Users: "Users get 503", Runbook: "https://runbook"}
@@ -68,14 +86,14 @@ func TestChecks(t *testing.T) {
 		if gates[0].Check(nil) != nil || others[0].Check(nil) == nil {
 			t.Error("the check that users notice ends readiness")
 		}
-		gate = errors.New("not read")
+		become(errors.New("not read"), forbidden)
 		time.Sleep(Pace)
 		synctest.Wait()
 		line, ok := (&answer.Status{Checks: n.List()}).Served()
 		check.Same(t, "This replica takes no requests: gate: not read; seen: forbidden", line, "what comes first")
 		check.Same(t, false, ok, "served")
 		scrape("a gate fails, too", "0", "0", "0", "0")
-		seen, gate = answer.Check{Status: Failed, Message: "a full disk"}, nil
+		become(nil, answer.Check{Status: Failed, Message: "a full disk"})
 		time.Sleep(Pace)
 		synctest.Wait()
 		line, _ = (&answer.Status{Checks: n.List()}).Served()
@@ -86,6 +104,7 @@ func TestChecks(t *testing.T) {
 
 // server answers SelfSubjectAccessReviews.
 type server struct {
+	mu     sync.Mutex // guards denied and asked
 	denied func(*authorizationv1.ResourceAttributes) bool
 	err    error
 	asked  int
@@ -94,6 +113,8 @@ type server struct {
 func (s *server) rights(needed ...rights.Right) *Rights {
 	c := fake.NewClientset()
 	c.PrependReactor("create", "selfsubjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.asked++
 		review, _ := a.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
 		review = review.DeepCopy()
@@ -101,6 +122,18 @@ func (s *server) rights(needed ...rights.Right) *Rights {
 		return true, review, s.err
 	})
 	return NewRights(c.AuthorizationV1(), func() []rights.Right { return needed })
+}
+
+func (s *server) deny(what func(*authorizationv1.ResourceAttributes) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.denied = what
+}
+
+func (s *server) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked
 }
 
 // A right that is taken away and given back is noticed within a minute, and within seconds.
@@ -112,9 +145,9 @@ func TestRights(t *testing.T) {
 		defer must.Run(t, r.Run)()
 		synctest.Wait()
 		check.Same(t, "", r.Look(time.Now()).Status, "with all rights")
-		s.denied = func(a *authorizationv1.ResourceAttributes) bool {
+		s.deny(func(a *authorizationv1.ResourceAttributes) bool {
 			return a.Verb == "list" || a.Resource == "subjectaccessreviews"
-		}
+		})
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		want := answer.Check{
@@ -130,13 +163,13 @@ func TestRights(t *testing.T) {
 		}
 		check.Same(t, "Fairlead may not list configmaps extension-apiserver-authentication in namespace kube-system (deploy/base/rbac.yaml:26)",
 			r.Of("extension-apiserver-authentication").Message, "the ConfigMap's")
-		s.denied = nil
+		s.deny(nil)
 		time.Sleep(rightsAgain)
 		synctest.Wait()
 		check.Same(t, "", r.Look(time.Now()).Status, "given back")
-		before := s.asked
+		before := s.count()
 		time.Sleep(10 * time.Minute)
-		if rounds := (s.asked - before) / len(rights.Needed(rights.Shipped())); rounds < 9 || rounds > 12 {
+		if rounds := (s.count() - before) / len(rights.Needed(rights.Shipped())); rounds < 9 || rounds > 12 {
 			t.Errorf("asked %d times in ten minutes, want about 11", rounds)
 		}
 	})
