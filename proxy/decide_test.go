@@ -251,12 +251,17 @@ func TestDecideAllocates(t *testing.T) {
 			t.Fatalf("%s: %v: %v", tc.name, d.Action, d.Err)
 		}
 		var d Decision
-		if n := testing.AllocsPerRun(1000, func() {
+		decide := func() {
 			if err := p.decide(&d, h, c, h.Arrived); err != nil {
 				t.Fatal(err)
 			}
-		}); n > 0 {
-			t.Errorf("%s: %v allocations", tc.name, n)
+		}
+		least := 1000.
+		for range 20 { // under the race detector a sync.Pool drops at random what it is given
+			least = min(least, testing.AllocsPerRun(1, decide))
+		}
+		if least > 0 {
+			t.Errorf("%s: %v allocations", tc.name, least)
 		}
 	}
 }
