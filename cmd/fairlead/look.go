@@ -50,11 +50,9 @@ func (k *kube) lookServers(time.Time) (found answer.Check) {
 func noted[A, B, C any](ends *needs.Outcome, review func(context.Context, A) (B, C, error)) func(context.Context, A) (B, C, error) {
 	return func(ctx context.Context, a A) (B, C, error) {
 		b, c, err := review(ctx, a)
-		switch {
-		case errors.Is(err, context.Canceled): // the caller has gone
-		case errors.Is(err, authn.ErrUnauthenticated) || apierrors.IsInvalid(err):
+		if errors.Is(err, authn.ErrUnauthenticated) || apierrors.IsInvalid(err) {
 			ends.Note(nil)
-		default:
+		} else if !errors.Is(err, context.Canceled) { // the caller may go
 			ends.Note(err)
 		}
 		return b, c, err
@@ -184,8 +182,7 @@ const fewFree = 16
 // lookDescriptors counts those in use, as seldom as certificates are looked at: it takes 20 ms for
 // 100,000. Their highest number says nothing: there may be holes.
 func lookDescriptors() func(time.Time) answer.Check {
-	var found answer.Check
-	var at time.Time
+	found, at := answer.Check{}, time.Time{}
 	return func(now time.Time) answer.Check {
 		if now.Sub(at) >= pairsEvery {
 			found, at = countDescriptors(), now
