@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"crypto/x509"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -22,7 +21,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // of makes a request of a stranger.
@@ -228,40 +226,4 @@ func (p *Proxy) decision(ctx context.Context, h *Head, c *authn.Conn, wait bool)
 	}
 	_, lacks := d.Err.(Need) //nolint:errorlint // nobody wraps it
 	return d, !lacks
-}
-
-// A decision that needs no I/O allocates nothing, with impersonation or without.
-func TestDecideAllocates(t *testing.T) {
-	for _, tc := range []struct {
-		name        string
-		impersonate bool
-		path, token string // else a certificate
-		want        Action
-	}{
-		{"token", false, usualHead().Path, usualHead().get("authorization"), ToRemote},
-		{"JWT, impersonated", true, "/api/v1/pods", "Bearer jwt.of.dave", ToLocal},
-		{"certificate, impersonated", true, "/api/v1/pods", "", ToLocal},
-	} {
-		w, p := thinker(t, worldConfig{impersonate: tc.impersonate})
-		h, c := usualHead(), &authn.Conn{}
-		if h.Path, h.Fields[3].Value = tc.path, tc.token; tc.token == "" {
-			c.Peer = []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice", Organizations: []string{"dev"}}).Certificate}
-		}
-		if d, _ := p.decision(t.Context(), h, c, true); d.Action != tc.want || tc.impersonate && d.Strip.pool != authn.PoolImpersonate {
-			t.Fatalf("%s: %v: %v", tc.name, d.Action, d.Err)
-		}
-		var d Decision
-		decide := func() {
-			if err := p.decide(&d, h, c, h.Arrived); err != nil {
-				t.Fatal(err)
-			}
-		}
-		least := 1000.
-		for range 20 { // under the race detector a sync.Pool drops at random what it is given
-			least = min(least, testing.AllocsPerRun(1, decide))
-		}
-		if least > 0 {
-			t.Errorf("%s: %v allocations", tc.name, least)
-		}
-	}
 }

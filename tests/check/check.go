@@ -1,5 +1,5 @@
-// Package check compares values in tests. It is one function on go-cmp, not an assertion library:
-// what is more than two values to compare is an if in the test.
+// Package check compares values in tests, on go-cmp, and counts allocations. It is no assertion
+// library: what is more than two values to compare is an if in the test.
 package check
 
 import (

@@ -1,0 +1,41 @@
+package proxy
+
+import (
+	"crypto/x509"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// A decision that needs no I/O allocates nothing, with impersonation or without.
+func TestDecideAllocates(t *testing.T) {
+	for _, tc := range []struct {
+		name        string
+		impersonate bool
+		path, token string // else a certificate
+		want        Action
+	}{
+		{"token", false, usualHead().Path, usualHead().get("authorization"), ToRemote},
+		{"JWT, impersonated", true, "/api/v1/pods", "Bearer jwt.of.dave", ToLocal},
+		{"certificate, impersonated", true, "/api/v1/pods", "", ToLocal},
+	} {
+		w, p := thinker(t, worldConfig{impersonate: tc.impersonate})
+		h, c := usualHead(), &authn.Conn{}
+		if h.Path, h.Fields[3].Value = tc.path, tc.token; tc.token == "" {
+			c.Peer = []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice", Organizations: []string{"dev"}}).Certificate}
+		}
+		if d, _ := p.decision(t.Context(), h, c, true); d.Action != tc.want || tc.impersonate && d.Strip.pool != authn.PoolImpersonate {
+			t.Fatalf("%s: %v: %v", tc.name, d.Action, d.Err)
+		}
+		var d Decision
+		if n := check.Allocations(func() {
+			if err := p.decide(&d, h, c, h.Arrived); err != nil {
+				t.Fatal(err)
+			}
+		}); n > 0 {
+			t.Errorf("%s: %v allocations", tc.name, n)
+		}
+	}
+}
