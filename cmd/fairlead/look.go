@@ -21,8 +21,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // failed returns a check that fails with an error, or passes without one.
@@ -34,15 +34,13 @@ func failed(err error, users, what, advice string) answer.Check {
 }
 
 // lookServers returns which local apiservers cannot be used.
-func (k *kube) lookServers(time.Time) (found answer.Check) {
-	servers, bad := k.list(), 0
-	for _, e := range servers {
-		if e.Health == registry.Unhealthy {
-			bad++
-			found = answer.Check{Status: needs.Failed, Message: fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s: %s", bad, len(servers), e.Address, e.Message)}
-		}
+func (k *kube) lookServers(time.Time) answer.Check {
+	servers := k.list()
+	bad, last := pages.Unhealthy(servers)
+	if bad == 0 {
+		return answer.Check{}
 	}
-	return found
+	return answer.Check{Status: needs.Failed, Message: fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s: %s", bad, len(servers), last.Address, last.Message)}
 }
 
 // noted notes how reviews end. A refused token was reviewed. So was a question that the server

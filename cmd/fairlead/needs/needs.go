@@ -99,7 +99,7 @@ func (n *Needs) Gates() (gates, others []healthz.HealthChecker) {
 			continue
 		}
 		others = append(others, healthz.NamedCheck(c.Name, func(*http.Request) error {
-			if at := &n.List()[i]; at.Status == Failed {
+			if at := &(*n.last.Load())[i]; at.Status == Failed {
 				return errors.New(at.Message)
 			}
 			return nil
@@ -126,9 +126,9 @@ func (n *Needs) Run(ctx context.Context) error {
 }
 
 func (n *Needs) look(now time.Time) {
-	all := make([]answer.Check, len(n.cfg.Checks))
+	all, last := make([]answer.Check, len(n.cfg.Checks)), *n.last.Load()
 	for i, c := range n.cfg.Checks {
-		was := &n.List()[i]
+		was := &last[i]
 		all[i] = n.ask(&c, now)
 		if all[i].Status == was.Status {
 			all[i].Since = was.Since

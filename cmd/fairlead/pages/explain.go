@@ -137,7 +137,8 @@ func (p *Pages) explainLocal(x *answer.Explanation) {
 	if x.APIService != nil {
 		x.APIService.Endpoints = p.localServers(servers)
 	}
-	bad, cause := unhealthy(servers)
+	bad, last := Unhealthy(servers)
+	cause := last.Message
 	switch x.Cause = fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s", bad, len(servers), cause); bad {
 	case 0:
 		x.Cause = ""

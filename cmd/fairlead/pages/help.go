@@ -119,7 +119,7 @@ func diagnose(d *proxy.Decision) (cause, do string) {
 
 func diagnoseEntry(e *registry.Entry) (cause, do string) {
 	usable := e.Verdict.Available() || e.Local()
-	bad, fault := unhealthy(e.Endpoints)
+	bad, last := Unhealthy(e.Endpoints)
 	switch {
 	case e.Policy.Maintenance != "":
 		return "it is in maintenance: " + e.Policy.Maintenance, "remove the annotation fairlead.dev/maintenance from the APIService"
@@ -130,18 +130,18 @@ func diagnoseEntry(e *registry.Entry) (cause, do string) {
 	case len(e.Problems) > 0:
 		return strings.Join(e.Problems, "; "), "correct the APIService: its faulty parts are ignored"
 	case bad > 0:
-		return fmt.Sprintf("%d of %d endpoints are unhealthy and get no requests: %s", bad, len(e.Endpoints), fault), advice.For(fault)
+		return fmt.Sprintf("%d of %d endpoints are unhealthy and get no requests: %s", bad, len(e.Endpoints), last.Message), advice.For(last.Message)
 	}
 	return "", ""
 }
 
-// unhealthy returns how many endpoints are unhealthy, and what is wrong with the last of them.
-func unhealthy(all []registry.Endpoint) (bad int, cause string) {
+// Unhealthy returns how many endpoints are unhealthy, and the last of them.
+func Unhealthy(all []registry.Endpoint) (bad int, last registry.Endpoint) {
 	for _, e := range all {
 		if e.Health == registry.Unhealthy {
 			bad++
-			cause = e.Message
+			last = e
 		}
 	}
-	return bad, cause
+	return bad, last
 }
