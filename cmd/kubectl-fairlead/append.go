@@ -18,9 +18,11 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// The keys of ConfigMap extension-apiserver-authentication that kube-apiserver and extension
-// servers agree on.
+// The ConfigMap in which kube-apiserver tells extension servers whom to trust, and its keys for
+// front proxies.
 const (
+	authenticationMap = "extension-apiserver-authentication"
+
 	bundleKey = "requestheader-client-ca-file"
 	namesKey  = "requestheader-allowed-names"
 )
@@ -54,7 +56,7 @@ func (a *appender) run(ctx context.Context, core corev1client.CoreV1Interface, n
 	}
 	maps := core.ConfigMaps(metav1.NamespaceSystem)
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		found, err := maps.Get(ctx, "extension-apiserver-authentication", metav1.GetOptions{})
+		found, err := maps.Get(ctx, authenticationMap, metav1.GetOptions{})
 		if err != nil {
 			return err // it names the ConfigMap
 		}

@@ -16,14 +16,13 @@ import (
 // authentication reads the cluster's authentication ConfigMap. It returns false if the cluster
 // cannot be reached.
 func (l *linter) authentication(ctx context.Context, client corev1client.CoreV1Interface) (map[string][]byte, bool) {
-	const name = "extension-apiserver-authentication"
-	cm, err := client.ConfigMaps(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
+	cm, err := client.ConfigMaps(metav1.NamespaceSystem).Get(ctx, authenticationMap, metav1.GetOptions{})
 	if network := net.Error(nil); errors.As(err, &network) {
 		l.error("local apiserver", ownAddress, "it cannot be reached: %v", err)
 		return nil, false
 	}
 	if err != nil {
-		l.warn("ConfigMap "+metav1.NamespaceSystem+"/"+name, doFor(err, "bind the Role extension-apiserver-authentication-reader"), "reading: %v", err)
+		l.warn("ConfigMap "+metav1.NamespaceSystem+"/"+authenticationMap, doFor(err, "bind the Role extension-apiserver-authentication-reader"), "reading: %v", err)
 		return nil, true
 	}
 	authentication := make(map[string][]byte, len(cm.Data))
@@ -61,6 +60,6 @@ func (l *linter) proxyClient(authentication map[string][]byte) {
 
 // frontNames returns the names by which the cluster knows front proxies. None means any name.
 func frontNames(authentication map[string][]byte) (all []string) {
-	_ = json.Unmarshal(authentication["requestheader-allowed-names"], &all) // certs reports what is broken
+	_ = json.Unmarshal(authentication[namesKey], &all) // certs reports what is broken
 	return all
 }
