@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/utils/ptr"
 
@@ -27,16 +28,8 @@ const apiregistration = "apiregistration.k8s.io"
 // defaultPort is the default of spec.service.port (v1 defaulting).
 const defaultPort = 443
 
-// origin is what an entry was made from. An equal origin makes the same entry.
-type origin struct {
-	object  *apiregistrationv1.APIService
-	service *corev1.Service
-	// slices points to the first element of the list of slices, and count is its length. Lists are
-	// replaced, never modified, so these two identify the list.
-	slices **discoveryv1.EndpointSlice
-	count  int
-	// shadowed is the CustomResourceDefinition that the object shadows. Empty means none.
-	shadowed string
+// kept is what Build remembers of an entry, and nobody else reads.
+type kept struct {
 	// ca is the object's parsed caBundle. Nil means none.
 	ca *parsedBundle
 	// ownedUntil is when the Backend loses the Owner that it has because its CA was replaced. Zero
@@ -44,25 +37,16 @@ type origin struct {
 	ownedUntil time.Time
 }
 
-// equal reports whether both are made from the same objects.
-func (s *origin) equal(o *origin) bool {
-	return s.object == o.object && s.service == o.service && s.slices == o.slices && s.count == o.count && s.shadowed == o.shadowed
-}
-
 // Build makes the table that follows prev. It is pure: the same input and prev make the same table.
 // If no change is visible to a reader of the table, it returns prev itself. Unchanged Entries and
 // Backends keep their pointers. A nil prev means an empty table.
 func Build(in Input, prev *Table) *Table {
-	b := builder{in: &in, prev: prev, options: in.Options, now: in.Now}
-	if prev == nil {
-		b.prev = &Table{}
+	b := builder{
+		in: &in, prev: cmp.Or(prev, &Table{}), now: in.Now, reports: make(map[string][]Report), bundles: make(map[string]*parsedBundle),
+		groups: make(map[string]*Group), gone: make(map[*Entry]bool),
 	}
-	if b.options == nil {
-		b.options = cmp.Or(b.prev.options, &Options{})
-	}
-	if n := len(in.Reports); n > 0 {
-		b.reports = make(map[string][]Report, n)
-	}
+	b.options = cmp.Or(in.Options, b.prev.options, &Options{})
+	b.policy = b.options.defaults()
 	for _, r := range in.Reports {
 		b.reports[r.Name] = append(b.reports[r.Name], r)
 	}
@@ -77,7 +61,7 @@ type builder struct {
 	options *Options
 	now     time.Time
 
-	policy  *Policy                  // the defaults; nil until needed
+	policy  Policy                   // the defaults
 	reports map[string][]Report      // :: APIService → its reports
 	bundles map[string]*parsedBundle // :: PEM → parsed; many APIServices share one CA
 
@@ -96,94 +80,52 @@ type builder struct {
 // keep copies the entries of prev, in order, and revises those that may have changed.
 func (b *builder) keep() {
 	b.entries = slices.Clone(b.prev.entries)
-	if !b.partial() {
-		b.all()
-		return
-	}
-	if b.rebuildAt = b.prev.rebuildAt; !b.rebuildAt.IsZero() && !b.now.Before(b.rebuildAt) {
-		b.rebuildAt = time.Time{} // revise sets it to the next one
-		for at, e := range b.prev.entries {
-			if !e.from.ownedUntil.IsZero() {
-				b.revise(at)
+	names := sets.KeySet(b.in.Touched).Union(sets.KeySet(b.reports))
+	switch {
+	case b.in.Touched == nil || !b.prev.complete || !b.in.Complete || b.options != b.prev.options:
+		names = sets.KeySet(b.in.APIServices)
+		for _, e := range b.prev.entries {
+			names.Insert(e.Name)
+		}
+	case !b.prev.rebuildAt.IsZero() && !b.now.Before(b.prev.rebuildAt): // revise sets the next one
+		for _, e := range b.prev.entries {
+			if !e.kept.ownedUntil.IsZero() {
+				names.Insert(e.Name)
 			}
 		}
+	default:
+		b.rebuildAt = b.prev.rebuildAt
 	}
-	for name := range b.in.Touched {
-		if at, known := b.prev.place(name); known {
-			b.revise(at)
-		} else {
-			b.add(name)
-		}
-	}
-	for name := range b.reports {
-		if at, known := b.prev.place(name); known {
-			b.revise(at)
-		}
+	for name := range names {
+		b.revise(name)
 	}
 }
 
-// partial reports whether only the entries that the input names can have changed.
-func (b *builder) partial() bool {
-	return b.in.Touched != nil && b.prev.complete && b.in.Complete && b.options == b.prev.options
-}
-
-// all revises all entries.
-func (b *builder) all() {
-	known := make(map[string]bool, len(b.prev.entries))
-	for at, old := range b.prev.entries {
-		known[old.Name] = true
-		b.revise(at)
+// revise makes the entry of an APIService anew, if it is still there, and notes what that changes.
+func (b *builder) revise(name string) {
+	var old, now *Entry
+	at, known := b.prev.place(name)
+	if known {
+		old = b.prev.entries[at]
 	}
-	for name := range b.in.APIServices {
-		if !known[name] {
-			b.add(name)
-		}
+	if object := b.in.APIServices[name]; object != nil {
+		now = b.entry(object, old)
 	}
-}
-
-// revise rebuilds an entry if its origin has changed, once per Build.
-func (b *builder) revise(at int) {
-	old := b.prev.entries[at]
-	if b.entries[at] != old {
+	if now == old {
 		return
 	}
-	object := b.in.APIServices[old.Name]
-	if object == nil {
-		b.entries[at], b.moved = nil, true
-		b.regroup(old, nil)
+	b.regroup(old, now)
+	if old != nil && now != nil && compareLegacy(now, old) == 0 && now.GroupVersion == old.GroupVersion {
+		b.entries[at] = now
 		return
 	}
-	now := b.origin(object)
-	if now.equal(old.from) && b.same(old) && !b.over(old.from.ownedUntil) {
-		return
+	b.moved = true
+	if old != nil {
+		b.entries[at] = nil
 	}
-	entry := b.entry(object, now, old)
-	if entry == old {
-		*old.from = *now // the pointers may differ, for example after a relist; only Build reads them
-		return
+	if now != nil {
+		b.fresh = append(b.fresh, now)
 	}
-	b.entries[at] = entry
-	if compareLegacy(entry, old) != 0 || entry.GroupVersion != old.GroupVersion {
-		b.entries[at], b.moved = nil, true
-		b.fresh = append(b.fresh, entry)
-	}
-	b.regroup(old, entry)
-}
-
-// same reports whether only its objects could have changed an entry.
-func (b *builder) same(old *Entry) bool {
-	return b.options == b.prev.options && len(b.reports[old.Name]) == 0
-}
-
-// add makes an entry that prev did not have.
-func (b *builder) add(name string) {
-	object := b.in.APIServices[name]
-	if object == nil {
-		return
-	}
-	entry := b.entry(object, b.origin(object), nil)
-	b.fresh, b.moved = append(b.fresh, entry), true
-	b.regroup(nil, entry)
 }
 
 // table makes the result of Build.
@@ -208,35 +150,18 @@ func (b *builder) table(prev *Table) *Table {
 	return t
 }
 
-// origin looks up the objects that an APIService's entry is made from.
-func (b *builder) origin(object *apiregistrationv1.APIService) *origin {
-	service, list := b.in.backing(serviceOf(object))
-	s := &origin{
-		object: object, service: service,
-		shadowed: b.in.Shadowed[schema.GroupVersion{Group: object.Spec.Group, Version: object.Spec.Version}],
-	}
-	if len(list) > 0 {
-		s.slices, s.count = &list[0], len(list)
-	}
-	return s
-}
-
 // entry makes an entry, or returns old if the result would be equal.
-func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *Entry) *Entry {
+func (b *builder) entry(object *apiregistrationv1.APIService, old *Entry) *Entry {
 	e := &Entry{
 		Name:         object.Name,
 		GroupVersion: schema.GroupVersion{Group: object.Spec.Group, Version: object.Spec.Version},
 		Object:       object,
-		from:         src,
+		kept:         &kept{},
 	}
 	if old != nil {
-		src.ca, src.ownedUntil = old.from.ca, old.from.ownedUntil
+		*e.kept = *old.kept
 	}
-	if b.policy == nil {
-		p := b.options.defaults()
-		b.policy = &p
-	}
-	s := readAnnotations(object.Annotations, *b.policy)
+	s := readAnnotations(object.Annotations, b.policy)
 	e.Policy, e.Problems = s.policy, s.problems
 	s.urls.check(b.options, object.Spec.Service, s.caFrom)
 	switch {
@@ -246,19 +171,20 @@ func (b *builder) entry(object *apiregistrationv1.APIService, src *origin, old *
 		b.local(e)
 		e.Problems = append(e.Problems, "group "+apiregistration+" is always served here: the service is ignored")
 	case b.options.Protects(e.GroupVersion.Group):
-		b.protected(e, &s, src, old)
+		b.protected(e, &s, old)
 	default:
-		b.remote(e, &s, src, old)
-		if src.shadowed != "" {
+		b.remote(e, &s, old)
+		if shadowed := b.in.Shadowed[e.GroupVersion]; shadowed != "" {
 			e.Problems = append(e.Problems, fmt.Sprintf("it hides CustomResourceDefinition %s: %s has taken over %s, and the objects of the definition cannot be reached",
-				src.shadowed, claimant(object), e.GroupVersion))
+				shadowed, claimant(object), e.GroupVersion))
 		}
 	}
 	if e.Backend == nil {
-		src.ownedUntil = time.Time{}
+		e.kept.ownedUntil = time.Time{}
 	}
 	e.Verdict.Since = since(e.Verdict, old, b.now)
 	if old != nil && unchanged(old, e) {
+		*old.kept = *e.kept
 		return old
 	}
 	return e
@@ -293,13 +219,13 @@ func (b *builder) local(e *Entry) {
 // protected fills an entry whose remote claims a protected group. In kubernetes mode the entry
 // keeps its Backend, so that it does not count as Local (the local apiserver's own aggregator would
 // obey the claim, unless the claim is a URL), but has no endpoints, so that it is never dialled.
-func (b *builder) protected(e *Entry, s *settings, src *origin, old *Entry) {
+func (b *builder) protected(e *Entry, s *settings, old *Entry) {
 	name := cmp.Or(e.GroupVersion.Group, "core")
 	message := "group " + name + " is protected: " + claimant(e.Object) + " may not serve it"
 	e.Verdict = Verdict{Status: corev1.ConditionFalse, Reason: ReasonProtectedGroup, Message: message}
 	e.Problems = append(e.Problems, message)
 	if !b.options.Directory && e.Object.Spec.Service != nil {
-		e.Backend = b.backend(e, s, src, old)
+		e.Backend = b.backend(e, s, old)
 	}
 }
 
@@ -326,16 +252,14 @@ func sameObject(a, b *apiregistrationv1.APIService) bool {
 		maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations)
 }
 
-// Input is everything that Build reads. Build modifies none of it. Objects and lists of slices must
-// not be modified after they were passed to Build: an equal pointer means unchanged. The maps
-// themselves may be modified between builds.
+// Input is everything that Build reads. Build modifies none of it. APIServices must not be modified
+// after they were passed to Build: entries refer to them. All else may be, between builds.
 type Input struct {
-	// APIServices by name, already validated by their source.
+	// APIServices by name, which is that of their group-version: their source has validated them.
 	APIServices map[string]*apiregistrationv1.APIService
 	// Services by name.
 	Services map[types.NamespacedName]*corev1.Service
-	// Slices by the Service that they belong to (label kubernetes.io/service-name). A list is
-	// replaced, never modified.
+	// Slices by the Service that they belong to (label kubernetes.io/service-name).
 	Slices map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	// FallbackServices and FallbackSlices count if Services and Slices lack the name. Nil: none.
 	FallbackServices map[types.NamespacedName]*corev1.Service

@@ -169,8 +169,8 @@ type objects struct {
 // backings are Services and their slices. Both backings of an objects share users and touched.
 type backings struct {
 	services map[types.NamespacedName]*corev1.Service
-	// grouped are the slices by Service. A list is replaced, never modified: Build compares lists
-	// by identity.
+	// grouped are the slices by Service, ordered by name, so that the table does not depend on the
+	// order of events.
 	grouped map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	// users are the APIServices that name a Service.
 	users   map[types.NamespacedName][]string
@@ -251,7 +251,7 @@ func (o *objects) set(k key, object runtime.Object) {
 		was, _ := old.(*discoveryv1.EndpointSlice)
 		is, _ := object.(*discoveryv1.EndpointSlice)
 		if was == is {
-			return // keep the list, and with it the entries that were made from it
+			return
 		}
 		if was != nil {
 			of.regroup(owner(was), was.Name, nil)
@@ -372,17 +372,10 @@ func (o *objects) setShadowed(shadowed map[schema.GroupVersion]string) {
 	o.shadowed = shadowed
 }
 
-// regroup makes a new list for one Service, without the named slice and with s. It is ordered by
-// name, so that the table does not depend on the order of events.
+// regroup replaces the named slice of a Service by s. Nil deletes it.
 func (o *backings) regroup(service types.NamespacedName, name string, s *discoveryv1.EndpointSlice) {
 	o.touch(o.users[service]...)
-	old := o.grouped[service]
-	list := make([]*discoveryv1.EndpointSlice, 0, len(old)+1)
-	for _, other := range old {
-		if other.Name != name {
-			list = append(list, other)
-		}
-	}
+	list := slices.DeleteFunc(o.grouped[service], func(e *discoveryv1.EndpointSlice) bool { return e.Name == name })
 	if s != nil {
 		at, _ := slices.BinarySearchFunc(list, name, func(e *discoveryv1.EndpointSlice, name string) int {
 			return strings.Compare(e.Name, name)

@@ -36,7 +36,7 @@ type Entry struct {
 	// Verdict says whether requests may be sent.
 	Verdict Verdict
 
-	from *origin
+	kept *kept
 }
 
 // Key returns the name, for latest.Diff.

@@ -15,16 +15,10 @@ import (
 )
 
 // remote fills an entry that has a backend: its trust, endpoints and verdict.
-func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
-	e.Backend = b.backend(e, s, src, old)
-	_, list := b.in.backing(serviceOf(e.Object))
-	r := resolver{
-		options: b.options,
-		ref:     e.Object.Spec.Service,
-		port:    e.Backend.Port,
-		service: src.service,
-		slices:  list,
-	}
+func (b *builder) remote(e *Entry, s *settings, old *Entry) {
+	e.Backend = b.backend(e, s, old)
+	r := resolver{options: b.options, ref: e.Object.Spec.Service, port: e.Backend.Port}
+	r.service, r.slices = b.in.backing(serviceOf(e.Object))
 	var found resolution
 	if s.urls.given() {
 		found = r.fromURLs(&s.urls)
@@ -41,15 +35,15 @@ func (b *builder) remote(e *Entry, s *settings, src *origin, old *Entry) {
 	if found.unused > 0 {
 		e.Problems = append(e.Problems, fmt.Sprintf("its Service has more than %d endpoints: the others are not used", maxEndpoints))
 	}
-	if src.ca != nil && src.ca.warning != "" {
-		e.Problems = append(e.Problems, "caBundle: "+src.ca.warning+"; the rest is used")
+	if e.kept.ca != nil && e.kept.ca.warning != "" {
+		e.Problems = append(e.Problems, "caBundle: "+e.kept.ca.warning+"; the rest is used")
 	}
-	if src.ca != nil && src.ca.err != nil {
-		e.Problems = append(e.Problems, "caBundle: "+src.ca.err.Error())
+	if e.kept.ca != nil && e.kept.ca.err != nil {
+		e.Problems = append(e.Problems, "caBundle: "+e.kept.ca.err.Error())
 	}
 	b.carry(e, old)
 	b.apply(e)
-	e.Verdict = b.verdict(e, found.fault, src.ca, old)
+	e.Verdict = b.verdict(e, found.fault, old)
 }
 
 // carry copies the health of the endpoints that remain, even for a new Backend if the Service is
@@ -125,16 +119,16 @@ func failure(reason string) string {
 }
 
 // verdict makes the Available condition from everything. Maintenance, the operator's, is first.
-func (b *builder) verdict(e *Entry, static Verdict, ca *parsedBundle, old *Entry) Verdict {
+func (b *builder) verdict(e *Entry, static Verdict, old *Entry) Verdict {
 	no := func(reason, message string) Verdict {
 		return Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: message}
 	}
 	switch {
 	case e.Policy.Maintenance != "":
 		return no(ReasonMaintenance, e.Policy.Maintenance)
-	case ca != nil && ca.err != nil && !serving(e, old):
-		return no(ReasonInvalidCABundle, "caBundle: "+ca.err.Error())
-	case e.Backend.CAFrom != "" && (ca != nil || e.Backend.Insecure):
+	case e.kept.ca != nil && e.kept.ca.err != nil && !serving(e, old):
+		return no(ReasonInvalidCABundle, "caBundle: "+e.kept.ca.err.Error())
+	case e.Backend.CAFrom != "" && (e.kept.ca != nil || e.Backend.Insecure):
 		message := "annotation " + prefix + "ca-from and spec.caBundle exclude each other"
 		if e.Backend.Insecure {
 			message = "annotation " + prefix + "ca-from and spec.insecureSkipTLSVerify exclude each other"
@@ -235,7 +229,7 @@ func since(v Verdict, old *Entry, now time.Time) time.Time {
 }
 
 // backend makes the Backend of a remote entry, or returns an equal existing one.
-func (b *builder) backend(e *Entry, s *settings, src *origin, old *Entry) *Backend {
+func (b *builder) backend(e *Entry, s *settings, old *Entry) *Backend {
 	fresh, ref := Backend{}, e.Object.Spec.Service
 	if s.urls.given() {
 		fresh = s.urls.backend()
@@ -247,16 +241,16 @@ func (b *builder) backend(e *Entry, s *settings, src *origin, old *Entry) *Backe
 	}
 	fresh.ServerName = cmp.Or(s.serverName, fresh.ServerName)
 	fresh.Insecure, fresh.HTTP1, fresh.PingTimeout = e.Object.Spec.InsecureSkipTLSVerify, s.http1, e.Policy.PingTimeout
-	if src.ca = b.bundle(e.Object, src.ca); src.ca != nil {
-		fresh.CABundle = src.ca.pem
+	if e.kept.ca = b.bundle(e.Object, e.kept.ca); e.kept.ca != nil {
+		fresh.CABundle = e.kept.ca.pem
 	}
 	if old != nil && old.Backend != nil && (old.Backend.CABundle != fresh.CABundle || old.Backend.CAFrom != fresh.CAFrom) {
-		src.ownedUntil = b.now.Add(e.Policy.CAOverlap)
+		e.kept.ownedUntil = b.now.Add(e.Policy.CAOverlap)
 	}
-	if b.over(src.ownedUntil) {
-		src.ownedUntil = time.Time{}
+	if b.over(e.kept.ownedUntil) {
+		e.kept.ownedUntil = time.Time{}
 	}
-	if fresh.CAFrom != "" || !src.ownedUntil.IsZero() || s.urls.fault != "" {
+	if fresh.CAFrom != "" || !e.kept.ownedUntil.IsZero() || s.urls.fault != "" {
 		fresh.Owner = e.Name
 	}
 	if old != nil && old.Backend != nil && *old.Backend == fresh {
@@ -301,7 +295,7 @@ func (b *builder) intern(fresh *Backend) *Backend {
 	return fresh
 }
 
-// over reports whether an origin's ownedUntil has passed. If not, the table is rebuilt then.
+// over reports whether an entry's ownedUntil has passed. If not, the table is rebuilt then.
 func (b *builder) over(until time.Time) bool {
 	if until.IsZero() {
 		return false
@@ -335,9 +329,6 @@ func (b *builder) bundle(object *apiregistrationv1.APIService, was *parsedBundle
 	}
 	if known, ok := b.bundles[string(raw)]; ok {
 		return known
-	}
-	if b.bundles == nil {
-		b.bundles = make(map[string]*parsedBundle)
 	}
 	parsed := parseBundle(raw)
 	b.bundles[parsed.pem] = parsed

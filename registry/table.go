@@ -112,9 +112,6 @@ const fewVersions = 8
 func (b *builder) regroup(old, now *Entry) {
 	if old != nil {
 		b.group(old)
-		if b.gone == nil {
-			b.gone = make(map[*Entry]bool)
-		}
 		b.gone[old] = true // arrange drops all at once: one by one would cost their square
 	}
 	if now != nil {
@@ -131,9 +128,6 @@ func (b *builder) group(of *Entry) *Group {
 		g = &Group{Name: name}
 		if old := b.prev.Group(name); old != nil {
 			g.Entries = slices.Clone(old.Entries)
-		}
-		if b.groups == nil {
-			b.groups = make(map[string]*Group)
 		}
 		b.groups[name] = g
 	}

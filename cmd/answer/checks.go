@@ -1,7 +1,6 @@
 package answer
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -49,30 +48,23 @@ func (c *Check) rank() int {
 	return 2
 }
 
-// Served says in one line whether users can be served, and if not, why. It is ok only if this
-// replica is ready, no check fails and every APIService is available.
+// Served says in one line whether users can be served, and if not, why. It is not ok if one of the
+// checks fails.
 func (s *Status) Served() (line string, ok bool) {
-	failing, away, worst := s.Failing(), s.Unavailable(), Check{}
-	if len(failing) > 0 {
-		worst = failing[0]
+	failing := s.Failing()
+	if len(failing) == 0 {
+		return "Users are served.", true
 	}
-	switch {
-	case worst.Gates:
+	switch c := failing[0]; c.rank() {
+	case 0:
 		causes := make([]string, 0, len(failing)) // the others may say why
 		for _, c := range failing {
 			causes = append(causes, c.Name+": "+c.Message)
 		}
 		return "This replica takes no requests: " + strings.Join(causes, "; "), false
-	case s.Ready != "": // it shuts down
-		return "This replica takes no requests: " + s.Ready, false
-	case worst.Users != "":
-		return worst.Users + ": " + worst.Message, false
-	case len(away) == 1:
-		return "Users are served, but get 503 from " + away[0].Name, false
-	case len(away) > 1:
-		return fmt.Sprintf("Users are served, but get 503 from %s and %d more", away[0].Name, len(away)-1), false
-	case worst.Failed():
-		return "Users are served, but " + worst.Name + ": " + worst.Message, false
+	case 1:
+		return c.Users + ": " + c.Message, false
+	default:
+		return "Users are served, but " + c.Name + ": " + c.Message, false
 	}
-	return "Users are served.", true
 }

@@ -55,7 +55,8 @@ func TestUnchanged(t *testing.T) {
 		switch step % 6 {
 		case 0:
 			o := e.Object.DeepCopy()
-			o.Name, o.Spec.Group = fmt.Sprintf("v1.fresh%d.example.com", step), fmt.Sprintf("fresh%d.example.com", step)
+			o.Spec.Group = fmt.Sprintf("fresh%d.example.com", step)
+			o.Name = o.Spec.Version + "." + o.Spec.Group
 			s.Input.APIServices[o.Name] = o
 		case 1:
 			delete(s.Input.APIServices, e.Name)
