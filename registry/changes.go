@@ -50,10 +50,8 @@ type changes struct {
 	// signal holds a token while there are changes.
 	signal chan struct{}
 
-	mu sync.Mutex // guards the fields below
+	mu sync.Mutex // guards batch
 	batch
-	// taken are the reports that the writer has taken, until they are in the table.
-	taken map[reportKey]Report
 }
 
 // batch is the set of changes that the writer takes at once.
@@ -128,29 +126,13 @@ func (c *changes) replaceAll(objects []runtime.Object, problems []directory.Faul
 	})
 }
 
-// reported reports whether a report about the endpoint is not in the table yet.
-func (c *changes) reported(r Report) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, pending := c.reports[reportKey{r.Name, r.Address}]
-	_, taken := c.taken[reportKey{r.Name, r.Address}]
-	return pending || taken
-}
-
 // take returns the changes and empties them.
 func (c *changes) take() batch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b := c.batch
-	c.batch, c.taken = newBatch(), b.reports
+	c.batch = newBatch()
 	return b
-}
-
-// stored says that what was taken is in the table.
-func (c *changes) stored() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.taken = nil
 }
 
 // objects is the writer's store of all objects. There is no other copy.

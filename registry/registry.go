@@ -158,29 +158,10 @@ func (r *Registry) Watch(ctx context.Context, ref types.NamespacedName, changed 
 	})
 }
 
-// Report takes a result of the prober. It never blocks. It drops reports that change nothing, and
-// those about a Backend or an address that the table no longer has.
+// Report takes a result of the prober. It never blocks. A report that changes nothing makes no table,
+// nor does one about a Backend or an address that the table no longer has.
 func (r *Registry) Report(report Report) {
-	// Before the table is loaded: what is not pending any more is in the table.
-	pending := r.changes.reported(report)
-	e := r.Table().named(report.Name)
-	if e == nil || e.Backend != report.Backend {
-		return
-	}
-	at := slices.IndexFunc(e.Endpoints, func(o Endpoint) bool { return o.Address == report.Address })
-	if at < 0 || saysAlready(&e.Endpoints[at], &report) && !pending {
-		return
-	}
 	r.changes.record(func(b *batch) { b.reports[reportKey{report.Name, report.Address}] = report })
-}
-
-// saysAlready reports whether a report would change nothing. Most change nothing: another
-// successful probe must not cause a new table.
-func saysAlready(e *Endpoint, r *Report) bool {
-	if e.Health != r.Health || e.Slow != r.Slow || e.Hung != r.Hung {
-		return false
-	}
-	return r.Health == Healthy || e.Message == normalizeCause(r.Message) && e.Reason == failure(r.Reason)
 }
 
 // Run reads the source and keeps the table up to date until ctx ends or the source proves unusable.
@@ -251,7 +232,6 @@ func (r *Registry) write(ctx context.Context) error {
 // step applies the pending changes and stores the new table.
 func (r *Registry) step(o *objects) {
 	b := r.changes.take()
-	defer r.changes.stored()
 	o.apply(&b)
 	if !o.complete() {
 		return

@@ -98,8 +98,8 @@ func TestReportDuringBuild(t *testing.T) {
 	r.step(o)
 	before := r.Table()
 	r.Report(good)
-	if r.changes.reported(good) || !before.named(e.Name).Verdict.Available() {
-		t.Errorf("after the build, a report that changes nothing is pending:\n%s", show(before))
+	if r.step(o); r.Table() != before || !before.named(e.Name).Verdict.Available() {
+		t.Errorf("after the build, a report that changes nothing made a table:\n%s", show(r.Table()))
 	}
 }
 
