@@ -158,8 +158,8 @@ func (r *Registry) Watch(ctx context.Context, ref types.NamespacedName, changed 
 	})
 }
 
-// Report takes a result of the prober. It never blocks. A report that changes nothing makes no table,
-// nor does one about a Backend or an address that the table no longer has.
+// Report takes a result of the prober. It never blocks. A report that changes nothing makes no
+// table, nor does one about a Backend or an address that the table no longer has.
 func (r *Registry) Report(report Report) {
 	r.changes.record(func(b *batch) { b.reports[reportKey{report.Name, report.Address}] = report })
 }

@@ -52,10 +52,10 @@ func (b *builder) carry(e, old *Entry) {
 	if old == nil || old.Backend == nil || !old.Backend.SameService(e.Backend) {
 		return
 	}
-	at := finder(old.Endpoints)
+	at := byAddress(old.Endpoints)
 	for i := range e.Endpoints {
 		to := &e.Endpoints[i]
-		if was := at(to.Address); was != nil {
+		if was := at[to.Address]; was != nil {
 			if was.Health == Unhealthy && !old.Backend.trustsLike(e.Backend, to.Address) {
 				continue // it was judged by another trust, which may have been the cause
 			}
@@ -66,21 +66,13 @@ func (b *builder) carry(e, old *Entry) {
 	}
 }
 
-// finder returns a function that finds an endpoint by its address.
-func finder(list []Endpoint) func(address string) *Endpoint {
-	if len(list) > fewVersions { // below, a linear search is faster
-		places := make(map[string]*Endpoint, len(list))
-		for i := range list {
-			places[list[i].Address] = &list[i]
-		}
-		return func(address string) *Endpoint { return places[address] }
+// byAddress finds endpoints by their addresses.
+func byAddress(list []Endpoint) map[string]*Endpoint {
+	places := make(map[string]*Endpoint, len(list))
+	for i := range list {
+		places[list[i].Address] = &list[i]
 	}
-	return func(address string) *Endpoint {
-		if i := slices.IndexFunc(list, func(o Endpoint) bool { return o.Address == address }); i >= 0 {
-			return &list[i]
-		}
-		return nil
-	}
+	return places
 }
 
 // trustsLike reports whether both expect the same certificate of an address, in the same protocol.
@@ -94,9 +86,9 @@ func (b *builder) apply(e *Entry) {
 	if len(reports) == 0 {
 		return
 	}
-	at := finder(e.Endpoints)
+	at := byAddress(e.Endpoints)
 	for _, r := range reports {
-		to := at(r.Address)
+		to := at[r.Address]
 		if to == nil || r.Backend != e.Backend || r.Health == Unprobed {
 			continue
 		}
