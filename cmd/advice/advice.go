@@ -63,12 +63,12 @@ func symptoms() [][2]string {
 		{": 404", "the backend answers, but does not serve this group-version"},
 		{": 301", redirects}, {": 302", redirects}, {": 307", redirects}, {": 308", redirects},
 		{"connection refused", "nothing listens at the endpoint's address: is the port right, is the process up?"},
+		{"dial tcp: lookup ", "the host name cannot be resolved: check the DNS server of this machine, and the external name of the service or the host of fairlead.dev/url"},
 		{"i/o timeout", "the endpoint's address does not answer: a NetworkPolicy, a firewall or a dead node drops the packets"},
 		{"no route to host", "there is no route to the endpoint's address: nodes of the control plane must reach the pod network"},
 		{"deadline exceeded", hangs}, {"Client.Timeout", hangs},
 		{"EOF", hangsUp}, {"connection reset", hangsUp},
 		{"first record does not look like a TLS handshake", "the backend does not speak TLS at this port"},
-		{"no such host", "the external name of the service, or the host of fairlead.dev/url, does not resolve"},
 	}
 }
 

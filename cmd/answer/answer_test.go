@@ -55,6 +55,29 @@ func TestUnits(t *testing.T) {
 	}
 }
 
+// What hurts most users comes first, and nothing that hurts somebody is called served.
+func TestServed(t *testing.T) {
+	up := APIService{Name: "v1.up", Verdict: registry.Verdict{Status: "True"}}
+	down, closed := APIService{Name: "v1.down"}, APIService{Name: "v1.closed", Verdict: up.Verdict, Maintenance: "moving"}
+	gate, noticed, other := Check{"table", "failed", time.Time{}, "not read", "", true, "", "", ""}, Check{Name: "rights", Status: "failed", Message: "none", Users: "Users get 503"}, Check{Name: "clock", Status: "failed", Message: "late"}
+	for _, c := range []struct {
+		status Status
+		want   string
+	}{
+		{Status{APIServices: []APIService{up}}, "Users are served."},
+		{Status{Checks: []Check{other}, APIServices: []APIService{up}}, "Users are served, but clock: late"},
+		{Status{Checks: []Check{other}, APIServices: []APIService{up, down}}, "Users are served, but get 503 from v1.down"},
+		{Status{APIServices: []APIService{closed, up, down, down}}, "Users are served, but get 503 from v1.closed and 2 more"},
+		{Status{Checks: []Check{other, noticed}, APIServices: []APIService{down}}, "Users get 503: none"},
+		{Status{Checks: []Check{noticed}, Ready: "shutting down"}, "This replica takes no requests: shutting down"},
+		{Status{Checks: []Check{noticed, gate}, Ready: "table: not read"}, "This replica takes no requests: table: not read; rights: none"},
+	} {
+		line, ok := c.status.Served()
+		check.Same(t, c.want, line, "line")
+		check.Same(t, c.want == "Users are served.", ok, "%s: ok", line)
+	}
+}
+
 // An overlap of CAs that the backend needs is what is wrong with an APIService, unless something
 // else is.
 func TestSetTrust(t *testing.T) {

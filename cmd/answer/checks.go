@@ -1,6 +1,7 @@
 package answer
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -48,23 +49,30 @@ func (c *Check) rank() int {
 	return 2
 }
 
-// Served says in one line whether users can be served, and if not, why. It is not ok if one of the
-// checks fails.
+// Served says in one line whether users can be served, and if not, why. It is ok only if this
+// replica is ready, no check fails and every APIService is available.
 func (s *Status) Served() (line string, ok bool) {
-	failing := s.Failing()
-	if len(failing) == 0 {
-		return "Users are served.", true
+	failing, away, worst := s.Failing(), s.Unavailable(), Check{}
+	if len(failing) > 0 {
+		worst = failing[0]
 	}
-	switch c := failing[0]; c.rank() {
-	case 0:
+	switch {
+	case worst.Gates:
 		causes := make([]string, 0, len(failing)) // the others may say why
 		for _, c := range failing {
 			causes = append(causes, c.Name+": "+c.Message)
 		}
 		return "This replica takes no requests: " + strings.Join(causes, "; "), false
-	case 1:
-		return c.Users + ": " + c.Message, false
-	default:
-		return "Users are served, but " + c.Name + ": " + c.Message, false
+	case s.Ready != "": // it shuts down
+		return "This replica takes no requests: " + s.Ready, false
+	case worst.Users != "":
+		return worst.Users + ": " + worst.Message, false
+	case len(away) == 1:
+		return "Users are served, but get 503 from " + away[0].Name, false
+	case len(away) > 1:
+		return fmt.Sprintf("Users are served, but get 503 from %s and %d more", away[0].Name, len(away)-1), false
+	case worst.Failed():
+		return "Users are served, but " + worst.Name + ": " + worst.Message, false
 	}
+	return "Users are served.", true
 }

@@ -36,10 +36,10 @@ func TestFaultOf(t *testing.T) {
 	}{
 		{"none", certs.Status{}, ""},
 		{"refused", certs.Status{Err: "no key", Certificates: []trust.Certificate{cert(-1, 1)}}, "no key"},
-		{"refused, and the last good one has expired", certs.Status{Err: "no key", Certificates: []trust.Certificate{cert(-2, -1)}}, "x has expired"},
+		{"refused, and the last good one has expired", certs.Status{Err: "no key", Certificates: []trust.Certificate{cert(-2, -1)}}, "the certificate of x has expired"},
 		{"valid", certs.Status{Certificates: []trust.Certificate{cert(-1, 1)}}, ""},
-		{"expired", certs.Status{Certificates: []trust.Certificate{cert(-2, -1)}}, "x has expired"},
-		{"not yet valid", certs.Status{Certificates: []trust.Certificate{cert(1, 2)}}, "x is not valid before"},
+		{"expired", certs.Status{Certificates: []trust.Certificate{cert(-2, -1)}}, "the certificate of x has expired"},
+		{"not yet valid", certs.Status{Certificates: []trust.Certificate{cert(1, 2)}}, "the certificate of x is not valid before"},
 		{"one of a bundle", certs.Status{Certificates: []trust.Certificate{cert(-2, -1), cert(-1, 1)}}, ""},
 	} {
 		got := ""

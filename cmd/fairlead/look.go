@@ -14,11 +14,10 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
@@ -40,7 +39,10 @@ func (k *kube) lookServers(time.Time) answer.Check {
 	if bad == 0 {
 		return answer.Check{}
 	}
-	return answer.Check{Status: needs.Failed, Message: fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s: %s", bad, len(servers), last.Address, last.Message)}
+	return answer.Check{
+		Status: needs.Failed, Advice: cmp.Or(advice.For(last.Message), "see that kube-apiserver's log"),
+		Message: fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s: %s", bad, len(servers), last.Address, pages.Brief(last.Message)),
+	}
 }
 
 // noted notes how reviews end. A refused token was reviewed. So was a question that the server
@@ -73,14 +75,22 @@ func faultOf(st *certs.Status, now time.Time) error {
 	switch {
 	case len(st.Certificates) == 0:
 	case !slices.ContainsFunc(st.Certificates, lasts):
-		return fmt.Errorf("%s has expired (%s)", st.Certificates[0].Subject, st.Certificates[0].NotAfter.Format(time.RFC3339))
+		return fmt.Errorf("the certificate of %s has expired (%s)", st.Certificates[0].Subject, st.Certificates[0].NotAfter.Format(time.RFC3339))
 	case !slices.ContainsFunc(st.Certificates, begun):
-		return fmt.Errorf("%s is not valid before %s", st.Certificates[0].Subject, st.Certificates[0].NotBefore.Format(time.RFC3339))
+		return fmt.Errorf("the certificate of %s is not valid before %s", st.Certificates[0].Subject, st.Certificates[0].NotBefore.Format(time.RFC3339))
 	}
 	if st.Err != "" { // the last good one is used
 		return errors.New(st.Err)
 	}
 	return nil
+}
+
+// mend returns what to do about a fault.
+func mend(fault error, st *certs.Status) string {
+	if fault.Error() == st.Err {
+		return "correct it: it is followed, and the last good one is used until then"
+	}
+	return "renew it: it is followed"
 }
 
 // lookConfigMap adds the content of the ConfigMap to what is known about the right to read it. That
@@ -98,10 +108,9 @@ const pairsEvery = 10 * time.Second
 
 // pairs are the faults of our own pairs and bundles. Only the goroutine of the checks writes it.
 type pairs struct {
-	all        answer.Check
-	at         time.Time
-	serving    atomic.Pointer[error]
-	kubeconfig error
+	all, kubeconfig answer.Check
+	at              time.Time
+	serving         atomic.Pointer[error]
 }
 
 // lookCertificates returns what is wrong with our own pairs and bundles. Without a valid serving
@@ -117,12 +126,12 @@ func (s *server) lookCertificates(now time.Time) answer.Check {
 		"client-ca": refused, "local-apiserver-ca": refused,
 	}
 	var serving *error
-	p.all, p.at, p.kubeconfig = answer.Check{}, now, nil
+	p.all, p.at, p.kubeconfig = answer.Check{}, now, answer.Check{}
 	for _, st := range s.certs.Status() {
 		switch fault := faultOf(&st, now); {
 		case fault == nil:
 		case st.Use == "kubeconfig":
-			p.kubeconfig = fault
+			p.kubeconfig = failed(fault, "", "", mend(fault, &st))
 		case p.all.Users == "":
 			notice := ""
 			if fault.Error() != st.Err { // otherwise the last good one is used
@@ -131,7 +140,7 @@ func (s *server) lookCertificates(now time.Time) answer.Check {
 					serving = &fault
 				}
 			}
-			p.all = failed(fault, notice, st.Use+" ("+st.Source+"): ", "renew it: the file is followed. If a new one is refused, the last good one is used")
+			p.all = failed(fault, notice, st.Use+" ("+st.Source+"): ", mend(fault, &st))
 		}
 	}
 	p.serving.Store(serving)
@@ -140,34 +149,14 @@ func (s *server) lookCertificates(now time.Time) answer.Check {
 
 // lookKubeconfig adds the kubeconfig itself to what is known about its credential.
 func (s *server) lookKubeconfig(found answer.Check) answer.Check {
-	switch fault := s.pairs.kubeconfig; {
-	case fault == nil:
+	switch file := s.pairs.kubeconfig; {
+	case !file.Failed():
 	case found.Failed():
-		found.Message += ": " + fault.Error()
+		found.Message += ": " + file.Message
 	default:
-		found = failed(fault, "", s.o.kubeconfig+": ", "correct or renew it: the file is followed, and the last good one is used")
+		found, found.Message = file, s.o.kubeconfig+": "+file.Message
 	}
 	return found
-}
-
-// etcdEvery is how often etcd is read: a member that restarts is missed by one read at most.
-const etcdEvery, etcdTime = 10 * time.Second, 5 * time.Second
-
-// askEtcd reads the APIServices from etcd itself, again and again.
-func (s *server) askEtcd() (look func(time.Time) answer.Check) {
-	reads := &needs.Outcome{}
-	s.loops["etcd"] = func(ctx context.Context) error {
-		wait.UntilWithContext(ctx, func(ctx context.Context) {
-			ctx, cancel := context.WithTimeout(ctx, etcdTime)
-			defer cancel()
-			_, err := s.objects.List(ctx, metav1.ListOptions{Limit: 1})
-			reads.Note(err)
-		}, etcdEvery)
-		return ctx.Err()
-	}
-	return func(time.Time) answer.Check {
-		return failed(reads.Err(time.Time{}), "", "APIServices in etcd cannot be read, the last state is used: ", "check etcd, and that this machine reaches it with --etcd-cafile and --etcd-certfile")
-	}
 }
 
 // nearly is the share of a bound from which on it counts as reached: a tenth is left to find out

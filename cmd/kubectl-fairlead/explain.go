@@ -205,6 +205,8 @@ func (c *client) describe(x *answer.Explanation) string {
 	} else {
 		line("Destination", x.Outcome(), good)
 	}
+	line("Cause", x.Cause, bad)
+	line("Advice", x.Advice)
 	for i, why := range x.Why {
 		line([]string{"Why", ""}[min(i, 1)], why)
 	}
@@ -219,8 +221,6 @@ func (c *client) describe(x *answer.Explanation) string {
 	}
 	line("Authorization", x.Authorization, map[bool]string{true: good, false: bad}[x.Authorization == "allowed"])
 	line("Timeout", x.Timeout)
-	line("Cause", x.Cause, bad)
-	line("Advice", x.Advice)
 	return b.String()
 }
 

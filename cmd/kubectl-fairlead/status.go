@@ -169,7 +169,7 @@ func (c *client) footer(s *answer.Status, local int) error {
 		line(dim, strconv.Itoa(local), " Local APIServices are not shown (--all).")
 	}
 	if s.Ready != "" {
-		line(bad, "This Fairlead is not ready: ", s.Ready)
+		line(bad, "This Fairlead is not ready: ", s.Ready, ". Others: ", called(os.Args[0]), " status --replicas")
 	}
 	for _, k := range s.Failing() {
 		line(bad, "check ", k.Name, ": ", k.Message)
@@ -183,8 +183,8 @@ func (c *client) footer(s *answer.Status, local int) error {
 		for _, p := range a.Problems {
 			line(bad, a.Name, ": ", p)
 		}
-		if a.Available() && len(a.Problems) == 0 && a.Cause != "" {
-			line(warn, a.Name, ": ", a.Cause)
+		if len(a.Problems) == 0 && a.Cause != "" {
+			line(map[bool]string{true: warn, false: bad}[a.Available()], a.Name, ": ", a.Cause)
 		}
 	}
 	for _, p := range s.Problems {

@@ -32,7 +32,7 @@ func dependencies() []row {
 		{name: "etcd of the registry away", want: "etcd", alerts: "FairleadCheckFailing", set: orphaned},
 		{
 			name: "DNS away", want: `explain v1\.named\.example\.com`, alerts: "FairleadBackendErrors", set: unnamed,
-			more: map[string]string{"explain v1.named.example.com": "(?i)resolv|lookup"},
+			more: map[string]string{"explain v1.named.example.com": "host name cannot be resolved"},
 		},
 	}
 }

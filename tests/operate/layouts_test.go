@@ -46,10 +46,10 @@ func testLayouts(t *testing.T, w *world) {
 				t.Errorf("it prints\n%s", printed)
 			}
 			rendered := succeed(t, "", w.kubectl, "kustomize", out)
-			serverSide(t, w, rendered)
+			accepted(t, w, rendered)
 			if tt.layout == "static-pod" {
 				rendered = succeed(t, "", w.kubectl, "kustomize", "--load-restrictor=LoadRestrictionsNone", out+"/node")
-				serverSide(t, w, rendered)
+				accepted(t, w, rendered)
 			}
 			for _, want := range append(slices.Clone(tt.args), "kind: "+tt.object) {
 				if !regexp.MustCompile(`(?m)^[- ]*` + want + `$`).MatchString(rendered) {
@@ -64,11 +64,11 @@ func testLayouts(t *testing.T, w *world) {
 	}
 }
 
-// serverSide lets kube-apiserver check manifests.
-func serverSide(t *testing.T, w *world, rendered string) {
+// accepted lets kube-apiserver check manifests, over those that another case has applied.
+func accepted(t *testing.T, w *world, rendered string) {
 	t.Helper()
-	out := succeed(t, rendered, w.kubectl, "--kubeconfig", w.direct, "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-")
-	if n := strings.Count(out, "serverside-applied (server dry run)"); n != strings.Count("\n"+rendered, "\nkind: ") {
+	out := succeed(t, rendered, w.kubectl, "--kubeconfig", w.direct, "apply", "--dry-run=server", "-f", "-")
+	if n := strings.Count(out, "(server dry run)"); n != strings.Count("\n"+rendered, "\nkind: ") {
 		t.Errorf("%d objects were accepted:\n%s", n, out)
 	}
 }

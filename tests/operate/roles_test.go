@@ -181,6 +181,7 @@ func testBundleRole(t *testing.T, w *world) {
 	const path = "/apis/lent.example.com/v1"
 	s := extension.Start(t, extension.Config{GroupVersions: []string{"lent.example.com/v1"}, Names: []string{"lent.lent.svc"}, CA: w.ca})
 	w.ask(t, "create namespace lent")
+	w.ask(t, "create rolebinding needs-ca-from -n lent --clusterrole=system:fairlead-ca-from --serviceaccount=kube-system:needs") // testNeeds' Fairlead
 	w.ask(t, "create configmap bundle -n lent --from-file=ca.crt="+w.caFile)
 	w.apply(t, fmt.Sprintf(lent, s.Port()))
 	suite.Eventually(t, 30*time.Second, "refused", func() (bool, string) {

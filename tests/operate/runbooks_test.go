@@ -47,7 +47,7 @@ func testRunbooks(t *testing.T, w *world) {
 	must.Do(t, os.Symlink(w.kubectl, filepath.Join(w.dir, "kubectl"))) // beside fairlead
 	gaps := strings.NewReplacer(
 		"<apiservice>", "v1.patient.example.com", "<name>", "v1.patient.example.com", "<namespace>", "operate", "<service>", "patient", "<pod>", "patient",
-		"<group>", "patient.example.com", "<version>", "v1", "<message>", "moving house",
+		"<group>", "patient.example.com", "<version>", "v1", "<message>", "moving house", "<user>", "jane",
 		"https://<kube-apiserver>:6443", w.Cluster.Endpoint().URL, "https://<address>:8444", w.front.Admin.URL, "<address>", "patient",
 		"<file>", w.PKI.Admin.CertFile, "<key>", w.PKI.Admin.KeyFile,
 		" -w", "", // or it would never exit

@@ -28,6 +28,8 @@ const (
 	rightsAgain = 10 * time.Second
 	// rightsTime limits all questions of one time.
 	rightsTime = 10 * time.Second
+	// shown is how many missing rights are named, so that a line can be read.
+	shown = 3
 )
 
 // Rights asks the local apiserver whether this process has the rights that it needs.
@@ -122,10 +124,13 @@ func (r *Rights) Of(name string) answer.Check {
 	}
 	first := missing[0]
 	c := answer.Check{
-		Status: Failed, Users: users(&first), Message: fmt.Sprintf("Fairlead may not %s (%s)", first, first.Manifest),
+		Status: Failed, Users: users(&first), Message: "Fairlead may not ",
 		Advice: fmt.Sprintf("without it %s: apply %s again, and bind %s to Fairlead's account", first.For, strings.Split(first.Manifest, ":")[0], first.Role),
 	}
-	if more := len(missing) - 1; more > 0 {
+	for i, m := range missing[:min(shown, len(missing))] {
+		c.Message += []string{"", "; "}[min(i, 1)] + m.String() + " (" + m.Manifest + ")"
+	}
+	if more := len(missing) - shown; more > 0 {
 		c.Message += fmt.Sprintf(" and %d more", more)
 	}
 	kind, role, _ := strings.Cut(first.Role, " ")

@@ -101,7 +101,7 @@ func (d *document) probe(now time.Time, e *answer.Endpoint) {
 		return
 	}
 	d.put(`%s ago, took %s, %s`, answer.Ago(now, e.Probed), answer.Latency(e.ProbeSeconds), cmp.Or(when(e.ProbeError != "", "failed"), "passed"))
-	d.some(`<span class="sub">%s</span>`, brief(e.ProbeError))
+	d.some(`<span class="sub">%s</span>`, Brief(e.ProbeError))
 }
 
 // timeline draws an endpoint's health in the last hour, the newest at the right edge.

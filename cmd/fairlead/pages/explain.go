@@ -104,7 +104,7 @@ func (p *Pages) explanation(method, target string, u user.Info, d proxy.Decision
 	} else if x.Cause == "" && x.APIService != nil {
 		x.Cause, x.Advice = x.APIService.Cause, x.APIService.Advice
 	}
-	x.Cause = brief(x.Cause)
+	x.Cause = Brief(x.Cause)
 	switch {
 	case apierrors.IsForbidden(denied):
 		x.Advice = "grant it by a Role or ClusterRole and a binding, which takes effect within 10 s (--authorization-webhook-cache-unauthorized-ttl); kubectl auth can-i asks the same question"

@@ -128,7 +128,7 @@ func TestBrief(t *testing.T) {
 		`1 of 2 endpoints are unhealthy and get no requests: failing or missing response from https://a: EOF`:     `1 of 2 endpoints are unhealthy and get no requests: EOF`,
 		`service "x" in "y" is not present`: `service "x" in "y" is not present`,
 	} {
-		check.Same(t, want, brief(message), "%s", message)
+		check.Same(t, want, Brief(message), "%s", message)
 	}
 }
 

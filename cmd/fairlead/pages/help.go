@@ -26,7 +26,7 @@ func help(a *answer.APIService, e *registry.Entry) {
 		return
 	}
 	a.Cause, a.Advice = diagnoseEntry(e)
-	a.Cause = brief(a.Cause)
+	a.Cause = Brief(a.Cause)
 	a.Command = command(e)
 	page := "FairleadAPIServiceDown"
 	switch {
@@ -69,8 +69,8 @@ func limited(limit string) string {
 	return theirs + "raise the process's limit of file descriptors, of which sessions get an eighth"
 }
 
-// brief removes from a probe's message which address was probed, which precedes the finding.
-func brief(message string) string {
+// Brief removes from a probe's message which address was probed, which precedes the finding.
+func Brief(message string) string {
 	head, asked, _ := strings.Cut(message, "failing or missing response from ")
 	_, found, ok := strings.Cut(asked, ": ")
 	if !ok {
