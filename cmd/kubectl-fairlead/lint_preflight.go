@@ -71,7 +71,7 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 	flags, f := s.flags(), rights.Shipped()
 	f.Impersonation, f.Status, f.Events = l.impersonates(), flags["write-status"] != "", flags["emit-events"] != ""
 	f.Entrypoint, f.Servers = flags["publish-kubernetes-endpoints"] != "", flags["local-apiservers-from"]
-	all := slices.DeleteFunc(rights.Needed(f), func(r rights.Right) bool { return r.Narrow })
+	all := rights.Needed(f)
 	var missing []rights.Right
 	for _, r := range all {
 		own := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: r.Attributes()}}
@@ -99,7 +99,11 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 		if account == podUser {
 			folder = strings.Replace(folder, "deploy/base", "deploy/static-pod", 1)
 		}
-		l.error(r.Manifest+": "+r.Role, "grant it again: kubectl apply -k "+folder+", or your kustomization with it", "%s may not %s: %s", account, r, r.For)
+		severity, names := certs.SeverityError, ""
+		if r.Narrow {
+			severity, names = certs.SeverityWarning, " of every name, which is right if only some are granted"
+		}
+		l.add(severity, r.Manifest+": "+r.Role, "grant it again: kubectl apply -k "+folder+", or your kustomization with it", "%s may not %s%s: %s", account, r, names, r.For)
 	}
 }
 

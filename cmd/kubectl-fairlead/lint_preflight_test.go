@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/rights"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -56,6 +57,11 @@ func TestPreflight(t *testing.T) {
 		{"a right is gone", func(c *land) { c.granted, c.more = reviews, []runtime.Object{account()} }, linter{},
 			"error: deploy/base/rbac.yaml:15: ClusterRole system:fairlead: " + accountUser + " may not create subjectaccessreviews.authorization.k8s.io: users without system:masters get 503 from extension servers and for discovery; " +
 				"grant it again: kubectl apply -k deploy/base, or your kustomization with it\n"},
+		{"impersonation of some users only", func(c *land) {
+			c.more, c.granted = []runtime.Object{account()}, func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Resource != "users" }
+		}, linter{Shared: cli.Shared{LocalIdentity: cli.Impersonate}},
+			"warning: deploy/overlays/managed/rbac.yaml:8: ClusterRole system:fairlead-impersonate: " + accountUser + " may not impersonate users of every name, which is right if only some are granted: " +
+				"users with certificates, or tokens that Fairlead verifies, get 403; grant it again: kubectl apply -k deploy/overlays/managed, or your kustomization with it\n"},
 		{"Fairlead's own kubeconfig", func(c *land) { c.user, c.granted, c.nodes, c.pods = podUser, reviews, nil, nil }, linter{},
 			"error: deploy/base/rbac.yaml:15: ClusterRole system:fairlead: system:fairlead may not create subjectaccessreviews.authorization.k8s.io: users without system:masters get 503 from extension servers and for discovery; " +
 				"grant it again: kubectl apply -k deploy/static-pod, or your kustomization with it\n"},

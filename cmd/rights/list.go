@@ -32,7 +32,8 @@ const (
 	noStatus    = "the condition fairlead.dev/Available is not written"
 	noEvents    = "no Events are emitted"
 	noEndpoints = "the Service kubernetes does not follow this Fairlead"
-	noUsers     = "callers who are impersonated get 403"
+	noUsers     = "users with certificates, or tokens that Fairlead verifies, get 403"
+	noOthers    = "callers who impersonate a ServiceAccount, or have a UID, get 403"
 	noChanges   = "discovery sees changes of CustomResourceDefinitions late"
 )
 
@@ -53,8 +54,8 @@ func roles(f Features) []role {
 		}},
 		{"ClusterRole system:fairlead-impersonate", "deploy/overlays/managed/rbac.yaml", []rule{
 			{f.Impersonation, 8, "impersonate", "", "users groups", "", "", noUsers, true},
-			{f.Impersonation, 10, "impersonate", "", "serviceaccounts", "", "", noUsers, true},
-			{f.Impersonation, 12, "impersonate", authentication, "uids", "", "", noUsers, true},
+			{f.Impersonation, 10, "impersonate", "", "serviceaccounts", "", "", noOthers, true},
+			{f.Impersonation, 12, "impersonate", authentication, "uids", "", "", noOthers, true},
 			{f.Impersonation, 14, "impersonate", authentication, "userextras/authentication.kubernetes.io/credential-id", "", "", noUsers, true},
 			{f.Impersonation, 16, "watch", extensions, "customresourcedefinitions", "", "", noChanges, false},
 		}},

@@ -7,9 +7,12 @@ package rights
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/component-helpers/auth/rbac/validation"
 )
 
 // Right is one thing that Fairlead may do.
@@ -24,8 +27,8 @@ type Right struct {
 	Role, Manifest string
 	// For says what fails without it, in the words of users.
 	For string
-	// Narrow means that operators are advised to grant it only for some names: that it is missing
-	// for all names is no fault.
+	// Narrow means that operators are advised to grant it only for some names, and not at all if
+	// they do not use it: that it is missing for all names is no fault. See Ungranted.
 	Narrow bool
 }
 
@@ -48,6 +51,27 @@ func (r Right) String() string {
 func (r Right) Attributes() *authorizationv1.ResourceAttributes {
 	resource, sub, _ := strings.Cut(r.Resource, "/")
 	return &authorizationv1.ResourceAttributes{Verb: r.Verb, Group: r.Group, Version: "*", Resource: resource, Subresource: sub, Namespace: r.Namespace, Name: r.Name}
+}
+
+// Ungranted returns those of the Narrow rights that no rule grants for any name, if users notice
+// that. Only RBAC lists its rules: what another authorizer allows for some names is not known.
+func Ungranted(narrow []Right, granted []authorizationv1.ResourceRule) []Right {
+	rules := make([]rbacv1.PolicyRule, 0, len(granted))
+	for _, g := range granted { // without names, so that a rule for some of them covers all
+		rules = append(rules, rbacv1.PolicyRule{Verbs: g.Verbs, APIGroups: g.APIGroups, Resources: g.Resources})
+	}
+	return slices.DeleteFunc(slices.Clone(narrow), func(r Right) bool {
+		some, _ := validation.Covers(rules, []rbacv1.PolicyRule{{Verbs: []string{r.Verb}, APIGroups: []string{r.Group}, Resources: []string{r.Resource}}})
+		return some || r.Users() == ""
+	})
+}
+
+// Users returns what users notice if it is missing, as a sentence. Empty means nothing.
+func (r *Right) Users() string {
+	if rest, ok := strings.CutPrefix(r.For, "users "); ok {
+		return "Users " + rest
+	}
+	return ""
 }
 
 // Features are the parts of Fairlead that need rights. Zero means none but those that every one

@@ -32,6 +32,7 @@ func TestManaged(t *testing.T) {
 		{"extension server", testExtensionServer},
 		{"lint", testLint},
 		{"missing right", testMissingRight},
+		{"impersonation", testImpersonation},
 		{"clients", testClients},
 		{"identity", testIdentity},
 		{"flunders", testFlunders},
@@ -99,6 +100,28 @@ func testMissingRight(t *testing.T, w *world) {
 		a := w.follow(t, lint)
 		return a.Code == 0 && !strings.Contains(a.Out, "rbac.yaml"), a.Out
 	})
+}
+
+// testImpersonation takes the right to impersonate away, and then grants it for some names only.
+func testImpersonation(t *testing.T, w *world) {
+	says := func(when, text string) {
+		t.Helper()
+		const asked = 90 * time.Second // every 50 to 60 s
+		suite.Eventually(t, asked, when, func() (bool, string) {
+			_, body := w.ask(t, w.front, passport{cred: w.StaticToken("admin")}, http.MethodGet, "/fairlead/status", "")
+			return strings.Contains(body, text), body
+		})
+	}
+	const failed = `"message": "Fairlead may not impersonate users (deploy/overlays/managed/rbac.yaml:8); impersonate groups (`
+	const some = `"message": "may not impersonate users of every name (deploy/overlays/managed/rbac.yaml:8), which is right if only some are granted"`
+	w.must(t, "kubectl delete clusterrolebinding system:fairlead-impersonate")
+	says("nobody can be impersonated", failed)
+	w.must(t, "kubectl create clusterrole few --verb=impersonate --resource=users,groups --resource-name=dave --resource-name=dev; "+
+		"kubectl create clusterrole ids --verb=impersonate --resource=userextras.authentication.k8s.io/authentication.kubernetes.io/credential-id; "+
+		"kubectl create clusterrole crds --verb=watch --resource=customresourcedefinitions.apiextensions.k8s.io; "+
+		"for r in few ids crds; do kubectl create clusterrolebinding $r --clusterrole=$r --serviceaccount=kube-system:fairlead; done")
+	says("for some names", some)
+	w.must(t, "kubectl apply -k deploy/own; kubectl delete clusterrolebinding few ids crds")
 }
 
 func testOverlay(t *testing.T, w *world) {

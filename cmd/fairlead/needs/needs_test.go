@@ -108,6 +108,8 @@ type server struct {
 	denied func(*authorizationv1.ResourceAttributes) bool
 	err    error
 	asked  int
+	rules  []authorizationv1.ResourceRule // of SelfSubjectRulesReviews, or unruly
+	unruly error
 }
 
 func (s *server) rights(needed ...rights.Right) *Rights {
@@ -120,6 +122,9 @@ func (s *server) rights(needed ...rights.Right) *Rights {
 		review = review.DeepCopy()
 		review.Status.Allowed = s.denied == nil || !s.denied(review.Spec.ResourceAttributes)
 		return true, review, s.err
+	})
+	c.PrependReactor("create", "selfsubjectrulesreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, &authorizationv1.SelfSubjectRulesReview{Status: authorizationv1.SubjectRulesReviewStatus{ResourceRules: s.rules}}, s.unruly
 	})
 	return NewRights(c.AuthorizationV1(), func() []rights.Right { return needed })
 }
@@ -195,15 +200,36 @@ func TestCredential(t *testing.T) {
 	}
 }
 
-// Operators may grant impersonation for some names only.
+// Operators may grant impersonation for some names only, and leave out what they do not use; but
+// without any right to impersonate users it is none.
 func TestNarrow(t *testing.T) {
-	s := &server{denied: func(a *authorizationv1.ResourceAttributes) bool { return a.Verb == "impersonate" }}
-	r := s.rights(rights.Needed(rights.Features{Impersonation: true})...)
-	r.last.Store(r.ask(t.Context()))
-	c := r.Look(time.Now())
-	check.Same(t, "", c.Status, "status")
-	if !strings.Contains(c.Message, "may not impersonate ") {
-		t.Errorf("message %q does not say so", c.Message)
+	const extra, core, rest = "userextras/authentication.kubernetes.io/credential-id", "", "authentication.k8s.io"
+	rule := func(group string, resources ...string) authorizationv1.ResourceRule {
+		return authorizationv1.ResourceRule{Verbs: []string{"impersonate"}, APIGroups: []string{group}, Resources: resources, ResourceNames: []string{"jane"}}
+	}
+	const users = "Users with certificates, or tokens that Fairlead verifies, get 403"
+	for _, tt := range []struct {
+		name            string
+		rules           []authorizationv1.ResourceRule
+		err             error
+		status, message string
+	}{
+		{"all for some names", []authorizationv1.ResourceRule{rule(core, "users", "groups", "serviceaccounts"), rule(rest, "*")}, nil, "", "may not impersonate "},
+		{"only what every user needs", []authorizationv1.ResourceRule{rule(core, "users", "groups"), rule(rest, extra)}, nil, "", "may not impersonate "},
+		{"none", []authorizationv1.ResourceRule{{Verbs: []string{"list"}, APIGroups: []string{"*"}, Resources: []string{"*"}}}, nil, Failed, "Fairlead may not impersonate users (deploy/overlays/managed/rbac.yaml:8); impersonate groups (deploy/overlays/managed/rbac.yaml:8); impersonate " + extra},
+		{"no group", []authorizationv1.ResourceRule{rule(core, "users"), rule(rest, extra)}, nil, Failed, "Fairlead may not impersonate groups (deploy/overlays/managed/rbac.yaml:8)"},
+		{"no certificate", []authorizationv1.ResourceRule{rule(core, "*"), rule(rest, "uids")}, nil, Failed, "Fairlead may not impersonate " + extra + ".authentication.k8s.io (deploy/overlays/managed/rbac.yaml:14)"},
+		{"unknown", nil, errors.New("refused"), Unknown, "asking the local apiserver for its rules: refused"},
+	} {
+		s := &server{denied: func(a *authorizationv1.ResourceAttributes) bool { return a.Verb == "impersonate" }, rules: tt.rules, unruly: tt.err}
+		r := s.rights(rights.Needed(rights.Features{Impersonation: true})...)
+		r.last.Store(r.ask(t.Context()))
+		c := r.Look(time.Now())
+		check.Same(t, tt.status, c.Status, "%s: status", tt.name)
+		if !strings.Contains(c.Message, tt.message) {
+			t.Errorf("%s: message %q, want %q", tt.name, c.Message, tt.message)
+		}
+		check.Same(t, map[bool]string{true: users}[tt.status == Failed], c.Users, "%s: what users notice", tt.name)
 	}
 }
 

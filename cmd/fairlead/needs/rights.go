@@ -34,20 +34,21 @@ const (
 
 // Rights asks the local apiserver whether this process has the rights that it needs.
 type Rights struct {
-	reviews authorizationv1client.SelfSubjectAccessReviewInterface
-	needed  func() []rights.Right
-	last    atomic.Pointer[asked]
+	client authorizationv1client.AuthorizationV1Interface
+	needed func() []rights.Right
+	last   atomic.Pointer[asked]
 }
 
 type asked struct {
 	missing []rights.Right
-	err     error // of a question; missing is incomplete then
+	narrow  []rights.Right // that are missing for all names
+	err     error          // of a question; missing is incomplete then
 	passed  time.Time
 }
 
 // NewRights makes Rights. They are asked for by Run.
-func NewRights(client authorizationv1client.SelfSubjectAccessReviewsGetter, needed func() []rights.Right) *Rights {
-	r := &Rights{reviews: client.SelfSubjectAccessReviews(), needed: needed}
+func NewRights(client authorizationv1client.AuthorizationV1Interface, needed func() []rights.Right) *Rights {
+	r := &Rights{client: client, needed: needed}
 	r.last.Store(&asked{err: errors.New("not asked yet")})
 	return r
 }
@@ -77,26 +78,31 @@ func (r *Rights) ask(ctx context.Context) *asked {
 	a := &asked{}
 	for _, right := range r.needed() {
 		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: right.Attributes()}}
-		done, err := r.reviews.Create(ctx, review, metav1.CreateOptions{})
+		done, err := r.client.SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
 		if err != nil {
 			a.err = fmt.Errorf("asking the local apiserver: %w", err)
 			return a
 		}
-		if !done.Status.Allowed {
+		switch {
+		case done.Status.Allowed:
+		case right.Narrow:
+			a.narrow = append(a.narrow, right)
+		default:
 			a.missing = append(a.missing, right)
 		}
 	}
-	// Those that users notice first.
-	slices.SortStableFunc(a.missing, func(x, y rights.Right) int { return strings.Compare(users(&y), users(&x)) })
-	return a
-}
-
-// users returns what users notice of a missing right, as a sentence. Empty means nothing.
-func users(r *rights.Right) string {
-	if rest, ok := strings.CutPrefix(r.For, "users "); ok && !r.Narrow {
-		return "Users " + rest
+	if len(a.narrow) > 0 {
+		review := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: metav1.NamespaceSystem}}
+		done, err := r.client.SelfSubjectRulesReviews().Create(ctx, review, metav1.CreateOptions{})
+		if err != nil {
+			a.err = fmt.Errorf("asking the local apiserver for its rules: %w", err)
+			return a
+		}
+		a.missing = append(a.missing, rights.Ungranted(a.narrow, done.Status.ResourceRules)...)
 	}
-	return ""
+	// Those that users notice first.
+	slices.SortStableFunc(a.missing, func(x, y rights.Right) int { return strings.Compare(y.Users(), x.Users()) })
+	return a
 }
 
 // Look is the check of all rights.
@@ -105,26 +111,20 @@ func (r *Rights) Look(time.Time) answer.Check { return r.Of("") }
 // Of returns a check of the rights to the object with a name. Empty means all rights.
 func (r *Rights) Of(name string) answer.Check {
 	a := r.last.Load()
-	var missing []rights.Right
-	narrow := ""
-	for _, m := range a.missing {
-		switch {
-		case m.Narrow: // last, as users do not notice it
-			narrow = "may not " + m.String() + " of every name (" + m.Manifest + "), which is right if only some are granted"
-		case name == "" || m.Name == name:
-			missing = append(missing, m)
-		}
-	}
+	missing := slices.DeleteFunc(slices.Clone(a.missing), func(m rights.Right) bool { return name != "" && m.Name != name })
 	switch {
 	case len(missing) > 0:
 	case a.err != nil:
 		return answer.Check{Status: Unknown, Message: a.err.Error()}
+	case len(a.narrow) > 0 && name == "":
+		m := a.narrow[0]
+		return answer.Check{Message: "may not " + m.String() + " of every name (" + m.Manifest + "), which is right if only some are granted"}
 	default:
-		return answer.Check{Message: narrow}
+		return answer.Check{}
 	}
 	first := missing[0]
 	c := answer.Check{
-		Status: Failed, Users: users(&first), Message: "Fairlead may not ",
+		Status: Failed, Users: first.Users(), Message: "Fairlead may not ",
 		Advice: fmt.Sprintf("without it %s: apply %s again, and bind %s to Fairlead's account", first.For, strings.Split(first.Manifest, ":")[0], first.Role),
 	}
 	for i, m := range missing[:min(shown, len(missing))] {

@@ -79,11 +79,7 @@ func (p *Pages) explanation(method, target string, u user.Info, d proxy.Decision
 	if d.Entry != nil {
 		a := p.apiService(d.Entry)
 		x.APIService = &a
-		for _, t := range p.cfg.Trust() {
-			if t.APIService == a.Name {
-				a.SetTrust(&t)
-			}
-		}
+		p.details(&answer.Status{}, map[string]*answer.APIService{a.Name: &a})
 	}
 	refusal := d.Err
 	switch {
@@ -111,19 +107,19 @@ func (p *Pages) explanation(method, target string, u user.Info, d proxy.Decision
 	case denied != nil:
 		x.Advice = "Fairlead must reach the local apiserver, and may create subjectaccessreviews there (ClusterRole system:fairlead)"
 	default:
-		p.blame(x, d.Err != nil && (d.Entry == nil || d.Entry.Local()))
+		p.blame(x, d.Err != nil && (d.Entry == nil || d.Entry.Local()), d.Pool == authn.PoolImpersonate)
 		return x
 	}
 	x.Destination, x.Identity, x.Cause = "refused", nil, denied.Error()
-	p.blame(x, !apierrors.IsForbidden(denied))
+	p.blame(x, !apierrors.IsForbidden(denied), false)
 	return x
 }
 
 // blame names the check of ours by which a request fails that we refuse for no other reason. With
-// an invalid certificate of ours, others refuse it.
-func (p *Pages) blame(x *answer.Explanation, refused bool) {
+// an invalid certificate of ours, or without the right to impersonate, others refuse it.
+func (p *Pages) blame(x *answer.Explanation, refused, impersonated bool) {
 	for _, c := range (&answer.Status{Checks: p.cfg.Checks()}).Failing() {
-		if (refused || x.Cause == "" && c.Name == "certificates") && (c.Gates || c.Users != "") {
+		if (refused || x.Cause == "" && (c.Name == "certificates" || impersonated && c.Name == "rights")) && (c.Gates || c.Users != "") {
 			x.Cause, x.Advice = c.Name+": "+c.Message, cmp.Or(c.Advice, x.Advice)
 			return
 		}
@@ -138,15 +134,13 @@ func (p *Pages) explainLocal(x *answer.Explanation) {
 		x.APIService.Endpoints = p.localServers(servers)
 	}
 	bad, last := Unhealthy(servers)
-	cause := last.Message
-	switch x.Cause = fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s", bad, len(servers), cause); bad {
-	case 0:
-		x.Cause = ""
+	if bad == 0 {
 		return
-	case len(servers):
-		x.Code, x.Message, x.Cause = http.StatusServiceUnavailable, "the local apiserver could not be reached", "no local apiserver is healthy: "+cause
 	}
-	x.Advice = advice.For(cause)
+	x.Cause, x.Advice = fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s", bad, len(servers), last.Message), advice.For(last.Message)
+	if bad == len(servers) {
+		x.Code, x.Message, x.Cause = http.StatusServiceUnavailable, "the local apiserver could not be reached", "no local apiserver is healthy: "+last.Message
+	}
 }
 
 func destination(a proxy.Action) string {

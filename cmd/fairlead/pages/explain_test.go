@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -158,6 +159,7 @@ func TestBlame(t *testing.T) {
 		{"refused", []answer.Check{rights}, proxy.Decision{Err: unavailable, Entry: local}, nil, "rights: Fairlead may not create subjectaccessreviews; grant it"},
 		{"a backend", []answer.Check{rights}, proxy.Decision{Err: unavailable, Entry: remote}, nil, "lost; "},
 		{"forwarded", []answer.Check{rights}, proxy.Decision{Action: proxy.ToLocal, User: alice, Entry: local}, nil, "; "},
+		{"impersonated", []answer.Check{rights}, proxy.Decision{Action: proxy.ToLocal, Pool: authn.PoolImpersonate, User: alice, Entry: local}, nil, "rights: Fairlead may not create subjectaccessreviews; grant it"},
 		{"forwarded with an expired certificate", []answer.Check{expired}, proxy.Decision{Action: proxy.ToLocal, User: alice, Entry: local}, nil, "certificates: proxy-client has expired; renew it"},
 	} {
 		s := newStand(t)
