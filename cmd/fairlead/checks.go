@@ -58,9 +58,9 @@ func (s *server) makeChecks() {
 		all = append(all, needs.Check{Name: "etcd", Look: s.askEtcd()})
 	}
 	all = append(all,
-		needs.Check{Name: "certificates", Look: s.lookCertificates, Gate: func(*http.Request) error { return ptr.Deref(s.pairs.serving.Load(), nil) }},
-		needs.Check{Name: "registry", Look: s.lookRegistry},
-		needs.Check{Name: "descriptors", Look: lookDescriptors()},
+		needs.Check{Name: "certificates", Look: seldomLook(s.lookCertificates), Gate: func(*http.Request) error { return ptr.Deref(s.pairs.serving.Load(), nil) }},
+		needs.Check{Name: "registry", Look: func(time.Time) answer.Check { return problem(s.registry.Table().Problems()) }},
+		needs.Check{Name: "descriptors", Look: seldomLook(countDescriptors)},
 		needs.Check{Name: "memory", Look: s.lookMemory},
 	)
 	if s.o.audit.path != "" {
@@ -97,10 +97,7 @@ func (s *server) features() rights.Features {
 	return f
 }
 
-// lookRegistry returns the faults of where APIServices come from.
-func (s *server) lookRegistry(time.Time) answer.Check { return problem(s.registry.Table().Problems()) }
-
-// problem returns the first fault that is no note.
+// problem returns the first fault of where APIServices come from that is no note.
 func problem(all []directory.Fault) answer.Check {
 	for _, f := range all {
 		if !f.Note {

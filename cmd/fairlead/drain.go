@@ -137,11 +137,7 @@ func (s *server) followReadiness(ctx context.Context) error {
 			s.tellSystemd(daemon.SdNotifyReady)
 			notified = true
 		}
-		every := lookUnready
-		if ready {
-			every = lookReady
-		}
-		tick.Reset(every)
+		tick.Reset(map[bool]time.Duration{true: lookReady, false: lookUnready}[ready])
 		switch {
 		case ready == was:
 		case ready:

@@ -103,36 +103,43 @@ func (s *server) lookConfigMap(found answer.Check) answer.Check {
 		"set --requestheader-username-headers=X-Remote-User and --requestheader-group-headers=X-Remote-Group of every kube-apiserver")
 }
 
-// pairsEvery is how often certificates are looked at: the kubeconfig's may be in a file.
-const pairsEvery = 10 * time.Second
+// seldom is how often certificates are looked at, of which the kubeconfig's may be in a file, and
+// descriptors counted.
+const seldom = 10 * time.Second
+
+// seldomLook returns a look that looks again only after that time.
+func seldomLook(look func(time.Time) answer.Check) func(time.Time) answer.Check {
+	found, at := answer.Check{}, time.Time{}
+	return func(now time.Time) answer.Check {
+		if now.Sub(at) >= seldom {
+			found, at = look(now), now
+		}
+		return found
+	}
+}
 
 // pairs are the faults of our own pairs and bundles. Only the goroutine of the checks writes it.
 type pairs struct {
-	all, kubeconfig answer.Check
-	at              time.Time
-	serving         atomic.Pointer[error]
+	serving    atomic.Pointer[error]
+	kubeconfig answer.Check
 }
 
 // lookCertificates returns what is wrong with our own pairs and bundles. Without a valid serving
 // certificate nobody can be served.
-func (s *server) lookCertificates(now time.Time) answer.Check {
-	p := &s.pairs
-	if now.Sub(p.at) < pairsEvery {
-		return p.all
-	}
+func (s *server) lookCertificates(now time.Time) (found answer.Check) {
 	const refused = "Users with certificates are refused"
 	users := map[string]string{ // :: use → what they notice if it is not valid
 		"serving": "Clients do not trust this replica", "proxy-client": "Users with certificates, and requests to extension servers, are refused",
 		"client-ca": refused, "local-apiserver-ca": refused,
 	}
 	var serving *error
-	p.all, p.at, p.kubeconfig = answer.Check{}, now, answer.Check{}
+	s.pairs.kubeconfig = answer.Check{}
 	for _, st := range s.certs.Status() {
 		switch fault := faultOf(&st, now); {
 		case fault == nil:
 		case st.Use == "kubeconfig":
-			p.kubeconfig = failed(fault, "", "", mend(fault, &st))
-		case p.all.Users == "":
+			s.pairs.kubeconfig = failed(fault, "", "", mend(fault, &st))
+		case found.Users == "":
 			notice := ""
 			if fault.Error() != st.Err { // otherwise the last good one is used
 				notice = users[st.Use]
@@ -140,11 +147,11 @@ func (s *server) lookCertificates(now time.Time) answer.Check {
 					serving = &fault
 				}
 			}
-			p.all = failed(fault, notice, st.Use+" ("+st.Source+"): ", mend(fault, &st))
+			found = failed(fault, notice, st.Use+" ("+st.Source+"): ", mend(fault, &st))
 		}
 	}
-	p.serving.Store(serving)
-	return p.all
+	s.pairs.serving.Store(serving)
+	return found
 }
 
 // lookKubeconfig adds the kubeconfig itself to what is known about its credential.
@@ -166,19 +173,9 @@ const nearly = .9
 // fewFree is how many descriptors a few clients need.
 const fewFree = 16
 
-// lookDescriptors counts those in use, as seldom as certificates are looked at: it takes 20 ms for
-// 100,000. Their highest number says nothing: there may be holes.
-func lookDescriptors() func(time.Time) answer.Check {
-	found, at := answer.Check{}, time.Time{}
-	return func(now time.Time) answer.Check {
-		if now.Sub(at) >= pairsEvery {
-			found, at = countDescriptors(), now
-		}
-		return found
-	}
-}
-
-func countDescriptors() answer.Check {
+// countDescriptors counts those in use, which takes 20 ms for 100,000. Their highest number says
+// nothing: there may be holes.
+func countDescriptors(time.Time) answer.Check {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return answer.Check{Status: needs.Unknown, Message: err.Error()}

@@ -89,11 +89,7 @@ func (m *memory) look(now heap) {
 	m.last = now
 	if large := now.live >= largeHeap; large != m.large {
 		m.large = large
-		percent := gcPercent
-		if large {
-			percent = gcLarge
-		}
-		debug.SetGCPercent(percent)
+		debug.SetGCPercent(map[bool]int{true: gcLarge, false: gcPercent}[large])
 	}
 	if spare := now.objects - min(now.live, now.objects) + now.free; collected == 0 && (m.burst || spare >= max(minReturn, now.live/8)) {
 		m.give()

@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
@@ -128,7 +127,7 @@ func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 		return "", fmt.Errorf("%q is neither a path nor an APIService nor a resource: %w", subject, err)
 	}
 	path := (&answer.APIService{Group: gvr.Group, Version: gvr.Version}).Path() + "/"
-	if ns := *c.flags.Namespace; ns != "" && !c.clusterWide(gvr) {
+	if ns := *c.flags.Namespace; ns != "" && !clusterWide(mapper, gvr) {
 		path += "namespaces/" + ns + "/"
 	}
 	return path + gvr.Resource, nil
@@ -146,16 +145,10 @@ func resource(mapper meta.RESTMapper, subject string) (schema.GroupVersionResour
 }
 
 // clusterWide reports whether a resource is in no namespace, so that kubectl ignores --namespace.
-func (c *client) clusterWide(gvr schema.GroupVersionResource) bool {
-	known, err := c.flags.ToDiscoveryClient()
-	if err != nil {
-		return false
-	}
-	list, err := known.ServerResourcesForGroupVersion(gvr.GroupVersion().String())
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == gvr.Resource && !r.Namespaced })
+func clusterWide(mapper meta.RESTMapper, gvr schema.GroupVersionResource) bool {
+	kind, _ := mapper.KindFor(gvr) // it is known
+	known, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	return err == nil && known.Scope.Name() == meta.RESTScopeNameRoot
 }
 
 // findShadowed looks for a CustomResourceDefinition of a group-version that a remote APIService

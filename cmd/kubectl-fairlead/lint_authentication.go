@@ -38,7 +38,9 @@ func (l *linter) proxyClient(authentication map[string][]byte) {
 		if authentication != nil && !l.impersonates() {
 			l.found = append(l.found, certs.CheckProxyClient(nil, authentication)...)
 			const name = "front-proxy-client" // of the manifests; a Fairlead that runs may have another certificate
-			if names := frontNames(authentication); l.survey.replicas == nil && len(names) > 0 && !slices.Contains(names, name) {
+			var names []string
+			_ = json.Unmarshal(authentication[namesKey], &names)                             // certs reports what is broken
+			if l.survey.replicas == nil && len(names) > 0 && !slices.Contains(names, name) { // none means any name
 				l.add(certs.SeverityToDo, "front proxies", "set --requestheader-allowed-names to the name of your certificate",
 					"the cluster knows them by the names %q, and the manifests name %q", names, name)
 			}
@@ -56,10 +58,4 @@ func (l *linter) proxyClient(authentication map[string][]byte) {
 		}
 		l.found = append(l.found, found...)
 	}
-}
-
-// frontNames returns the names by which the cluster knows front proxies. None means any name.
-func frontNames(authentication map[string][]byte) (all []string) {
-	_ = json.Unmarshal(authentication[namesKey], &all) // certs reports what is broken
-	return all
 }

@@ -43,14 +43,6 @@ func (p *Publisher) read(ctx context.Context) (*corev1.Endpoints, []discoveryv1.
 	return have, list.Items, nil
 }
 
-// publish writes the addresses to the Endpoints and EndpointSlices that were read.
-func (p *Publisher) publish(ctx context.Context, have *corev1.Endpoints, list []discoveryv1.EndpointSlice, addresses []netip.AddrPort) error {
-	if !p.mayWrite(have, list, time.Now()) {
-		return nil
-	}
-	return errors.Join(p.writeEndpoints(ctx, have, addresses), p.writeSlices(ctx, list, addresses))
-}
-
 // mayWrite checks whether another writer has changed the objects since Fairlead wrote them, and
 // gives way to one that does so repeatedly.
 func (p *Publisher) mayWrite(have *corev1.Endpoints, list []discoveryv1.EndpointSlice, now time.Time) bool {

@@ -156,7 +156,9 @@ func (p *Publisher) tryToPublish(ctx context.Context, ready bool) error {
 		if unread != nil {
 			return unread
 		}
-		err = p.publish(ctx, have, list, alive)
+		if p.mayWrite(have, list, time.Now()) {
+			err = errors.Join(p.writeEndpoints(ctx, have, alive), p.writeSlices(ctx, list, alive))
+		}
 		if faster := apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err); !faster || !again {
 			return err
 		}

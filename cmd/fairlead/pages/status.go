@@ -55,7 +55,11 @@ func (tr *traffic) look(entries []*registry.Entry, latencies func(*registry.Entr
 		}
 		t = cmp.Or(t, &record{})
 		t.add(now)
-		t.fail(bad)
+		if bad < t.failed { // a replaced entry starts from zero
+			t.failed = 0
+		}
+		t.fails, t.failed = append(t.fails, bad-t.failed), bad
+		t.fails = t.fails[max(len(t.fails)-recent, 0):]
 		known[e.Name] = t
 	}
 	tr.records = known
@@ -75,15 +79,6 @@ func (t *record) add(now []uint64) {
 	}
 	t.diffs = append(t.diffs, diff)
 	t.diffs = t.diffs[max(len(t.diffs)-points, 0):]
-}
-
-// fail records what has failed since the last call. A replaced entry starts from zero.
-func (t *record) fail(now uint64) {
-	if now < t.failed {
-		t.failed = 0
-	}
-	t.fails, t.failed = append(t.fails, now-t.failed), now
-	t.fails = t.fails[max(len(t.fails)-recent, 0):]
 }
 
 // of returns the traffic of an APIService. Nil means that it had no requests.
