@@ -30,7 +30,7 @@ type Clients struct {
 	mu        sync.Mutex
 	candidate clientTrust
 	refusal   error
-	changed   func() // called after every swap
+	changed   func() // Store.rebuild, called after every swap
 }
 
 // clientTrust is one generation of CAs that clients are verified by. It is immutable once in force.

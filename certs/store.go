@@ -101,7 +101,7 @@ type Store struct {
 	sni     []*Pair
 	proxy   *Pair
 	clients *Clients
-	serving atomic.Pointer[tls.Config]
+	serving atomic.Pointer[tls.Config] // made by rebuild
 
 	// mu orders the changes of serving.
 	mu sync.Mutex

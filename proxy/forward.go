@@ -380,7 +380,7 @@ func (b *refusal) Read(p []byte) (int, error) {
 }
 
 // tunnel copies in both directions until both have ended or one has failed, or the second has not
-// ended in time.
+// ended in time. w's Hijack is recorder.Hijack, which records the 101.
 func (x *exchange) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn, br *bufio.Reader) {
 	client, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {

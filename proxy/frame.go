@@ -102,7 +102,7 @@ type frameRequest struct {
 	exchange
 	l     *frames
 	front *slot
-	done  func(engine.Outcome)
+	done  func(engine.Outcome) // onEnd, set by Frames
 }
 
 // usualSet is the number of fields set for most requests: a user with a few groups, and the fields

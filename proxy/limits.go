@@ -23,7 +23,7 @@ import (
 
 // limits limit the requests in flight to all remotes together, without long-running ones
 // (--max-requests-inflight, --max-mutating-requests-inflight). Requests to the local apiserver are
-// limited by its priority and fairness.
+// limited by its priority and fairness. Proxy.enter takes the places.
 type limits struct {
 	reads, writes limit
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"crypto/tls"
+	"hash/crc32"
 	"net"
 	"net/http"
 	"strings"
@@ -112,7 +113,7 @@ func (rec *recorder) done() {
 	if x.ended != nil && x.ended.offEngine && x.own == nil && rec.status != 0 && rec.status != statusClientGone && !x.decision.LongRunning {
 		x.upstream.Finish(took)
 	}
-	e := ending{Outcome: x.ended.get(), proto: rec.request.Proto}
+	e := ending{Outcome: x.ended.get(), proto: rec.request.Proto, conn: crc32.ChecksumIEEE([]byte(rec.request.RemoteAddr))}
 	e.Status, e.Wait, e.Duration = rec.status, rec.first, took
 	e.Sent = rec.bytes
 	if x.ended != nil {
@@ -185,7 +186,7 @@ type ending struct {
 	engine.Outcome
 	proto  string
 	tls    uint16
-	conn   uint32 // the connection's number, which keeps lines of the access log in order
+	conn   uint32 // a number of the connection, which keeps lines of the access log in order
 	gaveUp bool   // the client has canceled the request
 }
 

@@ -93,6 +93,31 @@ func TestTimesSinceArrival(t *testing.T) {
 	})
 }
 
+// writes counts writes.
+type writes int
+
+func (w *writes) Write(p []byte) (int, error) {
+	*w++
+	return len(p), nil
+}
+
+// Connections do not share one lock of the access log: each part that has one is written by itself.
+func TestConnectionsAreSpread(t *testing.T) {
+	everyWay(t, func(t *testing.T, proto string) {
+		var n writes
+		access := accesslog.New(accesslog.Config{Writer: &n})
+		w := newWorld(t, worldConfig{Config: Config{AccessLog: access}})
+		for range 8 {
+			w.get(t, proto, remoteGV+"/widgets")
+		}
+		w.settled(t)
+		must.Run(t, access.Run)()
+		if n < 2 {
+			t.Errorf("the lines of eight connections came in %d writes", n)
+		}
+	})
+}
+
 // A request that is refused because too many wait for their decision is recorded like any other.
 func TestRecordOfARequestThatMayNotWait(t *testing.T) {
 	access, seen, _ := newLog(t)

@@ -47,7 +47,7 @@ type reportKey struct{ name, address string }
 // last state of each object is kept, so the number of objects and endpoints bounds it,
 // independently of the rate of changes.
 type changes struct {
-	// signal holds a token while there are changes.
+	// signal holds a token for Registry.write while there are changes.
 	signal chan struct{}
 
 	mu sync.Mutex // guards batch

@@ -81,7 +81,7 @@ type Registry struct {
 	awaited []kind // kinds to be read in addition to those of every source
 }
 
-// source feeds a registry with objects.
+// source feeds a registry with objects: a *cluster (watch.go), or *manifests (manifests.go).
 type source interface {
 	// run blocks until ctx ends or the source proves unusable. One only unreachable keeps trying.
 	run(ctx context.Context, to *changes) error
@@ -257,7 +257,8 @@ func (r *Registry) step(o *objects) {
 	if next == prev {
 		return
 	}
-	// Store before close: readers that wake up must find the new table.
+	// Store before close: readers that wake up must find the new table. They are the loops over
+	// latest.Of and latest.Changes, such as trust.Trust.Run and backend.Pools.Run.
 	r.table.Store(next)
 	close(prev.superseded)
 }

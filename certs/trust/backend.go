@@ -35,7 +35,7 @@ const (
 type backend struct {
 	name    string // the APIService's; empty means shared
 	of      *Trust
-	current atomic.Pointer[view]
+	current atomic.Pointer[view] // set by setLocked, keepLocked and apply
 
 	// mu guards the fields below and serializes changes of current. It is held for verification
 	// (some 100 µs for a chain), never for I/O.

@@ -41,7 +41,7 @@ type options struct {
 	cipherSuites          []string
 
 	rejectRedirects       bool
-	caOverlap, staleAfter time.Duration
+	caOverlap, staleAfter time.Duration // see makeTable and makeDocuments
 
 	anonymousSet          bool // on the command line
 	tokenFile, authConfig string

@@ -26,7 +26,7 @@ type process struct {
 	log     *slog.Logger
 	metrics *prometheus.Registry
 	held    *hold.Bound                            // bytes held by connections
-	loops   map[string]func(context.Context) error // in the background, by the names that errors show
+	loops   map[string]func(context.Context) error // in the background, added by makers under the names that errors show
 	records
 	draining atomic.Bool // the first step of a shutdown: not ready
 	// host is this machine's name, empty if it has none. identity is unique: two replicas may share

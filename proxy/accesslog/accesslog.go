@@ -33,7 +33,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// Config configures a Log.
+// Config configures a Log (makeAccessLog in cmd/fairlead).
 type Config struct {
 	// Writer gets whole lines, only from Run. Required.
 	Writer io.Writer
@@ -51,7 +51,7 @@ type Log struct {
 	cfg     Config
 	log     *slog.Logger
 	stripes [stripes]stripe
-	// wake signals that there is a line, full that a stripe should be written soon. None is closed.
+	// wake tells Run of a line, full of a stripe that should be written soon. None is closed.
 	wake, full chan struct{}
 	lost       atomic.Int64
 	logged     int64     // of lost; used by Run only

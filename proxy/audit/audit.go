@@ -34,7 +34,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
-// Config configures a Log.
+// Config configures a Log (makeAudit in cmd/fairlead).
 type Config struct {
 	// Policy decides which requests are recorded, at which stages and levels. Required.
 	Policy audit.PolicyRuleEvaluator

@@ -35,7 +35,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
-// Config configures an Authorizer. The zero Config allows only system:masters and the health paths.
+// Config configures an Authorizer (makeAuthz in cmd/fairlead). The zero Config allows only
+// system:masters and the health paths.
 type Config struct {
 	// Review decides everything except the short-cuts; see SubjectAccessReview. Nil means that
 	// everything else is refused.

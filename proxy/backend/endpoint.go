@@ -49,7 +49,7 @@ type endpoint struct {
 	// mu guards the fields below. It is never held during I/O.
 	mu    sync.Mutex
 	plain *plain // HTTP/1.1 connections; nil if there are none since the last drain
-	// changed is closed when older connections must take no new requests. It is then replaced.
+	// changed is closed by drain: older connections must take no new requests. It is then replaced.
 	changed chan struct{}
 	// verdict is canceled by eject, when the endpoint becomes unhealthy while others are not. It is
 	// then replaced.

@@ -68,7 +68,7 @@ type Port struct {
 	heads heads
 	away  atomic.Bool // clients must not keep their connections
 
-	ready  chan net.Conn   // connections over HTTP/1.1 after their handshake
+	ready  chan net.Conn   // connections over HTTP/1.1 after their handshake, for handedOver.Accept
 	ending context.Context // ends with Close and Shutdown
 	end    context.CancelFunc
 }

@@ -263,9 +263,9 @@ func (lp *loop) own(r *rawConn) error {
 	return nil
 }
 
-// watch begins to serve a link whose connection is owned. If that is not possible it ends the link.
-// The first event, that the socket takes output, also has the loop handle input that came with the
-// handshake.
+// watch begins to serve a link whose connection is owned: takeTurn reads and writes it. If that is
+// not possible it ends the link. The first event, that the socket takes output, also has the loop
+// handle input that came with the handshake.
 func (lp *loop) watch(l *link) {
 	fd := l.raw.fd
 	lp.mu.Lock()

@@ -35,7 +35,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Config is the configuration of a Server. Proxy.Frames sets Decide and Dial.
+// Config is the configuration of a Server. Proxy.Frames sets Decide, Dial and Source, adminEngine
+// in cmd/fairlead those of the admin port.
 type Config struct {
 	// Decide returns the plan for a request. It is called under the mutex of a shard, so it must
 	// not block, nor call resume itself. If it needs to wait it returns false, and arranges that

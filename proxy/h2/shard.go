@@ -22,7 +22,8 @@ type shard struct {
 	e   *engine.Engine
 	log *slog.Logger
 
-	ctx     context.Context // ends with the server: for dials
+	ctx context.Context // ends with the server: for dials
+	// dial is Config.Dial.
 	dial    func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error)
 	started time.Time // zero of the engine's clock
 	pool    *buffers

@@ -156,7 +156,7 @@ func (e *Engine) newConn(side dir) *Conn {
 // assumedStreams is how many streams are opened before the peer's SETTINGS come, as in net/http.
 const assumedStreams = 100
 
-// touch has the driver write the connection's output.
+// touch has the driver write the connection's output: see Collect.
 func (c *Conn) touch() {
 	if !c.dirty {
 		c.dirty = true

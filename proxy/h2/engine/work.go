@@ -28,7 +28,8 @@ func (e *Engine) Due() bool {
 	return len(e.dirty) > 0 || len(e.calls) > 0
 }
 
-// Collect moves the pending work to w, and reports whether there is some.
+// Collect moves the pending work to w for the driver (shard.settle). It reports whether there is
+// some.
 func (e *Engine) Collect(w *Work) bool {
 	clear(w.Writes)
 	clear(w.Closes)
