@@ -190,8 +190,11 @@ func (s *Store) Status() []Status {
 			st.Err = err.Error()
 		}
 		if f.held != nil {
-			for _, c := range f.held() {
-				st.Certificates = append(st.Certificates, trust.Describe(c))
+			st.Certificates = describe(f.held())
+		}
+		if f.whole != nil {
+			for _, b := range s.FromConfigMap() {
+				st.Certificates = append(st.Certificates, b.Certificates...)
 			}
 		}
 		out = append(out, st)
@@ -199,16 +202,26 @@ func (s *Store) Status() []Status {
 	return out
 }
 
-// heldByConfigMap returns the certificates in force that come from the ConfigMap, not from a file.
-func (s *Store) heldByConfigMap() (held []*x509.Certificate) {
+// FromConfigMap describes the bundles in force that come from the ConfigMap, not from a file: in
+// Status both are one value, and an expired one hides behind the other.
+func (s *Store) FromConfigMap() (bundles []Status) {
 	t := s.clients.current.Load()
-	if s.cfg.TrustConfigMap && s.cfg.ClientCA == "" {
-		held = append(held, t.client...)
+	for _, b := range []struct {
+		use, file string
+		held      []*x509.Certificate
+	}{{"client-ca", s.cfg.ClientCA, t.client}, {"requestheader-ca", s.cfg.RequestHeaderCA, t.proxy}} {
+		if s.cfg.TrustConfigMap && b.file == "" {
+			bundles = append(bundles, Status{Use: b.use, Source: "ConfigMap " + s.cfg.ConfigMap.String(), Certificates: describe(b.held)})
+		}
 	}
-	if s.cfg.TrustConfigMap && s.cfg.RequestHeaderCA == "" {
-		held = append(held, t.proxy...)
+	return bundles
+}
+
+func describe(held []*x509.Certificate) (all []trust.Certificate) {
+	for _, c := range held {
+		all = append(all, trust.Describe(c))
 	}
-	return held
+	return all
 }
 
 // leaf returns the leaf in force, if there is one.

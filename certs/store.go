@@ -160,7 +160,7 @@ func (s *Store) sources() {
 	}
 	if c.ConfigMap != (types.NamespacedName{}) {
 		s.followed = append(s.followed, &followed{
-			use: "authentication-configmap", source: "ConfigMap " + c.ConfigMap.String(), whole: s.clients.takeConfigMap, held: s.heldByConfigMap,
+			use: "authentication-configmap", source: "ConfigMap " + c.ConfigMap.String(), whole: s.clients.takeConfigMap,
 		})
 	}
 }

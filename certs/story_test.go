@@ -154,7 +154,19 @@ func (s *stage) look(words []string) bool {
 	case "headers":
 		s.headers(words[1])
 	case "held":
-		check.Same(s.t, words[1], fmt.Sprint(len(s.heldByConfigMap())), "%s: certificates held by the ConfigMap", s.at)
+		n := 0
+		for _, b := range s.FromConfigMap() {
+			n += len(b.Certificates)
+		}
+		check.Same(s.t, words[1], fmt.Sprint(n), "%s: certificates held by the ConfigMap", s.at)
+	case "bundles":
+		var names []string
+		for _, b := range s.FromConfigMap() {
+			for _, c := range b.Certificates {
+				names = append(names, b.Use+"="+c.Subject)
+			}
+		}
+		check.Same(s.t, strings.TrimSpace(strings.Join(words[1:], " ")), strings.Join(names, " "), "%s: bundles of the ConfigMap", s.at)
 	case "metrics":
 		s.tale.Expect(s.t, s.at, words[2], s.scraped())
 	case "finds":

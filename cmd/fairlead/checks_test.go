@@ -40,6 +40,7 @@ func TestFaultOf(t *testing.T) {
 		{"valid", certs.Status{Certificates: []trust.Certificate{cert(-1, 1)}}, ""},
 		{"expired", certs.Status{Certificates: []trust.Certificate{cert(-2, -1)}}, "the certificate of x has expired"},
 		{"not yet valid", certs.Status{Certificates: []trust.Certificate{cert(1, 2)}}, "the certificate of x is not valid before"},
+		{"none of a bundle", certs.Status{Certificates: []trust.Certificate{cert(-2, -1), cert(1, 2)}}, "the certificate of x has expired"},
 		{"one of a bundle", certs.Status{Certificates: []trust.Certificate{cert(-2, -1), cert(-1, 1)}}, ""},
 	} {
 		got := ""
@@ -122,9 +123,44 @@ func TestOwnChecks(t *testing.T) {
 	check.Same(t, "ConfigMap kube-system/extension-apiserver-authentication: it has no names", d.lookConfigMap(answer.Check{}).Message, "a ConfigMap that cannot be used")
 	check.Same(t, "denied", d.lookConfigMap(answer.Check{Status: needs.Failed, Message: "denied"}).Message, "one that may not be read")
 	late := d.lookCertificates(time.Now().AddDate(100, 0, 0))
-	check.Same(t, "Clients do not trust this replica", late.Users, "in a hundred years")
+	check.Same(t, "Clients do not trust a certificate of this replica", late.Users, "in a hundred years")
 	if err := d.ready.Err(nil); err == nil || !strings.Contains(err.Error(), "has expired") {
 		t.Errorf("readiness with an expired serving certificate: %v", err)
+	}
+}
+
+// Each bundle is judged alone, wherever it comes from. A replica whose serving certificates are
+// partly valid is ready: clients choose one by name.
+func TestCertificatesJudged(t *testing.T) {
+	now := time.Now()
+	good := []trust.Certificate{{Subject: "good", NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}}
+	old := []trust.Certificate{{Subject: "old", NotBefore: now.Add(-2 * time.Hour), NotAfter: now.Add(-time.Hour)}}
+	value := func(use string, c []trust.Certificate) certs.Status {
+		return certs.Status{Use: use, Source: "x", Certificates: c}
+	}
+	const some, refused = "Clients do not trust a certificate of this replica", "Users with certificates are refused"
+	for _, tt := range []struct {
+		name   string
+		values []certs.Status
+		users  string // what they notice
+		failed bool
+		gate   bool
+	}{
+		{"all valid", []certs.Status{value("serving", good), value("sni", good)}, "", false, false},
+		{"the default pair", []certs.Status{value("serving", old), value("sni", old), value("sni", good)}, some, true, false},
+		{"an SNI pair", []certs.Status{value("serving", good), value("sni", old)}, some, true, false},
+		{"all pairs", []certs.Status{value("serving", old), value("sni", old)}, some, true, true},
+		{"all of them, without a default pair", []certs.Status{value("sni", old)}, some, true, true},
+		{"refused, and the last good one is used", []certs.Status{{Use: "serving", Err: "no key", Certificates: good}}, "", true, false},
+		{"the ConfigMap's client CA", []certs.Status{value("serving", good), value("authentication-configmap", append(old, good...)), value("client-ca", old), value("requestheader-ca", good)}, refused, true, false},
+		{"the ConfigMap's CAs", []certs.Status{value("serving", good), value("authentication-configmap", old), value("client-ca", old), value("requestheader-ca", old)}, refused, true, false},
+		{"the ConfigMap's request-header CA", []certs.Status{value("serving", good), value("client-ca", good), value("requestheader-ca", old)}, "", true, false},
+	} {
+		p := &pairs{}
+		found := p.judge(tt.values, now)
+		check.Same(t, tt.users, found.Users, "%s: users", tt.name)
+		check.Same(t, tt.failed, found.Failed(), "%s: failed", tt.name)
+		check.Same(t, tt.gate, p.serving.Load() != nil, "%s: ends readiness", tt.name)
 	}
 }
 

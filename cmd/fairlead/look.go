@@ -70,16 +70,14 @@ func (s *server) lookReviews(passed time.Time) answer.Check {
 
 // faultOf returns what is wrong with a followed certificate, bundle or file. Nil means nothing.
 func faultOf(st *certs.Status, now time.Time) error {
-	lasts := func(c trust.Certificate) bool { return !now.After(c.NotAfter) }
-	begun := func(c trust.Certificate) bool { return !now.Before(c.NotBefore) }
+	valid := func(c trust.Certificate) bool { return !now.Before(c.NotBefore) && !now.After(c.NotAfter) }
+	none := len(st.Certificates) > 0 && !slices.ContainsFunc(st.Certificates, valid)
 	switch {
-	case len(st.Certificates) == 0:
-	case !slices.ContainsFunc(st.Certificates, lasts):
-		return fmt.Errorf("the certificate of %s has expired (%s)", st.Certificates[0].Subject, st.Certificates[0].NotAfter.Format(time.RFC3339))
-	case !slices.ContainsFunc(st.Certificates, begun):
+	case none && now.Before(st.Certificates[0].NotBefore):
 		return fmt.Errorf("the certificate of %s is not valid before %s", st.Certificates[0].Subject, st.Certificates[0].NotBefore.Format(time.RFC3339))
-	}
-	if st.Err != "" { // the last good one is used
+	case none:
+		return fmt.Errorf("the certificate of %s has expired (%s)", st.Certificates[0].Subject, st.Certificates[0].NotAfter.Format(time.RFC3339))
+	case st.Err != "": // the last good one is used
 		return errors.New(st.Err)
 	}
 	return nil
@@ -124,33 +122,45 @@ type pairs struct {
 	kubeconfig answer.Check
 }
 
-// lookCertificates returns what is wrong with our own pairs and bundles. Without a valid serving
-// certificate nobody can be served.
-func (s *server) lookCertificates(now time.Time) (found answer.Check) {
-	const refused = "Users with certificates are refused"
+// lookCertificates is the check of them.
+func (s *server) lookCertificates(now time.Time) answer.Check {
+	return s.pairs.judge(append(s.certs.Status(), s.certs.FromConfigMap()...), now)
+}
+
+// judge returns what is wrong with our own pairs and bundles. Without any valid serving certificate
+// nobody can be served.
+func (p *pairs) judge(all []certs.Status, now time.Time) (found answer.Check) {
+	const refused, distrusted = "Users with certificates are refused", "Clients do not trust a certificate of this replica"
 	users := map[string]string{ // :: use → what they notice if it is not valid
-		"serving": "Clients do not trust this replica", "proxy-client": "Users with certificates, and requests to extension servers, are refused",
-		"client-ca": refused, "local-apiserver-ca": refused,
+		"serving": distrusted, "sni": distrusted, "client-ca": refused, "local-apiserver-ca": refused,
+		"proxy-client": "Users with certificates, and requests to extension servers, are refused",
 	}
 	var serving *error
-	s.pairs.kubeconfig = answer.Check{}
-	for _, st := range s.certs.Status() {
-		switch fault := faultOf(&st, now); {
+	p.kubeconfig = answer.Check{}
+	valid := false // a serving certificate
+	for _, st := range all {
+		fault, notice := faultOf(&st, now), ""
+		if fault != nil && fault.Error() != st.Err { // otherwise the last good one is used
+			notice = users[st.Use]
+		}
+		switch {
+		case notice == distrusted:
+			serving = cmp.Or(serving, &fault)
+		case st.Use == "serving" || st.Use == "sni":
+			valid = true
+		}
+		switch {
 		case fault == nil:
 		case st.Use == "kubeconfig":
-			s.pairs.kubeconfig = failed(fault, "", "", mend(fault, &st))
+			p.kubeconfig = failed(fault, "", "", mend(fault, &st))
 		case found.Users == "":
-			notice := ""
-			if fault.Error() != st.Err { // otherwise the last good one is used
-				notice = users[st.Use]
-				if st.Use == "serving" {
-					serving = &fault
-				}
-			}
 			found = failed(fault, notice, st.Use+" ("+st.Source+"): ", mend(fault, &st))
 		}
 	}
-	s.pairs.serving.Store(serving)
+	if valid {
+		serving = nil
+	}
+	p.serving.Store(serving)
 	return found
 }
 
