@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
@@ -126,11 +128,14 @@ func expire(c net.Conn, ping time.Duration) {
 }
 
 // limitUnacked limits how long the peer may leave output unacknowledged, or unread beyond its
-// window. Zero means the kernel's default, which is long and allows a peer not to read.
+// window (RFC 5482). Zero means the kernel's default, which is long and allows a peer not to read.
+// An error means that the connection is closed.
 func limitUnacked(c net.Conn, most time.Duration) {
 	if tcp, ok := c.(*net.TCPConn); ok {
 		if raw, err := tcp.SyscallConn(); err == nil {
-			_ = raw.Control(func(fd uintptr) { setUserTimeout(int(fd), most) })
+			_ = raw.Control(func(fd uintptr) {
+				_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(most.Milliseconds()))
+			})
 		}
 	}
 }

@@ -2,31 +2,29 @@ package h2
 
 import (
 	"crypto/tls"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/fairlead-proxy/fairlead/internal/spare"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// link moves the bytes of one connection: its shard's loop does, if there is one and the connection
-// is a socket. Otherwise a goroutine of its own reads (serve), which ends with the connection, and
-// another writes while there is output.
+// link is one connection, whose bytes its shard's loop moves.
 type link struct {
 	sh   *shard
 	c    *engine.Conn
 	tls  *tls.Conn
 	info *ConnInfo // of a client's connection
 	raw  *rawConn  // below tls
-	room sync.Cond // on the shard's mutex: some output was written
 
-	loop   *loop         // reads and writes for the link; nil means that the link's own goroutines do
 	gone   chan struct{} // closed by the loop when the connection has ended
 	paused atomic.Bool   // the loop does not read: set by the loop, cleared under the shard's mutex
 
-	// For the goroutine that reads only.
+	// For the loop's goroutine only.
 	seen    int    // the number of the last TLS record with application data
 	idle    int    // records without application data that the engine has not charged yet
 	closing bool   // the engine is closing the connection: further input need not be decrypted
@@ -38,66 +36,31 @@ type link struct {
 // plainBuffer is how much is decrypted before the engine is called: one turn for four full records.
 const plainBuffer = 64 << 10
 
-// newLink returns a link for a connection after its handshake.
-func (sh *shard) newLink(tc *tls.Conn) *link {
+// newLink returns a link for a connection after its handshake. With an error, the connection is
+// closed.
+func (sh *shard) newLink(tc *tls.Conn) (*link, error) {
 	raw := tc.NetConn().(*rawConn) //nolint:forcetypeassert // see Wrap
-	l := &link{sh: sh, tls: tc, raw: raw, seen: raw.records}
-	l.room.L = &sh.mu
-	if sh.loop != nil && sh.loop.own(raw) == nil {
-		l.loop, l.gone = sh.loop, make(chan struct{})
+	if err := sh.loop.own(raw); err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("taking a connection over: %w", err)
 	}
-	return l
+	return &link{sh: sh, tls: tc, raw: raw, seen: raw.records, gone: make(chan struct{})}, nil
 }
 
 // discard closes a connection that came too late.
 func (l *link) discard() {
 	_ = l.raw.Close()
-	if l.loop != nil {
-		l.loop.disown(l.raw)
-	}
+	l.sh.loop.disown(l.raw)
 }
 
 // linkOf returns the link of a connection.
 func linkOf(c *engine.Conn) *link { return c.Value.(*link) } //nolint:forcetypeassert // Serve and connect set it
 
-// serve moves the bytes until the connection has ended.
+// serve returns when the connection has ended.
 func (l *link) serve() {
-	if l.loop != nil {
-		l.loop.watch(l)
-		<-l.gone
-		return
-	}
-	err := l.read()
-	_ = l.raw.Close()
-	l.sh.lock()
-	l.lose(err)
+	l.sh.loop.watch(l)
+	<-l.gone
 }
-
-// lose tells the engine that the connection has ended. The shard's mutex must be held; lose
-// releases it.
-func (l *link) lose(err error) {
-	l.sh.e.Ended(l.c, err)
-	l.room.Broadcast()
-	l.sh.settle()
-}
-
-// read reads until the connection has ended, without a loop.
-func (l *link) read() error {
-	buf := make([]byte, blockingBuffer)
-	for {
-		n, err := l.tls.Read(buf)
-		l.countIdle(n)
-		for p := buf[:n]; len(p) > 0; {
-			p = l.take(p)
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// blockingBuffer is the size of the largest record.
-const blockingBuffer = 16 << 10
 
 // countIdle counts the records before the one that has brought n bytes of application data: TLS
 // uses each record up before the next.
@@ -162,37 +125,24 @@ func (l *link) gather(buf []byte, last int) (n int, err error) {
 	return n, nil
 }
 
-// take passes input to the engine. If the client must read first, it waits or pauses the link. It
-// returns the input that the engine has left for another turn.
+// take passes input to the engine. If the client must read first, it pauses the link. It returns
+// the input that the engine has left for another turn.
 func (l *link) take(p []byte) []byte {
 	l.sh.lock()
+	defer l.sh.mu.Unlock() // the loop settles once for everything it has read
 	l.sh.e.IdleRecords(l.c, l.idle)
 	p = l.sh.e.Feed(l.c, p)
 	l.idle, l.closing = 0, l.c.Closing()
 	l.heads += l.c.Heads()
-	if l.loop != nil {
-		if l.c.Over() {
-			l.paused.Store(true)
-		}
-		l.sh.mu.Unlock() // the loop settles once for everything it has read
-		return p
+	if l.c.Over() {
+		l.paused.Store(true)
 	}
-	l.sh.settle()
-	l.sh.lock()
-	for l.c.Over() {
-		l.room.Wait() //fairlead:boundary without a loop
-	}
-	l.sh.mu.Unlock()
 	return p
 }
 
-// write encrypts and writes output without blocking. It reports true if some is left, which another
-// goroutine or the loop then writes.
+// write encrypts and writes output without blocking. It reports true if some is left, which the
+// loop then writes.
 func (l *link) write(p []byte) (bool, error) {
-	if l.loop == nil {
-		l.sh.links.Go(func() { l.writeWaiting(p) })
-		return true, nil
-	}
 	l.raw.reserve(len(p))
 	if err := l.encrypt(p); err != nil {
 		return false, err
@@ -209,7 +159,7 @@ func (l *link) encrypt(p []byte) error {
 		if l.info == nil {
 			n = wire.Whole(p, recordContent)
 		}
-		if _, err := l.tls.Write(p[:n]); err != nil { //fairlead:boundary into raw's buffer, or without a loop
+		if _, err := l.tls.Write(p[:n]); err != nil { //fairlead:boundary into raw's buffer
 			return err
 		}
 		p = p[n:]
@@ -217,20 +167,11 @@ func (l *link) encrypt(p []byte) error {
 	return nil
 }
 
-// writeWaiting writes without a loop.
-func (l *link) writeWaiting(p []byte) {
-	err := l.encrypt(p)
-	l.sh.lock()
-	l.finishWrite(p, err)
-	l.sh.settle()
-}
-
-// finishWrite ends a write, and wakes those that waited for it. The shard's mutex must be held.
+// finishWrite ends a write. The shard's mutex must be held.
 func (l *link) finishWrite(buf []byte, err error) {
 	l.c.Wrote(buf, err)
-	l.room.Broadcast()
 	if l.paused.Load() && !l.c.Over() {
-		l.loop.unpause(l)
+		l.sh.loop.unpause(l)
 	}
 }
 
@@ -245,20 +186,9 @@ func (l *link) shut() {
 		_ = l.raw.Close() //fairlead:boundary only shut down, see rawConn.Close
 		return
 	}
-	if l.loop == nil {
-		l.sh.links.Go(l.closeWrite) // an alert may wait for a peer that does not read
-		return
-	}
-	l.closeWrite()
-}
-
-// closeWrite tells the peer that no more output comes.
-func (l *link) closeWrite() {
-	_ = l.tls.CloseWrite() //fairlead:boundary into raw's buffer; without a loop on a goroutine of its own
-	if l.loop != nil {
-		_ = l.raw.flushOwn()
-	}
-	_ = l.raw.CloseWrite() //fairlead:boundary shuts a socket down, which never waits
+	_ = l.tls.CloseWrite() //fairlead:boundary into raw's buffer
+	_ = l.raw.flushOwn()
+	_ = l.raw.shutdown(syscall.SHUT_WR)
 }
 
 // buffers are free lists that all links share.

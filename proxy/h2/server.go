@@ -3,9 +3,8 @@
 // It has three parts. Package wire reads and writes frames, field blocks and heads. Package engine
 // is a pure state machine: bytes from a connection go in, bytes for connections come out. This
 // package drives engines. A shard (shard.go) guards one engine with one mutex and moves its output.
-// Links (link.go) read and write the TLS connections: on Linux from one goroutine per shard
-// (loop_linux.go), elsewhere from one per connection. Server takes connections over after their
-// handshake; its caller provides Config.Decide and Config.Dial.
+// One goroutine per shard (loop.go) reads and writes all its TLS connections (link.go). Server
+// takes connections over after their handshake; its caller provides Config.Decide and Config.Dial.
 //
 // The one concurrency rule: everything in an engine (its connections, streams and pools) is only
 // touched under its shard's mutex, and nothing blocks while that mutex is held.
@@ -60,9 +59,6 @@ type Config struct {
 	Source func(remote string) string
 	// Metrics registers the metrics; each Server needs its own registerer. Nil means unregistered.
 	Metrics prometheus.Registerer
-
-	// For tests.
-	portable bool // one reader goroutine per connection, even where there is an event loop
 }
 
 // Server is the engines with their drivers. Run must be running while it serves: it moves bytes and
@@ -100,13 +96,11 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	var running sync.WaitGroup
 	for _, sh := range s.shards {
 		running.Go(sh.runTimers)
-		if sh.loop != nil {
-			running.Go(func() {
-				if err := sh.loop.run(); err != nil {
-					broken <- err
-				}
-			})
-		}
+		running.Go(func() {
+			if err := sh.loop.run(); err != nil {
+				broken <- err
+			}
+		})
 	}
 	select {
 	case <-ctx.Done():
@@ -128,9 +122,7 @@ func (s *Server) end() {
 	}
 	s.links.Wait()
 	for _, sh := range s.shards {
-		if sh.loop != nil {
-			sh.loop.close()
-		}
+		sh.loop.close()
 	}
 }
 
@@ -142,7 +134,11 @@ func (s *Server) Serve(ctx context.Context, conn *tls.Conn) {
 	info := &ConnInfo{Remote: conn.RemoteAddr(), TLS: conn.ConnectionState()}
 	info.ctx = context.WithValue(ctx, http.LocalAddrContextKey, conn.LocalAddr())
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
-	l := sh.newLink(conn)
+	l, err := sh.newLink(conn)
+	if err != nil {
+		sh.log.Warn("serving a client", "err", err)
+		return
+	}
 	l.info = info
 	sh.lock()
 	if sh.ended { // and links may have been waited for

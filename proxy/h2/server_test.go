@@ -115,7 +115,7 @@ func testShutdownRunsOutOfTime(t *testing.T, driver string) {
 
 // A resting shard ticks at the full rate again after a request.
 func TestWorkEndsTheRest(t *testing.T) {
-	s := newStand(t, "portable", newHolding(), nil)
+	s := newStand(t, "loop", newHolding(), nil)
 	for _, sh := range s.server.shards {
 		sh.lock()
 		sh.pace = 0

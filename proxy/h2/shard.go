@@ -29,10 +29,10 @@ type shard struct {
 	pool    *buffers
 	work    sync.Pool       // of *engine.Work
 	links   *sync.WaitGroup // counts links and the goroutines they started
-	loop    *loop           // nil means that every link has a goroutine
-	ended   bool            // accepts no more connections; guarded by mu
-	pace    time.Duration   // the present interval of ticks; 0 means that none comes; guarded by mu
-	ticks   *time.Timer     // of the next tick
+	loop    *loop
+	ended   bool          // accepts no more connections; guarded by mu
+	pace    time.Duration // the present interval of ticks; 0 means that none comes; guarded by mu
+	ticks   *time.Timer   // of the next tick
 	resumed resumptions
 }
 
@@ -57,13 +57,7 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 		},
 		Memory: cfg.Memory, MaxStreams: cfg.MaxStreams,
 	})
-	if !cfg.portable {
-		if lp, err := newLoop(sh); err == nil {
-			sh.loop = lp
-		} else if !errors.Is(err, errors.ErrUnsupported) {
-			sh.log.Warn("serving without an event loop", "err", err)
-		}
-	}
+	sh.loop = newLoop(sh)
 	sh.work.New = func() any { return &engine.Work{} }
 	return sh
 }
@@ -169,13 +163,16 @@ func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) 
 			err = errors.New("backend does not speak HTTP/2")
 		}
 	}
+	var l *link
+	if err == nil {
+		l, err = sh.newLink(tc)
+	}
 	if err != nil {
 		sh.lock()
 		dialled(err)
 		sh.settle()
 		return
 	}
-	l := sh.newLink(tc)
 	sh.lock()
 	if sh.ended {
 		dialled(errServerEnded)

@@ -71,14 +71,27 @@ func newTransport(t testing.TB) *http.Transport {
 }
 
 // listener wraps what it accepts.
-type listener struct{ net.Listener }
+type listener struct {
+	net.Listener
+	driver string
+}
 
 func (l listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err == nil {
-		c = Wrap(c)
+		c = Wrap(through(l.driver, c))
 	}
 	return c, err
+}
+
+// tunnel is no socket, as far as the loop knows.
+type tunnel struct{ net.Conn }
+
+func through(driver string, c net.Conn) net.Conn {
+	if driver == "bridge" {
+		return tunnel{c}
+	}
+	return c
 }
 
 // endpoint returns one at addr, with a long PING timeout for a busy machine.
@@ -123,7 +136,10 @@ func (s *stand) done(o engine.Outcome) { s.ended <- o }
 func newStand(t *testing.T, driver string, h http.Handler, change func(h *wire.Head, p *engine.Plan), config ...func(*Config)) *stand {
 	s := &stand{t: t, backend: newBackend(t, h), change: change, ended: make(chan engine.Outcome, 20_000), stopped: make(chan struct{})}
 	s.ep = endpoint(s.backend.Listener.Addr().String())
-	cfg := Config{portable: driver != "loop", Dial: dial, Decide: func(_ *ConnInfo, h *wire.Head, _ func(engine.Plan)) (engine.Plan, bool) { return s.plan(h), true }}
+	toBackend := func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error) {
+		return dial(ctx, ep, func(c net.Conn) net.Conn { return wrap(through(driver, c)) })
+	}
+	cfg := Config{Dial: toBackend, Decide: func(_ *ConnInfo, h *wire.Head, _ func(engine.Plan)) (engine.Plan, bool) { return s.plan(h), true }}
 	for _, f := range config {
 		f(&cfg)
 	}
@@ -142,7 +158,7 @@ func newStand(t *testing.T, driver string, h http.Handler, change func(h *wire.H
 		}
 	})
 	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
-	front.Listener = listener{front.Listener}
+	front.Listener = listener{front.Listener, driver}
 	front.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": func(_ *http.Server, c *tls.Conn, _ http.Handler) { s.server.Serve(context.Background(), c) }}
 	front.TLS = &tls.Config{NextProtos: []string{"h2", "http/1.1"}}
 	front.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
@@ -229,9 +245,9 @@ func (s *stand) ends(want engine.Reason, about ...any) {
 
 func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }
 
-// onDrivers runs f on both drivers: the event loop, where it exists, and goroutines per connection.
+// onDrivers runs f with connections whose sockets the loop owns, and with bridges to tunnels.
 func onDrivers(t *testing.T, f func(t *testing.T, driver string)) {
-	for _, d := range []string{"portable", "loop"} {
+	for _, d := range []string{"bridge", "loop"} {
 		t.Run(d, func(t *testing.T) { f(t, d) })
 	}
 }

@@ -3,6 +3,7 @@ package h2
 import (
 	"crypto/tls"
 	"io"
+	"os"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -15,29 +16,31 @@ import (
 func TestFullBufferIsNotOvertaken(t *testing.T) {
 	const n = 4 * turnPlans
 	decided := 0
-	s := newStand(t, "portable", nil, func(_ *wire.Head, p *engine.Plan) {
+	s := newStand(t, "loop", nil, func(_ *wire.Head, p *engine.Plan) {
 		decided++ // on this goroutine, which calls decrypt
 		p.Forward, p.Answer = nil, made(200)
 	}, func(c *Config) { c.Shards, c.MaxStreams = 1, n })
 	raw, server, client, sent := heldTLS(t, tls.VersionTLS13)
-	go func() { _, _ = io.Copy(io.Discard, sent.Conn) }() // answers; ends with the connection
+	nowhere := must.Get(os.OpenFile(os.DevNull, os.O_WRONLY, 0))(t)
+	defer nowhere.Close()
+	raw.fd = int(nowhere.Fd()) // for the answers
 	must.Do(t, greet(t, client).gets(n, "/"))
 
 	sh := s.server.shards[0]
 	l := &link{sh: sh, tls: server, raw: raw, info: &ConnInfo{}}
-	l.room.L = &sh.mu
 	sh.lock()
 	l.c = sh.e.AcceptClient()
 	l.c.Value = l
 	sh.settle()
-	raw.rest, raw.encrypting = sent.held, true // what is answered stays here
-	buf := make([]byte, len(sent.held)/2)      // full at once, with the heads of two turns
+	raw.rest = sent.held
+	buf := make([]byte, len(sent.held)/2) // full at once, with the heads of two turns
 	for range n {
 		must.Do(t, l.decrypt(buf))
 	}
 	check.Same(t, n, decided, "requests that the engine read")
 	sh.lock()
-	l.lose(io.EOF)
+	sh.e.Ended(l.c, io.EOF)
+	sh.settle()
 }
 
 // Five hundred requests, whose heads are input for several turns, wait for one decision. When it

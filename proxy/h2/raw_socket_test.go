@@ -3,7 +3,9 @@ package h2
 import (
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -80,5 +82,35 @@ func TestOutputIsNoAnswerOfTLS(t *testing.T) {
 	raw.pending = nil
 	if err := raw.flushOwn(); !errors.Is(err, errOwnOutput) {
 		t.Errorf("the rest is TLS's own: %v", err)
+	}
+}
+
+// mute is a tunnel that takes nothing.
+type mute struct{ net.Conn }
+
+func (mute) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
+
+// A bridge carries both directions. It ends with its tunnel, and when that takes no more.
+func TestBridge(t *testing.T) {
+	for _, takes := range []bool{true, false} {
+		var c net.Conn
+		c, far := net.Pipe()
+		if !takes {
+			c = mute{c}
+		}
+		near := os.NewFile(uintptr(must.Get(bridge(c))(t)), "near")
+		defer near.Close()
+		_ = near.SetDeadline(time.Now().Add(10 * time.Second))
+		buf := make([]byte, 2)
+		go func() { _, _ = far.Write([]byte("in")) }() // ends with the pipe
+		must.Get(io.ReadFull(near, buf))(t)
+		must.Get(near.WriteString("up"))(t)
+		if takes {
+			must.Get(io.ReadFull(far, buf))(t)
+			must.Do(t, far.Close())
+		}
+		if rest, err := io.ReadAll(near); err != nil || len(rest) > 0 {
+			t.Errorf("takes output: %v: its end looks like %q, %v", takes, rest, err)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"slices"
 	"sync"
@@ -63,22 +64,23 @@ const (
 	loopEnd      = syscall.EPOLLRDHUP | syscall.EPOLLHUP | syscall.EPOLLERR
 )
 
-func newLoop(sh *shard) (*loop, error) {
-	fd, err := syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, os.NewSyscallError("epoll_create1", err)
+// newLoop returns a loop. If there can be none, its run says why.
+func newLoop(sh *shard) *loop {
+	lp := &loop{sh: sh}
+	var err error
+	if lp.fd, err = syscall.EpollCreate1(syscall.EPOLL_CLOEXEC); err != nil {
+		lp.dead = os.NewSyscallError("epoll_create1", err)
+		return lp
 	}
-	if err := syscall.SetNonblock(fd, true); err != nil { // so that os.NewFile adds it to the netpoller
-		_ = syscall.Close(fd)
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	return &loop{sh: sh, fd: fd, file: os.NewFile(uintptr(fd), "epoll")}, nil
+	_ = syscall.SetNonblock(lp.fd, true) // so that os.NewFile adds it to the netpoller
+	lp.file = os.NewFile(uintptr(lp.fd), "epoll")
+	return lp
 }
 
 // run serves connections until close. If it cannot wait for input it closes all connections, and
 // returns why.
 func (lp *loop) run() error {
-	err := fmt.Errorf("waiting for connections: %w", lp.wait())
+	err := fmt.Errorf("waiting for connections: %w", cmp.Or(lp.dead, lp.wait()))
 	lp.mu.Lock()
 	lp.dead = err
 	done, links := lp.done, slices.Clone(lp.links)
@@ -99,7 +101,7 @@ func (lp *loop) run() error {
 func (lp *loop) wait() error {
 	raw, err := lp.file.SyscallConn()
 	if err != nil {
-		return err // closed before it began
+		return err // closed before it began, or never made
 	}
 	// All turns run within one Read: it forgets earlier events when it begins, and an
 	// edge-triggered event comes only once.
@@ -240,27 +242,61 @@ func (lp *loop) write(l *link) {
 	lp.sh.mu.Unlock() // settled with the rest of this turn
 }
 
-// own takes a connection's descriptor. It is duplicated and the original closed, because the
-// netpoller would wake for that one, too.
+// own takes a connection's descriptor.
 func (lp *loop) own(r *rawConn) error {
-	if r.sock == nil {
-		return errors.ErrUnsupported
+	var fd int
+	var err error
+	if r.sock != nil {
+		fd, err = duplicate(r.sock)
+	} else {
+		fd, err = bridge(r.Conn)
 	}
-	sys, err := r.sock.SyscallConn()
 	if err != nil {
 		return err
 	}
-	fd := -1
-	cerr := sys.Control(func(s uintptr) { fd, err = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0) })
-	if err := errors.Join(cerr, err); err != nil {
-		return err
-	}
-	_ = r.sock.Close()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fd, r.early, r.spare = fd, nil, &lp.sh.pool.out
 	r.owned.Store(true)
 	return nil
+}
+
+// duplicate duplicates a socket's descriptor and closes the original, because the netpoller would
+// wake for that one, too.
+func duplicate(s socket) (fd int, err error) {
+	sys, err := s.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	cerr := sys.Control(func(s uintptr) { fd, err = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0) })
+	if err := errors.Join(cerr, err); err != nil {
+		return -1, err
+	}
+	_ = s.Close()
+	return fd, nil
+}
+
+// bridge returns a socket that stands for a connection that is none, such as a tunnel of an egress
+// selector. Its goroutines end with the connection.
+func bridge(c net.Conn) (fd int, err error) {
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, os.NewSyscallError("socketpair", err)
+	}
+	far := os.NewFile(uintptr(pair[1]), "bridge")
+	var output sync.WaitGroup
+	output.Go(func() {
+		if _, err := io.Copy(c, far); err != nil {
+			_ = c.Close() // ends the other direction
+		}
+	})
+	go func() {
+		_, _ = io.Copy(far, c)
+		_ = syscall.Shutdown(pair[1], syscall.SHUT_WR) // the loop sees the end, and closes both
+		output.Wait()
+		_ = far.Close()
+	}()
+	return pair[0], nil
 }
 
 // watch begins to serve a link whose connection is owned: takeTurn reads and writes it. If that is
@@ -312,7 +348,8 @@ func (lp *loop) end(l *link, err error) {
 	if p != nil {
 		l.finishWrite(p, err)
 	}
-	l.lose(err)
+	lp.sh.e.Ended(l.c, err)
+	lp.sh.settle()
 	close(l.gone)
 }
 

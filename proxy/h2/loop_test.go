@@ -38,7 +38,7 @@ func TestLoopThatCannotWait(t *testing.T) {
 // A turn that filled its events reports that there may be more, because epoll tells nothing twice.
 func TestFullTurn(t *testing.T) {
 	s := newStand(t, "loop", pings(t), nil)
-	lp := must.Get(newLoop(s.server.shards[0]))(t)
+	lp := newLoop(s.server.shards[0])
 	defer lp.file.Close()
 	r, w, err := os.Pipe()
 	must.Do(t, err)
