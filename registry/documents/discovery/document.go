@@ -58,12 +58,14 @@ func allMedias() medias {
 
 // form is a document in one media type.
 type form struct {
-	once, gzipOnce sync.Once
-	// body is the form, and zipped the same compressed, empty if too small.
-	body, zipped []byte
-	contentType  string
+	once        sync.Once
+	body        []byte
+	contentType string
 	// answers are the responses without gzip, and with. Nil means not requested yet.
-	answers [2]atomic.Pointer[negotiate.Answer]
+	answers [2]struct {
+		once sync.Once
+		made atomic.Pointer[negotiate.Answer]
+	}
 }
 
 // leastZipped is the size from which a body is compressed. That is done once per change, so it may
@@ -114,23 +116,35 @@ func (d *document) form(c choice) *form {
 	return f
 }
 
-// answer returns the response with a form, which it makes on first use.
-func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
-	f := d.form(c)
-	known := &f.answers[at(gzip)]
-	if a := known.Load(); a != nil {
-		return a
+// answer returns the response to a request that chose a form, with the query, User-Agent and lines
+// of Accept-Encoding and If-None-Match. It is made on first use, or is nil without render.
+func (d *document) answer(c choice, query, agent string, encodings, tags []string, render bool) *negotiate.Answer {
+	known := d.known.Load()
+	if render {
+		known = d.tag()
 	}
-	fields := append(d.common(d.tag().etag, gzip), hpack.HeaderField{Name: "content-type", Value: f.contentType})
-	body := f.compressed(gzip)
-	if body != nil {
-		fields = append(fields, hpack.HeaderField{Name: "content-encoding", Value: "gzip"})
-	} else {
-		body = f.body
+	gzip := at(negotiate.TakesGzip(encodings...))
+	switch {
+	case known == nil:
+		return nil
+	case negotiate.Matches(known.etag, tags...):
+		return known.unchanged[gzip]
 	}
-	a := negotiate.Prepare(http.StatusOK, body, fields...)
-	known.Store(a)
-	return a
+	c.pretty = c.media == 0 && (c.pretty || wantsPretty(query, agent))
+	a := &d.at(c).answers[gzip]
+	if render {
+		a.once.Do(func() { a.made.Store(d.respond(d.form(c), known.etag, gzip == 1)) })
+	}
+	return a.made.Load()
+}
+
+// respond makes the response with a form. A small one is not compressed.
+func (d *document) respond(f *form, etag string, gzip bool) *negotiate.Answer {
+	fields, body := append(d.common(etag, gzip), hpack.HeaderField{Name: "content-type", Value: f.contentType}), f.body
+	if gzip && len(body) >= leastZipped {
+		fields, body = append(fields, hpack.HeaderField{Name: "content-encoding", Value: "gzip"}), negotiate.Gzip(body)
+	}
+	return negotiate.Prepare(http.StatusOK, body, fields...)
 }
 
 // at returns the index for clients with or without gzip.
@@ -139,15 +153,6 @@ func at(gzip bool) int {
 		return 1
 	}
 	return 0
-}
-
-// compressed returns the body compressed. Nil means not wanted, or that the body is too small.
-func (f *form) compressed(wanted bool) []byte {
-	if !wanted || len(f.body) < leastZipped {
-		return nil
-	}
-	f.gzipOnce.Do(func() { f.zipped = negotiate.Gzip(f.body) })
-	return f.zipped
 }
 
 // addresses are the local apiserver's addresses, as it reports them.

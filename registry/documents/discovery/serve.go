@@ -127,13 +127,7 @@ func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, n *negotiator,
 		return
 	}
 	doc := c.of(aggregated, legacy)
-	gzip := negotiate.TakesGzip(r.Header["Accept-Encoding"]...)
-	if tag := doc.tag(); negotiate.Matches(tag.etag, r.Header["If-None-Match"]...) {
-		tag.unchanged[at(gzip)].Write(w, r)
-		return
-	}
-	c.pretty = c.media == 0 && (c.pretty || wantsPretty(r.URL.RawQuery, r.UserAgent()))
-	doc.answer(c, gzip).Write(w, r)
+	doc.answer(c, r.URL.RawQuery, r.UserAgent(), r.Header["Accept-Encoding"], r.Header["If-None-Match"], true).Write(w, r)
 }
 
 func (d *Discovery) writeError(w http.ResponseWriter, r *http.Request, err error) {
@@ -173,23 +167,11 @@ func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *ne
 	if known == nil || known.Value.refused {
 		return nil
 	}
-	c := known.Value
-	doc := c.of(aggregated, legacy)
+	doc := known.Value.of(aggregated, legacy)
 	if doc == nil {
 		return nil
 	}
-	gzip := negotiate.TakesGzip(asked.encoding)
-	if asked.match != "" {
-		tag := doc.known.Load()
-		if tag == nil {
-			return nil
-		}
-		if negotiate.Matches(tag.etag, asked.match) {
-			return tag.unchanged[at(gzip)]
-		}
-	}
-	c.pretty = c.media == 0 && (c.pretty || wantsPretty(query, asked.agent))
-	return doc.at(c).answers[at(gzip)].Load()
+	return doc.answer(known.Value, query, asked.agent, []string{asked.encoding}, []string{asked.match}, false)
 }
 
 // asked are the request fields on which the response depends.
