@@ -22,7 +22,9 @@ import (
 
 // readOnly returns the storages of the table, with the interfaces for reads only.
 func (s *store) readOnly(scheme *runtime.Scheme) map[string]rest.Storage {
-	all := etcd.Over(scheme, s, func(_ *cacher.Cacher, cache storage.Interface) storage.Interface { return fresh{cache, s} })
+	all := etcd.Over(scheme, s, func(_ *cacher.Cacher, cache storage.Interface) storage.Interface {
+		return etcd.Present{Interface: cache, Known: s.known}
+	})
 	s.rest = all
 	feature.DefaultFeatureSupportChecker.CheckClient(context.Background(), table{}, storage.RequestWatchProgress)
 	return map[string]rest.Storage{
@@ -53,20 +55,14 @@ func (table) Status(context.Context, string) (*clientv3.StatusResponse, error) {
 	return &clientv3.StatusResponse{Version: "3.6.0"}, nil
 }
 
-// fresh makes the cache answer with at least the current state of the table.
-type fresh struct {
-	storage.Interface
-	store *store
-}
-
-// checkRevision checks the resourceVersion of a request. One from the future is of another replica
-// or an earlier process. The error then makes client-go relist.
-func (f fresh) checkRevision(text string) error {
-	revision, err := f.Versioner().ParseResourceVersion(text)
+// known checks the resourceVersion of a request. One from the future is of another replica or an
+// earlier process. The error then makes client-go relist.
+func (s *store) known(_ context.Context, text string) error {
+	revision, err := s.Versioner().ParseResourceVersion(text)
 	if err != nil {
 		return apierrors.NewBadRequest(fmt.Sprintf("invalid resource version %q", text))
 	}
-	if now := f.store.state().revision; revision > now {
+	if now := s.state().revision; revision > now {
 		return tooLarge(revision, now)
 	}
 	return nil
@@ -81,30 +77,6 @@ func tooLarge(revision, current uint64) error {
 		Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version",
 	}}
 	return err
-}
-
-func (f fresh) Get(ctx context.Context, key string, o storage.GetOptions, into runtime.Object) error {
-	if err := f.checkRevision(o.ResourceVersion); err != nil {
-		return err
-	}
-	return f.Interface.Get(ctx, key, o, into)
-}
-
-func (f fresh) GetList(ctx context.Context, key string, o storage.ListOptions, into runtime.Object) error {
-	if err := f.checkRevision(o.ResourceVersion); err != nil {
-		return err
-	}
-	if o.ResourceVersion == "" && o.Predicate.Continue == "" {
-		o.ResourceVersion, o.ResourceVersionMatch = fmt.Sprint(f.store.state().revision), metav1.ResourceVersionMatchNotOlderThan
-	}
-	return f.Interface.GetList(ctx, key, o, into)
-}
-
-func (f fresh) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
-	if err := f.checkRevision(o.ResourceVersion); err != nil {
-		return nil, err
-	}
-	return f.Interface.Watch(ctx, key, o)
 }
 
 // store is the storage that the watch cache lists and watches. There are no writes.

@@ -192,36 +192,46 @@ func (w *ending) Stop() {
 	w.end()
 }
 
-// present is the cache, without requests for revisions from the future.
-type present struct {
-	storage.Interface
-	cached *cacher.Cacher
-	etcd   *bounded
-}
-
 // known returns an error for a revision that only etcd's state before a restore can have had. If
 // merely the cache is behind, it waits itself.
-func (p *present) known(ctx context.Context, version string) error {
-	wanted, err := p.Versioner().ParseResourceVersion(version)
-	if err != nil || !p.cached.Ready() {
+func (b *bounded) known(ctx context.Context, cached *cacher.Cacher, version string) error {
+	wanted, err := b.Versioner().ParseResourceVersion(version)
+	if err != nil || !cached.Ready() {
 		return nil //nolint:nilerr // the cache returns the error
 	}
-	if have, err := p.cached.LastSyncResourceVersion(); err != nil || wanted <= have {
+	if have, err := cached.LastSyncResourceVersion(); err != nil || wanted <= have {
 		return nil //nolint:nilerr // as above
 	}
-	return p.etcd.notFuture(ctx, version)
+	return b.notFuture(ctx, version)
 }
 
-// GetList implements storage.Interface. With the cache's error, client-go would retry ten times.
-func (p *present) GetList(ctx context.Context, key string, o storage.ListOptions, into runtime.Object) error {
-	if err := p.known(ctx, o.ResourceVersion); err != nil {
+// Present is a cache without requests for revisions from the future: with the cache's own error,
+// client-go would retry ten times.
+type Present struct {
+	storage.Interface
+	// Known returns the error for a revision from the future.
+	Known func(ctx context.Context, version string) error
+}
+
+// Get implements storage.Interface.
+func (p Present) Get(ctx context.Context, key string, o storage.GetOptions, into runtime.Object) error {
+	if err := p.Known(ctx, o.ResourceVersion); err != nil {
+		return err
+	}
+	return p.Interface.Get(ctx, key, o, into)
+}
+
+// GetList implements storage.Interface.
+func (p Present) GetList(ctx context.Context, key string, o storage.ListOptions, into runtime.Object) error {
+	if err := p.Known(ctx, o.ResourceVersion); err != nil {
 		return err
 	}
 	return p.Interface.GetList(ctx, key, o, into)
 }
 
-func (p *present) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
-	if err := p.known(ctx, o.ResourceVersion); err != nil {
+// Watch implements storage.Interface.
+func (p Present) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
+	if err := p.Known(ctx, o.ResourceVersion); err != nil {
 		return nil, err
 	}
 	return p.Interface.Watch(ctx, key, o)

@@ -90,7 +90,7 @@ func TestRevisionFromTheFuture(t *testing.T) {
 // A cache that is still empty accepts every revision, without waiting.
 func TestRevisionBeforeTheCache(t *testing.T) {
 	s := open(t, Config{Endpoints: []string{"http://127.0.0.1:1"}})
-	if err := (&present{s.raw, s.cached, s.raw}).known(t.Context(), "5"); err != nil {
+	if err := s.raw.known(t.Context(), s.cached, "5"); err != nil {
 		t.Error(err)
 	}
 }

@@ -96,7 +96,7 @@ func New(scheme *runtime.Scheme, c Config) (*Store, error) {
 	metrics.Register()
 	s.rest = Over(scheme, s.raw, func(cached *cacher.Cacher, all storage.Interface) storage.Interface {
 		s.cached = cached
-		return &present{all, cached, s.raw}
+		return Present{all, func(ctx context.Context, version string) error { return s.raw.known(ctx, cached, version) }}
 	})
 	s.status = restetcd.NewStatusREST(scheme, s.rest.REST)
 	return s, nil
