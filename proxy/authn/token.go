@@ -2,14 +2,18 @@ package authn
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"strings"
 	"time"
-	"unicode/utf8"
 	"unique"
+
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/request/websocket"
 
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 )
@@ -75,45 +79,21 @@ func (t Token) LogValue() slog.Value { return slog.StringValue(t.String()) }
 // because it cannot set Authorization.
 const bearerProtocol = "base64url.bearer.authorization.k8s.io." //nolint:gosec // a prefix that everybody knows
 
-// The errors of such a subprotocol, as in k8s.io/apiserver/pkg/authentication/request/websocket.
-var (
-	errTwoTokens   = fmt.Errorf("%w: several bearer tokens in the subprotocols", ErrUnauthenticated)
-	errEncoding    = fmt.Errorf("%w: the bearer token in the subprotocols is not base64url", ErrUnauthenticated)
-	errNotText     = fmt.Errorf("%w: the bearer token in the subprotocols is not UTF-8", ErrUnauthenticated)
-	errNoneToSpeak = fmt.Errorf("%w: a bearer token but no other subprotocol", ErrUnauthenticated)
-)
-
 // protocolToken returns the token in a WebSocket request's subprotocols; empty without an error if
-// there is none.
-func protocolToken(h Head) (string, error) {
-	token, seen, others := "", false, false
+// there is none. k8s.io/apiserver's errors quote no token.
+func protocolToken(h Head) (token string, err error) {
+	r := &http.Request{Header: http.Header{"Connection": {"upgrade"}, "Upgrade": {"websocket"}}}
 	for _, f := range h {
-		if f.Name != fieldProtocol {
-			continue
-		}
-		for protocol := range strings.SplitSeq(f.Value, ",") {
-			encoded, ok := strings.CutPrefix(strings.TrimSpace(protocol), bearerProtocol)
-			if !ok {
-				others = true
-				continue
-			}
-			if seen {
-				return "", errTwoTokens
-			}
-			seen = true
-			raw, err := base64.RawURLEncoding.DecodeString(encoded)
-			if err != nil {
-				return "", errEncoding // not the library's error: it could quote the token
-			}
-			if !utf8.Valid(raw) {
-				return "", errNotText
-			}
-			token = string(raw)
+		if f.Name == fieldProtocol {
+			r.Header.Add(f.Name, f.Value)
 		}
 	}
-	// The server must select a subprotocol, and must not select the token.
-	if token != "" && !others {
-		return "", errNoneToSpeak
+	take := authenticator.TokenFunc(func(_ context.Context, t string) (*authenticator.Response, bool, error) {
+		token = t
+		return nil, true, nil
+	})
+	if _, _, err = websocket.NewProtocolAuthenticator(take).AuthenticateRequest(r); err != nil {
+		return "", fmt.Errorf("%w: the subprotocols: %w", ErrUnauthenticated, err)
 	}
 	return token, nil
 }
