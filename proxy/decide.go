@@ -260,8 +260,7 @@ func (p *Proxy) authorize(d *Decision) error {
 // attributes are the authorizer's input.
 func (d *Decision) attributes() authz.Attributes {
 	return authz.Attributes{
-		AttributesRecord: d.Request.attributes(d.User), FieldSelector: d.Request.FieldSelector, LabelSelector: d.Request.LabelSelector,
-		Remote: d.Entry != nil && !d.Entry.Local(), Now: d.Credentials.Now,
+		User: d.User, RequestInfo: request.RequestInfo(d.Request), Remote: d.Entry != nil && !d.Entry.Local(), Now: d.Credentials.Now,
 	}
 }
 

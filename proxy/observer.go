@@ -165,7 +165,7 @@ func caller(d *Decision) user.Info {
 	return d.User
 }
 
-// attributes returns the audit policy's and the authorizer's input.
+// attributes returns the input of the audit policy, and of a refusal's text.
 func (r *Request) attributes(u user.Info) authorizer.AttributesRecord {
 	return authorizer.AttributesRecord{
 		User: u, Verb: r.Verb, ResourceRequest: r.IsResourceRequest, APIGroup: r.APIGroup, APIVersion: r.APIVersion, Namespace: r.Namespace, Resource: r.Resource,

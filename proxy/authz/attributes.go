@@ -2,6 +2,7 @@ package authz
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"hash/maphash"
 	"slices"
@@ -9,9 +10,9 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/filters"
+	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 )
@@ -19,7 +20,7 @@ import (
 // words returns the attributes that a review sends, without the user: a path or a resource.
 // Attributes that are not sent must not split cache entries.
 func (a *Attributes) words() [9]string {
-	if !a.ResourceRequest {
+	if !a.IsResourceRequest {
 		return [9]string{a.Verb, a.Path}
 	}
 	return [9]string{a.Verb, a.APIGroup, a.APIVersion, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector}
@@ -46,7 +47,7 @@ func (a *Attributes) appendKey(key []byte) []byte {
 			add(t)
 		}
 	}
-	key = strconv.AppendBool(key, a.ResourceRequest)
+	key = strconv.AppendBool(key, a.IsResourceRequest)
 	for _, w := range a.words() {
 		add(w)
 	}
@@ -75,28 +76,11 @@ func (a *Attributes) Equal(b *Attributes) bool {
 	return bytes.Equal(a.appendKey(nil), b.appendKey(nil))
 }
 
-// record returns the input of a review. It equals the result of upstream's authorization filter
-// (GetAuthorizerAttributes in k8s.io/apiserver/pkg/endpoints/filters): with parsed selectors, or
-// without those that do not parse, which needs more permission.
-func (a *Attributes) record() authorizer.AttributesRecord {
-	if !a.ResourceRequest {
-		return authorizer.AttributesRecord{User: a.User, Verb: a.Verb, Path: a.Path}
-	}
-	r := a.AttributesRecord
-	if a.FieldSelector != "" {
-		if s, err := fields.ParseSelector(a.FieldSelector); err != nil {
-			r.FieldSelectorParsingErr = err
-		} else if req := s.Requirements(); len(req) > 0 {
-			r.FieldSelectorRequirements = req
-		}
-	}
-	if a.LabelSelector != "" {
-		if s, err := labels.Parse(a.LabelSelector); err != nil {
-			r.LabelSelectorParsingErr = err
-		} else if req, _ := s.Requirements(); len(req) > 0 {
-			r.LabelSelectorRequirements = req
-		}
-	}
+// record returns the input of a review, as upstream's authorization filter makes it: with parsed
+// selectors, or without those that do not parse, which needs more permission.
+func (a *Attributes) record() authorizer.Attributes {
+	ctx := request.WithRequestInfo(request.WithUser(context.Background(), a.User), &a.RequestInfo)
+	r, _ := filters.GetAuthorizerAttributes(ctx) // its only error is that there is no RequestInfo
 	return r
 }
 

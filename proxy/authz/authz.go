@@ -30,6 +30,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/path"
+	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
@@ -65,11 +66,11 @@ type Config struct {
 
 // Attributes are the question: a user and its request.
 type Attributes struct {
-	// AttributesRecord has no selectors. No user is refused. Of a path, only the verb (the method
-	// in lower case) and the path (decoded) count; of a resource, the path does not.
-	authorizer.AttributesRecord
-	// FieldSelector and LabelSelector are the query's, unparsed. They may be empty.
-	FieldSelector, LabelSelector string
+	// User sends the request. Nil is refused.
+	User user.Info
+	// RequestInfo has the query's selectors, unparsed. Of a path, only the verb (the method in
+	// lower case) and the path (decoded) count; of a resource, the path does not.
+	request.RequestInfo
 	// Now is the current time, so that the clock is read once per request. If zero, it is read. It
 	// is not part of the question.
 	Now time.Time
@@ -152,7 +153,7 @@ func (z *Authorizer) shortcut(a *Attributes) (d Decision, known bool) {
 	switch {
 	case a.User == nil:
 		return Decision{}, true
-	case slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup), z.cfg.LeaveRemotes && a.Remote, !a.ResourceRequest && z.open(a.Path):
+	case slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup), z.cfg.LeaveRemotes && a.Remote, !a.IsResourceRequest && z.open(a.Path):
 		return Decision{Allowed: true}, true
 	}
 	return Decision{}, z.cfg.Review == nil

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/path"
+	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
@@ -31,8 +32,8 @@ type asked struct {
 func newAsked() *asked { return &asked{Count: &reviews.Count{}} }
 
 func (r *asked) review(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-	if rec, ok := a.(authorizer.AttributesRecord); ok {
-		r.last.Store(&rec)
+	if rec, ok := a.(*authorizer.AttributesRecord); ok {
+		r.last.Store(rec)
 	}
 	if err := r.Wait(ctx); err != nil {
 		return authorizer.DecisionNoOpinion, "", err
@@ -58,15 +59,15 @@ func newAuthorizer(t testing.TB, cfg Config) *Authorizer {
 }
 
 func get(name string) *Attributes {
-	return &Attributes{AttributesRecord: authorizer.AttributesRecord{
-		User: &user.DefaultInfo{Name: name, Groups: []string{"g"}}, Verb: "get", ResourceRequest: true,
+	return &Attributes{User: &user.DefaultInfo{Name: name, Groups: []string{"g"}}, RequestInfo: request.RequestInfo{
+		Verb: "get", IsResourceRequest: true,
 		APIGroup: "wardle.example.com", APIVersion: "v1", Resource: "flunders", Namespace: "default", Name: "f",
 	}}
 }
 
 // asks returns the question whether a user may get a path.
 func asks(u user.Info, path string) *Attributes {
-	return &Attributes{AttributesRecord: authorizer.AttributesRecord{User: u, Verb: "get", Path: path}}
+	return &Attributes{User: u, RequestInfo: request.RequestInfo{Verb: "get", Path: path}}
 }
 
 // Each question is asked twice, by Authorize and by Upstream, which share a cache. Upstream
@@ -160,7 +161,7 @@ func TestAuthorize(t *testing.T) {
 					if (err != nil) != (tt.wantErr != "") || err != nil && !strings.Contains(err.Error(), tt.wantErr) {
 						t.Errorf("error %v, want %q", err, tt.wantErr)
 					}
-					if a.ResourceRequest { // a path is no part of the question
+					if a.IsResourceRequest { // a path is no part of the question
 						a.Path = "/elsewhere"
 					}
 				}
@@ -189,11 +190,10 @@ func TestAuthorize(t *testing.T) {
 					if !strings.HasPrefix(got, tt.selectors) {
 						t.Errorf("reviewed %s, want %s", got, tt.selectors)
 					}
-					want := a.record()
-					if a.ResourceRequest {
-						want.Path = rec.Path
+					if a.IsResourceRequest {
+						a.Path = rec.Path
 					}
-					check.Same(t, spelledRecord(want), spelledRecord(*rec), "the review")
+					check.Same(t, spelledRecord(a.record()), spelledRecord(rec), "the review")
 				}
 			})
 		}
@@ -204,10 +204,10 @@ func TestAuthorize(t *testing.T) {
 }
 
 // spelledRecord formats all of a question, with its user.
-func spelledRecord(a authorizer.AttributesRecord) string {
-	u := a.User
-	a.User = nil
-	return fmt.Sprint(u, a)
+func spelledRecord(a authorizer.Attributes) string {
+	r := *a.(*authorizer.AttributesRecord)
+	r.User = nil
+	return fmt.Sprint(a.GetUser(), r)
 }
 
 // The open paths match those of upstream's own authorizer.
@@ -220,7 +220,7 @@ func TestPaths(t *testing.T) {
 	} {
 		for _, resource := range []bool{true, false} {
 			a := asks(&user.DefaultInfo{Name: "bob"}, p)
-			a.ResourceRequest = resource
+			a.IsResourceRequest = resource
 			want, _ := must.Get2(upstream.Authorize(t.Context(), authorizer.AttributesRecord{User: a.User, Verb: "get", Path: p, ResourceRequest: resource}))(t)
 			if got, _ := z.Cached(a); got.Allowed != (want == authorizer.DecisionAllow) {
 				t.Errorf("%q (resource %v): allowed %v, upstream says %v", p, resource, got.Allowed, want)

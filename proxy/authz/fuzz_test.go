@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
 // dice makes questions from bytes, with few letters, so that nearly equal ones are frequent.
@@ -45,10 +45,10 @@ func (d *dice) question() *Attributes {
 	for range d.roll(3) {
 		u.Extra[d.word()] = d.words()
 	}
-	return &Attributes{AttributesRecord: authorizer.AttributesRecord{
-		User: u, Verb: d.word(), ResourceRequest: d.roll(2) == 1, APIGroup: d.word(), APIVersion: d.word(), Resource: d.word(), Subresource: d.word(), Namespace: d.word(), Name: d.word(),
-		Path: d.word(),
-	}, FieldSelector: d.word(), LabelSelector: d.word()}
+	return &Attributes{User: u, RequestInfo: request.RequestInfo{
+		Verb: d.word(), IsResourceRequest: d.roll(2) == 1, APIGroup: d.word(), APIVersion: d.word(), Resource: d.word(), Subresource: d.word(), Namespace: d.word(), Name: d.word(),
+		Path: d.word(), FieldSelector: d.word(), LabelSelector: d.word(),
+	}}
 }
 
 // spelled formats all that is asked: two questions are the same if their texts are.
@@ -58,7 +58,7 @@ func spelled(a *Attributes) string {
 		extra += fmt.Sprintf("%q=%q;", k, a.User.GetExtra()[k])
 	}
 	text := fmt.Sprintf("%q %q %q %s asks for %q", a.User.GetName(), a.User.GetUID(), a.User.GetGroups(), extra, a.Verb)
-	if !a.ResourceRequest {
+	if !a.IsResourceRequest {
 		return fmt.Sprintf("%s path %q", text, a.Path)
 	}
 	return fmt.Sprintf("%s %q %q %q %q %q %q %q %q", text, a.APIGroup, a.APIVersion, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector)

@@ -50,13 +50,13 @@ func (z *Authorizer) Upstream() authorizer.Authorizer {
 // authorizeParsed authorizes attributes with parsed selectors. The cache has selectors only in
 // their unparsed form, so questions with selectors are not cached.
 func (z *Authorizer) authorizeParsed(ctx context.Context, attr authorizer.Attributes) (Decision, error) {
-	a := &Attributes{AttributesRecord: authorizer.AttributesRecord{
-		User: attr.GetUser(), Verb: attr.GetVerb(), ResourceRequest: attr.IsResourceRequest(), APIGroup: attr.GetAPIGroup(), APIVersion: attr.GetAPIVersion(),
+	a := &Attributes{User: attr.GetUser(), RequestInfo: request.RequestInfo{
+		Verb: attr.GetVerb(), IsResourceRequest: attr.IsResourceRequest(), APIGroup: attr.GetAPIGroup(), APIVersion: attr.GetAPIVersion(),
 		Resource: attr.GetResource(), Subresource: attr.GetSubresource(), Namespace: attr.GetNamespace(), Name: attr.GetName(), Path: attr.GetPath(),
 	}}
 	fields, fieldErr := attr.GetFieldSelector()
 	labels, labelErr := attr.GetLabelSelector()
-	if a.User == nil || !a.ResourceRequest || len(fields) == 0 && len(labels) == 0 && fieldErr == nil && labelErr == nil {
+	if a.User == nil || !a.IsResourceRequest || len(fields) == 0 && len(labels) == 0 && fieldErr == nil && labelErr == nil {
 		return z.Authorize(ctx, a)
 	}
 	if d, known := z.shortcut(a); known {

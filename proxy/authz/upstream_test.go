@@ -6,7 +6,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -23,10 +23,11 @@ func TestSubjectAccessReview(t *testing.T) {
 	})
 	z := newAuthorizer(t, Config{Review: must.Get(SubjectAccessReview(must.Get(authorizationclient.NewForConfig(server.REST))(t)))(t)})
 	alice := &user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"dev"}, Extra: map[string][]string{"k": {"v"}}}
-	resource := &Attributes{AttributesRecord: authorizer.AttributesRecord{
-		User: alice, Verb: "list", ResourceRequest: true, APIGroup: "wardle.example.com", APIVersion: "v1", Resource: "flunders", Subresource: "status",
+	resource := &Attributes{User: alice, RequestInfo: request.RequestInfo{
+		Verb: "list", IsResourceRequest: true, APIGroup: "wardle.example.com", APIVersion: "v1", Resource: "flunders", Subresource: "status",
 		Namespace: "ns", Name: "n", Path: "/ignored",
-	}, FieldSelector: "metadata.name=n", LabelSelector: "app in (a,b)"}
+		FieldSelector: "metadata.name=n", LabelSelector: "app in (a,b)",
+	}}
 	path := asks(alice, "/openapi/v2")
 	path.APIGroup = "ignored"
 	for _, a := range []*Attributes{resource, resource, path, path} { // the second one cached
