@@ -103,7 +103,7 @@ func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool
 	bearer := c.token(authorization)
 	socket, err := "", error(nil)
 	if protocol && strings.EqualFold(upgrade, "websocket") {
-		socket, err = protocolToken(h)
+		socket, err = protocolToken(h) //fairlead:boundary upgrades come over HTTP/1.1, so not on a loop
 	}
 	switch {
 	case !bearer.none():
