@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,7 +26,7 @@ import (
 // issuers are the JWT issuers of one configuration.
 type issuers struct {
 	token  authenticator.Token
-	urls   map[string]bool
+	config *apiserver.AuthenticationConfiguration
 	health []func() error
 	cancel context.CancelFunc
 }
@@ -39,7 +40,7 @@ func (b caBundle) CurrentCABundleContent() []byte { return b }
 // own, until ctx ends or cancel is called.
 func newIssuers(ctx context.Context, config *apiserver.AuthenticationConfiguration) (*issuers, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	made := &issuers{urls: urlsOf(config), cancel: cancel}
+	made := &issuers{config: config, cancel: cancel}
 	var all []authenticator.Token
 	for i := range config.JWT {
 		// kube-apiserver accepts all algorithms if its flag is not set.
@@ -59,25 +60,16 @@ func newIssuers(ctx context.Context, config *apiserver.AuthenticationConfigurati
 	return made, nil
 }
 
-func urlsOf(config *apiserver.AuthenticationConfiguration) map[string]bool {
-	urls := make(map[string]bool, len(config.JWT))
-	for i := range config.JWT {
-		urls[config.JWT[i].Issuer.URL] = true
-	}
-	return urls
+// names reports whether a configuration has an issuer: of 64 at most, so a list is enough.
+func names(config *apiserver.AuthenticationConfiguration, url string) bool {
+	return slices.ContainsFunc(config.JWT, func(j apiserver.JWTAuthenticator) bool { return j.Issuer.URL == url })
 }
 
 // Issued reports whether a token claims to be a JWT of an issuer in the configuration that was
 // taken last, or in the one that is active until then. It verifies nothing.
 func (t *Tokens) Issued(token string) bool {
-	var named, active map[string]bool
-	if last := t.taken.Load(); last != nil {
-		named = last.urls
-	}
-	if i := t.issuers.Load(); i != nil {
-		active = i.urls
-	}
-	if len(named)+len(active) == 0 {
+	last, active := t.taken.Load(), t.issuers.Load()
+	if last == nil || len(last.JWT) == 0 && (active == nil || len(active.health) == 0) {
 		return false
 	}
 	// As in upstream's untrustedIssuer (k8s.io/apiserver/plugin/pkg/authenticator/token/oidc),
@@ -99,7 +91,7 @@ func (t *Tokens) Issued(token string) bool {
 	if claims.Issuer == "accounts.google.com" {
 		claims.Issuer = "https://accounts.google.com"
 	}
-	return named[claims.Issuer] || active[claims.Issuer]
+	return names(last, claims.Issuer) || active != nil && names(active.config, claims.Issuer)
 }
 
 // err returns an error for all issuers whose keys are still missing.
@@ -147,7 +139,7 @@ func (t *Tokens) Run(ctx context.Context) error {
 
 func (t *Tokens) replace(ctx context.Context) error {
 	old := t.issuers.Load()
-	next, err := newIssuers(ctx, t.taken.Load().config)
+	next, err := newIssuers(ctx, t.taken.Load())
 	if err != nil {
 		return err
 	}

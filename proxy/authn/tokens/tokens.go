@@ -35,16 +35,10 @@ type Tokens struct {
 	file       atomic.Pointer[tokenfile.TokenAuthenticator]
 	issuers    atomic.Pointer[issuers]
 	generation atomic.Uint64
-	taken      atomic.Pointer[taken]
-	changed    chan struct{} // holds an element until Run has seen what was taken
+	taken      atomic.Pointer[apiserver.AuthenticationConfiguration] // last
+	changed    chan struct{}                                         // holds an element until Run has seen what was taken
 	// wait and pause are waitForKeys and retryAfter, except in tests.
 	wait, pause time.Duration
-}
-
-// taken is the configuration that was taken last.
-type taken struct {
-	config *apiserver.AuthenticationConfiguration
-	urls   map[string]bool // of its issuers
 }
 
 // Config configures Tokens. The zero Config accepts JWTs.
@@ -83,7 +77,7 @@ func (t *Tokens) TakeConfig(data []byte) error {
 	if t.judged && len(config.JWT) > 0 {
 		return errJudged
 	}
-	t.taken.Store(&taken{config, urlsOf(config)})
+	t.taken.Store(config)
 	t.generation.Add(1) // after the store: Issued must be called again
 	latest.Wake(t.changed)
 	return nil
@@ -93,13 +87,13 @@ func (t *Tokens) TakeConfig(data []byte) error {
 // says anything, whether they are allowed, and on which paths (none means all).
 func (t *Tokens) Anonymous() (configured, allowed bool, paths []string) {
 	last := t.taken.Load()
-	if last == nil || last.config.Anonymous == nil {
+	if last == nil || last.Anonymous == nil {
 		return false, false, nil
 	}
-	for _, c := range last.config.Anonymous.Conditions {
+	for _, c := range last.Anonymous.Conditions {
 		paths = append(paths, c.Path)
 	}
-	return true, last.config.Anonymous.Enabled, paths
+	return true, last.Anonymous.Enabled, paths
 }
 
 // Generation changes whenever Review's result may change.
