@@ -90,13 +90,7 @@ func (f *observer) bodies(d *Decision) bool {
 }
 
 func (f *observer) responded(status int) {
-	if f == nil {
-		return
-	}
-	if f.span != nil {
-		f.span.Responded(status)
-	}
-	if f.event != nil {
+	if f != nil && f.event != nil {
 		f.event.Started(status)
 	}
 }

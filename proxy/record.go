@@ -24,7 +24,7 @@ type recorder struct {
 	http.ResponseWriter
 	request  *http.Request
 	exchange *exchange
-	first    time.Duration // until the response head; zero means that no line is written
+	first    time.Duration // until the response head; zero means that there was none
 	status   int
 	bytes    int64
 	// bodies says that the audit log records bodies.
@@ -69,9 +69,7 @@ func (rec *recorder) Unwrap() http.ResponseWriter { return rec.ResponseWriter }
 func (rec *recorder) responded(status int) {
 	rec.status = status
 	x, h := rec.exchange, rec.Header()
-	if x.p.writesLines() {
-		rec.first = time.Since(x.head.Arrived)
-	}
+	rec.first = time.Since(x.head.Arrived)
 	if x.upstream == nil || x.own != nil {
 		h["Audit-Id"] = []string{x.audit}
 		if h["Cache-Control"] == nil {

@@ -48,7 +48,6 @@ func Carries(name string) bool { return name == parentHeader || name == stateHea
 type Span struct {
 	span  trace.Span
 	began time.Time
-	seen  bool // the response head was recorded
 }
 
 // Start begins a span when a head has arrived. id is the request's ID in audit logs. A trusted
@@ -111,20 +110,11 @@ func (s *Span) Header(h http.Header) {
 	}
 }
 
-// Responded records the time of the response head.
-func (s *Span) Responded(status int) {
-	if s.seen || !s.span.IsRecording() {
-		return
-	}
-	s.seen = true
-	s.span.AddEvent("response head", trace.WithAttributes(attribute.Int("http.response.status_code", status)))
-}
-
 // End ends the span of a request for Kubernetes' verb and an APIService, which may be empty. wrong
 // says briefly what went wrong.
 func (s *Span) End(o *engine.Outcome, verb, apiService, wrong string) {
 	if s.span.IsRecording() {
-		if o.Wait > 0 && !s.seen {
+		if o.Wait > 0 {
 			s.span.AddEvent("response head", trace.WithTimestamp(s.began.Add(o.Wait)), trace.WithAttributes(attribute.Int("http.response.status_code", o.Status)))
 		}
 		s.span.SetAttributes(attribute.Int("http.response.status_code", o.Status), attribute.String("k8s.verb", text(verb)))
