@@ -6,10 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apiserver/pkg/audit"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
@@ -65,9 +62,6 @@ func (z *Authorizer) authorizeParsed(ctx context.Context, attr authorizer.Attrib
 	return z.ask(ctx, attr)
 }
 
-// requestorKey is the context key of a request's sender before impersonation.
-type requestorKey struct{}
-
 // Impersonate wraps a handler in k8s.io/apiserver's impersonation filter. A request with
 // Impersonate-* fields continues as the user that it names, without those fields, if its sender may
 // impersonate that user (by legacy or constrained impersonation). If not, it is answered with 400,
@@ -84,21 +78,5 @@ func (z *Authorizer) Impersonate(next http.Handler, serializer runtime.Negotiate
 		}
 		return decision, reason, err
 	}
-	filter := impersonation.WithConstrainedImpersonation(next, authorizer.AuthorizerFunc(may), serializer)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx := audit.WithAuditContext(r.Context())
-		// The filter's own test: with a name it impersonates or answers, without one it does
-		// neither.
-		if u, ok := request.UserFrom(ctx); ok && r.Header.Get(authenticationv1.ImpersonateUserHeader) != "" {
-			ctx = context.WithValue(ctx, requestorKey{}, u)
-		}
-		filter.ServeHTTP(w, r.WithContext(ctx))
-	})
-}
-
-// Impersonator returns the sender of a request that runs as another user, or nil. It works behind
-// Impersonate.
-func Impersonator(ctx context.Context) user.Info {
-	sender, _ := ctx.Value(requestorKey{}).(user.Info)
-	return sender
+	return impersonation.WithConstrainedImpersonation(next, authorizer.AuthorizerFunc(may), serializer)
 }
