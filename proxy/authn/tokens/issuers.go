@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/apis/apiserver/install"
 	"k8s.io/apiserver/pkg/apis/apiserver/validation"
@@ -19,8 +20,6 @@ import (
 	"k8s.io/apiserver/pkg/authentication/cel"
 	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/oidc"
-
-	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
 
 // issuers are the JWT issuers of one configuration.
@@ -158,25 +157,16 @@ func (t *Tokens) replace(ctx context.Context) error {
 	return nil
 }
 
-// await waits until all issuers have their keys, or a newer configuration comes.
-func (t *Tokens) await(ctx context.Context, next *issuers) error {
-	ctx, cancel := context.WithTimeout(ctx, t.wait)
-	defer cancel()
-	tick := time.Tick(askForKeys)
-	for {
-		err := next.err()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for the keys of issuers: %w", err)
-		case <-t.changed:
-			latest.Wake(t.changed) // for Run
-			return fmt.Errorf("waiting for the keys of issuers, there is a newer configuration: %w", err)
-		case <-tick:
-		}
+// await waits until all issuers have their keys, or a newer configuration comes, for Run.
+func (t *Tokens) await(ctx context.Context, next *issuers) (err error) {
+	_ = wait.PollUntilContextTimeout(ctx, askForKeys, t.wait, true, func(context.Context) (bool, error) {
+		err = next.err()
+		return err == nil || len(t.changed) > 0, nil
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for the keys of issuers: %w", err)
 	}
+	return nil
 }
 
 // parseConfig parses and validates an AuthenticationConfiguration, by kube-apiserver's own rules.
