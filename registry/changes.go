@@ -25,8 +25,10 @@ const (
 	kindAPIService kind = iota
 	kindService
 	kindSlice
-	// kindFallback are APIServices that count if there is no kindAPIService of the same name.
+	// kindFallback are the directory's APIServices where etcd's, kindAPIService, come first.
 	kindFallback
+	// kindServed are Local APIServices, of what the local apiserver serves. They come last.
+	kindServed
 	// kindFallbackService and kindFallbackSlice come from a cluster, and count if the directory has
 	// neither the Service nor slices of it.
 	kindFallbackService
@@ -59,10 +61,12 @@ type batch struct {
 	// objects are the changed objects, nil when deleted.
 	objects map[key]runtime.Object
 	// replaced kinds have been relisted: what is not in objects is gone.
-	replaced    [kinds]bool
-	reports     map[reportKey]Report
-	problems    []directory.Fault
-	problemsSet bool
+	replaced [kinds]bool
+	reports  map[reportKey]Report
+	problems []directory.Fault
+	// files has the APIServices of the directory by name. Nil means that it was not read again, so
+	// that problems are none either.
+	files map[string]directory.Object
 	// shadowed are the definitions that APIServices shadow.
 	shadowed    map[schema.GroupVersion]string
 	shadowedSet bool
@@ -107,22 +111,24 @@ func (b *batch) empty(what kind) {
 
 // replaceAll records the complete sets of several kinds at once, so that no table has a new
 // APIService without its new Service. The first of the kinds is that of the APIServices.
-func (c *changes) replaceAll(objects []runtime.Object, problems []directory.Fault, of ...kind) {
+func (c *changes) replaceAll(objects []directory.Object, problems []directory.Fault, of ...kind) {
 	c.record(func(b *batch) {
 		for _, what := range of {
 			b.empty(what)
 		}
+		b.problems, b.files = problems, make(map[string]directory.Object)
 		for _, o := range objects {
-			switch o := o.(type) {
+			what, name := of[0], types.NamespacedName{Namespace: o.Value.GetNamespace(), Name: o.Value.GetName()}
+			switch o.Value.(type) {
 			case *apiregistrationv1.APIService:
-				b.objects[key{of[0], types.NamespacedName{Name: o.Name}}] = o
+				b.files[name.Name] = o
 			case *corev1.Service:
-				b.objects[key{kindService, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
+				what = kindService
 			case *discoveryv1.EndpointSlice:
-				b.objects[key{kindSlice, types.NamespacedName{Namespace: o.Namespace, Name: o.Name}}] = o
+				what = kindSlice
 			}
+			b.objects[key{what, name}] = o.Value
 		}
-		b.problems, b.problemsSet = problems, true
 	})
 }
 
@@ -145,6 +151,7 @@ type objects struct {
 	awaited          []kind   // kinds to be read before the table is complete
 	read             [kinds]bool
 	problems         []directory.Fault
+	files            map[string]directory.Object // see batch
 	shadowed         map[schema.GroupVersion]string
 }
 
@@ -206,8 +213,8 @@ func (o *objects) apply(b *batch) {
 	for k, object := range b.objects {
 		o.set(k, object)
 	}
-	if b.problemsSet {
-		o.problems = b.problems
+	if b.files != nil {
+		o.problems, o.files = b.problems, b.files
 	}
 	if b.shadowedSet {
 		o.setShadowed(b.shadowed)
@@ -221,7 +228,7 @@ func (o *objects) set(k key, object runtime.Object) {
 		of = &o.fallbackBackings
 	}
 	switch k.kind {
-	case kindAPIService, kindFallback:
+	case kindAPIService, kindFallback, kindServed:
 		o.use(k.name)
 	case kindService, kindFallbackService:
 		if old != object {
@@ -254,7 +261,7 @@ func keep[K, V comparable](in map[K]V, name K, object V) {
 	in[name] = object
 }
 
-// apiService returns an APIService of one of its two kinds, nil if there is none.
+// apiService returns an APIService of one of its kinds, nil if there is none.
 func (o *objects) apiService(what kind, name types.NamespacedName) *apiregistrationv1.APIService {
 	a, _ := o.all[what][name].(*apiregistrationv1.APIService)
 	return a
@@ -266,17 +273,18 @@ func (o *backings) touch(apiServices ...string) {
 	}
 }
 
-// use finds the APIService of a name that counts: the stored one, else the fallback. A misnamed one
+// use finds the APIService of a name that counts, of the first kind that has one. A misnamed one
 // does not: the API does not admit it, and lookups would not find it by its name or group-version.
 func (o *objects) use(of types.NamespacedName) {
-	a := o.apiService(kindAPIService, of)
-	if delete(o.misnamed, of); misnamed(a) {
-		o.misnamed[of] = a
-		a = nil
-	}
-	a = cmp.Or(a, o.apiService(kindFallback, of))
-	if misnamed(a) {
-		a = nil
+	var a *apiregistrationv1.APIService
+	delete(o.misnamed, of)
+	for _, what := range []kind{kindServed, kindFallback, kindAPIService} {
+		switch found := o.apiService(what, of); {
+		case !misnamed(found):
+			a = cmp.Or(found, a)
+		case what == kindAPIService:
+			o.misnamed[of] = found
+		}
 	}
 	name := of.Name
 	old := o.apiServices[name]
@@ -304,7 +312,8 @@ func misnamed(a *apiregistrationv1.APIService) bool {
 // inEtcd is the prefix of Fault.File for objects that are in no file.
 const inEtcd = "APIService "
 
-// faults returns the faults of the source, and one for each ignored object.
+// faults returns the faults of the source, one for each ignored object, and those of what several
+// sources have, ordered by file and line.
 func (o *objects) faults() []directory.Fault {
 	list := slices.Clip(o.problems)
 	for name, a := range o.misnamed {
@@ -314,23 +323,38 @@ func (o *objects) faults() []directory.Fault {
 		}
 		list = append(list, directory.Fault{File: inEtcd + name.Name, Message: why})
 	}
-	for name, object := range o.all[kindFallback] {
-		a, _ := object.(*apiregistrationv1.APIService)
-		counts := o.apiServices[name.Name]
-		var whose string
-		switch {
-		case counts == a || counts == nil:
-			continue
-		case claimant(a) != "":
-			whose = "the directory"
-		case claimant(counts) != "" && a.Labels[directory.Automanaged] == "": // else shadows reports it
-			whose = "the cluster"
-		default:
-			continue
-		}
+	ignored := func(name types.NamespacedName, whose string) {
 		list = append(list, directory.Fault{File: inEtcd + name.Name, Message: whose + " has one, too, which is ignored: etcd's counts", Note: true})
 	}
-	slices.SortStableFunc(list[len(o.problems):], func(a, b directory.Fault) int { return strings.Compare(a.File, b.File) })
+	for name := range o.all[kindFallback] {
+		a, counts := o.apiService(kindFallback, name), o.apiServices[name.Name]
+		if counts != a && counts != nil && claimant(a)+claimant(counts) != "" {
+			ignored(name, "the directory")
+		}
+	}
+	for name := range o.all[kindServed] {
+		theirs, counts := o.apiService(kindServed, name), o.apiServices[name.Name]
+		if counts == nil {
+			continue // it is misnamed
+		}
+		automanaged := theirs.Labels[directory.Automanaged] != ""
+		file, inFile := o.files[name.Name]
+		a, _ := file.Value.(*apiregistrationv1.APIService)
+		switch claim := claimant(cmp.Or(a, counts)); {
+		case claim == "":
+		case inFile && automanaged:
+			list = append(list, file.Fault("the local apiserver serves it too, and "+claim+" claims it"))
+		case inFile: // somebody has made both
+			note := file.Fault("the cluster has one, too, which is ignored: the directory's counts")
+			note.Note = true
+			list = append(list, note)
+		case !automanaged: // else shadows reports it
+			ignored(name, "the cluster")
+		}
+	}
+	slices.SortStableFunc(list, func(a, b directory.Fault) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line))
+	})
 	return list
 }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 
@@ -24,6 +23,8 @@ type manifests struct {
 	*directory.Directory
 	// cluster reads the local apiserver. Nil means that there is none.
 	cluster *cluster
+	// local has its group-versions as APIServices. Nil means that those of cluster count.
+	local *directory.Local
 	// stored reads the APIServices in etcd. Nil means that the directory has them.
 	stored *cluster
 	// files reports whether there is a directory, and withCluster whether APIServices and Services
@@ -35,15 +36,14 @@ type manifests struct {
 
 func newManifests(c Config) (m *manifests, err error) {
 	m = &manifests{files: c.Directory != "", withCluster: c.Cluster && c.Directory != "", remembered: &remembered{path: c.CacheFile, log: c.Logger}}
-	in := directory.Config{Path: c.Directory, Client: c.Client, Claimant: claimant, Logger: c.Logger}
 	if c.Client != nil {
 		m.cluster, err = newCluster(c.Client, c.Logger)
 	}
-	if c.Cluster {
-		in.Follow = m.cluster.follow
+	if err == nil && c.Client != nil && !c.Cluster {
+		m.local, err = directory.NewLocal(c.Client, c.Logger)
 	}
 	if err == nil {
-		m.Directory, err = directory.New(in)
+		m.Directory, err = directory.New(directory.Config{Path: c.Directory, Logger: c.Logger})
 	}
 	if err == nil && c.APIServices != nil {
 		m.stored, err = newCluster(c.APIServices, c.Logger)
@@ -64,16 +64,28 @@ func (m *manifests) run(ctx context.Context, to *changes) error {
 			g.Go(func() error { m.remembered.recall(ctx, to); return ctx.Err() })
 		}
 	}
+	switch {
+	case m.local != nil:
+		g.Go(func() error {
+			return m.local.Run(ctx, func(all map[types.NamespacedName]runtime.Object) { to.replace(kindServed, all) })
+		})
+	case m.cluster != nil:
+		served := m.cluster.apiServiceLister()
+		served.kind, served.adapt = kindServed, asLocal
+		lists = append(lists, served)
+	}
 	g.Go(func() error {
 		reflectAll(ctx, to, lists)
 		return ctx.Err()
 	})
-	published := []kind{as} // only the group-versions of the local apiserver
+	published := []kind{as}
 	if m.files || m.cluster == nil {
 		published = append(published, kindService, kindSlice)
 	}
 	g.Go(func() error {
-		return m.Run(ctx, func(objects []runtime.Object, faults []directory.Fault) { to.replaceAll(objects, faults, published...) })
+		return m.Run(ctx, func(objects []directory.Object, faults []directory.Fault) {
+			to.replaceAll(objects, faults, published...)
+		})
 	})
 	return g.Wait()
 }
@@ -114,48 +126,17 @@ func (r *Registry) Roles() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRol
 	return m.Roles()
 }
 
-// follow sends the APIServices, ordered by name, whenever they change, until ctx ends. Those of
-// extension servers are turned into Local ones: requests go to the local apiserver's own
-// aggregator, which knows their availability.
-func (c *cluster) follow(ctx context.Context, to chan<- []*apiregistrationv1.APIService) {
-	all := make(map[types.NamespacedName]*apiregistrationv1.APIService)
-	put := func(name types.NamespacedName, o runtime.Object) (changed bool) {
-		old := all[name]
-		a, ok := o.(*apiregistrationv1.APIService)
-		if !ok {
-			delete(all, name)
-			return old != nil
-		}
-		// The annotations apply only where requests are forwarded to the extension server.
-		maps.DeleteFunc(a.Annotations, func(key, _ string) bool { return strings.HasPrefix(key, prefix) })
-		a.Spec.Service, a.Spec.CABundle, a.Spec.InsecureSkipTLSVerify = nil, nil, false
-		a.ResourceVersion = "" // it would not fit the lists of this process
-		if old == nil || !sameObject(old, a) {
-			all[name] = a
-		}
-		return all[name] == a
+// asLocal turns an APIService of an extension server into a Local one: requests go to the local
+// apiserver's own aggregator, which knows its availability.
+func asLocal(o runtime.Object) {
+	a, ok := o.(*apiregistrationv1.APIService)
+	if !ok {
+		return
 	}
-	send := func() {
-		byName := func(a, b *apiregistrationv1.APIService) int { return strings.Compare(a.Name, b.Name) }
-		select {
-		case to <- slices.SortedFunc(maps.Values(all), byName):
-		case <-ctx.Done():
-		}
-	}
-	c.apiServiceLister().reflect(ctx, &store{
-		set: func(name types.NamespacedName, o runtime.Object) {
-			if put(name, o) {
-				send()
-			}
-		},
-		replace: func(list map[types.NamespacedName]runtime.Object) {
-			maps.DeleteFunc(all, func(name types.NamespacedName, _ *apiregistrationv1.APIService) bool { return list[name] == nil })
-			for name, o := range list {
-				put(name, o)
-			}
-			send()
-		},
-	})
+	// The annotations apply only where requests are forwarded to the extension server.
+	maps.DeleteFunc(a.Annotations, func(key, _ string) bool { return strings.HasPrefix(key, prefix) })
+	a.Spec.Service, a.Spec.CABundle, a.Spec.InsecureSkipTLSVerify = nil, nil, false
+	a.ResourceVersion = "" // it would not fit the lists of this process
 }
 
 // watchBoth watches a ConfigMap of the directory or, if that does not have it, of the cluster.

@@ -126,8 +126,8 @@ func newRegistry(c Config, from source) *Registry {
 		log:     cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
 		changes: newChanges(),
 	}
-	if c.Cluster && c.APIServices != nil {
-		r.awaited = append(r.awaited, kindFallback)
+	if c.Cluster {
+		r.awaited = append(r.awaited, kindServed)
 	}
 	if c.Cluster && c.Directory != "" {
 		r.awaited = append(r.awaited, kindFallbackService, kindFallbackSlice)

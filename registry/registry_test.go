@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -210,7 +209,8 @@ func TestMetrics(t *testing.T) {
 	remote := remoteService("a.io", "v1", "server")
 	remote.Annotations = map[string]string{prefix + "owner": "team-a", prefix + "http1": "perhaps"}
 	// A file's name that is not UTF-8 does not cost the scrape.
-	all := []runtime.Object{local, remote, clusterIP(service), slice(service, "10.0.0.1")}
+	all := make([]directory.Object, 4)
+	all[0].Value, all[1].Value, all[2].Value, all[3].Value = local, remote, clusterIP(service), slice(service, "10.0.0.1")
 	c.replaceAll(all, []directory.Fault{{File: "gr\xf6\xdfe.yaml"}}, kindAPIService, kindService, kindSlice)
 	table := until(t, r, "an endpoint", func(t *Table) bool { e := t.named("v1.a.io"); return e != nil && len(e.Endpoints) == 1 })
 	e := table.named("v1.a.io")

@@ -58,6 +58,7 @@ func reflectAll(ctx context.Context, to *changes, lists []*lister) {
 			s := &store{
 				set:     func(name types.NamespacedName, o runtime.Object) { to.set(key{l.kind, name}, o) },
 				replace: l.replaced,
+				adapt:   l.adapt,
 			}
 			if s.replace == nil {
 				s.replace = func(all map[types.NamespacedName]runtime.Object) { to.replace(l.kind, all) }
@@ -101,6 +102,8 @@ type lister struct {
 	example runtime.Object
 	from    *cache.ListWatch
 	log     *slog.Logger
+	// adapt modifies an object before it is recorded. Nil means that it stays.
+	adapt func(runtime.Object)
 	// replaced is called with each complete list. Nil means changes.replace.
 	replaced func(map[types.NamespacedName]runtime.Object)
 	// absent is called if the kind is not served and never was. Nil: this is an ordinary fault.
@@ -176,6 +179,7 @@ type store struct {
 	set func(types.NamespacedName, runtime.Object)
 	// replace is called with the complete set of objects.
 	replace func(map[types.NamespacedName]runtime.Object)
+	adapt   func(runtime.Object) // as in lister
 }
 
 func (s *store) Add(o any) error    { return s.put(o) }
@@ -183,7 +187,7 @@ func (s *store) Update(o any) error { return s.put(o) }
 func (s *store) Resync() error      { return nil }
 
 func (s *store) put(o any) error {
-	object, name, err := named(o)
+	object, name, err := s.named(o)
 	if err == nil {
 		s.set(name, object)
 	}
@@ -191,7 +195,7 @@ func (s *store) put(o any) error {
 }
 
 func (s *store) Delete(o any) error {
-	_, name, err := named(o)
+	_, name, err := s.named(o)
 	if err == nil {
 		s.set(name, nil)
 	}
@@ -201,7 +205,7 @@ func (s *store) Delete(o any) error {
 func (s *store) Replace(list []any, _ string) error {
 	all := make(map[types.NamespacedName]runtime.Object, len(list))
 	for _, o := range list {
-		object, name, err := named(o)
+		object, name, err := s.named(o)
 		if err != nil {
 			return err
 		}
@@ -214,13 +218,13 @@ func (s *store) Replace(list []any, _ string) error {
 // Transformer strips objects early: the reflector must not hold a list with all managed fields.
 func (s *store) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) {
-		object, _, err := named(o)
+		object, _, err := s.named(o)
 		return object, err
 	}
 }
 
 // named strips an object and returns it with its name.
-func named(o any) (runtime.Object, types.NamespacedName, error) {
+func (s *store) named(o any) (runtime.Object, types.NamespacedName, error) {
 	object, ok := o.(interface {
 		runtime.Object
 		metav1.Object
@@ -228,7 +232,9 @@ func named(o any) (runtime.Object, types.NamespacedName, error) {
 	if !ok {
 		return nil, types.NamespacedName{}, fmt.Errorf("reading from the local apiserver: unexpected %T", o)
 	}
-	strip(object)
+	if strip(object); s.adapt != nil {
+		s.adapt(object)
+	}
 	return object, types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetName()}, nil
 }
 

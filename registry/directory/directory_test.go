@@ -15,9 +15,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/rest"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/manifests"
@@ -46,7 +46,7 @@ func tell(t *testing.T, script *story.Story) {
 	dir := t.TempDir()
 	d := must.Get(New(Config{Path: dir}))(t)
 	var listed *listing
-	var published []runtime.Object
+	var published []Object
 	again, sent := false, ""
 	go func() { // ends with the test
 		_ = d.Watch(t.Context(), "x", "ca", func(m *corev1.ConfigMap) {
@@ -88,7 +88,7 @@ func tell(t *testing.T, script *story.Story) {
 				listed = new(list(dir, d.parent))
 			}
 			again = d.read(*listed, len(words) > 1)
-			d.publish(func(objects []runtime.Object, _ []Fault) { published = objects }, listed.faults)
+			d.publish(func(objects []Object, _ []Fault) { published = objects }, listed.faults)
 			synctest.Wait()
 			listed = nil
 		case "expect":
@@ -110,7 +110,7 @@ func tell(t *testing.T, script *story.Story) {
 		}
 	}
 	for _, o := range published {
-		if m, ok := o.(metav1.Object); !ok || m.GetUID() == "" || m.GetCreationTimestamp() == (metav1.Time{}) {
+		if m := o.Value; m.GetUID() == "" || m.GetCreationTimestamp() == (metav1.Time{}) {
 			t.Errorf("without identity: %+v", o)
 		}
 	}
@@ -197,12 +197,13 @@ func TestUnchanged(t *testing.T) {
 func TestLocalKeepsItsObjects(t *testing.T) {
 	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}
 	c := &rest.Config{Host: "http://localhost"}
-	l := must.Get(newLocal(c, nil))(t)
-	if a, b := l.objects(list), l.objects(list); len(a) != 1 || a[0] != b[0] {
+	l := must.Get(NewLocal(c, nil))(t)
+	name := types.NamespacedName{Name: "v1.b.io"}
+	l.made = l.objects(list)
+	if a, b := l.made, l.objects(list); len(a) != 1 || a[name] != b[name] {
 		t.Errorf("objects %v and %v", a, b)
 	}
-	l.objects(&metav1.APIGroupList{})
-	check.Same(t, 0, len(l.made), "objects that are kept of group-versions that are gone")
+	check.Same(t, 0, len(l.objects(&metav1.APIGroupList{})), "objects of group-versions that are gone")
 	check.Same(t, 0, c.Timeout, "timeout of the caller's configuration")
 }
 
@@ -218,7 +219,7 @@ func TestLocalTellsChanges(t *testing.T) {
 		return list
 	}
 	synctest.Test(t, func(t *testing.T) {
-		l := must.Get(newLocal(&rest.Config{Host: "http://localhost"}, slog.New(slog.DiscardHandler)))(t)
+		l := must.Get(NewLocal(&rest.Config{Host: "http://localhost"}, slog.New(slog.DiscardHandler)))(t)
 		var list atomic.Pointer[metav1.APIGroupList]
 		l.groups = func(context.Context) (*metav1.APIGroupList, error) {
 			if list.Load() == nil {
@@ -226,8 +227,10 @@ func TestLocalTellsChanges(t *testing.T) {
 			}
 			return list.Load(), nil
 		}
-		sent := make(chan []*apiregistrationv1.APIService, 9)
-		go l.run(t.Context(), sent)
+		sent := make(chan map[types.NamespacedName]runtime.Object, 9)
+		must.Run(t, func(ctx context.Context) error {
+			return l.Run(ctx, func(all map[types.NamespacedName]runtime.Object) { sent <- all })
+		})
 		for _, step := range []struct {
 			name  string
 			serve *metav1.APIGroupList

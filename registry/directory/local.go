@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
@@ -22,15 +23,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/builtin"
 )
 
-// local registers the group-versions of the local apiserver, as kube-apiserver does with its
+// Local registers the group-versions of the local apiserver, as kube-apiserver does with its
 // autoregister controllers (kube-aggregator pkg/controllers/autoregister, kubernetes
 // pkg/controlplane/controller/crdregistration). It asks for the legacy list of groups, which has
 // only names and versions and is a fiftieth of the aggregated document.
-type local struct {
+type Local struct {
 	groups func(context.Context) (*metav1.APIGroupList, error)
 	log    *slog.Logger
 	begun  time.Time
-	made   map[schema.GroupVersion]*apiregistrationv1.APIService
+	made   map[types.NamespacedName]runtime.Object // as last served
 }
 
 // localInterval is how often the local apiserver is asked. Its group-versions are routed to it
@@ -46,7 +47,8 @@ const localAgain = 250 * time.Millisecond
 // group of the APIServices, which it has not read yet.
 var errUnread = errors.New("the local apiserver has not read its APIServices yet")
 
-func newLocal(c *rest.Config, log *slog.Logger) (*local, error) {
+// NewLocal returns what registers those of the apiserver that c connects to.
+func NewLocal(c *rest.Config, log *slog.Logger) (*Local, error) {
 	c = rest.CopyConfig(c)
 	c.Timeout = localInterval
 	client, err := discovery.NewDiscoveryClientForConfig(c)
@@ -54,17 +56,16 @@ func newLocal(c *rest.Config, log *slog.Logger) (*local, error) {
 		return nil, fmt.Errorf("making discovery client of the local apiserver: %w", err)
 	}
 	client.UseLegacyDiscovery = true
-	return &local{
+	return &Local{
 		groups: client.ServerGroupsWithContext,
 		log:    log,
 		begun:  time.Now(),
-		made:   make(map[schema.GroupVersion]*apiregistrationv1.APIService),
 	}, nil
 }
 
-// run sends the local APIServices when they change, until ctx ends. Without an apiserver they stay.
-func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIService) {
-	var last []*apiregistrationv1.APIService
+// Run calls serve with the APIServices when they change, until ctx ends. Without an
+// apiserver they stay.
+func (l *Local) Run(ctx context.Context, serve func(map[types.NamespacedName]runtime.Object)) error {
 	failing := false
 	for {
 		list, err := l.groups(ctx)
@@ -74,17 +75,13 @@ func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIServi
 		wait := localInterval
 		switch {
 		case ctx.Err() != nil:
-			return
+			return ctx.Err()
 		case err != nil && !failing:
 			l.log.Warn("asking the local apiserver for its groups, the last ones are kept", "err", err)
 		case err == nil:
-			if now := l.objects(list); !slices.Equal(now, last) {
-				select {
-				case to <- now:
-					last = now
-				case <-ctx.Done():
-					return
-				}
+			if now := l.objects(list); l.made == nil || !maps.Equal(now, l.made) {
+				l.made = now
+				serve(now)
 			}
 		}
 		if failing = err != nil; failing {
@@ -95,31 +92,27 @@ func (l *local) run(ctx context.Context, to chan<- []*apiregistrationv1.APIServi
 }
 
 // objects makes the APIServices of a list of groups. The same group-version is the same pointer.
-func (l *local) objects(list *metav1.APIGroupList) []*apiregistrationv1.APIService {
-	var out []*apiregistrationv1.APIService
-	made := make(map[schema.GroupVersion]*apiregistrationv1.APIService, len(l.made)) // without those that are gone
+func (l *Local) objects(list *metav1.APIGroupList) map[types.NamespacedName]runtime.Object {
+	made := make(map[types.NamespacedName]runtime.Object, len(l.made))
 	for _, g := range list.Groups {
 		if g.Name == apiregistrationv1.GroupName {
 			continue // it has no APIService: no aggregator registers itself
 		}
 		for _, v := range g.Versions {
-			gv := schema.GroupVersion{Group: g.Name, Version: v.Version}
-			if made[gv] = l.made[gv]; made[gv] == nil {
-				made[gv] = l.object(gv)
+			name := types.NamespacedName{Name: v.Version + "." + g.Name}
+			if made[name] = l.made[name]; made[name] == nil {
+				made[name] = l.object(schema.GroupVersion{Group: g.Name, Version: v.Version})
 			}
-			out = append(out, made[gv])
 		}
 	}
-	l.made = made
-	slices.SortFunc(out, func(a, b *apiregistrationv1.APIService) int { return strings.Compare(a.Name, b.Name) })
-	return slices.Compact(out)
+	return made
 }
 
 // Automanaged is kube-aggregator's label for APIServices that it registered itself.
 const Automanaged = "kube-aggregator.kubernetes.io/automanaged"
 
 // object makes one Local APIService.
-func (l *local) object(gv schema.GroupVersion) *apiregistrationv1.APIService {
+func (l *Local) object(gv schema.GroupVersion) *apiregistrationv1.APIService {
 	group, version, ok := builtin.Priorities(gv)
 	o := &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: gv.Version + "." + gv.Group, Labels: map[string]string{Automanaged: "true"}},
