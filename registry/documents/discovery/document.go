@@ -116,35 +116,31 @@ func (d *document) form(c choice) *form {
 	return f
 }
 
-// answer returns the response to a request that chose a form, with the query, User-Agent and lines
-// of Accept-Encoding and If-None-Match. It is made on first use, or is nil without render.
-func (d *document) answer(c choice, query, agent string, encodings, tags []string, render bool) *negotiate.Answer {
-	known := d.known.Load()
-	if render {
-		known = d.tag()
-	}
-	gzip := at(negotiate.TakesGzip(encodings...))
-	switch {
-	case known == nil:
-		return nil
-	case negotiate.Matches(known.etag, tags...):
-		return known.unchanged[gzip]
-	}
+// made returns the response to a request that chose a form, with the query, User-Agent and lines of
+// Accept-Encoding and If-None-Match, if it was made before. It says which one is to be made if not.
+func (d *document) made(c choice, query, agent string, encodings, tags []string) (a *negotiate.Answer, form choice, gzip bool) {
+	gzip = negotiate.TakesGzip(encodings...)
 	c.pretty = c.media == 0 && (c.pretty || wantsPretty(query, agent))
-	a := &d.at(c).answers[gzip]
-	if render {
-		a.once.Do(func() { a.made.Store(d.respond(d.form(c), known.etag, gzip == 1)) })
+	known := d.known.Load()
+	if known != nil && negotiate.Matches(known.etag, tags...) {
+		return known.unchanged[at(gzip)], c, gzip
 	}
-	return a.made.Load()
+	return d.at(c).answers[at(gzip)].made.Load(), c, gzip
 }
 
-// respond makes the response with a form. A small one is not compressed.
-func (d *document) respond(f *form, etag string, gzip bool) *negotiate.Answer {
-	fields, body := append(d.common(etag, gzip), hpack.HeaderField{Name: "content-type", Value: f.contentType}), f.body
-	if gzip && len(body) >= leastZipped {
-		fields, body = append(fields, hpack.HeaderField{Name: "content-encoding", Value: "gzip"}), negotiate.Gzip(body)
-	}
-	return negotiate.Prepare(http.StatusOK, body, fields...)
+// answer returns the response with a form, which it makes on first use. A small one is not
+// compressed.
+func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
+	a := &d.at(c).answers[at(gzip)]
+	a.once.Do(func() {
+		f := d.form(c)
+		fields, body := append(d.common(d.tag().etag, gzip), hpack.HeaderField{Name: "content-type", Value: f.contentType}), f.body
+		if gzip && len(body) >= leastZipped {
+			fields, body = append(fields, hpack.HeaderField{Name: "content-encoding", Value: "gzip"}), negotiate.Gzip(body)
+		}
+		a.made.Store(negotiate.Prepare(http.StatusOK, body, fields...))
+	})
+	return a.made.Load()
 }
 
 // at returns the index for clients with or without gzip.

@@ -127,7 +127,12 @@ func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, n *negotiator,
 		return
 	}
 	doc := c.of(aggregated, legacy)
-	doc.answer(c, r.URL.RawQuery, r.UserAgent(), r.Header["Accept-Encoding"], r.Header["If-None-Match"], true).Write(w, r)
+	doc.tag() // to compare
+	a, form, gzip := doc.made(c, r.URL.RawQuery, r.UserAgent(), r.Header["Accept-Encoding"], r.Header["If-None-Match"])
+	if a == nil {
+		a = doc.answer(form, gzip)
+	}
+	a.Write(w, r)
 }
 
 func (d *Discovery) writeError(w http.ResponseWriter, r *http.Request, err error) {
@@ -171,7 +176,8 @@ func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *ne
 	if doc == nil {
 		return nil
 	}
-	return doc.answer(known.Value, query, asked.agent, []string{asked.encoding}, []string{asked.match}, false)
+	a, _, _ := doc.made(known.Value, query, asked.agent, []string{asked.encoding}, []string{asked.match})
+	return a
 }
 
 // asked are the request fields on which the response depends.

@@ -91,7 +91,7 @@ func TestUnchanged(t *testing.T) {
 		if step == 59 {
 			break // too small to be compressed
 		}
-		z := must.Get(gzip.NewReader(bytes.NewReader(next.groups.answer(choice{}, "", "", []string{"gzip"}, nil, true).Body)))(t)
+		z := must.Get(gzip.NewReader(bytes.NewReader(next.groups.answer(choice{}, true).Body)))(t)
 		if got, err := io.ReadAll(z); err != nil || !bytes.Equal(got, f.body) {
 			t.Errorf("step %d: compressed: %d bytes, want %d, %v", step, len(got), len(f.body), err)
 		}
