@@ -31,11 +31,10 @@ type local struct {
 	head         wire.Head
 	info         *ConnInfo
 	handler      http.Handler
-	ctx          context.Context
 
 	// The following fields are guarded by the shard's mutex.
-	deadlines [2]deadline // by way
-	returned  bool        // the handler has: no further timer starts
+	readBy time.Time   // the deadline of reading; zero means none
+	late   *time.Timer // fires then; nil means that it was never set
 }
 
 // errStreamGone is a handler's error when it reads or writes after its stream has ended.
@@ -46,25 +45,23 @@ func (sh *shard) local(c *engine.Conn, h *wire.Head, handler http.Handler) (*eng
 	l := &local{sh: sh, head: *h, info: linkOf(c).info, handler: handler}
 	l.head.Fields = slices.Clone(h.Fields)
 	l.Changed.L = &sh.mu
-	return &l.Local, func() {
-		ctx, cancel := context.WithCancel(l.info.Context())
-		sh.lock()
-		l.ctx, l.Cancel = ctx, cancel
-		gone := l.Gone()
-		sh.settle()
-		if gone {
-			cancel()
-		}
-		sh.links.Go(l.run)
-	}
+	return &l.Local, func() { sh.links.Go(l.run) }
 }
 
 // run runs the handler.
 func (l *local) run() {
-	defer l.Cancel()
-	defer l.stopDeadlines()
+	ctx, cancel := context.WithCancel(l.info.Context())
+	defer cancel()
+	l.sh.lock()
+	l.Cancel = cancel
+	gone := l.Gone()
+	l.sh.settle()
+	if gone {
+		cancel()
+	}
 	w := &writer{l: l, header: http.Header{}}
-	r, err := l.request()
+	defer w.SetReadDeadline(time.Time{})
+	r, err := l.request(ctx)
 	if err != nil {
 		w.WriteHeader(http.StatusBadRequest)
 		w.finish()
@@ -93,7 +90,7 @@ func (l *local) abort() {
 }
 
 // request makes the handler's request.
-func (l *local) request() (*http.Request, error) {
+func (l *local) request(ctx context.Context) (*http.Request, error) {
 	// The target is valid, and url.ParseRequestURI would read it four times more.
 	path, err := url.PathUnescape(l.head.Path)
 	if err != nil {
@@ -111,16 +108,16 @@ func (l *local) request() (*http.Request, error) {
 	if l.info.TLS.HandshakeComplete {
 		r.TLS = &l.info.TLS
 	}
-	r.Header, r.Trailer = headerOf(l.head.Fields)
+	r.Header, _ = headerOf(l.head.Fields)
 	if lines := r.Header["Cookie"]; len(lines) > 1 { // RFC 9113 §8.2.3: joined as in HTTP/1.1
 		r.Header["Cookie"] = []string{strings.Join(lines, "; ")}
 	}
 	if l.head.EndStream {
 		r.ContentLength = 0
 	} else {
-		r.Body = &body{l: l, r: r, expects: r.ContentLength != 0 && strings.EqualFold(r.Header.Get("Expect"), "100-continue")}
+		r.Body = &body{l: l, expects: r.ContentLength != 0 && strings.EqualFold(r.Header.Get("Expect"), "100-continue")}
 	}
-	return r.WithContext(l.ctx), nil
+	return r.WithContext(ctx), nil
 }
 
 // headerOf returns fields as net/http has them: the announced trailers apart.
@@ -167,7 +164,6 @@ func announced(trailer http.Header, names string) http.Header {
 // body is the request's body for the handler.
 type body struct {
 	l       *local
-	r       *http.Request
 	expects bool // the client waits for 100 Continue
 	closed  bool // guarded by the shard's mutex
 	eof     bool
@@ -185,26 +181,21 @@ func (b *body) Read(p []byte) (int, error) {
 		l.sh.lock()
 	}
 	b.expects = false
-	for l.Waits() && !l.deadlines[reading].late && !b.closed {
+	for l.Waits() && !b.closed && (l.readBy.IsZero() || time.Now().Before(l.readBy)) {
 		l.Changed.Wait()
 	}
-	if b.closed {
+	switch {
+	case b.closed:
 		return 0, http.ErrBodyReadAfterClose
-	}
-	if l.Gone() || l.Waits() {
-		return 0, l.gone(reading)
+	case l.Gone():
+		return 0, errStreamGone
+	case l.Waits():
+		return 0, fmt.Errorf("http2: %w", os.ErrDeadlineExceeded)
 	}
 	if n := l.Read(p); n > 0 || len(p) == 0 {
 		return n, nil
 	}
 	b.eof = true
-	for _, f := range l.Trailers() {
-		if name := http.CanonicalHeaderKey(f.Name); b.r.Trailer != nil {
-			if _, announced := b.r.Trailer[name]; announced {
-				b.r.Trailer[name] = append(b.r.Trailer[name], f.Value)
-			}
-		}
-	}
 	return 0, io.EOF
 }
 
@@ -217,79 +208,35 @@ func (b *body) Close() error {
 	return nil
 }
 
-// deadline is one of a handler's deadlines, set through http.ResponseController. As in net/http's
-// HTTP/2, a read deadline that has passed ends the body for good, and a passed write deadline
-// resets the stream.
-type deadline struct {
-	at    time.Time   // zero means none
-	timer *time.Timer // fires then; nil means never set
-	late  bool        // it has passed
-}
-
-// way is the direction of a deadline.
-type way uint8
-
-const (
-	reading way = iota
-	writing
-)
-
-// SetReadDeadline implements http.ResponseController's method.
-func (w *writer) SetReadDeadline(t time.Time) error { return w.l.setDeadline(reading, t) }
-
-// SetWriteDeadline implements http.ResponseController's method.
-func (w *writer) SetWriteDeadline(t time.Time) error { return w.l.setDeadline(writing, t) }
-
-func (l *local) setDeadline(d way, t time.Time) error {
+// SetReadDeadline implements http.ResponseController's method. The rest of the body cannot be read
+// after it.
+func (w *writer) SetReadDeadline(t time.Time) error {
+	l := w.l
 	l.sh.lock()
 	defer l.sh.leave(l)
-	if l.returned {
-		return errStreamGone
+	if l.late != nil {
+		l.late.Stop()
 	}
-	l.deadlines[d].at = t
-	l.expireLocked(d)
+	if l.readBy = t; !t.IsZero() {
+		l.late = time.AfterFunc(time.Until(t), func() {
+			l.sh.lock()
+			defer l.sh.leave(l)
+			l.Changed.Broadcast()
+		})
+	}
 	return nil
 }
 
-// expireLocked marks a direction late if its deadline has passed, else it has its timer call again.
-func (l *local) expireLocked(d way) {
-	x := &l.deadlines[d]
-	if x.timer != nil {
-		x.timer.Stop()
-	}
-	if x.at.IsZero() || l.returned {
-		return
-	}
-	if left := time.Until(x.at); left > 0 {
-		x.timer = time.AfterFunc(left, func() {
-			l.sh.lock()
-			defer l.sh.leave(l)
-			l.expireLocked(d)
-		})
-		return
-	}
-	x.late = true
-	l.Changed.Broadcast()
-	if d == writing {
-		l.Abort(errWriteDeadline)
-	}
-}
-
-var errWriteDeadline = errors.New("handler's write deadline has passed")
-
-// gone returns the error for a handler that cannot continue.
-func (l *local) gone(d way) error {
-	if l.deadlines[d].late {
-		return fmt.Errorf("http2: %w", os.ErrDeadlineExceeded)
-	}
-	return errStreamGone
-}
-
-// stopDeadlines stops the timers when the handler has returned.
-func (l *local) stopDeadlines() {
+// SetWriteDeadline implements http.ResponseController's method. As in net/http's HTTP/2, the stream
+// is reset after it: at the engine's next tick.
+func (w *writer) SetWriteDeadline(t time.Time) error {
+	l := w.l
 	l.sh.lock()
-	l.returned = true
-	l.expireLocked(reading)
-	l.expireLocked(writing)
-	l.sh.settle()
+	defer l.sh.leave(l)
+	if t.IsZero() {
+		l.Expire(0)
+	} else {
+		l.Expire(max(t.Sub(l.sh.started), 1))
+	}
+	return nil
 }

@@ -66,7 +66,7 @@ func TestLocalDeadlines(t *testing.T) {
 	s.reads(s.do("GET", "/cleared", nil), "fine")
 	must.Do(t, <-got)
 	res := s.do("GET", "/write", nil) // the body is not read before the deadline
-	if err := <-got; !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := <-got; !errors.Is(err, errStreamGone) {
 		t.Errorf("writing ended with %v", err)
 	}
 	if _, err := io.Copy(io.Discard, res.Body); err == nil || !strings.Contains(err.Error(), "INTERNAL_ERROR") {

@@ -317,10 +317,7 @@ func testModel(t *testing.T, driver string) {
 				return fmt.Errorf("exchange %+v: nothing to compare with", x)
 			}
 			for _, way := range []string{"lane", "local", "guest"} {
-				client, base, want := s.client, s.url, want
-				if way == "local" && x.Signed { // only handlers get the request's trailers
-					want.Fields = strings.Replace(want.Fields, "map[]", "map[X-Up:[up]]", 1)
-				}
+				client, base := s.client, s.url
 				if way == "guest" {
 					client = &http.Client{Transport: s}
 				}

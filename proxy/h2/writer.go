@@ -183,7 +183,7 @@ func (l *local) sendPart(p []byte) error {
 		l.Changed.Wait()
 	}
 	if l.Gone() {
-		return l.gone(writing)
+		return errStreamGone
 	}
 	if len(p) > 0 {
 		l.Send(p)

@@ -124,9 +124,6 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 	}
 	t.s, s.ticket, s.parked = nil, nil, false // the ticket is used up: resume may be called twice
 	s.countHead(int(s.head) / 2)
-	if p.Forward != nil {
-		s.keepTrailers(up, nil)
-	}
 	h := t.head
 	t.head = nil
 	s.apply(h, p)
@@ -183,8 +180,8 @@ func (s *stream) buildRequest(h *wire.Head, p *Plan) {
 	s.sending.fields = append(req, p.Set...)
 }
 
-// trailers handles trailers, which end a message. Those of a request are not forwarded: the backend
-// may have answered and forgotten the stream, and for net/http's server HEADERS on such a stream
+// trailers handles trailers, which end a message. Those of a request are dropped: the backend may
+// have answered and forgotten the stream, and for net/http's server HEADERS on such a stream
 // are an error of the connection, which others share. DATA is one of the stream.
 func (e *Engine) trailers(c *Conn, s *stream) *connError {
 	d := c.side
@@ -207,8 +204,8 @@ func (e *Engine) trailers(c *Conn, s *stream) *connError {
 	if err != nil {
 		return s.violation(d, http2.ErrCodeProtocol, err.Error())
 	}
-	if !f.discard && (d == down || s.plan.Forward == nil) { // without a plan yet, a handler may want them
-		s.keepTrailers(d, list)
+	if d == down && !f.discard {
+		s.keepTrailers(list)
 	}
 	s.push(d, nil, true)
 	return nil

@@ -144,9 +144,9 @@ func (e *Engine) sendEnd(dst *Conn, s *stream, d dir) {
 	if d == up {
 		s.whole = e.now
 	}
-	if h.trailers != nil {
-		dst.writeHeaders(s.id[1-d], true, h.trailers)
-		s.keepTrailers(d, nil)
+	if d == down && s.trailers != nil {
+		dst.writeHeaders(s.id[up], true, s.trailers)
+		s.keepTrailers(nil)
 	} else {
 		dst.writeData(s.id[1-d], nil, true)
 	}
@@ -191,6 +191,7 @@ func (s *stream) discardUpload() {
 	n := h.q.size
 	h.discard = true
 	s.unqueue(up)
+	s.e.weigh(s)
 	s.giveStreamCredit(up, n)
 	if s.guest != nil {
 		s.e.wakeGuest(s.guest, up)

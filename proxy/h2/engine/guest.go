@@ -147,7 +147,7 @@ func (g *Guest) Over() bool { return g.over.Load() }
 
 // completeGuest ends the stream of a response that was read to its end.
 func (s *stream) completeGuest() {
-	s.guest.trailers = s.half[down].trailers
+	s.guest.trailers = s.trailers
 	s.half[down].sentEnd = true
 	s.endGuest(nil)
 	s.reset(down, http2.ErrCodeCancel) // the rest of the request is of no use

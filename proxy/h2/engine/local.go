@@ -3,6 +3,7 @@ package engine
 import (
 	"net/http"
 	"sync"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -58,6 +59,13 @@ func (l *Local) Abort(err error) {
 	}
 }
 
+// Expire resets the stream when the engine's clock shows at. Zero means not.
+func (l *Local) Expire(at time.Duration) {
+	if l.s != nil {
+		l.s.e.arm(l.s, at)
+	}
+}
+
 // Continue sends 100 Continue, unless the body or the response has begun.
 func (l *Local) Continue() bool {
 	if l.s == nil || l.s.half[up].got > 0 || l.s.half[down].head {
@@ -73,9 +81,6 @@ func (l *Local) Waits() bool { return l.s != nil && l.s.half[up].q.size == 0 && 
 // Read reads what has come of the request's body, if Waits and Gone report false. Zero means its
 // end.
 func (l *Local) Read(p []byte) (n int) { return l.s.readBody(up, p) }
-
-// Trailers returns the trailers of a request whose body was read to its end.
-func (l *Local) Trailers() []hpack.HeaderField { return l.s.half[up].trailers }
 
 // Queued returns how many bytes of the response wait for the client.
 func (l *Local) Queued() int {
@@ -132,6 +137,6 @@ func (l *Local) End(status int, fields, trailers []hpack.HeaderField) {
 		s.review()
 		return
 	}
-	s.keepTrailers(down, trailers)
+	s.keepTrailers(trailers)
 	s.push(down, nil, true)
 }

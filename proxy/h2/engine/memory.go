@@ -68,7 +68,7 @@ func (e *Engine) headLimit(side dir) int {
 
 // weigh counts the stream's queues for the client's connection. Call it when they have changed.
 func (e *Engine) weigh(s *stream) {
-	c, n := s.leg[up], (s.half[up].q.chunks+s.half[down].q.chunks)*chunkSize+s.half[up].tail+s.half[down].tail
+	c, n := s.leg[up], (s.half[up].q.chunks+s.half[down].q.chunks)*chunkSize+s.tail
 	if n == s.held {
 		return
 	}
@@ -84,14 +84,15 @@ func (e *Engine) weigh(s *stream) {
 	}
 }
 
-// keepTrailers stores trailers until the body was sent; nil removes them. They count like the body.
-func (s *stream) keepTrailers(d dir, list []hpack.HeaderField) {
-	h, n := &s.half[d], int32(0)
+// keepTrailers stores the response's trailers until its body was sent; nil removes them. They count
+// like the body.
+func (s *stream) keepTrailers(list []hpack.HeaderField) {
+	n := int32(0)
 	for i := range list {
 		n += int32(list[i].Size()) // at most limits.maxHeader together
 	}
-	s.e.held += int64(n - h.tail)
-	h.trailers, h.tail = list, n
+	s.e.held += int64(n - s.tail)
+	s.trailers, s.tail = list, n
 	s.e.weigh(s)
 }
 

@@ -102,7 +102,7 @@ func TestHeldFieldsAreCounted(t *testing.T) {
 				c.get(id, big)
 			}
 		}, 10 * 15 << 10},
-		{"trailers of uploads that no handler reads", func(r *rig, c *peer) {
+		{"uploads that no handler reads", func(r *rig, c *peer) {
 			var later []func(Plan)
 			r.decide = func(_ *wire.Head, resume func(Plan)) (Plan, bool) {
 				later = append(later, resume)
@@ -114,7 +114,7 @@ func TestHeldFieldsAreCounted(t *testing.T) {
 				c.send(id, true, big)
 				later[len(later)-1](Plan{Serve: http.NotFoundHandler()}) // only used for those without a plan
 			}
-		}, 10 * (65 + 15) << 10},
+		}, 10 * 65 << 10},
 		{"trailers of answers that nobody reads", func(r *rig, c *peer) {
 			_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 			c.gets(1, 19)

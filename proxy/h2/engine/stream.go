@@ -23,20 +23,18 @@ const (
 // half is one direction of a stream.
 type half struct {
 	q        queue
-	trailers []hpack.HeaderField // a response's are sent when q is empty; a request's are for its handler
-	tail     int32               // size of trailers in bytes
-	window   int32               // bytes that the receiving peer still allows on the stream; may be negative (§6.9.2)
-	recv     int32               // bytes that the sending peer may still send on the stream
-	credit   int32               // bytes forwarded, not yet returned to the sender's window
-	full     int32               // the size of recv's window
-	end      bool                // END_STREAM was received
-	sentEnd  bool                // END_STREAM was sent
-	discard  bool                // bytes are dropped: they are no longer needed
-	head     bool                // the final head of this direction was sent
-	declared int64               // content-length; -1 means none
-	got      int64               // body bytes received
-	sent     int64               // body bytes sent
-	ready    node                // on the receiving connection's ready list
+	window   int32 // bytes that the receiving peer still allows on the stream; may be negative (§6.9.2)
+	recv     int32 // bytes that the sending peer may still send on the stream
+	credit   int32 // bytes forwarded, not yet returned to the sender's window
+	full     int32 // the size of recv's window
+	end      bool  // END_STREAM was received
+	sentEnd  bool  // END_STREAM was sent
+	discard  bool  // bytes are dropped: they are no longer needed
+	head     bool  // the final head of this direction was sent
+	declared int64 // content-length; -1 means none
+	got      int64 // body bytes received
+	sent     int64 // body bytes sent
+	ready    node  // on the receiving connection's ready list
 }
 
 // stream is one request: a stream on a client's connection and, while forwarded, on a backend's.
@@ -62,6 +60,8 @@ type stream struct {
 	// for which none could be dialled.
 	wait node
 
+	trailers    []hpack.HeaderField // of the response
+	tail        int32               // size of trailers in bytes
 	plan        kept
 	ep          *Endpoint // the last one picked
 	sending     *sending  // nil means that nothing is sent again
@@ -344,6 +344,7 @@ func (s *stream) unqueueAll() {
 		s.unqueue(dir(d))
 		s.half[d].ready.unlink()
 	}
+	s.keepTrailers(nil)
 }
 
 // unqueue drops everything that waits to be sent in direction d.
@@ -351,7 +352,6 @@ func (s *stream) unqueue(d dir) {
 	h := &s.half[d]
 	h.q.keep = false
 	h.q.clear(s.e)
-	s.keepTrailers(d, nil)
 }
 
 // node is a stream's place in one list; it is unlinked when its list is nil.
