@@ -60,7 +60,7 @@ func (l *local) run() {
 		cancel()
 	}
 	w := &writer{l: l, header: http.Header{}}
-	defer w.SetReadDeadline(time.Time{})
+	defer func() { _ = w.SetReadDeadline(time.Time{}) }() // which stops its timer
 	r, err := l.request(ctx)
 	if err != nil {
 		w.WriteHeader(http.StatusBadRequest)

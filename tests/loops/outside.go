@@ -40,7 +40,6 @@ var known = map[string]string{
 	"net/http.StatusText":            "a switch",
 	"net.Addr.String":                "a text",
 	"crypto/tls.VersionName":         "a switch",
-	"net/http.CanonicalHeaderKey":    "a text",
 	"(net/http.Header).Add":          "a look-up",
 	"(*net/http.Protocols).SetHTTP1": "sets a bit",
 

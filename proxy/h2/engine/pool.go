@@ -387,10 +387,6 @@ func (e *Engine) Retire(ep *Endpoint, grace time.Duration) {
 		e.closeIfDone(c)
 	}
 	for _, p := range pools {
-		for p.waiting.n > 0 {
-			s := p.waiting.pop()
-			s.release()
-			e.place(s) // nothing was sent: it may move without counting as a retry
-		}
+		e.moveWaiting(p, (*stream).repick) // nothing was sent: they may move without counting as a retry
 	}
 }
