@@ -109,16 +109,16 @@ func (b *batch) empty(what kind) {
 	b.replaced[what] = true
 }
 
-// replaceAll records the complete sets of several kinds at once, so that no table has a new
-// APIService without its new Service. The first of the kinds is that of the APIServices.
-func (c *changes) replaceAll(objects []directory.Object, problems []directory.Fault, of ...kind) {
+// replaceAll records all of the directory at once, so that no table has a new APIService without
+// its new Service. as is the kind of its APIServices.
+func (c *changes) replaceAll(as kind, objects []directory.Object, problems []directory.Fault) {
 	c.record(func(b *batch) {
-		for _, what := range of {
+		for _, what := range []kind{as, kindService, kindSlice} {
 			b.empty(what)
 		}
 		b.problems, b.files = problems, make(map[string]directory.Object)
 		for _, o := range objects {
-			what, name := of[0], types.NamespacedName{Namespace: o.Value.GetNamespace(), Name: o.Value.GetName()}
+			what, name := as, types.NamespacedName{Namespace: o.Value.GetNamespace(), Name: o.Value.GetName()}
 			switch o.Value.(type) {
 			case *apiregistrationv1.APIService:
 				b.files[name.Name] = o

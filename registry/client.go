@@ -12,7 +12,7 @@ import (
 	apiregistrationv1client "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 )
 
-// cluster is the source that watches a kube-apiserver. Reflectors write straight into changes.
+// cluster watches a kube-apiserver. Reflectors write straight into changes.
 // There is no informer store: the writer's objects are the only copy.
 type cluster struct {
 	apiServices apiregistrationv1client.ApiregistrationV1Interface

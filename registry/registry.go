@@ -72,7 +72,7 @@ type Config struct {
 // Registry holds the current table. Table, Report and Watch may be called before Run, but the table
 // is empty and incomplete until Run has read every source once.
 type Registry struct {
-	source  source
+	sources *sources
 	options *Options
 	log     *slog.Logger
 	table   atomic.Pointer[Table]
@@ -81,20 +81,9 @@ type Registry struct {
 	awaited []kind // kinds to be read in addition to those of every source
 }
 
-// source feeds a registry with objects: a *cluster (watch.go), or *manifests (manifests.go).
-type source interface {
-	// run blocks until ctx ends or the source proves unusable. One only unreachable keeps trying.
-	run(ctx context.Context, to *changes) error
-	// watch watches one ConfigMap until ctx ends. It calls f from one goroutine, with nil if the
-	// ConfigMap does not exist.
-	watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error
-}
-
 // New makes a registry. It reads nothing: see Run.
 func New(c Config) (*Registry, error) {
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
-	var from source
-	var err error
 	switch {
 	case c.Cluster && c.Client == nil:
 		return nil, errors.New("making registry: a cluster's APIServices are to count, and there is no local apiserver")
@@ -105,28 +94,26 @@ func New(c Config) (*Registry, error) {
 			// network, so it may name loopback. Slices of a cluster may not.
 			c.Options.Reach.AllowLoopback = true
 		}
-		from, err = newManifests(c)
 	case c.Client == nil:
 		return nil, errors.New("making registry: neither a local apiserver nor a directory to take APIServices from")
-	default:
-		from, err = newCluster(c.Client, c.Logger)
 	}
+	from, err := newSources(c)
 	if err != nil {
 		return nil, err
 	}
 	return newRegistry(c, from), nil
 }
 
-// newRegistry makes a registry over any source.
-func newRegistry(c Config, from source) *Registry {
+// newRegistry makes a registry over sources.
+func newRegistry(c Config, from *sources) *Registry {
 	o := c.Options
 	r := &Registry{
-		source:  from,
+		sources: from,
 		options: &o,
 		log:     cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
 		changes: newChanges(),
 	}
-	if c.Cluster {
+	if c.Cluster && c.Options.Directory {
 		r.awaited = append(r.awaited, kindServed)
 	}
 	if c.Cluster && c.Directory != "" {
@@ -144,7 +131,7 @@ func (r *Registry) Table() *Table { return r.table.Load() }
 // goroutine with the data of every state, including the first, and with an error that wraps
 // fs.ErrNotExist if the ConfigMap does not exist.
 func (r *Registry) Watch(ctx context.Context, ref types.NamespacedName, changed func(map[string][]byte, error)) error {
-	return r.source.watch(ctx, ref, func(cm *corev1.ConfigMap) {
+	return r.sources.watch(ctx, ref, func(cm *corev1.ConfigMap) {
 		if cm == nil {
 			changed(nil, fmt.Errorf("getting ConfigMap %s: %w", ref, fs.ErrNotExist))
 			return
@@ -167,14 +154,15 @@ func (r *Registry) Report(report Report) {
 // Run reads the source and keeps the table up to date until ctx ends or the source proves unusable.
 func (r *Registry) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return r.source.run(ctx, r.changes) })
+	g.Go(func() error { return r.sources.run(ctx, r.changes) })
 	g.Go(func() error { return r.write(ctx) })
 	g.Go(func() error { return r.logChanges(ctx) })
-	if m, ok := r.source.(*manifests); ok && m.remembered.path != "" {
-		g.Go(func() error { m.remembered.follow(ctx, r.Table); return ctx.Err() })
+	if last := r.sources.remembered; last.path != "" {
+		g.Go(func() error { last.follow(ctx, r.Table); return ctx.Err() })
 	}
-	if c := r.definitions(); c != nil {
-		s := &shadows{of: r, client: c.core.RESTClient()}
+	// A directory's claims are compared with what the local apiserver serves, see objects.faults.
+	if r.sources.cluster != nil && r.sources.stored != nil {
+		s := &shadows{of: r, client: r.sources.cluster.core.RESTClient()}
 		g.Go(func() error { return s.run(ctx) })
 	}
 	return g.Wait()
@@ -187,18 +175,6 @@ const (
 	// be routable.
 	mostPause = 40 * time.Millisecond
 )
-
-// definitions returns the cluster whose CustomResourceDefinitions APIServices may shadow. Nil means
-// that there is none, or that the directory reports shadowed definitions by itself.
-func (r *Registry) definitions() *cluster {
-	if c, ok := r.source.(*cluster); ok {
-		return c
-	}
-	if m, ok := r.source.(*manifests); ok && m.stored != nil {
-		return m.cluster
-	}
-	return nil
-}
 
 // write is the one writer.
 func (r *Registry) write(ctx context.Context) error {

@@ -57,24 +57,10 @@ func put(c *changes, all ...apiserver.Object) {
 	}
 }
 
-// script is a source that the test controls.
-type script struct{ to chan *changes }
-
-func (s script) run(ctx context.Context, to *changes) error {
-	s.to <- to
-	<-ctx.Done()
-	return ctx.Err()
-}
-
-func (s script) watch(ctx context.Context, _ types.NamespacedName, _ func(*corev1.ConfigMap)) error {
-	<-ctx.Done()
-	return ctx.Err()
-}
-
 // A report that equals the table counts while the writer makes a table of an opposite one: the
 // prober does not repeat it.
 func TestReportDuringBuild(t *testing.T) {
-	r := newRegistry(Config{}, script{})
+	r := newRegistry(Config{}, nil)
 	for k := range kinds {
 		r.changes.replace(k, nil)
 	}
@@ -105,10 +91,12 @@ func TestReportDuringBuild(t *testing.T) {
 // scripted runs a registry over a source that the test controls.
 func scripted(t *testing.T, to prometheus.Registerer) (*Registry, *changes) {
 	t.Helper()
-	s := script{to: make(chan *changes, 1)}
-	r := newRegistry(Config{Metrics: to}, s)
-	must.Run(t, r.Run)
-	c := <-s.to
+	r := newRegistry(Config{Metrics: to}, nil)
+	must.Run(t, func(ctx context.Context) error {
+		go func() { _ = r.logChanges(ctx) }()
+		return r.write(ctx)
+	})
+	c := r.changes
 	for k := range kinds {
 		c.replace(k, nil)
 	}
@@ -211,7 +199,7 @@ func TestMetrics(t *testing.T) {
 	// A file's name that is not UTF-8 does not cost the scrape.
 	all := make([]directory.Object, 4)
 	all[0].Value, all[1].Value, all[2].Value, all[3].Value = local, remote, clusterIP(service), slice(service, "10.0.0.1")
-	c.replaceAll(all, []directory.Fault{{File: "gr\xf6\xdfe.yaml"}}, kindAPIService, kindService, kindSlice)
+	c.replaceAll(kindAPIService, all, []directory.Fault{{File: "gr\xf6\xdfe.yaml"}})
 	table := until(t, r, "an endpoint", func(t *Table) bool { e := t.named("v1.a.io"); return e != nil && len(e.Endpoints) == 1 })
 	e := table.named("v1.a.io")
 	value := func(reason string) float64 {

@@ -37,7 +37,7 @@ func stored(group, service string) *apiregistrationv1.APIService {
 func TestRememberedOnceComplete(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "later", "cache.json")
 	synctest.Test(t, func(t *testing.T) {
-		r := newRegistry(Config{}, script{to: make(chan *changes, 1)})
+		r := newRegistry(Config{}, nil)
 		m := &remembered{path: file, log: slog.New(slog.DiscardHandler)}
 		o := stored("a.io", "one")
 		o.ResourceVersion = "7"
@@ -49,7 +49,7 @@ func TestRememberedOnceComplete(t *testing.T) {
 		}
 		r.changes.replace(kindService, nil)
 		r.changes.replace(kindSlice, nil)
-		must.Run(t, r.Run)
+		must.Run(t, r.write)
 		time.Sleep(mostPause) // virtual time: the table must exist by then
 		synctest.Wait()
 		must.Do(t, os.Mkdir(filepath.Dir(file), 0o700))

@@ -26,15 +26,6 @@ import (
 var errNoAPIServices = errors.New("the local apiserver does not serve apiregistration.k8s.io/v1: " +
 	"run kube-apiserver with its aggregator, or register APIServices from files with --registry=dir:PATH")
 
-func (c *cluster) run(ctx context.Context, to *changes) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	l := c.apiServiceLister()
-	l.absent = func() { cancel(errNoAPIServices) }
-	reflectAll(ctx, to, append(c.serviceListers(), l))
-	return context.Cause(ctx)
-}
-
 func everything(from cache.Getter, resource string) *cache.ListWatch {
 	return cache.NewListWatchFromClient(from, resource, metav1.NamespaceAll, fields.Everything())
 }
@@ -69,13 +60,9 @@ func reflectAll(ctx context.Context, to *changes, lists []*lister) {
 	wg.Wait() // every reflector ends with ctx
 }
 
-// watch implements source.
-func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error {
-	return c.watchOr(ctx, ref, f, nil)
-}
-
-// watchOr is watch, and calls denied if reading the ConfigMap is forbidden and never succeeded.
-func (c *cluster) watchOr(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap), denied func()) error {
+// watch is sources.watch. It calls denied if reading the ConfigMap is forbidden and never
+// succeeded.
+func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap), denied func()) error {
 	l := &lister{
 		example: &corev1.ConfigMap{}, log: c.log, denied: denied,
 		from: cache.NewListWatchFromClient(c.core.RESTClient(), "configmaps", ref.Namespace, fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name)),

@@ -18,14 +18,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
 
-// manifests is the source for a directory or etcd or both, with or without a local apiserver.
-type manifests struct {
+// sources are what feeds a registry with objects: a local apiserver, a directory, etcd, or several.
+type sources struct {
 	*directory.Directory
 	// cluster reads the local apiserver. Nil means that there is none.
 	cluster *cluster
 	// local has its group-versions as APIServices. Nil means that those of cluster count.
 	local *directory.Local
-	// stored reads the APIServices in etcd. Nil means that the directory has them.
+	// stored reads the APIServices in etcd, or is cluster. Nil means that the directory has them.
 	stored *cluster
 	// files reports whether there is a directory, and withCluster whether APIServices and Services
 	// of the cluster count in addition if the directory lacks their names.
@@ -34,30 +34,38 @@ type manifests struct {
 	remembered *remembered
 }
 
-func newManifests(c Config) (m *manifests, err error) {
-	m = &manifests{files: c.Directory != "", withCluster: c.Cluster && c.Directory != "", remembered: &remembered{path: c.CacheFile, log: c.Logger}}
+func newSources(c Config) (m *sources, err error) {
+	m = &sources{files: c.Directory != "", withCluster: c.Cluster && c.Directory != "", remembered: &remembered{path: c.CacheFile, log: c.Logger}}
 	if c.Client != nil {
 		m.cluster, err = newCluster(c.Client, c.Logger)
 	}
-	if err == nil && c.Client != nil && !c.Cluster {
+	switch {
+	case err != nil:
+	case c.APIServices != nil:
+		m.stored, err = newCluster(c.APIServices, c.Logger)
+	case !m.files:
+		m.stored = m.cluster
+	}
+	if err == nil && c.Client != nil && !c.Cluster && m.stored != m.cluster {
 		m.local, err = directory.NewLocal(c.Client, c.Logger)
 	}
 	if err == nil {
 		m.Directory, err = directory.New(directory.Config{Path: c.Directory, Logger: c.Logger})
 	}
-	if err == nil && c.APIServices != nil {
-		m.stored, err = newCluster(c.APIServices, c.Logger)
-	}
 	return m, err
 }
 
-// run implements source.
-func (m *manifests) run(ctx context.Context, to *changes) error {
+// run reads all until ctx ends or a source proves unusable. One only unreachable keeps trying.
+func (m *sources) run(ctx context.Context, to *changes) error {
 	as, lists := kindAPIService, m.serviceListers(to)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	g, ctx := errgroup.WithContext(ctx)
 	if m.stored != nil {
 		stored := m.stored.apiServiceLister()
-		stored.torn = true
+		if stored.torn = m.stored != m.cluster; !stored.torn {
+			stored.absent = func() { cancel(errNoAPIServices) }
+		}
 		stored.replaced = func(all map[types.NamespacedName]runtime.Object) { m.remembered.seen(to, all) }
 		as, lists = kindFallback, append(lists, stored)
 		if m.remembered.path != "" {
@@ -69,7 +77,7 @@ func (m *manifests) run(ctx context.Context, to *changes) error {
 		g.Go(func() error {
 			return m.local.Run(ctx, func(all map[types.NamespacedName]runtime.Object) { to.replace(kindServed, all) })
 		})
-	case m.cluster != nil:
+	case m.cluster != m.stored && m.cluster != nil:
 		served := m.cluster.apiServiceLister()
 		served.kind, served.adapt = kindServed, asLocal
 		lists = append(lists, served)
@@ -78,20 +86,17 @@ func (m *manifests) run(ctx context.Context, to *changes) error {
 		reflectAll(ctx, to, lists)
 		return ctx.Err()
 	})
-	published := []kind{as}
 	if m.files || m.cluster == nil {
-		published = append(published, kindService, kindSlice)
-	}
-	g.Go(func() error {
-		return m.Run(ctx, func(objects []directory.Object, faults []directory.Fault) {
-			to.replaceAll(objects, faults, published...)
+		g.Go(func() error {
+			return m.Run(ctx, func(objects []directory.Object, faults []directory.Fault) { to.replaceAll(as, objects, faults) })
 		})
-	})
-	return g.Wait()
+	}
+	_ = g.Wait()
+	return context.Cause(ctx)
 }
 
 // serviceListers returns listers of the local apiserver's Services, nil if they do not count.
-func (m *manifests) serviceListers(to *changes) []*lister {
+func (m *sources) serviceListers(to *changes) []*lister {
 	if m.cluster == nil || m.files && !m.withCluster {
 		return nil
 	}
@@ -104,11 +109,12 @@ func (m *manifests) serviceListers(to *changes) []*lister {
 	return lists
 }
 
-// watch implements source.
-func (m *manifests) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error {
+// watch watches one ConfigMap until ctx ends. It calls f from one goroutine, with nil if the
+// ConfigMap does not exist.
+func (m *sources) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error {
 	if m.cluster != nil && (!m.files || ref == types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}) {
 		// Only the local apiserver can say which CAs its extension servers should trust.
-		return m.cluster.watch(ctx, ref, f)
+		return m.cluster.watch(ctx, ref, f, nil)
 	}
 	if !m.withCluster {
 		return m.Watch(ctx, ref.Namespace, ref.Name, f)
@@ -119,11 +125,7 @@ func (m *manifests) watch(ctx context.Context, ref types.NamespacedName, f func(
 // Roles returns the ClusterRoles by name and the ClusterRoleBindings of the directory, and a number
 // that changes whenever they do. They are read-only. Without a directory there are none.
 func (r *Registry) Roles() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64) {
-	m, ok := r.source.(*manifests)
-	if !ok {
-		return nil, nil, 0
-	}
-	return m.Roles()
+	return r.sources.Roles()
 }
 
 // asLocal turns an APIService of an extension server into a Local one: requests go to the local
@@ -140,7 +142,7 @@ func asLocal(o runtime.Object) {
 }
 
 // watchBoth watches a ConfigMap of the directory or, if that does not have it, of the cluster.
-func (m *manifests) watchBoth(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error {
+func (m *sources) watchBoth(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error {
 	var mu sync.Mutex // guards known and found, and serializes calls of f
 	var known [2]bool // :: the directory's, the cluster's
 	var found [2]*corev1.ConfigMap
@@ -155,6 +157,6 @@ func (m *manifests) watchBoth(ctx context.Context, ref types.NamespacedName, f f
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.Watch(ctx, ref.Namespace, ref.Name, deliver(0)) })
-	g.Go(func() error { return m.cluster.watchOr(ctx, ref, deliver(1), func() { deliver(1)(nil) }) })
+	g.Go(func() error { return m.cluster.watch(ctx, ref, deliver(1), func() { deliver(1)(nil) }) })
 	return g.Wait()
 }
