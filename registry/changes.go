@@ -146,48 +146,33 @@ type objects struct {
 	all         [kinds]map[types.NamespacedName]runtime.Object         // also those that do not count
 	apiServices map[string]*apiregistrationv1.APIService               // those that count
 	misnamed    map[types.NamespacedName]*apiregistrationv1.APIService // of kindAPIService
-	backings
-	fallbackBackings backings // of kindFallbackService and kindFallbackSlice
-	awaited          []kind   // kinds to be read before the table is complete
-	read             [kinds]bool
-	problems         []directory.Fault
-	files            map[string]directory.Object // see batch
-	shadowed         map[schema.GroupVersion]string
-}
-
-// backings are Services and their slices. Both backings of an objects share users and touched.
-type backings struct {
-	services map[types.NamespacedName]*corev1.Service
-	// grouped are the slices by Service, ordered by name, so that the table does not depend on the
-	// order of events.
-	grouped map[types.NamespacedName][]*discoveryv1.EndpointSlice
-	// users are the APIServices that name a Service.
-	users   map[types.NamespacedName][]string
-	touched map[string]struct{} // see Input.Touched
+	services    [kinds]map[types.NamespacedName]*corev1.Service        // of the two kinds of Services
+	// grouped are the slices of the two kinds of slices by Service, ordered by name, so that the
+	// table does not depend on the order of events.
+	grouped  [kinds]map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	users    map[types.NamespacedName][]string // the APIServices that name a Service
+	touched  map[string]struct{}               // see Input.Touched
+	awaited  []kind                            // kinds to be read before the table is complete
+	read     [kinds]bool
+	problems []directory.Fault
+	files    map[string]directory.Object // see batch
+	shadowed map[schema.GroupVersion]string
 }
 
 // newObjects makes an empty store, complete once the kinds of every source and of more were read.
 func newObjects(more ...kind) *objects {
-	users := make(map[types.NamespacedName][]string)
 	o := &objects{
-		apiServices:      make(map[string]*apiregistrationv1.APIService),
-		misnamed:         make(map[types.NamespacedName]*apiregistrationv1.APIService),
-		backings:         newBackings(users),
-		fallbackBackings: newBackings(users),
-		awaited:          append([]kind{kindAPIService, kindService, kindSlice}, more...),
+		apiServices: make(map[string]*apiregistrationv1.APIService),
+		misnamed:    make(map[types.NamespacedName]*apiregistrationv1.APIService),
+		users:       make(map[types.NamespacedName][]string),
+		awaited:     append([]kind{kindAPIService, kindService, kindSlice}, more...),
 	}
 	for what := range o.all {
 		o.all[what] = make(map[types.NamespacedName]runtime.Object)
+		o.services[what] = make(map[types.NamespacedName]*corev1.Service)
+		o.grouped[what] = make(map[types.NamespacedName][]*discoveryv1.EndpointSlice)
 	}
 	return o
-}
-
-func newBackings(users map[types.NamespacedName][]string) backings {
-	return backings{
-		services: make(map[types.NamespacedName]*corev1.Service),
-		grouped:  make(map[types.NamespacedName][]*discoveryv1.EndpointSlice),
-		users:    users,
-	}
 }
 
 // complete reports whether every kind has been read once.
@@ -198,7 +183,6 @@ func (o *objects) complete() bool {
 // apply applies a batch.
 func (o *objects) apply(b *batch) {
 	o.touched = make(map[string]struct{})
-	o.fallbackBackings.touched = o.touched
 	for what, whole := range b.replaced {
 		if !whole {
 			continue
@@ -223,19 +207,17 @@ func (o *objects) apply(b *batch) {
 
 // set replaces an object. Nil deletes it.
 func (o *objects) set(k key, object runtime.Object) {
-	old, of := o.all[k.kind][k.name], &o.backings
-	if keep(o.all[k.kind], k.name, object); k.kind == kindFallbackService || k.kind == kindFallbackSlice {
-		of = &o.fallbackBackings
-	}
+	old := o.all[k.kind][k.name]
+	keep(o.all[k.kind], k.name, object)
 	switch k.kind {
 	case kindAPIService, kindFallback, kindServed:
 		o.use(k.name)
 	case kindService, kindFallbackService:
 		if old != object {
-			of.touch(of.users[k.name]...)
+			o.touch(o.users[k.name]...)
 		}
 		s, _ := object.(*corev1.Service)
-		keep(of.services, k.name, s)
+		keep(o.services[k.kind], k.name, s)
 	case kindSlice, kindFallbackSlice:
 		was, _ := old.(*discoveryv1.EndpointSlice)
 		is, _ := object.(*discoveryv1.EndpointSlice)
@@ -243,10 +225,10 @@ func (o *objects) set(k key, object runtime.Object) {
 			return
 		}
 		if was != nil {
-			of.regroup(owner(was), was.Name, nil)
+			o.regroup(k.kind, owner(was), was.Name, nil)
 		}
 		if is != nil {
-			of.regroup(owner(is), is.Name, is)
+			o.regroup(k.kind, owner(is), is.Name, is)
 		}
 	}
 }
@@ -267,7 +249,7 @@ func (o *objects) apiService(what kind, name types.NamespacedName) *apiregistrat
 	return a
 }
 
-func (o *backings) touch(apiServices ...string) {
+func (o *objects) touch(apiServices ...string) {
 	for _, name := range apiServices {
 		o.touched[name] = struct{}{}
 	}
@@ -379,9 +361,9 @@ func (o *objects) setShadowed(shadowed map[schema.GroupVersion]string) {
 }
 
 // regroup replaces the named slice of a Service by s. Nil deletes it.
-func (o *backings) regroup(service types.NamespacedName, name string, s *discoveryv1.EndpointSlice) {
+func (o *objects) regroup(what kind, service types.NamespacedName, name string, s *discoveryv1.EndpointSlice) {
 	o.touch(o.users[service]...)
-	list := slices.DeleteFunc(o.grouped[service], func(e *discoveryv1.EndpointSlice) bool { return e.Name == name })
+	list := slices.DeleteFunc(o.grouped[what][service], func(e *discoveryv1.EndpointSlice) bool { return e.Name == name })
 	if s != nil {
 		at, _ := slices.BinarySearchFunc(list, name, func(e *discoveryv1.EndpointSlice, name string) int {
 			return strings.Compare(e.Name, name)
@@ -389,10 +371,10 @@ func (o *backings) regroup(service types.NamespacedName, name string, s *discove
 		list = slices.Insert(list, at, s)
 	}
 	if len(list) == 0 {
-		delete(o.grouped, service)
+		delete(o.grouped[what], service)
 		return
 	}
-	o.grouped[service] = list
+	o.grouped[what][service] = list
 }
 
 // owner returns the name of the Service that a slice belongs to.

@@ -216,8 +216,8 @@ func (r *Registry) step(o *objects) {
 	prev := r.Table()
 	next := Build(Input{
 		APIServices: o.apiServices,
-		Services:    o.services,
-		Slices:      o.grouped,
+		Services:    o.services[kindService],
+		Slices:      o.grouped[kindSlice],
 		Touched:     o.touched,
 		Reports:     slices.Collect(maps.Values(b.reports)),
 		Options:     r.options,
@@ -226,8 +226,8 @@ func (r *Registry) step(o *objects) {
 		Complete:    true,
 		Now:         start,
 
-		FallbackServices: o.fallbackBackings.services,
-		FallbackSlices:   o.fallbackBackings.grouped,
+		FallbackServices: o.services[kindFallbackService],
+		FallbackSlices:   o.grouped[kindFallbackSlice],
 	}, prev)
 	r.metrics.built(prev, next, time.Since(start))
 	if next == prev {

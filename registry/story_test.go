@@ -167,8 +167,8 @@ func (s *teller) compare(at string, shared bool, names []string) {
 
 func (s *teller) build(reports map[reportKey]Report, prev *Table) *Table {
 	in := Input{
-		APIServices: s.objects.apiServices, Services: s.objects.services, Slices: s.objects.grouped,
-		FallbackServices: s.objects.fallbackBackings.services, FallbackSlices: s.objects.fallbackBackings.grouped,
+		APIServices: s.objects.apiServices, Services: s.objects.services[kindService], Slices: s.objects.grouped[kindSlice],
+		FallbackServices: s.objects.services[kindFallbackService], FallbackSlices: s.objects.grouped[kindFallbackSlice],
 		Options: &s.options, Problems: s.objects.faults(), Shadowed: s.objects.shadowed, Complete: true, Now: s.now,
 	}
 	if prev != nil {
