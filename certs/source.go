@@ -57,60 +57,53 @@ func (f *followed) load() (changed bool, err error) {
 	for _, file := range f.files {
 		part, err := readFile(file)
 		if err != nil {
-			return f.unreadable(err)
+			return f.offer(nil, err, nil)
 		}
 		data = append(data, part)
 	}
-	return f.offer(data, func() error { return f.take(data) })
+	return f.offer(data, nil, func() error { return f.take(data) })
 }
 
 // deliver takes the ConfigMap from a watch.
 func (f *followed) deliver(data map[string][]byte, err error) (changed bool, _ error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return f.unreadable(err)
+		return f.offer(nil, err, nil)
 	}
 	all := [][]byte{[]byte(text(err))}
 	for _, k := range slices.Sorted(maps.Keys(data)) {
 		all = append(all, []byte(k), data[k])
 	}
-	return f.offer(all, func() error { return f.whole(data, err) })
+	return f.offer(all, nil, func() error { return f.whole(data, err) })
 }
 
 // offer calls take, unless data is what is in force: a file that comes back unchanged is no change.
-// Refused data is taken again: a file may name another one that was still missing.
-func (f *followed) offer(data [][]byte, take func() error) (changed bool, err error) {
+// Refused data is taken again: a file may name another one that was still missing. With an error,
+// nothing could be read.
+func (f *followed) offer(data [][]byte, err error, take func() error) (changed bool, _ error) {
 	h := sha256.New()
 	for _, d := range data {
 		_, _ = fmt.Fprintf(h, "%d:", len(d)) // writing to a hash never fails
 		h.Write(d)
 	}
-	sum := [sha256.Size]byte(h.Sum(nil))
-	f.mu.Lock()
-	known := f.digest == sum
+	sum, unread := [sha256.Size]byte(h.Sum(nil)), err != nil
+	known := unread || f.digest == sum
 	inForce := known && !f.refused
-	f.mu.Unlock()
-	if !inForce {
-		if err = take(); err != nil {
-			err = fmt.Errorf("reading %s: %w", f.use, err)
-		}
+	if !unread && !inForce {
+		err = take()
+	}
+	if err != nil {
+		err = fmt.Errorf("reading %s: %w", f.use, err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	changed = !known || text(f.err) != text(err)
-	f.digest, f.refused, f.err, f.read = sum, err != nil, err, time.Now()
+	if f.err, f.read = err, time.Now(); unread {
+		return changed, err
+	}
+	f.digest, f.refused = sum, err != nil
 	if !inForce && err == nil {
 		f.changed = f.read
 	}
-	return changed, err
-}
-
-// unreadable notes that nothing could be read.
-func (f *followed) unreadable(err error) (changed bool, _ error) {
-	err = fmt.Errorf("reading %s: %w", f.use, err)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	changed = text(f.err) != text(err)
-	f.err, f.read = err, time.Now()
 	return changed, err
 }
 
