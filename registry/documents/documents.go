@@ -105,24 +105,28 @@ type Kind[S, L any] struct {
 // Sources are the sources of a merged document: the backends of the table, each with its own
 // goroutine, and the local apiservers.
 type Sources[S, L any] struct {
-	cfg     Config
-	kind    Kind[S, L]
-	log     *slog.Logger
-	polls   *prometheus.CounterVec // :: result
-	set     *set[S, L]
-	changed chan time.Time // one slot: something to publish
-	touched atomic.Bool    // publish even if the table has not changed
-	locals  sync.Map       // name → *local[L]
+	cfg      Config
+	kind     Kind[S, L]
+	log      *slog.Logger
+	polls    *prometheus.CounterVec // :: result
+	changed  chan time.Time         // one slot: something to publish
+	touched  atomic.Bool            // publish even if the table has not changed
+	locals   sync.Map               // name → *local[L]
+	backends sync.Map               // *registry.Backend → *backend[S, L]
+	running  sync.WaitGroup         // the backends' goroutines
+
+	// The fields below belong to Run's goroutine.
+	ended   []*registry.Backend       // to be dropped: see forget
+	serving map[string]*backend[S, L] // :: APIService → its backend
 }
 
 // New makes the Sources of a kind of document.
 func New[S, L any](cfg Config, kind Kind[S, L]) *Sources[S, L] {
 	s := &Sources[S, L]{
-		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), changed: make(chan time.Time, 1),
+		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), changed: make(chan time.Time, 1), serving: make(map[string]*backend[S, L]),
 		polls: metric.Counter("fairlead_"+strings.ToLower(kind.Name)+"_polls_total", fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", kind.Name), "result",
 			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus), string(ReasonTooLarge), string(ReasonInvalid)),
 	}
-	s.set = &set[S, L]{of: s, serving: make(map[string]*backend[S, L])}
 	metric.Register(cfg.Metrics, append(kind.Metrics, s.polls, kind.gauges())...)
 	return s
 }
@@ -135,7 +139,7 @@ func (s *Sources[S, L]) Touch() {
 
 // Known returns where the state of a backend is stored. Nil means that there is no such backend.
 func (s *Sources[S, L]) Known(of *registry.Backend) *atomic.Pointer[S] {
-	if b := s.set.find(of); b != nil {
+	if b := s.find(of); b != nil {
 		return &b.known
 	}
 	return nil
@@ -161,7 +165,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var local sync.WaitGroup
-	defer func() { cancel(); local.Wait(); s.set.running.Wait() }()
+	defer func() { cancel(); local.Wait(); s.running.Wait() }()
 	if s.cfg.FetchLocal != nil {
 		local.Go(func() { _ = s.cfg.Each(ctx, s.followLocal) }) // that of ctx
 	}
@@ -175,14 +179,14 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 			s.LocalChanged("")
 		}
 		asked = true
-		s.set.update(ctx, changes)
+		s.update(ctx, changes)
 		news := s.touched.Swap(false) || complete != t.Complete() || slices.ContainsFunc(changes, s.matters)
 		if complete = t.Complete(); news {
 			if at := s.kind.Publish(t); !at.IsZero() {
 				again.Reset(time.Until(at))
 			}
 		}
-		s.set.forget()
+		s.forget()
 		latest.Sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
 	return ctx.Err()
@@ -212,14 +216,7 @@ func (s *Sources[S, L]) ask(ctx context.Context, b *backend[S, L], entries []*re
 		was = b.known.Load()
 		next, changed = s.kind.Join(next, was), true
 	}
-	s.polled(err)
-	switch reason := reasonOf(err); {
-	case err != nil && reason != b.failing:
-		s.log.Warn(s.kind.Name+" of backend cannot be used, the last good one stays", "apiservice", entries[0].Name, "reason", reason, "err", err)
-	case err == nil && b.failing != "":
-		s.log.Info(s.kind.Name+" of backend can be used again", "apiservice", entries[0].Name)
-	}
-	b.failing = reasonOf(err)
+	s.note(err, &b.failing, "backend", slog.String("apiservice", entries[0].Name))
 	if changed {
 		s.Touch()
 	}
@@ -256,9 +253,17 @@ func (f Freshness) Of(e *registry.Entry, err error) Freshness {
 // resultOK is the result of a successful request. The other results are Reasons.
 const resultOK = "ok"
 
-// polled counts a request by its result.
-func (s *Sources[S, L]) polled(err error) {
-	s.polls.WithLabelValues(string(cmp.Or(reasonOf(err), resultOK))).Inc()
+// note counts a request by its result, and logs when it fails in another way than the last one.
+func (s *Sources[S, L]) note(err error, failing *Reason, of string, which slog.Attr) {
+	reason := reasonOf(err)
+	s.polls.WithLabelValues(string(cmp.Or(reason, resultOK))).Inc()
+	switch {
+	case err != nil && reason != *failing:
+		s.log.Warn(s.kind.Name+" of "+of+" cannot be used, the last good one stays", which, "reason", reason, "err", err)
+	case err == nil && *failing != "":
+		s.log.Info(s.kind.Name+" of "+of+" can be used again", which)
+	}
+	*failing = reason
 }
 
 // gauges show how current and how large the document is: fairlead_<document>_failing, _age_seconds

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"sync/atomic"
@@ -33,7 +34,7 @@ const (
 )
 
 // follow calls ask repeatedly until ctx ends. It is for the one server with hints of changes;
-// backends are in a set.
+// backends have their own pace, see backend.run.
 func follow(ctx context.Context, every time.Duration, hints <-chan struct{}, ask func(context.Context) error) {
 	hurry := time.Duration(0)
 	failures := 0
@@ -132,10 +133,10 @@ func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
 
 // local is a local apiserver.
 type local[L any] struct {
-	name  string
-	hints chan struct{} // one slot: its documents may have changed
-	known atomic.Pointer[L]
-	fails bool // owned by its goroutine
+	name    string
+	hints   chan struct{} // one slot: its documents may have changed
+	known   atomic.Pointer[L]
+	failing Reason // why the last request failed, owned by its goroutine
 }
 
 // Local sends requests to a local apiserver.
@@ -204,13 +205,6 @@ func (s *Sources[S, L]) askLocal(ctx context.Context, l *local[L]) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	s.polled(err)
-	switch {
-	case err != nil && !l.fails:
-		s.log.Warn("documents of local apiserver cannot be read, the last good ones stay", "document", s.kind.Name, "endpoint", l.name, "err", err)
-	case err == nil && l.fails:
-		s.log.Info("documents of local apiserver can be read again", "document", s.kind.Name, "endpoint", l.name)
-	}
-	l.fails = err != nil
+	s.note(err, &l.failing, "local apiserver", slog.String("endpoint", l.name))
 	return err
 }

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,18 +29,8 @@ const (
 	leastGap = 100 * time.Millisecond
 )
 
-// set has the backends of a table, each with its goroutine. Only its owner's goroutine calls its
-// methods.
-type set[S, L any] struct {
-	of       *Sources[S, L]            // its owner; the backends' goroutines call ask, with at least one entry
-	backends sync.Map                  // *registry.Backend → *backend[S, L]; other goroutines may read it
-	ended    []*registry.Backend       // to be dropped: see forget
-	serving  map[string]*backend[S, L] // :: APIService → its backend
-	running  sync.WaitGroup
-}
-
 // find returns a backend, nil when there is none.
-func (s *set[S, L]) find(of *registry.Backend) *backend[S, L] {
+func (s *Sources[S, L]) find(of *registry.Backend) *backend[S, L] {
 	if b, ok := s.backends.Load(of); ok {
 		return b.(*backend[S, L]) //nolint:forcetypeassert // nothing else is stored
 	}
@@ -50,7 +39,7 @@ func (s *set[S, L]) find(of *registry.Backend) *backend[S, L] {
 
 // backend is one backend and its goroutine.
 type backend[S, L any] struct {
-	set     *set[S, L]
+	of      *Sources[S, L]
 	known   atomic.Pointer[S] // never nil
 	entries atomic.Pointer[[]*registry.Entry]
 	poke    chan struct{} // one slot: ask now
@@ -60,7 +49,7 @@ type backend[S, L any] struct {
 
 // update applies the changes of a table: it starts, ends and wakes goroutines, and waits for none.
 // They all end with ctx.
-func (s *set[S, L]) update(ctx context.Context, changes []latest.Change[*registry.Entry]) {
+func (s *Sources[S, L]) update(ctx context.Context, changes []latest.Change[*registry.Entry]) {
 	groups := make(map[*registry.Backend][]*registry.Entry) // of backends with other entries than before
 	group := func(of *registry.Backend) []*registry.Entry {
 		if groups[of] == nil {
@@ -111,7 +100,7 @@ func (s *set[S, L]) update(ctx context.Context, changes []latest.Change[*registr
 
 // forget drops the ended backends. Until documents without a backend are published, the documents
 // before may still read its state.
-func (s *set[S, L]) forget() {
+func (s *Sources[S, L]) forget() {
 	for _, of := range s.ended {
 		s.backends.Delete(of)
 	}
@@ -126,9 +115,9 @@ func backendOf(e *registry.Entry) *registry.Backend {
 	return e.Backend
 }
 
-func (s *set[S, L]) start(ctx context.Context, of *registry.Backend, entries []*registry.Entry) {
+func (s *Sources[S, L]) start(ctx context.Context, of *registry.Backend, entries []*registry.Entry) {
 	ctx, cancel := context.WithCancel(ctx) //nolint:gosec // b.end, once the backend has no entry any more
-	b := &backend[S, L]{set: s, poke: make(chan struct{}, 1), end: cancel}
+	b := &backend[S, L]{of: s, poke: make(chan struct{}, 1), end: cancel}
 	b.entries.Store(&entries)
 	b.known.Store(s.before(entries))
 	s.backends.Store(of, b)
@@ -137,7 +126,7 @@ func (s *set[S, L]) start(ctx context.Context, of *registry.Backend, entries []*
 
 // before returns the initial state of a new backend: that of its Service with other trust, because
 // another CA or TLS name does not make it another server.
-func (s *set[S, L]) before(entries []*registry.Entry) *S {
+func (s *Sources[S, L]) before(entries []*registry.Entry) *S {
 	for _, e := range entries {
 		if was := s.serving[e.Name]; was != nil && (*was.entries.Load())[0].Backend.SameService(e.Backend) {
 			return was.known.Load()
@@ -148,13 +137,13 @@ func (s *set[S, L]) before(entries []*registry.Entry) *S {
 
 // keep adds the state of an APIService's former backend, if that is the same Service with other
 // trust, to that of its new one, which other APIServices may have had before.
-func (s *set[S, L]) keep(e *registry.Entry) {
+func (s *Sources[S, L]) keep(e *registry.Entry) {
 	was, is := s.serving[e.Name], s.find(e.Backend)
 	if was == nil || was == is || !(*was.entries.Load())[0].Backend.SameService(e.Backend) {
 		return
 	}
 	former := was.known.Load()
-	for known := is.known.Load(); known != former && !is.known.CompareAndSwap(known, s.of.kind.Join(known, former)); {
+	for known := is.known.Load(); known != former && !is.known.CompareAndSwap(known, s.kind.Join(known, former)); {
 		known = is.known.Load()
 	}
 }
@@ -189,7 +178,7 @@ func (b *backend[S, L]) run(ctx context.Context) {
 	for {
 		var wait <-chan time.Time // an unavailable backend is asked after a change of the table
 		if entries := b.askable(); len(entries) > 0 {
-			if err := b.set.of.ask(ctx, b, entries); err != nil {
+			if err := b.of.ask(ctx, b, entries); err != nil {
 				failures++
 			} else {
 				failures = 0
