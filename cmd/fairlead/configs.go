@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"time"
 
@@ -98,36 +97,5 @@ func egressDialer(file string) (utilnet.DialFunc, error) {
 	if err != nil {
 		return nil, err
 	}
-	dial, err := selector.Lookup(egressselector.Cluster.AsNetworkContext())
-	if err != nil || dial == nil {
-		return nil, err
-	}
-	return prompt(dial), nil
-}
-
-// prompt makes a dialer return when its context ends: the gRPC dialer continues for up to 30 s, but
-// probes and requests must not.
-func prompt(dial utilnet.DialFunc) utilnet.DialFunc {
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		done := make(chan result, 1) // room for a late result
-		go func() {                  // ends with the dial's own timeout at the latest
-			conn, err := dial(ctx, network, address)
-			done <- result{conn, err}
-		}()
-		select {
-		case r := <-done:
-			return r.conn, r.err
-		case <-ctx.Done():
-			go func() { // ends with the dial, too
-				if r := <-done; r.err == nil {
-					_ = r.conn.Close()
-				}
-			}()
-			return nil, ctx.Err()
-		}
-	}
+	return selector.Lookup(egressselector.Cluster.AsNetworkContext())
 }

@@ -3,15 +3,12 @@ package main
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"path/filepath"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -69,27 +66,4 @@ func TestEgressDialerOfNothing(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
-}
-
-// A dialer that ignores its context blocks nobody, and its late connection is closed.
-func TestPrompt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ours, theirs := net.Pipe()
-		dial := prompt(func(context.Context, string, string) (net.Conn, error) {
-			time.Sleep(30 * time.Second)
-			return ours, nil
-		})
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		began := time.Now()
-		if c, err := dial(ctx, "tcp", "192.0.2.7:443"); c != nil || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > time.Second {
-			t.Errorf("%v, %v after %s", c, err, time.Since(began))
-		}
-		if _, err := theirs.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-			t.Errorf("the late connection: %v, want it closed", err)
-		}
-		if c, err := dial(t.Context(), "tcp", "192.0.2.7:443"); c != ours || err != nil {
-			t.Errorf("%v, %v", c, err)
-		}
-	})
 }

@@ -33,7 +33,8 @@ type Rules struct {
 	// Self are the addresses on which this process listens: requests to them would loop. IPv4
 	// addresses are not mapped, and there are no zones.
 	Self []netip.AddrPort
-	// Via dials through an egress proxy. Nil means directly.
+	// Via dials through an egress proxy. It may outlast its context, as the gRPC dialer does by up to
+	// 30 s; who dials does not. Nil means directly.
 	Via func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
@@ -176,13 +177,13 @@ func (r *Rules) Dial(ctx context.Context, network, address string) (net.Conn, er
 		return r.literal(ctx, network, address)
 	}
 	if r.Via != nil && r.AllowLoopback {
-		return r.Via(ctx, network, address)
+		return r.via(ctx, network, address)
 	}
 	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
 		return nil, &net.OpError{Op: "dial", Net: network, Err: err} // as net's
 	}
-	return first(ctx, len(found), func(ctx context.Context, i int) (net.Conn, error) {
+	return first(ctx, nil, len(found), func(ctx context.Context, i int) (net.Conn, error) {
 		return r.literal(ctx, network, net.JoinHostPort(found[i].Unmap().String(), port))
 	})
 }
@@ -198,16 +199,30 @@ func (r *Rules) literal(ctx context.Context, network, address string) (net.Conn,
 	if err := r.check(address); err != nil {
 		return nil, err
 	}
-	return r.Via(ctx, network, address)
+	return r.via(ctx, network, address)
+}
+
+func (r *Rules) via(ctx context.Context, network, address string) (net.Conn, error) {
+	return first(ctx, ctx.Done(), 1, func(ctx context.Context, _ int) (net.Conn, error) { return r.Via(ctx, network, address) })
 }
 
 // first makes up to n dials, the next one when one has failed or has not answered for attemptDelay,
-// and returns the first connection. If all fail, it returns the error of the first dial.
-func first(ctx context.Context, n int, dial func(ctx context.Context, i int) (net.Conn, error)) (net.Conn, error) {
+// and returns the first connection. If all fail, it returns the error of the first dial. When done
+// delivers, it waits for none.
+func first(ctx context.Context, done <-chan struct{}, n int, dial func(ctx context.Context, i int) (net.Conn, error)) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the other dials
 	conns, errs := make(chan net.Conn, n), make([]error, n)
 	begun, ended := 0, 0
+	defer func() {
+		go func() { // ends with the dials
+			for range begun - ended {
+				if late := <-conns; late != nil {
+					_ = late.Close() // nobody has used it
+				}
+			}
+		}()
+	}()
 	for next := time.NewTimer(0); ended < n; {
 		select {
 		case <-next.C:
@@ -223,18 +238,13 @@ func first(ctx context.Context, n int, dial func(ctx context.Context, i int) (ne
 			}
 		case c := <-conns:
 			if ended++; c != nil {
-				go func() { // ends with the dials
-					for range begun - ended {
-						if late := <-conns; late != nil {
-							_ = late.Close() // nobody has used it
-						}
-					}
-				}()
 				return c, nil
 			}
 			if begun < n {
 				next.Reset(0)
 			}
+		case <-done:
+			return nil, ctx.Err() //nolint:wrapcheck // the caller's
 		}
 	}
 	return nil, errs[0]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -158,6 +159,29 @@ func TestEgressNamesAreResolvedHere(t *testing.T) {
 	}
 }
 
+// An egress dialer that ignores its context blocks nobody, and its late connection is closed.
+func TestPromptVia(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		r := Rules{Via: func(context.Context, string, string) (net.Conn, error) {
+			time.Sleep(30 * time.Second)
+			return ours, nil
+		}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		if c, err := r.Dial(ctx, "tcp", "192.0.2.7:443"); c != nil || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > time.Second {
+			t.Errorf("%v, %v after %s", c, err, time.Since(began))
+		}
+		if _, err := theirs.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("the late connection: %v, want it closed", err)
+		}
+		if c, err := r.Dial(t.Context(), "tcp", "192.0.2.7:443"); c != ours || err != nil {
+			t.Errorf("%v, %v", c, err)
+		}
+	})
+}
+
 // opened is a connection of a dial. It counts itself while it is open.
 type opened struct {
 	net.Conn
@@ -196,7 +220,7 @@ func TestFirst(t *testing.T) {
 				defer cancel()
 				var open, hanging atomic.Int64
 				began := time.Now()
-				c, err := first(ctx, len(tt.attempts), func(ctx context.Context, i int) (net.Conn, error) {
+				c, err := first(ctx, nil, len(tt.attempts), func(ctx context.Context, i int) (net.Conn, error) {
 					switch a := tt.attempts[i]; {
 					case a.after == never:
 						hanging.Add(1)
