@@ -57,10 +57,10 @@ const (
 )
 
 // scrapers remembers the callers that were lately allowed to read /metrics.
-type scrapers struct{ *memo.Keyed[scraper, struct{}] }
+type scrapers struct{ *memo.Cache[scraper, struct{}] }
 
 func newScrapers() scrapers {
-	return scrapers{memo.NewKeyed[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers})}
+	return scrapers{memo.New[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers})}
 }
 
 // scraper identifies a caller by its credentials: another token, or a certificate of another user,

@@ -273,7 +273,7 @@ func (x *exchange) noPlace(w http.ResponseWriter, r *http.Request, err error) {
 type givenUp struct {
 	burst int                            // requests that may be canceled at once
 	pause time.Duration                  // time after which one more may be canceled
-	debts *memo.Keyed[account, struct{}] // each expires when its user's debt is zero
+	debts *memo.Cache[account, struct{}] // each expires when its user's debt is zero
 
 	mu sync.Mutex // orders charges
 	// until is when the last user will be below the limit again, in Unix nanoseconds. Zero means
@@ -307,7 +307,7 @@ const (
 func newGivenUp() *givenUp {
 	return &givenUp{
 		burst: givenUpBurst, pause: givenUpPause, answer: readyAnswer(errGivenUp),
-		debts: memo.NewKeyed[account, struct{}](memo.Config{Entries: maxAccounts, Bytes: maxAccounts}),
+		debts: memo.New[account, struct{}](memo.Config{Entries: maxAccounts, Bytes: maxAccounts}),
 		refused: metric.Count("fairlead_given_up_refused_total",
 			"Requests answered with 429 because their user had canceled too many others within a second."),
 	}

@@ -2,9 +2,6 @@
 //
 // Reads take no lock and do not allocate. Writes take one mutex for a few sets of eight entries;
 // there is one write for each answer from elsewhere.
-//
-// A Keyed cache has comparable keys. The caller of a Cache hashes and compares its keys itself: a
-// key that is passed to a func field would be allocated in each request.
 package memo
 
 import (
@@ -31,10 +28,11 @@ type Config struct {
 	Generation func() uint64
 }
 
-// Cache keeps entries until they expire. The hash of an entry selects its set. Make a Cache with
-// New.
-type Cache[K, V any] struct {
+// Cache keeps entries until they expire. The hash of a key, with a secret seed, selects its set.
+// Make a Cache with New.
+type Cache[K comparable, V any] struct {
 	cfg  Config
+	seed maphash.Seed
 	sets []set[K, V]
 
 	mu    sync.Mutex // guards writes of sets, and the fields below
@@ -42,12 +40,10 @@ type Cache[K, V any] struct {
 	hand  uint64 // the next set to sweep
 }
 
-type set[K, V any] [Ways]atomic.Pointer[Entry[K, V]]
+type set[K comparable, V any] [Ways]atomic.Pointer[Entry[K, V]]
 
 // Entry is a cached value. It is immutable once cached, except for used.
-type Entry[K, V any] struct {
-	// Hash is the hash of Key, with a secret seed. Its low bits select the set.
-	Hash uint64
+type Entry[K comparable, V any] struct {
 	// Key is the question, Value the answer.
 	Key   K
 	Value V
@@ -62,27 +58,29 @@ type Entry[K, V any] struct {
 }
 
 // New returns an empty Cache.
-func New[K, V any](cfg Config) *Cache[K, V] {
+func New[K comparable, V any](cfg Config) *Cache[K, V] {
 	if cfg.Generation == nil {
 		cfg.Generation = func() uint64 { return 0 }
 	}
-	return &Cache[K, V]{cfg: cfg, sets: make([]set[K, V], max(cfg.Entries/Ways, 1))}
+	return &Cache[K, V]{cfg: cfg, seed: maphash.MakeSeed(), sets: make([]set[K, V], max(cfg.Entries/Ways, 1))}
 }
 
-func (c *Cache[K, V]) set(hash uint64) *set[K, V] {
-	return &c.sets[hash&uint64(len(c.sets)-1)] //nolint:gosec // a length is not negative
+func (c *Cache[K, V]) set(key K) *set[K, V] { return c.at(maphash.Comparable(c.seed, key)) }
+
+func (c *Cache[K, V]) at(place uint64) *set[K, V] {
+	return &c.sets[place&uint64(len(c.sets)-1)] //nolint:gosec // a length is not negative
 }
 
 func (e *Entry[K, V]) alive(now time.Time, generation uint64) bool {
 	return now.Before(e.Until) && e.Generation == generation
 }
 
-// Get returns the entry with the hash whose key is the same, or nil. The zero now means time.Now.
-func (c *Cache[K, V]) Get(hash uint64, now time.Time, same func(K) bool) *Entry[K, V] {
-	s := c.set(hash)
+// Get returns the entry of a key, or nil. The zero now means time.Now.
+func (c *Cache[K, V]) Get(key K, now time.Time) *Entry[K, V] {
+	s := c.set(key)
 	for i := range s {
 		e := s[i].Load()
-		if e == nil || e.Hash != hash || !same(e.Key) {
+		if e == nil || e.Key != key {
 			continue
 		}
 		if now.IsZero() {
@@ -101,7 +99,7 @@ func (c *Cache[K, V]) Get(hash uint64, now time.Time, same func(K) bool) *Entry[
 
 // Put caches an entry. It replaces the one with the same key. The cache owns the entry from then
 // on.
-func (c *Cache[K, V]) Put(e *Entry[K, V], same func(K) bool) {
+func (c *Cache[K, V]) Put(e *Entry[K, V]) {
 	if c.cfg.Largest > 0 && e.Size > c.cfg.Largest {
 		return
 	}
@@ -111,20 +109,20 @@ func (c *Cache[K, V]) Put(e *Entry[K, V], same func(K) bool) {
 	// Every writer also sweeps another set, so that expired entries disappear even if their sets
 	// are never used again.
 	c.sweepLocked(func(old *Entry[K, V]) bool { return !old.alive(now, generation) })
-	s := c.set(e.Hash)
-	c.setLocked(&s[c.placeLocked(s, e, same, now, generation)], e)
+	s := c.set(e.Key)
+	c.setLocked(&s[c.placeLocked(s, e.Key, now, generation)], e)
 	for c.bytes > c.cfg.Bytes {
 		c.sweepLocked(func(*Entry[K, V]) bool { return true })
 	}
 }
 
-// placeLocked chooses the place for an entry: that of its key, one without a live entry, one not
-// used lately, or any.
-func (c *Cache[K, V]) placeLocked(s *set[K, V], e *Entry[K, V], same func(K) bool, now time.Time, generation uint64) int {
+// placeLocked chooses the place for a key: its own, one without a live entry, one not used lately,
+// or any.
+func (c *Cache[K, V]) placeLocked(s *set[K, V], key K, now time.Time, generation uint64) int {
 	free, unused := -1, int(c.hand%Ways)
 	for i := range s {
 		switch old := s[i].Load(); {
-		case old != nil && old.Hash == e.Hash && same(old.Key):
+		case old != nil && old.Key == key:
 			return i
 		case old == nil || !old.alive(now, generation):
 			free = i
@@ -140,7 +138,7 @@ func (c *Cache[K, V]) placeLocked(s *set[K, V], e *Entry[K, V], same func(K) boo
 
 // sweepLocked drops entries of the next set for which over returns true.
 func (c *Cache[K, V]) sweepLocked(over func(*Entry[K, V]) bool) {
-	s := c.set(c.hand)
+	s := c.at(c.hand)
 	c.hand++
 	for i := range s {
 		if old := s[i].Load(); old != nil && over(old) {
@@ -150,12 +148,12 @@ func (c *Cache[K, V]) sweepLocked(over func(*Entry[K, V]) bool) {
 }
 
 // Drop removes a key.
-func (c *Cache[K, V]) Drop(hash uint64, same func(K) bool) {
+func (c *Cache[K, V]) Drop(key K) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.set(hash)
+	s := c.set(key)
 	for i := range s {
-		if e := s[i].Load(); e != nil && e.Hash == hash && same(e.Key) {
+		if e := s[i].Load(); e != nil && e.Key == key {
 			c.setLocked(&s[i], nil)
 		}
 	}
@@ -168,31 +166,4 @@ func (c *Cache[K, V]) setLocked(place *atomic.Pointer[Entry[K, V]], e *Entry[K, 
 	if e != nil {
 		c.bytes += e.Size
 	}
-}
-
-// Keyed is a Cache that hashes and compares its keys. Make one with NewKeyed.
-type Keyed[K comparable, V any] struct {
-	cache *Cache[K, V]
-	seed  maphash.Seed
-}
-
-// NewKeyed returns an empty cache.
-func NewKeyed[K comparable, V any](cfg Config) *Keyed[K, V] {
-	return &Keyed[K, V]{New[K, V](cfg), maphash.MakeSeed()}
-}
-
-// Get returns the entry of a key, or nil. The zero now means time.Now.
-func (c *Keyed[K, V]) Get(key K, now time.Time) *Entry[K, V] {
-	return c.cache.Get(maphash.Comparable(c.seed, key), now, func(k K) bool { return k == key })
-}
-
-// Put is Cache.Put; it sets the hash.
-func (c *Keyed[K, V]) Put(e *Entry[K, V]) {
-	e.Hash = maphash.Comparable(c.seed, e.Key)
-	c.cache.Put(e, func(k K) bool { return k == e.Key })
-}
-
-// Drop removes a key.
-func (c *Keyed[K, V]) Drop(key K) {
-	c.cache.Drop(maphash.Comparable(c.seed, key), func(k K) bool { return k == key })
 }

@@ -2,27 +2,18 @@ package memo
 
 import (
 	"fmt"
-	"hash/maphash"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
 // book is a cache of numbers by name.
-type book struct {
-	*Cache[string, int]
-	hash func(string) uint64
-}
+type book struct{ *Cache[string, int] }
 
-func newBook(cfg Config) *book {
-	seed := maphash.MakeSeed()
-	return &book{New[string, int](cfg), func(s string) uint64 { return maphash.String(seed, s) }}
-}
-
-func is(a string) func(string) bool { return func(b string) bool { return a == b } }
+func newBook(cfg Config) *book { return &book{New[string, int](cfg)} }
 
 func (b *book) get(name string) (v int, ok bool) {
-	e := b.Get(b.hash(name), time.Time{}, is(name))
+	e := b.Get(name, time.Time{})
 	if e == nil {
 		return 0, false
 	}
@@ -32,10 +23,18 @@ func (b *book) get(name string) (v int, ok bool) {
 func (b *book) put(name string, v int, forSo time.Duration) { b.putAsOf(0, name, v, forSo) }
 
 func (b *book) putAsOf(generation uint64, name string, v int, forSo time.Duration) {
-	b.Put(&Entry[string, int]{Hash: b.hash(name), Key: name, Value: v, Size: len(name), Until: time.Now().Add(forSo), Generation: generation}, is(name))
+	b.Put(&Entry[string, int]{Key: name, Value: v, Size: len(name), Until: time.Now().Add(forSo), Generation: generation})
 }
 
-func (b *book) drop(name string) { b.Drop(b.hash(name), is(name)) }
+// together returns n names of the second set.
+func (b *book) together(n int) (names []string) {
+	for i := 0; len(names) < n; i++ {
+		if name := fmt.Sprint(i); b.set(name) == b.at(1) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
 
 // kept counts the entries and their bytes.
 func (b *book) kept() (n, size int) {
@@ -80,7 +79,7 @@ func TestCacheBytesAreBounded(t *testing.T) {
 		t.Errorf("%d entries of %d bytes, want 2 of 8", n, size)
 	}
 	for i := range 4000 {
-		b.drop(name(i))
+		b.Drop(name(i))
 	}
 	if n, size := b.kept(); n != 0 || size != 0 || b.bytes != 0 {
 		t.Errorf("an empty cache holds %d entries, %d bytes of which %d are counted", n, size, b.bytes)
@@ -146,35 +145,35 @@ func TestCacheForgets(t *testing.T) {
 }
 
 // A new entry replaces an expired one, or else the least recently used one, in any place of its
-// set. Keys with the same hash have an entry each.
+// set. Keys with the same set have an entry each.
 func TestCachePlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, over := range []bool{true, false} {
 			for going := range Ways {
 				b := newBook(Config{Entries: 2 * Ways, Bytes: 1 << 20})
-				b.hash = func(string) uint64 { return 1 } // one set, and the last Put sweeps the other
+				names := b.together(Ways + 1) // the last Put sweeps the other set
 				for i := range Ways {
-					b.put(fmt.Sprint(i), i, time.Hour)
+					b.put(names[i], i, time.Hour)
 				}
 				for i := range Ways {
-					b.get(fmt.Sprint(i)) // long ago: two writers have looked for a place since, beginning at either end
+					b.get(names[i]) // long ago: two writers have looked for a place since, beginning at either end
 				}
-				b.put("0", 0, time.Hour)
-				b.put(fmt.Sprint(Ways-1), Ways-1, time.Hour)
+				b.put(names[0], 0, time.Hour)
+				b.put(names[Ways-1], Ways-1, time.Hour)
 				if over {
-					b.put(fmt.Sprint(going), going, time.Second)
-					b.put(fmt.Sprint(going), going, time.Second)
+					b.put(names[going], going, time.Second)
+					b.put(names[going], going, time.Second)
 				}
 				for i := range Ways {
 					if over == (i == going) {
-						b.get(fmt.Sprint(i))
+						b.get(names[i])
 					}
 				}
 				time.Sleep(2 * time.Second)
-				b.put("new", Ways, time.Hour)
-				b.drop(fmt.Sprint((going + 1) % Ways))
+				b.put(names[Ways], Ways, time.Hour)
+				b.Drop(names[(going+1)%Ways])
 				for i := range Ways {
-					if v, ok := b.get(fmt.Sprint(i)); ok == (i == going || i == (going+1)%Ways) || ok && v != i {
+					if v, ok := b.get(names[i]); ok == (i == going || i == (going+1)%Ways) || ok && v != i {
 						t.Errorf("over %v, going %d: %d is there: %v, %d", over, going, i, ok, v)
 					}
 				}
@@ -216,10 +215,9 @@ func TestCacheGenerations(t *testing.T) {
 func TestGetAllocatesNothing(t *testing.T) {
 	b := newBook(Config{Entries: 1 << 10, Bytes: 1 << 20})
 	b.put("known", 1, time.Hour)
-	hash := b.hash("known")
 	name := fmt.Sprint("kno", "wn")
 	if n := testing.AllocsPerRun(100, func() {
-		if b.Get(hash, time.Time{}, func(k string) bool { return k == name }) == nil {
+		if b.Get(name, time.Time{}) == nil {
 			t.Error("missed")
 		}
 	}); n != 0 {

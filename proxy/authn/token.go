@@ -119,12 +119,12 @@ func CutProtocol(line string) string {
 func hasBearer(s string) bool { return strings.Contains(strings.ToLower(s), bearerProtocol) }
 
 // cache caches a value for each token. Tokens are canonical: comparing two takes one instruction.
-type cache[V any] = memo.Keyed[Token, V]
+type cache[V any] = memo.Cache[Token, V]
 
 // newCache returns a cache that keeps no token of more than a thousandth of its bytes.
 func newCache[V any](c memo.Config) *cache[V] {
 	c.Largest = c.Bytes / 1000
-	return memo.NewKeyed[Token, V](c)
+	return memo.New[Token, V](c)
 }
 
 // keep caches v for a token. generation was read before v was determined, and may be over by now.

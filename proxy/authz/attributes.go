@@ -96,17 +96,22 @@ const (
 	overhead = 256
 )
 
-// cache caches results by key until they expire. Keys are compared as a whole, so a hash collision
-// only costs a place.
+// cache caches results until they expire, by the hash of their key. The key is compared, too, so a
+// collision only costs a place.
 type cache struct {
-	memo *memo.Cache[string, Decision]
+	*memo.Cache[uint64, answer]
 	seed maphash.Seed
 	room sync.Pool // of *[]byte, for keys
 }
 
+type answer struct {
+	key string
+	Decision
+}
+
 func newCache(generation func() uint64) *cache {
 	bounds := memo.Config{Entries: maxEntries, Bytes: maxBytes, Generation: generation}
-	return &cache{memo: memo.New[string, Decision](bounds), seed: maphash.MakeSeed()}
+	return &cache{Cache: memo.New[uint64, answer](bounds), seed: maphash.MakeSeed()}
 }
 
 func (c *cache) get(a *Attributes) (Decision, bool) {
@@ -117,16 +122,15 @@ func (c *cache) get(a *Attributes) (Decision, bool) {
 	defer c.room.Put(room)
 	key := a.appendKey((*room)[:0])
 	*room = key
-	e := c.memo.Get(maphash.Bytes(c.seed, key), a.Now, func(k string) bool { return k == string(key) })
-	if e == nil {
-		return Decision{}, false
+	if e := c.Get(maphash.Bytes(c.seed, key), a.Now); e != nil && e.Value.key == string(key) {
+		return e.Value.Decision, true
 	}
-	return e.Value, true
+	return Decision{}, false
 }
 
 // put caches a result of a generation.
 func (c *cache) put(key string, d Decision, until time.Time, generation uint64) {
-	c.memo.Put(&memo.Entry[string, Decision]{
-		Hash: maphash.String(c.seed, key), Key: key, Value: d, Size: overhead + len(key) + len(d.Reason), Until: until, Generation: generation,
-	}, func(k string) bool { return k == key })
+	c.Put(&memo.Entry[uint64, answer]{
+		Key: maphash.String(c.seed, key), Value: answer{key, d}, Size: overhead + len(key) + len(d.Reason), Until: until, Generation: generation,
+	})
 }

@@ -180,12 +180,12 @@ type negotiator struct {
 	aggregates bool
 	// supported are the media types, by name.
 	supported []string
-	known     *memo.Keyed[string, choice]
+	known     *memo.Cache[string, choice]
 }
 
 func newNegotiator(c *codecs, aggregates bool) *negotiator {
 	supported, _ := negotiation.MediaTypesForSerializer(c.legacy)
-	known := memo.NewKeyed[string, choice](memo.Config{Entries: maxAccepts, Bytes: maxAccepts * maxAccept, Largest: maxAccept})
+	known := memo.New[string, choice](memo.Config{Entries: maxAccepts, Bytes: maxAccepts * maxAccept, Largest: maxAccept})
 	return &negotiator{codecs: c, aggregates: aggregates, supported: supported, known: known}
 }
 
