@@ -33,8 +33,8 @@ type Rules struct {
 	// Self are the addresses on which this process listens: requests to them would loop. IPv4
 	// addresses are not mapped, and there are no zones.
 	Self []netip.AddrPort
-	// Via dials through an egress proxy. It may outlast its context, as the gRPC dialer does by up to
-	// 30 s; who dials does not. Nil means directly.
+	// Via dials through an egress proxy. Nil means directly. It may outlast its context, as the
+	// gRPC dialer does, by up to 30 s: probes and requests do not wait for it.
 	Via func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
