@@ -133,7 +133,7 @@ func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool, by
 			u.Observe(o.Endpoint.Name, o.Answer)
 		}
 	}
-	return p.frames.server.RoundTrip(r, nil, plan, nil) //nolint:wrapcheck // as above
+	return p.frames.server.RoundTrip(r, &headOf(r, time.Now()).Head, plan, nil) //nolint:wrapcheck // as above
 }
 
 // relay copies a backend's response to a client of net/http. If it cannot be completed, the

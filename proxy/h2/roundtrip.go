@@ -2,15 +2,11 @@ package h2
 
 import (
 	"bytes"
-	"cmp"
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"net/textproto"
 	"strconv"
-
-	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
@@ -27,9 +23,9 @@ type guest struct {
 }
 
 // RoundTrip forwards a request as if an HTTP/2 client had sent it and Config.Decide had returned
-// the plan, whose Forward must be set. If the caller has made h, it is r's head: then only r's
-// body, its length and the context are used. Its trailers are not forwarded. An answer that is not
-// the backend's comes as a *Failure; if r's context ends, errors.Is finds the context's error.
+// the plan, whose Forward must be set. h is r's head, as valid as a client's: only r's body, its
+// length and the context are used. Its trailers are not forwarded. An answer that is not the
+// backend's comes as a *Failure; if r's context ends, errors.Is finds the context's error.
 //
 // Plan.Done is called in any case, and has returned when RoundTrip or Read returns an error. As
 // with http.RoundTripper, r's body is closed, perhaps later, and the response's must be read to its
@@ -39,18 +35,19 @@ func (s *Server) RoundTrip(r *http.Request, h *wire.Head, p engine.Plan, interim
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	g := &guest{sh: sh, ctx: r.Context(), request: r, interim: interim}
 	hasBody := r.Body != nil && r.Body != http.NoBody
-	head, err := requestHead(r, h, hasBody)
-	if err == nil && !sh.invite(g, &head, p) {
-		err = errServerEnded
+	head := *h
+	head.ContentLength, head.EndStream = -1, !hasBody
+	if hasBody && r.ContentLength > 0 {
+		head.ContentLength = r.ContentLength
 	}
-	if err != nil {
+	if !sh.invite(g, &head, p) {
 		if hasBody {
 			_ = r.Body.Close() // no upload goroutine closes it
 		}
 		if p.Done != nil {
-			p.Done(engine.Outcome{Reason: engine.ReasonAbort, Err: err})
+			p.Done(engine.Outcome{Reason: engine.ReasonAbort, Err: errServerEnded})
 		}
-		return nil, err
+		return nil, errServerEnded
 	}
 	if hasBody {
 		go g.upload() // ends with the body, or with the Read in progress when the stream ends
@@ -69,43 +66,6 @@ func (sh *shard) invite(g *guest, h *wire.Head, p engine.Plan) (begun bool) {
 	sh.e.Invite(&g.Guest, h, p)
 	return begun
 }
-
-// requestHead returns the request's head. A head made by the caller must be as valid as a client's.
-// From other requests, everything that HTTP/2 does not allow is dropped or rejected.
-func requestHead(r *http.Request, known *wire.Head, body bool) (h wire.Head, err error) {
-	if known != nil {
-		h = *known
-	} else {
-		h = wire.Head{Method: cmp.Or(r.Method, http.MethodGet), Authority: r.Host}
-		h.SetTarget(r.URL.RequestURI())
-		if !h.Valid() {
-			return h, errBadRequest
-		}
-		h.Fields = requestFields(r, body)
-	}
-	h.ContentLength, h.EndStream = -1, !body
-	if body && r.ContentLength > 0 {
-		h.ContentLength = r.ContentLength
-	}
-	return h, nil
-}
-
-func requestFields(r *http.Request, body bool) []hpack.HeaderField {
-	fields := make([]hpack.HeaderField, 0, len(r.Header)+2)
-	for key, values := range r.Header {
-		switch key {
-		case "Content-Length", "Host", "Te":
-		default:
-			fields = wire.AppendField(fields, key, values)
-		}
-	}
-	if body && r.ContentLength > 0 {
-		fields = append(fields, hpack.HeaderField{Name: "content-length", Value: strconv.FormatInt(r.ContentLength, 10)})
-	}
-	return fields
-}
-
-var errBadRequest = errors.New("request cannot be sent over HTTP/2")
 
 // ended waits until Plan.Done has returned, which another goroutine's turn may have to call.
 func (g *guest) ended() {

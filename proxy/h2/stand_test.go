@@ -14,6 +14,7 @@ import (
 	"net/http/httputil"
 	"net/textproto"
 	"net/url"
+	"strconv"
 	"testing"
 	"time"
 
@@ -197,7 +198,20 @@ func (s *stand) do(method, path string, body io.Reader) *http.Response {
 // RoundTrip makes a guest of a request.
 func (s *stand) RoundTrip(r *http.Request) (*http.Response, error) {
 	p := s.plan(&wire.Head{Method: r.Method, Path: r.URL.Path})
-	return s.server.RoundTrip(r, nil, p, interimsOf(r))
+	return s.server.RoundTrip(r, headOf(r), p, interimsOf(r))
+}
+
+// headOf returns a request's head, as an HTTP/1.1 server would have it.
+func headOf(r *http.Request) *wire.Head {
+	h := &wire.Head{Method: r.Method, Authority: r.Host}
+	h.SetTarget(r.URL.RequestURI())
+	for key, values := range r.Header {
+		h.Fields = wire.AppendField(h.Fields, key, values)
+	}
+	if r.ContentLength > 0 {
+		h.Fields = append(h.Fields, field("content-length", strconv.FormatInt(r.ContentLength, 10)))
+	}
+	return h
 }
 
 // ask sends a guest's request.
@@ -210,7 +224,7 @@ func (s *stand) ask(ctx context.Context, method, path string, body io.Reader, ch
 			f(r, &p)
 		}
 	}
-	return s.server.RoundTrip(r, nil, p, interimsOf(r))
+	return s.server.RoundTrip(r, headOf(r), p, interimsOf(r))
 }
 
 // interimsOf is the hook of r's context, which net/http's transport has, too.
