@@ -64,7 +64,7 @@ func TestExpireHTTP2(t *testing.T) {
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	u := f.Upstream(f.set(healthy(s.Listener.Addr().String())))
-	c := must.Get(u.dialH2(t.Context(), s.Listener.Addr().String(), dialing{wrap: func(c net.Conn) net.Conn { conn = c; return c }}))(t)
+	c := must.Get(u.dialH2(t.Context(), s.Listener.Addr().String(), dialing{cut: func(*Conn) {}, wrap: func(c net.Conn) net.Conn { conn = c; return c }}))(t)
 	defer c.Close()
 	check.Same(t, 5000, option(t, conn, unix.TCP_USER_TIMEOUT), "user timeout in ms")
 	check.Same(t, 2, option(t, conn, unix.TCP_KEEPIDLE), "idle time in s")
