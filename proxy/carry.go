@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/net/http2/hpack"
+
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
@@ -80,14 +82,11 @@ func (b *uploaded) Read(p []byte) (int, error) {
 	if err != nil {
 		b.ended.Store(true)
 		if err != io.EOF { //nolint:errorlint // readers do not wrap io.EOF
-			err = fmt.Errorf("%w: %w", errBadBody, err)
+			err = fmt.Errorf("%w: %w", backend.ErrBody, err)
 		}
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
-
-// errBadBody marks errors of the client's body.
-var errBadBody = errors.New("the request's body cannot be read")
 
 // uploadRest is how long end waits for a Read in progress after the response.
 const uploadRest = 5 * time.Second
@@ -313,15 +312,19 @@ func (x *exchange) reach() {
 	}
 }
 
+// sends returns which of the client's fields the backend does not get, given Strip.Removes, and which
+// others it gets. The span replaces the client's.
+func (x *exchange) sends(removes func(string) bool) (remove func(string) bool, set []hpack.HeaderField) {
+	if x.observer == nil || x.observer.span == nil {
+		return removes, x.decision.Set
+	}
+	return func(name string) bool { return tracing.Carries(name) || removes(name) }, x.observer.span.Fields(x.decision.Set)
+}
+
 // plan returns the engine's plan for a decision to forward.
 func (x *exchange) plan() engine.Plan {
 	d := &x.decision
-	remove, set := x.remove, d.Set
-	if x.observer != nil && x.observer.span != nil {
-		// The span replaces the client's.
-		remove = func(name string) bool { return tracing.Carries(name) || x.decision.Strip.Removes(name) }
-		set = x.observer.span.Fields(set)
-	}
+	remove, set := x.sends(x.remove)
 	// The method, not the verb: the verb of a path is in lower case, and get may stand for gET.
 	again := x.head.Method == http.MethodGet || x.head.Method == http.MethodHead
 	p := x.upstream.Plan(d.Request.proxied(), x.stay)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -207,8 +208,8 @@ func forwardError(name string, err error) error {
 	switch {
 	case errors.As(err, new(*apierrors.StatusError)):
 		return err
-	case errors.Is(err, errBadBody):
-		return apierrors.NewBadRequest(errBadBody.Error())
+	case errors.Is(err, backend.ErrBody):
+		return apierrors.NewBadRequest(backend.ErrBody.Error())
 	case full(err):
 		return errBusy(name)
 	}

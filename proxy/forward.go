@@ -168,20 +168,18 @@ func (x *exchange) ask(w http.ResponseWriter, r *http.Request) {
 // byte, its fields that are not stripped, and ours.
 func outgoing(r *http.Request, x *exchange, host string) *http.Request {
 	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
+	remove, set := x.sends(x.decision.Strip.Removes)
 	for name := range out.Header {
-		if x.decision.Strip.Removes(strings.ToLower(name)) {
+		if remove(strings.ToLower(name)) {
 			delete(out.Header, name)
 		}
 	}
 	out.Header.Del("Expect") // a promise of one hop
-	for _, f := range x.decision.Set {
+	for _, f := range set {
 		out.Header.Add(f.Name, f.Value)
 	}
 	if _, ok := out.Header["User-Agent"]; !ok {
 		out.Header.Set("User-Agent", "") // else net/http sets its own
-	}
-	if x.observer != nil && x.observer.span != nil {
-		x.observer.span.Header(out.Header)
 	}
 	return out
 }

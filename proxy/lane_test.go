@@ -227,7 +227,10 @@ func TestPlans(t *testing.T) {
 // be reached.
 func TestFetch(t *testing.T) {
 	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
-		res := must.Get(w.proxy.Fetch(w.upstream(), w.request(t, "GET", remoteGV, nil), false, nil))(t)
+		fetch := func(u *backend.Upstream) (*http.Response, error) {
+			return w.proxy.Fetch(u, must.Get(http.NewRequestWithContext(t.Context(), "GET", "https://any.example"+remoteGV, nil))(t), false, nil)
+		}
+		res := must.Get(fetch(w.upstream()))(t)
 		res.Body.Close()
 		if got, http2 := w.remote.last(t).proto == "HTTP/2.0", w.remote.EnableHTTP2; res.StatusCode != 200 || got != http2 {
 			t.Errorf("%d, over HTTP/2: %v, want %v", res.StatusCode, got, http2)
@@ -235,7 +238,7 @@ func TestFetch(t *testing.T) {
 		w.remote.CloseClientConnections()
 		w.remote.Listener.Close()
 		for _, u := range []*backend.Upstream{nil, w.upstream()} {
-			if res, err := w.proxy.Fetch(u, w.request(t, "GET", remoteGV, nil), false, nil); err == nil {
+			if res, err := fetch(u); err == nil {
 				t.Errorf("answered with %v", res)
 			}
 		}

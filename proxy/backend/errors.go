@@ -36,6 +36,10 @@ func over(ctx context.Context) engine.Reason {
 	return engine.ReasonDrain
 }
 
+// ErrBody is to be the cause of an error of a request's own body: it is the caller's fault, not the
+// backend's.
+var ErrBody = errors.New("the request's body cannot be read")
+
 var (
 	errNoEndpoint = errors.New("there is no endpoint")
 	errGone       = errors.New("the endpoint is gone")

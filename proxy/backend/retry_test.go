@@ -274,7 +274,7 @@ func TestKindsOfFailure(t *testing.T) {
 		{"ejected", ended(errEjected), context.Canceled, true, engine.ReasonEjected},
 		{"ejected before anything was sent", ended(errEjected), context.Canceled, false, engine.ReasonDial},
 		{"no patience", ended(errPatience), context.Canceled, true, engine.ReasonEjected},
-		{"the client's body", t.Context(), &bodyError{io.ErrUnexpectedEOF}, true, engine.ReasonClientReset},
+		{"the client's body", t.Context(), fmt.Errorf("%w: %w", ErrBody, io.ErrUnexpectedEOF), true, engine.ReasonClientReset},
 		{"the client is gone", ended(context.Canceled), io.EOF, true, engine.ReasonDrain},
 		{"no HTTP", t.Context(), errors.New("malformed HTTP response"), true, engine.ReasonBadResponse},
 	} {

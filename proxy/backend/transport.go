@@ -297,7 +297,7 @@ func classify(ctx context.Context, err error, sent bool) engine.Reason {
 		return engine.ReasonEjected
 	case cause != nil:
 		return over(ctx)
-	case errors.As(err, new(*bodyError)):
+	case errors.Is(err, ErrBody):
 		return engine.ReasonClientReset
 	case errors.As(err, new(*dialError)), errors.Is(err, errGone):
 		return engine.ReasonDial
@@ -316,12 +316,6 @@ const (
 	// minCharged is the least that a body is charged: a waiting request takes about as much.
 	minCharged = 4 << 10
 )
-
-// bodyError is an error of the request's own body: the caller's fault, not the backend's.
-type bodyError struct{ err error }
-
-func (e *bodyError) Error() string { return "reading request body: " + e.err.Error() }
-func (e *bodyError) Unwrap() error { return e.err }
 
 // Hold reads a short body of known length into memory and replaces r.Body, before a place is taken
 // for a stranger's request: neither the local apiserver nor a place waits for a slow client. It
@@ -375,11 +369,7 @@ type body struct {
 
 func (b *body) Read(p []byte) (int, error) {
 	b.begun.Store(true)
-	n, err := b.ReadCloser.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) {
-		err = &bodyError{err}
-	}
-	return n, err
+	return b.ReadCloser.Read(p) //nolint:wrapcheck // its own error, see ErrBody
 }
 
 func (b *body) Close() error {

@@ -101,15 +101,6 @@ func (s *Span) Fields(set []hpack.HeaderField) []hpack.HeaderField {
 	return set
 }
 
-// Header is Fields for a net/http header. It replaces the client's fields.
-func (s *Span) Header(h http.Header) {
-	h.Del(parentHeader)
-	h.Del(stateHeader)
-	for _, f := range s.Fields(nil) {
-		h.Set(f.Name, f.Value)
-	}
-}
-
 // End ends the span of a request for Kubernetes' verb and an APIService, which may be empty. wrong
 // says briefly what went wrong.
 func (s *Span) End(o *engine.Outcome, verb, apiService, wrong string) {
