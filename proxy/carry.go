@@ -312,8 +312,8 @@ func (x *exchange) reach() {
 	}
 }
 
-// sends returns which of the client's fields the backend does not get, given Strip.Removes, and which
-// others it gets. The span replaces the client's.
+// sends returns which of the client's fields the backend does not get, given Strip.Removes, and
+// which others it gets. The span replaces the client's.
 func (x *exchange) sends(removes func(string) bool) (remove func(string) bool, set []hpack.HeaderField) {
 	if x.observer == nil || x.observer.span == nil {
 		return removes, x.decision.Set

@@ -14,7 +14,6 @@ import (
 	"net/http/httputil"
 	"net/textproto"
 	"net/url"
-	"strconv"
 	"testing"
 	"time"
 
@@ -209,7 +208,7 @@ func headOf(r *http.Request) *wire.Head {
 		h.Fields = wire.AppendField(h.Fields, key, values)
 	}
 	if r.ContentLength > 0 {
-		h.Fields = append(h.Fields, field("content-length", strconv.FormatInt(r.ContentLength, 10)))
+		h.Fields = append(h.Fields, field("content-length", fmt.Sprint(r.ContentLength)))
 	}
 	return h
 }
