@@ -11,9 +11,6 @@ import (
 	"testing"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
@@ -53,8 +50,7 @@ func TestFaultOf(t *testing.T) {
 	}
 }
 
-// A refused token was reviewed, and so was an invalid question; every other error counts, until the
-// next review.
+// A refused token was reviewed; every other error counts, until the next review.
 func TestNoted(t *testing.T) {
 	var ends needs.Outcome
 	var fault error
@@ -65,7 +61,6 @@ func TestNoted(t *testing.T) {
 		fails bool
 	}{
 		{"answered", nil, false}, {"failed", errors.New("403"), true}, {"refused", authn.ErrUnauthenticated, false},
-		{"failed again", errors.New("403"), true}, {"its question is invalid", apierrors.NewInvalid(schema.GroupKind{}, "", nil), false},
 	} {
 		fault = tt.fault
 		if yes, x, err := review(t.Context(), ""); !yes || x != "x" || !errors.Is(err, fault) {

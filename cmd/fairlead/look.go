@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
@@ -45,12 +43,11 @@ func (k *kube) lookServers(time.Time) answer.Check {
 	}
 }
 
-// noted notes how reviews end. A refused token was reviewed. So was a question that the server
-// calls invalid: callers write its selectors (fieldSelector==x has an empty key).
+// noted notes how reviews end. A refused token was reviewed.
 func noted[A, B, C any](ends *needs.Outcome, review func(context.Context, A) (B, C, error)) func(context.Context, A) (B, C, error) {
 	return func(ctx context.Context, a A) (B, C, error) {
 		b, c, err := review(ctx, a)
-		if errors.Is(err, authn.ErrUnauthenticated) || apierrors.IsInvalid(err) {
+		if errors.Is(err, authn.ErrUnauthenticated) {
 			ends.Note(nil)
 		} else if !errors.Is(err, context.Canceled) { // the caller may go
 			ends.Note(err)

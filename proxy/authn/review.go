@@ -9,6 +9,7 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -48,7 +49,9 @@ func TokenReview(client authenticationv1client.AuthenticationV1Interface) func(c
 			review, err = reviews.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
 			return err
 		}, webhookutil.DefaultShouldRetry)
-		if err != nil {
+		if apierrors.IsInvalid(err) { // by the token: the review did not fail
+			return nil, false, errBadToken
+		} else if err != nil {
 			return nil, false, fmt.Errorf("asking the local apiserver: %w", err)
 		}
 		return answerOf(&review.Status)

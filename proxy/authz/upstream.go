@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
@@ -29,7 +30,14 @@ func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
 	if err != nil {
 		return nil, fmt.Errorf("making an access reviewer: %w", err)
 	}
-	return w.Authorize, nil
+	return func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		decision, reason, err := w.Authorize(ctx, a)
+		// Callers write selectors (fieldSelector==x has an empty key). It will never be allowed.
+		if apierrors.IsInvalid(err) {
+			return authorizer.DecisionNoOpinion, err.Error(), nil
+		}
+		return decision, reason, err
+	}, nil
 }
 
 // Upstream returns the Authorizer for k8s.io/apiserver's filters, with the same short-cuts and

@@ -1,13 +1,18 @@
 package authz
 
 import (
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -54,4 +59,26 @@ func TestSubjectAccessReview(t *testing.T) {
 	if d, err := z.Authorize(t.Context(), get("somebody")); d.Allowed || err == nil {
 		t.Errorf("%v, %v without a server", d, err)
 	}
+}
+
+// What the caller has sent may be a question that can never be answered: it is denied, with the
+// reason, and is no failure of reviews.
+func TestInvalidQuestion(t *testing.T) {
+	asked := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked++
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		_, _ = io.WriteString(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422, "message": "key: Required value"}`)
+	}))
+	defer server.Close()
+	z := newAuthorizer(t, Config{Review: must.Get(SubjectAccessReview(must.Get(authorizationclient.NewForConfig(&rest.Config{Host: server.URL}))(t)))(t)})
+	for range 2 { // the second one cached
+		d, err := z.Authorize(t.Context(), get("alice"))
+		if err != nil || d != (Decision{Reason: "key: Required value"}) {
+			t.Errorf("%+v, %v", d, err)
+		}
+	}
+	check.Same(t, 1, asked, "reviews")
+	check.Same(t, 1., testutil.ToFloat64(z.reviews.WithLabelValues("denied")), "reviews counted as denied")
 }

@@ -181,6 +181,14 @@ func testFlunders(t *testing.T, w *world) {
 			t.Errorf("%s: %d %s, may: %t", p.name, code, body, may)
 		}
 	}
+	// kube-apiserver calls a review with this selector invalid: the caller is told so.
+	dave := passport{cred: w.issue(t, w.users, "dave", "dev")}
+	if code, body := w.ask(t, w.front, dave, "GET", flunders+"?fieldSelector==x", ""); code != http.StatusForbidden || !strings.Contains(body, "is invalid: ") {
+		t.Errorf("a selector without a key: %d %s", code, body)
+	}
+	if _, body := w.ask(t, w.front, passport{cred: w.StaticToken("admin")}, "GET", "/fairlead/status", ""); strings.Contains(body, `"status": "failed"`) {
+		t.Errorf("a check fails: %s", body)
+	}
 	direct := &cluster.Front{Endpoint: w.Endpoint()}
 	if code, body := w.ask(t, direct, passport{cred: w.StaticToken("admin")}, "GET", flunders, ""); code < 400 {
 		t.Errorf("past Fairlead: %d %s", code, body)
