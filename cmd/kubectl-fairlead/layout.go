@@ -43,7 +43,9 @@ func layouts() map[string]layout {
 		"control-plane": {"overlays/control-plane", "DaemonSet", "fairlead", apply + "kubectl -n kube-system rollout status daemonset fairlead\n" + again},
 		// The pod itself is no object of the cluster: its manifest is a second kustomization.
 		"static-pod": {"base", "Pod", "fairlead", apply +
-			"# for each node, as root there:\numask 077 && kubeadm kubeconfig user --client-name=system:fairlead --validity-period=8760h > /etc/kubernetes/fairlead.conf\n" +
+			"# for each node, from here: a kubeconfig that is renewed every week\n" +
+			"for unit in service timer; do ssh root@NODE \"cat > /etc/systemd/system/fairlead-kubeconfig.$unit\" < DEPLOY/systemd/fairlead-kubeconfig.$unit; done\n" +
+			"ssh root@NODE 'systemctl start fairlead-kubeconfig.service && systemctl enable --now fairlead-kubeconfig.timer'\n" +
 			"# for each node, from here:\nkubectl kustomize --load-restrictor=LoadRestrictionsNone OUT/node | ssh root@NODE 'cat > fairlead.yaml && mv fairlead.yaml /etc/kubernetes/manifests/'\n" + again},
 		"load-balancer": {"overlays/load-balancer", "Deployment", "fairlead", pairs +
 			"kubectl -n kube-system create configmap fairlead-trust --from-file=client-ca.crt --from-file=requestheader-ca.crt\n" + apply + again},
@@ -231,7 +233,7 @@ func (i *installer) write() error {
 	}
 	text := "nothing changed\n"
 	if i.wrote {
-		text = "\nNext:\n" + strings.NewReplacer("OUT", i.out, "NAMES", strings.Join(i.names, ",")).Replace(strings.TrimSpace(to.next)) + "\n"
+		text = "\nNext:\n" + strings.NewReplacer("DEPLOY", i.deploy, "OUT", i.out, "NAMES", strings.Join(i.names, ",")).Replace(strings.TrimSpace(to.next)) + "\n"
 	}
 	_, err := io.WriteString(i.print, text)
 	return err
@@ -291,10 +293,17 @@ func (i *installer) put(folder string, k types.Kustomization) error {
 	if err == nil {
 		i.differs("- ", string(before), text)
 		i.differs("+ ", text, string(before))
-		if !i.sure(file + " has other content. Replace it, and keep it as " + file + "~?") {
-			return fmt.Errorf("%s has other content: --yes replaces it, and keeps it as %[1]s~", file)
+		kept := file + "~"
+		for n := 2; ; n++ { // no older one is lost
+			if _, err := os.Lstat(kept); err != nil {
+				break
+			}
+			kept = fmt.Sprintf("%s~%d", file, n)
 		}
-		err = os.Rename(file, file+"~")
+		if !i.sure(file + " has other content. Replace it, and keep it as " + kept + "?") {
+			return fmt.Errorf("%s has other content: --yes replaces it, and keeps it as %s", file, kept)
+		}
+		err = os.Rename(file, kept)
 	} else if os.IsNotExist(err) {
 		err = os.MkdirAll(filepath.Dir(file), 0o777) //nolint:gosec // the umask decides
 	}

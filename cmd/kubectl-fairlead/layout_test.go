@@ -82,7 +82,7 @@ func TestLayouts(t *testing.T) {
 		{"components", installer{layout: "control-plane", components: []string{"entrypoint", "audit"}}, nil, nil,
 			"--advertise-address=$(HOST_IP) --audit-log-path=- --audit-policy-file=/etc/fairlead/audit/policy.yaml --local-apiservers-from=lease --publish-kubernetes-endpoints", "name: fairlead-audit", "lint"},
 		{"components of a static pod", installer{layout: "static-pod", components: []string{"entrypoint", "write-status", "events", "monitoring"}}, nil, nil,
-			"--advertise-address=$(HOST_IP) --emit-events --local-apiservers-from=lease --publish-kubernetes-endpoints --write-status", `(?s)name: system:fairlead-status\nsubjects:\n- kind: ServiceAccount\n.*?- apiGroup: rbac.authorization.k8s.io\n +kind: User\n +name: system:fairlead`, "kubeadm kubeconfig user"},
+			"--advertise-address=$(HOST_IP) --emit-events --local-apiservers-from=lease --publish-kubernetes-endpoints --write-status", `(?s)name: system:fairlead-status\nsubjects:\n- kind: ServiceAccount\n.*?- apiGroup: rbac.authorization.k8s.io\n +kind: User\n +name: system:fairlead`, "(?s)< ../../deploy/systemd/fairlead-kubeconfig.*systemctl start fairlead-kubeconfig.service"},
 		{"behind a load balancer", installer{layout: "load-balancer"}, nil, nil, "", "kind: Deployment", "create secret tls fairlead-front-proxy-client"},
 		{"managed", installer{layout: "managed", names: []string{"a.example.com", "b"}, components: []string{"renew"}}, nil, nil, "", "kind: CronJob", "init --serving-names=a.example.com,b\n"},
 		{"managed, with an answer", installer{layout: "managed"}, nil, []string{"front.example.com"}, "", "system:fairlead-impersonate", "init --serving-names=front.example.com\n"},
@@ -140,6 +140,7 @@ func TestLayoutKeepsWhatItReplaces(t *testing.T) {
 	ours := string(must.Get(os.ReadFile(file))(t))
 	theirs := strings.Replace(ours, "lease", "endpointslice", 1)
 	must.Do(t, os.WriteFile(file, []byte(theirs), 0o600))
+	replaced := 0
 	for _, tt := range []struct {
 		name    string
 		words   []string
@@ -155,7 +156,12 @@ func TestLayoutKeepsWhatItReplaces(t *testing.T) {
 		want := map[bool]string{true: ours, false: theirs}[tt.replace]
 		check.Same(t, want, string(must.Get(os.ReadFile(file))(t)), "%s: the file", tt.name)
 		if tt.replace {
-			check.Same(t, theirs, string(must.Get(os.ReadFile(file+"~"))(t)), "%s: what it replaced", tt.name)
+			replaced++
+		}
+		kept := must.Get(filepath.Glob(file + "~*"))(t)
+		check.Same(t, replaced, len(kept), "%s: files that it replaced", tt.name)
+		for _, older := range kept {
+			check.Same(t, theirs, string(must.Get(os.ReadFile(older))(t)), "%s: what it replaced", tt.name)
 		}
 	}
 }

@@ -42,7 +42,7 @@ for dir in "$out"/bin/*/*; do
     sha256: $(sha256sum <"$out/kubectl-fairlead_${version}_${os}_$arch.tar.gz" | cut -d' ' -f1)
     bin: $plugin"
   [[ $os == linux ]] || continue
-  archive "fairlead_${version}_${os}_$arch.tar.gz" -C "$dir" fairlead kubectl-fairlead -C "$PWD" LICENSE -C "$PWD/deploy/systemd" fairlead.service -C "$share" man completion
+  archive "fairlead_${version}_${os}_$arch.tar.gz" -C "$dir" fairlead kubectl-fairlead -C "$PWD" LICENSE -C "$PWD/deploy/systemd" fairlead.service fairlead-kubeconfig.service fairlead-kubeconfig.timer -C "$share" man completion
   for kind in deb rpm; do
     DIR=$dir SHARE=$share ARCH=$arch NUMBER=$number "$nfpm" package --config deploy/release/nfpm.yaml --packager $kind --target "$out" >/dev/null
   done
