@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"k8s.io/client-go/util/connrotation"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -28,13 +27,19 @@ type apiservers struct {
 	// order lists the addresses, preferred ones first. Never nil.
 	order atomic.Pointer[[]string]
 	first bool     // the first named comes back to its place; else the last used one stays preferred
-	open  sync.Map // :: address → *connrotation.ConnectionTracker of the connections to it
+	open  sync.Map // :: *ownConn → nothing
 }
 
 // ownConn is a connection to a local apiserver, which may be left.
 type ownConn struct {
 	net.Conn
+	of      *apiservers
 	address string
+}
+
+func (c *ownConn) Close() error {
+	c.of.open.Delete(c)
+	return c.Conn.Close()
 }
 
 func (c *ownConn) Read(b []byte) (int, error) {
@@ -62,12 +67,9 @@ func (s *apiservers) dial(ctx context.Context, network, address string) (net.Con
 	if err != nil {
 		return nil, err //nolint:wrapcheck // wrap looks for net's own error
 	}
-	return s.opened(address).Track(&ownConn{conn, address}), nil
-}
-
-func (s *apiservers) opened(address string) *connrotation.ConnectionTracker {
-	all, _ := s.open.LoadOrStore(address, connrotation.NewConnectionTracker())
-	return all.(*connrotation.ConnectionTracker)
+	own := &ownConn{conn, s, address}
+	s.open.Store(own, nil)
+	return own, nil
 }
 
 // wrap sends each request to the first server that accepts a connection, under that server's own
@@ -115,14 +117,14 @@ func (s *apiservers) prefer(servers []registry.Endpoint) {
 	if len(servers) == 0 || servers[0].Health != registry.Healthy {
 		return
 	}
-	order := make([]string, 0, len(servers))
+	order, leave := make([]string, 0, len(servers)), map[string]bool{}
 	for _, e := range servers {
-		order = append(order, e.Address)
+		order, leave[e.Address] = append(order, e.Address), e.Health == registry.Unhealthy
 	}
 	s.order.Store(&order) // before closing: who asks again must come to another one
-	for _, e := range servers {
-		if e.Health == registry.Unhealthy {
-			s.opened(e.Address).CloseAll()
+	for c := range s.open.Range {
+		if own := c.(*ownConn); leave[own.address] {
+			_ = own.Close()
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -80,7 +79,7 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	known(registry.Healthy, registry.Healthy, 0)
 	check.Same(t, one, review(), "with --local-apiserver-preference=first")
 	known(registry.Unhealthy, registry.Healthy, 0)
-	must.Get(f.reload(path, must.Get(os.ReadFile(path))(t)))(t)
+	must.Get(f.reload(path))(t)
 	check.Same(t, two, review(), "after the kubeconfig has changed")
 }
 
@@ -93,4 +92,21 @@ type countedConn struct {
 func (c *countedConn) Close() error {
 	c.closed()
 	return c.Conn.Close()
+}
+
+// Nothing is kept of a connection that has ended: apiservers come and go.
+func TestNothingIsKeptOfAClosedConnection(t *testing.T) {
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	defer l.Close()
+	s := &apiservers{}
+	kept := func() (n int) {
+		for range s.open.Range {
+			n++
+		}
+		return n
+	}
+	conn := must.Get(s.dial(t.Context(), "tcp", l.Addr().String()))(t)
+	check.Same(t, 1, kept(), "open connections")
+	must.Do(t, conn.Close())
+	check.Same(t, 0, kept(), "open connections after the end")
 }

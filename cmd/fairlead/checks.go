@@ -49,7 +49,7 @@ func (s *server) makeChecks() {
 		all = append(all,
 			needs.Check{Name: "local-apiserver", Gate: func(*http.Request) error { return s.kube.pools.Ready() }, Look: s.kube.lookServers},
 			needs.Check{Name: "kubeconfig", Look: func(time.Time) answer.Check { return s.lookKubeconfig(may.Credential()) }},
-			needs.Check{Name: "rights", Look: may.Look},
+			needs.Check{Name: "rights", Look: func(time.Time) answer.Check { return may.Of("") }},
 			needs.Check{Name: "reviews", Look: func(time.Time) answer.Check { return s.lookReviews(may.Passed()) }},
 			needs.Check{Name: "clock", Look: s.kube.clock.Look},
 		)

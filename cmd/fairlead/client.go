@@ -154,8 +154,15 @@ func (f *follower) certificate() []*x509.Certificate {
 
 // reload takes the credentials and the CA from new content of the kubeconfig. The server stays the
 // same, because pools and probes were made for it at the start.
-func (f *follower) reload(path string, data []byte) (*rest.Config, error) {
-	c, err := parseKubeconfig(path, data)
+func (f *follower) reload(path string) (*rest.Config, error) {
+	raw, err := clientcmd.LoadFromFile(path) // unlike loadConfig, this never falls back to a pod's
+	if err == nil {
+		err = clientcmd.ResolveLocalPaths(raw)
+	}
+	var c *rest.Config
+	if err == nil {
+		c, err = clientcmd.NewDefaultClientConfig(*raw, &clientcmd.ConfigOverrides{}).ClientConfig()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
@@ -171,24 +178,6 @@ func (f *follower) reload(path string, data []byte) (*rest.Config, error) {
 		f.log.Warn("the kubeconfig has gained or lost insecure-skip-tls-verify: restart to follow it for forwarded requests", "kubeconfig", path, "insecure", c.Insecure)
 	}
 	return c, nil
-}
-
-// parseKubeconfig reads a kubeconfig as clientcmd does: paths in it are relative to the file.
-func parseKubeconfig(path string, data []byte) (*rest.Config, error) {
-	raw, err := clientcmd.Load(data)
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range raw.Clusters {
-		c.LocationOfOrigin = path
-	}
-	for _, a := range raw.AuthInfos {
-		a.LocationOfOrigin = path
-	}
-	if err := clientcmd.ResolveLocalPaths(raw); err != nil {
-		return nil, err
-	}
-	return clientcmd.NewDefaultClientConfig(*raw, &clientcmd.ConfigOverrides{}).ClientConfig()
 }
 
 // RoundTrip implements http.RoundTripper.

@@ -69,7 +69,7 @@ func TestFollowKubeconfig(t *testing.T) {
 			present = next
 			server.CloseClientConnections()
 		}
-		if _, err := f.reload(path, []byte(step.kubeconfig)); (err != nil) != step.refused {
+		if _, err := f.reload(writeFile(t, path, step.kubeconfig)); (err != nil) != step.refused {
 			t.Errorf("%s: %v", step.name, err)
 		}
 		got, err := client.RESTClient().Get().AbsPath("/who").DoRaw(t.Context())
@@ -131,6 +131,8 @@ func TestFollowLocalCA(t *testing.T) {
 			if s.kubeconfig == "" {
 				use, content = "local-apiserver-ca", all[s.content].PEM()
 				writeFile(t, filepath.Join(dir, "followed.crt"), string(content))
+			} else {
+				writeFile(t, path, s.kubeconfig)
 			}
 			err := takes[use].Take(content)
 			got := ""
@@ -154,8 +156,9 @@ func TestKubeconfigRenewsCredential(t *testing.T) {
 	o := &options{Shared: cli.Shared{LocalIdentity: cli.Impersonate}, kubeconfig: filepath.Join(dir, "kubeconfig")}
 	k := must.Get(newProcess(o, slog.New(slog.DiscardHandler)).findKube(t.Context()))(t)
 	k.trust = trust.New(trust.Config{})
+	kubeconfigOf(t, dir, `"token":"y"`)
 	for _, f := range k.files() {
-		must.Do(t, f.Take([]byte(kubeconfigText("https://127.0.0.1:6443", nil, `"token":"y"`))))
+		must.Do(t, f.Take(nil))
 	}
 	must.Do(t, k.credential.look(k.credential.offered.Load())) // as Run does
 	check.Same(t, "Bearer y", k.credential.Authorization(), "credential")
@@ -175,7 +178,7 @@ func TestInsecureNeedsRestart(t *testing.T) {
 		renewed := strings.Replace(texts[1], `"token":"x"`, `"token":"y"`, 1)
 		var warnings []int
 		for _, text := range []string{texts[0], texts[1], renewed, texts[0], texts[1]} {
-			must.Get(f.reload(path, []byte(text)))(t)
+			must.Get(f.reload(writeFile(t, path, text)))(t)
 			warnings = append(warnings, strings.Count(logged.String(), "restart to follow it"))
 		}
 		check.Same(t, []int{0, 1, 1, 1, 2}, warnings, "warnings that it is %s", says)

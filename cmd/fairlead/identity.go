@@ -35,13 +35,6 @@ func (p *process) makeTokens() (*tokens.Tokens, []certs.File) {
 	return tokens, files
 }
 
-func (o *options) validateTokens(f *cli.Faults) {
-	f.Readable("--token-auth-file", o.tokenFile)
-	f.Readable("--authentication-config", o.authConfig)
-	f.If(o.tokenFile != "" && !o.alone(),
-		"--token-auth-file is for --registry=dir: or etcd: without --kubeconfig: a local apiserver verifies tokens itself")
-}
-
 // anonymousOf decides which requests without credentials are accepted: the configuration file
 // decides, or else the flag. As in kube-apiserver, only the file's content at the start counts.
 func (o *options) anonymousOf(tokens *tokens.Tokens, c *authn.Config) error {

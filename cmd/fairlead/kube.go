@@ -131,8 +131,8 @@ func (k *kube) files() []certs.File {
 		}})
 	}
 	if k.follower != nil {
-		files = append(files, certs.File{Use: "kubeconfig", Path: k.o.kubeconfig, Held: k.follower.certificate, Take: func(data []byte) error {
-			c, err := k.follower.reload(k.o.kubeconfig, data)
+		files = append(files, certs.File{Use: "kubeconfig", Path: k.o.kubeconfig, Held: k.follower.certificate, Take: func([]byte) error {
+			c, err := k.follower.reload(k.o.kubeconfig)
 			if err == nil && k.credential != nil {
 				err = k.credential.take(c)
 			}

@@ -181,7 +181,10 @@ func (o *options) validateChoices(f *cli.Faults) {
 	}
 	o.validateAlone(f)
 	o.validateEntrypoint(f)
-	o.validateTokens(f)
+	f.Readable("--token-auth-file", o.tokenFile)
+	f.Readable("--authentication-config", o.authConfig)
+	f.If(o.tokenFile != "" && !o.alone(),
+		"--token-auth-file is for --registry=dir: or etcd: without --kubeconfig: a local apiserver verifies tokens itself")
 	o.validateIdentity(f)
 	o.validateAuthorization(f)
 	f.If(o.accessSample < 0 || o.accessSample > 1, "--access-log-sample %v is not between 0 and 1", o.accessSample)

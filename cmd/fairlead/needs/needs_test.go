@@ -146,10 +146,10 @@ func TestRights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{}
 		r := s.rights(rights.Needed(rights.Shipped())...)
-		check.Same(t, Unknown, r.Look(time.Now()).Status, "before it was asked")
+		check.Same(t, Unknown, r.Of("").Status, "before it was asked")
 		defer must.Run(t, r.Run)()
 		synctest.Wait()
-		check.Same(t, "", r.Look(time.Now()).Status, "with all rights")
+		check.Same(t, "", r.Of("").Status, "with all rights")
 		s.deny(func(a *authorizationv1.ResourceAttributes) bool {
 			return a.Verb == "list" || a.Resource == "subjectaccessreviews"
 		})
@@ -164,7 +164,7 @@ func TestRights(t *testing.T) {
 				"and bind ClusterRole system:fairlead to Fairlead's account",
 			Command: "kubectl describe clusterrole system:fairlead",
 		}
-		if d := cmp.Diff(want, r.Look(time.Now())); d != "" {
+		if d := cmp.Diff(want, r.Of("")); d != "" {
 			t.Errorf("want (-), got (+):\n%s", d)
 		}
 		check.Same(t, "Fairlead may not list configmaps extension-apiserver-authentication in namespace kube-system (deploy/base/rbac.yaml:26)",
@@ -172,7 +172,7 @@ func TestRights(t *testing.T) {
 		s.deny(nil)
 		time.Sleep(rightsAgain)
 		synctest.Wait()
-		check.Same(t, "", r.Look(time.Now()).Status, "given back")
+		check.Same(t, "", r.Of("").Status, "given back")
 		before := s.count()
 		time.Sleep(10 * time.Minute)
 		if rounds := (s.count() - before) / len(rights.Needed(rights.Shipped())); rounds < 9 || rounds > 12 {
@@ -195,7 +195,7 @@ func TestCredential(t *testing.T) {
 		s := &server{err: tt.err}
 		r := s.rights(rights.Needed(rights.Shipped())...)
 		r.last.Store(r.ask(t.Context()))
-		check.Same(t, tt.rights, r.Look(time.Now()).Status, "%s: rights", tt.name)
+		check.Same(t, tt.rights, r.Of("").Status, "%s: rights", tt.name)
 		check.Same(t, tt.credential, r.Credential().Status, "%s: credential", tt.name)
 	}
 }
@@ -224,7 +224,7 @@ func TestNarrow(t *testing.T) {
 		s := &server{denied: func(a *authorizationv1.ResourceAttributes) bool { return a.Verb == "impersonate" }, rules: tt.rules, unruly: tt.err}
 		r := s.rights(rights.Needed(rights.Features{Impersonation: true})...)
 		r.last.Store(r.ask(t.Context()))
-		c := r.Look(time.Now())
+		c := r.Of("")
 		check.Same(t, tt.status, c.Status, "%s: status", tt.name)
 		if !strings.Contains(c.Message, tt.message) {
 			t.Errorf("%s: message %q, want %q", tt.name, c.Message, tt.message)

@@ -105,9 +105,6 @@ func (r *Rights) ask(ctx context.Context) *asked {
 	return a
 }
 
-// Look is the check of all rights.
-func (r *Rights) Look(time.Time) answer.Check { return r.Of("") }
-
 // Of returns a check of the rights to the object with a name. Empty means all rights.
 func (r *Rights) Of(name string) answer.Check {
 	a := r.last.Load()

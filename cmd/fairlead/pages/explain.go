@@ -81,13 +81,10 @@ func (p *Pages) explanation(method, target string, u user.Info, d proxy.Decision
 		x.APIService = &a
 		p.details(&answer.Status{}, map[string]*answer.APIService{a.Name: &a})
 	}
-	refusal := d.Err
-	switch {
-	case apierrors.IsForbidden(denied):
-		refusal, x.Authorization = denied, "denied: "+denied.Error()
-	case denied != nil: // the review failed
-		refusal, x.Authorization = denied, "unknown: "+denied.Error()
-	case d.User != nil:
+	refusal, forbidden := d.Err, apierrors.IsForbidden(denied)
+	if denied != nil { // the review failed, unless it forbids
+		refusal, x.Authorization = denied, map[bool]string{true: "denied: ", false: "unknown: "}[forbidden]+denied.Error()
+	} else if d.User != nil {
 		x.Authorization = "allowed"
 	}
 	if status, ok := errors.AsType[*apierrors.StatusError](refusal); ok {
@@ -102,7 +99,7 @@ func (p *Pages) explanation(method, target string, u user.Info, d proxy.Decision
 	}
 	x.Cause = Brief(x.Cause)
 	switch {
-	case apierrors.IsForbidden(denied):
+	case forbidden:
 		x.Advice = "grant it by a Role or ClusterRole and a binding, which takes effect within 10 s (--authorization-webhook-cache-unauthorized-ttl); kubectl auth can-i asks the same question"
 	case denied != nil:
 		x.Advice = "Fairlead must reach the local apiserver, and may create subjectaccessreviews there (ClusterRole system:fairlead)"
@@ -111,7 +108,7 @@ func (p *Pages) explanation(method, target string, u user.Info, d proxy.Decision
 		return x
 	}
 	x.Destination, x.Identity, x.Cause = "refused", nil, denied.Error()
-	p.blame(x, !apierrors.IsForbidden(denied), false)
+	p.blame(x, !forbidden, false)
 	return x
 }
 
