@@ -1,7 +1,6 @@
 package certs
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -20,6 +19,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/util/keyutil"
+
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 // PairSource names the files of a key pair.
@@ -79,20 +80,13 @@ func (p *Pair) take(data [][]byte) error {
 // parsePair parses a pair in PEM. It refuses a truncated certificate file even if its first
 // certificate is complete: clients would miss the intermediates.
 func parsePair(certPEM, keyPEM []byte) (*tls.Certificate, error) {
-	if len(certPEM) > maxFile || len(keyPEM) > maxFile {
-		return nil, fmt.Errorf("parsing key pair: more than %d bytes", maxFile)
+	_, err := bundle.Parse(certPEM)
+	var cert tls.Certificate
+	if err == nil {
+		cert, err = tls.X509KeyPair(certPEM, keyPEM)
 	}
-	cert, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
 		return nil, fmt.Errorf("parsing key pair: %w", err)
-	}
-	if begun := bytes.Count(certPEM, []byte("-----BEGIN CERTIFICATE-----")); begun > len(cert.Certificate) {
-		return nil, fmt.Errorf("parsing key pair: %d of %d certificates are broken or cut short", begun-len(cert.Certificate), begun)
-	}
-	for i, der := range cert.Certificate[1:] { // the first is cert.Leaf
-		if _, err := x509.ParseCertificate(der); err != nil {
-			return nil, fmt.Errorf("parsing certificate %d: %w", i+2, err)
-		}
 	}
 	return &cert, nil
 }
