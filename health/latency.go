@@ -54,29 +54,23 @@ type sample struct {
 	newLive, newProbe bool          // new since the last comparison
 }
 
-// judgeLatencies compares the endpoints of each APIService until ctx ends.
+// judgeLatencies compares the endpoints of each APIService that has several until ctx ends.
 func (p *Prober) judgeLatencies(ctx context.Context) {
-	ticker := time.NewTicker(judgeEvery)
-	defer ticker.Stop()
-	for {
-		compared := p.index.Load().compared
-		var tick <-chan time.Time // without work, do not wake up
-		if len(compared) > 0 {
-			tick = ticker.C
-		}
+	for tick := time.Tick(judgeEvery); ; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.indexed:
 		case now := <-tick:
-			for _, claims := range compared {
-				judge(now, claims)
+			for _, endpoints := range *p.index.Load() {
+				if len(endpoints) > 1 {
+					judge(now, endpoints)
+				}
 			}
 		}
 	}
 }
 
-func judge(now time.Time, claims []*claim) {
+func judge(now time.Time, claims peers) {
 	samples := make([]sample, 0, len(claims))
 	for _, c := range claims {
 		s := c.latency.take(now)

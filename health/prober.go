@@ -79,14 +79,9 @@ type Prober struct {
 	watched atomic.Int64      // connections kept open, at most most
 	most    int64             // maxWatched, unless a test sets another
 	failing [troubles]weights // of targets, by the way in which they fail
-	index   atomic.Pointer[index]
-	indexed chan struct{} // one slot: the index has changed
-}
-
-// index finds what is probed. It is immutable: apply stores a new one when the set changes.
-type index struct {
-	claims   map[string]peers // :: APIService
-	compared [][]*claim       // the endpoints of each APIService that has several
+	// index has what is probed, by APIService. It is immutable: apply stores a new one when the set
+	// changes.
+	index atomic.Pointer[map[string]peers]
 }
 
 // maxWatched bounds the connections that are kept open to see a process die at once: 1024 idle TLS
@@ -96,8 +91,8 @@ const maxWatched = 1024
 
 // New returns a Prober. It does nothing until Run.
 func New(c Config) *Prober {
-	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: newMetrics(c.Metrics), began: time.Now(), most: maxWatched, gate: make(gate, gateSlots), indexed: make(chan struct{}, 1)}
-	p.index.Store(&index{})
+	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: newMetrics(c.Metrics), began: time.Now(), most: maxWatched, gate: make(gate, gateSlots)}
+	p.index.Store(&map[string]peers{})
 	return p
 }
 
@@ -127,7 +122,7 @@ func (p *Prober) Run(ctx context.Context) error {
 // ping. The endpoint is probed at once, or as soon as the bound on such probes allows. Signal never
 // blocks and alone never ejects. A nil err is ignored.
 func (p *Prober) Signal(apiService, address string, err error) {
-	if c := p.index.Load().claims[apiService][address]; c != nil && err != nil {
+	if c := (*p.index.Load())[apiService][address]; c != nil && err != nil {
 		c.target.set(&c.target.hinted)
 	}
 }
@@ -136,7 +131,7 @@ func (p *Prober) Signal(apiService, address string, err error) {
 // referenced bundle. Its endpoints are probed at once, even during the pause after failures. Renew
 // never blocks.
 func (p *Prober) Renew(apiService string) {
-	for _, c := range p.index.Load().claims[apiService] {
+	for _, c := range (*p.index.Load())[apiService] {
 		c.target.set(&c.target.renewed)
 	}
 }
@@ -144,7 +139,7 @@ func (p *Prober) Renew(apiService string) {
 // Last returns when the last probe of an endpoint for an APIService ended, how long it took, and
 // why it failed. An empty fault means that it passed, a zero time that no probe has ended.
 func (p *Prober) Last(apiService, address string) (ended time.Time, took time.Duration, fault string) {
-	if c := p.index.Load().claims[apiService][address]; c != nil {
+	if c := (*p.index.Load())[apiService][address]; c != nil {
 		l := ptr.Deref(c.last.Load(), probe{})
 		return l.ended, l.took, l.fault
 	}
@@ -155,7 +150,7 @@ func (p *Prober) Last(apiService, address string) (ended time.Time, took time.Du
 // a hash of their names. It is empty if that is unknown, and for endpoints of a Service, which
 // may differ while they are rolled out.
 func (p *Prober) Serves(apiService, address string) string {
-	if c := p.index.Load().claims[apiService][address]; c != nil {
+	if c := (*p.index.Load())[apiService][address]; c != nil {
 		return ptr.Deref(c.serves.Load(), "")
 	}
 	return ""
@@ -164,7 +159,7 @@ func (p *Prober) Serves(apiService, address string) string {
 // Observe takes how long an endpoint took to send the first byte of its response to a request that
 // is not long-running. It never blocks and does not allocate.
 func (p *Prober) Observe(apiService, address string, d time.Duration) {
-	if c := p.index.Load().claims[apiService][address]; c != nil {
+	if c := (*p.index.Load())[apiService][address]; c != nil {
 		c.latency.observe(d)
 	}
 }

@@ -39,7 +39,7 @@ func (s *set) apply(ctx context.Context, entries []*registry.Entry) {
 	s.entries = entries
 	if len(s.changed) > 0 {
 		s.start(ctx)
-		s.publish()
+		s.prober.index.Store(new(maps.Clone(s.claims)))
 	}
 }
 
@@ -126,16 +126,4 @@ func (s *set) start(ctx context.Context) {
 		})
 	}
 	clear(s.changed)
-}
-
-// publish stores the index of what is probed now.
-func (s *set) publish() {
-	x := &index{claims: maps.Clone(s.claims)}
-	for _, p := range s.claims {
-		if len(p) > 1 {
-			x.compared = append(x.compared, slices.Collect(maps.Values(p)))
-		}
-	}
-	s.prober.index.Store(x)
-	latest.Wake(s.prober.indexed)
 }

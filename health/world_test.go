@@ -131,10 +131,9 @@ func (w *world) end() {
 		check.Same(w.t, 0, h.open(), "connections left to %s", address)
 	}
 	check.Same(w.t, 0, w.watched.Load(), "connections counted as watched")
-	for name, claims := range w.index.Load().claims {
+	for name, claims := range *w.index.Load() {
 		check.Same(w.t, 0, len(claims), "endpoints left of %s", name)
 	}
-	check.Same(w.t, 0, len(w.index.Load().compared), "APIServices left whose endpoints are compared")
 	for how := range w.failing {
 		check.Same(w.t, 0, len(w.failing[how].by), "failing in way %d", how)
 	}
