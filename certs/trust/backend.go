@@ -22,8 +22,6 @@ const (
 	// refusedMemory is how long a refused leaf is shown: an endpoint that presents one is probed
 	// every five seconds, so without it the endpoint has got another.
 	refusedMemory = 15 * time.Second
-	// forgetEvery is how often all are searched for such leaves: 10,000 take a few milliseconds.
-	forgetEvery = time.Minute
 	// unreadTime is how long the former roots are trusted, at least, while a new reference has not
 	// been read: the overlap may be shorter than reading takes. Some may never be read.
 	unreadTime = time.Minute
@@ -159,9 +157,6 @@ func (b *backend) takeLocked(next *roots, fault *Error, now time.Time) {
 func (b *backend) setLocked(v *view) {
 	b.inForce = false
 	b.current.Store(v)
-	for _, p := range v.previous {
-		b.of.ends(p.until)
-	}
 }
 
 // handshake verifies the chain that an endpoint has just presented, for each new connection.
@@ -265,7 +260,6 @@ func (b *backend) checkLocked(g *guarded, v *view, now time.Time) {
 		return
 	}
 	g.until = got.until
-	b.of.ends(g.until)
 }
 
 // join adds an APIService that has spec.
@@ -306,15 +300,11 @@ func (b *backend) tick(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	v := b.current.Load()
-	kept := live(v.previous, now)
-	for _, p := range kept {
-		b.of.ends(p.until)
-	}
-	if len(kept) < len(v.previous) {
+	if kept := live(v.previous, now); len(kept) < len(v.previous) {
 		b.keepLocked(*v, kept)
 	}
 	for g := range b.guards {
-		if b.of.ends(g.until); !g.until.IsZero() && !now.Before(g.until) {
+		if !g.until.IsZero() && !now.Before(g.until) {
 			b.checkLocked(g, v, now)
 		}
 	}

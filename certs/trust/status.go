@@ -144,12 +144,6 @@ type metrics struct {
 	refusals, reloads *prometheus.CounterVec
 }
 
-// ends notes when something expires. Zero means never.
-func (t *Trust) ends(at time.Time) {
-	for due := t.due.Load(); !at.IsZero() && at.Unix() < due && !t.due.CompareAndSwap(due, at.Unix()); due = t.due.Load() {
-	}
-}
-
 func newMetrics() metrics {
 	return metrics{
 		missingSAN: metric.Count("apiserver_kube_aggregator_x509_missing_san_total",
