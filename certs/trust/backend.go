@@ -237,11 +237,11 @@ func (b *backend) guard(chain []*x509.Certificate) (lost <-chan struct{}, releas
 	}
 }
 
-// guarding reports whether a connection that was verified here is open.
-func (b *backend) guarding() bool {
+// unused reports whether no APIService has spec, and no connection that was verified here is open.
+func (b *backend) unused() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.guards) > 0
+	return len(b.users)+len(b.guards) == 0
 }
 
 // recheckLocked ends the guards whose chain the current view does not verify.
@@ -270,8 +270,8 @@ func (b *backend) join(name string) {
 	b.counted = cmp.Or(b.counted, name)
 }
 
-// leave removes an APIService that no longer has spec, and returns how many are left.
-func (b *backend) leave(name string) (left int) {
+// leave removes an APIService that no longer has spec.
+func (b *backend) leave(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.users, name)
@@ -281,7 +281,6 @@ func (b *backend) leave(name string) (left int) {
 			break
 		}
 	}
-	return len(b.users)
 }
 
 // end closes every guard: the APIService was deleted, and so its trust ends.

@@ -183,3 +183,10 @@ func TestStories(t *testing.T) {
 		})
 	})
 }
+
+// guarding reports whether a connection that was verified here is open.
+func (b *backend) guarding() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.guards) > 0
+}

@@ -74,10 +74,8 @@ type Trust struct {
 	mu       sync.RWMutex
 	backends map[string]*backend // by APIService
 	// shared has the trust that all users of a Backend share: its bundle, without replaced roots.
-	shared map[*registry.Backend]*backend
-	// unused are Backends that no entry has any more. They are kept while their connections may
-	// carry the last requests of former users.
-	unused  map[*registry.Backend]struct{}
+	// Without users it is kept while its connections may carry the last requests of former ones.
+	shared  map[*registry.Backend]*backend
 	entries []*registry.Entry // of the applied table
 
 	// rewatch asks Run to sync the references: another goroutine may have applied the table.
@@ -95,7 +93,6 @@ func New(cfg Config) *Trust {
 		metrics:  newMetrics(),
 		backends: make(map[string]*backend),
 		shared:   make(map[*registry.Backend]*backend),
-		unused:   make(map[*registry.Backend]struct{}),
 	}
 	// crypto/tls verifies the local apiserver's name: each of its addresses may have another.
 	t.local = t.newBackend(localName)
@@ -130,6 +127,9 @@ func (t *Trust) Run(ctx context.Context) error {
 			for _, b := range append(t.both(), t.local) {
 				b.tick(now)
 			}
+			t.mu.Lock()
+			maps.DeleteFunc(t.shared, func(_ *registry.Backend, b *backend) bool { return b.unused() })
+			t.mu.Unlock()
 		}
 	}
 	return ctx.Err()
@@ -215,12 +215,6 @@ func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
 		}
 	}
 	t.entries = entries
-	for b := range t.unused {
-		if !t.shared[b].guarding() {
-			delete(t.shared, b)
-			delete(t.unused, b)
-		}
-	}
 	// After the maps: a goroutine that sees the generation must find its entries.
 	t.applied.Store(generation)
 }
@@ -236,7 +230,6 @@ func (t *Trust) take(e *registry.Entry) {
 		t.rewatch.Store(true)
 	}
 	if e.Backend.Owner == "" {
-		delete(t.unused, e.Backend)
 		if t.shared[e.Backend] == nil {
 			all := t.newBackend("")
 			all.apply(e.Backend, 0, nil)
@@ -252,8 +245,8 @@ func (t *Trust) drop(e, now *registry.Entry) {
 	if e.Backend.CAFrom != "" {
 		t.rewatch.Store(true)
 	}
-	if e.Backend.Owner == "" && t.shared[e.Backend].leave(e.Name) == 0 {
-		t.unused[e.Backend] = struct{}{}
+	if e.Backend.Owner == "" {
+		t.shared[e.Backend].leave(e.Name)
 	}
 	if now == nil || now.Backend == nil {
 		t.backends[e.Name].end()
