@@ -193,9 +193,13 @@ func (l *link) shut() {
 
 // buffers are free lists that all links share.
 type buffers struct {
-	raw  free[rawBytes]
-	part free[partBytes]
+	raw  sync.Pool // of *rawBytes
+	part sync.Pool // of *partBytes
 	out  output
+}
+
+func newBuffers() *buffers {
+	return &buffers{raw: sync.Pool{New: func() any { return new(rawBytes) }}, part: sync.Pool{New: func() any { return new(partBytes) }}}
 }
 
 // output is a free list of output buffers, for all shards.
@@ -227,15 +231,3 @@ type (
 	plainBytes [plainBuffer]byte
 	partBytes  [guestChunk]byte
 )
-
-// free is a free list of buffers.
-type free[T any] struct{ pool sync.Pool }
-
-func (f *free[T]) get() *T {
-	if p, ok := f.pool.Get().(*T); ok {
-		return p
-	}
-	return new(T)
-}
-
-func (f *free[T]) put(p *T) { f.pool.Put(p) }

@@ -186,7 +186,7 @@ func (r *rawConn) Write(p []byte) (int, error) {
 // keep moves input that TLS has not read from the loop's buffer to one of the connection's own.
 func (r *rawConn) keep(b *buffers) {
 	if r.in == nil {
-		r.in = b.raw.get()
+		r.in = b.raw.Get().(*rawBytes) //nolint:forcetypeassert // the pool holds nothing else
 		r.rest = r.in[:copy(r.in[:], r.rest)]
 	}
 }
@@ -194,7 +194,7 @@ func (r *rawConn) keep(b *buffers) {
 // drop frees the input buffer.
 func (r *rawConn) drop(b *buffers) {
 	if r.in != nil {
-		b.raw.put(r.in)
+		b.raw.Put(r.in)
 		r.in, r.rest = nil, nil
 	}
 }

@@ -88,8 +88,8 @@ const guestChunk = 16 << 10
 func (g *guest) upload() {
 	body := g.request.Body
 	defer body.Close()
-	buf := g.sh.pool.part.get()
-	defer g.sh.pool.part.put(buf)
+	buf := g.sh.pool.part.Get().(*partBytes) //nolint:forcetypeassert // the pool holds nothing else
+	defer g.sh.pool.part.Put(buf)
 	for more := true; more; {
 		n, err := body.Read(buf[:])
 		for wait := true; wait; {

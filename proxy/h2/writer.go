@@ -107,19 +107,13 @@ func (w *writer) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Flush sends everything written so far.
-func (w *writer) Flush() { _ = w.FlushError() }
-
-// FlushError implements http.ResponseController's method.
+// FlushError implements http.ResponseController's method: it sends everything written so far.
 func (w *writer) FlushError() error {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
 	return w.flush(nil)
 }
-
-// EnableFullDuplex implements http.ResponseController's method: HTTP/2 always is full duplex.
-func (w *writer) EnableFullDuplex() error { return nil }
 
 // common adds the fields that all our responses have.
 func (w *writer) common() {

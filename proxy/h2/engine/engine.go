@@ -169,11 +169,10 @@ type Config struct {
 	Caught func(v any, stack []byte)
 	// Taken returns how many bytes the peer has acknowledged, and whether all others that were
 	// written are on their way to it; zero and true mean unknown. Silence is how long its kernel
-	// has acknowledged nothing, not even a question. Nil means never known.
+	// has acknowledged nothing, not even a question.
 	Taken func(c *Conn) (n uint64, sent bool, silence time.Duration)
 	// Unread reports whether unread input waits in the socket: then this process was slow, not the
-	// peer. It is only called before a peer is given up, because it is a system call. Nil means
-	// unknown.
+	// peer. It is only called before a peer is given up, because it is a system call.
 	Unread func(c *Conn) bool
 	// Clock returns the time for Date fields. It is called once a second.
 	Clock func() time.Time

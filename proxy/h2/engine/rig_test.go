@@ -73,6 +73,8 @@ func newRig(t testing.TB, change ...func(*limits)) *rig {
 	r := &rig{t: t, e: newEngine(lim)}
 	r.ep = r.endpoint("ep")
 	r.e.Memory, r.e.Clock = hold.New(0), time.Now
+	r.e.Taken = func(*Conn) (uint64, bool, time.Duration) { return 0, true, 0 }
+	r.e.Unread = func(*Conn) bool { return false }
 	r.e.Decide = func(_ *Conn, h *wire.Head, resume func(Plan)) (Plan, bool) {
 		r.asked = h.Authority
 		if r.decide != nil {

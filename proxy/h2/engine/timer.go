@@ -194,9 +194,6 @@ func (e *Engine) stalled(c *Conn) bool {
 // waits for its window: our own socket takes megabytes that the peer has no room for yet. Silence
 // is how long its kernel has answered nothing.
 func (e *Engine) accepted(c *Conn) (more, sent bool, silence time.Duration) {
-	if e.Taken == nil {
-		return false, true, 0
-	}
 	n, sent, silence := e.Taken(c)
 	more = n != c.acked
 	c.acked = n
@@ -290,7 +287,7 @@ func (e *Engine) checkBackend(c *Conn) error {
 		c.drained = true
 		e.closeIfDone(c)
 	case c.pingAt > 0:
-		if answer := max(limit-limit/askAfter-restEvery, limit/2); silent >= limit && e.now-c.pingAt >= answer && (e.Unread == nil || !e.Unread(c)) {
+		if answer := max(limit-limit/askAfter-restEvery, limit/2); silent >= limit && e.now-c.pingAt >= answer && !e.Unread(c) {
 			return fmt.Errorf("backend silent for %v", silent)
 		}
 	case silent >= askSeldom, silent >= limit/askAfter<<(2*c.asked) && c.asked < nothingDue && c.awaited():
