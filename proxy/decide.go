@@ -1,12 +1,15 @@
 package proxy
 
 import (
+	"context"
 	"net/http"
 	"strings"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
@@ -411,16 +414,25 @@ func (p *Proxy) credentialRejected() error {
 	return errOwnCredential
 }
 
-// impersonation is k8s.io/apiserver's filter: next runs as the requested user, if the caller may
-// impersonate that user.
+// impersonation is k8s.io/apiserver's filter. A request with Impersonate-* fields continues as the
+// user that it names, without those fields, if its sender may impersonate that user (by legacy or
+// constrained impersonation). If not, it is answered with 400, 403 or 500 in a form that the client
+// accepts; of a failed review it shows the client what forbidden returns.
 func (p *Proxy) impersonation(next http.Handler) http.Handler {
-	return p.cfg.Authz.Impersonate(next, p.codecs, func(err error) error {
-		if full(err) {
-			return forbidden(errReviews)
+	authorize := p.cfg.Authz.Upstream().Authorize
+	may := func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		decision, reason, err := authorize(ctx, a)
+		switch {
+		case err == nil:
+		case full(err):
+			err = forbidden(errReviews)
+		default:
+			p.log.Warn("authorizing an impersonation", "err", err)
+			err = forbidden(errAuthorizing)
 		}
-		p.log.Warn("authorizing an impersonation", "err", err)
-		return forbidden(errAuthorizing)
-	})
+		return decision, reason, err
+	}
+	return impersonation.WithConstrainedImpersonation(next, authorizer.AuthorizerFunc(may), p.codecs)
 }
 
 // asUser puts the user and the request's attributes where k8s.io/apiserver's filters expect them.

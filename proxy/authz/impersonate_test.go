@@ -9,10 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/kubernetes/scheme"
 )
@@ -32,9 +31,10 @@ func policy(rules ...string) func(context.Context, authorizer.Attributes) (autho
 	}
 }
 
-// impersonating is a handler that authenticates by a header of the test, and impersonates.
+// impersonating is a handler that authenticates by a header of the test, and impersonates by
+// k8s.io/apiserver's filter, as proxy does.
 func impersonating(z *Authorizer) http.Handler {
-	h := z.Impersonate(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := impersonation.WithConstrainedImpersonation(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		u, _ := request.UserFrom(r.Context())
 		left := 0
 		for name := range r.Header {
@@ -43,9 +43,7 @@ func impersonating(z *Authorizer) http.Handler {
 			}
 		}
 		fmt.Fprintf(w, "%s %s %q %v, %d fields left", u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra(), left)
-	}), scheme.Codecs, func(err error) error {
-		return &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusServiceUnavailable, Reason: metav1.StatusReasonForbidden, Message: "undecided: " + err.Error()}}
-	})
+	}), z.Upstream(), scheme.Codecs)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := request.WithRequestInfo(r.Context(), &request.RequestInfo{
 			IsResourceRequest: true, Path: r.URL.Path, Verb: "list", APIPrefix: "apis", APIGroup: "wardle.example.com", APIVersion: "v1", Namespace: "ns", Resource: "flunders",
@@ -86,7 +84,7 @@ func TestImpersonate(t *testing.T) {
 		{"a group without a user", []string{"Test-User", "alice", "Impersonate-Group", "dev"}, 400, "without impersonating a user"},
 		{"constrained", []string{"Test-User", "carol", "Impersonate-User", "bob", "Impersonate-Group", "dev"}, 200, `bob  ["dev" "system:authenticated"] map[], 0 fields left`},
 		{"constrained to another verb", []string{"Test-User", "dave", "Impersonate-User", "bob"}, 403, `"code":403`},
-		{"nobody to ask", []string{"Test-User", "broken", "Impersonate-User", "bob"}, 503, `"message":"undecided: authorizing: connection refused"`},
+		{"nobody to ask", []string{"Test-User", "broken", "Impersonate-User", "bob"}, 403, `authorizing: connection refused`},
 		{"an underscore", []string{"Test-User", "alice", "Impersonate_User", "root"}, 200, `alice  ["system:authenticated"] map[], 0 fields left`},
 	}
 	for _, tt := range tests {

@@ -3,14 +3,11 @@ package authz
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
-	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/plugin/pkg/authorizer/webhook"
 	webhookmetrics "k8s.io/apiserver/plugin/pkg/authorizer/webhook/metrics"
@@ -68,23 +65,4 @@ func (z *Authorizer) authorizeParsed(ctx context.Context, attr authorizer.Attrib
 		return d, nil
 	}
 	return z.ask(ctx, attr)
-}
-
-// Impersonate wraps a handler in k8s.io/apiserver's impersonation filter. A request with
-// Impersonate-* fields continues as the user that it names, without those fields, if its sender may
-// impersonate that user (by legacy or constrained impersonation). If not, it is answered with 400,
-// 403 or 500 in a form that the client accepts. The context must carry the sender
-// (request.WithUser) and the request's attributes (request.WithRequestInfo); for the handler, it
-// carries the effective user. serializer encodes the errors. undecided makes the answer of the
-// error of a failed review: a StatusError of reason Forbidden, with any code.
-func (z *Authorizer) Impersonate(next http.Handler, serializer runtime.NegotiatedSerializer, undecided func(error) error) http.Handler {
-	authorize := z.Upstream().Authorize
-	may := func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-		decision, reason, err := authorize(ctx, a)
-		if err != nil {
-			err = undecided(err)
-		}
-		return decision, reason, err
-	}
-	return impersonation.WithConstrainedImpersonation(next, authorizer.AuthorizerFunc(may), serializer)
 }
