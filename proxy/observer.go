@@ -37,7 +37,7 @@ func (p *Proxy) observe(h *Head, d *Decision, id string) *observer {
 	}
 	f := &observer{p: p}
 	if p.cfg.Tracer != nil {
-		f.span = p.cfg.Tracer.Start(&h.Head, spanName(h.Method, &d.Request), id, h.Arrived, trusted(caller(d)))
+		f.span = tracing.Start(p.cfg.Tracer, &h.Head, spanName(h.Method, &d.Request), id, h.Arrived, trusted(caller(d)))
 	}
 	if p.cfg.Audit == nil {
 		return f
@@ -46,7 +46,7 @@ func (p *Proxy) observe(h *Head, d *Decision, id string) *observer {
 		Attributes: d.Request.attributes(caller(d)), ID: id, Path: h.Path, RawQuery: h.RawQuery, UserAgent: h.get("user-agent"), SourceIPs: sourceIPs(h, d), Received: h.Arrived,
 		LongRunning: endless(h, d),
 	}
-	if d.Action == ToLocal && !p.cfg.Audit.Local() {
+	if d.Action == ToLocal && !p.cfg.AuditLocal {
 		f.late = r
 		return f
 	}

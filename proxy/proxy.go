@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -33,7 +34,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
-	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
 
 // Proxy is the front door. It is an http.Handler, safe for concurrent use.
@@ -256,9 +256,12 @@ type Config struct {
 	// Audit gets an event for each stage of the requests that its policy selects. Nil means no
 	// audit log.
 	Audit *audit.Log
+	// AuditLocal also records requests that the local apiserver answers. If false, it records them
+	// itself, with the same Audit-ID and the user of the token.
+	AuditLocal bool
 	// Tracer makes a span of each request. Nil means no tracing; a client's trace context is then
 	// forwarded unchanged.
-	Tracer *tracing.Tracer
+	Tracer trace.Tracer
 	// Logger logs failures. Nil discards.
 	Logger *slog.Logger
 	// Metrics registers fairlead_request_*. Nil means unregistered.

@@ -41,11 +41,11 @@ func newLog(t *testing.T) (log *accesslog.Log, seen lines, stop func()) {
 }
 
 // newAudit does the same for an audit log with the rules of a policy.
-func newAudit(t *testing.T, rules string, local bool) (log *audit.Log, seen lines, stop func()) {
+func newAudit(t *testing.T, rules string) (log *audit.Log, seen lines, stop func()) {
 	t.Helper()
 	p := must.Get(policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + rules)))(t)
 	seen = make(lines, 64)
-	log = audit.New(audit.Config{Policy: policy.NewPolicyRuleEvaluator(p), Writer: seen, Local: local})
+	log = audit.New(audit.Config{Policy: policy.NewPolicyRuleEvaluator(p), Writer: seen})
 	return log, seen, must.Run(t, log.Run)
 }
 
@@ -121,7 +121,7 @@ func TestConnectionsAreSpread(t *testing.T) {
 // A request that is refused because too many wait for their decision is recorded like any other.
 func TestRecordOfARequestThatMayNotWait(t *testing.T) {
 	access, seen, _ := newLog(t)
-	log, events, _ := newAudit(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]", false)
+	log, events, _ := newAudit(t, "omitStages: [RequestReceived]\nrules: [{level: Metadata}]")
 	w := newWorld(t, worldConfig{Config: Config{AccessLog: access, Audit: log}})
 	w.proxy.desk.parked = bound.NewApart(1, 1)
 	plan := w.planOf(t, &wire.Head{Method: "GET", Path: remoteGV + "/widgets", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}})

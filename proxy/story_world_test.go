@@ -87,7 +87,8 @@ func (s *stage) anew(options []string) {
 		case "log":
 			c.AccessLog, s.log, s.stop = newLog(s.t)
 		case "audit", "audit-local":
-			c.Audit, s.audits, s.stop = newAudit(s.t, s.File(s.t, value), key == "audit-local")
+			c.Audit, s.audits, s.stop = newAudit(s.t, s.File(s.t, value))
+			c.AuditLocal = key == "audit-local"
 		default:
 			if value == "" {
 				s.t.Fatalf("no option %s", option)

@@ -7,22 +7,22 @@ import (
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	tracing "k8s.io/component-base/tracing"
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 
-	traced "github.com/fairlead-proxy/fairlead/proxy/tracing"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/otlp"
 )
 
 // newTracer sends spans to a collector. spans returns those of the requests that have ended.
-func newTracer(t *testing.T, perMillion string) (tr *traced.Tracer, spans func() []otlp.Span) {
+func newTracer(t *testing.T, perMillion string) (tr trace.Tracer, spans func() []otlp.Span) {
 	t.Helper()
 	c, rate := must.Get(otlp.Start(t.Context()))(t), int32(must.Get(strconv.Atoi(perMillion))(t))
 	t.Cleanup(c.Close)
 	provider := must.Get(tracing.NewProvider(t.Context(), &tracingapi.TracingConfiguration{Endpoint: &c.Address, SamplingRatePerMillion: &rate}, nil, nil))(t)
 	t.Cleanup(func() { _ = provider.Shutdown(context.WithoutCancel(t.Context())) })
-	return traced.New(provider), func() []otlp.Span {
+	return provider.Tracer("proxy"), func() []otlp.Span {
 		must.Do(t, provider.(interface{ ForceFlush(context.Context) error }).ForceFlush(t.Context()))
 		return c.Spans()
 	}

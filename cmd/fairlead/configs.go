@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -20,14 +21,13 @@ import (
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
-	requests "github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
 
 // flushTime bounds sending the last spans: an unreachable collector must not delay the end.
 const flushTime = 5 * time.Second
 
 // makeTracer makes the tracer of requests. It returns nil without tracing.
-func (p *process) makeTracer() (*requests.Tracer, error) {
+func (p *process) makeTracer() (trace.Tracer, error) {
 	if p.o.tracing == "" {
 		return nil, nil
 	}
@@ -52,7 +52,7 @@ func (p *process) makeTracer() (*requests.Tracer, error) {
 		}
 		return nil
 	})
-	return requests.New(spans), nil
+	return spans.Tracer("github.com/fairlead-proxy/fairlead/proxy"), nil
 }
 
 // readTracing reads the configuration as kube-apiserver does, in any API version.

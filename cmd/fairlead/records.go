@@ -75,8 +75,7 @@ func (p *process) makeAudit() error {
 	}
 	p.auditLines = &wholeLines{Writer: w}
 	p.audit = audit.New(audit.Config{
-		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: p.auditLines, Format: o.format, Local: o.local,
-		Logger: p.log, Metrics: p.metrics,
+		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: p.auditLines, Format: o.format, Logger: p.log, Metrics: p.metrics,
 	})
 	p.loops["audit log"] = p.audit.Run
 	return nil

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	requests "github.com/fairlead-proxy/fairlead/proxy/tracing"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/otlp"
@@ -137,7 +138,7 @@ func TestTracing(t *testing.T) {
 	for version, endpoint := range map[string]string{"v1": c.Address, "v1beta1": "127.0.0.1:1"} {
 		d, _ := recordsDoor(t, options{}, strings.Replace(tracingHead, "v1", version, 1)+"endpoint: "+endpoint+"\nsamplingRatePerMillion: 1000000\n")
 		tracer := must.Get(d.makeTracer())(t)
-		tracer.Start(&wire.Head{Method: "GET", Path: "/x"}, "GET", "", began, false).End(&engine.Outcome{Status: 503, Duration: time.Second, Retries: 2}, "get", "", "gone")
+		requests.Start(tracer, &wire.Head{Method: "GET", Path: "/x"}, "GET", "", began, false).End(&engine.Outcome{Status: 503, Duration: time.Second, Retries: 2}, "get", "", "gone")
 		must.Do(t, d.closeRecords())
 	}
 	if took := time.Since(began); took > flushTime+5*time.Second {

@@ -42,9 +42,6 @@ type Config struct {
 	Writer io.Writer
 	// Format is json, or legacy for one line of text per event. Empty means json.
 	Format string
-	// Local also records requests that the local apiserver answers. If false, it records them
-	// itself, with the same Audit-ID and the user of the token.
-	Local bool
 	// Logger logs the loss of events. Nil discards.
 	Logger *slog.Logger
 	// Metrics registers fairlead_audit_*. Nil means unregistered.
@@ -95,9 +92,6 @@ func New(cfg Config) *Log {
 	metric.Register(cfg.Metrics, l.events, l.lost)
 	return l
 }
-
-// Local reports whether requests that the local apiserver answers are recorded here.
-func (l *Log) Local() bool { return l.cfg.Local }
 
 // entry is an event in the queue, with its places.
 type entry struct {

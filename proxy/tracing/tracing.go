@@ -2,7 +2,7 @@
 // kube-apiserver: with the same span names, the same rule for continuing a trace, and the same
 // header to the backend.
 //
-// The concurrency rule: a Tracer is safe for concurrent use; a Span belongs to its request. The
+// The concurrency rule: Start is safe for concurrent use; a Span belongs to its request. The
 // provider exports spans in a goroutine of its own, with limits of its own.
 //
 // This package does not make or end the provider. Neither a query nor a credential becomes an
@@ -26,14 +26,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Tracer starts spans.
-type Tracer struct{ tracer trace.Tracer }
-
-// New returns a Tracer that uses a provider.
-func New(provider trace.TracerProvider) *Tracer {
-	return &Tracer{tracer: provider.Tracer("github.com/fairlead-proxy/fairlead/proxy")}
-}
-
 // The fields of W3C Trace Context that Span.Fields sets.
 const (
 	parentHeader = "traceparent"
@@ -52,7 +44,7 @@ type Span struct {
 
 // Start begins a span when a head has arrived. id is the request's ID in audit logs. A trusted
 // caller's trace is continued; for another one a new trace is started, with a link to the caller's.
-func (t *Tracer) Start(h *wire.Head, name, id string, began time.Time, trusted bool) *Span {
+func Start(t trace.Tracer, h *wire.Head, name, id string, began time.Time, trusted bool) *Span {
 	ctx := context.Background()
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(began)}
 	received := propagation.MapCarrier{}
@@ -68,7 +60,7 @@ func (t *Tracer) Start(h *wire.Head, name, id string, began time.Time, trusted b
 			options = append(options, trace.WithNewRoot(), trace.WithLinks(trace.Link{SpanContext: from}))
 		}
 	}
-	_, span := t.tracer.Start(ctx, text(name), options...)
+	_, span := t.Start(ctx, text(name), options...)
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String("http.request.method", text(h.Method)), attribute.String("url.path", text(h.Path)), attribute.String("audit-id", text(id)))
 	}
