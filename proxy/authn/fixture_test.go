@@ -85,6 +85,9 @@ func newAuthenticator(t testing.TB, cfg Config) *Authenticator {
 	return must.Get(New(cfg))(t)
 }
 
+// proven reports whether the local apiserver recently accepted a token.
+func proven(a *Authenticator, t Token) bool { return a.proven.Get(t, time.Time{}) != nil }
+
 // head makes a Head of name, value, name, value.
 func head(nv ...string) Head {
 	var h Head

@@ -37,9 +37,6 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 // can prove.
 func (c *Credentials) Provable() bool { return c.Kind == KindToken && c.second.none() }
 
-// Proven reports whether the local apiserver recently accepted a token.
-func (a *Authenticator) Proven(t Token) bool { return a.proven.Get(t, time.Time{}) != nil }
-
 // Seen records the local apiserver's status for a request with these credentials. A status that
 // only authenticated requests get proves the token. A 401 drops the token and its cached user.
 func (a *Authenticator) Seen(c *Credentials, status int) {

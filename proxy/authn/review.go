@@ -172,7 +172,7 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 		return id, err
 	}
 	q := a.strangers
-	if a.Proven(token) { // a flood of bad tokens must not delay proven ones
+	if a.proven.Get(token, time.Time{}) != nil { // a flood of bad tokens must not delay proven ones
 		q, from = a.regulars, bound.Source{User: token.Secret()} // its user is not cached any more
 	}
 	// Not a caller's context: callers share the result, and the first of them may leave.

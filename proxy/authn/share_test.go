@@ -92,7 +92,7 @@ func TestTokenReview(t *testing.T) {
 		}
 		check.Same(t, want, asked.Load()-before, "reviews of %s", token)
 	}
-	if !a.Proven(credentials(a, "good").Token) || a.Proven(credentials(a, "bad").Token) {
+	if !proven(a, credentials(a, "good").Token) || proven(a, credentials(a, "bad").Token) {
 		t.Error("a review did not prove the token, or proved an invalid one")
 	}
 	server.Close()
