@@ -279,20 +279,18 @@ func (r *Registry) compareProblems(last, now []directory.Fault) {
 	}
 	known, bad := sets.New(last...), sets.New[string]() // bad files
 	for _, p := range now {
-		if p.Note {
-			if !known.Has(p) {
-				r.log.Info("two sources have an APIService", "file", p.File, "line", p.Line, "note", p.Message)
-			}
-			continue
-		}
-		bad.Insert(p.File)
-		if known.Has(p) {
-			continue
-		}
-		if name, stored := strings.CutPrefix(p.File, inEtcd); stored {
+		name, stored := strings.CutPrefix(p.File, inEtcd)
+		switch {
+		case known.Has(p):
+		case p.Note:
+			r.log.Info("two sources have an APIService", "file", p.File, "line", p.Line, "note", p.Message)
+		case stored:
 			r.log.Error("problem with APIService in etcd", "apiservice", name, "problem", p.Message)
-		} else {
+		default:
 			r.log.Error("problem with manifest, the last valid state is kept", "file", p.File, "line", p.Line, "field", p.Field, "problem", p.Message)
+		}
+		if !p.Note {
+			bad.Insert(p.File)
 		}
 	}
 	for _, p := range last {
