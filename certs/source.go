@@ -183,38 +183,13 @@ func (s *Store) Status() []Status {
 			st.Err = err.Error()
 		}
 		if f.held != nil {
-			st.Certificates = describe(f.held())
-		}
-		if f.whole != nil {
-			for _, b := range s.FromConfigMap() {
-				st.Certificates = append(st.Certificates, b.Certificates...)
+			for _, c := range f.held() {
+				st.Certificates = append(st.Certificates, trust.Describe(c))
 			}
 		}
 		out = append(out, st)
 	}
 	return out
-}
-
-// FromConfigMap describes the bundles in force that come from the ConfigMap, not from a file: in
-// Status both are one value, and an expired one hides behind the other.
-func (s *Store) FromConfigMap() (bundles []Status) {
-	t := s.clients.current.Load()
-	for _, b := range []struct {
-		use, file string
-		held      []*x509.Certificate
-	}{{"client-ca", s.cfg.ClientCA, t.client}, {"requestheader-ca", s.cfg.RequestHeaderCA, t.proxy}} {
-		if s.cfg.TrustConfigMap && b.file == "" {
-			bundles = append(bundles, Status{Use: b.use, Source: "ConfigMap " + s.cfg.ConfigMap.String(), Certificates: describe(b.held)})
-		}
-	}
-	return bundles
-}
-
-func describe(held []*x509.Certificate) (all []trust.Certificate) {
-	for _, c := range held {
-		all = append(all, trust.Describe(c))
-	}
-	return all
 }
 
 // leaf returns the leaf in force, if there is one.

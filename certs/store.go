@@ -114,7 +114,7 @@ func New(cfg Config) (*Store, error) {
 	s.clients = newClients(cfg, s.rebuild)
 	s.sources()
 	for _, f := range s.followed {
-		if f.whole != nil {
+		if f.take == nil {
 			continue
 		}
 		if _, err := f.load(); err != nil {
@@ -175,19 +175,22 @@ func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
 	}})
 }
 
-// followCA follows the file of a bundle that verifies clients.
+// followCA follows the file of a bundle that verifies clients. Without one it shows the bundle that
+// the ConfigMap gives, alone: an expired one must not hide behind the other.
 func (s *Store) followCA(use, file string, of func(*clientTrust) *[]*x509.Certificate) {
-	if file == "" {
-		return
-	}
-	held := func() []*x509.Certificate { return *of(s.clients.current.Load()) }
-	s.followed = append(s.followed, &followed{use: use, source: file, files: []string{file}, held: held, take: func(data [][]byte) error {
-		certs, err := bundle.Parse(data[0])
-		if err != nil {
-			return err
+	f := &followed{use: use, source: "ConfigMap " + s.cfg.ConfigMap.String(), held: func() []*x509.Certificate { return *of(s.clients.current.Load()) }}
+	if file != "" {
+		f.source, f.files, f.take = file, []string{file}, func(data [][]byte) error {
+			certs, err := bundle.Parse(data[0])
+			if err != nil {
+				return err
+			}
+			return s.clients.update(func(t *clientTrust) { *of(t) = certs })
 		}
-		return s.clients.update(func(t *clientTrust) { *of(t) = certs })
-	}})
+	}
+	if file != "" || s.cfg.TrustConfigMap {
+		s.followed = append(s.followed, f)
+	}
 }
 
 // Clients returns the verifier of clients' certificates.

@@ -155,18 +155,20 @@ func (s *stage) look(words []string) bool {
 		s.headers(words[1])
 	case "held":
 		n := 0
-		for _, b := range s.FromConfigMap() {
-			n += len(b.Certificates)
-		}
-		check.Same(s.t, words[1], fmt.Sprint(n), "%s: certificates held by the ConfigMap", s.at)
-	case "bundles":
-		var names []string
-		for _, b := range s.FromConfigMap() {
-			for _, c := range b.Certificates {
-				names = append(names, b.Use+"="+c.Subject)
+		for _, st := range s.Status() {
+			if strings.HasPrefix(st.Source, "ConfigMap ") {
+				n += len(st.Certificates)
 			}
 		}
-		check.Same(s.t, strings.TrimSpace(strings.Join(words[1:], " ")), strings.Join(names, " "), "%s: bundles of the ConfigMap", s.at)
+		check.Same(s.t, words[1], fmt.Sprint(n), "%s: certificates held by the ConfigMap", s.at)
+	case "shown":
+		var names []string
+		for _, st := range s.Status() {
+			for _, c := range st.Certificates {
+				names = append(names, st.Use+"="+strings.ReplaceAll(c.Subject, " ", "_"))
+			}
+		}
+		check.Same(s.t, strings.TrimSpace(strings.Join(words[1:], " ")), strings.Join(names, " "), "%s: certificates in the status", s.at)
 	case "metrics":
 		s.tale.Expect(s.t, s.at, words[2], s.scraped())
 	case "finds":

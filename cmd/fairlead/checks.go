@@ -58,7 +58,7 @@ func (s *server) makeChecks() {
 		all = append(all, needs.Check{Name: "etcd", Look: s.askEtcd()})
 	}
 	all = append(all,
-		needs.Check{Name: "certificates", Look: seldomLook(s.lookCertificates), Gate: func(*http.Request) error { return ptr.Deref(s.pairs.serving.Load(), nil) }},
+		needs.Check{Name: "certificates", Look: seldomLook(func(now time.Time) answer.Check { return s.pairs.judge(s.certs.Status(), now) }), Gate: func(*http.Request) error { return ptr.Deref(s.pairs.serving.Load(), nil) }},
 		needs.Check{Name: "registry", Look: func(time.Time) answer.Check { return problem(s.registry.Table().Problems()) }},
 		needs.Check{Name: "descriptors", Look: seldomLook(countDescriptors)},
 		needs.Check{Name: "memory", Look: s.lookMemory},

@@ -117,7 +117,7 @@ func TestOwnChecks(t *testing.T) {
 	d.unfit = func() error { return errors.New("it has no names") }
 	check.Same(t, "ConfigMap kube-system/extension-apiserver-authentication: it has no names", d.lookConfigMap(answer.Check{}).Message, "a ConfigMap that cannot be used")
 	check.Same(t, "denied", d.lookConfigMap(answer.Check{Status: needs.Failed, Message: "denied"}).Message, "one that may not be read")
-	late := d.lookCertificates(time.Now().AddDate(100, 0, 0))
+	late := d.pairs.judge(d.certs.Status(), time.Now().AddDate(100, 0, 0))
 	check.Same(t, "Clients do not trust a certificate of this replica", late.Users, "in a hundred years")
 	if err := d.ready.Err(nil); err == nil || !strings.Contains(err.Error(), "has expired") {
 		t.Errorf("readiness with an expired serving certificate: %v", err)

@@ -119,11 +119,6 @@ type pairs struct {
 	kubeconfig answer.Check
 }
 
-// lookCertificates is the check of them.
-func (s *server) lookCertificates(now time.Time) answer.Check {
-	return s.pairs.judge(append(s.certs.Status(), s.certs.FromConfigMap()...), now)
-}
-
 // judge returns what is wrong with our own pairs and bundles. Without any valid serving certificate
 // nobody can be served.
 func (p *pairs) judge(all []certs.Status, now time.Time) (found answer.Check) {
