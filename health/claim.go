@@ -62,7 +62,7 @@ type claim struct {
 	gone    atomic.Bool // the table no longer has it
 	healthy atomic.Bool // for other goroutines: the last report said Healthy
 	last    atomic.Pointer[probe]
-	serves  atomic.Pointer[string] // see Prober.Serves
+	serves  atomic.Pointer[served]
 	latency latency
 	// For servers: it has accepted us once, and until when (UnixNano) a refusal may only mean that
 	// it has not read its rules yet.

@@ -158,7 +158,10 @@ func (c *claim) read(document io.Reader) {
 	}
 	slices.Sort(names)
 	sum := sha256.Sum256([]byte(strings.Join(names, "\n")))
-	c.serves.Store(new(fmt.Sprintf("%d resources (%x)", len(names), sum[:4])))
+	text := fmt.Sprintf("%d resources (%x)", len(names), sum[:4])
+	if last := c.serves.Load(); last == nil || last.text != text {
+		c.serves.Store(&served{text, time.Now()})
+	}
 }
 
 // sentence returns what a server says in a Status, after a colon, or nothing.

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -127,14 +128,27 @@ func TestSentence(t *testing.T) {
 // What a URL serves is told apart by the names of its resources, in any order. Endpoints of a
 // Service are not compared.
 func TestServes(t *testing.T) {
-	serves := func(urls, document string) string {
+	made := func(urls, document string) *claim {
 		c := &claim{target: &target{key: key{backend: &registry.Backend{URLs: urls}}}}
 		c.read(strings.NewReader(document))
-		if s := c.serves.Load(); s != nil {
-			return *s
+		return c
+	}
+	serves := func(urls, document string) string {
+		if s := made(urls, document).serves.Load(); s != nil {
+			return s.text
 		}
 		return ""
 	}
+	synctest.Test(t, func(t *testing.T) {
+		c, p := made("u", `{"resources":[{"name":"a"}]}`), &Prober{}
+		p.index.Store(&map[string]peers{"v1.x": {"u": c}})
+		check.Same(t, "", p.Serves("v1.x", "u"), "just seen")
+		time.Sleep(settled)
+		c.read(strings.NewReader(`{"resources":[{"name":"a"}]}`))
+		check.Same(t, true, strings.HasPrefix(p.Serves("v1.x", "u"), "1 resources ("), "the same for a minute")
+		c.read(strings.NewReader(`{"resources":[{"name":"b"}]}`))
+		check.Same(t, "", p.Serves("v1.x", "u"), "changed, as while replicas are upgraded")
+	})
 	const one, two = `{"resources":[{"name":"a"},{"name":"b"}]}`, `{"resources":[{"name":"b","kind":"B"},{"name":"a"}]}`
 	check.Same(t, serves("u", one), serves("u", two), "the same resources")
 	check.Same(t, true, strings.HasPrefix(serves("u", one), "2 resources ("), "%s", serves("u", one))

@@ -147,13 +147,24 @@ func (p *Prober) Last(apiService, address string) (ended time.Time, took time.Du
 }
 
 // Serves describes the resources that a URL serves of an APIService's group-version: how many, and
-// a hash of their names. It is empty if that is unknown, and for endpoints of a Service, which
-// may differ while they are rolled out.
+// a hash of their names. It is empty if that is unknown or less than a minute old, and for those of
+// a Service: replicas may differ while they are rolled out.
 func (p *Prober) Serves(apiService, address string) string {
 	if c := (*p.index.Load())[apiService][address]; c != nil {
-		return ptr.Deref(c.serves.Load(), "")
+		if s := c.serves.Load(); s != nil && time.Since(s.since) >= settled {
+			return s.text
+		}
 	}
 	return ""
+}
+
+// settled is how long a URL must serve the same until that is compared with the others.
+const settled = time.Minute
+
+// served is what a URL serves, and since when.
+type served struct {
+	text  string
+	since time.Time
 }
 
 // Observe takes how long an endpoint took to send the first byte of its response to a request that

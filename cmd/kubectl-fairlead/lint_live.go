@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -11,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
@@ -78,6 +80,27 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	}
 	l.doubled(entries)
 	l.shadowed(ctx, client.RESTClient(), entries)
+	l.told(ctx)
+}
+
+// told adds what a Fairlead knows by its requests, such as what URLs serve, if the kubeconfig leads
+// to one. It mostly leads to kube-apiserver itself, which knows no such page.
+func (l *linter) told(ctx context.Context) {
+	flags := genericclioptions.NewConfigFlags(true)
+	*flags.KubeConfig, *flags.Timeout = l.kubeconfig, clusterTimeout.String()
+	c, err := connect(flags, io.Discard)
+	if err != nil {
+		return // inspect has connected
+	}
+	s, _ := c.status(ctx)
+	for _, k := range s.Failing() {
+		l.error("Fairlead's check "+k.Name, cmp.Or(k.Advice, "kubectl fairlead status"), "%s", k.Message)
+	}
+	for _, a := range s.Remotes() {
+		if a.Available() && a.Cause != "" {
+			l.warn("APIService "+a.Name, cmp.Or(a.Advice, "kubectl fairlead explain "+a.Name), "%s", a.Cause)
+		}
+	}
 }
 
 // readable reports what of the cluster cannot be read. Table would ask for it again until its time

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/base64"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -75,4 +76,19 @@ func files(t *testing.T) (dir string, fill *strings.Replacer) {
 	}
 	encode := base64.StdEncoding.EncodeToString
 	return dir, strings.NewReplacer("BUNDLES", encode(pki.Bundle(clients, extension)), "BUNDLE", encode(extension.PEM()), "PEM", strconv.Quote(string(extension.PEM())), "DIR", dir)
+}
+
+// What only a Fairlead knows is asked of it, if the kubeconfig leads to one.
+func TestLintAsksFairlead(t *testing.T) {
+	f := newFront(t)
+	l := &linter{output: "text", kubeconfig: kubeconfig(t, f.Server)}
+	l.told(t.Context())
+	check.Same(t, 0, len(l.found), "findings at kube-apiserver")
+	f.answers["/fairlead/status"] = []reply{{http.StatusOK, `{"checks":[{"name":"clock","status":"failed","message":"it is behind"},{"name":"rights","status":"passed"}],"apiServices":[` +
+		`{"name":"v1.x","kind":"remote","verdict":{"status":"True"},"cause":"its URLs lead to different servers","advice":"name replicas"},` +
+		`{"name":"v1.y","kind":"remote","verdict":{"status":"True"}},{"name":"v1.z","kind":"remote","verdict":{"status":"False"},"cause":"lint reports it"}]}`}}
+	l.told(t.Context())
+	var out bytes.Buffer
+	_ = l.report(&out)
+	check.Same(t, "error: Fairlead's check clock: it is behind; kubectl fairlead status\nwarning: APIService v1.x: its URLs lead to different servers; name replicas\n", out.String(), "findings")
 }

@@ -81,16 +81,6 @@ func (v *view) Headline() string {
 	return fmt.Sprintf("%d of %d APIServices of extension servers cannot be used.", bad, all)
 }
 
-// Load adds up the requests to extension servers: those per second, how many of them are answered
-// with 5xx, and those in flight, watches included.
-func (v *view) Load() (rate, errors float64, inFlight int64) {
-	for _, a := range v.Remotes() {
-		t := cmp.Or(a.Traffic, &answer.Traffic{})
-		rate, errors, inFlight = rate+t.Rate, errors+t.Errors, inFlight+a.InFlight+a.LongRunning
-	}
-	return rate, errors, inFlight
-}
-
 func render(w http.ResponseWriter, v *view, page func(*document, *view)) {
 	var d document
 	page(&d, v)

@@ -30,7 +30,11 @@ func (d *document) overview(v *view) {
 }
 
 func (d *document) summary(v *view) {
-	rate, errors, inFlight := v.Load()
+	rate, errors, inFlight := 0., 0., int64(0) // per second, of them answered with 5xx, and with watches
+	for _, a := range v.Remotes() {
+		t := cmp.Or(a.Traffic, &answer.Traffic{})
+		rate, errors, inFlight = rate+t.Rate, errors+t.Errors, inFlight+a.InFlight+a.LongRunning
+	}
 	servers := "none"
 	if n := len(v.LocalServers); n > 0 {
 		servers = fmt.Sprintf("%d of %d", v.LocalHealthy(), n)
@@ -158,7 +162,7 @@ func (d *document) row(v *view, a *answer.APIService) {
 <td class="n" data-label="For">%s</td>
 <td class="n%s" data-label="Endpoints">%s/%s</td>
 <td class="n" data-label="In flight">%s<span class="sub">%s watches</span></td>
-`, answer.Ago(v.Time, a.Verdict.Since), fewer(a), a.Healthy(), len(a.Endpoints), a.InFlight, a.LongRunning)
+`, answer.Ago(v.Time, a.Verdict.Since), cmp.Or(when(a.Healthy() == 0 && !a.Available(), " bad"), when(a.Healthy() < len(a.Endpoints), " warn")), a.Healthy(), len(a.Endpoints), a.InFlight, a.LongRunning)
 	if t := a.Traffic; t != nil {
 		d.put(`<td class="n" data-label="Requests">%s</td>
 <td class="n %s" data-label="Errors">%s</td>

@@ -43,17 +43,6 @@ func (d *document) state(a *answer.APIService) {
 	}
 }
 
-// fewer returns the CSS class for the number of healthy endpoints.
-func fewer(a *answer.APIService) string {
-	switch healthy := a.Healthy(); {
-	case healthy == 0 && !a.Available():
-		return " bad"
-	case healthy < len(a.Endpoints):
-		return " warn"
-	}
-	return ""
-}
-
 func (d *document) health(e *answer.Endpoint) {
 	shown := map[string][2]string{"unprobed": {"unknown", "?"}, "healthy": {"ok", "✓"}, "unhealthy": {"bad", "✗"}}[e.Health]
 	d.put(`<span class="state %s">%s %s</span>`, shown[0], shown[1], e.Health)
