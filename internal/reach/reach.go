@@ -210,8 +210,8 @@ func (r *Rules) via(ctx context.Context, network, address string) (net.Conn, err
 // and returns the first connection. If all fail, it returns the error of the first dial. When done
 // delivers, it waits for none.
 func first(ctx context.Context, done <-chan struct{}, n int, dial func(ctx context.Context, i int) (net.Conn, error)) (net.Conn, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the other dials
+	dialling, cancel := context.WithCancel(ctx) // ends a little after ctx
+	defer cancel()                              // ends the other dials
 	conns, errs := make(chan net.Conn, n), make([]error, n)
 	begun, ended := 0, 0
 	defer func() {
@@ -230,7 +230,7 @@ func first(ctx context.Context, done <-chan struct{}, n int, dial func(ctx conte
 			begun++
 			go func() { // ends with its dial; errs[i] is read after the channel has delivered
 				var c net.Conn
-				c, errs[i] = dial(ctx, i)
+				c, errs[i] = dial(dialling, i)
 				conns <- c
 			}()
 			if begun < n {

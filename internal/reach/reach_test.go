@@ -251,3 +251,35 @@ func TestFirst(t *testing.T) {
 		})
 	}
 }
+
+// slow is a context that ends before those below it, as all do.
+type slow struct {
+	context.Context
+	done chan struct{}
+}
+
+func (s slow) Done() <-chan struct{} { return s.done }
+
+func (s slow) Err() error {
+	select {
+	case <-s.done:
+		return context.Canceled
+	default:
+		return nil
+	}
+}
+
+// A dial that is given up has an error at once, even if the contexts below have not ended yet.
+func TestGivenUpDialHasAnError(t *testing.T) {
+	for range 1000 {
+		s := slow{t.Context(), make(chan struct{})}
+		r := Rules{Via: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			close(s.done)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}}
+		if c, err := r.Dial(s, "tcp", "192.0.2.7:443"); c != nil || !errors.Is(err, context.Canceled) {
+			t.Fatalf("%v, %v", c, err)
+		}
+	}
+}
