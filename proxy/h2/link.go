@@ -49,17 +49,19 @@ func (sh *shard) newLink(tc *tls.Conn) (*link, error) {
 
 // discard closes a connection that came too late.
 func (l *link) discard() {
-	_ = l.raw.Close()
 	l.sh.loop.disown(l.raw)
+	_ = l.raw.Conn.Close()
 }
 
 // linkOf returns the link of a connection.
 func linkOf(c *engine.Conn) *link { return c.Value.(*link) } //nolint:forcetypeassert // Serve and connect set it
 
-// serve returns when the connection has ended.
+// serve returns when the connection has ended. Its socket is closed by then: Close is for wrappers,
+// and for tunnels, where it may wait for the egress proxy.
 func (l *link) serve() {
 	l.sh.loop.watch(l)
 	<-l.gone
+	_ = l.raw.Conn.Close()
 }
 
 // countIdle counts the records before the one that has brought n bytes of application data: TLS

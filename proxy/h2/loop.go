@@ -355,7 +355,6 @@ func (lp *loop) end(l *link, err error) {
 
 // disown closes the descriptor, and returns the output that waited for the socket.
 func (lp *loop) disown(r *rawConn) []byte {
-	defer r.Conn.Close() //fairlead:boundary the socket is closed already: Close is for wrappers
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_ = syscall.Close(r.fd)
