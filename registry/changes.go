@@ -42,8 +42,12 @@ type key struct {
 	name types.NamespacedName
 }
 
-// reportKey names an endpoint of an APIService.
-type reportKey struct{ name, address string }
+// reportKey names an endpoint of an APIService's Backend: a late report about a former one must not
+// replace that about its successor.
+type reportKey struct {
+	name, address string
+	of            *Backend
+}
 
 // changes collects the news of the sources and the prober until the writer takes them. Only the
 // last state of each object is kept, so the number of objects and endpoints bounds it,

@@ -148,7 +148,7 @@ func (r *Registry) Watch(ctx context.Context, ref types.NamespacedName, changed 
 // Report takes a result of the prober. It never blocks. A report that changes nothing makes no
 // table, nor does one about a Backend or an address that the table no longer has.
 func (r *Registry) Report(report Report) {
-	r.changes.record(func(b *batch) { b.reports[reportKey{report.Name, report.Address}] = report })
+	r.changes.record(func(b *batch) { b.reports[reportKey{report.Name, report.Address, report.Backend}] = report })
 }
 
 // Run reads the source and keeps the table up to date until ctx ends or the source proves unusable.

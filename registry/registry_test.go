@@ -88,6 +88,32 @@ func TestReportDuringBuild(t *testing.T) {
 	}
 }
 
+// A late report about a former Backend does not replace that about its successor, which the prober
+// does not repeat.
+func TestReportOfAFormerBackend(t *testing.T) {
+	r := newRegistry(Config{}, nil)
+	for k := range kinds {
+		r.changes.replace(k, nil)
+	}
+	service := types.NamespacedName{Namespace: "extensions", Name: "server"}
+	put(r.changes, remoteService("a.io", "v1", "server"), clusterIP(service), slice(service, "10.0.0.1"))
+	o := newObjects()
+	r.step(o)
+	former := r.Table().named("v1.a.io").Backend
+	moved := remoteService("a.io", "v1", "server")
+	moved.Annotations = map[string]string{prefix + "http1": "true"}
+	put(r.changes, moved)
+	r.step(o)
+	e := r.Table().named("v1.a.io")
+	if e.Backend == former {
+		t.Fatal("the Backend stays")
+	}
+	r.Report(Report{Name: e.Name, Backend: e.Backend, Address: "10.0.0.1:8443", Health: Healthy})
+	r.Report(Report{Name: e.Name, Backend: former, Address: "10.0.0.1:8443", Health: Unhealthy})
+	r.step(o)
+	check.Same(t, Healthy, r.Table().named("v1.a.io").Endpoints[0].Health, "health")
+}
+
 // scripted runs a registry over a source that the test controls.
 func scripted(t *testing.T, to prometheus.Registerer) (*Registry, *changes) {
 	t.Helper()

@@ -228,7 +228,7 @@ func (s *teller) report(words []string, b *batch) {
 	default:
 		s.Fatalf("unknown health %s", words[2])
 	}
-	b.reports = map[reportKey]Report{{r.Name, r.Address}: r}
+	b.reports = map[reportKey]Report{{r.Name, r.Address, r.Backend}: r}
 }
 
 func kindsByName() map[string]kind {
