@@ -144,7 +144,12 @@ func (l *Log) flush() {
 		s.buf = s.spare[:0]
 		s.mu.Unlock()
 		if len(p) > 0 {
-			l.write(p)
+			if n, err := l.cfg.Writer.Write(p); err != nil {
+				lost := int64(bytes.Count(p[min(n, len(p)):], []byte("\n")))
+				if l.lost.Add(lost)-lost == l.logged {
+					l.log.Error("writing access log", "err", err)
+				}
+			}
 		}
 		if cap(p) > 2*soon {
 			p = nil // grown in a burst that may be over
@@ -154,17 +159,6 @@ func (l *Log) flush() {
 	if lost := l.lost.Load(); lost > l.logged && time.Now().After(l.next) {
 		l.log.Warn("access log lost lines", "lines", lost-l.logged)
 		l.logged, l.next = lost, time.Now().Add(lossLogInterval)
-	}
-}
-
-func (l *Log) write(p []byte) {
-	n, err := l.cfg.Writer.Write(p)
-	if err == nil {
-		return
-	}
-	lost := int64(bytes.Count(p[min(n, len(p)):], []byte("\n")))
-	if l.lost.Add(lost)-lost == l.logged {
-		l.log.Error("writing access log", "err", err)
 	}
 }
 

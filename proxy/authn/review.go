@@ -85,28 +85,23 @@ func (a *Authenticator) Cached(c *Credentials, path string) (u user.Info, known 
 			return a.nobody, true
 		}
 	case KindToken:
-		return a.cachedTokens(c)
-	}
-	return nil, true
-}
-
-func (a *Authenticator) cachedTokens(c *Credentials) (user.Info, bool) {
-	if a.cfg.Review == nil {
-		return nil, true
-	}
-	for _, t := range [...]Token{c.Token, c.second} {
-		if t.none() {
-			continue
+		if a.cfg.Review == nil {
+			break
 		}
-		switch id, ok, _ := a.remembered(t, c.Now); {
-		case !ok:
-			return nil, false
-		case id != nil:
-			a.hits.Inc()
-			return id, true
+		for _, t := range [...]Token{c.Token, c.second} {
+			if t.none() {
+				continue
+			}
+			switch id, ok, _ := a.remembered(t, c.Now); {
+			case !ok:
+				return nil, false
+			case id != nil:
+				a.hits.Inc()
+				return id, true
+			}
 		}
+		a.hits.Inc()
 	}
-	a.hits.Inc()
 	return nil, true
 }
 
