@@ -18,7 +18,6 @@ package discovery
 
 import (
 	"cmp"
-	"context"
 	"runtime/debug"
 	"slices"
 	"sync/atomic"
@@ -89,7 +88,7 @@ func New(cfg Config) *Discovery {
 		Status: d.showStatus, Sizes: d.showSizes, SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",
 		Metrics: []prometheus.Collector{d.aggregations},
 	})
-	d.last = cfg.Tables.Table()
+	d.last, d.began = cfg.Tables.Table(), time.Now()
 	return d
 }
 
@@ -97,12 +96,6 @@ func New(cfg Config) *Discovery {
 // start all backends are new, and a document that has them Stale for a moment would fail every
 // namespace deletion of that moment.
 const settling = 2 * time.Second
-
-// Run follows the table, the local apiserver and the backends until ctx ends.
-func (d *Discovery) Run(ctx context.Context) error {
-	d.began = time.Now()
-	return d.sources.Run(ctx)
-}
 
 // publish merges and renders the current state. It returns when to do so again even without a
 // change. Zero means never.
