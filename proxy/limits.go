@@ -125,7 +125,7 @@ func (p *Proxy) room(d *Decision, from bound.Source) bool {
 	l, u := p.limits.of(d.Request.Verb), p.upstream(d, false)
 	server, ok := l.places.Take(from, 1, l.max)
 	server.Leave()
-	return (ok || d.LongRunning) && (u == nil || u.Room(from, d.LongRunning))
+	return (ok || d.LongRunning) && (u == nil || u.Room(from, d.LongRunning, l.write, l.share))
 }
 
 func (h *place) begin(p *Proxy, d *Decision) {

@@ -99,12 +99,13 @@ func (p *Publisher) liveAddresses(ctx context.Context, ready bool) ([]netip.Addr
 	})
 	if ready {
 		err = p.renew(ctx, mine)
-	} else {
-		err = p.drop(ctx, mine)
+	} else if mine != nil && held(mine, p.config.Identity) { // another process may have taken it over
+		err = p.remove(ctx, mine)
 	}
 	if err != nil {
 		return nil, err
 	}
+	p.present(ready)
 	alive, dead := p.members.observe(list.Items, ready, time.Now())
 	for _, l := range dead { // so that a replica that starts later does not wait for them to expire again
 		if err := p.remove(ctx, l); err != nil {
@@ -146,18 +147,6 @@ func (p *Publisher) renew(ctx context.Context, mine *coordinationv1.Lease) error
 	if err != nil {
 		return fmt.Errorf("renewing lease: %w", err)
 	}
-	p.present(true)
-	return nil
-}
-
-// drop deletes our Lease, unless another process has taken it over.
-func (p *Publisher) drop(ctx context.Context, mine *coordinationv1.Lease) error {
-	if mine != nil && held(mine, p.config.Identity) {
-		if err := p.remove(ctx, mine); err != nil {
-			return fmt.Errorf("dropping lease: %w", err)
-		}
-	}
-	p.present(false)
 	return nil
 }
 
@@ -174,10 +163,10 @@ func (p *Publisher) remove(ctx context.Context, l *coordinationv1.Lease) error {
 	err := p.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, l.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{ResourceVersion: &l.ResourceVersion},
 	})
-	if apierrors.IsNotFound(err) {
+	if err == nil || apierrors.IsNotFound(err) {
 		return nil
 	}
-	return err
+	return fmt.Errorf("dropping lease: %w", err)
 }
 
 // addresses returns the Leases' addresses. Anyone who may write Leases in kube-system may publish
