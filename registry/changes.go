@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
@@ -150,6 +151,7 @@ type objects struct {
 	all         [kinds]map[types.NamespacedName]runtime.Object         // also those that do not count
 	apiServices map[string]*apiregistrationv1.APIService               // those that count
 	misnamed    map[types.NamespacedName]*apiregistrationv1.APIService // of kindAPIService
+	several     sets.Set[types.NamespacedName]                         // APIServices of more than one kind
 	services    [kinds]map[types.NamespacedName]*corev1.Service        // of the two kinds of Services
 	// grouped are the slices of the two kinds of slices by Service, ordered by name, so that the
 	// table does not depend on the order of events.
@@ -168,6 +170,7 @@ func newObjects(more ...kind) *objects {
 	o := &objects{
 		apiServices: make(map[string]*apiregistrationv1.APIService),
 		misnamed:    make(map[types.NamespacedName]*apiregistrationv1.APIService),
+		several:     sets.New[types.NamespacedName](),
 		users:       make(map[types.NamespacedName][]string),
 		awaited:     append([]kind{kindAPIService, kindService, kindSlice}, more...),
 	}
@@ -264,10 +267,15 @@ func (o *objects) touch(apiServices ...string) {
 func (o *objects) use(of types.NamespacedName) {
 	var a *apiregistrationv1.APIService
 	delete(o.misnamed, of)
+	delete(o.several, of)
 	for _, what := range []kind{kindServed, kindFallback, kindAPIService} {
 		switch found := o.apiService(what, of); {
+		case found == nil:
 		case !misnamed(found):
-			a = cmp.Or(found, a)
+			if a != nil {
+				o.several.Insert(of)
+			}
+			a = found
 		case what == kindAPIService:
 			o.misnamed[of] = found
 		}
@@ -312,16 +320,13 @@ func (o *objects) faults() []directory.Fault {
 	ignored := func(name types.NamespacedName, whose string) {
 		list = append(list, directory.Fault{File: inEtcd + name.Name, Message: whose + " has one, too, which is ignored: etcd's counts", Note: true})
 	}
-	for name := range o.all[kindFallback] {
-		a, counts := o.apiService(kindFallback, name), o.apiServices[name.Name]
-		if counts != a && counts != nil && claimant(a)+claimant(counts) != "" {
+	for name := range o.several {
+		theirs, counts := o.apiService(kindServed, name), o.apiServices[name.Name]
+		if a := o.apiService(kindFallback, name); a != nil && counts != a && claimant(a)+claimant(counts) != "" {
 			ignored(name, "the directory")
 		}
-	}
-	for name := range o.all[kindServed] {
-		theirs, counts := o.apiService(kindServed, name), o.apiServices[name.Name]
-		if counts == nil {
-			continue // it is misnamed
+		if theirs == nil {
+			continue
 		}
 		automanaged := theirs.Labels[directory.Automanaged] != ""
 		file, inFile := o.files[name.Name]

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -85,6 +86,38 @@ func TestReportDuringBuild(t *testing.T) {
 	r.Report(good)
 	if r.step(o); r.Table() != before || !before.named(e.Name).Verdict.Available() {
 		t.Errorf("after the build, a report that changes nothing made a table:\n%s", show(r.Table()))
+	}
+}
+
+// What the writer looks at for each table does not grow with what the local apiserver serves, only
+// with what others have, too.
+func TestFaultsOfSeveralSources(t *testing.T) {
+	o, served := newObjects(), make(map[types.NamespacedName]runtime.Object)
+	for i := range 1000 {
+		a := remoteService(fmt.Sprintf("g%d.io", i), "v1", "server")
+		asLocal(a)
+		served[types.NamespacedName{Name: a.Name}] = a
+	}
+	name := types.NamespacedName{Name: "v1.g7.io"}
+	for _, tt := range []struct {
+		what  kind
+		all   map[types.NamespacedName]runtime.Object
+		notes int
+	}{
+		{kindServed, served, 0},
+		{kindAPIService, map[types.NamespacedName]runtime.Object{name: remoteService("g7.io", "v1", "server")}, 1},
+		{kindFallback, map[types.NamespacedName]runtime.Object{name: remoteService("g7.io", "v1", "other")}, 2},
+		{kindServed, nil, 1},
+		{kindAPIService, nil, 0},
+	} {
+		b := newBatch()
+		b.empty(tt.what)
+		for name, object := range tt.all {
+			b.objects[key{tt.what, name}] = object
+		}
+		o.apply(&b)
+		check.Same(t, tt.notes, len(o.faults()), "notes")
+		check.Same(t, min(tt.notes, 1), len(o.several), "APIServices that were looked at")
 	}
 }
 
