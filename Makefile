@@ -63,7 +63,7 @@ count = go run ./tests/count -suite $(1) -times '$(TIMES)' $(2)
 suite = go test -tags e2e -count=1 $(1) -json ./tests/$@ | $(call count,$@,-want tests/$@/COUNT)
 
 # Suites on the real parts whose bounds are seconds, and those that need more than the default parts.
-SLOW := faults rotation entrypoint operate directory etcd differential releases dashboards
+SLOW := faults rotation entrypoint behind operate directory etcd differential releases dashboards
 # What CI runs besides verify and test: suites that guard a security property, and one older release of Kubernetes. They have no limits in seconds, so a busy machine does not break them.
 GUARDS := directory etcd attacks skew-one fuzz-one
 
@@ -121,13 +121,16 @@ differential: parts ## The same requests to Fairlead and to kube-apiserver
 netns:
 	@command -v ip >/dev/null || apt-get install -y iproute2
 
-.PHONY: faults rotation entrypoint
+.PHONY: faults rotation entrypoint behind
 faults: parts netns ## Faults of all parts (root; otherwise idle)
 	$(call suite,-parallel 12 -timeout 20m)
 rotation: parts ## Every certificate and CA is replaced under load (otherwise idle)
 	$(call suite,-parallel 32 -timeout 15m)
 entrypoint: parts netns ## The cluster's own clients come through Fairlead (root)
 	$(call suite,-timeout 10m)
+behind: parts netns ## The cluster's own aggregator sends APIServices to Fairlead, beside it alone (8 min; root, otherwise idle)
+	$(TOOLS) -q test-adapter
+	$(call suite,-timeout 20m)
 
 .PHONY: operate releases
 operate: parts netns ## Manifests, roles, alerts, page and commands (root; otherwise idle)

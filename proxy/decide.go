@@ -78,6 +78,8 @@ type Decision struct {
 	// verdict is the authorizer's, for the audit log. It counts only if the authorizer was asked.
 	verdict authz.Decision
 	asked   bool
+	// behind is set for requests of the cluster's own aggregator (Config.Behind).
+	behind bool
 	// leads is the Action of the path, whoever asks. issuer and learned are looked up by settle.
 	leads   Action
 	issuer  *authn.Credentials
@@ -113,6 +115,8 @@ func (p *Proxy) decide(d *Decision, h *Head, c *authn.Conn, now time.Time) error
 	err := p.identify(d, h, c, now)
 	switch {
 	case err != nil || d.Action == ToHealth:
+	case d.behind:
+		p.decideBehind(d, h)
 	case d.Action == ToLocal:
 		p.decideLocal(d, h)
 	default:
@@ -183,6 +187,18 @@ func (p *Proxy) dispatchLocal(d *Decision, h *Head) {
 	d.Pool = p.cfg.Authn.Pool(&d.Credentials)
 	d.Strip = p.strip(h, d.Pool)
 	p.finish(d, h)
+}
+
+// decideBehind decides for the cluster's own aggregator. It has authorized the request, and knows
+// Fairlead as an extension server: of what it sends here, and of nothing else.
+func (p *Proxy) decideBehind(d *Decision, h *Head) {
+	d.User = d.Credentials.User
+	switch {
+	case d.Action == ToRemote && d.Entry.Front != "":
+		p.dispatch(d, h)
+	case d.Action != ToDocument:
+		d.refuse(errNotFound)
+	}
 }
 
 // decideOwn decides for remotes, documents and pages, for which Fairlead itself authenticates and
@@ -373,6 +389,10 @@ func (p *Proxy) identify(d *Decision, h *Head, conn *authn.Conn, now time.Time) 
 	}
 	if c.User == nil {
 		return nil
+	}
+	d.behind = p.cfg.Behind != nil && c.Kind == authn.KindFrontProxy
+	if d.behind {
+		return nil // the user is asserted to extension servers only
 	}
 	if name, group := p.cfg.Authn.Refuses(c.User, false); name+group != "" {
 		d.User = c.User

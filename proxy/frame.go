@@ -249,7 +249,7 @@ func (r *frameRequest) dropBuffers() {
 // ready returns the requested document, if it is prepared.
 func (r *frameRequest) ready() *engine.Answer {
 	ready := r.l.p.cfg.Ready
-	if ready == nil || r.decision.Action != ToDocument || r.observer != nil || r.head.Method != http.MethodGet {
+	if ready == nil || r.decision.Action != ToDocument || r.decision.behind || r.observer != nil || r.head.Method != http.MethodGet {
 		return nil
 	}
 	return ready(r.head)

@@ -147,7 +147,11 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 		x.forward(w, r)
 	case ToDocument:
 		defer p.limitReading(w).Stop()
-		p.cfg.Documents.ServeHTTP(w, r) // equal for everybody who may read them
+		documents := p.cfg.Documents // equal for everybody who may read them
+		if x.decision.behind {
+			documents = p.cfg.Behind
+		}
+		documents.ServeHTTP(w, r)
 	case ToPage:
 		p.servePage(w, x.asUser(r))
 	case ToHealth:
@@ -222,6 +226,10 @@ type Config struct {
 	// Ready returns Documents' response to a GET if that is at hand: it must neither compute nor
 	// block. If Ready or its result is nil, Documents answers.
 	Ready func(h *Head) *engine.Answer
+	// Behind has the documents for the cluster's own aggregator, if Fairlead stands behind it: then
+	// every front proxy is that aggregator, which asks for what it has authorized (decision 0045).
+	// Nil means that front proxies are in front of Fairlead, and their users like all others.
+	Behind http.Handler
 	// Pages answers /fairlead/, apiregistration.k8s.io with the dir: registry, and without Local
 	// all requests that nothing else answers. Nil means 404.
 	Pages http.Handler

@@ -74,6 +74,12 @@ func (s *stage) anew(options []string) {
 			c.ForwardRedirects = true
 		case "pages":
 			c.Pages = page
+		case "behind":
+			c.Behind = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = io.WriteString(w, `{"page":"behind"}`)
+			})
+			c.Documents = page
 		case "directory":
 			c.also = func(in *registry.Input) { in.Options.Directory = true }
 		case "pools":

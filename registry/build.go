@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/internal/reach"
+	"github.com/fairlead-proxy/fairlead/registry/behind"
 	"github.com/fairlead-proxy/fairlead/registry/builtin"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
@@ -163,7 +164,7 @@ func (b *builder) entry(object *apiregistrationv1.APIService, old *Entry) *Entry
 	}
 	s := readAnnotations(object.Annotations, b.policy)
 	e.Policy, e.Problems = s.policy, s.problems
-	s.urls.check(b.options, object.Spec.Service, s.caFrom)
+	s.urls.check(b.options, behind.Server(object), s.caFrom)
 	switch {
 	case isLocal(object):
 		b.local(e)
@@ -198,7 +199,7 @@ func isLocal(object *apiregistrationv1.APIService) bool {
 	if _, ok := object.Annotations[urlAnnotation]; ok {
 		return false
 	}
-	ref := object.Spec.Service
+	ref := behind.Server(object)
 	return ref == nil || ref.Namespace == "default" && ref.Name == "kubernetes" && servicePort(ref) == defaultPort
 }
 
@@ -224,7 +225,7 @@ func (b *builder) protected(e *Entry, s *settings, old *Entry) {
 	message := "group " + name + " is protected: " + claimant(e.Object) + " may not serve it"
 	e.Verdict = Verdict{Status: corev1.ConditionFalse, Reason: ReasonProtectedGroup, Message: message}
 	e.Problems = append(e.Problems, message)
-	if !b.options.Directory && e.Object.Spec.Service != nil {
+	if !b.options.Directory && behind.Server(e.Object) != nil {
 		e.Backend = b.backend(e, s, old)
 	}
 }
@@ -240,7 +241,7 @@ func (b *Backend) SameService(other *Backend) bool {
 
 // unchanged reports whether the two entries are equal for readers of the table.
 func unchanged(a, b *Entry) bool {
-	return a.Name == b.Name && a.GroupVersion == b.GroupVersion && a.Backend == b.Backend && a.Verdict == b.Verdict &&
+	return a.Name == b.Name && a.GroupVersion == b.GroupVersion && a.Backend == b.Backend && a.Front == b.Front && a.FrontSays == b.FrontSays && a.Verdict == b.Verdict &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Problems, b.Problems) &&
 		reflect.DeepEqual(&a.Policy, &b.Policy) && (a.Object == b.Object || sameObject(a.Object, b.Object))
 }
@@ -302,6 +303,9 @@ type Options struct {
 	Reach reach.Rules
 	// AllowURLs allows the annotation url. Config.Directory and Config.APIServices imply it.
 	AllowURLs bool
+	// Front is Fairlead's own Service, to which the cluster's aggregator sends APIServices: none
+	// may have it as its extension server. Zero means that none is known.
+	Front types.NamespacedName
 	// Directory selects the rules of the registries dir: and etcd:, where this process serves
 	// apiregistration.k8s.io itself and a claim of a protected group is ignored, so that the group
 	// stays Local, rather than refused. New sets it if Config.Directory or Config.APIServices is

@@ -16,6 +16,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/registry/behind"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
 
@@ -351,10 +352,10 @@ func (o *objects) faults() []directory.Fault {
 
 // serviceOf returns the name of an APIService's Service. It is zero if a is nil or has no Service.
 func serviceOf(a *apiregistrationv1.APIService) types.NamespacedName {
-	if a == nil || a.Spec.Service == nil {
+	if a == nil {
 		return types.NamespacedName{}
 	}
-	return types.NamespacedName{Namespace: a.Spec.Service.Namespace, Name: a.Spec.Service.Name}
+	return nameOf(behind.Server(a))
 }
 
 // setShadowed replaces the shadowed definitions.

@@ -30,6 +30,10 @@ type Entry struct {
 	Endpoints []Endpoint
 	// Policy holds the settings from the object's annotations, with defaults filled in.
 	Policy Policy
+	// Front is the Service to which the cluster's own aggregator sends the APIService, Fairlead's,
+	// as <namespace>/<name>:<port> (annotation service), and FrontSays that aggregator's verdict.
+	// Empty means that it does not.
+	Front, FrontSays string
 	// Problems are faults of the object that do not keep it out of the table: bad annotations, a
 	// shadowed CustomResourceDefinition, a protected group.
 	Problems []string

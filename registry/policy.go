@@ -19,6 +19,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/internal/printable"
+	"github.com/fairlead-proxy/fairlead/registry/behind"
 )
 
 // prefix is the prefix of Fairlead's annotations. An unknown name with it is reported: it is a
@@ -31,6 +32,8 @@ type settings struct {
 	serverName string
 	caFrom     string
 	http1      bool
+	bundle     string // PEM; it and insecure count beside behind.Service
+	insecure   bool
 	urls       urls
 	problems   []string
 }
@@ -90,10 +93,15 @@ func (s *settings) set(name, value string) error {
 	case "ping-timeout":
 		return setDuration(&p.PingTimeout, value, 500*time.Millisecond, 5*time.Minute)
 	case "http1":
-		if s.http1 = value == "true"; !s.http1 && value != "false" {
-			return fmt.Errorf("%q is neither true nor false", bounded(value))
-		}
+		return setBool(&s.http1, value)
+	case "service":
+		_, err := behind.Parse(value)
+		return err
+	case "ca-bundle":
+		s.bundle = value // as spec.caBundle, it is read with the Backend
 		return nil
+	case "insecure-skip-tls-verify":
+		return setBool(&s.insecure, value)
 	case "url":
 		s.urls = readURLs(value)
 		return nil
@@ -111,6 +119,13 @@ func setDuration(to *time.Duration, value string, low, high time.Duration) error
 		return fmt.Errorf("%q is not a duration such as 30s", bounded(value))
 	}
 	return setWithin(to, d, low, high)
+}
+
+func setBool(to *bool, value string) error {
+	if *to = value == "true"; !*to && value != "false" {
+		return fmt.Errorf("%q is neither true nor false", bounded(value))
+	}
+	return nil
 }
 
 func setInt(to *int, value string, low, high int) error {
@@ -296,5 +311,6 @@ func claimant(object *apiregistrationv1.APIService) string {
 	if isLocal(object) {
 		return ""
 	}
-	return fmt.Sprintf("service/%s in %q", object.Spec.Service.Name, object.Spec.Service.Namespace)
+	ref := behind.Server(object)
+	return fmt.Sprintf("service/%s in %q", ref.Name, ref.Namespace)
 }

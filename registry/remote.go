@@ -8,21 +8,25 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/internal/printable"
+	"github.com/fairlead-proxy/fairlead/registry/behind"
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 // remote fills an entry that has a backend: its trust, endpoints and verdict.
 func (b *builder) remote(e *Entry, s *settings, old *Entry) {
 	e.Backend = b.backend(e, s, old)
-	r := resolver{options: b.options, ref: e.Object.Spec.Service, port: e.Backend.Port}
+	r := resolver{options: b.options, ref: behind.Server(e.Object), port: e.Backend.Port}
 	r.service, r.slices = b.in.backing(serviceOf(e.Object))
 	var found resolution
-	if s.urls.given() {
+	loop := b.front(e, s.urls.given())
+	switch {
+	case loop.Reason != "":
+		found.fault = loop
+	case s.urls.given():
 		found = r.fromURLs(&s.urls)
-	} else {
+	default:
 		found = r.resolve()
 	}
 	e.Endpoints = found.endpoints
@@ -44,6 +48,9 @@ func (b *builder) remote(e *Entry, s *settings, old *Entry) {
 	b.carry(e, old)
 	b.apply(e)
 	e.Verdict = b.verdict(e, found.fault, old)
+	if strings.HasPrefix(e.FrontSays, string(corev1.ConditionFalse)) && e.Verdict.Status != corev1.ConditionFalse {
+		e.Problems = append(e.Problems, "the cluster sends it to service "+e.Front+", and its own condition says: "+e.FrontSays)
+	}
 }
 
 // carry copies the health of the endpoints that remain, even for a new Backend if the Service is
@@ -222,7 +229,7 @@ func since(v Verdict, old *Entry, now time.Time) time.Time {
 
 // backend makes the Backend of a remote entry, or returns an equal existing one.
 func (b *builder) backend(e *Entry, s *settings, old *Entry) *Backend {
-	fresh, ref := Backend{}, e.Object.Spec.Service
+	fresh, ref := Backend{}, behind.Server(e.Object)
 	if s.urls.given() {
 		fresh = s.urls.backend()
 	} else {
@@ -232,8 +239,12 @@ func (b *builder) backend(e *Entry, s *settings, old *Entry) *Backend {
 		fresh.Namespace, fresh.CAFrom = ref.Namespace, s.caFrom
 	}
 	fresh.ServerName = cmp.Or(s.serverName, fresh.ServerName)
-	fresh.Insecure, fresh.HTTP1, fresh.PingTimeout = e.Object.Spec.InsecureSkipTLSVerify, s.http1, e.Policy.PingTimeout
-	if e.kept.ca = b.bundle(e.Object, e.kept.ca); e.kept.ca != nil {
+	raw, insecure := e.Object.Spec.CABundle, e.Object.Spec.InsecureSkipTLSVerify
+	if ref != e.Object.Spec.Service { // the spec verifies Fairlead
+		raw, insecure = []byte(s.bundle), s.insecure && s.bundle == ""
+	}
+	fresh.Insecure, fresh.HTTP1, fresh.PingTimeout = insecure, s.http1, e.Policy.PingTimeout
+	if e.kept.ca = b.bundle(raw, e.kept.ca); e.kept.ca != nil {
 		fresh.CABundle = e.kept.ca.pem
 	}
 	if old != nil && old.Backend != nil && (old.Backend.CABundle != fresh.CABundle || old.Backend.CAFrom != fresh.CAFrom) {
@@ -311,8 +322,7 @@ type parsedBundle struct {
 }
 
 // bundle returns an APIService's parsed caBundle, nil if it has none. Was is the previous result.
-func (b *builder) bundle(object *apiregistrationv1.APIService, was *parsedBundle) *parsedBundle {
-	raw := object.Spec.CABundle
+func (b *builder) bundle(raw []byte, was *parsedBundle) *parsedBundle {
 	if len(raw) == 0 {
 		return nil
 	}

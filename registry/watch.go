@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/behind"
 )
 
 // errNoAPIServices ends Run if the local apiserver has no aggregation API. It will never get one,
@@ -230,8 +232,9 @@ func (s *store) named(o any) (runtime.Object, types.NamespacedName, error) {
 func strip(o runtime.Object) {
 	switch o := o.(type) {
 	case *apiregistrationv1.APIService:
-		// The verdict is this replica's own, and kube-aggregator's must not be mistaken for it.
-		if o.ManagedFields = nil; !misnamed(o) {
+		// The verdict is this replica's own, and kube-aggregator's must not be mistaken for it:
+		// that of an APIService which it sends here is Entry.FrontSays.
+		if o.ManagedFields = nil; !misnamed(o) && behind.Server(o) == o.Spec.Service {
 			o.Status = apiregistrationv1.APIServiceStatus{}
 		}
 	case *corev1.Service:

@@ -74,6 +74,10 @@ type APIService struct {
 	VersionPriority int32 `json:"versionPriority"`
 	// Service is namespace/name:port, or the URLs in its place. Empty for Local.
 	Service string `json:"service,omitempty"`
+	// Front is the Service, Fairlead's, to which the cluster's own aggregator sends it, and
+	// FrontSays that aggregator's verdict. Empty means that it does not.
+	Front     string `json:"front,omitempty"`
+	FrontSays string `json:"frontSays,omitempty"`
 	// ServerName is the TLS name that is verified, or several, comma-separated. Empty for Local.
 	ServerName string `json:"serverName,omitempty"`
 	// Owner is whom to notify of a failure (annotation owner). Empty means nobody.

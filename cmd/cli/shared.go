@@ -7,6 +7,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/behind"
 )
 
 // Impersonate is the value of --local-identity with which Fairlead impersonates users at the local
@@ -19,6 +20,8 @@ type Shared struct {
 	Certs certs.Config
 	// LocalIdentity is how Fairlead passes a user that it has authenticated to the local apiserver.
 	LocalIdentity string
+	// Behind is Fairlead's own Service, if the cluster's aggregator sends APIServices there.
+	Behind string
 
 	sni             []string
 	endpointRouting bool
@@ -45,6 +48,7 @@ func (s *Shared) AddFlags(group func(name string) *pflag.FlagSet) {
 	fs.BoolVar(&s.endpointRouting, "enable-aggregator-routing", true, "Send requests to the endpoints of a Service. False: to its ClusterIP.")
 	fs.BoolVar(&s.allowLoopback, "allow-loopback-backends", false, "Allow backends on loopback addresses, and host names that only an egress proxy can resolve. They receive Fairlead's client certificate.")
 	fs.BoolVar(&s.allowURLs, "allow-url-backends", false, "Allow APIServices to name their backend by URL (annotation fairlead.dev/url). Whoever can write APIServices then decides which host receives Fairlead's client certificate. Always on with --registry=dir: and etcd:.")
+	fs.StringVar(&s.Behind, "behind", "", "Fairlead's own Service, NAMESPACE/NAME, to which the cluster's aggregator sends APIServices (docs/behind.md). Every front proxy is then that aggregator: it gets what it sends here, without another authorization, and nothing else. Empty: Fairlead is in front.")
 	fs.StringSliceVar(&s.protectedGroups, "protected-groups", nil, "API groups that no remote APIService may serve. Empty: the groups built into Kubernetes. \"-\": none.")
 }
 
@@ -64,6 +68,10 @@ func (s *Shared) Validate(f *Faults) {
 		}
 		f.Readable("--tls-sni-cert-key", pair.Cert)
 		f.Readable("--tls-sni-cert-key", pair.Key)
+	}
+	if s.Behind != "" {
+		_, err := behind.Parse(s.Behind + ":443")
+		f.If(err != nil, "--behind %q is not NAMESPACE/NAME", s.Behind)
 	}
 	f.If(s.LocalIdentity != "front-proxy" && s.LocalIdentity != Impersonate, "--local-identity %q is neither front-proxy nor impersonate", s.LocalIdentity)
 }
@@ -86,6 +94,7 @@ func (s *Shared) SNI() (pairs []certs.PairSource) {
 // TableOptions returns the options of the table.
 func (s *Shared) TableOptions() registry.Options {
 	o := registry.Options{ClusterIPRouting: !s.endpointRouting, AllowURLs: s.allowURLs, ProtectedGroups: List(s.protectedGroups)}
+	o.Front.Namespace, o.Front.Name, _ = strings.Cut(s.Behind, "/")
 	o.Reach.AllowLoopback = s.allowLoopback
 	return o
 }

@@ -83,7 +83,7 @@ func (s *server) features() rights.Features {
 	from, mode := &s.o.registry, s.o.authorization()
 	f := rights.Features{
 		APIServices: from.cluster || from.dir == "" && from.etcd == nil, Services: from.cluster || from.dir == "",
-		Requests: mode == authzWebhook || mode == authzBackend, Impersonation: s.o.impersonates(),
+		Requests: mode == authzWebhook || mode == authzBackend, Impersonation: s.o.impersonates() && (s.o.Behind == "" || s.o.Certs.ClientCA != ""), // only in front
 		Status: s.o.writeStatus, Events: s.o.emitEvents, Entrypoint: s.o.publishEndpoints, Servers: s.o.serversFrom,
 	}
 	for _, e := range s.registry.Table().Entries() {

@@ -21,12 +21,21 @@ import (
 type merged struct {
 	discovery *discovery.Discovery
 	openapi   *openapi.OpenAPI
+	behind    http.Handler // for the cluster's own aggregator. Nil means that Fairlead is not behind it
 }
 
 func (s *server) makeDocuments() {
 	cfg := documents.Config{Tables: s.registry, Logger: s.log, Metrics: s.metrics}
 	cfg.Fetch = func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
 		return s.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // within no limit: only one runs at a time
+	}
+	if s.o.Behind != "" { // they ask once more, and so are small: extension servers answer 304 while nothing changes
+		cfg := cfg
+		cfg.Tables, cfg.Metrics = sent{s.registry}, nil
+		groups, schemas, mux := discovery.New(discovery.Config{Config: cfg, StaleAfter: s.o.staleAfter}), openapi.New(cfg), http.NewServeMux()
+		mux.Handle("/", groups)
+		mux.Handle("/openapi/", schemas)
+		s.behind, s.loops["discovery behind"], s.loops["OpenAPI behind"] = mux, groups.Run, schemas.Run
 	}
 	if s.kube != nil {
 		cfg.FetchLocal, cfg.Only, cfg.Each = s.fetchLocal, s.kube.pools.Only, s.kube.pools.Each
@@ -43,6 +52,11 @@ func (s *server) makeDocuments() {
 	s.openapi = openapi.New(cfg)
 	s.loops["discovery"], s.loops["OpenAPI"] = s.discovery.Run, s.openapi.Run
 }
+
+// sent has the table of what the cluster's aggregator sends here.
+type sent struct{ *registry.Registry }
+
+func (s sent) Table() *registry.Table { return s.Registry.Table().Sent() }
 
 // serveDocument answers with one of them.
 func (s *server) serveDocument(w http.ResponseWriter, r *http.Request) {

@@ -154,6 +154,7 @@ func (s *server) makeAuthz() (*authz.Authorizer, error) {
 func (o *options) impersonates() bool { return o.LocalIdentity == cli.Impersonate }
 
 func (o *options) validateIdentity(f *cli.Faults) {
+	f.If(o.Behind != "" && o.Certs.RequestHeaderCA == "" && !o.Certs.TrustConfigMap, "--behind needs --requestheader-client-ca-file or --authentication-configmap: they say who is the cluster's aggregator")
 	switch {
 	case o.impersonates() && o.alone():
 		f.Add("--local-identity=impersonate needs --kubeconfig: without it, --registry=dir: means that there is no local apiserver")

@@ -147,6 +147,7 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 	c := s.o.proxy
 	c.Tables, c.Authn, c.Authz, c.Backends, c.MaxSessions, c.ForwardRedirects = s.registry, who, may, s.backends, front.Descriptors(sessionShare), !s.o.rejectRedirects
 	c.Documents, c.Claimed, c.Ready, c.Pages, c.Health = http.HandlerFunc(s.serveDocument), s.openapi.Claimed, s.rendered, http.HandlerFunc(s.servePages), s.health
+	c.Behind = s.behind
 	c.AccessLog, c.Taps, c.Audit, c.AuditLocal, c.Tracer, c.Logger, c.Metrics = s.accessLog, &s.taps, s.audit, s.o.audit.local, tracer, s.log, s.metrics
 	if s.kube != nil {
 		c.Local, c.CredentialRejected = s.kube.pools, s.kube.credential.renew

@@ -50,6 +50,8 @@ func layouts() map[string]layout {
 		"load-balancer": {"overlays/load-balancer", "Deployment", "fairlead", pairs +
 			"kubectl -n kube-system create configmap fairlead-trust --from-file=client-ca.crt --from-file=requestheader-ca.crt\n" + apply + again},
 		"managed": {"overlays/managed", "Deployment", "fairlead", "kubectl fairlead init --serving-names=NAMES\n" + apply + again},
+		"behind": {"overlays/behind", "Deployment", "fairlead", "kubectl fairlead init --serving-names=fairlead.kube-system.svc\n" +
+			"kubectl fairlead init --append-authentication-configmap\n" + apply + "kubectl -n kube-system rollout status deployment fairlead\nkubectl fairlead adopt NAME"},
 		"etcd": {"overlays/etcd", "Deployment", "fairlead-etcd-front", pairs +
 			"kubectl -n kube-system create secret generic fairlead-etcd-client --from-file=tls.crt=etcd.crt --from-file=tls.key=etcd.key --from-file=ca.crt=etcd-ca.crt\n" +
 			"kubectl -n kube-system create configmap fairlead-trust --from-file=client-ca.crt\nkubectl -n kube-system create configmap fairlead-registry --from-file=roles.yaml\n" + apply},
@@ -79,7 +81,7 @@ type installer struct {
 }
 
 func (i *installer) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&i.layout, "layout", "", "How Fairlead is to run: control-plane, static-pod, load-balancer, managed or etcd. Empty: make Secrets.")
+	fs.StringVar(&i.layout, "layout", "", "How Fairlead is to run: control-plane, static-pod, load-balancer, managed, behind or etcd. Empty: make Secrets.")
 	fs.StringVar(&i.out, "out", "fairlead", "Folder that is written.")
 	fs.StringVar(&i.deploy, "deploy", "deploy", "Folder of the manifests that ship: of this repository, or of a release.")
 	fs.StringSliceVar(&i.components, "components", nil, "Folders of deploy/components to add, such as audit,events,monitoring.")
@@ -94,7 +96,7 @@ func (i *installer) onNodes() bool { return i.layout == "control-plane" || i.lay
 
 func (i *installer) validate() error {
 	f := &cli.Faults{}
-	f.If(layouts()[i.layout].kind == "", "--layout %q is none of control-plane, static-pod, load-balancer, managed, etcd", i.layout)
+	f.If(layouts()[i.layout].kind == "", "--layout %q is none of control-plane, static-pod, load-balancer, managed, behind, etcd", i.layout)
 	for _, part := range append(under("components", i.components), "base") {
 		_, err := os.Stat(filepath.Join(i.deploy, part, "kustomization.yaml"))
 		f.If(err != nil, "--deploy, --components: %w", err)
@@ -117,7 +119,7 @@ func (i *installer) run(ctx context.Context, cfg *rest.Config) error {
 		i.lines = bufio.NewScanner(file)
 	}
 	i.found = newLinter(&cliflag.NamedFlagSets{})
-	if i.layout == "managed" {
+	if i.layout == "managed" || i.layout == "behind" {
 		i.found.LocalIdentity = cli.Impersonate
 	}
 	if i.layout != "etcd" { // it uses nothing of the cluster that it runs in
@@ -291,8 +293,8 @@ func (i *installer) put(folder string, k types.Kustomization) error {
 		return err
 	}
 	if err == nil {
-		i.differs("- ", string(before), text)
-		i.differs("+ ", text, string(before))
+		differs(i.print, "- ", string(before), text)
+		differs(i.print, "+ ", text, string(before))
 		kept := file + "~"
 		for n := 2; ; n++ { // no older one is lost
 			if _, err := os.Lstat(kept); err != nil {
@@ -319,10 +321,10 @@ func (i *installer) put(folder string, k types.Kustomization) error {
 }
 
 // differs prints the lines of one text that the other one lacks.
-func (i *installer) differs(sign, one, other string) {
+func differs(out io.Writer, sign, one, other string) {
 	for line := range strings.Lines(one) {
 		if !strings.Contains("\n"+other, "\n"+line) {
-			_, _ = fmt.Fprintln(i.print, sign+printable.Line(strings.TrimSpace(line))) // the next output reports an error
+			_, _ = fmt.Fprintln(out, sign+printable.Line(strings.TrimSpace(line))) // the next output reports an error
 		}
 	}
 }

@@ -85,6 +85,7 @@ func TestLayouts(t *testing.T) {
 			"--advertise-address=$(HOST_IP) --emit-events --local-apiservers-from=lease --publish-kubernetes-endpoints --write-status", `(?s)name: system:fairlead-status\nsubjects:\n- kind: ServiceAccount\n.*?- apiGroup: rbac.authorization.k8s.io\n +kind: User\n +name: system:fairlead`, "(?s)< ../../deploy/systemd/fairlead-kubeconfig.*systemctl start fairlead-kubeconfig.service"},
 		{"behind a load balancer", installer{layout: "load-balancer"}, nil, nil, "", "kind: Deployment", "create secret tls fairlead-front-proxy-client"},
 		{"managed", installer{layout: "managed", names: []string{"a.example.com", "b"}, components: []string{"renew"}}, nil, nil, "", "kind: CronJob", "init --serving-names=a.example.com,b\n"},
+		{"behind", installer{layout: "behind"}, nil, nil, "", "--behind=kube-system/fairlead", "kubectl fairlead adopt NAME\n"},
 		{"managed, with an answer", installer{layout: "managed"}, nil, []string{"front.example.com"}, "", "system:fairlead-impersonate", "init --serving-names=front.example.com\n"},
 		{"etcd", installer{layout: "etcd", etcd: []string{"https://e1:2379", "https://e2:2379"}}, nil, nil, "--registry=etcd:https://e1:2379,https://e2:2379,dir:/etc/fairlead/registry", "name: fairlead-etcd-front", "fairlead-etcd-client"},
 	} {
@@ -175,7 +176,7 @@ func TestLayoutErrors(t *testing.T) {
 		words     []string
 		want      string
 	}{
-		{"no such layout", installer{layout: "sideways"}, nil, nil, `--layout "sideways" is none of control-plane, static-pod, load-balancer, managed, etcd`},
+		{"no such layout", installer{layout: "sideways"}, nil, nil, `--layout "sideways" is none of control-plane, static-pod, load-balancer, managed, behind, etcd`},
 		{"no such component", installer{layout: "control-plane", components: []string{"tea"}}, nil, nil, "components/tea/kustomization.yaml: no such file"},
 		{"a component of others", installer{layout: "static-pod", components: []string{"audit"}}, nil, nil, "component audit is not for static pods"},
 		{"ports of an address of its own", installer{layout: "managed", ports: [2]int32{1, 0}}, nil, nil, "are for control-plane and static-pod"},

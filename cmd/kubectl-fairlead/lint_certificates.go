@@ -127,9 +127,9 @@ func usable(ctx context.Context, client rest.Interface) map[string]bool {
 }
 
 // severity returns a warning if kube-apiserver can use the APIService: a failure seen from here may
-// not occur where Fairlead runs.
+// not occur where Fairlead runs. What leads back to Fairlead does, everywhere.
 func (l *linter) severity(e *registry.Entry) string {
-	if l.usable[e.Name] {
+	if l.usable[e.Name] && e.Backend.Namespace+"/"+e.Backend.Service != l.Behind {
 		return certs.SeverityWarning
 	}
 	return certs.SeverityError

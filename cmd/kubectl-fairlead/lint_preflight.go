@@ -35,6 +35,7 @@ func (l *linter) preflight(ctx context.Context, s *survey, kube kubernetes.Inter
 	if s.flags()["local-identity"] == cli.Impersonate {
 		l.LocalIdentity = cli.Impersonate
 	}
+	l.Behind = cmp.Or(l.Behind, s.flags()["behind"])
 	if len(s.unseen) > 0 {
 		l.warn("preflight", "use an administrator's kubeconfig", "a part was not checked: %v", errors.Join(s.unseen...))
 	}
@@ -69,7 +70,8 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 		groups = append(groups, serviceaccount.MakeGroupNames(namespace)...)
 	}
 	flags, f := s.flags(), rights.Shipped()
-	f.Impersonation, f.Status, f.Events = l.impersonates(), flags["write-status"] != "", flags["emit-events"] != ""
+	f.Impersonation = l.impersonates() && (l.Behind == "" || flags["client-ca-file"] != "")
+	f.Status, f.Events = flags["write-status"] != "", flags["emit-events"] != ""
 	f.Entrypoint, f.Servers = flags["publish-kubernetes-endpoints"] != "", flags["local-apiservers-from"]
 	all := rights.Needed(f)
 	var missing []rights.Right

@@ -53,7 +53,7 @@ func main() {
 
 func root() *cobra.Command {
 	cmd := cli.Root("kubectl-fairlead", "Ask Fairlead, the front door of a cluster, about its state and where requests go", version,
-		statusCommand(), explainCommand(), lintCommand(), initCommand())
+		statusCommand(), explainCommand(), lintCommand(), initCommand(), adoptCommand(), releaseCommand())
 	cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: called(os.Args[0])}
 	return cmd
 }

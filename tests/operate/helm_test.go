@@ -33,6 +33,8 @@ func shapes() []shape {
 		{"load-balancer", "load-balancer", nil, []string{"mode=load-balancer"}},
 		{"managed", "managed", nil, []string{"mode=load-balancer", "localIdentity=impersonate"}},
 		{"managed with monitoring", "managed", []string{"monitoring-own-ca"}, []string{"mode=load-balancer", "localIdentity=impersonate", "monitoring.enabled=true"}},
+		{"behind", "behind", nil, []string{"mode=behind"}},
+		{"behind with monitoring", "behind", []string{"monitoring-own-ca"}, []string{"mode=behind", "monitoring.enabled=true"}},
 		{"control-plane with other ports", "control-plane", []string{"ports"}, []string{"ports.https=9443", "ports.admin=9444"}},
 		{"control-plane with everything", "control-plane", []string{"entrypoint", "write-status", "events", "audit", "monitoring"}, []string{"entrypoint.enabled=true", "writeStatus=true", "emitEvents=true", "audit.enabled=true", "monitoring.enabled=true"}},
 		{"load-balancer with everything", "load-balancer", []string{"write-status", "events", "audit", "monitoring"}, []string{"mode=load-balancer", "writeStatus=true", "emitEvents=true", "audit.enabled=true", "monitoring.enabled=true"}},
@@ -91,6 +93,7 @@ func testHelm(t *testing.T, w *world) {
 	t.Run("helm test", func(t *testing.T) { testHook(t, w) })
 	t.Run("helm test by its own CA", func(t *testing.T) { // helm test has created its account
 		dryRun(t, w, render(t, []string{"mode=load-balancer", "localIdentity=impersonate"}, "--show-only", "templates/tests/front-door.yaml").Out)
+		dryRun(t, w, render(t, []string{"mode=behind"}, "--show-only", "templates/tests/front-door.yaml").Out)
 	})
 	t.Run("values", func(t *testing.T) { testValues(t, w) })
 }
@@ -125,7 +128,7 @@ func testValues(t *testing.T, w *world) {
 		{"entrypoint.enabled=maybe"}, {"entrypoint=true"}, {"writeStatus=1"}, {"caFromNamespaces={UP}"}, {"service.type=ExternalName"}, {"service.port=-1"},
 		{"networkPolicy.enabled=no one"}, {"podDisruptionBudget.maxUnavailable=0"}, {"podDisruptionBudget.maxUnavailable=many"}, {"monitoring=true"}, {"nodeSelector=x"},
 		{"terminationGracePeriodSeconds=2m"},
-		{"mode=load-balancer", "entrypoint.enabled=true"}, // a loop: Fairlead's own clients would reach Fairlead
+		{"mode=behind", "entrypoint.enabled=true"}, {"mode=load-balancer", "entrypoint.enabled=true"}, // a loop: Fairlead's own clients would reach Fairlead
 	} {
 		if a := render(t, bad, "--skip-tests"); a.Code == 0 || !strings.Contains(a.Errs, "schema") {
 			t.Errorf("%v: exit code %d\n%s", bad, a.Code, a.Errs)
@@ -140,6 +143,7 @@ func testValues(t *testing.T, w *world) {
 		"- \"--goaway-chance=0.01\"":                          {"extraArgs={--goaway-chance=0.01}"},
 		"  namespace: operate":                                {"caFromNamespaces={operate}"},
 		"  type: ClusterIP":                                   {"mode=load-balancer", "service.type=ClusterIP"},
+		"port: 8443, targetPort: https":                       {"mode=behind", "service.port=8443"},
 		"- --client-ca-file=/etc/fairlead/trust/own-ca.crt":   {"mode=load-balancer", "localIdentity=impersonate", "files.clientCA=/etc/fairlead/trust/own-ca.crt"},
 		"maxUnavailable: 50%":                                 {"mode=load-balancer", "podDisruptionBudget.maxUnavailable=50%"},
 		"kubernetes.io/metadata.name: observability":          {"mode=load-balancer", "networkPolicy.monitoringNamespace=observability"},

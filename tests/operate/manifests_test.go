@@ -27,6 +27,7 @@ func testManifests(t *testing.T, w *world) {
 		testFlags(t, w, static)
 		testFlags(t, w, w.kustomize(t, "overlays/etcd"))
 		testFlags(t, w, w.kustomize(t, "overlays/managed"))
+		testFlags(t, w, w.kustomize(t, "overlays/behind"))
 	})
 	t.Run("Helm", func(t *testing.T) { testHelm(t, w) })
 	t.Run("protected groups", func(t *testing.T) { testProtected(t, w) })

@@ -52,6 +52,7 @@ func (d *document) facts(now time.Time, a *answer.APIService) {
 	d.put(`<dl class="facts">
 <div><dt>Group priority</dt><dd>%s</dd></div><div><dt>Version priority</dt><dd>%s</dd></div>
 `, a.GroupPriority, a.VersionPriority)
+	d.some(`<div><dt>The cluster sends it to</dt><dd>%s</dd></div>`, strings.TrimRight(a.Front+" "+a.FrontSays, " "))
 	d.some(`<div><dt>Owner</dt><dd>%s</dd></div>`, a.Owner)
 	if a.MaxInFlight > 0 {
 		d.put(`<div><dt>In flight</dt><dd>%s <span class="dim">of %s</span></dd></div><div><dt>Watches</dt><dd>%s <span class="dim">of %s</span></dd></div>`,

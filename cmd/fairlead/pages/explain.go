@@ -168,6 +168,9 @@ func (p *Pages) claims(d *proxy.Decision) []string {
 	if !e.Local() {
 		claim = fmt.Sprintf("APIService %s claims it for %s", e.Name, cmp.Or(e.Backend.URLs, "service "+e.Backend.String()))
 	}
+	if e.Front != "" {
+		claim += fmt.Sprintf("; the cluster sends it to service %s, and its own condition says: %s", e.Front, cmp.Or(e.FrontSays, "nothing"))
+	}
 	groups := p.cfg.Registry.Table().Groups()
 	at := slices.IndexFunc(groups, func(g *registry.Group) bool { return g.Name == e.GroupVersion.Group })
 	if at < 0 {

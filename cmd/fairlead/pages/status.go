@@ -224,7 +224,7 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 		return a
 	}
 	a.Owner = e.Policy.Owner
-	a.Service, a.ServerName = e.Backend.String(), e.Backend.ServerName
+	a.Service, a.Front, a.FrontSays, a.ServerName = e.Backend.String(), e.Front, e.FrontSays, e.Backend.ServerName
 	a.MaxInFlight, a.MaxLongRunning = e.Policy.MaxInFlight, e.Policy.MaxLongRunning
 	a.Traffic = p.traffic.of(e.Name)
 	var each map[string]int64

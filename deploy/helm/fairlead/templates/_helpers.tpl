@@ -50,6 +50,20 @@ files:
   proxyClientKey: /etc/kubernetes/pki/front-proxy-client.key
 {{- end }}
 
+{{/* Not empty: its certificates are of its own CA, and towards the cluster it is its ServiceAccount. */}}
+{{- define "fairlead.ownCA" -}}
+{{- if or (eq .Values.mode "behind") (eq .Values.localIdentity "impersonate") }}true{{ end }}
+{{- end }}
+
+{{/* Where clients, or the cluster, reach it. */}}
+{{- define "fairlead.serviceType" -}}
+{{ .Values.service.type | default (eq .Values.mode "behind" | ternary "ClusterIP" "LoadBalancer") }}
+{{- end }}
+
+{{- define "fairlead.servicePort" -}}
+{{ .Values.service.port | default (eq .Values.mode "behind" | ternary 443 6443) }}
+{{- end }}
+
 {{/* Anywhere, with keys from Secrets. */}}
 {{- define "fairlead.apart" -}}
 localAPIServers: []
@@ -57,7 +71,7 @@ ports: {https: 6443, admin: 6444}
 files:
   servingCert: /etc/fairlead/serving/tls.crt
   servingKey: /etc/fairlead/serving/tls.key
-  {{- if eq .Values.localIdentity "front-proxy" }}
+  {{- if not (include "fairlead.ownCA" .) }}
   clientCA: /etc/fairlead/trust/client-ca.crt
   requestHeaderCA: /etc/fairlead/trust/requestheader-ca.crt
   {{- end }}
@@ -72,7 +86,7 @@ nodeAffinity:
     nodeSelectorTerms: [{matchExpressions: [{key: node-role.kubernetes.io/control-plane, operator: Exists}]}]
 {{- end }}
 
-{{/* The command line of both modes. */}}
+{{/* The command line of all modes. */}}
 {{- define "fairlead.args" -}}
 {{- $s := include "fairlead.settings" . | fromYaml -}}
 - serve
@@ -82,8 +96,13 @@ nodeAffinity:
 {{- if and (eq .Values.mode "control-plane") (not .Values.localAPIServers) }}
 - --local-apiservers-from={{ .Values.entrypoint.enabled | ternary "lease" "endpointslice" }}
 {{- end }}
-{{- if ne .Values.localIdentity "front-proxy" }}
-- --local-identity={{ .Values.localIdentity }}
+{{- if eq .Values.mode "behind" }}
+- --behind={{ .Release.Namespace }}/fairlead
+- --authentication-configmap
+- --authorization-mode=backend
+{{- end }}
+{{- if include "fairlead.ownCA" . }}
+- --local-identity=impersonate
 {{- end }}
 - --secure-port={{ $s.ports.https }}
 - --admin-secure-port={{ $s.ports.admin }}
@@ -130,7 +149,7 @@ nodeAffinity:
 {{- end }}
 {{- end }}
 
-{{/* What the values add to both modes. */}}
+{{/* What the values add to all modes. */}}
 {{- define "fairlead.extraMounts" -}}
 {{- if .Values.audit.enabled }}
 - {name: audit, mountPath: /etc/fairlead/audit, readOnly: true}

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/registry/behind"
+)
+
+// mover moves APIServices behind Fairlead, and back. An APIService is moved by two writes, and
+// whatever is between them works: its annotations say where the extension server is (Fairlead then
+// knows it, and the cluster does not care), and its spec says whom the cluster asks.
+type mover struct {
+	*client
+	own      *apiregistrationv1.ServiceReference // Fairlead's Service
+	caFile   string
+	dryRun   bool
+	patience time.Duration
+}
+
+const (
+	// noted is how long Fairlead has to notice annotations before the cluster sends an APIService
+	// there: its watch and its table take a tenth of it.
+	noted = time.Second
+	// steady successes, one each poll, count as available: 5 s. The cluster looks at once when an
+	// APIService has changed, but until then it answers by its condition of before
+	// (kube-aggregator, remote_available_controller.go).
+	steady, poll = 20, time.Second / 4
+)
+
+// change changes an APIService as it is to be after both writes.
+type change func(m *mover, ctx context.Context, a *apiregistrationv1.APIService) error
+
+func adoptCommand() *cobra.Command {
+	return moveCommand("adopt", "Let the cluster's own aggregator ask Fairlead for these APIServices", `Move APIServices behind Fairlead: the cluster's own aggregator then sends them to Fairlead's Service,
+and Fairlead, which serves with --behind, to the extension server that the APIService has named so far (docs/behind.md).
+
+Each is checked, the change is shown, and made in two writes. If the APIService is not available through Fairlead within --wait, the change is undone.
+The command may be interrupted at any time and run again: what is between the writes works, too.`, (*mover).adopt)
+}
+
+func releaseCommand() *cobra.Command {
+	return moveCommand("release", "Undo adopt: the cluster's own aggregator asks the extension server again",
+		`Undo adopt. If the APIService is not available without Fairlead within --wait, it stays behind Fairlead.`, (*mover).release)
+}
+
+func moveCommand(use, short, long string, change change) *cobra.Command {
+	flags, m, own := genericclioptions.NewConfigFlags(true), &mover{}, ""
+	cmd := &cobra.Command{
+		Use: use + " NAME…", Short: short, Long: long, Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, names []string) (err error) {
+			if m.own, err = behind.Parse(own); err != nil {
+				return cli.Usage(fmt.Errorf("--service: %w", err))
+			}
+			if m.client, err = connect(flags, cmd.OutOrStdout()); err != nil {
+				return err
+			}
+			for _, name := range names {
+				if err := m.move(cmd.Context(), name, change); err != nil {
+					return fmt.Errorf("APIService %s: %w", name, err)
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&own, "service", "kube-system/fairlead:443", "Fairlead's Service, NAMESPACE/NAME:PORT.")
+	cmd.Flags().StringVar(&m.caFile, "ca-file", "", "CA bundle that verifies Fairlead's serving certificate for <service>.<namespace>.svc. Empty: ca.crt of the Secret fairlead-serving beside the Service.")
+	cmd.Flags().BoolVar(&m.dryRun, "dry-run", false, "Check and show the change, and let the server check it, but make none.")
+	cmd.Flags().DurationVar(&m.patience, "wait", time.Minute, "How long to wait until the APIService is available.")
+	groupFlags(cmd, flags)
+	return cmd
+}
+
+func (m *mover) adopt(ctx context.Context, a *apiregistrationv1.APIService) (err error) {
+	at := behind.Format(a.Spec.Service)
+	switch _, known := a.Annotations[behind.Service]; {
+	case a.Spec.Service == nil:
+		return errors.New("it is Local, or names no Service")
+	case at == behind.Format(m.own) && known:
+		return nil
+	case at == behind.Format(m.own):
+		return fmt.Errorf("it already names Fairlead's Service, and nothing says where its extension server is: annotation %s is missing", behind.Service)
+	}
+	if _, err = behind.Parse(at); err == nil {
+		err = m.runs(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	metav1.SetMetaDataAnnotation(&a.ObjectMeta, behind.Service, at)
+	if len(a.Spec.CABundle) > 0 {
+		metav1.SetMetaDataAnnotation(&a.ObjectMeta, behind.Bundle, string(a.Spec.CABundle))
+	}
+	if a.Spec.InsecureSkipTLSVerify {
+		metav1.SetMetaDataAnnotation(&a.ObjectMeta, behind.Insecure, "true")
+	}
+	a.Spec.Service, a.Spec.InsecureSkipTLSVerify = m.own, false
+	a.Spec.CABundle, err = m.ownCA(ctx)
+	return err
+}
+
+func (m *mover) release(_ context.Context, a *apiregistrationv1.APIService) (err error) {
+	// Otherwise another hand has set the spec back, as an update of its chart does.
+	if at, known := a.Annotations[behind.Service]; known && behind.Format(a.Spec.Service) == behind.Format(m.own) {
+		if a.Spec.Service, err = behind.Parse(at); at == behind.Format(m.own) {
+			err = errors.New("it names Fairlead's own Service")
+		}
+		if err != nil {
+			return fmt.Errorf("annotation %s: %w", behind.Service, err)
+		}
+		a.Spec.CABundle = []byte(a.Annotations[behind.Bundle])
+		a.Spec.InsecureSkipTLSVerify = a.Annotations[behind.Insecure] == "true"
+	}
+	for _, name := range annotations() {
+		delete(a.Annotations, name)
+	}
+	return nil
+}
+
+// move shows and makes the two writes, of which one changes the spec, and undoes them if the
+// cluster does not find the APIService available then. While the spec names Fairlead, the
+// annotations are there.
+func (m *mover) move(ctx context.Context, name string, change change) error {
+	from := &apiregistrationv1.APIService{}
+	if err := m.get(ctx, pathTo(name), nil, from); err != nil {
+		return err
+	}
+	between, to := from.DeepCopy(), from.DeepCopy()
+	if err := change(m, ctx, to); err != nil {
+		return err
+	}
+	if between.Spec = to.Spec; metav1.HasAnnotation(to.ObjectMeta, behind.Service) {
+		between.Spec, between.Annotations = from.Spec, to.Annotations
+	}
+	differs(m.out, "- ", yamlOf(from), yamlOf(to))
+	differs(m.out, "+ ", yamlOf(to), yamlOf(from))
+	before, did := from, "unchanged"
+	for _, next := range []*apiregistrationv1.APIService{between, to} {
+		if yamlOf(before) == yamlOf(next) {
+			continue
+		}
+		moves := behind.Format(before.Spec.Service) != behind.Format(next.Spec.Service)
+		if err := m.write(ctx, next); err != nil {
+			return err
+		}
+		if before, did = next, "changed"; m.dryRun {
+			did = "would be changed (dry run)"
+			continue
+		}
+		if !moves {
+			latest.Sleep(ctx, noted)
+		} else if err := m.settled(ctx, next); err != nil {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.patience)
+			defer cancel()
+			if worse := m.write(ctx, from); worse != nil {
+				return fmt.Errorf("%w; undoing the change failed, too: %w", err, worse)
+			}
+			return fmt.Errorf("%w; the change was undone", err)
+		}
+	}
+	_, err := fmt.Fprintf(m.out, "apiservice/%s %s: the cluster asks %s\n", name, did, behind.Format(before.Spec.Service))
+	return err
+}
+
+// annotations are those that adopt writes and release removes.
+func annotations() []string { return []string{behind.Service, behind.Bundle, behind.Insecure} }
+
+// write writes what this command changes, and leaves what others have written meanwhile.
+func (m *mover) write(ctx context.Context, a *apiregistrationv1.APIService) error {
+	values := map[string]any{} // null removes one
+	for _, name := range annotations() {
+		if values[name] = nil; metav1.HasAnnotation(a.ObjectMeta, name) {
+			values[name] = a.Annotations[name]
+		}
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": a.UID, "annotations": values},
+		"spec":     map[string]any{"service": a.Spec.Service, "caBundle": a.Spec.CABundle, "insecureSkipTLSVerify": a.Spec.InsecureSkipTLSVerify},
+	})
+	if err != nil {
+		return err
+	}
+	r := m.apiserver.Patch(types.MergePatchType).AbsPath(pathTo(a.Name)).Param("fieldManager", "kubectl-fairlead").Body(patch)
+	if m.dryRun {
+		r.Param("dryRun", metav1.DryRunAll)
+	}
+	return r.Do(ctx).Error()
+}
+
+// settled waits until the cluster has answered for an APIService for a while, which it does only
+// while its own condition is True (kube-aggregator, handler_proxy.go).
+func (m *mover) settled(ctx context.Context, a *apiregistrationv1.APIService) (why error) {
+	path, good := (&answer.APIService{Group: a.Spec.Group, Version: a.Spec.Version}).Path(), 0
+	late := wait.PollUntilContextTimeout(ctx, poll, m.patience, true, func(ctx context.Context) (bool, error) {
+		if why = m.apiserver.Get().AbsPath(path).Do(ctx).Error(); why != nil {
+			good = -1
+		}
+		good++
+		return good >= steady, nil
+	})
+	if late == nil {
+		return nil
+	}
+	now := &apiregistrationv1.APIService{}
+	_ = m.get(ctx, pathTo(a.Name), nil, now) // it knows more
+	if c := helper.GetAPIServiceConditionByType(now, apiregistrationv1.Available); c != nil && c.Status != apiregistrationv1.ConditionTrue {
+		why = errors.New(c.Reason + ": " + c.Message)
+	}
+	return fmt.Errorf("waiting for it to be available: %w", cmp.Or(why, late))
+}
+
+func pathTo(name string) string {
+	return "/apis/apiregistration.k8s.io/v1/apiservices/" + url.PathEscape(name)
+}
+
+// yamlOf returns what of an APIService may change.
+func yamlOf(a *apiregistrationv1.APIService) string {
+	text, _ := yaml.Marshal(map[string]any{"annotations": a.Annotations, "spec": a.Spec}) // it came as JSON
+	return string(text)
+}

@@ -1,0 +1,50 @@
+package registry
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
+
+	"github.com/fairlead-proxy/fairlead/registry/behind"
+)
+
+// nameOf returns the name of a Service. It is zero if ref is nil.
+func nameOf(ref *apiregistrationv1.ServiceReference) types.NamespacedName {
+	if ref == nil {
+		return types.NamespacedName{}
+	}
+	return types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
+}
+
+// front sets Entry.Front and FrontSays. An APIService that would only lead back to Fairlead has a
+// fault.
+func (b *builder) front(e *Entry, byURL bool) (loop Verdict) {
+	ref, own := e.Object.Spec.Service, b.options.Front
+	if known := behind.Server(e.Object) != ref; ref != nil && (known || byURL && nameOf(ref) == own) {
+		e.Front = behind.Format(ref)
+	}
+	if c := helper.GetAPIServiceConditionByType(e.Object, apiregistrationv1.Available); c != nil && e.Front != "" {
+		e.FrontSays = fmt.Sprintf("%s, %s: %s", c.Status, c.Reason, c.Message)
+	}
+	if !byURL && serviceOf(e.Object) == own {
+		return fault(ReasonServiceAccessError, "service/%s in %q is Fairlead's own: annotation %s must name the extension server's", own.Name, own.Namespace, behind.Service).fault
+	}
+	return loop
+}
+
+// Sent returns the table of the APIServices that the cluster's aggregator sends to Fairlead: all
+// that this aggregator may be told, or it would tell Fairlead what it has been told by Fairlead.
+func (t *Table) Sent() *Table {
+	b := builder{prev: &Table{}, groups: make(map[string]*Group), moved: true}
+	sent := &Table{generation: t.generation, complete: t.complete, superseded: t.superseded}
+	for _, e := range t.entries {
+		if e.Front != "" {
+			sent.entries = append(sent.entries, e)
+			b.regroup(nil, e)
+		}
+	}
+	b.arrange(sent)
+	return sent
+}
