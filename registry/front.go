@@ -22,8 +22,12 @@ func nameOf(ref *apiregistrationv1.ServiceReference) types.NamespacedName {
 // fault.
 func (b *builder) front(e *Entry, byURL bool) (loop Verdict) {
 	ref, own := e.Object.Spec.Service, b.options.Front
-	if known := behind.Server(e.Object) != ref; ref != nil && (known || byURL && nameOf(ref) == own) {
+	known := behind.Server(e.Object) != ref
+	if ref != nil && (known || byURL && nameOf(ref) == own) {
 		e.Front = behind.Format(ref)
+	}
+	if known && own.Name != "" && nameOf(ref) != own {
+		e.Problems = append(e.Problems, fmt.Sprintf("annotation %s counts, but the spec names service/%s in %q, which is not Fairlead's: adopt it again, or remove the annotation", behind.Service, ref.Name, ref.Namespace))
 	}
 	if c := helper.GetAPIServiceConditionByType(e.Object, apiregistrationv1.Available); c != nil && e.Front != "" {
 		e.FrontSays = fmt.Sprintf("%s, %s: %s", c.Status, c.Reason, c.Message)

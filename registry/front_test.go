@@ -35,7 +35,11 @@ func TestBehind(t *testing.T) {
 		},
 		{
 			name: "before its spec", annotations: map[string]string{behind.Service: "extensions/server-0:443", behind.Insecure: "true"}, service: "server-0",
-			backend: "extensions/server-0:443", front: "extensions/server-0:443", insecure: true,
+			backend: "extensions/server-0:443", front: "extensions/server-0:443", insecure: true, problem: "which is not Fairlead's",
+		},
+		{
+			name: "put back by its chart, with another CA", annotations: map[string]string{behind.Service: "extensions/server-0:443", behind.Bundle: ca}, service: "server-0",
+			backend: "extensions/server-0:443", front: "extensions/server-0:443", insecure: true, problem: "which is not Fairlead's",
 		},
 		{
 			name: "not adopted", service: "server-0", backend: "extensions/server-0:443", insecure: true,
@@ -61,7 +65,7 @@ func TestBehind(t *testing.T) {
 		{name: "nobody said where", backend: "kube-system/fairlead:443", insecure: true, reason: ReasonServiceAccessError},
 		{
 			name: "a loop", annotations: map[string]string{behind.Service: "kube-system/fairlead:443"},
-			backend: "kube-system/fairlead:443", front: "kube-system/fairlead:443", reason: ReasonServiceAccessError,
+			backend: "kube-system/fairlead:443", front: "kube-system/fairlead:443", insecure: true, reason: ReasonServiceAccessError,
 		},
 		{
 			name: "not a Service", annotations: map[string]string{behind.Service: "server-0"},
@@ -73,7 +77,7 @@ func TestBehind(t *testing.T) {
 		},
 		{
 			name: "another's service", annotations: map[string]string{behind.Service: "extensions/server-0:443"}, service: "server-1",
-			backend: "extensions/server-0:443", front: "extensions/server-1:443",
+			backend: "extensions/server-0:443", front: "extensions/server-1:443", problem: "which is not Fairlead's",
 		},
 		{
 			name: "the cluster's own apiserver", annotations: map[string]string{behind.Service: "default/kubernetes:443"},

@@ -240,7 +240,7 @@ func (b *builder) backend(e *Entry, s *settings, old *Entry) *Backend {
 	}
 	fresh.ServerName = cmp.Or(s.serverName, fresh.ServerName)
 	raw, insecure := e.Object.Spec.CABundle, e.Object.Spec.InsecureSkipTLSVerify
-	if ref != e.Object.Spec.Service { // the spec verifies Fairlead
+	if behind.Format(ref) != behind.Format(e.Object.Spec.Service) { // the spec verifies Fairlead
 		raw, insecure = []byte(s.bundle), s.insecure && s.bundle == ""
 	}
 	fresh.Insecure, fresh.HTTP1, fresh.PingTimeout = insecure, s.http1, e.Policy.PingTimeout
