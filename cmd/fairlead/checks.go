@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/cmd/rights"
 	"github.com/fairlead-proxy/fairlead/health"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
 
@@ -86,15 +87,23 @@ func (s *server) features() rights.Features {
 		Requests: mode == authzWebhook || mode == authzBackend, Impersonation: s.o.impersonates() && (s.o.Behind == "" || s.o.Certs.ClientCA != ""), // only in front
 		Status: s.o.writeStatus, Events: s.o.emitEvents, Entrypoint: s.o.publishEndpoints, Servers: s.o.serversFrom,
 	}
-	for _, e := range s.registry.Table().Entries() {
-		if f.Services && e.Backend != nil && e.Backend.CAFrom != "" {
+	if f.Services {
+		f.Bundles = bundles(s.registry.Table().Entries(), from.dir, s.trust.Faults())
+	}
+	return f
+}
+
+// bundles returns the ConfigMaps of ca-from that the cluster must show us. A directory may have
+// one: then no right to the cluster's is needed.
+func bundles(entries []*registry.Entry, dir string, faults map[string]string) (all []string) {
+	for _, e := range entries {
+		if e.Backend != nil && e.Backend.CAFrom != "" && (dir == "" || faults[e.Name] != "") {
 			name, _, _ := strings.Cut(e.Backend.CAFrom, "/")
-			f.Bundles = append(f.Bundles, e.Backend.Namespace+"/"+name)
+			all = append(all, e.Backend.Namespace+"/"+name)
 		}
 	}
-	slices.Sort(f.Bundles)
-	f.Bundles = slices.Compact(f.Bundles)
-	return f
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // problem returns the first fault of where APIServices come from that is no note.

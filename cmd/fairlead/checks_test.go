@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -157,6 +159,16 @@ func TestCertificatesJudged(t *testing.T) {
 		check.Same(t, tt.failed, found.Failed(), "%s: failed", tt.name)
 		check.Same(t, tt.gate, p.serving.Load() != nil, "%s: ends readiness", tt.name)
 	}
+}
+
+// A right to a ConfigMap is needed once, and not while a directory has it.
+func TestBundles(t *testing.T) {
+	from := func(name, bundle string) *registry.Entry {
+		return &registry.Entry{Name: name, Backend: &registry.Backend{Namespace: "n", CAFrom: bundle}}
+	}
+	entries := []*registry.Entry{{Name: "local"}, from("none", ""), from("b", "two/ca.crt"), from("a", "one/ca.crt"), from("c", "one/x")}
+	check.Same(t, "[n/one n/two]", fmt.Sprint(bundles(entries, "", nil)), "of the cluster")
+	check.Same(t, "[n/two]", fmt.Sprint(bundles(entries, "/etc/registry", map[string]string{"b": "not found"})), "with a directory that has the other")
 }
 
 // A right that is missing is named, on a server that answers only questions about rights.
