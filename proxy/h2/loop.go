@@ -277,7 +277,7 @@ func duplicate(s socket) (fd int, err error) {
 }
 
 // bridge returns a socket that stands for a connection that is none, such as a tunnel of an egress
-// selector. Its goroutines end with the connection.
+// selector. Its goroutines end with the connection, and hold a record each.
 func bridge(c net.Conn) (fd int, err error) {
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -286,12 +286,12 @@ func bridge(c net.Conn) (fd int, err error) {
 	far := os.NewFile(uintptr(pair[1]), "bridge")
 	var output sync.WaitGroup
 	output.Go(func() {
-		if _, err := io.Copy(c, far); err != nil {
+		if _, err := io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{far}, make([]byte, recordContent)); err != nil {
 			_ = c.Close() // ends the other direction
 		}
 	})
 	go func() {
-		_, _ = io.Copy(far, c)
+		_, _ = io.CopyBuffer(struct{ io.Writer }{far}, struct{ io.Reader }{c}, make([]byte, recordContent))
 		_ = syscall.Shutdown(pair[1], syscall.SHUT_WR) // the loop sees the end, and closes both
 		output.Wait()
 		_ = far.Close()

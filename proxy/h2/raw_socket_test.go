@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -112,5 +113,27 @@ func TestBridge(t *testing.T) {
 		if rest, err := io.ReadAll(near); err != nil || len(rest) > 0 {
 			t.Errorf("takes output: %v: its end looks like %q, %v", takes, rest, err)
 		}
+	}
+}
+
+// A bridge holds a record for each direction: there may be one for each endpoint of 10,000
+// APIServices.
+func TestBridgeHoldsLittle(t *testing.T) {
+	const n = 100
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range n {
+		c, far := net.Pipe()
+		near := os.NewFile(uintptr(must.Get(bridge(c))(t)), "near")
+		defer near.Close()
+		go func() { _, _ = far.Write([]byte("i")) }() // ends with the pipe
+		must.Get(near.Read(make([]byte, 1)))(t)
+		must.Get(near.WriteString("u"))(t)
+		must.Get(far.Read(make([]byte, 1)))(t)
+		must.Do(t, far.Close())
+	}
+	runtime.ReadMemStats(&after)
+	if each := (after.TotalAlloc - before.TotalAlloc) / n; each > 3*recordContent {
+		t.Errorf("%d bytes for a bridge", each)
 	}
 }
