@@ -28,6 +28,7 @@ func TestBehind(t *testing.T) {
 		problem     string
 		cluster     apiregistrationv1.ConditionStatus // what its own aggregator says
 		says        string
+		local       bool // no Service in the spec
 	}{
 		{
 			name: "adopted", annotations: map[string]string{behind.Service: "extensions/server-0:443", behind.Bundle: ca},
@@ -80,6 +81,10 @@ func TestBehind(t *testing.T) {
 			backend: "extensions/server-0:443", front: "extensions/server-1:443", problem: "which is not Fairlead's",
 		},
 		{
+			name: "Local but for it", annotations: map[string]string{behind.Service: "extensions/server-0:443"}, local: true,
+			backend: "extensions/server-0:443", problem: "the spec names no Service, which is not Fairlead's",
+		},
+		{
 			name: "the cluster's own apiserver", annotations: map[string]string{behind.Service: "default/kubernetes:443"},
 			backend: "kube-system/fairlead:443", insecure: true, reason: ReasonServiceAccessError, problem: "of an extension server",
 		},
@@ -105,6 +110,9 @@ func TestBehind(t *testing.T) {
 			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, Annotations: tt.annotations}
 			if a.Spec.Service.Name = tt.service; tt.service == "" {
 				a.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: own.Namespace, Name: own.Name}
+			}
+			if tt.local {
+				a.Spec.Service, a.Spec.InsecureSkipTLSVerify = nil, false
 			}
 			if tt.cluster != "" {
 				a.Status.Conditions = []apiregistrationv1.APIServiceCondition{{Type: apiregistrationv1.Available, Status: tt.cluster, Reason: "Reason", Message: "message"}}

@@ -87,6 +87,12 @@ func testBothSides(t *testing.T, w *world) {
 		return strings.Contains(a.Out, "True"), a.Out
 	})
 	lints("")
+	for _, command := range []string{"adopt", "release"} { // with another Service than that of Fairlead
+		a := w.run(t, command, beta, "--service=kube-system/down:443")
+		if after := must.Get(w.objects.Get(t.Context(), beta, metav1.GetOptions{}))(t); a.Code != 1 || !strings.Contains(a.Errs, "which is neither kube-system/down:443") || after.Annotations["fairlead.dev/service"] != real {
+			t.Errorf("%s: exit code %d\n%s%s", command, a.Code, a.Out, a.Errs)
+		}
+	}
 	if a := w.run(t, "adopt", "v1.apps"); a.Code != 1 || !strings.Contains(a.Errs, "it is Local") {
 		t.Errorf("adopt a Local one: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
