@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/util/retry"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 	"sigs.k8s.io/yaml"
@@ -83,7 +84,7 @@ func moveCommand(use, short, long string, change change) *cobra.Command {
 	cmd.Flags().StringVar(&own, "service", "kube-system/fairlead:443", "Fairlead's Service, NAMESPACE/NAME:PORT.")
 	cmd.Flags().StringVar(&m.caFile, "ca-file", "", "CA bundle that verifies Fairlead's serving certificate for <service>.<namespace>.svc. Empty: ca.crt of the Secret fairlead-serving beside the Service.")
 	cmd.Flags().BoolVar(&m.dryRun, "dry-run", false, "Check and show the change, and let the server check it, but make none.")
-	cmd.Flags().DurationVar(&m.patience, "wait", time.Minute, "How long to wait until the APIService is available.")
+	cmd.Flags().DurationVar(&m.patience, "wait", time.Minute, "How long to wait until the APIService has been available for 5 s.")
 	groupFlags(cmd, flags)
 	return cmd
 }
@@ -94,7 +95,8 @@ func (m *mover) adopt(ctx context.Context, a *apiregistrationv1.APIService) (err
 	case a.Spec.Service == nil:
 		return errors.New("it is Local, or names no Service")
 	case at == behind.Format(m.own) && known:
-		return nil
+		a.Spec.CABundle, err = m.ownCA(ctx) // another one, if Fairlead's has been rotated
+		return err
 	case at == behind.Format(m.own):
 		return fmt.Errorf("it already names Fairlead's Service, and nothing says where its extension server is: annotation %s is missing", behind.Service)
 	}
@@ -104,13 +106,10 @@ func (m *mover) adopt(ctx context.Context, a *apiregistrationv1.APIService) (err
 	if err != nil {
 		return err
 	}
+	// All three: the annotations may be of before, if a chart has set the spec back.
 	metav1.SetMetaDataAnnotation(&a.ObjectMeta, behind.Service, at)
-	if len(a.Spec.CABundle) > 0 {
-		metav1.SetMetaDataAnnotation(&a.ObjectMeta, behind.Bundle, string(a.Spec.CABundle))
-	}
-	if a.Spec.InsecureSkipTLSVerify {
-		metav1.SetMetaDataAnnotation(&a.ObjectMeta, behind.Insecure, "true")
-	}
+	metav1.SetMetaDataAnnotation(&a.ObjectMeta, behind.Bundle, string(a.Spec.CABundle))
+	metav1.SetMetaDataAnnotation(&a.ObjectMeta, behind.Insecure, fmt.Sprint(a.Spec.InsecureSkipTLSVerify))
 	a.Spec.Service, a.Spec.InsecureSkipTLSVerify = m.own, false
 	a.Spec.CABundle, err = m.ownCA(ctx)
 	return err
@@ -126,7 +125,7 @@ func (m *mover) release(_ context.Context, a *apiregistrationv1.APIService) (err
 			return fmt.Errorf("annotation %s: %w", behind.Service, err)
 		}
 		a.Spec.CABundle = []byte(a.Annotations[behind.Bundle])
-		a.Spec.InsecureSkipTLSVerify = a.Annotations[behind.Insecure] == "true"
+		a.Spec.InsecureSkipTLSVerify = a.Annotations[behind.Insecure] == "true" && len(a.Spec.CABundle) == 0 // as Fairlead
 	}
 	for _, name := range annotations() {
 		delete(a.Annotations, name)
@@ -160,23 +159,26 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 		if yamlOf(before) == yamlOf(next) {
 			continue
 		}
-		moves := behind.Format(before.Spec.Service) != behind.Format(next.Spec.Service)
-		if err := m.write(ctx, next); err != nil {
-			return err
-		}
-		if before, did = next, "changed"; m.dryRun {
+		moves := behind.Format(before.Spec.Service) != behind.Format(next.Spec.Service) || string(before.Spec.CABundle) != string(next.Spec.CABundle)
+		err := m.write(ctx, next)
+		switch before, did = next, "changed"; {
+		case m.dryRun:
 			did = "would be changed (dry run)"
-			continue
-		}
-		if !moves {
+		case err == nil && moves:
+			err = m.settled(ctx, next)
+		case err == nil:
 			latest.Sleep(ctx, noted)
-		} else if err := m.settled(ctx, next); err != nil {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.patience)
-			defer cancel()
-			if worse := m.write(ctx, from); worse != nil {
+		}
+		if err != nil && moves && !m.dryRun { // the server may have made a write that has failed here
+			restart := wait.Backoff{Duration: poll, Steps: 240} // a minute, in which kube-apiserver is back
+			undo := func() error { return m.write(context.WithoutCancel(ctx), from) }
+			if worse := retry.OnError(restart, func(error) bool { return true }, undo); worse != nil {
 				return fmt.Errorf("%w; undoing the change failed, too: %w", err, worse)
 			}
 			return fmt.Errorf("%w; the change was undone", err)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	_, err := fmt.Fprintf(m.out, "apiservice/%s %s: the cluster asks %s\n", name, did, behind.Format(before.Spec.Service))

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/behind"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// moved is a cluster with one APIService.
+type moved struct {
+	mu     sync.Mutex
+	object string
+	// wrote is called after the nth PATCH; its error is the answer, though the change is made.
+	wrote func(n int) error
+	// serves says whether the group-version answers.
+	serves func(a *apiregistrationv1.APIService) bool
+	writes int
+}
+
+func (c *moved) apiService() *apiregistrationv1.APIService {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a := &apiregistrationv1.APIService{}
+	_ = json.Unmarshal([]byte(c.object), a)
+	return a
+}
+
+// RoundTrip implements http.RoundTripper.
+func (c *moved) RoundTrip(r *http.Request) (*http.Response, error) {
+	code, body := http.StatusOK, ""
+	switch path := r.URL.Path; {
+	case r.Context().Err() != nil:
+		return nil, r.Context().Err()
+	case strings.HasSuffix(path, "/endpointslices"):
+		body = `{"items":[{"endpoints":[{"addresses":["10.0.0.1"]}]}]}`
+	case path == "/apis/g.example.com/v1":
+		if code = http.StatusServiceUnavailable; c.serves == nil || c.serves(c.apiService()) {
+			code, body = http.StatusOK, `{"kind":"APIResourceList","apiVersion":"v1"}`
+		}
+	case r.Method == http.MethodPatch:
+		patch, _ := io.ReadAll(r.Body)
+		c.mu.Lock()
+		next, err := jsonpatch.MergePatch([]byte(c.object), patch)
+		if err == nil {
+			c.object = string(next)
+		}
+		c.writes++
+		n := c.writes
+		c.mu.Unlock()
+		if c.wrote != nil && err == nil {
+			err = c.wrote(n)
+		}
+		if err != nil {
+			return nil, err
+		}
+		body = c.object
+	default:
+		body = c.object
+	}
+	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+}
+
+// move runs a command, and returns what it prints.
+func (c *moved) move(t *testing.T, service string, change change, options ...func(*mover)) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	core := must.Get(corev1client.NewForConfigAndClient(&rest.Config{Host: "https://cluster"}, &http.Client{Transport: c}))(t)
+	m := &mover{
+		client: &client{out: &out, base: &url.URL{Scheme: "https", Host: "cluster"}, http: &http.Client{Transport: c}, apiserver: core.RESTClient()},
+		own:    must.Get(behind.Parse(service))(t), caFile: filepath.Join(t.TempDir(), "ca.crt"), patience: time.Minute,
+	}
+	must.Do(t, os.WriteFile(m.caFile, ownBundle, 0o600))
+	for _, o := range options {
+		o(m)
+	}
+	err := m.move(t.Context(), "v1.g.example.com", change)
+	return out.String(), err
+}
+
+var ownBundle = pki.NewCA("fairlead-ca").PEM()
+
+const (
+	own      = "kube-system/fairlead:443"
+	original = `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v1.g.example.com","uid":"1","annotations":{"theirs":"kept"}},` +
+		`"spec":{"group":"g.example.com","version":"v1","groupPriorityMinimum":1,"versionPriority":1,"caBundle":"QQ==","service":{"namespace":"real","name":"api","port":443}}}`
+)
+
+// says checks where an APIService leads: its spec, its CA, and the annotation.
+func (c *moved) says(t *testing.T, service, ca, noted string) {
+	t.Helper()
+	a := c.apiService()
+	if at := behind.Format(a.Spec.Service); at != service || string(a.Spec.CABundle) != ca || a.Annotations[behind.Service] != noted || a.Annotations["theirs"] != "kept" {
+		t.Errorf("it names %s with %.60q, annotations %q; want %s with %.60q, annotation %q", at, a.Spec.CABundle, a.Annotations, service, ca, noted)
+	}
+}
+
+// Where the extension server is stays known, whatever Service the command is given.
+func TestMoveByAnotherName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &moved{object: original}
+		if out, err := c.move(t, own, (*mover).adopt); err != nil {
+			t.Fatal(err, out)
+		}
+		c.says(t, own, string(ownBundle), "real/api:443")
+		for name, change := range map[string]change{"adopt": (*mover).adopt, "release": (*mover).release} {
+			out, err := c.move(t, "elsewhere/fairlead:443", change)
+			if err == nil || !strings.Contains(err.Error(), "which is neither elsewhere/fairlead:443 (--service) nor") {
+				t.Errorf("%s: %v\n%s", name, err, out)
+			}
+			c.says(t, own, string(ownBundle), "real/api:443")
+		}
+		if out, err := c.move(t, own, (*mover).release); err != nil {
+			t.Fatal(err, out)
+		}
+		c.says(t, "real/api:443", "A", "")
+	})
+}
+
+// A change that does not hold is undone, however short --wait is, and whichever write fails.
+func TestMoveUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lost := errors.New("connection reset")
+		for name, tt := range map[string]struct {
+			c    *moved
+			wait time.Duration
+		}{
+			"never available": {&moved{serves: func(a *apiregistrationv1.APIService) bool { return a.Spec.Service.Name == "api" }}, time.Minute},
+			"no time":         {&moved{}, 0},
+			"too short":       {&moved{}, 3 * time.Second},
+			"the answer is lost": {&moved{wrote: func(n int) error {
+				if n == 2 || n == 3 { // as while kube-apiserver restarts
+					return lost
+				}
+				return nil
+			}}, time.Minute},
+		} {
+			tt.c.object = original
+			out, err := tt.c.move(t, own, (*mover).adopt, func(m *mover) { m.patience = tt.wait })
+			if err == nil || !strings.HasSuffix(err.Error(), "the change was undone") {
+				t.Errorf("%s: %v\n%s", name, err, out)
+			}
+			tt.c.says(t, "real/api:443", "A", "")
+		}
+	})
+}
+
+// What a chart has set back, with another trust, is adopted with that one, and Fairlead's own CA
+// may be another.
+func TestAdoptAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &moved{object: original}
+		must.Get(c.move(t, own, (*mover).adopt))(t)
+		c.object = string(must.Get(jsonpatch.MergePatch([]byte(c.object), []byte(`{"spec":{"service":{"namespace":"real","name":"api","port":443},"caBundle":null,"insecureSkipTLSVerify":true}}`)))(t))
+		must.Get(c.move(t, own, (*mover).adopt))(t)
+		must.Get(c.move(t, own, (*mover).adopt, func(m *mover) { // which says nothing that is not true
+			m.caFile += "2"
+			must.Do(t, os.WriteFile(m.caFile, append(pki.NewCA("fairlead-ca-2").PEM(), ownBundle...), 0o600))
+		}))(t)
+		if a := c.apiService(); len(a.Spec.CABundle) <= len(ownBundle) {
+			t.Errorf("the cluster verifies Fairlead by %s", a.Spec.CABundle)
+		}
+		must.Get(c.move(t, own, (*mover).release))(t)
+		c.says(t, "real/api:443", "", "")
+		if !c.apiService().Spec.InsecureSkipTLSVerify {
+			t.Error("it was not verified before")
+		}
+	})
+}
