@@ -32,7 +32,7 @@ func (s *server) makeDocuments() {
 	if s.o.Behind != "" { // they ask once more, and so are small: extension servers answer 304 while nothing changes
 		cfg := cfg
 		cfg.Tables, cfg.Metrics = sent{s.registry}, nil
-		groups, schemas, mux := discovery.New(discovery.Config{Config: cfg, StaleAfter: s.o.staleAfter}), openapi.New(cfg), http.NewServeMux()
+		groups, schemas, mux := discovery.New(discovery.Config{Config: cfg, StaleAfter: s.o.staleAfter, Whole: true}), openapi.New(cfg), http.NewServeMux()
 		mux.Handle("/", groups)
 		mux.Handle("/openapi/", schemas)
 		s.behind, s.loops["discovery behind"], s.loops["OpenAPI behind"] = mux, groups.Run, schemas.Run

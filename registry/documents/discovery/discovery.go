@@ -43,6 +43,9 @@ type Config struct {
 	// Zero means 80 MiB, or a 24th of Go's memory limit, 8 MiB at least: a group-version of 64 MiB
 	// takes some ten times that while it is decoded and rendered.
 	MaxBody int64
+	// Whole leaves /apis out while a part is Stale: kube-aggregator takes that for Current, and so
+	// namespaces would go before what is in them. After a 404 it asks for each group-version.
+	Whole bool
 }
 
 type sources = documents.Sources[state, localState]
@@ -174,7 +177,7 @@ func (d *Discovery) Status() []Status {
 		v := listed.of.Load().version(gv) // a confirmation does not render the document again
 		out = append(out, Status{
 			Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(e, v.err),
-			Stale:     listed.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessStale, Resources: len(listed.doc.Resources),
+			Stale:     listed.stale(), Resources: len(listed.doc.Resources),
 		})
 	}
 	slices.SortFunc(out, func(a, b Status) int { return cmp.Compare(a.Name, b.Name) })

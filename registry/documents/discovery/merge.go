@@ -54,6 +54,8 @@ type part struct {
 	of    *source // nil means the local apiserver
 }
 
+func (p part) stale() bool { return p.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessStale }
+
 // same reports whether two parts have the same content. It compares by identity: a response is
 // never changed, only replaced.
 func (p part) same(o part) bool {

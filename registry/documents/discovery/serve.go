@@ -83,6 +83,10 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch path := r.URL.Path; path {
 	case "/apis":
+		if d.cfg.Whole && slices.ContainsFunc(docs.parts, part.stale) {
+			d.writeError(w, r, errNotFound())
+			return
+		}
 		d.serve(w, r, d.root, docs.groups, docs.legacy)
 	case "/apis/":
 		d.serve(w, r, d.legacy, nil, docs.legacy)

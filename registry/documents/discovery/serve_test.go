@@ -53,6 +53,29 @@ func TestRenderedOnce(t *testing.T) {
 	})
 }
 
+// An aggregator that takes Stale for Current is told nothing of the kind, but each group.
+func TestWhole(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.alone = true
+		s.Claim("up.example.com/v1", "up", 1000, 15)
+		s.Claim("down.example.com/v1", "down", 1000, 15)
+		s.Set("up", serving(listOf("up.example.com/v1=ups")))
+		s.open(Config{Whole: true})
+		for _, step := range []struct {
+			down http.HandlerFunc
+			want int
+		}{{nil, http.StatusNotFound}, {serving(listOf("down.example.com/v1=downs")), http.StatusOK}, {nil, http.StatusOK}} {
+			s.Set("down", step.down)
+			s.Pass(2 * time.Minute)
+			for path, want := range map[string]int{"/apis": step.want, "/apis/down.example.com": http.StatusOK} {
+				if r := s.Get(path, http.Header{"Accept": {aggregatedJSON + ",application/json"}}); r.Code != want {
+					t.Errorf("%s: %d, want %d: %s", path, r.Code, want, r.Body)
+				}
+			}
+		}
+	})
+}
+
 // Rendered returns what ServeHTTP would answer, once the form has been requested.
 func TestRenderedIsServed(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
