@@ -28,7 +28,6 @@ func TestBehind(t *testing.T) {
 		problem     string
 		cluster     apiregistrationv1.ConditionStatus // what its own aggregator says
 		says        string
-		local       bool // no Service in the spec
 	}{
 		{
 			name: "adopted", annotations: map[string]string{behind.Service: "extensions/server-0:443", behind.Bundle: ca},
@@ -81,10 +80,6 @@ func TestBehind(t *testing.T) {
 			backend: "extensions/server-0:443", front: "extensions/server-1:443", problem: "which is not Fairlead's",
 		},
 		{
-			name: "Local but for it", annotations: map[string]string{behind.Service: "extensions/server-0:443"}, local: true,
-			backend: "extensions/server-0:443", problem: "the spec names no Service, which is not Fairlead's",
-		},
-		{
 			name: "the cluster's own apiserver", annotations: map[string]string{behind.Service: "default/kubernetes:443"},
 			backend: "kube-system/fairlead:443", insecure: true, reason: ReasonServiceAccessError, problem: "of an extension server",
 		},
@@ -111,9 +106,6 @@ func TestBehind(t *testing.T) {
 			if a.Spec.Service.Name = tt.service; tt.service == "" {
 				a.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: own.Namespace, Name: own.Name}
 			}
-			if tt.local {
-				a.Spec.Service, a.Spec.InsecureSkipTLSVerify = nil, false
-			}
 			if tt.cluster != "" {
 				a.Status.Conditions = []apiregistrationv1.APIServiceCondition{{Type: apiregistrationv1.Available, Status: tt.cluster, Reason: "Reason", Message: "message"}}
 			}
@@ -138,5 +130,20 @@ func TestBehind(t *testing.T) {
 				t.Errorf("sent here: %v, want %t", sent, tt.front != "")
 			}
 		})
+	}
+}
+
+// TestBehindLocal annotates APIServices that name no Service. kube-apiserver keeps the spec of
+// those of its own groups and of CustomResourceDefinitions, but not their annotations.
+func TestBehindLocal(t *testing.T) {
+	for _, group := range []string{"apps", "crd.example.com"} {
+		in := manyRemotes(1)
+		a := remoteService(group, "v1", "server-0")
+		a.Annotations = map[string]string{behind.Service: "extensions/server-0:443"}
+		a.Spec.Service, a.Spec.InsecureSkipTLSVerify = nil, false
+		in.APIServices[a.Name] = a
+		if e := Build(in, nil).named(a.Name); !e.Local() || !e.Verdict.Available() {
+			t.Errorf("%s is served by %v: %+v", a.Name, e.Backend, e.Verdict)
+		}
 	}
 }

@@ -49,9 +49,10 @@ func Format(ref *apiregistrationv1.ServiceReference) string {
 }
 
 // Server returns the Service of the extension server: that of the spec itself, unless the
-// cluster sends the APIService to Fairlead. Nil means none.
+// cluster sends the APIService to Fairlead. Nil means none: what is Local stays so, whatever its
+// annotations say, which kube-apiserver does not correct as it does the spec.
 func Server(a *apiregistrationv1.APIService) *apiregistrationv1.ServiceReference {
-	if ref, err := Parse(a.Annotations[Service]); err == nil {
+	if ref, err := Parse(a.Annotations[Service]); err == nil && a.Spec.Service != nil {
 		return ref
 	}
 	return a.Spec.Service
