@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/util/retry"
@@ -84,7 +82,7 @@ func moveCommand(use, short, long string, change change) *cobra.Command {
 	cmd.Flags().StringVar(&own, "service", "kube-system/fairlead:443", "Fairlead's Service, NAMESPACE/NAME:PORT.")
 	cmd.Flags().StringVar(&m.caFile, "ca-file", "", "CA bundle that verifies Fairlead's serving certificate for <service>.<namespace>.svc. Empty: ca.crt of the Secret fairlead-serving beside the Service.")
 	cmd.Flags().BoolVar(&m.dryRun, "dry-run", false, "Check and show the change, and let the server check it, but make none.")
-	cmd.Flags().DurationVar(&m.patience, "wait", time.Minute, "How long to wait until the APIService has been available for 5 s.")
+	cmd.Flags().DurationVar(&m.patience, "wait", time.Minute, "How long to wait until the APIService has been available for 5 s. 0: not at all, and nothing is undone for that.")
 	groupFlags(cmd, flags)
 	return cmd
 }
@@ -160,10 +158,15 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 			continue
 		}
 		moves := behind.Format(before.Spec.Service) != behind.Format(next.Spec.Service) || string(before.Spec.CABundle) != string(next.Spec.CABundle)
-		err := m.write(ctx, next)
+		err := m.write(ctx, next, before)
+		if errors.Is(err, errChanged) {
+			return err
+		}
+		was := before
 		switch before, did = next, "changed"; {
 		case m.dryRun:
 			did = "would be changed (dry run)"
+		case err == nil && moves && m.patience == 0:
 		case err == nil && moves:
 			err = m.settled(ctx, next)
 		case err == nil:
@@ -171,8 +174,8 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 		}
 		if err != nil && moves && !m.dryRun { // the server may have made a write that has failed here
 			restart := wait.Backoff{Duration: poll, Steps: 240} // a minute, in which kube-apiserver is back
-			undo := func() error { return m.write(context.WithoutCancel(ctx), from) }
-			if worse := retry.OnError(restart, func(error) bool { return true }, undo); worse != nil {
+			undo := func() error { return m.write(context.WithoutCancel(ctx), from, was, next) }
+			if worse := retry.OnError(restart, func(err error) bool { return !errors.Is(err, errChanged) }, undo); worse != nil {
 				return fmt.Errorf("%w; undoing the change failed, too: %w", err, worse)
 			}
 			return fmt.Errorf("%w; the change was undone", err)
@@ -183,31 +186,6 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 	}
 	_, err := fmt.Fprintf(m.out, "apiservice/%s %s: the cluster asks %s\n", name, did, behind.Format(before.Spec.Service))
 	return err
-}
-
-// annotations are those that adopt writes and release removes.
-func annotations() []string { return []string{behind.Service, behind.Bundle, behind.Insecure} }
-
-// write writes what this command changes, and leaves what others have written meanwhile.
-func (m *mover) write(ctx context.Context, a *apiregistrationv1.APIService) error {
-	values := map[string]any{} // null removes one
-	for _, name := range annotations() {
-		if values[name] = nil; metav1.HasAnnotation(a.ObjectMeta, name) {
-			values[name] = a.Annotations[name]
-		}
-	}
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": a.UID, "annotations": values},
-		"spec":     map[string]any{"service": a.Spec.Service, "caBundle": a.Spec.CABundle, "insecureSkipTLSVerify": a.Spec.InsecureSkipTLSVerify},
-	})
-	if err != nil {
-		return err
-	}
-	r := m.apiserver.Patch(types.MergePatchType).AbsPath(pathTo(a.Name)).Param("fieldManager", "kubectl-fairlead").Body(patch)
-	if m.dryRun {
-		r.Param("dryRun", metav1.DryRunAll)
-	}
-	return r.Do(ctx).Error()
 }
 
 // settled waits until the cluster has answered for an APIService for a while, which it does only

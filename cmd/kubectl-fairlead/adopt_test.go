@@ -144,7 +144,6 @@ func TestMoveUndone(t *testing.T) {
 			wait time.Duration
 		}{
 			"never available": {&moved{serves: func(a *apiregistrationv1.APIService) bool { return a.Spec.Service.Name == "api" }}, time.Minute},
-			"no time":         {&moved{}, 0},
 			"too short":       {&moved{}, 3 * time.Second},
 			"the answer is lost": {&moved{wrote: func(n int) error {
 				if n == 2 || n == 3 { // as while kube-apiserver restarts
@@ -159,6 +158,42 @@ func TestMoveUndone(t *testing.T) {
 				t.Errorf("%s: %v\n%s", name, err, out)
 			}
 			tt.c.says(t, "real/api:443", "A", "")
+		}
+	})
+}
+
+// Without --wait nothing is undone: that is how one leaves where the cluster reaches no extension
+// server.
+func TestMoveWithoutWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &moved{object: original, serves: func(*apiregistrationv1.APIService) bool { return false }}
+		for _, change := range []change{(*mover).adopt, (*mover).release} {
+			must.Get(c.move(t, own, change, func(m *mover) { m.patience = 0 }))(t)
+		}
+		c.says(t, "real/api:443", "A", "")
+	})
+}
+
+// A CA that is rotated while the command runs is kept, and said.
+func TestMoveBesideAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, at := range []int{1, 2} { // before the spec is written, and before that is undone
+			c := &moved{object: original, serves: func(a *apiregistrationv1.APIService) bool { return a.Spec.Service.Name == "api" }}
+			c.wrote = func(n int) error {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				if n == at {
+					c.object = string(must.Get(jsonpatch.MergePatch([]byte(c.object), []byte(`{"spec":{"caBundle":"Qg=="}}`)))(t))
+				}
+				return nil
+			}
+			out, err := c.move(t, own, (*mover).adopt)
+			if err == nil || !strings.Contains(err.Error(), "somebody else has changed it meanwhile") {
+				t.Errorf("%d: %v\n%s", at, err, out)
+			}
+			if ca := string(c.apiService().Spec.CABundle); ca != "B" {
+				t.Errorf("%d: the CA is %.60q", at, ca)
+			}
 		}
 	})
 }

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/behind"
+)
+
+// annotations are those that adopt writes and release removes.
+func annotations() []string { return []string{behind.Service, behind.Bundle, behind.Insecure} }
+
+// errChanged means that another hand was faster: its change is kept.
+var errChanged = errors.New("somebody else has changed it meanwhile: look at it, and run the command again")
+
+// write writes what this command changes of an APIService, if that is still as it was in one of
+// before, or already is as it is to be. It leaves what others have written beside that.
+func (m *mover) write(ctx context.Context, a *apiregistrationv1.APIService, before ...*apiregistrationv1.APIService) error {
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		now := &apiregistrationv1.APIService{}
+		if err := m.get(ctx, pathTo(a.Name), nil, now); err != nil {
+			return err
+		}
+		if !m.dryRun && !slices.ContainsFunc(append(before, a), func(b *apiregistrationv1.APIService) bool { return equality.Semantic.DeepEqual(ours(now), ours(b)) }) {
+			return errChanged
+		}
+		patch := ours(a)
+		patch["metadata"].(map[string]any)["resourceVersion"] = now.ResourceVersion //nolint:forcetypeassert // ours made it
+		body, err := json.Marshal(patch)
+		if err != nil {
+			return err
+		}
+		r := m.apiserver.Patch(types.MergePatchType).AbsPath(pathTo(a.Name)).Param("fieldManager", "kubectl-fairlead").Body(body)
+		if m.dryRun {
+			r.Param("dryRun", metav1.DryRunAll)
+		}
+		return r.Do(ctx).Error()
+	})
+}
+
+// ours returns what this command changes of an APIService, as a merge patch.
+func ours(a *apiregistrationv1.APIService) map[string]any {
+	values := map[string]any{} // null removes one
+	for _, name := range annotations() {
+		if values[name] = nil; metav1.HasAnnotation(a.ObjectMeta, name) {
+			values[name] = a.Annotations[name]
+		}
+	}
+	return map[string]any{
+		"metadata": map[string]any{"uid": a.UID, "annotations": values},
+		"spec":     map[string]any{"service": a.Spec.Service, "caBundle": a.Spec.CABundle, "insecureSkipTLSVerify": a.Spec.InsecureSkipTLSVerify},
+	}
+}
