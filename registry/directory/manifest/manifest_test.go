@@ -155,7 +155,10 @@ func FuzzDecode(f *testing.F) {
 		if len(objects) > 0 && len(faults) > 0 {
 			t.Fatal("both objects and faults")
 		}
-		lines := strings.Count(text, "\n") + strings.Count(text, "\r") + 1 // YAML also ends a line at a bare CR
+		lines := 1
+		for _, end := range []string{"\n", "\r", "\u0085", "\u2028", "\u2029"} { // YAML 1.1, section 5.4
+			lines += strings.Count(text, end)
+		}
 		for _, o := range objects {
 			if o.Line < 1 || o.Line > lines {
 				t.Errorf("object at line %d of %d", o.Line, lines)
