@@ -39,16 +39,19 @@ func (b *builder) front(e *Entry, byURL bool) (loop Verdict) {
 }
 
 // Sent returns the table of the APIServices that the cluster's aggregator sends to Fairlead: all
-// that this aggregator may be told, or it would tell Fairlead what it has been told by Fairlead.
+// that this aggregator may be told, or it would tell Fairlead what it has been told by Fairlead. It
+// is made once, by the first of those who follow it.
 func (t *Table) Sent() *Table {
-	b := builder{prev: &Table{}, groups: make(map[string]*Group), moved: true}
-	sent := &Table{generation: t.generation, complete: t.complete, superseded: t.superseded}
-	for _, e := range t.entries {
-		if e.Front != "" {
-			sent.entries = append(sent.entries, e)
-			b.regroup(nil, e)
+	t.once.Do(func() {
+		b := builder{prev: &Table{}, groups: make(map[string]*Group), moved: true}
+		t.sent = &Table{generation: t.generation, complete: t.complete, superseded: t.superseded}
+		for _, e := range t.entries {
+			if e.Front != "" {
+				t.sent.entries = append(t.sent.entries, e)
+				b.regroup(nil, e)
+			}
 		}
-	}
-	b.arrange(sent)
-	return sent
+		b.arrange(t.sent)
+	})
+	return t.sent
 }

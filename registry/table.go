@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -23,6 +24,9 @@ type Table struct {
 	options    *Options
 	rebuildAt  time.Time // when Build must run without a change, because a Backend loses its Owner. Zero means never
 	superseded chan struct{}
+
+	once sync.Once // makes sent, see Sent
+	sent *Table
 }
 
 // Group is a group of the table with its versions in order of preference. An unchanged Group is the

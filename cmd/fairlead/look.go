@@ -80,14 +80,6 @@ func faultOf(st *certs.Status, now time.Time) error {
 	return nil
 }
 
-// mend returns what to do about a fault.
-func mend(fault error, st *certs.Status) string {
-	if fault.Error() == st.Err {
-		return "correct it: it is followed, and the last good one is used until then"
-	}
-	return "renew it: it is followed"
-}
-
 // lookConfigMap adds the content of the ConfigMap to what is known about the right to read it. That
 // it was never read is a gate's.
 func (s *server) lookConfigMap(found answer.Check) answer.Check {
@@ -131,12 +123,12 @@ func (p *pairs) judge(all []certs.Status, now time.Time) (found answer.Check) {
 	p.kubeconfig = answer.Check{}
 	valid := false // a serving certificate
 	for _, st := range all {
-		fault, notice := faultOf(&st, now), ""
-		if fault != nil && fault.Error() != st.Err { // otherwise the last good one is used
-			notice = users[st.Use]
+		fault, notice, do := faultOf(&st, now), users[st.Use], "renew it: it is followed"
+		if fault != nil && fault.Error() == st.Err {
+			notice, do = "", "correct it: it is followed, and the last good one is used until then"
 		}
 		switch {
-		case notice == distrusted:
+		case fault != nil && notice == distrusted:
 			serving = cmp.Or(serving, &fault)
 		case st.Use == "serving" || st.Use == "sni":
 			valid = true
@@ -144,9 +136,9 @@ func (p *pairs) judge(all []certs.Status, now time.Time) (found answer.Check) {
 		switch {
 		case fault == nil:
 		case st.Use == "kubeconfig":
-			p.kubeconfig = failed(fault, "", "", mend(fault, &st))
+			p.kubeconfig = failed(fault, "", "", do)
 		case found.Users == "":
-			found = failed(fault, notice, st.Use+" ("+st.Source+"): ", mend(fault, &st))
+			found = failed(fault, notice, st.Use+" ("+st.Source+"): ", do)
 		}
 	}
 	if valid {

@@ -150,11 +150,10 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 	if between.Spec = to.Spec; metav1.HasAnnotation(to.ObjectMeta, behind.Service) {
 		between.Spec, between.Annotations = from.Spec, to.Annotations
 	}
-	differs(m.out, "- ", yamlOf(from), yamlOf(to))
-	differs(m.out, "+ ", yamlOf(to), yamlOf(from))
+	differ(m.out, yamlOf(from), yamlOf(to))
 	before, did := from, "unchanged"
 	for _, next := range []*apiregistrationv1.APIService{between, to} {
-		if yamlOf(before) == yamlOf(next) {
+		if same(before, next) {
 			continue
 		}
 		moves := behind.Format(before.Spec.Service) != behind.Format(next.Spec.Service) || string(before.Spec.CABundle) != string(next.Spec.CABundle)

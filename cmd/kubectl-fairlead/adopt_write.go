@@ -29,7 +29,7 @@ func (m *mover) write(ctx context.Context, a *apiregistrationv1.APIService, befo
 		if err := m.get(ctx, pathTo(a.Name), nil, now); err != nil {
 			return err
 		}
-		if !m.dryRun && !slices.ContainsFunc(append(before, a), func(b *apiregistrationv1.APIService) bool { return equality.Semantic.DeepEqual(ours(now), ours(b)) }) {
+		if !m.dryRun && !slices.ContainsFunc(append(before, a), func(b *apiregistrationv1.APIService) bool { return same(now, b) }) {
 			return errChanged
 		}
 		patch := ours(a)
@@ -44,6 +44,11 @@ func (m *mover) write(ctx context.Context, a *apiregistrationv1.APIService, befo
 		}
 		return r.Do(ctx).Error()
 	})
+}
+
+// same reports whether two states of an APIService are the same for this command.
+func same(a, b *apiregistrationv1.APIService) bool {
+	return equality.Semantic.DeepEqual(ours(a), ours(b))
 }
 
 // ours returns what this command changes of an APIService, as a merge patch.

@@ -293,8 +293,7 @@ func (i *installer) put(folder string, k types.Kustomization) error {
 		return err
 	}
 	if err == nil {
-		differs(i.print, "- ", string(before), text)
-		differs(i.print, "+ ", text, string(before))
+		differ(i.print, string(before), text)
 		kept := file + "~"
 		for n := 2; ; n++ { // no older one is lost
 			if _, err := os.Lstat(kept); err != nil {
@@ -318,13 +317,4 @@ func (i *installer) put(folder string, k types.Kustomization) error {
 	i.wrote = true
 	_, err = fmt.Fprintf(i.print, "%s written\n", file)
 	return err
-}
-
-// differs prints the lines of one text that the other one lacks.
-func differs(out io.Writer, sign, one, other string) {
-	for line := range strings.Lines(one) {
-		if !strings.Contains("\n"+other, "\n"+line) {
-			_, _ = fmt.Fprintln(out, sign+printable.Line(strings.TrimSpace(line))) // the next output reports an error
-		}
-	}
 }

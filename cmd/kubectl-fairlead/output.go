@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/term"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -109,4 +111,18 @@ func groupFlags(cmd *cobra.Command, flags *genericclioptions.ConfigFlags) {
 	groups.FlagSet(cmd.Name()).AddFlagSet(cmd.Flags())
 	flags.AddFlags(groups.FlagSet("connection"))
 	cli.Flags(cmd, groups)
+}
+
+// differ prints the lines that only one of two texts has.
+func differ(out io.Writer, before, after string) {
+	was, is := sets.New(slices.Collect(strings.Lines(before))...), sets.New(slices.Collect(strings.Lines(after))...)
+	lacks := func(sign, text string, other sets.Set[string]) {
+		for line := range strings.Lines(text) {
+			if !other.Has(line) {
+				_, _ = fmt.Fprintln(out, sign+printable.Line(strings.TrimSpace(line))) // the next output reports an error
+			}
+		}
+	}
+	lacks("- ", before, is)
+	lacks("+ ", after, was)
 }

@@ -121,12 +121,14 @@ func (r *Rights) Of(name string) answer.Check {
 	}
 	first := missing[0]
 	c := answer.Check{
-		Status: Failed, Users: first.Users(), Message: "Fairlead may not ",
+		Status: Failed, Users: first.Users(),
 		Advice: fmt.Sprintf("without it %s: apply %s again, and bind %s to Fairlead's account", first.For, strings.Split(first.Manifest, ":")[0], first.Role),
 	}
-	for i, m := range missing[:min(shown, len(missing))] {
-		c.Message += []string{"", "; "}[min(i, 1)] + m.String() + " (" + m.Manifest + ")"
+	var named []string
+	for _, m := range missing[:min(shown, len(missing))] {
+		named = append(named, m.String()+" ("+m.Manifest+")")
 	}
+	c.Message = "Fairlead may not " + strings.Join(named, "; ")
 	if more := len(missing) - shown; more > 0 {
 		c.Message += fmt.Sprintf(" and %d more", more)
 	}
