@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"k8s.io/client-go/tools/clientcmd"
@@ -26,6 +27,7 @@ import (
 // front answers as a Fairlead with its local apiserver does, and records the requests.
 type front struct {
 	*httptest.Server
+	mu      sync.Mutex         // guards the fields below while a command runs: discovery is asked at once
 	answers map[string][]reply // by path, one for each request; the last one is repeated
 	asked   []string           // with the impersonated user
 }
@@ -39,6 +41,8 @@ func newFront(t *testing.T) *front {
 	t.Helper()
 	f := &front{answers: map[string][]reply{}}
 	f.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
 		f.asked = append(f.asked, strings.TrimSpace(r.URL.String()+" "+r.Header.Get("Impersonate-User")))
 		all := f.answers[r.URL.Path]
 		if len(all) == 0 {
