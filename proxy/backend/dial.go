@@ -3,7 +3,6 @@ package backend
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -17,22 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// dialTLS makes one connection: resolve, connect, handshake. It counts failures and signals them to
-// health.
-func (u *Upstream) dialTLS(ctx context.Context, address string, how *dialing) (*tls.Conn, error) {
-	c, err := u.dialPhases(ctx, address, how)
-	u.dialMeter().dialled(err)
-	if err == nil {
-		return c, nil
-	}
-	u.shared.log.Debug("dialling", "backend", u.name, "endpoint", address, "err", err)
-	// A canceled dial says nothing about the endpoint, nor does an unreadable bundle.
-	if u.shared.ctx.Err() == nil && !errors.Is(err, context.Canceled) && err.phase != dialTrust {
-		u.target.signal(address, err)
-	}
-	return nil, err
-}
-
+// dialPhases makes one connection: resolve, connect, handshake.
 func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing) (*tls.Conn, *dialError) {
 	cfg, err := u.target.tls()
 	if err != nil {
@@ -46,10 +30,22 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 		}
 		cfg.ServerName = host
 	}
-	raw, derr := u.dialTCP(ctx, address)
-	if derr != nil {
-		return nil, derr
+	start := time.Now()
+	var resolved time.Time
+	raw, err := u.target.dial(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		DNSDone: func(httptrace.DNSDoneInfo) { resolved = time.Now() },
+	}), "tcp", address)
+	if err != nil {
+		if _, ok := errors.AsType[*net.DNSError](err); ok {
+			return nil, &dialError{dialResolve, err}
+		}
+		return nil, &dialError{dialConnect, err}
 	}
+	if !resolved.IsZero() {
+		u.dialMeter().histograms[phaseResolve].observe(resolved.Sub(start))
+		start = resolved
+	}
+	u.dialMeter().histograms[phaseConnect].observe(time.Since(start))
 	multiplexed := slices.Contains(how.protocols, "h2")
 	if multiplexed {
 		expire(raw, u.pingTimeout()) // the engine asks only rarely whether a quiet server still runs
@@ -57,7 +53,7 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 	if how.wrap != nil {
 		raw = how.wrap(raw)
 	}
-	start := time.Now()
+	start = time.Now()
 	c := tls.Client(raw, cfg)
 	if err := u.handshake(ctx, c); err != nil {
 		_ = raw.Close()
@@ -86,29 +82,6 @@ func (u *Upstream) handshake(ctx context.Context, c *tls.Conn) (err error) {
 	}()
 	return c.HandshakeContext(ctx)
 }
-
-func (u *Upstream) dialTCP(ctx context.Context, address string) (net.Conn, *dialError) {
-	start := time.Now()
-	var resolved time.Time
-	raw, err := u.target.dial(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		DNSDone: func(httptrace.DNSDoneInfo) { resolved = time.Now() },
-	}), "tcp", address)
-	if err != nil {
-		if _, ok := errors.AsType[*net.DNSError](err); ok {
-			return nil, &dialError{dialResolve, err}
-		}
-		return nil, &dialError{dialConnect, err}
-	}
-	if !resolved.IsZero() {
-		u.dialMeter().histograms[phaseResolve].observe(resolved.Sub(start))
-		start = resolved
-	}
-	u.dialMeter().histograms[phaseConnect].observe(time.Since(start))
-	return raw, nil
-}
-
-// noGuard never loses trust.
-func noGuard([]*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
 
 // Conn is a connection that its caller must close.
 type Conn struct {
@@ -214,7 +187,8 @@ func (u *Upstream) dialAny(ctx context.Context, by *Stay, protocols ...string) (
 	return conn, f
 }
 
-// dialOwned dials a connection and watches it until it is closed.
+// dialOwned dials a connection and watches it until it is closed. It counts failures and signals
+// them to health.
 func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -226,13 +200,19 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 		return nil, &dialError{dialConnect, errGone}
 	}
 	e.suspicion.dialing.CompareAndSwap(0, time.Now().UnixNano())
-	tc, err := u.dialTLS(ctx, e.address, &how)
+	tc, failed := u.dialPhases(ctx, e.address, &how)
 	e.suspicion.dialing.Store(0)
-	if err != nil {
+	u.dialMeter().dialled(failed)
+	if failed != nil {
 		if ctx.Err() != context.Canceled { // else it says nothing about the endpoint
 			e.suspicion.failed.Store(time.Now().UnixNano())
 		}
-		return nil, err
+		u.shared.log.Debug("dialling", "backend", u.name, "endpoint", e.address, "err", failed)
+		// A canceled dial says nothing about the endpoint, nor does an unreadable bundle.
+		if u.shared.ctx.Err() == nil && !errors.Is(failed, context.Canceled) && failed.phase != dialTrust {
+			u.target.signal(e.address, failed)
+		}
+		return nil, failed
 	}
 	e.suspicion.failed.Store(0)
 	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)

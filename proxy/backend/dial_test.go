@@ -194,7 +194,7 @@ func TestHandshakeClasses(t *testing.T) {
 				},
 				signal: func(string, error) {},
 			})
-			if _, err := u.dialTLS(ctx, well, &dialing{protocols: []string{tt.protocol}}); err == nil {
+			if _, err := u.dialOwned(ctx, newEndpoint(u, well), dialing{protocols: []string{tt.protocol}}); err == nil {
 				t.Fatal("the handshake succeeded")
 			}
 			for i := range u.meter.handshakes {

@@ -73,7 +73,7 @@ func (e *endpoint) state() (verdict context.Context, out bool) {
 }
 
 // lost makes the endpoint suspect until a probe has judged it.
-func (e *endpoint) lost() { e.suspicion.doubt(e.up.target.doubt) }
+func (e *endpoint) lost() { e.suspicion.doubted.Store(time.Now().Add(e.up.target.doubt).UnixNano()) }
 
 // said is the last GOAWAY with an error, and when one was logged.
 type said struct {
@@ -146,12 +146,6 @@ type suspicion struct {
 	failed  atomic.Int64 // time of the last dial if it failed; zero means that it succeeded
 	doubted atomic.Int64 // until when a lost connection counts; zero means not
 }
-
-// doubt records a lost connection.
-func (s *suspicion) doubt(d time.Duration) { s.doubted.Store(time.Now().Add(d).UnixNano()) }
-
-// trust clears that, after a probe has judged the endpoint.
-func (s *suspicion) trust() { s.doubted.Store(0) }
 
 // weight returns the addition to the endpoint's load.
 func (s *suspicion) weight() int64 {

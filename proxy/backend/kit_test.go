@@ -72,9 +72,7 @@ func (s *signals) count(address string) int {
 func newFixture(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
 	f := newStreet(t, func(cfg *Config) {
-		cfg.Guard = func(_ string, _ *registry.Backend, chain []*x509.Certificate) (<-chan struct{}, func()) {
-			return noGuard(chain)
-		}
+		cfg.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
 		if change != nil {
 			change(cfg)
 		}

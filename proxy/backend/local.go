@@ -126,7 +126,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 		cfg.IdentityChanged = never
 	}
 	if cfg.Guard == nil {
-		cfg.Guard = noGuard
+		cfg.Guard = func([]*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
 	}
 	l := &Local{cfg: cfg, shared: newShared(cfg.Logger), told: make(map[string]told)}
 	l.shared.memory = cmp.Or(cfg.Memory, l.shared.memory)
@@ -229,7 +229,7 @@ func (l *Local) Report(r registry.Report) {
 	}
 	l.publishLocked(now.all)
 	for _, e := range s.of {
-		e.suspicion.trust()
+		e.suspicion.doubted.Store(0) // the probe has judged it
 	}
 }
 

@@ -158,9 +158,9 @@ func TestOwnIsUsable(t *testing.T) {
 			t.Errorf("its endpoint %s is %s: %v", own, is, got)
 		}
 	}
-	of.e.suspicion.doubt(time.Hour)
+	of.e.suspicion.doubted.Store(time.Now().Add(time.Hour).UnixNano())
 	next("suspect")
-	of.e.suspicion.trust()
+	of.e.suspicion.doubted.Store(0)
 	check.Same(t, []string{own}, a.at(), "endpoint when trusted again")
 	if l, _ := a.u.Plan(false, a.stays[0]).Forward.Pick(a.stays[0], []*engine.Endpoint{of.e.forEngine()}).Value.(Lease); l == of {
 		t.Error("a retry goes to the same endpoint")
@@ -178,7 +178,7 @@ func TestOwnIsUsable(t *testing.T) {
 	check.Same(t, 10, got, "requests to its slow endpoint, to notice that it has recovered")
 	a.set(three...)
 	for _, e := range a.u.snapshot() {
-		e.suspicion.doubt(time.Hour)
+		e.suspicion.doubted.Store(time.Now().Add(time.Hour).UnixNano())
 	}
 	if a.at()[0] == "" {
 		t.Error("with all suspect, there is no endpoint")
