@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -29,7 +30,7 @@ func (u *Upstream) Plan(apart bool, by *Stay) engine.Plan {
 	b.Deposit()
 	return engine.Plan{
 		Forward: &u.forEngine, Client: by, Stays: by != nil && u.pool != 0, Apart: apart,
-		Retries: maxRetries, Wait: u.target.waits(), Budget: b.Allow,
+		Retries: maxRetries, Wait: u.target.wait(), Budget: b.Allow,
 	}
 }
 
@@ -166,12 +167,7 @@ func (u *Upstream) noteProtocol(protocol string) {
 }
 
 // pingTimeout returns the time within which a dead connection must be noticed.
-func (u *Upstream) pingTimeout() time.Duration {
-	if d := u.view.Load().pingTimeout; d > 0 {
-		return d
-	}
-	return defaultPing
-}
+func (u *Upstream) pingTimeout() time.Duration { return cmp.Or(u.view.Load().pingTimeout, defaultPing) }
 
 // Observe reports to health how long an endpoint took to respond to a request that is not
 // long-running. It does not block or allocate.

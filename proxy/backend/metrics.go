@@ -14,21 +14,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// phase is a part of the duration of a dial or a request.
-type phase uint8
-
+// The parts of the duration of a dial or a request.
 const (
-	phaseResolve phase = iota
+	phaseResolve = iota
 	phaseConnect
 	phaseTLS
 	phaseFirstByte
 	phaseTotal
 	phases
 )
-
-func (p phase) String() string {
-	return [...]string{"resolve", "connect", "tls", "first_byte", "total"}[p]
-}
 
 // The results of a dial: ok, or the step that failed.
 const (
@@ -207,43 +201,35 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 // 10,000 APIServices are supported.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, u := range c.upstreams() {
-		u.meter.collect(ch, c, u)
-	}
-}
-
-func (m *meter) collect(ch chan<- prometheus.Metric, c *collector, u *Upstream) {
-	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), append([]string{u.name}, labels...)...)
-	}
-	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), append([]string{u.name}, labels...)...)
-	}
-	moved := func(d *prometheus.Desc, v uint64, labels ...string) {
-		if v > 0 {
-			counter(d, v, labels...)
+		m := &u.meter
+		gauge := func(d *prometheus.Desc, v int64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), append([]string{u.name}, labels...)...)
 		}
-	}
-	gauge(c.inFlight, u.inFlight.Held(), "request")
-	gauge(c.inFlight, u.longRunning.Held(), "longrunning")
-	gauge(c.connections, m.connections.Load())
-	for limit := range limits {
-		if n := m.rejected[limit].Load(); n > 0 || limit == limitInFlight || limit == limitLongRunning {
-			counter(c.rejections, n, limitName(limit))
+		// counter leaves out 0, unless always is set.
+		counter := func(d *prometheus.Desc, always bool, v uint64, label string) {
+			if v > 0 || always {
+				ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), u.name, label)
+			}
 		}
-	}
-	counter(c.rejections, m.exhausted.Load(), "retry_budget")
-	counter(c.dials, m.dials[dialOK].Load(), dialResult(dialOK))
-	for i := dialOK + 1; i < dialResults; i++ {
-		moved(c.dials, m.dials[i].Load(), dialResult(i))
-	}
-	for i := range m.handshakes {
-		moved(c.handshakes, m.handshakes[i].Load(), handshakeClass(i))
-	}
-	for i, after := range retried() {
-		moved(c.retries, m.retries[i].Load(), string(after))
-	}
-	for p := range m.histograms {
-		m.histograms[p].collect(ch, c.phaseHistogram, u.name, phase(p).String())
+		gauge(c.inFlight, u.inFlight.Held(), "request")
+		gauge(c.inFlight, u.longRunning.Held(), "longrunning")
+		gauge(c.connections, m.connections.Load())
+		for limit := range limits {
+			counter(c.rejections, limit == limitInFlight || limit == limitLongRunning, m.rejected[limit].Load(), limitName(limit))
+		}
+		counter(c.rejections, true, m.exhausted.Load(), "retry_budget")
+		for i := range m.dials {
+			counter(c.dials, i == dialOK, m.dials[i].Load(), dialResult(i))
+		}
+		for i := range m.handshakes {
+			counter(c.handshakes, false, m.handshakes[i].Load(), handshakeClass(i))
+		}
+		for i, after := range retried() {
+			counter(c.retries, false, m.retries[i].Load(), string(after))
+		}
+		for p, name := range [phases]string{"resolve", "connect", "tls", "first_byte", "total"} {
+			m.histograms[p].collect(ch, c.phaseHistogram, u.name, name)
+		}
 	}
 }
 

@@ -92,7 +92,14 @@ func (p *plain) dial(ctx context.Context) (net.Conn, error) {
 	u := p.e.up
 	c, err := u.dialOwned(ctx, p.e, dialing{
 		protocols: []string{"http/1.1"},
-		drain:     func() { p.e.forget(p) },
+		drain: func() { // so that the next request dials a new connection
+			p.e.mu.Lock()
+			if p.e.plain == p {
+				p.e.plain = nil
+			}
+			p.e.mu.Unlock()
+			p.retire()
+		},
 		cut: func(c *Conn) {
 			if c.long.Load() || u.shared.ctx.Err() != nil { // else its request ends by itself
 				_ = c.Close() // the error does not matter
@@ -138,16 +145,6 @@ func limitUnacked(c net.Conn, most time.Duration) {
 			})
 		}
 	}
-}
-
-// forget makes the next request dial a new connection.
-func (e *endpoint) forget(p *plain) {
-	e.mu.Lock()
-	if e.plain == p {
-		e.plain = nil
-	}
-	e.mu.Unlock()
-	p.retire()
 }
 
 // pooled signals health if the connection ends by itself, since the server may have died. An end

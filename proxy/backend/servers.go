@@ -52,7 +52,13 @@ func (l *Local) Follow(addresses []string) {
 	for _, a := range addresses {
 		s := was.find(a)
 		if s == nil {
-			s = l.newServer(a)
+			s = &localServer{first: l.cfg.First, is: registry.Endpoint{Address: a}}
+			s.fixed.stuck = true
+			s.fixed.at.Store(s)
+			for p, u := range l.pools {
+				s.of[p] = u.provide(a)
+				s.of[p].server = s
+			}
 		}
 		s.is.Terminating = false
 		all = append(all, s)
@@ -80,17 +86,6 @@ func (l *Local) successorLocked(all []*localServer) bool {
 	return slices.ContainsFunc(all, func(s *localServer) bool {
 		return s.is.Health == registry.Healthy && !s.is.Terminating && !l.unknownLocked(s.is.Address)
 	})
-}
-
-func (l *Local) newServer(address string) *localServer {
-	s := &localServer{first: l.cfg.First, is: registry.Endpoint{Address: address}}
-	s.fixed.stuck = true
-	s.fixed.at.Store(s)
-	for p, u := range l.pools {
-		s.of[p] = u.provide(address)
-		s.of[p].server = s
-	}
-	return s
 }
 
 // Each calls f for each local apiserver, on a goroutine of its own with a context that ends when

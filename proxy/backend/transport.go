@@ -107,7 +107,7 @@ func (c *call) again(ctx context.Context, l Lease, f *engine.Failure) bool {
 	}
 	another := c.u.view.Load().other(c.tried) != nil
 	if c.until.IsZero() {
-		c.until = time.Now().Add(c.u.target.waits())
+		c.until = time.Now().Add(c.u.target.wait())
 	}
 	switch {
 	case unsent && another && c.retries < maxRetries:
@@ -230,24 +230,17 @@ func (c *call) outgoing(ctx context.Context, address string) *http.Request {
 		out.Header = out.Header.Clone()
 		out.Header["User-Agent"] = []string{""}
 	}
-	if !c.safe {
-		out.Header = unrepeated(out.Header)
-	}
-	return out
-}
-
-// unrepeated hides fields that make net/http resend a write when a connection is lost
-// (http.Transport): a client's field must not decide that. net/http checks the canonical spelling
-// only; to the backend, spelling makes no difference.
-func unrepeated(h http.Header) http.Header {
+	// These make net/http resend a write when a connection is lost (http.Transport): a client's
+	// field must not decide that. net/http checks the canonical spelling only; to the backend,
+	// spelling makes no difference.
 	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
-		if values, ok := h[name]; ok {
-			h = h.Clone()
-			delete(h, name)
-			h[strings.ToLower(name)] = values
+		if values, ok := out.Header[name]; ok && !c.safe {
+			out.Header = out.Header.Clone()
+			delete(out.Header, name)
+			out.Header[strings.ToLower(name)] = values
 		}
 	}
-	return h
+	return out
 }
 
 // responseBody releases everything when the response has been read or closed.
@@ -328,10 +321,7 @@ func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err err
 		return func() {}, nil
 	}
 	place, ok := u.shared.buffered.Take(from, max(n, minCharged), maxHeldTotal)
-	if !ok {
-		return func() {}, nil
-	}
-	if !memory.Hold(n) {
+	if !ok || !memory.Hold(n) {
 		place.Leave()
 		return func() {}, nil
 	}

@@ -95,13 +95,6 @@ type target struct {
 	wait func() time.Duration
 }
 
-func (t *target) waits() time.Duration {
-	if t.wait == nil {
-		return 0
-	}
-	return t.wait()
-}
-
 // shared is the state that all upstreams of a Pools or a Local share.
 type shared struct {
 	ctx      context.Context // ends with Run, as all dials and connections do
@@ -147,6 +140,9 @@ func newShared(log *slog.Logger) *shared {
 }
 
 func newUpstream(name string, o *shared, t target) *Upstream {
+	if t.wait == nil {
+		t.wait = func() time.Duration { return 0 }
+	}
 	u := &Upstream{name: name, target: t, shared: o, endpoints: make(map[string]*endpoint)}
 	u.forEngine = engine.Upstream{Pick: u.pick, Retried: u.meter.retry}
 	for _, places := range []*bound.Places{&u.inFlight, &u.longRunning, &u.reads, &u.writes} {
