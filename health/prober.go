@@ -112,7 +112,7 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 	owners.Go(func() { p.judgeLatencies(ctx) })
 	for t := range latest.Of(ctx, p.config.Table, nil) {
-		s.apply(ctx, t.Entries())
+		s.apply(ctx, t.Servers())
 	}
 	s.apply(ctx, nil) // forget their metrics
 	return ctx.Err()

@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // Action is how a request is answered.
@@ -141,6 +142,8 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 		d.refuse(errLoop)
 	case m.Route == registry.RouteInvalid:
 		d.refuse(errInvalidPath(h.Path))
+	case m.Route == registry.RouteHidden:
+		d.refuse(errNotFound)
 	case m.Route == registry.RouteRefused:
 		d.refuse(errProtected(m.Entry))
 	}
@@ -229,6 +232,7 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 		d.LongRunning = longPage(h) || d.Request.longRunning(nil)
 		return
 	}
+	p.choose(d, h)
 	e := d.Entry
 	if e.Policy.Maintenance != "" || !e.Verdict.Available() {
 		d.refuse(errUnavailable(e, time.Now()))
@@ -244,6 +248,18 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 	}
 	d.Strip = p.strip(h, authn.PoolRemote)
 	p.finish(d, h)
+}
+
+// choose chooses among the servers that a policy gives the APIService.
+func (p *Proxy) choose(d *Decision, h *Head) {
+	if len(d.Entry.Further) == 0 {
+		return
+	}
+	r := &d.Request
+	d.Entry = d.Entry.For(&policy.Request{
+		Namespace: r.Namespace, Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, LabelSelector: r.LabelSelector,
+		User: d.User, UserAgent: h.get("user-agent"),
+	})
 }
 
 // authenticate sets d.User to the caller.
@@ -307,7 +323,7 @@ func (p *Proxy) finish(d *Decision, h *Head) {
 // this process, which then authenticates and authorizes the callers.
 func (p *Proxy) actionOf(route registry.Route) Action {
 	switch {
-	case route == registry.RouteRefused || route == registry.RouteInvalid:
+	case route == registry.RouteRefused || route == registry.RouteInvalid || route == registry.RouteHidden:
 		return Refuse
 	case route == registry.RouteRemote:
 		return ToRemote

@@ -81,17 +81,20 @@ type builder struct {
 // keep copies the entries of prev, in order, and revises those that may have changed.
 func (b *builder) keep() {
 	b.entries = slices.Clone(b.prev.entries)
-	names := sets.KeySet(b.in.Touched).Union(sets.KeySet(b.reports))
+	names := sets.KeySet(b.in.Touched)
+	for name := range b.reports {
+		names.Insert(mainOf(name))
+	}
 	switch {
-	case b.in.Touched == nil || !b.prev.complete || !b.in.Complete || b.options != b.prev.options:
+	case b.in.Touched == nil || b.in.policy != b.prev.policy || !b.prev.complete || !b.in.Complete || b.options != b.prev.options:
 		names = sets.KeySet(b.in.APIServices)
 		for _, e := range b.prev.entries {
 			names.Insert(e.Name)
 		}
 	case !b.prev.rebuildAt.IsZero() && !b.now.Before(b.prev.rebuildAt): // revise sets the next one
-		for _, e := range b.prev.entries {
-			if !e.kept.ownedUntil.IsZero() {
-				names.Insert(e.Name)
+		for _, e := range b.prev.servers {
+			if !e.kept.ownedUntil.IsZero() || e.StandIn != nil {
+				names.Insert(mainOf(e.Name))
 			}
 		}
 	default:
@@ -131,7 +134,7 @@ func (b *builder) revise(name string) {
 
 // table makes the result of Build.
 func (b *builder) table(prev *Table) *Table {
-	if prev != nil && len(b.groups) == 0 && prev.complete == b.in.Complete && prev.rebuildAt.Equal(b.rebuildAt) && slices.Equal(prev.problems, b.in.Problems) {
+	if prev != nil && len(b.groups) == 0 && prev.complete == b.in.Complete && prev.rebuildAt.Equal(b.rebuildAt) && prev.policy == b.in.policy && slices.Equal(prev.problems, b.in.Problems) {
 		return prev
 	}
 	t := &Table{
@@ -142,11 +145,13 @@ func (b *builder) table(prev *Table) *Table {
 		problems:   slices.Clone(b.in.Problems),
 		options:    b.options,
 		rebuildAt:  b.rebuildAt,
+		policy:     b.in.policy,
 		superseded: make(chan struct{}),
 	}
 	if b.moved {
 		t.entries = merge(b.entries, b.fresh, compareLegacy)
 	}
+	t.servers = withFurther(t.entries)
 	b.arrange(t)
 	return t
 }
@@ -184,6 +189,7 @@ func (b *builder) entry(object *apiregistrationv1.APIService, old *Entry) *Entry
 		e.kept.ownedUntil = time.Time{}
 	}
 	e.Verdict.Since = since(e.Verdict, old, b.now)
+	b.route(e, old)
 	if old != nil && unchanged(old, e) {
 		*old.kept = *e.kept
 		return old
@@ -242,6 +248,7 @@ func (b *Backend) SameService(other *Backend) bool {
 // unchanged reports whether the two entries are equal for readers of the table.
 func unchanged(a, b *Entry) bool {
 	return a.Name == b.Name && a.GroupVersion == b.GroupVersion && a.Backend == b.Backend && a.Front == b.Front && a.FrontSays == b.FrontSays && a.Verdict == b.Verdict &&
+		a.Hidden == b.Hidden && a.StandIn == b.StandIn && slices.Equal(a.Further, b.Further) &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Problems, b.Problems) &&
 		reflect.DeepEqual(&a.Policy, &b.Policy) && (a.Object == b.Object || sameObject(a.Object, b.Object))
 }
@@ -273,6 +280,7 @@ type Input struct {
 	Reports []Report
 	// Shadowed are CustomResourceDefinitions of group-versions that are claimed for a remote.
 	Shadowed map[schema.GroupVersion]string
+	policy   *routings
 	// Options are the settings. Nil means those of prev, else the defaults. With another pointer
 	// than that of prev, every entry is rebuilt.
 	Options *Options

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry/behind"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // kind is one of the kinds of objects that the table is made from.
@@ -35,6 +36,8 @@ const (
 	// neither the Service nor slices of it.
 	kindFallbackService
 	kindFallbackSlice
+	// kindPolicy is the policy, of which there is one, if any.
+	kindPolicy
 	kinds
 )
 
@@ -73,6 +76,9 @@ type batch struct {
 	// files has the APIServices of the directory by name. Nil means that it was not read again, so
 	// that problems are none either.
 	files map[string]directory.Object
+	// policy is the last valid one, and policyFaults what is wrong with the current one.
+	policy       *routings
+	policyFaults []directory.Fault
 	// shadowed are the definitions that APIServices shadow.
 	shadowed    map[schema.GroupVersion]string
 	shadowedSet bool
@@ -132,10 +138,18 @@ func (c *changes) replaceAll(as kind, objects []directory.Object, problems []dir
 				what = kindService
 			case *discoveryv1.EndpointSlice:
 				what = kindSlice
+			case *policy.Policy:
+				b.problems = append(slices.Clip(b.problems), o.Fault("it is not used: --policy names the file or directory of policies"))
+				continue
 			}
 			b.objects[key{what, name}] = o.Value
 		}
 	})
+}
+
+// setPolicy records the state of the policy. Faults mean that what is wrong is not used.
+func (c *changes) setPolicy(p *routings, faults []directory.Fault) {
+	c.record(func(b *batch) { b.policy, b.policyFaults, b.replaced[kindPolicy] = p, faults, true })
 }
 
 // take returns the changes and empties them.
@@ -164,6 +178,8 @@ type objects struct {
 	problems []directory.Fault
 	files    map[string]directory.Object // see batch
 	shadowed map[schema.GroupVersion]string
+	policy   *routings
+	amiss    []directory.Fault // of the policy
 }
 
 // newObjects makes an empty store, complete once the kinds of every source and of more were read.
@@ -208,6 +224,9 @@ func (o *objects) apply(b *batch) {
 	if b.files != nil {
 		o.problems, o.files = b.problems, b.files
 	}
+	if b.replaced[kindPolicy] {
+		o.policy, o.amiss = b.policy, b.policyFaults
+	}
 	if b.shadowedSet {
 		o.setShadowed(b.shadowed)
 	}
@@ -222,7 +241,7 @@ func (o *objects) set(k key, object runtime.Object) {
 		o.use(k.name)
 	case kindService, kindFallbackService:
 		if old != object {
-			o.touch(o.users[k.name]...)
+			o.touchUsers(k.name)
 		}
 		s, _ := object.(*corev1.Service)
 		keep(o.services[k.kind], k.name, s)
@@ -261,6 +280,12 @@ func (o *objects) touch(apiServices ...string) {
 	for _, name := range apiServices {
 		o.touched[name] = struct{}{}
 	}
+}
+
+// touchUsers touches the APIServices of a Service.
+func (o *objects) touchUsers(service types.NamespacedName) {
+	o.touch(o.users[service]...)
+	o.touch(o.policy.usersOf(service)...)
 }
 
 // use finds the APIService of a name that counts, of the first kind that has one. A misnamed one
@@ -310,7 +335,7 @@ const inEtcd = "APIService "
 // faults returns the faults of the source, one for each ignored object, and those of what several
 // sources have, ordered by file and line.
 func (o *objects) faults() []directory.Fault {
-	list := slices.Clip(o.problems)
+	list := slices.Concat(o.problems, o.amiss, o.policy.unknown(o.apiServices))
 	for name, a := range o.misnamed {
 		why := "its name is not that of its group-version, or its version has a dot"
 		for _, c := range a.Status.Conditions {
@@ -372,7 +397,7 @@ func (o *objects) setShadowed(shadowed map[schema.GroupVersion]string) {
 
 // regroup replaces the named slice of a Service by s. Nil deletes it.
 func (o *objects) regroup(what kind, service types.NamespacedName, name string, s *discoveryv1.EndpointSlice) {
-	o.touch(o.users[service]...)
+	o.touchUsers(service)
 	list := slices.DeleteFunc(o.grouped[what][service], func(e *discoveryv1.EndpointSlice) bool { return e.Name == name })
 	if s != nil {
 		at, _ := slices.BinarySearchFunc(list, name, func(e *discoveryv1.EndpointSlice, name string) int {

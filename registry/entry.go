@@ -39,6 +39,13 @@ type Entry struct {
 	Problems []string
 	// Verdict says whether requests may be sent.
 	Verdict Verdict
+	// Further are further backends, by the policy, in its order. See For.
+	Further []Further
+	// StandIn is the one of Further that answers for Backend, which is unavailable, or was a moment
+	// ago. Nil means that none does.
+	StandIn *Entry
+	// Hidden: by the policy the group-version is answered with 404, and is in no document.
+	Hidden bool
 
 	kept *kept
 }
@@ -53,6 +60,12 @@ func (e *Entry) Path() string {
 	}
 	return "/apis/" + e.GroupVersion.String()
 }
+
+// Claims reports whether the entry is an APIService: those of Further are none.
+func (e *Entry) Claims() bool { return !strings.Contains(e.Name, "/") }
+
+// APIService returns the name of the APIService that it is, or of which it is a further backend.
+func (e *Entry) APIService() string { return mainOf(e.Name) }
 
 // Local reports whether the local apiserver serves this group-version.
 func (e *Entry) Local() bool { return e.Backend == nil }

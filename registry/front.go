@@ -52,6 +52,7 @@ func (t *Table) Sent() *Table {
 			}
 		}
 		b.arrange(t.sent)
+		t.sent.servers = withFurther(t.sent.entries)
 	})
 	return t.sent
 }

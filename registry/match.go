@@ -16,7 +16,8 @@ const (
 	// RouteRemote goes to Match.Entry's backend.
 	RouteRemote
 	// RouteDocument is a merged document that Fairlead serves itself: /api, /apis, /apis/,
-	// /apis/<group>, /openapi/v2, /openapi/v3 and /openapi/v3/<path> of a remote group-version.
+	// /apis/<group>, /openapi/v2, /openapi/v3 and /openapi/v3/<path> of a remote group-version, and
+	// /apis/<group>/<version> of one that several servers have.
 	RouteDocument
 	// RouteOwn is one of Fairlead's own pages below /fairlead, and with the dir: registry, where
 	// Fairlead serves it itself, everything below /apis/apiregistration.k8s.io.
@@ -24,6 +25,8 @@ const (
 	// RouteInvalid is a path that could select something else after a receiver has decoded or
 	// cleaned it. It is answered with 400 and never forwarded.
 	RouteInvalid
+	// RouteHidden is one that the policy hides: nothing is there.
+	RouteHidden
 	// RouteRefused is one that Match.Entry may not serve: a remote claims a protected group.
 	RouteRefused
 )
@@ -107,8 +110,12 @@ func (t *Table) selectsGroup(rest string) Match {
 		}
 		return Match{}
 	}
-	version, _, _ := strings.Cut(rest, "/")
-	return t.toward(t.Entry(schema.GroupVersion{Group: group, Version: version}))
+	version, rest, _ := strings.Cut(rest, "/")
+	e := t.Entry(schema.GroupVersion{Group: group, Version: version})
+	if rest == "" && e != nil && e.united() {
+		return Match{Route: RouteDocument, Group: group} // of several servers
+	}
+	return t.toward(e)
 }
 
 // selectsSchema matches the rest of a path after /openapi/v3. Documents of remote group-versions,
@@ -129,7 +136,11 @@ func (t *Table) selectsSchema(rest string) Match {
 	if gv.Version == "" || strings.Contains(gv.Version, "/") {
 		return Match{}
 	}
-	if e := t.Entry(gv); e != nil && !e.Local() || gv.Group == apiregistration && t.options != nil && t.options.Directory {
+	e := t.Entry(gv)
+	if e != nil && e.Hidden {
+		return Match{Route: RouteHidden}
+	}
+	if e != nil && !e.Local() || gv.Group == apiregistration && t.options != nil && t.options.Directory {
 		return Match{Route: RouteDocument}
 	}
 	return Match{}
@@ -138,6 +149,8 @@ func (t *Table) selectsSchema(rest string) Match {
 // toward returns the Match for requests of an entry.
 func (t *Table) toward(e *Entry) Match {
 	switch {
+	case e != nil && e.Hidden:
+		return Match{Route: RouteHidden}
 	case e == nil || e.Local():
 		return Match{Entry: e}
 	case e.Verdict.Reason == ReasonProtectedGroup:

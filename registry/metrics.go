@@ -103,7 +103,7 @@ func (m *metrics) built(prev, next *Table, took time.Duration) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, c := range latest.Diff(prev.entries, next.entries) {
+	for _, c := range latest.Diff(prev.servers, next.servers) {
 		switch old, now := c.Old, c.New; {
 		case now == nil:
 			delete(m.edges, old.Name)
@@ -122,7 +122,7 @@ func (m *metrics) Describe(to chan<- *prometheus.Desc) { to <- m.total }
 // Collect implements prometheus.Collector. Local APIServices are left out: they cannot become
 // unavailable, and hundreds of CRDs times ten reasons would be most of the scrape.
 func (m *metrics) Collect(to chan<- prometheus.Metric) {
-	for _, e := range m.of.Table().entries {
+	for _, e := range m.of.Table().servers {
 		if e.Local() {
 			continue
 		}

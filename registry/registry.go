@@ -58,6 +58,9 @@ type Config struct {
 	// file in it and below it is read, except names that begin with a dot. Empty means that
 	// APIServices come from Client.
 	Directory string
+	// Policy is the file or directory of the policy, or configmap:<namespace>/<name>, of which each
+	// key is a file. Empty means that there is none.
+	Policy string
 	// CacheFile stores the last known APIServices of etcd, for a start at which etcd cannot be
 	// read. Empty means none.
 	CacheFile string
@@ -78,6 +81,7 @@ type Registry struct {
 	table   atomic.Pointer[Table]
 	changes *changes
 	metrics *metrics
+	policy  *policies
 	awaited []kind // kinds to be read in addition to those of every source
 }
 
@@ -101,7 +105,11 @@ func New(c Config) (*Registry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newRegistry(c, from), nil
+	r := newRegistry(c, from)
+	if r.policy, err = newPolicies(r, c.Policy); err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 // newRegistry makes a registry over sources.
@@ -112,6 +120,9 @@ func newRegistry(c Config, from *sources) *Registry {
 		options: &o,
 		log:     cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
 		changes: newChanges(),
+	}
+	if c.Policy != "" {
+		r.awaited = append(r.awaited, kindPolicy)
 	}
 	if c.Cluster && c.Options.Directory {
 		r.awaited = append(r.awaited, kindServed)
@@ -159,6 +170,9 @@ func (r *Registry) Run(ctx context.Context) error {
 	g.Go(func() error { return r.logChanges(ctx) })
 	if last := r.sources.remembered; last.path != "" {
 		g.Go(func() error { last.follow(ctx, r.Table); return ctx.Err() })
+	}
+	if r.policy != nil {
+		g.Go(func() error { return r.policy.run(ctx) })
 	}
 	// A directory's claims are compared with what the local apiserver serves, see objects.faults.
 	if r.sources.cluster != nil && r.sources.stored != nil {
@@ -223,6 +237,7 @@ func (r *Registry) step(o *objects) {
 		Options:     r.options,
 		Problems:    o.faults(),
 		Shadowed:    o.shadowed,
+		policy:      o.policy,
 		Complete:    true,
 		Now:         start,
 
@@ -287,7 +302,7 @@ func (r *Registry) compareProblems(last, now []directory.Fault) {
 		case stored:
 			r.log.Error("problem with APIService in etcd", "apiservice", name, "problem", p.Message)
 		default:
-			r.log.Error("problem with manifest, the last valid state is kept", "file", p.File, "line", p.Line, "field", p.Field, "problem", p.Message)
+			r.log.Error("problem with manifest, its last valid state is kept", "file", p.File, "line", p.Line, "field", p.Field, "problem", p.Message)
 		}
 		if !p.Note {
 			bad.Insert(p.File)

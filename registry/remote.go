@@ -269,7 +269,7 @@ const fewInterned = 4
 func (b *builder) intern(fresh *Backend) *Backend {
 	equal := func(o *Backend) bool { return o.Service == fresh.Service && *o == *fresh }
 	if b.interned++; b.interned <= fewInterned {
-		for _, e := range b.prev.entries {
+		for _, e := range b.prev.servers {
 			if e.Backend != nil && equal(e.Backend) {
 				return e.Backend
 			}
@@ -281,11 +281,11 @@ func (b *builder) intern(fresh *Backend) *Backend {
 		return fresh
 	}
 	if b.backends == nil {
-		b.backends = make(map[Backend]*Backend, len(b.prev.entries))
+		b.backends = make(map[Backend]*Backend, len(b.prev.servers))
 		for _, o := range b.made {
 			b.backends[*o] = o
 		}
-		for _, e := range b.prev.entries {
+		for _, e := range b.prev.servers {
 			if e.Backend != nil {
 				b.backends[*e.Backend] = e.Backend
 			}

@@ -18,6 +18,8 @@ type Table struct {
 	generation uint64
 	complete   bool
 	entries    []*Entry
+	servers    []*Entry // entries, each followed by those of its Further
+	policy     *routings
 	groups     []*Group
 	byGroup    map[string]int // :: name → index in groups; shared by successive tables while it is the same
 	problems   []directory.Fault
@@ -56,6 +58,10 @@ func (t *Table) Superseded() <-chan struct{} { return t.superseded }
 // Entries returns all entries in legacy order: groupPriorityMinimum descending, then name. The
 // caller must not change the slice.
 func (t *Table) Entries() []*Entry { return t.entries }
+
+// Servers returns all entries, and those of their Further: one for each server that may be asked. The
+// caller must not change the slice.
+func (t *Table) Servers() []*Entry { return t.servers }
 
 // Groups returns the groups in the order of aggregated discovery: priority descending, then name.
 // The caller must not change the slice.

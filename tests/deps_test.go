@@ -64,7 +64,7 @@ func forbiddenEdge(s source, to string) string {
 // nothing of this module except packages directly below them and, in proxy/h2, those of
 // engineStandsOn.
 func leaves() []string {
-	return append(engineStandsOn(), "registry/builtin", "registry/bundle", "proxy/h2", "proxy/h2/engine")
+	return append(engineStandsOn(), "registry/builtin", "registry/bundle", "registry/policy", "proxy/h2", "proxy/h2/engine")
 }
 
 // leaf reports whether the package is one of leaves, or of internal/.

@@ -118,7 +118,7 @@ func (t *Trust) Run(ctx context.Context) error {
 	defer w.done.Wait() // all watches end with ctx
 	last := time.Time{}
 	for table := range latest.Of(ctx, t.cfg.Tables.Table, time.Tick(checkEvery)) {
-		t.apply(table.Generation(), table.Entries())
+		t.apply(table.Generation(), table.Servers())
 		if t.rewatch.Swap(false) {
 			w.sync(ctx)
 		}
@@ -185,7 +185,7 @@ func (t *Trust) Guard(apiService string, b *registry.Backend, chain []*x509.Cert
 // lookup finds the trust for dialling b for an APIService. It applies a table Run has not seen.
 func (t *Trust) lookup(apiService string, b *registry.Backend) (*backend, error) {
 	if table := t.cfg.Tables.Table(); table.Generation() > t.applied.Load() {
-		t.apply(table.Generation(), table.Entries())
+		t.apply(table.Generation(), table.Servers())
 	}
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -88,7 +88,7 @@ func (s *server) features() rights.Features {
 		Status: s.o.writeStatus, Events: s.o.emitEvents, Entrypoint: s.o.publishEndpoints, Servers: s.o.serversFrom,
 	}
 	if f.Services {
-		f.Bundles = bundles(s.registry.Table().Entries(), from.dir, s.trust.Faults())
+		f.Bundles = bundles(s.registry.Table().Servers(), from.dir, s.trust.Faults())
 	}
 	return f
 }

@@ -86,7 +86,7 @@ func tableReady(table func() *registry.Table) func(*http.Request) error {
 			return nil
 		case !t.Complete():
 			return errNoTable
-		case slices.ContainsFunc(t.Entries(), func(e *registry.Entry) bool { return e.Verdict.Status == "" }) && time.Now().Before(until()):
+		case slices.ContainsFunc(t.Servers(), func(e *registry.Entry) bool { return e.Verdict.Status == "" }) && time.Now().Before(until()):
 			return errNoVerdicts
 		}
 		passed.Store(true)

@@ -82,7 +82,7 @@ func (c Change[E]) Key() string {
 
 // State is a state of elements, such as a *registry.Table.
 type State[E Element] interface {
-	Entries() []E
+	Servers() []E
 	// Superseded returns a channel that is closed once a newer one is in place. Nil means never.
 	Superseded() <-chan struct{}
 }
@@ -93,8 +93,8 @@ func Changes[S State[E], E Element](ctx context.Context, load func() S, wake <-c
 	return func(yield func(S, []Change[E]) bool) {
 		var last []E
 		for now := range Of(ctx, load, wake) {
-			changes := Diff(last, now.Entries())
-			if last = now.Entries(); !yield(now, changes) {
+			changes := Diff(last, now.Servers())
+			if last = now.Servers(); !yield(now, changes) {
 				return
 			}
 		}

@@ -100,7 +100,7 @@ func (p *Pools) Run(ctx context.Context) error {
 	identity := p.cfg.IdentityChanged()
 	for {
 		t := p.cfg.Tables.Table()
-		p.apply(t.Generation(), t.Entries())
+		p.apply(t.Generation(), t.Servers())
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -125,7 +125,7 @@ func (p *Pools) Upstream(e *registry.Entry) *Upstream {
 	// The request's table differs from Run's: if it is newer, apply it first. Then look the
 	// APIService up by name.
 	if t := p.cfg.Tables.Table(); t.Generation() > p.applied.Load() {
-		p.apply(t.Generation(), t.Entries())
+		p.apply(t.Generation(), t.Servers())
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

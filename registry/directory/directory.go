@@ -35,6 +35,8 @@ type Config struct {
 	// Path is the directory. Every .yaml, .yml and .json file in it and below it is read, except
 	// names that begin with a dot. Empty means that there is no directory, and nothing in it.
 	Path string
+	// Files allows that Path is a file, which is then read alone.
+	Files bool
 	// Logger receives failures to watch the directory. Nil discards.
 	Logger *slog.Logger
 }
@@ -51,6 +53,40 @@ func (o *Object) Fault(what string) Fault {
 	return Fault{File: o.File, Line: o.Line, Field: "metadata.name", Message: "metadata.name: " + o.Name() + ": " + what}
 }
 
+// FaultAt makes a fault of a field of a Policy.
+func (o *Object) FaultAt(path, message string) Fault {
+	f := o.Object.FaultAt(path, message)
+	f.File = o.File
+	return f
+}
+
+// Decode decodes what is not in a directory. File names it in faults.
+func Decode(file string, data []byte) (objects []Object, faults []Fault) {
+	found, faults := manifest.NewDecoder().Decode(file, data)
+	for _, o := range found {
+		objects = append(objects, Object{o, file})
+	}
+	return objects, faults
+}
+
+// Load reads a file or directory once.
+func Load(path string) (objects []Object, faults []Fault) {
+	files := []string{path}
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		files, faults = Files(path)
+	}
+	for _, file := range files {
+		data, err := Read(file)
+		if err != nil {
+			faults = append(faults, Fault{File: file, Message: "reading file: " + plain(err)})
+			continue
+		}
+		found, wrong := Decode(file, data)
+		objects, faults = append(objects, found...), append(faults, wrong...)
+	}
+	return objects, faults
+}
+
 // Publish is called with all valid APIServices, Services and EndpointSlices, and with the faults of
 // the files. Unchanged objects have the same pointers as before.
 type Publish = func(objects []Object, faults []Fault)
@@ -60,7 +96,7 @@ type Publish = func(objects []Object, faults []Fault)
 type Directory struct {
 	cfg     Config
 	parent  string // real name of the directory that contains path
-	base    string // last element of path
+	base    string // last element of path, or empty for a file
 	decoder *manifest.Decoder
 	files   map[string]*file // :: path → last read; only Run uses it
 	shown   atomic.Pointer[shown]
@@ -80,14 +116,16 @@ func (d *Directory) find() error {
 	}
 	if info, err := os.Stat(d.cfg.Path); err != nil {
 		return fmt.Errorf("following directory: %w", err)
-	} else if !info.IsDir() {
+	} else if !info.IsDir() && !d.cfg.Files {
 		return fmt.Errorf("following directory: %s is not a directory", d.cfg.Path)
 	}
 	absolute, err := filepath.Abs(d.cfg.Path)
 	if err != nil {
 		return fmt.Errorf("following directory %s: %w", d.cfg.Path, err)
 	}
-	d.base = filepath.Base(absolute)
+	if info, _ := os.Stat(absolute); info.IsDir() {
+		d.base = filepath.Base(absolute)
+	}
 	if d.parent, err = filepath.EvalSymlinks(filepath.Dir(absolute)); err != nil {
 		return fmt.Errorf("following directory %s: %w", d.cfg.Path, err)
 	}
@@ -110,14 +148,17 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w := notify.New(notify.Config{Quiet: gather, Logger: d.cfg.Logger, Ignore: func(path string) bool { // siblings of the directory
-		return filepath.Dir(path) == d.parent && filepath.Base(path) != d.base
+		return filepath.Dir(path) == d.parent && d.base != "" && filepath.Base(path) != d.base
 	}})
 	following.Go(func() { w.Run(ctx) })
 	for first := true; ; {
 		// Watch before reading: a change in between is seen twice, never missed.
 		var found listing
 		w.Watch(func() []string {
-			if d.cfg.Path != "" {
+			switch {
+			case d.base == "" && d.cfg.Path != "":
+				found = one(d.cfg.Path, d.parent)
+			case d.cfg.Path != "":
 				found = list(d.cfg.Path, d.parent) // the directory's name may be linked to another directory
 			}
 			return found.directories

@@ -57,6 +57,18 @@ func list(path string, watched ...string) listing {
 	return l
 }
 
+// one finds a single file, which a ConfigMap's mount links to another one with every change.
+func one(path string, watched ...string) listing {
+	l := listing{directories: watched}
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		l.fault(path, "reading file", err)
+		return l
+	}
+	l.files, l.directories = []string{path}, append(l.directories, filepath.Dir(real))
+	return l
+}
+
 // Files returns the manifests of a directory, in order, and why some may be missing.
 func Files(path string) ([]string, []Fault) {
 	l := list(path)

@@ -98,7 +98,7 @@ func New(cfg Config) *Pages {
 func (p *Pages) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	look := func() { p.traffic.look(p.cfg.Registry.Table().Entries(), p.latencies, p.cfg.Proxy.Failed) }
+	look := func() { p.traffic.look(p.cfg.Registry.Table().Servers(), p.latencies, p.cfg.Proxy.Failed) }
 	loops.Go(func() { wait.Until(look, pace, ctx.Done()) })
 	return p.history.follow(ctx, p.cfg.Registry.Table)
 }

@@ -119,7 +119,10 @@ func (e *Events) compare(to record.EventRecorder, last registry.Verdict, entry *
 const maxMessage = 1024
 
 func (e *Events) emit(to record.EventRecorder, entry *registry.Entry, kind, reason, message string) {
+	if !entry.Claims() {
+		message = "further backend " + entry.Name + ": " + message
+	}
 	message = printable.Cut(printable.Line(message), maxMessage-len("…"))
 	e.emitted.WithLabelValues(kind).Inc()
-	to.Event(&corev1.ObjectReference{Kind: "APIService", APIVersion: "apiregistration.k8s.io/v1", Name: entry.Name, UID: entry.Object.UID}, kind, reason, message)
+	to.Event(&corev1.ObjectReference{Kind: "APIService", APIVersion: "apiregistration.k8s.io/v1", Name: entry.APIService(), UID: entry.Object.UID}, kind, reason, message)
 }

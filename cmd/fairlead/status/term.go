@@ -78,6 +78,9 @@ func (t *term) run(ctx context.Context) {
 	defer func() { t.others.end() }() // of the last watch
 	for now, changes := range latest.Changes(ctx, t.writer.config.Table, wake) {
 		for _, c := range changes {
+			if e := cmp.Or(c.New, c.Old); !e.Claims() {
+				continue // it has no object
+			}
 			if c.New == nil {
 				delete(t.todo, c.Old.Name)
 			} else {
@@ -86,8 +89,10 @@ func (t *term) run(ctx context.Context) {
 		}
 		seen, ended := t.others.take()
 		if (ended || !time.Now().Before(t.due)) && t.list(ctx) {
-			for _, e := range now.Entries() {
-				t.todo[e.Name] = e
+			for _, e := range now.Servers() {
+				if e.Claims() {
+					t.todo[e.Name] = e
+				}
 			}
 		}
 		next := t.due
@@ -317,7 +322,7 @@ func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now latest
 	if len(differ) == 0 {
 		return
 	}
-	for _, e := range now.Entries() {
+	for _, e := range now.Servers() {
 		if differ[e.Name] && e.Object.UID == t.entries[e.Name].uid { // otherwise the table will bring the new object
 			t.todo[e.Name] = e
 		}

@@ -24,12 +24,15 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // Object is one object of a file.
 type Object struct {
 	// Value is a *v1.APIService, *v1.Service, *v1.EndpointSlice, *v1.ConfigMap, *v1.Secret,
-	// *v1.ClusterRole or *v1.ClusterRoleBinding, defaulted. From Decode it is valid.
+	// *v1.ClusterRole or *v1.ClusterRoleBinding, defaulted. From Decode it is valid. Or it is a
+	// *policy.Policy, which registry validates, and makes faults by FaultAt.
 	Value interface {
 		runtime.Object
 		metav1.Object
@@ -37,8 +40,13 @@ type Object struct {
 	// Line is the line at which it begins, from 1.
 	Line int
 
-	kind string // of Value
+	kind string    // of Value
+	doc  *document // of a Policy
+	at   string    // its path there
 }
+
+// FaultAt makes a fault of a field of a Policy.
+func (o *Object) FaultAt(path, message string) Fault { return o.doc.fault(o.at+path, message) }
 
 // Fault is one fault of a file.
 type Fault struct {
@@ -77,7 +85,7 @@ type Decoder struct {
 func NewDecoder() *Decoder {
 	scheme := runtime.NewScheme()
 	all := runtime.NewSchemeBuilder(apiregistration.AddToScheme, apiregistrationv1.AddToScheme, corev1.AddToScheme,
-		discoveryv1.AddToScheme, rbacv1.AddToScheme)
+		discoveryv1.AddToScheme, rbacv1.AddToScheme, policy.AddToScheme)
 	utilruntime.Must(all.AddToScheme(scheme)) // it fails only for types that exclude each other
 	return &Decoder{scheme: scheme, strict: serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()}
 }
@@ -176,6 +184,9 @@ func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault
 	case *rbacv1.ClusterRoleBinding:
 		object.Value = o
 		wrong.binding(o)
+	case *policy.Policy:
+		o.Name = cmp.Or(o.Name, "policy")
+		object.Value, object.doc, object.at = o, doc, at
 	default:
 		fault := doc.fault(at+"kind", fmt.Sprintf("%s is not read from a directory: only APIService, Service, "+
 			"EndpointSlice, ConfigMap, Secret, ClusterRole, ClusterRoleBinding and List are", kind.Kind))

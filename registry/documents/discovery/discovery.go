@@ -145,7 +145,7 @@ func (d *Discovery) settled(t *registry.Table) bool {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(t.Entries(), func(e *registry.Entry) bool {
+	return !slices.ContainsFunc(t.Servers(), func(e *registry.Entry) bool {
 		s := d.Known(e.Backend)
 		return s != nil && !s.Load().tried && documents.Askable(e) && e.GroupVersion.Group != ""
 	})

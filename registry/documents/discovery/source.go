@@ -208,7 +208,7 @@ func (d *Discovery) accept(old version, gv schema.GroupVersion, doc *apidiscover
 // document, resources are larger than in some servers' own.
 func (d *Discovery) room(of schema.GroupVersion) int {
 	room := 2 * int(d.cfg.MaxBody)
-	for _, e := range d.cfg.Tables.Table().Entries() {
+	for _, e := range d.cfg.Tables.Table().Servers() {
 		if s := d.Known(e.Backend); s != nil && e.GroupVersion != of {
 			if size := s.Load().version(e.GroupVersion).size; size > small {
 				room -= size

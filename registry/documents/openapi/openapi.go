@@ -126,7 +126,7 @@ func (o *OpenAPI) publish(t *registry.Table) time.Time {
 // remotes yields the remote entries of a table with the states of their backends.
 func (o *OpenAPI) remotes(t *registry.Table) iter.Seq2[*registry.Entry, *source] {
 	return func(yield func(*registry.Entry, *source) bool) {
-		for _, e := range t.Entries() {
+		for _, e := range t.Servers() {
 			if s := o.Known(e.Backend); s != nil && !yield(e, s) {
 				return
 			}

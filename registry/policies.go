@@ -1,0 +1,138 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fairlead-proxy/fairlead/registry/directory"
+)
+
+// policies follow the policy. Its file must be valid at the start. Later faults, and those of a
+// ConfigMap, leave the last valid policy in force.
+type policies struct {
+	of         *Registry
+	files      *directory.Directory // nil means a ConfigMap
+	ref        types.NamespacedName // of it
+	options    Options
+	namespaces *Namespaces   // nil means that there is no cluster
+	listed     chan struct{} // closed once the namespaces were listed, or may not be. Nil: not needed so far
+	last       *routings     // valid
+}
+
+// newPolicies checks the policy's place, and a file's content. It returns nil for an empty one.
+func newPolicies(r *Registry, from string) (p *policies, err error) {
+	p = &policies{of: r, options: *r.options}
+	if r.sources.cluster != nil {
+		p.namespaces = new(Namespaces)
+	}
+	name, inMap := strings.CutPrefix(from, "configmap:")
+	switch namespace, name, ok := strings.Cut(name, "/"); {
+	case from == "":
+		return nil, nil //nolint:nilnil // there is none
+	case inMap && (!ok || namespace == "" || name == "" || strings.Contains(name, "/")):
+		return nil, fmt.Errorf("reading policy: %q is not configmap:NAMESPACE/NAME", from)
+	case inMap:
+		p.ref = types.NamespacedName{Namespace: namespace, Name: name}
+		return p, nil
+	}
+	p.options.AllowURLs = true // who writes this process's files may choose where it connects
+	if p.files, err = directory.New(directory.Config{Path: from, Files: true, Logger: r.log}); err != nil {
+		return nil, fmt.Errorf("reading policy: %w", err)
+	}
+	objects, faults := directory.Load(from)
+	if len(faults) == 0 {
+		_, faults = p.options.compile(objects, p.namespaces)
+	}
+	var errs []error
+	for _, f := range faults {
+		errs = append(errs, errors.New(f.String()))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("reading policy: %w", err)
+	}
+	return p, nil
+}
+
+// run follows the policy until ctx ends.
+func (p *policies) run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	take := func(objects []directory.Object, faults []directory.Fault) { p.take(ctx, g, objects, faults) }
+	g.Go(func() error {
+		if p.files != nil {
+			return p.files.Run(ctx, take)
+		}
+		return p.of.Watch(ctx, p.ref, func(data map[string][]byte, err error) { take(p.decode(data, err)) })
+	})
+	return g.Wait() //nolint:wrapcheck // that of ctx
+}
+
+// decode decodes a ConfigMap.
+func (p *policies) decode(data map[string][]byte, err error) (objects []directory.Object, faults []directory.Fault) {
+	file := "configmap " + p.ref.String()
+	if err != nil {
+		return nil, []directory.Fault{{File: file, Message: err.Error()}}
+	}
+	for _, key := range slices.Sorted(maps.Keys(data)) {
+		found, wrong := directory.Decode(file+" "+key, data[key])
+		objects, faults = append(objects, found...), append(faults, wrong...)
+	}
+	return objects, faults
+}
+
+// take compiles what was read, and passes it to the writer: the first that selects by namespaces'
+// labels once these are known.
+func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []directory.Object, faults []directory.Fault) {
+	if len(faults) == 0 {
+		var now *routings
+		if now, faults = p.options.compile(objects, p.namespaces); len(faults) == 0 {
+			p.last = now
+		}
+	}
+	if p.last != nil && p.last.labels {
+		if p.listed == nil {
+			p.listed = make(chan struct{})
+			g.Go(func() error { p.follow(ctx); return ctx.Err() })
+		}
+		select {
+		case <-p.listed:
+		case <-ctx.Done():
+		}
+	}
+	p.of.changes.setPolicy(p.last, faults)
+}
+
+// follow keeps the namespaces' labels until ctx ends.
+func (p *policies) follow(ctx context.Context) {
+	listed := sync.OnceFunc(func() { close(p.listed) })
+	cluster, known := p.of.sources.cluster, &p.namespaces.labels
+	set := func(name types.NamespacedName, o runtime.Object) {
+		if n, ok := o.(*corev1.Namespace); ok {
+			known.Store(name.Name, labels.Set(n.Labels))
+		} else {
+			known.Delete(name.Name)
+		}
+	}
+	l := &lister{example: &corev1.Namespace{}, from: everything(cluster.core.RESTClient(), "namespaces"), log: cluster.log, denied: listed}
+	l.reflect(ctx, &store{set: set, replace: func(all map[types.NamespacedName]runtime.Object) {
+		for name := range known.Range {
+			if key := (types.NamespacedName{Name: name.(string)}); all[key] == nil { //nolint:forcetypeassert // nothing else is stored
+				set(key, nil)
+			}
+		}
+		for name, o := range all {
+			set(name, o)
+		}
+		listed()
+	}})
+}

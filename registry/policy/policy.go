@@ -1,0 +1,145 @@
+// Package policy has the document with which a cluster's administrator says which server has what
+// of an API: apiVersion fairlead.dev/v1, kind Policy (--policy). Its parent validates it and makes
+// backends of it; this package says which request a backend is meant for.
+//
+// Values are immutable after they were decoded, so any goroutine may call Matches.
+package policy
+
+import (
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apiserver/pkg/authentication/user"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+)
+
+// Policy is the document. Several are one: their routes are added up.
+type Policy struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+
+	Routes []Route `json:"routes"`
+}
+
+// DeepCopyObject implements runtime.Object. The copy shares what is immutable.
+func (p *Policy) DeepCopyObject() runtime.Object {
+	c := *p
+	return &c
+}
+
+// AddToScheme adds the document to a scheme.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddKnownTypes(schema.GroupVersion{Group: "fairlead.dev", Version: "v1"}, &Policy{})
+	return nil
+}
+
+// Route says what happens to the requests of one APIService.
+type Route struct {
+	// APIService is its name, such as v1beta1.external.metrics.k8s.io.
+	APIService string `json:"apiService"`
+	// Hidden: the group-version is answered with 404, and is in no document.
+	Hidden bool `json:"hidden"`
+	// Backends are further servers. A request goes to the first whose When matches, and else to
+	// the APIService's own.
+	Backends []Backend `json:"backends"`
+}
+
+// Backend is a further server of an APIService. Service, CABundle and InsecureSkipTLSVerify are as
+// in an APIService's spec.
+type Backend struct {
+	// Name is unique in its route. Empty means that of the Service, or the host of the URL.
+	Name    string                              `json:"name"`
+	Service *apiregistrationv1.ServiceReference `json:"service"`
+	// URL and CAFrom are as the annotations url and ca-from of an APIService.
+	URL                   string `json:"url"`
+	CABundle              []byte `json:"caBundle"`
+	CAFrom                string `json:"caFrom"`
+	InsecureSkipTLSVerify bool   `json:"insecureSkipTLSVerify"`
+	// Annotations are as those of an APIService, such as fairlead.dev/request-timeout.
+	Annotations map[string]string `json:"annotations"`
+	// When says which requests are for it. It is required unless Standby is set.
+	When *When `json:"when"`
+	// Standby: it answers for the APIService's own server while that is unavailable.
+	Standby bool `json:"standby"`
+}
+
+// When is a condition on requests: each field that is set must match, by one of its values. A value
+// that ends in * is a prefix.
+type When struct {
+	// Namespaces never match a request for all namespaces.
+	Namespaces []string `json:"namespaces"`
+	// NamespaceLabels selects namespaces by their labels. One that is unknown matches nothing.
+	NamespaceLabels *metav1.LabelSelector `json:"namespaceLabels"`
+	// Resources are as in a role: pods are all pods, with subresources; pods/exec is exec alone.
+	Resources []string `json:"resources"`
+	Names     []string `json:"names"`
+	// LabelKeys are labels that the request's label selector requires.
+	LabelKeys  []string `json:"labelKeys"`
+	Users      []string `json:"users"`
+	Groups     []string `json:"groups"`
+	UserAgents []string `json:"userAgents"`
+}
+
+// Request is what a When looks at.
+type Request struct {
+	Namespace, Resource, Subresource, Name string
+	// LabelSelector is as in the query, decoded.
+	LabelSelector string
+	// User is the effective one. Nil means that nobody knows.
+	User      user.Info
+	UserAgent string
+}
+
+// Lists calls f with each list of w and its field's name.
+func (w *When) Lists(f func(field string, values []string)) {
+	f("namespaces", w.Namespaces)
+	f("resources", w.Resources)
+	f("names", w.Names)
+	f("labelKeys", w.LabelKeys)
+	f("users", w.Users)
+	f("groups", w.Groups)
+	f("userAgents", w.UserAgents)
+}
+
+// Matches reports whether the condition holds, NamespaceLabels aside.
+func (w *When) Matches(r *Request) bool {
+	return (w.Namespaces == nil || matches(w.Namespaces, r.Namespace)) &&
+		(w.Resources == nil || r.ofResource(w.Resources)) &&
+		(w.Names == nil || matches(w.Names, r.Name)) &&
+		(w.Users == nil || r.User != nil && matches(w.Users, r.User.GetName())) &&
+		(w.Groups == nil || r.User != nil && slices.ContainsFunc(r.User.GetGroups(), func(g string) bool { return matches(w.Groups, g) })) &&
+		(w.UserAgents == nil || matches(w.UserAgents, r.UserAgent)) &&
+		(w.LabelKeys == nil || r.selects(w.LabelKeys))
+}
+
+// matches reports whether one of the values matches. Nothing matches what a request does not have.
+func matches(values []string, s string) bool {
+	return s != "" && slices.ContainsFunc(values, func(v string) bool {
+		prefix, open := strings.CutSuffix(v, "*")
+		return v == s || open && strings.HasPrefix(s, prefix)
+	})
+}
+
+func (r *Request) ofResource(values []string) bool {
+	return matches(values, r.Resource) || r.Subresource != "" && matches(values, r.Resource+"/"+r.Subresource)
+}
+
+// selects reports whether the label selector requires one of the keys.
+func (r *Request) selects(keys []string) bool {
+	if r.LabelSelector == "" {
+		return false
+	}
+	required, err := labels.ParseToRequirements(r.LabelSelector)
+	return err == nil && slices.ContainsFunc(required, func(q labels.Requirement) bool {
+		switch q.Operator() {
+		case selection.DoesNotExist, selection.NotEquals, selection.NotIn:
+			return false // it also selects what does not have the label
+		}
+		return matches(keys, q.Key())
+	})
+}

@@ -1,0 +1,382 @@
+package registry
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/behind"
+	"github.com/fairlead-proxy/fairlead/registry/directory"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
+)
+
+// Further is a further backend of an APIService, by the policy.
+type Further struct {
+	// Entry has its verdict, endpoints and limits. Its Name is <APIService>/<name of the backend>.
+	Entry *Entry
+	// Where is the file and line of the policy that name it.
+	Where string
+
+	of *rule
+}
+
+// Standby reports whether it only answers for the APIService's own backend.
+func (f *Further) Standby() bool { return f.of.standby }
+
+// When says which requests are for it. Nil means a standby.
+func (f *Further) When() *policy.When { return f.of.when }
+
+// For returns the entry of the backend that a request is for: of the first route that matches, else
+// e, or the one that stands in for it.
+func (e *Entry) For(r *policy.Request) *Entry {
+	for i := range e.Further {
+		if e.Further[i].of.matches(r) {
+			return e.Further[i].Entry
+		}
+	}
+	return cmp.Or(e.StandIn, e)
+}
+
+// united reports whether several servers have the group-version, and one can be asked: if none can,
+// its document is 503, like that of any other.
+func (e *Entry) united() bool {
+	return e.Verdict.Available() && len(e.Further) > 0 ||
+		slices.ContainsFunc(e.Further, func(f Further) bool { return f.Entry.Verdict.Available() })
+}
+
+// rule is a backend of the policy.
+type rule struct {
+	name       string
+	at         directory.Fault               // its place
+	object     *apiregistrationv1.APIService // without name and group-version
+	standby    bool
+	when       *policy.When
+	namespaces labels.Selector // of when
+	known      *Namespaces
+}
+
+func (f *rule) matches(r *policy.Request) bool {
+	return f.when != nil && f.when.Matches(r) && (f.namespaces == nil || f.known.match(r.Namespace, f.namespaces))
+}
+
+// Namespaces are the labels of the cluster's namespaces, for the policy. The zero value has none.
+// It is safe for concurrent use.
+type Namespaces struct{ labels sync.Map }
+
+func (n *Namespaces) match(name string, by labels.Selector) bool {
+	found, known := n.labels.Load(name)
+	return known && by.Matches(found.(labels.Set)) //nolint:forcetypeassert // nothing else is stored
+}
+
+// routing is what the policy says of one APIService.
+type routing struct {
+	at       directory.Fault // its place
+	hidden   bool
+	backends []*rule
+}
+
+// routings are the compiled policy. They are immutable. Nil means that there is no policy.
+type routings struct {
+	of     map[string]*routing               // :: APIService
+	users  map[types.NamespacedName][]string // :: Service → the APIServices of which it is a further backend
+	labels bool                              // namespaces are selected by labels
+}
+
+// on returns what the policy says of an APIService. Nil means nothing.
+func (p *routings) on(name string) *routing {
+	if p == nil {
+		return nil
+	}
+	return p.of[name]
+}
+
+// usersOf returns the APIServices of which a Service is a further backend.
+func (p *routings) usersOf(service types.NamespacedName) []string {
+	if p == nil {
+		return nil
+	}
+	return p.users[service]
+}
+
+// where formats a place in the policy.
+func where(at directory.Fault) string { return fmt.Sprintf("%s:%d", at.File, at.Line) }
+
+// unknown returns a fault for each route of an APIService that does not exist.
+func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faults []directory.Fault) {
+	if p == nil {
+		return nil
+	}
+	for name, r := range p.of {
+		if known[name] == nil {
+			at := r.at
+			at.Message = at.Field + ".apiService: there is no APIService " + name
+			faults = append(faults, at)
+		}
+	}
+	return faults
+}
+
+const (
+	// maxBackends bounds the further backends of an APIService: each is probed, and compared with
+	// every request of it.
+	maxBackends = 32
+	// maxValues bounds a list of a condition, which every request of the APIService may search.
+	maxValues = 100
+)
+
+// compile makes routings of the objects of a policy, or says what is wrong with them.
+func (o *Options) compile(objects []directory.Object, known *Namespaces) (*routings, []directory.Fault) {
+	p := &routings{of: make(map[string]*routing), users: make(map[types.NamespacedName][]string)}
+	var faults []directory.Fault
+	for i := range objects {
+		doc, ok := objects[i].Value.(*policy.Policy)
+		if !ok {
+			faults = append(faults, objects[i].Fault("a policy has only objects of apiVersion fairlead.dev/v1, kind Policy"))
+			continue
+		}
+		for j := range doc.Routes {
+			at := field.NewPath("routes").Index(j)
+			place := func(at *field.Path) directory.Fault { return objects[i].FaultAt(at.String(), "") }
+			for _, e := range p.add(o, &doc.Routes[j], at, place, known) {
+				faults = append(faults, objects[i].FaultAt(e.Field, e.ErrorBody()))
+			}
+		}
+	}
+	if len(faults) > 0 {
+		return nil, faults
+	}
+	return p, nil
+}
+
+// add adds a route.
+func (p *routings) add(o *Options, r *policy.Route, at *field.Path, place func(*field.Path) directory.Fault, known *Namespaces) (wrong field.ErrorList) {
+	version, group, _ := strings.Cut(r.APIService, ".")
+	name, to := at.Child("apiService"), &routing{at: place(at), hidden: r.Hidden}
+	switch other := p.of[r.APIService]; {
+	case version == "" || r.APIService == version:
+		wrong = append(wrong, field.Invalid(name, r.APIService, "it is not <version>.<group>, such as v1beta1.metrics.k8s.io"))
+	case other != nil:
+		wrong = append(wrong, field.Invalid(name, r.APIService, "it has a route at "+where(other.at)))
+	case group == "" || group == apiregistration:
+		wrong = append(wrong, field.Invalid(name, r.APIService, "the cluster cannot be without it"))
+	case r.Hidden == (len(r.Backends) > 0):
+		wrong = append(wrong, field.Required(at.Child("backends"), "either backends, or hidden: true"))
+	case len(r.Backends) > maxBackends:
+		wrong = append(wrong, field.TooMany(at.Child("backends"), len(r.Backends), maxBackends))
+	}
+	if p.of[r.APIService] = to; len(wrong) > 0 {
+		return wrong
+	}
+	names := make(map[string]bool, len(r.Backends))
+	for i := range r.Backends {
+		b, at := &r.Backends[i], at.Child("backends").Index(i)
+		f, errs := o.rule(b, at, known)
+		if wrong = append(wrong, errs...); len(errs) > 0 {
+			continue
+		}
+		if names[f.name] {
+			wrong = append(wrong, field.Duplicate(at.Child("name"), f.name))
+		}
+		names[f.name], f.at = true, place(at)
+		p.labels = p.labels || f.namespaces != nil
+		to.backends = append(to.backends, f)
+		if service := nameOf(b.Service); b.Service != nil && !slices.Contains(p.users[service], r.APIService) {
+			p.users[service] = append(p.users[service], r.APIService)
+		}
+	}
+	return wrong
+}
+
+// rule checks a backend.
+func (o *Options) rule(b *policy.Backend, at *field.Path, known *Namespaces) (f *rule, wrong field.ErrorList) {
+	f = &rule{name: b.Name, standby: b.Standby, when: b.When, known: known, object: &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Annotations: maps.Clone(b.Annotations)},
+		Spec:       apiregistrationv1.APIServiceSpec{Service: b.Service, CABundle: b.CABundle, InsecureSkipTLSVerify: b.InsecureSkipTLSVerify},
+	}}
+	if f.object.Annotations == nil {
+		f.object.Annotations = make(map[string]string)
+	}
+	bad := func(child, value, message string) {
+		wrong = append(wrong, field.Invalid(at.Child(child), bounded(value), message))
+	}
+	for _, given := range [][3]string{{"url", "url", b.URL}, {"ca-from", "caFrom", b.CAFrom}} {
+		if given[2] != "" {
+			f.object.Annotations[prefix+given[0]] = given[2]
+		}
+	}
+	s := readAnnotations(nil, Policy{})
+	for _, key := range slices.Sorted(maps.Keys(f.object.Annotations)) {
+		name, ours := strings.CutPrefix(key, prefix)
+		err := s.set(name, f.object.Annotations[key])
+		if !ours || strings.HasPrefix(name, "service") || name == "ca-bundle" || name == "insecure-skip-tls-verify" {
+			err = fmt.Errorf("it is no setting of a backend")
+		}
+		if err != nil {
+			wrong = append(wrong, field.Invalid(at.Child("annotations").Key(key), bounded(f.object.Annotations[key]), err.Error()))
+		}
+	}
+	s.urls.check(o, b.Service, s.caFrom)
+	switch {
+	case b.Service == nil && b.URL == "":
+		wrong = append(wrong, field.Required(at.Child("service"), "a service or a url"))
+	case s.urls.fault != "":
+		bad("url", b.URL, s.urls.fault)
+	case b.Service != nil && (b.Service.Name == "" || b.Service.Namespace == ""):
+		wrong = append(wrong, field.Required(at.Child("service"), "namespace and name"))
+	case isLocal(f.object):
+		bad("service", behind.Format(b.Service), "it is the local apiserver's: only extension servers can be further backends")
+	case len(b.CABundle) > 0 && parseBundle(b.CABundle).err != nil:
+		bad("caBundle", "", parseBundle(b.CABundle).err.Error())
+	case b.InsecureSkipTLSVerify && len(b.CABundle) > 0:
+		bad("insecureSkipTLSVerify", "true", "not with caBundle")
+	case f.name == "" && b.URL != "":
+		u, _ := url.Parse(strings.TrimSpace(strings.Split(b.URL, ",")[0])) // s.urls has checked it
+		f.name = strings.ToLower(u.Hostname())
+	case f.name == "":
+		f.name = b.Service.Name
+	}
+	if errs := validation.IsDNS1123Subdomain(f.name); b.Name != "" && len(errs) > 0 {
+		bad("name", b.Name, errs[0])
+	}
+	return f, append(wrong, f.condition(at)...)
+}
+
+// condition checks when a backend gets requests.
+func (f *rule) condition(at *field.Path) (wrong field.ErrorList) {
+	if (f.when == nil) != f.standby {
+		return field.ErrorList{field.Required(at.Child("when"), "either when, or standby: true")}
+	}
+	if f.when == nil {
+		return nil
+	}
+	at = at.Child("when")
+	given := f.when.NamespaceLabels != nil
+	f.when.Lists(func(name string, values []string) {
+		given = given || values != nil
+		if values != nil && len(values) == 0 {
+			wrong = append(wrong, field.Required(at.Child(name), "it is empty, so nothing would match"))
+		}
+		if len(values) > maxValues {
+			wrong = append(wrong, field.TooMany(at.Child(name), len(values), maxValues))
+		}
+		for i, v := range values {
+			if v == "" || strings.Contains(strings.TrimSuffix(v, "*"), "*") {
+				wrong = append(wrong, field.Invalid(at.Child(name).Index(i), bounded(v), "a value, or a prefix that ends in *"))
+			}
+		}
+	})
+	if !given {
+		wrong = append(wrong, field.Required(at, "a condition: without one it would get all requests"))
+	}
+	if f.when.NamespaceLabels != nil && f.known == nil {
+		wrong = append(wrong, field.Forbidden(at.Child("namespaceLabels"), "there is no local apiserver, which has namespaces"))
+	} else if f.when.NamespaceLabels != nil {
+		var err error
+		if f.namespaces, err = metav1.LabelSelectorAsSelector(f.when.NamespaceLabels); err != nil {
+			wrong = append(wrong, field.Invalid(at.Child("namespaceLabels"), "", err.Error()))
+		}
+	}
+	return wrong
+}
+
+// route fills in what the policy says of an entry.
+func (b *builder) route(e, old *Entry) {
+	r := b.in.policy.on(e.Name)
+	if r == nil {
+		return
+	}
+	if e.Hidden = r.hidden; r.hidden {
+		return
+	}
+	if kind := e.Kind(); kind != "remote" {
+		e.Problems = append(e.Problems, "its routes in the policy ("+where(r.at)+") are not used: it is "+kind)
+		return
+	}
+	for _, f := range r.backends {
+		object := f.object.DeepCopy()
+		object.Name, object.UID = e.Name+"/"+f.name, e.Object.UID
+		object.Spec.Group, object.Spec.Version = e.GroupVersion.Group, e.GroupVersion.Version
+		object.Spec.GroupPriorityMinimum, object.Spec.VersionPriority = e.Object.Spec.GroupPriorityMinimum, e.Object.Spec.VersionPriority
+		e.Further = append(e.Further, Further{Entry: b.entry(object, old.route(object.Name)), Where: where(f.at), of: f})
+	}
+	e.StandIn = b.standIn(e, old)
+}
+
+// route returns the entry of a further backend by its name. Nil means that there is none.
+func (e *Entry) route(name string) *Entry {
+	if e != nil {
+		for _, r := range e.Further {
+			if r.Entry.Name == name {
+				return r.Entry
+			}
+		}
+	}
+	return nil
+}
+
+// returnAfter is how long a backend must have been available before it gets its requests back from
+// a standby: one that fails again and again would move its clients each time.
+const returnAfter = 10 * time.Second
+
+// standIn returns the standby that answers for an entry's own backend. Nil means that none does.
+// One that answers stays, as long as it can, until the own backend has been back for returnAfter.
+// Maintenance is the operator's word, which is 503 to all.
+func (b *builder) standIn(e, old *Entry) *Entry {
+	var now *Entry
+	if old != nil && old.StandIn != nil {
+		now = e.route(old.StandIn.Name)
+	}
+	if now != nil && !(now.Verdict.Available() && slices.ContainsFunc(e.Further, func(r Further) bool { return r.Entry == now && r.of.standby })) {
+		now = nil
+	}
+	switch v := e.Verdict; {
+	case v.Reason == ReasonMaintenance:
+		return nil
+	case v.Available() && now != nil && !b.over(v.Since.Add(returnAfter)):
+		return now
+	case v.Available():
+		return nil
+	case v.Status != corev1.ConditionFalse || now != nil:
+		return now
+	}
+	for _, r := range e.Further {
+		if r.of.standby && r.Entry.Verdict.Available() {
+			return r.Entry
+		}
+	}
+	return nil
+}
+
+// mainOf returns the name of the APIService that an entry of this name belongs to.
+func mainOf(name string) string {
+	name, _, _ = strings.Cut(name, "/")
+	return name
+}
+
+// withFurther returns entries with those of their further backends.
+func withFurther(entries []*Entry) []*Entry {
+	if !slices.ContainsFunc(entries, func(e *Entry) bool { return len(e.Further) > 0 }) {
+		return entries
+	}
+	var all []*Entry
+	for _, e := range entries {
+		all = append(all, e)
+		for _, r := range e.Further {
+			all = append(all, r.Entry)
+		}
+	}
+	return all
+}
