@@ -173,5 +173,5 @@ type snapshot struct {
 	superseded <-chan struct{}
 }
 
-func (s snapshot) Entries() []*registry.Entry  { return s.entries }
+func (s snapshot) Servers() []*registry.Entry  { return s.entries }
 func (s snapshot) Superseded() <-chan struct{} { return s.superseded }

@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/behind"
 	"github.com/fairlead-proxy/fairlead/registry/builtin"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // apiregistration is the group of APIServices themselves. None can redirect it: in kube-apiserver
@@ -113,7 +114,7 @@ func (b *builder) revise(name string) {
 		old = b.prev.entries[at]
 	}
 	if object := b.in.APIServices[name]; object != nil {
-		now = b.entry(object, old)
+		now = b.entry(object, nil, old)
 	}
 	if now == old {
 		return
@@ -157,11 +158,12 @@ func (b *builder) table(prev *Table) *Table {
 }
 
 // entry makes an entry, or returns old if the result would be equal.
-func (b *builder) entry(object *apiregistrationv1.APIService, old *Entry) *Entry {
+func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule, old *Entry) *Entry {
 	e := &Entry{
 		Name:         object.Name,
 		GroupVersion: schema.GroupVersion{Group: object.Spec.Group, Version: object.Spec.Version},
 		Object:       object,
+		Rule:         rule,
 		kept:         &kept{},
 	}
 	if old != nil {
@@ -248,7 +250,7 @@ func (b *Backend) SameService(other *Backend) bool {
 // unchanged reports whether the two entries are equal for readers of the table.
 func unchanged(a, b *Entry) bool {
 	return a.Name == b.Name && a.GroupVersion == b.GroupVersion && a.Backend == b.Backend && a.Front == b.Front && a.FrontSays == b.FrontSays && a.Verdict == b.Verdict &&
-		a.Hidden == b.Hidden && a.StandIn == b.StandIn && slices.Equal(a.Further, b.Further) &&
+		a.Hidden == b.Hidden && a.StandIn == b.StandIn && a.Rule == b.Rule && slices.Equal(a.Further, b.Further) &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Problems, b.Problems) &&
 		reflect.DeepEqual(&a.Policy, &b.Policy) && (a.Object == b.Object || sameObject(a.Object, b.Object))
 }

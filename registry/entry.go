@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // Entry is one APIService in the table. An unchanged Entry is the same pointer from table to table,
@@ -40,10 +42,12 @@ type Entry struct {
 	// Verdict says whether requests may be sent.
 	Verdict Verdict
 	// Further are further backends, by the policy, in its order. See For.
-	Further []Further
+	Further []*Entry
 	// StandIn is the one of Further that answers for Backend, which is unavailable, or was a moment
 	// ago. Nil means that none does.
 	StandIn *Entry
+	// Rule is that of one of another entry's Further. Nil means that the entry is an APIService.
+	Rule *policy.Rule
 	// Hidden: by the policy the group-version is answered with 404, and is in no document.
 	Hidden bool
 
@@ -60,9 +64,6 @@ func (e *Entry) Path() string {
 	}
 	return "/apis/" + e.GroupVersion.String()
 }
-
-// Claims reports whether the entry is an APIService: those of Further are none.
-func (e *Entry) Claims() bool { return !strings.Contains(e.Name, "/") }
 
 // APIService returns the name of the APIService that it is, or of which it is a further backend.
 func (e *Entry) APIService() string { return mainOf(e.Name) }

@@ -25,10 +25,10 @@ const (
 	// RouteInvalid is a path that could select something else after a receiver has decoded or
 	// cleaned it. It is answered with 400 and never forwarded.
 	RouteInvalid
-	// RouteHidden is one that the policy hides: nothing is there.
-	RouteHidden
 	// RouteRefused is one that Match.Entry may not serve: a remote claims a protected group.
 	RouteRefused
+	// RouteHidden is one that the policy hides: it is answered as if nothing were there.
+	RouteHidden
 )
 
 // Match is the result of Table.Match.

@@ -11,11 +11,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/registry/directory"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // policies follow the policy. Its file must be valid at the start. Later faults, and those of a
@@ -25,16 +25,24 @@ type policies struct {
 	files      *directory.Directory // nil means a ConfigMap
 	ref        types.NamespacedName // of it
 	options    Options
-	namespaces *Namespaces   // nil means that there is no cluster
-	listed     chan struct{} // closed once the namespaces were listed, or may not be. Nil: not needed so far
-	last       *routings     // valid
+	namespaces *policy.Namespaces // nil means that there is no cluster
+	listed     chan struct{}      // closed once the namespaces were listed, or may not be. Nil: not needed so far
+	last       *routings          // valid
+}
+
+// SetPolicy sets the policy, or says what is wrong with it.
+func (in *Input) SetPolicy(objects []directory.Object) (faults []directory.Fault) {
+	if in.policy, faults = in.Options.compile(objects, new(policy.Namespaces)); len(faults) > 0 {
+		return faults
+	}
+	return in.policy.unknown(in.APIServices)
 }
 
 // newPolicies checks the policy's place, and a file's content. It returns nil for an empty one.
 func newPolicies(r *Registry, from string) (p *policies, err error) {
 	p = &policies{of: r, options: *r.options}
 	if r.sources.cluster != nil {
-		p.namespaces = new(Namespaces)
+		p.namespaces = new(policy.Namespaces)
 	}
 	name, inMap := strings.CutPrefix(from, "configmap:")
 	switch namespace, name, ok := strings.Cut(name, "/"); {
@@ -115,21 +123,17 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 // follow keeps the namespaces' labels until ctx ends.
 func (p *policies) follow(ctx context.Context) {
 	listed := sync.OnceFunc(func() { close(p.listed) })
-	cluster, known := p.of.sources.cluster, &p.namespaces.labels
+	cluster, known := p.of.sources.cluster, p.namespaces
+	l := &lister{example: &corev1.Namespace{}, from: everything(cluster.core.RESTClient(), "namespaces"), log: cluster.log, denied: listed}
 	set := func(name types.NamespacedName, o runtime.Object) {
 		if n, ok := o.(*corev1.Namespace); ok {
-			known.Store(name.Name, labels.Set(n.Labels))
+			known.Set(name.Name, n.Labels)
 		} else {
-			known.Delete(name.Name)
+			known.Keep(func(other string) bool { return other != name.Name })
 		}
 	}
-	l := &lister{example: &corev1.Namespace{}, from: everything(cluster.core.RESTClient(), "namespaces"), log: cluster.log, denied: listed}
 	l.reflect(ctx, &store{set: set, replace: func(all map[types.NamespacedName]runtime.Object) {
-		for name := range known.Range {
-			if key := (types.NamespacedName{Name: name.(string)}); all[key] == nil { //nolint:forcetypeassert // nothing else is stored
-				set(key, nil)
-			}
-		}
+		known.Keep(func(name string) bool { return all[types.NamespacedName{Name: name}] != nil })
 		for name, o := range all {
 			set(name, o)
 		}

@@ -7,12 +7,10 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -23,28 +21,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
-// Further is a further backend of an APIService, by the policy.
-type Further struct {
-	// Entry has its verdict, endpoints and limits. Its Name is <APIService>/<name of the backend>.
-	Entry *Entry
-	// Where is the file and line of the policy that name it.
-	Where string
-
-	of *rule
-}
-
-// Standby reports whether it only answers for the APIService's own backend.
-func (f *Further) Standby() bool { return f.of.standby }
-
-// When says which requests are for it. Nil means a standby.
-func (f *Further) When() *policy.When { return f.of.when }
-
 // For returns the entry of the backend that a request is for: of the first route that matches, else
 // e, or the one that stands in for it.
 func (e *Entry) For(r *policy.Request) *Entry {
-	for i := range e.Further {
-		if e.Further[i].of.matches(r) {
-			return e.Further[i].Entry
+	for _, f := range e.Further {
+		if f.Rule.Matches(r) {
+			return f
 		}
 	}
 	return cmp.Or(e.StandIn, e)
@@ -54,38 +36,21 @@ func (e *Entry) For(r *policy.Request) *Entry {
 // its document is 503, like that of any other.
 func (e *Entry) united() bool {
 	return e.Verdict.Available() && len(e.Further) > 0 ||
-		slices.ContainsFunc(e.Further, func(f Further) bool { return f.Entry.Verdict.Available() })
+		slices.ContainsFunc(e.Further, func(f *Entry) bool { return f.Verdict.Available() })
 }
 
-// rule is a backend of the policy.
-type rule struct {
-	name       string
-	at         directory.Fault               // its place
-	object     *apiregistrationv1.APIService // without name and group-version
-	standby    bool
-	when       *policy.When
-	namespaces labels.Selector // of when
-	known      *Namespaces
-}
-
-func (f *rule) matches(r *policy.Request) bool {
-	return f.when != nil && f.when.Matches(r) && (f.namespaces == nil || f.known.match(r.Namespace, f.namespaces))
-}
-
-// Namespaces are the labels of the cluster's namespaces, for the policy. The zero value has none.
-// It is safe for concurrent use.
-type Namespaces struct{ labels sync.Map }
-
-func (n *Namespaces) match(name string, by labels.Selector) bool {
-	found, known := n.labels.Load(name)
-	return known && by.Matches(found.(labels.Set)) //nolint:forcetypeassert // nothing else is stored
+// further is a further backend, compiled.
+type further struct {
+	name   string
+	rule   *policy.Rule
+	object *apiregistrationv1.APIService // without name and group-version
 }
 
 // routing is what the policy says of one APIService.
 type routing struct {
 	at       directory.Fault // its place
 	hidden   bool
-	backends []*rule
+	backends []*further
 }
 
 // routings are the compiled policy. They are immutable. Nil means that there is no policy.
@@ -133,12 +98,10 @@ const (
 	// maxBackends bounds the further backends of an APIService: each is probed, and compared with
 	// every request of it.
 	maxBackends = 32
-	// maxValues bounds a list of a condition, which every request of the APIService may search.
-	maxValues = 100
 )
 
 // compile makes routings of the objects of a policy, or says what is wrong with them.
-func (o *Options) compile(objects []directory.Object, known *Namespaces) (*routings, []directory.Fault) {
+func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) (*routings, []directory.Fault) {
 	p := &routings{of: make(map[string]*routing), users: make(map[types.NamespacedName][]string)}
 	var faults []directory.Fault
 	for i := range objects {
@@ -162,7 +125,7 @@ func (o *Options) compile(objects []directory.Object, known *Namespaces) (*routi
 }
 
 // add adds a route.
-func (p *routings) add(o *Options, r *policy.Route, at *field.Path, place func(*field.Path) directory.Fault, known *Namespaces) (wrong field.ErrorList) {
+func (p *routings) add(o *Options, r *policy.Route, at *field.Path, place func(*field.Path) directory.Fault, known *policy.Namespaces) (wrong field.ErrorList) {
 	version, group, _ := strings.Cut(r.APIService, ".")
 	name, to := at.Child("apiService"), &routing{at: place(at), hidden: r.Hidden}
 	switch other := p.of[r.APIService]; {
@@ -183,15 +146,17 @@ func (p *routings) add(o *Options, r *policy.Route, at *field.Path, place func(*
 	names := make(map[string]bool, len(r.Backends))
 	for i := range r.Backends {
 		b, at := &r.Backends[i], at.Child("backends").Index(i)
-		f, errs := o.rule(b, at, known)
+		f, errs := o.further(b, at)
 		if wrong = append(wrong, errs...); len(errs) > 0 {
 			continue
 		}
 		if names[f.name] {
 			wrong = append(wrong, field.Duplicate(at.Child("name"), f.name))
 		}
-		names[f.name], f.at = true, place(at)
-		p.labels = p.labels || f.namespaces != nil
+		names[f.name] = true
+		f.rule, errs = b.Rule(where(place(at)), at, known)
+		wrong = append(wrong, errs...)
+		p.labels = p.labels || b.When != nil && b.When.NamespaceLabels != nil
 		to.backends = append(to.backends, f)
 		if service := nameOf(b.Service); b.Service != nil && !slices.Contains(p.users[service], r.APIService) {
 			p.users[service] = append(p.users[service], r.APIService)
@@ -200,9 +165,9 @@ func (p *routings) add(o *Options, r *policy.Route, at *field.Path, place func(*
 	return wrong
 }
 
-// rule checks a backend.
-func (o *Options) rule(b *policy.Backend, at *field.Path, known *Namespaces) (f *rule, wrong field.ErrorList) {
-	f = &rule{name: b.Name, standby: b.Standby, when: b.When, known: known, object: &apiregistrationv1.APIService{
+// further checks where a backend is.
+func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong field.ErrorList) {
+	f = &further{name: b.Name, object: &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Annotations: maps.Clone(b.Annotations)},
 		Spec:       apiregistrationv1.APIServiceSpec{Service: b.Service, CABundle: b.CABundle, InsecureSkipTLSVerify: b.InsecureSkipTLSVerify},
 	}}
@@ -251,45 +216,7 @@ func (o *Options) rule(b *policy.Backend, at *field.Path, known *Namespaces) (f 
 	if errs := validation.IsDNS1123Subdomain(f.name); b.Name != "" && len(errs) > 0 {
 		bad("name", b.Name, errs[0])
 	}
-	return f, append(wrong, f.condition(at)...)
-}
-
-// condition checks when a backend gets requests.
-func (f *rule) condition(at *field.Path) (wrong field.ErrorList) {
-	if (f.when == nil) != f.standby {
-		return field.ErrorList{field.Required(at.Child("when"), "either when, or standby: true")}
-	}
-	if f.when == nil {
-		return nil
-	}
-	at = at.Child("when")
-	given := f.when.NamespaceLabels != nil
-	f.when.Lists(func(name string, values []string) {
-		given = given || values != nil
-		if values != nil && len(values) == 0 {
-			wrong = append(wrong, field.Required(at.Child(name), "it is empty, so nothing would match"))
-		}
-		if len(values) > maxValues {
-			wrong = append(wrong, field.TooMany(at.Child(name), len(values), maxValues))
-		}
-		for i, v := range values {
-			if v == "" || strings.Contains(strings.TrimSuffix(v, "*"), "*") {
-				wrong = append(wrong, field.Invalid(at.Child(name).Index(i), bounded(v), "a value, or a prefix that ends in *"))
-			}
-		}
-	})
-	if !given {
-		wrong = append(wrong, field.Required(at, "a condition: without one it would get all requests"))
-	}
-	if f.when.NamespaceLabels != nil && f.known == nil {
-		wrong = append(wrong, field.Forbidden(at.Child("namespaceLabels"), "there is no local apiserver, which has namespaces"))
-	} else if f.when.NamespaceLabels != nil {
-		var err error
-		if f.namespaces, err = metav1.LabelSelectorAsSelector(f.when.NamespaceLabels); err != nil {
-			wrong = append(wrong, field.Invalid(at.Child("namespaceLabels"), "", err.Error()))
-		}
-	}
-	return wrong
+	return f, wrong
 }
 
 // route fills in what the policy says of an entry.
@@ -310,18 +237,16 @@ func (b *builder) route(e, old *Entry) {
 		object.Name, object.UID = e.Name+"/"+f.name, e.Object.UID
 		object.Spec.Group, object.Spec.Version = e.GroupVersion.Group, e.GroupVersion.Version
 		object.Spec.GroupPriorityMinimum, object.Spec.VersionPriority = e.Object.Spec.GroupPriorityMinimum, e.Object.Spec.VersionPriority
-		e.Further = append(e.Further, Further{Entry: b.entry(object, old.route(object.Name)), Where: where(f.at), of: f})
+		e.Further = append(e.Further, b.entry(object, f.rule, old.further(object.Name)))
 	}
 	e.StandIn = b.standIn(e, old)
 }
 
-// route returns the entry of a further backend by its name. Nil means that there is none.
-func (e *Entry) route(name string) *Entry {
+// further returns the entry of a further backend by its name. Nil means that there is none.
+func (e *Entry) further(name string) *Entry {
 	if e != nil {
-		for _, r := range e.Further {
-			if r.Entry.Name == name {
-				return r.Entry
-			}
+		if at := slices.IndexFunc(e.Further, func(f *Entry) bool { return f.Name == name }); at >= 0 {
+			return e.Further[at]
 		}
 	}
 	return nil
@@ -337,9 +262,10 @@ const returnAfter = 10 * time.Second
 func (b *builder) standIn(e, old *Entry) *Entry {
 	var now *Entry
 	if old != nil && old.StandIn != nil {
-		now = e.route(old.StandIn.Name)
+		now = e.further(old.StandIn.Name)
 	}
-	if now != nil && !(now.Verdict.Available() && slices.ContainsFunc(e.Further, func(r Further) bool { return r.Entry == now && r.of.standby })) {
+	canStand := func(f *Entry) bool { return f.Rule.When == nil && f.Verdict.Available() }
+	if now != nil && !canStand(now) {
 		now = nil
 	}
 	switch v := e.Verdict; {
@@ -352,10 +278,8 @@ func (b *builder) standIn(e, old *Entry) *Entry {
 	case v.Status != corev1.ConditionFalse || now != nil:
 		return now
 	}
-	for _, r := range e.Further {
-		if r.of.standby && r.Entry.Verdict.Available() {
-			return r.Entry
-		}
+	if at := slices.IndexFunc(e.Further, canStand); at >= 0 {
+		return e.Further[at]
 	}
 	return nil
 }
@@ -373,10 +297,7 @@ func withFurther(entries []*Entry) []*Entry {
 	}
 	var all []*Entry
 	for _, e := range entries {
-		all = append(all, e)
-		for _, r := range e.Further {
-			all = append(all, r.Entry)
-		}
+		all = append(append(all, e), e.Further...)
 	}
 	return all
 }

@@ -273,7 +273,7 @@ func (s *teller) match(at, want, path string) {
 		path = text
 	}
 	m := s.table.Match(path)
-	got := [...]string{"local", "remote", "document", "own", "invalid", "refused"}[m.Route]
+	got := [...]string{"local", "remote", "document", "own", "invalid", "refused", "hidden"}[m.Route]
 	if m.Entry != nil {
 		got += "=" + m.Entry.Name
 	}

@@ -59,8 +59,7 @@ func (t *Table) Superseded() <-chan struct{} { return t.superseded }
 // caller must not change the slice.
 func (t *Table) Entries() []*Entry { return t.entries }
 
-// Servers returns all entries, and those of their Further: one for each server that may be asked. The
-// caller must not change the slice.
+// Servers returns all entries, each followed by its Further. The caller must not change the slice.
 func (t *Table) Servers() []*Entry { return t.servers }
 
 // Groups returns the groups in the order of aggregated discovery: priority descending, then name.

@@ -22,6 +22,8 @@ type Shared struct {
 	LocalIdentity string
 	// Behind is Fairlead's own Service, if the cluster's aggregator sends APIServices there.
 	Behind string
+	// Policy is as in registry.Config.
+	Policy string
 
 	sni             []string
 	endpointRouting bool
@@ -49,6 +51,7 @@ func (s *Shared) AddFlags(group func(name string) *pflag.FlagSet) {
 	fs.BoolVar(&s.allowLoopback, "allow-loopback-backends", false, "Allow backends on loopback addresses, and host names that only an egress proxy can resolve. They receive Fairlead's client certificate.")
 	fs.BoolVar(&s.allowURLs, "allow-url-backends", false, "Allow APIServices to name their backend by URL (annotation fairlead.dev/url). Whoever can write APIServices then decides which host receives Fairlead's client certificate. Always on with --registry=dir: and etcd:.")
 	fs.StringVar(&s.Behind, "behind", "", "Fairlead's own Service, NAMESPACE/NAME, to which the cluster's aggregator sends APIServices (docs/behind.md). Every front proxy is then that aggregator: it gets what it sends here, without another authorization, and nothing else. Empty: Fairlead is in front.")
+	fs.StringVar(&s.Policy, "policy", "", "File or directory of the policy, or configmap:NAMESPACE/NAME (docs/policy.md): which server has what of an API. A file must be valid when Fairlead starts; later the last valid state stays. Empty: no policy.")
 	fs.StringSliceVar(&s.protectedGroups, "protected-groups", nil, "API groups that no remote APIService may serve. Empty: the groups built into Kubernetes. \"-\": none.")
 }
 

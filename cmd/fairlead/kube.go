@@ -154,7 +154,7 @@ type probed struct {
 	superseded <-chan struct{}
 }
 
-func (p *probed) Entries() []*registry.Entry { return []*registry.Entry{&p.entry} }
+func (p *probed) Servers() []*registry.Entry { return []*registry.Entry{&p.entry} }
 
 func (p *probed) Superseded() <-chan struct{} { return p.superseded }
 

@@ -95,7 +95,7 @@ func (s *server) makeTable(reach *reach.Rules) (err error) {
 	if err := s.makeAPIServices(&options); err != nil {
 		return err
 	}
-	c := registry.Config{Directory: s.o.registry.dir, Cluster: s.o.registry.cluster, Options: options, Logger: s.log, Metrics: s.metrics}
+	c := registry.Config{Directory: s.o.registry.dir, Cluster: s.o.registry.cluster, Policy: s.o.Policy, Options: options, Logger: s.log, Metrics: s.metrics}
 	if s.kube != nil {
 		c.Client = s.kube.client
 	}

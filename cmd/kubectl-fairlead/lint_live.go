@@ -126,7 +126,7 @@ func doFor(err error, allow string) string {
 
 // table reads the cluster exactly as serve does.
 func (l *linter) table(ctx context.Context, cfg *rest.Config) ([]*registry.Entry, error) {
-	r, err := registry.New(registry.Config{Client: cfg, Options: l.TableOptions(), Logger: slog.New(slog.DiscardHandler)})
+	r, err := registry.New(registry.Config{Client: cfg, Policy: l.Policy, Options: l.TableOptions(), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
 	}

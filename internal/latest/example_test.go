@@ -20,7 +20,7 @@ type price struct {
 }
 
 func (p *prices) Superseded() <-chan struct{} { return p.replaced }
-func (p *prices) Entries() []*price           { return p.list }
+func (p *prices) Servers() []*price           { return p.list }
 func (p *price) Key() string                  { return p.name }
 
 // A writer stores a new state and then closes the channel of the old one. Followers receive what

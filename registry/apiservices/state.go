@@ -78,7 +78,7 @@ func (s *store) follow(changes []latest.Change[*registry.Entry]) {
 	// The result must not depend on the table's order.
 	slices.SortFunc(changes, func(a, b latest.Change[*registry.Entry]) int { return strings.Compare(a.Key(), b.Key()) })
 	for _, c := range changes {
-		if e := cmp.Or(c.New, c.Old); !e.Claims() {
+		if e := cmp.Or(c.New, c.Old); e.Rule != nil {
 			continue
 		}
 		at, there := slices.BinarySearchFunc(next.objects, c.Key(), compareName)

@@ -2,7 +2,7 @@
 // of an API: apiVersion fairlead.dev/v1, kind Policy (--policy). Its parent validates it and makes
 // backends of it; this package says which request a backend is meant for.
 //
-// Values are immutable after they were decoded, so any goroutine may call Matches.
+// A Rule is immutable, so any goroutine may call Matches.
 package policy
 
 import (
@@ -23,6 +23,7 @@ type Policy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
 
+	// Routes are what it says of APIServices.
 	Routes []Route `json:"routes"`
 }
 
@@ -87,6 +88,7 @@ type When struct {
 
 // Request is what a When looks at.
 type Request struct {
+	// Namespace and the others are those of the request's path. Empty means that it has none.
 	Namespace, Resource, Subresource, Name string
 	// LabelSelector is as in the query, decoded.
 	LabelSelector string
@@ -95,8 +97,8 @@ type Request struct {
 	UserAgent string
 }
 
-// Lists calls f with each list of w and its field's name.
-func (w *When) Lists(f func(field string, values []string)) {
+// lists calls f with each list of w and its field's name.
+func (w *When) lists(f func(field string, values []string)) {
 	f("namespaces", w.Namespaces)
 	f("resources", w.Resources)
 	f("names", w.Names)
@@ -106,8 +108,8 @@ func (w *When) Lists(f func(field string, values []string)) {
 	f("userAgents", w.UserAgents)
 }
 
-// Matches reports whether the condition holds, NamespaceLabels aside.
-func (w *When) Matches(r *Request) bool {
+// matches reports whether the condition holds, NamespaceLabels aside.
+func (w *When) matches(r *Request) bool {
 	return (w.Namespaces == nil || matches(w.Namespaces, r.Namespace)) &&
 		(w.Resources == nil || r.ofResource(w.Resources)) &&
 		(w.Names == nil || matches(w.Names, r.Name)) &&

@@ -119,7 +119,7 @@ func (e *Events) compare(to record.EventRecorder, last registry.Verdict, entry *
 const maxMessage = 1024
 
 func (e *Events) emit(to record.EventRecorder, entry *registry.Entry, kind, reason, message string) {
-	if !entry.Claims() {
+	if entry.Rule != nil {
 		message = "further backend " + entry.Name + ": " + message
 	}
 	message = printable.Cut(printable.Line(message), maxMessage-len("…"))

@@ -38,7 +38,7 @@ type state struct {
 	superseded <-chan struct{}
 }
 
-func (s state) Entries() []*registry.Entry  { return s.entries }
+func (s state) Servers() []*registry.Entry  { return s.entries }
 func (s state) Superseded() <-chan struct{} { return s.superseded }
 
 func (r *replica) table() latest.State[*registry.Entry] {

@@ -78,7 +78,7 @@ func (t *term) run(ctx context.Context) {
 	defer func() { t.others.end() }() // of the last watch
 	for now, changes := range latest.Changes(ctx, t.writer.config.Table, wake) {
 		for _, c := range changes {
-			if e := cmp.Or(c.New, c.Old); !e.Claims() {
+			if e := cmp.Or(c.New, c.Old); e.Rule != nil {
 				continue // it has no object
 			}
 			if c.New == nil {
@@ -90,7 +90,7 @@ func (t *term) run(ctx context.Context) {
 		seen, ended := t.others.take()
 		if (ended || !time.Now().Before(t.due)) && t.list(ctx) {
 			for _, e := range now.Servers() {
-				if e.Claims() {
+				if e.Rule == nil {
 					t.todo[e.Name] = e
 				}
 			}
