@@ -173,13 +173,10 @@ func joined(separator string, texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(t string) bool { return t == "" }), separator)
 }
 
-// liner adds a line to an explanation, unless the text is empty.
-type liner func(name, text string, colour ...string)
-
 // describe formats an explanation for people.
 func (c *client) describe(x *answer.Explanation) string {
 	var b strings.Builder
-	line := func(name, text string, colour ...string) {
+	line := func(name, text string, colour ...string) { // none for an empty text
 		if text == "" {
 			return
 		}
@@ -203,8 +200,32 @@ func (c *client) describe(x *answer.Explanation) string {
 	for i, why := range x.Why {
 		line([]string{"Why", ""}[min(i, 1)], why)
 	}
+	other := func(message string) string { // none that the cause repeats
+		if x.Cause != "" && strings.HasSuffix(message, x.Cause) {
+			return ""
+		}
+		return message
+	}
 	if a := x.APIService; a != nil {
-		describeEntry(line, a, x.Cause)
+		line("APIService", a.Name)
+		line("Service", a.Service)
+		line("TLS name", a.ServerName)
+		if a.Trust != nil {
+			line("Trusted by", joined(" ", a.Trust.Source, a.Trust.Fault))
+		}
+		if a.Kind != "local" { // which is always available, whatever becomes of its requests
+			line("Verdict", joined(" ", string(a.Verdict.Status), a.Verdict.Reason, other(a.Verdict.Message)))
+		}
+		if d := a.Discovery; d != nil {
+			line("Discovery", joined(": ", d.Reason, other(d.Message)))
+		}
+		if o := a.OpenAPI; o != nil {
+			line("OpenAPI", joined(": ", o.Reason, other(o.Message)))
+			line("Foreign", strings.Join(o.Foreign, ", "))
+		}
+		for _, e := range a.Endpoints {
+			line("Endpoint", joined(": ", e.Address+" "+e.Health, other(e.Error), e.GoAway), map[string]string{"unhealthy": bad}[e.Health])
+		}
 	}
 	if id := x.Identity; id != nil {
 		line("As", id.User+", "+id.How)
@@ -215,33 +236,4 @@ func (c *client) describe(x *answer.Explanation) string {
 	line("Authorization", x.Authorization, map[bool]string{true: good, false: bad}[x.Authorization == "allowed"])
 	line("Timeout", x.Timeout)
 	return b.String()
-}
-
-// describeEntry omits messages that the cause repeats.
-func describeEntry(line liner, a *answer.APIService, cause string) {
-	other := func(message string) string {
-		if cause != "" && strings.HasSuffix(message, cause) {
-			return ""
-		}
-		return message
-	}
-	line("APIService", a.Name)
-	line("Service", a.Service)
-	line("TLS name", a.ServerName)
-	if a.Trust != nil {
-		line("Trusted by", joined(" ", a.Trust.Source, a.Trust.Fault))
-	}
-	if a.Kind != "local" { // which is always available, whatever becomes of its requests
-		line("Verdict", joined(" ", string(a.Verdict.Status), a.Verdict.Reason, other(a.Verdict.Message)))
-	}
-	if d := a.Discovery; d != nil {
-		line("Discovery", joined(": ", d.Reason, other(d.Message)))
-	}
-	if o := a.OpenAPI; o != nil {
-		line("OpenAPI", joined(": ", o.Reason, other(o.Message)))
-		line("Foreign", strings.Join(o.Foreign, ", "))
-	}
-	for _, e := range a.Endpoints {
-		line("Endpoint", joined(": ", e.Address+" "+e.Health, other(e.Error), e.GoAway), map[string]string{"unhealthy": bad}[e.Health])
-	}
 }

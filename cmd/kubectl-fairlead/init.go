@@ -164,8 +164,7 @@ func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error)
 	if err != nil {
 		return nil, err
 	}
-	var cert *x509.Certificate
-	ca := i.ca.Leaf
+	cert, ca := &x509.Certificate{}, i.ca.Leaf
 	if template == nil {
 		// The time makes the name unique, so that this CA is not confused with the next one.
 		cert, err = certutil.NewSelfSignedCACert(certutil.Config{CommonName: fmt.Sprintf("fairlead-ca-%d", time.Now().Unix())}, key)
@@ -173,10 +172,7 @@ func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error)
 	} else {
 		template.KeyUsage = x509.KeyUsageDigitalSignature
 		template.NotBefore, template.NotAfter = time.Now().Add(-time.Minute), time.Now().Add(leafLife) // clocks differ
-		var der []byte
-		if der, err = x509.CreateCertificate(rand.Reader, template, i.ca.Leaf, key.Public(), i.ca.PrivateKey); err == nil {
-			cert, err = x509.ParseCertificate(der)
-		}
+		cert.Raw, err = x509.CreateCertificate(rand.Reader, template, ca, key.Public(), i.ca.PrivateKey)
 	}
 	if err != nil {
 		return nil, err

@@ -128,7 +128,12 @@ func (l *linter) ports(s *survey) {
 
 // servers compares the kube-apiservers, where they run as pods.
 func (l *linter) servers(s *survey) {
-	all := s.servers()
+	all := map[string]map[string]string{} // :: node → flag → value
+	for i := range s.pods {
+		if p := &s.pods[i]; p.Namespace == metav1.NamespaceSystem && p.Labels["component"] == "kube-apiserver" {
+			all[p.Spec.NodeName] = flagsOf(p)
+		}
+	}
 	nodes := slices.Sorted(maps.Keys(all))
 	for _, flag := range []string{
 		"requestheader-allowed-names", "requestheader-username-headers", "requestheader-group-headers", "requestheader-extra-headers-prefix", "requestheader-uid-headers",

@@ -111,7 +111,6 @@ func (c *client) replicaClient() (*http.Client, error) {
 	if rc.Insecure {
 		return nil, errors.New("the kubeconfig verifies no server certificate, so its credential is not sent to addresses from an EndpointSlice")
 	}
-	rc = rest.CopyConfig(rc)
 	rc.ServerName = cmp.Or(rc.ServerName, c.base.Hostname())
 	hc, err := rest.HTTPClientFor(rc)
 	if err != nil {

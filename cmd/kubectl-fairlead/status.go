@@ -228,49 +228,40 @@ func (c *client) watch(ctx context.Context, o *statusOptions) (err error) {
 		return err
 	}
 	defer resp.Body.Close()
-	known := map[string]string{} // :: name → its row without ages and counters, or deleted
+	known := map[string]string{} // :: name → its row without ages and counters
 	events := bufio.NewScanner(resp.Body)
-	for events.Scan() {
+	for first := true; events.Scan(); {
 		if !strings.HasPrefix(events.Text(), "data:") {
 			continue
 		}
 		s, err := c.status(ctx)
-		if err == nil {
-			err = c.showChanged(s, known, o)
-		}
 		if err != nil {
+			return err
+		}
+		gone := maps.Clone(known)
+		for _, a := range s.APIServices {
+			delete(gone, a.Name)
+		}
+		var changed []*answer.APIService
+		for _, a := range o.shown(s) {
+			text := fmt.Sprint(a.Verdict.Status, a.Verdict.Reason, a.Maintenance, a.Service, a.Healthy(), len(a.Endpoints))
+			if known[a.Name] != text {
+				known[a.Name] = text
+				changed = append(changed, a)
+			}
+		}
+		rows := c.rows(s, changed, o)
+		if !first {
+			rows = rows[1:]
+		}
+		first = false
+		for _, name := range slices.Sorted(maps.Keys(gone)) {
+			delete(known, name)
+			rows = append(rows, []cell{{text: name}, {text: "-"}, {"Deleted", bad}})
+		}
+		if err := c.palette.table(c.out, rows); err != nil {
 			return err
 		}
 	}
 	return fmt.Errorf("reading events: %w", cmp.Or(events.Err(), errors.New("the server has ended them")))
 }
-
-func (c *client) showChanged(s *answer.Status, known map[string]string, o *statusOptions) error {
-	first := len(known) == 0
-	var changed []*answer.APIService
-	for _, a := range o.shown(s) {
-		text := fmt.Sprint(a.Verdict.Status, a.Verdict.Reason, a.Maintenance, a.Service, a.Healthy(), len(a.Endpoints))
-		if known[a.Name] != text {
-			known[a.Name] = text
-			changed = append(changed, a)
-		}
-	}
-	rows := c.rows(s, changed, o)
-	if !first {
-		rows = rows[1:]
-	}
-	gone := maps.Clone(known)
-	for _, a := range s.APIServices {
-		delete(gone, a.Name)
-	}
-	for _, name := range slices.Sorted(maps.Keys(gone)) {
-		if known[name] != deleted {
-			known[name] = deleted
-			rows = append(rows, []cell{{text: name}, {text: "-"}, {deleted, bad}})
-		}
-	}
-	return c.palette.table(c.out, rows)
-}
-
-// deleted is shown instead of a verdict when an APIService is gone.
-const deleted = "Deleted"

@@ -126,17 +126,6 @@ func (s *survey) flags() map[string]string {
 	return flagsOf(&s.replicas[0])
 }
 
-// servers returns the flags of the kube-apiservers that run as pods, by node.
-func (s *survey) servers() map[string]map[string]string {
-	all := map[string]map[string]string{}
-	for i := range s.pods {
-		if p := &s.pods[i]; p.Namespace == metav1.NamespaceSystem && p.Labels["component"] == "kube-apiserver" {
-			all[p.Spec.NodeName] = flagsOf(p)
-		}
-	}
-	return all
-}
-
 // taken returns the pods other than Fairlead's that use a port of a control-plane node. Load
 // balancers there (HAProxy of kubeadm's guide, kube-vip) declare none: in pods on the host network
 // probes, arguments and variables count, too.
