@@ -40,6 +40,9 @@ import (
 //	shared <apiservice>…       they have one Backend
 //	alone <apiservice>…        none has the Backend of another APIService
 //	expect <file>              the table, as text
+//	policy <file>              the policy; a faulty one leaves the last
+//	namespace <name> <label>=<value>…
+//	for <apiservice> <what>=<value>… <server>    to which server a request goes: resource, namespace…
 //	match <route>[=<apiservice>|=<group>] <path>    a path may be quoted as in Go
 //
 // Those of live follow.
@@ -54,6 +57,8 @@ type teller struct {
 	table    *Table
 	last     *Table
 	backends map[string]*Backend
+
+	routed
 }
 
 func tell(t *testing.T, script *story.Story) {
@@ -85,6 +90,14 @@ func (s *teller) step(at string, words []string) {
 	case "delete":
 		ns, name, _ := strings.Cut(words[2], "/")
 		b.objects[key{kindsByName()[words[1]], types.NamespacedName{Namespace: ns, Name: name}}] = nil
+	case "policy":
+		s.setPolicy(words[1], &b)
+	case "namespace":
+		s.namespaces.Set(words[1], labelsOf(words[2:]))
+		return
+	case "for":
+		s.asked(at, words[1:])
+		return
 	case "hides":
 		b.shadowedSet, b.shadowed = true, map[schema.GroupVersion]string{}
 		if len(words) > 1 {
@@ -138,8 +151,8 @@ func (s *teller) checkUpdate(at string) {
 	if got, want := layoutOf(s.table), layoutOf(s.build(nil, nil)); got != want {
 		s.Fatalf("%s: the updated table differs from a new one:\n%s", at, cmp.Diff(want, got))
 	}
-	for _, e := range s.table.Entries() {
-		old := s.last.named(e.Name)
+	for _, e := range s.table.Servers() {
+		old := s.last.server(e.Name)
 		if old == nil || old == e {
 			continue
 		}
@@ -169,7 +182,7 @@ func (s *teller) build(reports map[reportKey]Report, prev *Table) *Table {
 	in := Input{
 		APIServices: s.objects.apiServices, Services: s.objects.services[kindService], Slices: s.objects.grouped[kindSlice],
 		FallbackServices: s.objects.services[kindFallbackService], FallbackSlices: s.objects.grouped[kindFallbackSlice],
-		Options: &s.options, Problems: s.objects.faults(), Shadowed: s.objects.shadowed, Complete: true, Now: s.now,
+		policy: s.objects.policy, Options: &s.options, Problems: s.objects.faults(), Shadowed: s.objects.shadowed, Complete: true, Now: s.now,
 	}
 	if prev != nil {
 		in.Touched = s.objects.touched
@@ -183,8 +196,8 @@ func (s *teller) build(reports map[reportKey]Report, prev *Table) *Table {
 // layoutOf describes what must not depend on a table's history: everything except probe results.
 func layoutOf(t *Table) string {
 	var b strings.Builder
-	for _, e := range t.Entries() {
-		fmt.Fprintf(&b, "%s %v %v\n", e.Name, e.Local(), e.Problems)
+	for _, e := range t.Servers() {
+		fmt.Fprintf(&b, "%s %v %v %v\n", e.Name, e.Local(), e.Problems, e.Hidden)
 		for _, p := range e.Endpoints {
 			fmt.Fprintf(&b, "  %s %v\n", p.Address, p.Terminating)
 		}
@@ -213,7 +226,7 @@ func (s *teller) setOptions(words []string) {
 }
 
 func (s *teller) report(words []string, b *batch) {
-	e := s.table.named(words[0])
+	e := s.table.server(words[0])
 	if e == nil {
 		s.Fatalf("report about %s, which is not in the table", words[0])
 	}
@@ -286,7 +299,7 @@ func (s *teller) match(at, want, path string) {
 // show writes a table as text.
 func show(t *Table) string {
 	var b strings.Builder
-	for _, e := range t.Entries() {
+	for _, e := range t.Servers() {
 		v := e.Verdict
 		fmt.Fprintf(&b, "%s %s", e.Name, strings.TrimSpace(fmt.Sprintf("%s %s", v.Status, v.Reason)))
 		if v.Message != "" {
@@ -297,6 +310,15 @@ func show(t *Table) string {
 		}
 		if !v.Since.IsZero() {
 			fmt.Fprintf(&b, " at %s", v.Since.Sub(time.Unix(0, 0)))
+		}
+		if e.Rule != nil {
+			fmt.Fprintf(&b, " by %s", e.Rule.Where)
+		}
+		if e.StandIn != nil {
+			fmt.Fprintf(&b, " stands in: %s", e.StandIn.Name)
+		}
+		if e.Hidden {
+			b.WriteString(" hidden")
 		}
 		b.WriteByte('\n')
 		for _, p := range e.Endpoints {

@@ -1,0 +1,170 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/utils/ptr"
+)
+
+// world is a small one, so that conditions often match: its strings are prefixes of each other.
+type world struct{ *rand.Rand }
+
+func (w world) word() string {
+	return []string{"a", "ab", "abc", "b", "ba", "pods", "pods/exec"}[w.IntN(7)]
+}
+
+func (w world) list() (out []string) {
+	if w.IntN(3) > 0 {
+		return nil
+	}
+	for range 1 + w.IntN(3) {
+		out = append(out, w.word()+[]string{"", "", "*"}[w.IntN(3)])
+	}
+	return out
+}
+
+// asked is a request as the model knows it: a map of what there is.
+func (w world) asked() (map[string][]string, *Request) {
+	some := func() string {
+		if w.IntN(3) == 0 {
+			return ""
+		}
+		return strings.ReplaceAll(w.word(), "/", "")
+	}
+	m, r := make(map[string][]string), &Request{Namespace: some(), Resource: some(), Name: some(), UserAgent: some()}
+	for name, value := range map[string]string{"namespaces": r.Namespace, "resources": r.Resource, "names": r.Name, "userAgents": r.UserAgent} {
+		if value != "" {
+			m[name] = []string{value}
+		}
+	}
+	if r.Subresource = some(); r.Resource == "" {
+		r.Subresource = ""
+	}
+	if r.Subresource != "" {
+		m["resources"] = append(m["resources"], r.Resource+"/"+r.Subresource)
+	}
+	if w.IntN(4) > 0 {
+		u := &user.DefaultInfo{Name: w.word(), Groups: []string{w.word(), w.word()}}
+		r.User, m["users"], m["groups"] = u, []string{u.Name}, u.Groups
+	}
+	var terms []string
+	for range w.IntN(4) {
+		key := strings.ReplaceAll(w.word(), "/", "")
+		form := w.IntN(7)
+		terms = append(terms, fmt.Sprintf([]string{"%s", "%s=x", "%s==x", "%s in (x,y)", "%s!=x", "%s notin (x)", "!%s"}[form], key))
+		if form < 4 {
+			m["labelKeys"] = append(m["labelKeys"], key)
+		}
+	}
+	r.LabelSelector = strings.Join(terms, ",")
+	return m, r
+}
+
+// holds is the model: every list of the condition has a value that one of the request's is.
+func holds(lists, request map[string][]string) bool {
+	for name, values := range lists {
+		found := false
+		for _, v := range values {
+			for _, have := range request[name] {
+				if v == have || v[len(v)-1] == '*' && len(have) >= len(v)-1 && have[:len(v)-1] == v[:len(v)-1] {
+					found = true
+				}
+			}
+		}
+		if !found {
+			return false
+		}
+	}
+	return true
+}
+
+// Whatever the conditions and the request, the first backend whose condition the model holds gets it.
+func TestAgainstModel(t *testing.T) {
+	w := world{rand.New(rand.NewPCG(46, 46))}
+	known := new(Namespaces)
+	tiers := map[string]string{"a": "gold", "ab": "gold", "abc": "iron"}
+	for name, tier := range tiers {
+		known.Set(name, labels.Set{"tier": tier})
+	}
+	chosen := make(map[int]int)
+	for round := range 10_000 {
+		var rules []*Rule
+		var models []map[string][]string
+		for range 1 + w.IntN(5) {
+			b := &Backend{Standby: w.IntN(6) == 0}
+			lists := map[string][]string{}
+			if !b.Standby {
+				when := &When{Namespaces: w.list(), Resources: w.list(), Names: w.list(), LabelKeys: w.list(), Users: w.list(), Groups: w.list(), UserAgents: w.list()}
+				when.lists(func(name string, values []string) {
+					if values != nil {
+						lists[name] = values
+					}
+				})
+				if w.IntN(8) == 0 {
+					when.NamespaceLabels = &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "gold"}}
+					lists["gold"] = []string{"gold"}
+				}
+				if len(lists) == 0 {
+					when.Users, lists["users"] = []string{"a"}, []string{"a"}
+				}
+				b.When = when
+			} else {
+				lists["nothing"] = []string{"matches"}
+			}
+			r, errs := b.Rule("here", field.NewPath("b"), known)
+			if len(errs) > 0 {
+				t.Fatal(errs)
+			}
+			rules, models = append(rules, r), append(models, lists)
+		}
+		m, q := w.asked()
+		m["gold"] = []string{tiers[q.Namespace]}
+		first := func(matches func(i int) bool) int {
+			for i := range rules {
+				if matches(i) {
+					return i
+				}
+			}
+			return -1
+		}
+		got, want := first(func(i int) bool { return rules[i].Matches(q) }), first(func(i int) bool { return holds(models[i], m) })
+		if got != want {
+			t.Fatalf("round %d: backend %d, the model says %d: conditions %v, request %v %+v", round, got, want, models, m, q)
+		}
+		chosen[want]++
+	}
+	for _, i := range []int{-1, 0, 1, 2, 3} {
+		if chosen[i] < 50 {
+			t.Errorf("backend %d was chosen %d times: the rounds say little", i, chosen[i])
+		}
+	}
+}
+
+// A selector that cannot be parsed requires nothing.
+func TestBrokenSelector(t *testing.T) {
+	r, _ := (&Backend{When: &When{LabelKeys: []string{"a"}}}).Rule("", field.NewPath("b"), nil)
+	for _, text := range []string{"a in", "a=(", "a,,", "=a", "\x00"} {
+		if r.Matches(&Request{LabelSelector: text}) {
+			t.Errorf("%q requires a", text)
+		}
+	}
+}
+
+// The time to decide does not depend on what a request has beyond what is compared.
+func BenchmarkMatches(b *testing.B) {
+	r, _ := (&Backend{When: &When{Namespaces: []string{"team-*"}, Users: []string{"jane"}}}).Rule("", field.NewPath("b"), nil)
+	q := &Request{Namespace: "kube-system", Resource: "pods", User: &user.DefaultInfo{Name: "john"}}
+	b.ReportAllocs()
+	for b.Loop() {
+		if r.Matches(q) {
+			b.Fatal(ptr.To(r))
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package registry
+
+import (
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/registry/directory"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
+	"github.com/fairlead-proxy/fairlead/tests/check"
+)
+
+// routed is what a story of a policy has beside its table.
+type routed struct{ namespaces policy.Namespaces }
+
+// setPolicy is what policies.take does.
+func (s *teller) setPolicy(file string, b *batch) {
+	objects, faults := directory.Decode(file, []byte(s.story.File(s, file)))
+	b.replaced[kindPolicy], b.policy = true, s.objects.policy
+	if len(faults) == 0 {
+		var now *routings
+		if now, faults = s.options.compile(objects, &s.namespaces); len(faults) == 0 {
+			b.policy = now
+		}
+	}
+	b.policyFaults = faults
+}
+
+func labelsOf(words []string) labels.Set {
+	set := labels.Set{}
+	for _, w := range words {
+		name, value, _ := strings.Cut(w, "=")
+		set[name] = value
+	}
+	return set
+}
+
+// server returns an entry or a further one by its name.
+func (t *Table) server(name string) *Entry {
+	if at := slices.IndexFunc(t.servers, func(e *Entry) bool { return e.Name == name }); at >= 0 {
+		return t.servers[at]
+	}
+	return nil
+}
+
+// asked compares to whom requests go: words are the entry, what is asked, and the one that is
+// expected.
+func (s *teller) asked(at string, words []string) {
+	s.Helper()
+	r := policy.Request{}
+	u := &user.DefaultInfo{}
+	for _, w := range words[1 : len(words)-1] {
+		name, value, _ := strings.Cut(w, "=")
+		switch name {
+		case "namespace":
+			r.Namespace = value
+		case "resource":
+			r.Resource, r.Subresource, _ = strings.Cut(value, "/")
+		case "name":
+			r.Name = value
+		case "labels":
+			r.LabelSelector = value
+		case "agent":
+			r.UserAgent = value
+		case "user":
+			u.Name, r.User = value, u
+		case "group":
+			u.Groups, r.User = append(u.Groups, value), u
+		default:
+			s.Fatalf("%s: unknown %s", at, w)
+		}
+	}
+	check.Same(s, words[len(words)-1], s.table.named(words[0]).For(&r).Name, "%s: the server", at)
+}
