@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/otlp"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // frontHost is the host for which requests of a story ask.
@@ -82,6 +83,8 @@ func (s *stage) anew(options []string) {
 			c.Documents = page
 		case "directory":
 			c.also = func(in *registry.Input) { in.Options.Directory = true }
+		case "policy":
+			c.also = func(in *registry.Input) { scene.SetPolicy(s.t, in, value, s.File(s.t, value)) }
 		case "pools":
 			s.pools = true
 		case "forgetful":

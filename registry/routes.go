@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -208,8 +207,7 @@ func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong 
 	case b.InsecureSkipTLSVerify && len(b.CABundle) > 0:
 		bad("insecureSkipTLSVerify", "true", "not with caBundle")
 	case f.name == "" && b.URL != "":
-		u, _ := url.Parse(strings.TrimSpace(strings.Split(b.URL, ",")[0])) // s.urls has checked it
-		f.name = strings.ToLower(u.Hostname())
+		wrong = append(wrong, field.Required(at.Child("name"), "clients see it in errors, and must not see the url"))
 	case f.name == "":
 		f.name = b.Service.Name
 	}

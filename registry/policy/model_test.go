@@ -85,7 +85,7 @@ func holds(lists, request map[string][]string) bool {
 	return true
 }
 
-// Whatever the conditions and the request, the first backend whose condition the model holds gets it.
+// Whatever the conditions and the request, the first backend that the model holds for gets it.
 func TestAgainstModel(t *testing.T) {
 	w := world{rand.New(rand.NewPCG(46, 46))}
 	known := new(Namespaces)

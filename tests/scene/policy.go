@@ -1,0 +1,18 @@
+package scene
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/directory"
+)
+
+// SetPolicy sets the policy of a file with this text.
+func SetPolicy(tb testing.TB, in *registry.Input, file, text string) {
+	tb.Helper()
+	objects, faults := directory.Decode(file, []byte(text))
+	for _, f := range slices.Concat(faults, in.SetPolicy(objects)) {
+		tb.Fatal(f)
+	}
+}
