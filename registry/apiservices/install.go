@@ -30,9 +30,7 @@ const watchTime = 30 * time.Minute
 func newScheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
-	v1 := metav1.Unversioned
-	metav1.AddToGroupVersion(scheme, v1)
-	scheme.AddUnversionedTypes(v1, &metav1.Status{}, &metav1.APIVersions{}, &metav1.APIGroupList{}, &metav1.APIGroup{}, &metav1.APIResourceList{})
+	metav1.AddToGroupVersion(scheme, metav1.Unversioned)
 	return scheme
 }
 
@@ -62,10 +60,10 @@ func groupVersion(scheme *runtime.Scheme, codecs serializer.CodecFactory) *endpo
 
 // install installs all handlers.
 func (s *Server) install(container *restful.Container, group *endpoints.APIGroupVersion, v *version.Info) {
-	documents := newOpenAPI(group.Typer.(*runtime.Scheme))
+	v2, v3 := openAPI(group.Typer.(*runtime.Scheme))
 	group.TypeConverter = managedfields.NewDeducedTypeConverter() // required by the installer
 	if s.etcd != nil {
-		group.TypeConverter = documents.types()
+		group.TypeConverter = managedTypes(v3)
 	}
 	resources, _, err := group.InstallREST(container)
 	utilruntime.Must(err)
@@ -73,7 +71,7 @@ func (s *Server) install(container *restful.Container, group *endpoints.APIGroup
 	s.paths.Handle(root+"/v1", container)
 	s.paths.HandlePrefix(root+"/v1/", http.HandlerFunc(s.serveObjects))
 	s.installDiscovery(resources, v)
-	documents.install(container, s.paths)
+	installOpenAPI(container, s.paths, v2, v3)
 }
 
 // installDiscovery installs the discovery documents and /version.

@@ -23,42 +23,35 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// openAPI makes the OpenAPI documents of the group, for kubectl explain and apply.
-type openAPI struct {
-	v2 *common.Config
-	v3 *common.OpenAPIV3Config
-}
-
-func newOpenAPI(scheme *runtime.Scheme) *openAPI {
+// openAPI returns how the OpenAPI documents of the group are made, for kubectl explain and apply.
+func openAPI(scheme *runtime.Scheme) (*common.Config, *common.OpenAPIV3Config) {
 	names := openapinamer.NewDefinitionNamer(scheme)
 	info := &spec.Info{InfoProps: spec.InfoProps{Title: "Fairlead", Version: "v1"}}
-	o := &openAPI{
-		v2: &common.Config{
-			ProtocolList:          []string{"https"},
-			Info:                  info,
-			DefaultResponse:       &spec.Response{ResponseProps: spec.ResponseProps{Description: "Default Response."}},
-			GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // k8s.io/apiserver has no other yet
-			GetDefinitionName:     names.GetDefinitionName,
-			GetDefinitions:        generated.GetOpenAPIDefinitions,
-		},
-		v3: &common.OpenAPIV3Config{
-			Info:                  info,
-			DefaultResponse:       &spec3.Response{ResponseProps: spec3.ResponseProps{Description: "Default Response."}},
-			GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // k8s.io/apiserver has no other yet
-			GetDefinitionName:     names.GetDefinitionName,
-			GetDefinitions:        generated.GetOpenAPIDefinitions,
-		},
+	v2 := &common.Config{
+		ProtocolList:          []string{"https"},
+		Info:                  info,
+		DefaultResponse:       &spec.Response{ResponseProps: spec.ResponseProps{Description: "Default Response."}},
+		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // k8s.io/apiserver has no other yet
+		GetDefinitionName:     names.GetDefinitionName,
+		GetDefinitions:        generated.GetOpenAPIDefinitions,
 	}
-	o.v3.Definitions = generated.GetOpenAPIDefinitions(func(name string) spec.Ref {
+	v3 := &common.OpenAPIV3Config{
+		Info:                  info,
+		DefaultResponse:       &spec3.Response{ResponseProps: spec3.ResponseProps{Description: "Default Response."}},
+		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // k8s.io/apiserver has no other yet
+		GetDefinitionName:     names.GetDefinitionName,
+		GetDefinitions:        generated.GetOpenAPIDefinitions,
+	}
+	v3.Definitions = generated.GetOpenAPIDefinitions(func(name string) spec.Ref {
 		name, _ = names.GetDefinitionName(name)
 		return spec.MustCreateRef("#/components/schemas/" + common.EscapeJsonPointer(name))
 	})
-	return o
+	return v2, v3
 }
 
-// types returns the converter for managed fields.
-func (o *openAPI) types() managedfields.TypeConverter {
-	schemas := made(builder3.BuildOpenAPIDefinitionsForResources(o.v3, util.GetCanonicalTypeName(&apiregistrationv1.APIService{})))
+// managedTypes returns the converter for managed fields.
+func managedTypes(v3 *common.OpenAPIV3Config) managedfields.TypeConverter {
+	schemas := made(builder3.BuildOpenAPIDefinitionsForResources(v3, util.GetCanonicalTypeName(&apiregistrationv1.APIService{})))
 	return made(managedfields.NewTypeConverter(schemas, false))
 }
 
@@ -68,14 +61,14 @@ func made[T any](v T, err error) T {
 	return v
 }
 
-// install serves the documents. They are built lazily by their handlers.
-func (o *openAPI) install(container *restful.Container, to *mux.PathRecorderMux) {
+// installOpenAPI serves the documents. They are built lazily by their handlers.
+func installOpenAPI(container *restful.Container, to *mux.PathRecorderMux, v2 *common.Config, v3 *common.OpenAPIV3Config) {
 	services := restfuladapter.AdaptWebServices(container.RegisteredWebServices())
-	v2 := made(builder.BuildOpenAPISpecFromRoutes(services, o.v2))
-	v2.Definitions = handler.PruneDefaults(v2.Definitions)
-	handler.NewOpenAPIService(v2).RegisterOpenAPIVersionedService("/openapi/v2", to)
+	whole := made(builder.BuildOpenAPISpecFromRoutes(services, v2))
+	whole.Definitions = handler.PruneDefaults(whole.Definitions)
+	handler.NewOpenAPIService(whole).RegisterOpenAPIVersionedService("/openapi/v2", to)
 	service := handler3.NewOpenAPIService()
-	service.UpdateGroupVersion(strings.TrimPrefix(root, "/")+"/v1", made(builder3.BuildOpenAPISpecFromRoutes(services, o.v3)))
+	service.UpdateGroupVersion(strings.TrimPrefix(root, "/")+"/v1", made(builder3.BuildOpenAPISpecFromRoutes(services, v3)))
 	utilruntime.Must(service.RegisterOpenAPIV3VersionedService("/openapi/v3", oneSpec{to}))
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -150,7 +151,8 @@ func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
 // A request for a future revision gets no Retry-After, because client-go would obey it ten times.
 func TestTooLarge(t *testing.T) {
-	if after, told := apierrors.SuggestsClientDelay(tooLarge(2, 1)); told {
-		t.Errorf("Retry-After: %d s", after)
+	err := newStore().known(t.Context(), "18446744073709551615")
+	if after, told := apierrors.SuggestsClientDelay(err); told || !storage.IsTooLargeResourceVersion(err) {
+		t.Errorf("Retry-After: %d s: %v", after, err)
 	}
 }

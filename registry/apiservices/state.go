@@ -133,11 +133,6 @@ func compareName(o *apiregistration.APIService, name string) int {
 	return strings.Compare(o.Name, name)
 }
 
-// since returns the changes after a revision from floor on.
-func (s *state) since(revision uint64) []change {
-	return s.events[min(revision, s.revision)-s.floor:]
-}
-
 // conditions returns the verdict as kube-aggregator would write it: none until a check has ended.
 func conditions(v registry.Verdict) []apiregistration.APIServiceCondition {
 	if v.Status == "" {

@@ -63,20 +63,11 @@ func (s *store) known(_ context.Context, text string) error {
 		return apierrors.NewBadRequest(fmt.Sprintf("invalid resource version %q", text))
 	}
 	if now := s.state().revision; revision > now {
-		return tooLarge(revision, now)
+		// Without Retry-After, with which client-go would retry ten times in vain: this replica never
+		// reaches another one's revision.
+		return storage.NewTooLargeResourceVersionError(revision, now, 0)
 	}
 	return nil
-}
-
-// tooLarge is the error of k8s.io/apiserver/pkg/storage for a resource version from the future,
-// whose cause client-go checks. Unlike there, it has no Retry-After, with which client-go would
-// retry ten times in vain: this replica never reaches another one's revision.
-func tooLarge(revision, current uint64) error {
-	err := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %d, current: %d", revision, current), 0)
-	err.ErrStatus.Details.Causes = []metav1.StatusCause{{
-		Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version",
-	}}
-	return err
 }
 
 // store is the storage that the watch cache lists and watches. There are no writes.
@@ -150,7 +141,7 @@ func (s *store) Watch(ctx context.Context, _ string, o storage.ListOptions) (wat
 				send(watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired("too old resource version").ErrStatus})
 				return
 			}
-			for _, c := range state.since(at) {
+			for _, c := range state.events[min(at, state.revision)-state.floor:] {
 				if !send(watch.Event{Type: c.kind, Object: c.object}) {
 					return
 				}

@@ -35,9 +35,7 @@ func newCodecs() *codecs {
 	agg, legacy := runtime.NewScheme(), runtime.NewScheme()
 	utilruntime.Must(apidiscoveryv2.AddToScheme(agg)) // it fails only for types that exclude each other
 	utilruntime.Must(apidiscoveryv2conversion.RegisterConversions(agg))
-	v1 := schema.GroupVersion{Version: "v1"}
-	metav1.AddToGroupVersion(legacy, v1)
-	legacy.AddUnversionedTypes(v1, &metav1.Status{}, &metav1.APIVersions{}, &metav1.APIGroupList{}, &metav1.APIGroup{}, &metav1.APIResourceList{})
+	metav1.AddToGroupVersion(legacy, metav1.Unversioned)
 	var options []serializer.CodecFactoryOptionsMutator
 	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage) {
 		options = append(options, serializer.WithSerializer(cbor.NewSerializerInfo))
