@@ -1,11 +1,9 @@
 package discovery
 
 import (
-	"bytes"
 	"fmt"
 	"mime"
 	"net/http"
-	"net/url"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	apidiscoveryv2conversion "k8s.io/apiserver/pkg/apis/apidiscovery/v2"
-	apidiscovery "k8s.io/apiserver/pkg/endpoints/discovery"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
@@ -46,42 +43,16 @@ func newCodecs() *codecs {
 // aggregatedParams are the parameters that ask for aggregated discovery.
 const aggregatedParams = ";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// recorder is a ResponseWriter that collects the output of a handler of k8s.io/apiserver.
-type recorder struct {
-	header http.Header
-	body   bytes.Buffer
-}
-
-func (s *recorder) Header() http.Header         { return s.header }
-func (s *recorder) WriteHeader(int)             {}
-func (s *recorder) Write(b []byte) (int, error) { return s.body.Write(b) }
-
-// formRequest returns a request for one form.
-func formRequest(accept string, pretty bool) *http.Request {
-	r := &http.Request{Method: http.MethodGet, URL: &url.URL{}, Header: http.Header{"Accept": {accept}}}
-	if pretty {
-		r.URL.RawQuery = "pretty=true"
-	}
-	return r
-}
-
 // writeAggregated writes a list as kube-apiserver does.
-func (c *codecs) writeAggregated(s *recorder, list *apidiscoveryv2.APIGroupDiscoveryList, media string, pretty bool) {
+func (c *codecs) writeAggregated(w http.ResponseWriter, r *http.Request, list *apidiscoveryv2.APIGroupDiscoveryList) {
 	own := *list // encoding sets its kind for a while, and two forms may be rendered at the same time
-	responsewriters.WriteObjectNegotiated(c.aggregated, aggregated.DiscoveryEndpointRestrictions, apidiscoveryv2.SchemeGroupVersion, s,
-		formRequest(media+aggregatedParams, pretty), http.StatusOK, &own, true)
+	responsewriters.WriteObjectNegotiated(c.aggregated, aggregated.DiscoveryEndpointRestrictions, apidiscoveryv2.SchemeGroupVersion, w, r, http.StatusOK, &own, true)
 }
 
 // writeLegacy writes an APIGroupList or an APIGroup as kube-aggregator does. No other goroutine may
 // use the object: encoding sets its kind for a while.
-func (c *codecs) writeLegacy(s *recorder, o runtime.Object, media string, pretty bool) {
-	responsewriters.WriteObjectNegotiated(c.legacy, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{}, s, formRequest(media, pretty), http.StatusOK, o, false)
-}
-
-// writeVersions writes the legacy form of /api, which for the sake of Kubernetes 1.1 has no
-// apiVersion.
-func (c *codecs) writeVersions(s *recorder, v *metav1.APIVersions, media string, pretty bool) {
-	apidiscovery.NewLegacyRootAPIHandler(addresses(v.ServerAddressByClientCIDRs), c.legacy, "/api").ServeHTTP(s, formRequest(media, pretty))
+func (c *codecs) writeLegacy(w http.ResponseWriter, r *http.Request, o runtime.Object) {
+	responsewriters.WriteObjectNegotiated(c.legacy, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{}, w, r, http.StatusOK, o, false)
 }
 
 // decode decodes a body by its Content-Type alone: its sender controls what the body looks like.

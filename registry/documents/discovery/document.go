@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/util/responsewriter"
 
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
@@ -25,7 +26,9 @@ import (
 // document is one object in all its forms. It never changes. Each form, and the ETag, is made on
 // first request.
 type document struct {
-	write func(s *recorder, media string, pretty bool)
+	// write writes the form that a request asks for: a media type, with params.
+	write  http.HandlerFunc
+	params string
 	// hash returns the value of the ETag. Nil means the hash of the JSON form.
 	hash func() string
 	// of is the local apiserver's object that it shows. Nil means none.
@@ -108,10 +111,14 @@ func (d *document) at(c choice) *form {
 func (d *document) form(c choice) *form {
 	f := d.at(c)
 	f.once.Do(func() {
-		s := &recorder{header: make(http.Header, 2)}
-		d.write(s, allMedias()[c.media], c.pretty)
-		f.body = bytes.Clone(s.body.Bytes()) // without the buffer's spare capacity
-		f.contentType = s.header.Get("Content-Type")
+		r := &http.Request{Method: http.MethodGet, URL: &url.URL{}, Header: http.Header{"Accept": {allMedias()[c.media] + d.params}}}
+		if c.pretty {
+			r.URL.RawQuery = "pretty=true"
+		}
+		w := responsewriter.NewInMemoryResponseWriter()
+		d.write(w, r)
+		f.body = bytes.Clone(w.Data()) // without the buffer's spare capacity
+		f.contentType = w.Header().Get("Content-Type")
 	})
 	return f
 }

@@ -132,8 +132,6 @@ func TestDenseDocuments(t *testing.T) {
 	group := func(resources string) http.HandlerFunc {
 		return aggregated(`{"metadata":{"name":"a.example.com"},"versions":[{"version":"v1","resources":[` + resources + `]}]}`)
 	}
-	proto := &recorder{header: http.Header{}}
-	newCodecs().writeAggregated(proto, listOf("a.example.com/v1=lies"), runtime.ContentTypeProtobuf, false)
 	for name, h := range map[string]http.HandlerFunc{
 		"groups":            aggregated(many("{}", maxObjects)),
 		"resources":         group(many("{}", maxObjects)),
@@ -142,7 +140,7 @@ func TestDenseDocuments(t *testing.T) {
 		"legacy":            legacy(many("{}", maxObjects)),
 		"a long kind":       saying(http.StatusOK, aggregatedJSON, []byte(`{"kind":"`+strings.Repeat("a", 1<<20)+`","apiVersion":"apidiscovery.k8s.io/v2"}`)),
 		"legacy verbs":      legacy(`{"verbs":[` + many(`""`, maxValues+2) + `]}`),
-		"unasked: protobuf": saying(http.StatusOK, runtime.ContentTypeProtobuf+aggregatedParams, proto.body.Bytes()),
+		"unasked: protobuf": saying(http.StatusOK, runtime.ContentTypeProtobuf+aggregatedParams, written(newCodecs(), listOf("a.example.com/v1=lies"), runtime.ContentTypeProtobuf)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			st := newStage(t)

@@ -31,9 +31,7 @@ func FuzzBackendSays(f *testing.F) {
 	seeds := []*apidiscoveryv2.APIGroupDiscoveryList{listOf(), listOf("own.example.com/v1=as,bs", "other.example.com/v1=poison"), listOf("own.example.com/v2=x", "own.example.com/v1", "own.example.com/v1=y"), listOf("own.example.com/v1=\xff\xfe")}
 	for _, l := range seeds {
 		for i, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
-			s := &recorder{header: http.Header{}}
-			d.codecs.writeAggregated(s, l, media, false)
-			f.Add(s.body.Bytes(), i == 1, false)
+			f.Add(written(d.codecs, l, media), i == 1, false)
 		}
 	}
 	f.Add([]byte(`{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"own.example.com/v1","resources":[{"name":"a/b"},{"name":"/"},{"name":"a","namespaced":true}]}`), false, true)
@@ -75,10 +73,8 @@ func FuzzBackendSays(f *testing.F) {
 		}
 		list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{{Versions: []apidiscoveryv2.APIVersionDiscovery{*v.doc}}}}
 		for _, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
-			s := &recorder{header: http.Header{}}
-			d.codecs.writeAggregated(s, list, media, false)
 			back := &apidiscoveryv2.APIGroupDiscoveryList{}
-			if err := decode(d.codecs.aggregated, media, s.body.Bytes(), back); err != nil {
+			if err := decode(d.codecs.aggregated, media, written(d.codecs, list, media), back); err != nil {
 				t.Fatalf("the document in %s cannot be read: %v", media, err)
 			}
 			for _, r := range back.Items[0].Versions[0].Resources {
@@ -104,10 +100,8 @@ func FuzzAccept(f *testing.F) {
 	}
 	d := New(Config{Config: scene.New(f).Config()})
 	n := newNegotiator(d.codecs, true)
-	rich := &document{write: func(s *recorder, media string, pretty bool) { d.codecs.writeAggregated(s, listOf(), media, pretty) }}
-	legacy := &document{write: func(s *recorder, media string, pretty bool) {
-		d.codecs.writeLegacy(s, &metav1.APIGroupList{}, media, pretty)
-	}}
+	rich := &document{params: aggregatedParams, write: func(w http.ResponseWriter, r *http.Request) { d.codecs.writeAggregated(w, r, listOf()) }}
+	legacy := &document{write: func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, &metav1.APIGroupList{}) }}
 	theirs := aggregated.WrapAggregatedDiscoveryToHandler(apidiscovery.NewRootAPIsHandler(addresses{}, d.codecs.legacy), aggregated.NewResourceManager("apis"), nil)
 	f.Fuzz(func(t *testing.T, accept string) {
 		answer := func(serve http.HandlerFunc) string {

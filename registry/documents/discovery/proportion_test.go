@@ -82,10 +82,8 @@ func TestInProportion(t *testing.T) {
 					return []any{err}
 				}
 				next, _ := d.taken(empty, []*registry.Entry{own}, found, "")
-				s := &recorder{header: http.Header{}}
-				d.codecs.writeAggregated(s, &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{{Versions: []apidiscoveryv2.APIVersionDiscovery{*next.versions[own.GroupVersion].doc}}}},
-					runtime.ContentTypeJSON, false)
-				return []any{next, s}
+				list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{{Versions: []apidiscoveryv2.APIVersionDiscovery{*next.versions[own.GroupVersion].doc}}}}
+				return []any{next, written(d.codecs, list, runtime.ContentTypeJSON)}
 			}
 		}})
 	}

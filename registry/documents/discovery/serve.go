@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apidiscovery "k8s.io/apiserver/pkg/endpoints/discovery"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 
@@ -30,15 +31,15 @@ func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 		next.groups = d.aggregated(nil, func() *apidiscoveryv2.APIGroupDiscoveryList { return listOfParts(parts) })
 	}
 	if next.legacy == nil || !sameList(old.of, t) {
-		next.legacy = &document{cache: private, write: func(s *recorder, media string, pretty bool) { d.codecs.writeLegacy(s, groupList(t), media, pretty) }}
+		next.legacy = &document{cache: private, write: func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, groupList(t)) }}
 	}
 	if l.core != nil && (next.core == nil || next.core.of != l.core) {
 		next.core = d.aggregated(l.core, func() *apidiscoveryv2.APIGroupDiscoveryList { return l.core })
 	}
 	if l.versions != nil && (next.versions == nil || next.versions.of != l.versions) {
-		next.versions = &document{
-			cache: private, of: l.versions, write: func(s *recorder, media string, pretty bool) { d.codecs.writeVersions(s, l.versions, media, pretty) },
-		}
+		// For the sake of Kubernetes 1.1 it has no apiVersion.
+		h := apidiscovery.NewLegacyRootAPIHandler(addresses(l.versions.ServerAddressByClientCIDRs), d.codecs.legacy, "/api")
+		next.versions = &document{cache: private, of: l.versions, write: h.ServeHTTP}
 	}
 	return next
 }
@@ -48,8 +49,8 @@ func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 func (d *Discovery) aggregated(of any, list func() *apidiscoveryv2.APIGroupDiscoveryList) *document {
 	d.aggregations.Inc()
 	return &document{
-		cache: public, of: of,
-		write: func(s *recorder, media string, pretty bool) { d.codecs.writeAggregated(s, list(), media, pretty) },
+		cache: public, of: of, params: aggregatedParams,
+		write: func(w http.ResponseWriter, r *http.Request) { d.codecs.writeAggregated(w, r, list()) },
 		hash: func() string {
 			text, _ := json.Marshal(list()) // it cannot fail
 			return negotiate.Hash(text)
@@ -99,8 +100,8 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			d.writeError(w, r, errNotFound())
 			return
 		}
-		d.serve(w, r, d.legacy, nil, &document{cache: private, write: func(s *recorder, media string, pretty bool) {
-			d.codecs.writeLegacy(s, legacyGroup(g), media, pretty)
+		d.serve(w, r, d.legacy, nil, &document{cache: private, write: func(w http.ResponseWriter, r *http.Request) {
+			d.codecs.writeLegacy(w, r, legacyGroup(g))
 		}})
 	}
 }
