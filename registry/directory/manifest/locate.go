@@ -21,41 +21,31 @@ type document struct {
 }
 
 // split splits a file at its document markers, at the beginning of a line, where no text has them.
-func split(data []byte) []*document {
+func split(data []byte) (docs []*document) {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
-	var docs []*document
-	begin, line, first := 0, 1, 1
-	for at := 0; at < len(data); line++ {
-		end := bytes.IndexByte(data[at:], '\n')
-		if end < 0 {
-			end = len(data)
-		} else {
-			end += at + 1
+	begin, at, line, first := 0, 0, 1, 1
+	add := func() {
+		text := data[begin:at]
+		blank := text[:len(text)-len(bytes.TrimLeft(text, " \t\r\n"))]
+		if len(blank) < len(text) {
+			// Indentation of the first line is kept: it counts in YAML.
+			text = text[bytes.LastIndexByte(blank, '\n')+1:]
+			docs = append(docs, &document{text: text, line: first + bytes.Count(blank, []byte("\n"))})
 		}
-		text := bytes.TrimRight(data[at:end], "\r\n")
+	}
+	for whole := range bytes.Lines(data) {
+		text := bytes.TrimRight(whole, "\r\n")
 		if bytes.Equal(text, []byte("---")) || bytes.HasPrefix(text, []byte("--- ")) || bytes.Equal(text, []byte("...")) {
-			docs = append(docs, &document{text: data[begin:at], line: first})
+			add()
 			// The rest of the marker's line, usually a comment, belongs to the next document. The
 			// marker itself is cut out.
 			begin, first = at+3, line
 		}
-		at = end
+		at += len(whole)
+		line++
 	}
-	docs = append(docs, &document{text: data[begin:], line: first})
-	kept := docs[:0]
-	for _, d := range docs {
-		if trimmed := bytes.TrimLeft(d.text, " \t\r\n"); len(trimmed) > 0 {
-			d.line += bytes.Count(d.text[:len(d.text)-len(trimmed)], []byte("\n"))
-			// Indentation of the first line is kept: it counts in YAML.
-			start := len(d.text) - len(trimmed)
-			for start > 0 && d.text[start-1] != '\n' {
-				start--
-			}
-			d.text = d.text[start:]
-			kept = append(kept, d)
-		}
-	}
-	return kept
+	add()
+	return docs
 }
 
 // fault makes a fault at a field.
@@ -123,9 +113,7 @@ func (d *document) lineOf(path string) int {
 	}
 	if d.root == nil {
 		d.root = &yaml.Node{}
-		if err := yaml.Unmarshal(d.text, d.root); err != nil {
-			d.root = &yaml.Node{} // sigs.k8s.io/yaml could read it, so only the line is unknown
-		}
+		_ = yaml.Unmarshal(d.text, d.root) // sigs.k8s.io/yaml could read it, so only the line is unknown
 	}
 	if len(d.root.Content) == 0 {
 		return d.line

@@ -243,11 +243,8 @@ func duplicates(file string, objects []Object) []Fault {
 
 // cause returns the innermost error, which is the one without the decoder's context.
 func cause(err error) error {
-	for {
-		inner := errors.Unwrap(err)
-		if inner == nil {
-			return err
-		}
+	for inner := err; inner != nil; inner = errors.Unwrap(err) {
 		err = inner
 	}
+	return err
 }

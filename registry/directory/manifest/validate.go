@@ -70,6 +70,11 @@ func (v *violations) invalid(path *field.Path, value any, messages []string) {
 	}
 }
 
+// oneOf adds an error if a value is not supported.
+func oneOf[T ~string](v *violations, path *field.Path, value T, supported ...T) {
+	v.add(!slices.Contains(supported, value), field.NotSupported(path, value, supported))
+}
+
 // apiService applies kube-aggregator's rules.
 func (v *violations) apiService(o *apiregistrationv1.APIService) {
 	var internal apiregistration.APIService
@@ -89,14 +94,9 @@ func (v *violations) service(o *corev1.Service) {
 	spec := field.NewPath("spec")
 	external := o.Spec.Type == corev1.ServiceTypeExternalName
 	headless := o.Spec.ClusterIP == corev1.ClusterIPNone
-	switch o.Spec.Type {
-	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
-	case corev1.ServiceTypeExternalName:
+	oneOf(v, spec.Child("type"), o.Spec.Type, corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort)
+	if external {
 		v.invalid(spec.Child("externalName"), o.Spec.ExternalName, utilvalidation.IsDNS1123Subdomain(o.Spec.ExternalName))
-	default:
-		v.add(true, field.NotSupported(spec.Child("type"), o.Spec.Type, []corev1.ServiceType{
-			corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort,
-		}))
 	}
 	if ip := o.Spec.ClusterIP; ip != "" && !headless {
 		_, err := netip.ParseAddr(ip)
@@ -129,8 +129,7 @@ func (v *violations) portName(name string, path *field.Path, names sets.Set[stri
 }
 
 func (v *violations) protocol(p corev1.Protocol, path *field.Path) {
-	all := []corev1.Protocol{corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP}
-	v.add(!slices.Contains(all, p), field.NotSupported(path, p, all))
+	oneOf(v, path, p, corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP)
 }
 
 const (
@@ -144,14 +143,10 @@ func (v *violations) slice(o *discoveryv1.EndpointSlice) {
 	v.metadata(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain)
 	v.add(o.Labels[discoveryv1.LabelServiceName] == "",
 		field.Required(metadata().Child("labels").Key(discoveryv1.LabelServiceName), "it says which Service the endpoints belong to"))
-	switch o.AddressType {
-	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN:
-	case "":
-		v.add(true, field.Required(field.NewPath("addressType"), ""))
-	default:
-		v.add(true, field.NotSupported(field.NewPath("addressType"), o.AddressType, []discoveryv1.AddressType{
-			discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6,
-		}))
+	if kind := field.NewPath("addressType"); o.AddressType == "" {
+		v.add(true, field.Required(kind, ""))
+	} else {
+		oneOf(v, kind, o.AddressType, discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6)
 	}
 	endpoints := field.NewPath("endpoints")
 	if len(o.Endpoints) > maxEndpoints {
@@ -257,8 +252,8 @@ func (v *violations) rule(r *rbacv1.PolicyRule, at *field.Path) {
 func (v *violations) binding(o *rbacv1.ClusterRoleBinding) {
 	v.metadata(&o.ObjectMeta, false, roleName)
 	ref, role := field.NewPath("roleRef"), &o.RoleRef
-	v.add(role.APIGroup != rbacv1.GroupName, field.NotSupported(ref.Child("apiGroup"), role.APIGroup, []string{rbacv1.GroupName}))
-	v.add(role.Kind != "ClusterRole", field.NotSupported(ref.Child("kind"), role.Kind, []string{"ClusterRole"}))
+	oneOf(v, ref.Child("apiGroup"), role.APIGroup, rbacv1.GroupName)
+	oneOf(v, ref.Child("kind"), role.Kind, "ClusterRole")
 	v.add(role.Name == "", field.Required(ref.Child("name"), ""))
 	if role.Name != "" {
 		v.invalid(ref.Child("name"), role.Name, roleName(role.Name, false))
@@ -283,5 +278,5 @@ func (v *violations) subject(s *rbacv1.Subject, at *field.Path) {
 		v.add(true, field.NotSupported(at.Child("kind"), s.Kind, []string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
 		return
 	}
-	v.add(s.APIGroup != group, field.NotSupported(at.Child("apiGroup"), s.APIGroup, []string{group}))
+	oneOf(v, at.Child("apiGroup"), s.APIGroup, group)
 }
