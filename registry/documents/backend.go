@@ -1,18 +1,20 @@
 package documents
 
 import (
+	"cmp"
 	"context"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/wait"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -198,16 +200,11 @@ func (b *backend[S, L]) run(ctx context.Context) {
 }
 
 func (b *backend[S, L]) askable() []*registry.Entry {
-	var well, others []*registry.Entry
-	for _, e := range *b.entries.Load() {
-		switch {
-		case e.Verdict.Available() && Askable(e):
-			well = append(well, e)
-		case Askable(e):
-			others = append(others, e)
-		}
-	}
-	return append(well, others...) // a caller that needs only one uses the first
+	entries := slices.DeleteFunc(slices.Clone(*b.entries.Load()), func(e *registry.Entry) bool { return !Askable(e) })
+	slices.SortStableFunc(entries, func(x, y *registry.Entry) int { // a caller that needs only one uses the first
+		return cmp.Compare(metric.Number(y.Verdict.Available()), metric.Number(x.Verdict.Available()))
+	})
+	return entries
 }
 
 // pause returns the time until the next request. The jitter keeps replicas and backends from asking
@@ -217,5 +214,5 @@ func pause(failures int) time.Duration {
 	if failures > 0 {
 		d = min(firstRetry<<min(failures-1, 10), lastRetry)
 	}
-	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64())) //nolint:gosec // jitter
+	return wait.Jitter(d*4/5, 0.5) // ± 20 %
 }

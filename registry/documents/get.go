@@ -149,11 +149,10 @@ func (e *Error) Unwrap() error { return e.Err }
 // reasonOf returns the reason of an error of this package, else ReasonUnreachable. A nil error has
 // none.
 func reasonOf(err error) Reason {
-	var e *Error
-	switch {
-	case err == nil:
+	if err == nil {
 		return ""
-	case errors.As(err, &e):
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Reason
 	}
 	return ReasonUnreachable

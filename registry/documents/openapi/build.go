@@ -42,7 +42,7 @@ var errNotYet = errors.New("the local apiserver's OpenAPI is not known yet")
 // during a merge wait for its result.
 func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 	v := o.view.Load()
-	if v == nil || (v.local == nil || v.local.spec == nil) && o.cfg.FetchLocal != nil {
+	if v == nil || v.local.spec == nil && o.cfg.FetchLocal != nil {
 		return nil, errNotYet
 	}
 	last := o.built.Load()

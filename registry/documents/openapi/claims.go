@@ -42,7 +42,7 @@ func (q *question) claim(paths ...string) {
 // claim sets what is claimed in a view. The documents are those of the last one, if they are made
 // of the same. Before there is a v2 to make them of, nothing is: no group-version may be missing.
 func (o *OpenAPI) claim(v, last *view) {
-	if v.local == nil || v.local.spec == nil {
+	if v.local.spec == nil {
 		return
 	}
 	v.claimed = make(map[string]bool)
@@ -60,7 +60,7 @@ func (o *OpenAPI) claim(v, last *view) {
 			v.claimed[path] = true
 		}
 	}
-	if last != nil && last.local != nil && last.local.spec == v.local.spec && maps.Equal(last.claimed, v.claimed) {
+	if last != nil && last.local.spec == v.local.spec && maps.Equal(last.claimed, v.claimed) {
 		v.claimed, v.converted = last.claimed, last.converted
 		return
 	}

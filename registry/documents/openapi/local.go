@@ -56,7 +56,7 @@ func (o *OpenAPI) localRelease(ctx context.Context, s *localState) (err error) {
 }
 
 // together returns what the local apiservers serve together, as the newest one has it, and parts of
-// v2 for what that lacks. It tells which of them have a document of the index. Nil means that none
+// v2 for what that lacks. It tells which of them have a document of the index. Zero means that none
 // is known.
 func (o *OpenAPI) together() (*localState, []input) {
 	var all []*localState
@@ -67,7 +67,7 @@ func (o *OpenAPI) together() (*localState, []input) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, nil
+		return &localState{}, nil
 	}
 	slices.SortFunc(all, func(a, b *localState) int {
 		return cmp.Or(documents.Newer(a.release, b.release), cmp.Compare(a.indexHash, b.indexHash))

@@ -60,7 +60,7 @@ type OpenAPI struct {
 // view is the state of one moment. Its documents are made on request.
 type view struct {
 	table *registry.Table
-	local *localState // nil before the first request
+	local *localState // zero before the first request
 	parts []input     // of v2, of what local.spec lacks
 	// claimed are the paths that extension servers have in their v3 indexes, and converted returns
 	// the local apiserver's documents of these, made of v2.
@@ -151,11 +151,7 @@ func (o *OpenAPI) remote(v *view, gv schema.GroupVersion) *document {
 
 // collect finds the inputs of v2.
 func (o *OpenAPI) collect(v *view) *inputs {
-	in, place := &inputs{}, places(v.table)
-	if v.local != nil {
-		in.local = v.local.spec
-		in.sources = slices.Clone(v.parts)
-	}
+	in, place := &inputs{local: v.local.spec, sources: slices.Clone(v.parts)}, places(v.table)
 	parts := make(map[*packed]*input)
 	for e, s := range o.remotes(v.table) {
 		in.remote = append(in.remote, e.GroupVersion)
@@ -207,19 +203,17 @@ func same(a, b *inputs) bool {
 
 // mergeIndex makes the v3 index. A group-version has one owner, as the table says.
 func (o *OpenAPI) mergeIndex(v *view) *packed {
-	if o.cfg.FetchLocal != nil && (v.local == nil || v.local.index == nil) {
+	if o.cfg.FetchLocal != nil && v.local.index == nil {
 		return nil
 	}
 	index := handler3.OpenAPIV3Discovery{Paths: make(map[string]handler3.OpenAPIV3DiscoveryGroupVersion)}
-	if v.local != nil {
-		for path, item := range v.local.index {
-			switch claimed := v.claimed[path]; {
-			case !ofLocal(v.table, path, claimed) || o.own != nil && ofOwn(path):
-			case claimed:
-				index.Paths[path] = itemOf(path, v.local.spec.hash) // of which the document is made
-			default:
-				index.Paths[path] = item
-			}
+	for path, item := range v.local.index {
+		switch claimed := v.claimed[path]; {
+		case !ofLocal(v.table, path, claimed) || o.own != nil && ofOwn(path):
+		case claimed:
+			index.Paths[path] = itemOf(path, v.local.spec.hash) // of which the document is made
+		default:
+			index.Paths[path] = item
 		}
 	}
 	add := func(gv schema.GroupVersion) {
