@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +24,23 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
+
+// written returns a list in a media type.
+func written(c *codecs, list *apidiscoveryv2.APIGroupDiscoveryList, media string) []byte {
+	w := &recorder{header: http.Header{}}
+	c.writeAggregated(w, &http.Request{URL: &url.URL{}, Header: http.Header{"Accept": {media + aggregatedParams}}}, list)
+	return w.body.Bytes()
+}
+
+// recorder is a ResponseWriter that can be used again.
+type recorder struct {
+	header http.Header
+	body   bytes.Buffer
+}
+
+func (s *recorder) Header() http.Header         { return s.header }
+func (s *recorder) WriteHeader(int)             {}
+func (s *recorder) Write(b []byte) (int, error) { return s.body.Write(b) }
 
 // Any answer of a backend is read or refused, and never touches another group: the rest of the
 // document is as if the backend had not answered.

@@ -1,12 +1,10 @@
 package discovery
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -116,23 +114,6 @@ func listOf(words ...string) *apidiscoveryv2.APIGroupDiscoveryList {
 	}
 	return list
 }
-
-// written returns a list in a media type.
-func written(c *codecs, list *apidiscoveryv2.APIGroupDiscoveryList, media string) []byte {
-	w := &recorder{header: http.Header{}}
-	c.writeAggregated(w, &http.Request{URL: &url.URL{}, Header: http.Header{"Accept": {media + aggregatedParams}}}, list)
-	return w.body.Bytes()
-}
-
-// recorder is a ResponseWriter that can be used again.
-type recorder struct {
-	header http.Header
-	body   bytes.Buffer
-}
-
-func (s *recorder) Header() http.Header         { return s.header }
-func (s *recorder) WriteHeader(int)             {}
-func (s *recorder) Write(b []byte) (int, error) { return s.body.Write(b) }
 
 // serving answers with aggregated documents as kube-apiserver does, of which one address is known.
 func serving(list *apidiscoveryv2.APIGroupDiscoveryList, address ...string) http.HandlerFunc {
