@@ -64,16 +64,6 @@ func (l *link) serve() {
 	_ = l.raw.Conn.Close()
 }
 
-// countIdle counts the records before the one that has brought n bytes of application data: TLS
-// uses each record up before the next.
-func (l *link) countIdle(n int) {
-	if n == 0 || l.raw.records == l.seen {
-		return
-	}
-	l.idle += l.raw.records - l.seen - 1
-	l.seen = l.raw.records
-}
-
 // turnRecords bounds the work of a turn. A buffer of ordinary input has about four records, one of
 // the shortest records three thousand. Each record costs TLS as much as a frame costs the engine,
 // and a key update ten times as much.
@@ -111,7 +101,12 @@ func (l *link) gather(buf []byte, last int) (n int, err error) {
 	for n < len(buf) {
 		k, err := l.tls.Read(buf[n:]) //fairlead:boundary of what raw has, else errNoInput
 		n += k
-		l.countIdle(k)
+		// The records before the one that has brought k bytes were idle: TLS uses each up before
+		// the next.
+		if k > 0 && l.raw.records > l.seen {
+			l.idle += l.raw.records - l.seen - 1
+			l.seen = l.raw.records
+		}
 		switch {
 		case err == errNoInput{}: //nolint:errorlint // crypto/tls returns it as it is, and errors.As would allocate
 			return n, nil
@@ -172,8 +167,14 @@ func (l *link) encrypt(p []byte) error {
 // finishWrite ends a write. The shard's mutex must be held.
 func (l *link) finishWrite(buf []byte, err error) {
 	l.c.Wrote(buf, err)
-	if l.paused.Load() && !l.c.Over() {
-		l.sh.loop.unpause(l)
+	if !l.paused.Load() || l.c.Over() {
+		return
+	}
+	l.paused.Store(false) // the loop reads it again
+	l.raw.mu.Lock()
+	defer l.raw.mu.Unlock()
+	if fd := l.raw.fd; fd >= 0 {
+		_ = syscall.EpollCtl(l.sh.loop.fd, syscall.EPOLL_CTL_MOD, fd, &syscall.EpollEvent{Events: loopInterest, Fd: int32(fd)})
 	}
 }
 
@@ -198,10 +199,6 @@ type buffers struct {
 	raw  sync.Pool // of *rawBytes
 	part sync.Pool // of *partBytes
 	out  output
-}
-
-func newBuffers() *buffers {
-	return &buffers{raw: sync.Pool{New: func() any { return new(rawBytes) }}, part: sync.Pool{New: func() any { return new(partBytes) }}}
 }
 
 // output is a free list of output buffers, for all shards.

@@ -167,8 +167,12 @@ func (lp *loop) serve(events []syscall.EpollEvent) {
 	}
 	lp.mu.Unlock()
 	for i, t := range lp.active {
-		if t.ev&syscall.EPOLLOUT != 0 {
-			lp.write(t.l)
+		if t.ev&syscall.EPOLLOUT != 0 { // output that the socket did not accept
+			if p, err := t.l.raw.resume(); p != nil {
+				lp.sh.lock()
+				t.l.finishWrite(p, err)
+				lp.sh.mu.Unlock() // settled with the rest of this turn
+			}
 		}
 		if t.ev&^syscall.EPOLLOUT != 0 || t.l.hasInput() {
 			t.l.heads = 0
@@ -197,7 +201,7 @@ func (lp *loop) add(t active) {
 func (lp *loop) read(t active) {
 	l, r := t.l, t.l.raw
 	if r.fd < 0 || l.paused.Load() && t.ev&loopEnd == 0 {
-		return // closed in this turn, or waiting for unpause
+		return // closed in this turn, or paused
 	}
 	n, err, again := 0, error(nil), l.hasInput()
 	if !again {
@@ -229,17 +233,6 @@ func (lp *loop) read(t active) {
 	if again || l.hasInput() || n == len(lp.in) || t.ev&loopEnd != 0 {
 		lp.next = append(lp.next, t)
 	}
-}
-
-// write continues with output that the socket did not accept.
-func (lp *loop) write(l *link) {
-	p, err := l.raw.resume()
-	if p == nil {
-		return
-	}
-	lp.sh.lock()
-	l.finishWrite(p, err)
-	lp.sh.mu.Unlock() // settled with the rest of this turn
 }
 
 // own takes a connection's descriptor.
@@ -320,16 +313,6 @@ func (lp *loop) watch(l *link) {
 	if err != nil {
 		lp.end(l, err)
 	}
-}
-
-// unpause makes the loop read a paused connection again. The shard's mutex must be held.
-func (lp *loop) unpause(l *link) {
-	l.paused.Store(false)
-	l.raw.mu.Lock()
-	if fd := l.raw.fd; fd >= 0 {
-		_ = syscall.EpollCtl(lp.fd, syscall.EPOLL_CTL_MOD, fd, &syscall.EpollEvent{Events: loopInterest, Fd: int32(fd)})
-	}
-	l.raw.mu.Unlock()
 }
 
 // end closes a connection. A watched descriptor is closed only here, so that it is not used after

@@ -69,7 +69,7 @@ func (sh *shard) invite(g *guest, h *wire.Head, p engine.Plan) (begun bool) {
 
 // ended waits until Plan.Done has returned, which another goroutine's turn may have to call.
 func (g *guest) ended() {
-	for !g.Over() {
+	for !g.Over.Load() {
 		<-g.Came()
 	}
 }
@@ -216,7 +216,7 @@ func (b *guestBody) read(p []byte) (n int, wait bool, err error) {
 
 // trailers sets the response's Trailer, as net/http's transport does.
 func (b *guestBody) trailers() {
-	for _, f := range b.g.Trailers() {
+	for _, f := range b.g.Trailers {
 		if b.res.Trailer == nil {
 			b.res.Trailer = http.Header{}
 		}

@@ -73,8 +73,11 @@ func (sh *shard) lock() {
 // callbacks: network output should not wait for a log line.
 func (sh *shard) settle() {
 	e := sh.e
-	if sh.pace != engine.TickEvery {
-		sh.hurry()
+	if sh.pace != engine.TickEvery { // the next tick comes sooner if the engine is no longer at rest
+		if p := e.Pace(); p > 0 && (sh.pace == 0 || sh.pace > p) {
+			sh.pace = engine.TickEvery
+			sh.ticks.Reset(sh.pace)
+		}
 	}
 	if !e.Due() {
 		sh.mu.Unlock()
@@ -114,41 +117,27 @@ func (sh *shard) leave(of guarded) {
 	sh.settle()
 }
 
-// hurry makes the next tick come sooner if the engine is no longer at rest.
-func (sh *shard) hurry() {
-	if p := sh.e.Pace(); p == 0 || sh.pace > 0 && sh.pace <= p {
-		return
-	}
-	sh.pace = engine.TickEvery
-	sh.ticks.Reset(sh.pace)
-}
-
-// runTimers runs the engine's timers until the server ends.
+// runTimers runs the engine's timers until the server ends, and sets the time of each next tick.
 func (sh *shard) runTimers() {
 	for {
 		select {
 		case <-sh.ctx.Done():
 			return
 		case <-sh.ticks.C:
-			sh.tick()
 		}
+		now := time.Since(sh.started)
+		sh.mu.Lock()
+		sh.e.Overslept(now)
+		sh.e.Tick(now)
+		if sh.e.Rests() {
+			sh.pool.out.drop()
+		}
+		if sh.pace = sh.e.Pace(); sh.pace > 0 {
+			sh.ticks.Reset(sh.pace)
+		}
+		sh.settle()
+		sh.e.Memory.Log(sh.log)
 	}
-}
-
-// tick runs the engine's timers once, and sets the time of the next tick.
-func (sh *shard) tick() {
-	now := time.Since(sh.started)
-	sh.mu.Lock()
-	sh.e.Overslept(now)
-	sh.e.Tick(now)
-	if sh.e.Rests() {
-		sh.pool.out.drop()
-	}
-	if sh.pace = sh.e.Pace(); sh.pace > 0 {
-		sh.ticks.Reset(sh.pace)
-	}
-	sh.settle()
-	sh.e.Memory.Log(sh.log)
 }
 
 // connect dials an endpoint and serves the connection until it ends.

@@ -106,7 +106,12 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	s.half[up].q.forget(e)
 	e.weigh(s)
 	if r.Fields = s.keep(r.Fields); s.guest != nil {
-		s.headGuest(r)
+		g := s.guest
+		g.head = r
+		g.head.Fields = slices.Clone(r.Fields)
+		if g.waits = s.bodyFollows(); !g.waits { // as in finalHead
+			e.wakeGuest(g, down)
+		}
 	} else {
 		s.leg[up].finalHead(s, c.blockES, e.fields.Pseudo(), r.Fields)
 	}
@@ -299,14 +304,6 @@ func (s *stream) mayAwaitDial(f failure) bool {
 		to.dialUntil = s.e.now + to.wait
 	}
 	return s.e.now < to.dialUntil
-}
-
-// retryDials lets every waiting request choose among all endpoints: another may have come back.
-func (e *Engine) retryDials() {
-	for s := range e.awaitDial.drain { // streams that are appended now wait for the next time
-		s.sending.tried = s.sending.tried[:0]
-		s.resend()
-	}
 }
 
 // mayRetry follows design §4: a request that no backend has processed may be retried whatever its

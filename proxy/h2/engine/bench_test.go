@@ -51,8 +51,7 @@ func engineGet(t testing.TB) func() {
 	drop := func() {
 		for i, c := range e.dirty {
 			c.dirty, e.dirty[i] = false, nil
-			e.buffers.Put(c.take())
-			c.flushed()
+			c.Wrote(c.take(), nil)
 		}
 		e.dirty = e.dirty[:0]
 		for i := range e.calls {

@@ -113,15 +113,13 @@ func (e *Engine) decide(c *Conn, s *stream, h *wire.Head) {
 // resumed applies the plan of a parked stream. If the stream has ended, it only calls Done.
 func (e *Engine) resumed(t *ticket, p Plan) {
 	s := t.s
-	if s != nil {
-		defer e.rescue(s.leg[up])
-	}
 	if s == nil {
 		if p.Done != nil {
 			e.calls = append(e.calls, call{done: p.Done, outcome: Outcome{Reason: ReasonClientReset, Duration: t.took}})
 		}
 		return
 	}
+	defer e.rescue(s.leg[up])
 	t.s, s.ticket, s.parked = nil, nil, false // the ticket is used up: resume may be called twice
 	s.countHead(int(s.head) / 2)
 	h := t.head
@@ -131,7 +129,10 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 
 // apply executes the plan.
 func (s *stream) apply(h *wire.Head, p Plan) {
-	s.plan = p.keep()
+	s.plan = kept{
+		Forward: p.Forward, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done,
+		LongRunning: p.LongRunning, Finite: p.Finite, Apart: p.Apart, Owner: p.Owner,
+	}
 	if p.GoAway {
 		s.e.drainConn(s.leg[up])
 	}

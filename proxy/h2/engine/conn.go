@@ -189,25 +189,6 @@ func (c *Conn) take() []byte {
 	return b
 }
 
-// flushed must be called when the output from take has been written; it refills the output.
-func (c *Conn) flushed() {
-	c.written()
-	if c.closing {
-		c.closingAt = c.e.now // the linger time begins here
-	}
-	c.e.pump(c)
-	if c.pool != nil && c.pool.waiting.n > 0 {
-		c.pool.serve()
-	}
-}
-
-// written stops counting the output from take.
-func (c *Conn) written() {
-	c.e.Count.Output.Add(-int64(c.inflight))
-	c.inflight = 0
-	c.weigh()
-}
-
 // Over reports whether the client must read before it may send more.
 func (c *Conn) Over() bool {
 	return c.side == up && len(c.out)+c.inflight > pauseLimit && !c.closing

@@ -79,20 +79,18 @@ func (e *Engine) unwelcome(c *Conn) {
 	}
 }
 
-func (c *Conn) settingsFrameValid(h wire.FrameHeader, p []byte) *connError {
+func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) (err *connError) {
 	switch {
 	case h.StreamID != 0:
-		return &connError{http2.ErrCodeProtocol, "SETTINGS on a stream"}
+		err = &connError{http2.ErrCodeProtocol, "SETTINGS on a stream"}
 	case h.Has(http2.FlagSettingsAck) && len(p) > 0:
-		return &connError{http2.ErrCodeFrameSize, "SETTINGS acknowledgement with content"}
+		err = &connError{http2.ErrCodeFrameSize, "SETTINGS acknowledgement with content"}
 	case len(p)%6 != 0:
-		return &connError{http2.ErrCodeFrameSize, "SETTINGS cut short"}
+		err = &connError{http2.ErrCodeFrameSize, "SETTINGS cut short"}
+	default:
+		err = c.spend(len(p) / 6)
 	}
-	return c.spend(len(p) / 6)
-}
-
-func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
-	if err := c.settingsFrameValid(h, p); err != nil || h.Has(http2.FlagSettingsAck) {
+	if err != nil || h.Has(http2.FlagSettingsAck) {
 		c.settingsAcked = true
 		return err
 	}

@@ -17,7 +17,13 @@ func (e *Engine) Eject(ep *Endpoint) {
 	}
 	for _, c := range slices.Clone(e.conns) {
 		if c.pool != nil && c.pool.ep.Name == ep.carrier().Name { // also those that were retired
-			e.retryUnanswered(c, here)
+			// Those that may not be retried may still be answered.
+			for s := range c.ordered(func(s *stream) bool { return !s.half[down].head && s.sending.again && here(s) }) {
+				if s.mayRetry(failure{reason: ReasonLost}) {
+					s.reset(down, http2.ErrCodeCancel)
+					e.retry(s, ReasonEjected)
+				}
+			}
 			c.sendPing() // its watches end soon if it is dead, and continue if it is only not ready
 		}
 	}
@@ -56,17 +62,6 @@ func (s *stream) repickOther() bool {
 	s.release()
 	s.e.put(s, ep)
 	return true
-}
-
-// retryUnanswered retries requests that wait for an answer and may be retried. Others may still be
-// answered.
-func (e *Engine) retryUnanswered(c *Conn, which func(*stream) bool) {
-	for s := range c.ordered(func(s *stream) bool { return !s.half[down].head && s.sending.again && which(s) }) {
-		if s.mayRetry(failure{reason: ReasonLost}) {
-			s.reset(down, http2.ErrCodeCancel)
-			e.retry(s, ReasonEjected)
-		}
-	}
 }
 
 // The rest is for upstreams whose endpoints share another's connections (Endpoint.Via).

@@ -183,15 +183,11 @@ type Config struct {
 
 // New returns an engine for the driver that cfg describes.
 func New(cfg Config) *Engine {
-	l := defaultLimits()
-	l.maxStreams = cmp.Or(cfg.MaxStreams, l.maxStreams)
-	e := newEngine(l)
-	e.Config = cfg
-	return e
-}
-
-func newEngine(lim limits) *Engine {
-	return &Engine{lim: lim, now: 1, pools: map[*Endpoint][]*pool{}, debts: map[string]time.Duration{}, fields: wire.FieldSection{Max: lim.maxHeader}}
+	lim := defaultLimits()
+	lim.maxStreams = cmp.Or(cfg.MaxStreams, lim.maxStreams)
+	return &Engine{
+		Config: cfg, lim: lim, now: 1, pools: map[*Endpoint][]*pool{}, debts: map[string]time.Duration{}, fields: wire.FieldSection{Max: lim.maxHeader},
+	}
 }
 
 // Advance sets the time, once per batch of frames. It never goes back.
@@ -381,10 +377,7 @@ func (e *Engine) finalGoAway(c *Conn) {
 
 // closeIfDone closes a connection that has no streams and accepts none.
 func (e *Engine) closeIfDone(c *Conn) {
-	if len(c.streams) > 0 || c.closing {
-		return
-	}
-	if c.goAway == goAwayFinal || c.drained {
+	if len(c.streams) == 0 && (c.goAway == goAwayFinal || c.drained) {
 		e.close(c, nil)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"sync/atomic"
 
 	"golang.org/x/net/http2"
@@ -21,17 +20,18 @@ type Guest struct {
 	// ready signals that another look is worthwhile: at the response [down], or for room in the
 	// request body [up].
 	ready [2]chan struct{}
-	over  atomic.Bool // Plan.Done has returned
+	// Over says that Plan.Done has returned. It needs no mutex; Came signals the change.
+	Over atomic.Bool
 
 	s        *stream // nil means that it has ended
 	interims []wire.ResponseHead
-	hinted   int               // the size of all interims so far
-	head     wire.ResponseHead // the final head; Status is 0 until it has come
-	waits    bool              // the head waits for the first bytes of its body, see finalHead
-	rest     []byte            // unread bytes of the body when the stream ended too early
-	trailers []hpack.HeaderField
-	err      error // why the stream has ended; nil if it is complete
-	listed   node  // on the engine's list of guests
+	hinted   int                 // the size of all interims so far
+	head     wire.ResponseHead   // the final head; Status is 0 until it has come
+	waits    bool                // the head waits for the first bytes of its body, see finalHead
+	rest     []byte              // unread bytes of the body when the stream ended too early
+	Trailers []hpack.HeaderField // of a response that was read to its end
+	err      error               // why the stream has ended; nil if it is complete
+	listed   node                // on the engine's list of guests
 }
 
 // Failure is the error of a guest's request, or of reading its response's body.
@@ -94,17 +94,6 @@ func (g *Guest) wake(d dir) {
 	}
 }
 
-// headGuest passes the final head to the guest. A head that declares a length waits for the first
-// bytes of the body, as in finalHead.
-func (s *stream) headGuest(r wire.ResponseHead) {
-	g := s.guest
-	g.head = r
-	g.head.Fields = slices.Clone(r.Fields)
-	if g.waits = s.bodyFollows(); !g.waits {
-		s.e.wakeGuest(g, down)
-	}
-}
-
 // dismiss ends a stream that was not forwarded; h is the answer for its caller, and may be nil.
 func (s *stream) dismiss(h http.Handler) {
 	s.endGuest(&Failure{Outcome: s.outcome(), Answer: h})
@@ -142,12 +131,9 @@ func (s *stream) notifyGuest() {
 	}
 }
 
-// Over reports whether Plan.Done has returned. It needs no mutex; Came signals the change.
-func (g *Guest) Over() bool { return g.over.Load() }
-
 // completeGuest ends the stream of a response that was read to its end.
 func (s *stream) completeGuest() {
-	s.guest.trailers = s.trailers
+	s.guest.Trailers = s.trailers
 	s.half[down].sentEnd = true
 	s.endGuest(nil)
 	s.reset(down, http2.ErrCodeCancel) // the rest of the request is of no use
@@ -163,29 +149,20 @@ func (g *Guest) Abort(err error) {
 
 // checkGuests does for guests what check does for connections.
 func (e *Engine) checkGuests() {
+	defer e.rescue(nil)
+	var long []*stream // to be ended
 	for n := e.guests.first; n != nil; n = n.next {
 		if g := n.s.guest; g.waits {
 			g.waits = false
 			e.wakeGuest(g, down)
 		}
-	}
-	if e.cutAt > 0 && e.now >= e.cutAt {
-		e.endGuests(ReasonDrain)
-	}
-}
-
-// endGuests ends the guests' long-running requests.
-func (e *Engine) endGuests(r Reason) {
-	defer e.rescue(nil)
-	var long []*stream
-	for n := e.guests.first; n != nil; n = n.next {
-		if n.s.plan.LongRunning {
+		if n.s.plan.LongRunning && e.cutAt > 0 && e.now >= e.cutAt {
 			long = append(long, n.s)
 		}
 	}
 	for _, s := range long {
 		if s.guest != nil && s.plan.LongRunning { // else it has ended with another one
-			s.endLongRunning(r)
+			s.endLongRunning(ReasonDrain)
 		}
 	}
 }
@@ -261,9 +238,6 @@ func (g *Guest) Read(p []byte) (n int, more bool, err error) {
 
 // AtHand reports whether Read would return something at once.
 func (g *Guest) AtHand() bool { return g.s == nil || g.s.half[down].q.size > 0 || g.s.half[down].end }
-
-// Trailers returns the trailers of a response that was read to its end.
-func (g *Guest) Trailers() []hpack.HeaderField { return g.trailers }
 
 // Leave drops the unread part of the response.
 func (g *Guest) Leave(err error) {

@@ -26,7 +26,8 @@ type pool struct {
 	waiting list
 	dialing int
 	// perConn is how many streams a connection takes, from the last SETTINGS; known means that some
-	// have come.
+	// have come, else it is one. A connection gets no more before its own: the backend would refuse
+	// them.
 	perConn int
 	known   bool
 
@@ -62,7 +63,7 @@ func (e *Engine) pool(s *stream) *pool {
 		}
 		if in.owner == "" || len(list) < maxLanes {
 			in.owner = string([]byte(in.owner)) // it may be part of a whole head
-			p := &pool{e: e, ep: ep, lane: in}
+			p := &pool{e: e, ep: ep, lane: in, perConn: 1}
 			e.pools[ep] = append(list, p)
 			return p
 		}
@@ -118,7 +119,7 @@ func (e *Engine) leaveWait(s *stream) {
 // conn returns a connection that takes another stream.
 func (p *pool) conn() *Conn {
 	for _, c := range p.conns {
-		if c.slots(p.early()) > 0 && len(c.out)+c.inflight < p.e.lim.backlogLimit {
+		if c.slots(min(p.perConn, assumedStreams)) > 0 && len(c.out)+c.inflight < p.e.lim.backlogLimit {
 			return c
 		}
 	}
@@ -139,15 +140,6 @@ func (c *Conn) slots(assumed int) int {
 // chokeTime is how long a connection's window may be used up, far above a round trip. The backend
 // may wait for one request's reader: the bodies of others must use another connection.
 const chokeTime = time.Second
-
-// early returns how many streams a connection gets before its SETTINGS come. The backend refuses
-// any excess.
-func (p *pool) early() int {
-	if !p.known {
-		return 1
-	}
-	return min(p.perConn, assumedStreams)
-}
 
 // expected returns how many streams a new connection will probably take.
 func (p *pool) expected() int {

@@ -23,7 +23,14 @@ func (e *Engine) Feed(c *Conn, p []byte) []byte {
 	c.left = 0
 	c.pingAt = 0
 	if c.preface > 0 {
-		p = e.feedPreface(c, p)
+		want := http2.ClientPreface[len(http2.ClientPreface)-c.preface:]
+		n := min(len(want), len(p))
+		if string(p[:n]) != want[:n] {
+			e.fail(c, &connError{http2.ErrCodeProtocol, "bad client preface"})
+			return nil
+		}
+		c.preface -= n
+		p = p[n:]
 	}
 	for c.turn = 0; len(p) > 0 && !c.closing && c.turn < turnHeads; {
 		if c.data.on {
@@ -87,17 +94,6 @@ var errFrameTooLarge = &connError{http2.ErrCodeFrameSize, "frame larger than our
 // smallFrame is the largest buffer kept for the next frame that comes in two parts: most control
 // frames and heads fit.
 const smallFrame = 1 << 10
-
-func (e *Engine) feedPreface(c *Conn, p []byte) []byte {
-	want := http2.ClientPreface[len(http2.ClientPreface)-c.preface:]
-	n := min(len(want), len(p))
-	if string(p[:n]) != want[:n] {
-		e.fail(c, &connError{http2.ErrCodeProtocol, "bad client preface"})
-		return nil
-	}
-	c.preface -= n
-	return p[n:]
-}
 
 // handle handles a whole frame, or the beginning of a DATA frame.
 func (e *Engine) handle(c *Conn, h wire.FrameHeader, p []byte) {
@@ -331,20 +327,6 @@ func (e *Engine) freeBlock(c *Conn) {
 	c.block = nil
 }
 
-// chargeFields charges for a field section that is much larger than its block: for decoding it, and
-// for the memory it needs where it is forwarded.
-func (e *Engine) chargeFields(c *Conn) *connError {
-	const unit = 256 // a budget allows 1.2 MiB at once, and 256 KiB a second
-	cost := e.fields.Excess() / unit
-	if e.fields.TooLarge() && c.side == up {
-		cost += budget.Refused
-	}
-	if cost == 0 {
-		return nil
-	}
-	return c.spend(cost)
-}
-
 // fieldBlock decodes a complete field block, and then checks whether it is needed. It always
 // decodes, because later blocks refer to the resulting table (RFC 7541 §2.2).
 func (e *Engine) fieldBlock(c *Conn, block []byte, selfDependent bool) *connError {
@@ -353,8 +335,17 @@ func (e *Engine) fieldBlock(c *Conn, block []byte, selfDependent bool) *connErro
 	if err := e.fields.Decode(c.dec, block); err != nil {
 		return &connError{http2.ErrCodeCompression, err.Error()}
 	}
-	if err := e.chargeFields(c); err != nil {
-		return err
+	// A section that is much larger than its block is charged: for decoding it, and for the memory
+	// it needs where it is forwarded.
+	const unit = 256 // a budget allows 1.2 MiB at once, and 256 KiB a second
+	cost := e.fields.Excess() / unit
+	if e.fields.TooLarge() && c.side == up {
+		cost += budget.Refused
+	}
+	if cost > 0 {
+		if err := c.spend(cost); err != nil {
+			return err
+		}
 	}
 	if c.side == up {
 		c.turn++

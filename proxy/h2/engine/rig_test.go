@@ -70,7 +70,8 @@ func newRig(t testing.TB, change ...func(*limits)) *rig {
 	for _, f := range change {
 		f(&lim)
 	}
-	r := &rig{t: t, e: newEngine(lim)}
+	r := &rig{t: t, e: New(Config{})}
+	r.e.lim, r.e.fields.Max = lim, lim.maxHeader
 	r.ep = r.endpoint("ep")
 	r.e.Memory, r.e.Clock = hold.New(0), time.Now
 	r.e.Taken = func(*Conn) (uint64, bool, time.Duration) { return 0, true, 0 }
@@ -226,8 +227,7 @@ func (p *peer) take() {
 	for len(p.c.out) > 0 {
 		b := p.c.take()
 		p.from.Write(b)
-		p.r.e.buffers.Put(b)
-		p.c.flushed()
+		p.c.Wrote(b, nil)
 	}
 }
 

@@ -97,13 +97,6 @@ type kept struct {
 	Owner               string
 }
 
-func (p *Plan) keep() kept {
-	return kept{
-		Forward: p.Forward, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done,
-		LongRunning: p.LongRunning, Finite: p.Finite, Apart: p.Apart, Owner: p.Owner,
-	}
-}
-
 // sending is what a forwarded request needs until the response's head: until then it may be sent
 // again.
 type sending struct {
@@ -245,9 +238,8 @@ func (s *stream) endIfDone() {
 func (s *stream) outcome() Outcome {
 	o := Outcome{
 		Status: int(s.status), Reason: s.reason, Err: s.err, Retries: int(s.tries),
-		Received: s.half[up].got, Sent: s.half[down].sent, Duration: s.e.now - s.started, Answer: s.answer, New: s.fresh,
+		Received: s.half[up].got, Sent: s.half[down].sent, Duration: s.e.now - s.started, Answer: s.answer, New: s.fresh, Endpoint: s.ep,
 	}
-	o.Endpoint = s.ep
 	if s.sent > 0 {
 		o.Placed = s.sent - s.started
 	}

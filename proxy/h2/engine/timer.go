@@ -53,7 +53,11 @@ func (e *Engine) Tick(now time.Duration) {
 			}
 		}
 	}
-	e.retryDials()
+	// Every request that waits for a dial chooses among all endpoints: another may have come back.
+	for s := range e.awaitDial.drain { // streams that are appended now wait for the next time
+		s.sending.tried = s.sending.tried[:0]
+		s.resend()
+	}
 	e.checkGuests()
 	e.report(1)
 	e.lookAt = 0

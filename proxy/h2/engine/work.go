@@ -76,7 +76,7 @@ func (e *Engine) runCall(c *call) {
 	}()
 	switch {
 	case c.over:
-		c.guest.over.Store(true)
+		c.guest.Over.Store(true)
 		c.guest.wake(down)
 		c.guest.wake(up)
 	case c.guest != nil:
@@ -93,12 +93,20 @@ func (c *Conn) Wrote(buf []byte, err error) {
 	defer c.e.rescue(c)
 	c.flushing = false
 	c.e.buffers.Put(buf)
+	c.e.Count.Output.Add(-int64(c.inflight))
+	c.inflight = 0
+	c.weigh()
 	if err != nil {
-		c.written()
 		c.e.cutOff(c, err)
 		return
 	}
-	c.flushed()
+	if c.closing {
+		c.closingAt = c.e.now // the linger time begins here
+	}
+	c.e.pump(c)
+	if c.pool != nil && c.pool.waiting.n > 0 {
+		c.pool.serve()
+	}
 	if len(c.out) > 0 || c.closing {
 		c.touch()
 	}
