@@ -42,42 +42,42 @@ const (
 func roles(f Features) []role {
 	return []role{
 		{"ClusterRole system:fairlead", "deploy/base/rbac.yaml", []rule{
-			{f.APIServices, 8, "list watch", aggregation, "apiservices", "", "", noTable, false},
-			{f.Services, 9, "list watch", "", "services", "", "", noBackends, false},
-			{f.Services || f.Servers == "endpointslice", 10, "list watch", discovery, "endpointslices", "", "", noBackends, false},
-			{f.Services, 12, "get list", extensions, "customresourcedefinitions", "", "", noShadows, false},
-			{true, 14, "create", authentication, "tokenreviews", "", "", noTokens, false},
-			{f.Requests, 15, "create", authorization, "subjectaccessreviews", "", "", noRequests, false},
+			{f.APIServices, 8, "list watch", aggregation, "apiservices", "", "", noTable},
+			{f.Services, 9, "list watch", "", "services", "", "", noBackends},
+			{f.Services || f.Servers == "endpointslice", 10, "list watch", discovery, "endpointslices", "", "", noBackends},
+			{f.Services, 12, "get list", extensions, "customresourcedefinitions", "", "", noShadows},
+			{true, 14, "create", authentication, "tokenreviews", "", "", noTokens},
+			{f.Requests, 15, "create", authorization, "subjectaccessreviews", "", "", noRequests},
 		}},
 		{"RoleBinding fairlead-authentication-reader", "deploy/base/rbac.yaml", []rule{
-			{true, 26, "list watch", "", "configmaps", system, "extension-apiserver-authentication", noNames, false},
+			{true, 26, "list watch", "", "configmaps", system, "extension-apiserver-authentication", noNames},
 		}},
 		{"ClusterRole system:fairlead-impersonate", "deploy/overlays/managed/rbac.yaml", []rule{
-			{f.Impersonation, 8, "impersonate", "", "users groups", "", "", noUsers, true},
-			{f.Impersonation, 10, "impersonate", "", "serviceaccounts", "", "", noOthers, true},
-			{f.Impersonation, 12, "impersonate", authentication, "uids", "", "", noOthers, true},
-			{f.Impersonation, 14, "impersonate", authentication, "userextras/authentication.kubernetes.io/credential-id", "", "", noUsers, true},
-			{f.Impersonation, 16, "watch", extensions, "customresourcedefinitions", "", "", noChanges, false},
+			{f.Impersonation, 8, "impersonate", "", "users groups", "", "", noUsers},
+			{f.Impersonation, 10, "impersonate", "", "serviceaccounts", "", "", noOthers},
+			{f.Impersonation, 12, "impersonate", authentication, "uids", "", "", noOthers},
+			{f.Impersonation, 14, "impersonate", authentication, "userextras/authentication.kubernetes.io/credential-id", "", "", noUsers},
+			{f.Impersonation, 16, "watch", extensions, "customresourcedefinitions", "", "", noChanges},
 		}},
 		{"ClusterRole system:fairlead-status", "deploy/components/write-status/rbac.yaml", []rule{
-			{f.Status, 6, "patch", aggregation, "apiservices/status", "", "", noStatus, false},
+			{f.Status, 6, "patch", aggregation, "apiservices/status", "", "", noStatus},
 		}},
 		{"Role fairlead-status", "deploy/components/write-status/rbac.yaml", []rule{
-			{f.Status, 18, "get update", coordination, "leases", system, "fairlead-status", noStatus, false},
-			{f.Status, 19, "create", coordination, "leases", system, "", noStatus, false},
+			{f.Status, 18, "get update", coordination, "leases", system, "fairlead-status", noStatus},
+			{f.Status, 19, "create", coordination, "leases", system, "", noStatus},
 		}},
 		{"Role fairlead-events", "deploy/components/events/rbac.yaml", []rule{
-			{f.Events, 6, "create patch", "", "events", fallback, "", noEvents, false},
-			{f.Events, 18, "get update", coordination, "leases", system, "fairlead-events", noEvents, false},
-			{f.Events, 19, "create", coordination, "leases", system, "", noEvents, false},
+			{f.Events, 6, "create patch", "", "events", fallback, "", noEvents},
+			{f.Events, 18, "get update", coordination, "leases", system, "fairlead-events", noEvents},
+			{f.Events, 19, "create", coordination, "leases", system, "", noEvents},
 		}},
 		{"Role fairlead-entrypoint", "deploy/components/entrypoint/rbac.yaml", []rule{
-			{f.Entrypoint || f.Servers == "lease", 7, "list", coordination, "leases", system, "", noEndpoints, false},
-			{f.Entrypoint, 7, "create update delete", coordination, "leases", system, "", noEndpoints, false},
-			{f.Entrypoint, 19, "get update", "", "endpoints", fallback, "kubernetes", noEndpoints, false},
-			{f.Entrypoint, 20, "create", "", "endpoints", fallback, "", noEndpoints, false},
-			{f.Entrypoint, 22, "update delete", discovery, "endpointslices", fallback, "kubernetes kubernetes-1 kubernetes-2 kubernetes-3", noEndpoints, false},
-			{f.Entrypoint, 23, "create", discovery, "endpointslices", fallback, "", noEndpoints, false},
+			{f.Entrypoint || f.Servers == "lease", 7, "list", coordination, "leases", system, "", noEndpoints},
+			{f.Entrypoint, 7, "create update delete", coordination, "leases", system, "", noEndpoints},
+			{f.Entrypoint, 19, "get update", "", "endpoints", fallback, "kubernetes", noEndpoints},
+			{f.Entrypoint, 20, "create", "", "endpoints", fallback, "", noEndpoints},
+			{f.Entrypoint, 22, "update delete", discovery, "endpointslices", fallback, "kubernetes kubernetes-1 kubernetes-2 kubernetes-3", noEndpoints},
+			{f.Entrypoint, 23, "create", discovery, "endpointslices", fallback, "", noEndpoints},
 		}},
 		{"ClusterRole system:fairlead-ca-from", "deploy/base/rbac.yaml", bundles(f.Bundles)},
 	}
@@ -86,7 +86,7 @@ func roles(f Features) []role {
 func bundles(configMaps []string) (each []rule) {
 	for _, c := range configMaps {
 		namespace, name, _ := strings.Cut(c, "/")
-		each = append(each, rule{true, 35, "list watch", "", "configmaps", namespace, name, noBundles, false})
+		each = append(each, rule{true, 35, "list watch", "", "configmaps", namespace, name, noBundles})
 	}
 	return each
 }

@@ -100,12 +100,11 @@ func Shipped() Features {
 type rule struct {
 	needed    bool
 	line      int
-	verbs     string // separated by spaces, as are resources, namespaces and names
+	verbs     string // separated by spaces, as are resources and names
 	group     string
 	resources string
 	in, names string // empty means all
 	why       string
-	narrow    bool
 }
 
 // Needed returns the rights that the features need.
@@ -122,14 +121,12 @@ func Needed(f Features) (needed []Right) {
 
 func (r *rule) rights(of role) (all []Right) {
 	for resource := range strings.SplitSeq(r.resources, " ") {
-		for namespace := range strings.SplitSeq(r.in, " ") {
-			for name := range strings.SplitSeq(r.names, " ") {
-				for verb := range strings.SplitSeq(r.verbs, " ") {
-					all = append(all, Right{
-						Verb: verb, Group: r.group, Resource: resource, Namespace: namespace, Name: name,
-						Role: of.name, Manifest: fmt.Sprintf("%s:%d", of.file, r.line), For: r.why, Narrow: r.narrow,
-					})
-				}
+		for name := range strings.SplitSeq(r.names, " ") {
+			for verb := range strings.SplitSeq(r.verbs, " ") {
+				all = append(all, Right{
+					Verb: verb, Group: r.group, Resource: resource, Namespace: r.in, Name: name,
+					Role: of.name, Manifest: fmt.Sprintf("%s:%d", of.file, r.line), For: r.why, Narrow: verb == "impersonate",
+				})
 			}
 		}
 	}

@@ -105,7 +105,11 @@ func (p *Publisher) liveAddresses(ctx context.Context, ready bool) ([]netip.Addr
 	if err != nil {
 		return nil, err
 	}
-	p.present(ready)
+	if ready != p.published {
+		p.log.Info("the lease of this replica changed", "address", p.config.Address.String(), "published", ready)
+	}
+	p.published = ready
+	p.metrics.published.Set(metric.Number(ready))
 	alive, dead := p.members.observe(list.Items, ready, time.Now())
 	for _, l := range dead { // so that a replica that starts later does not wait for them to expire again
 		if err := p.remove(ctx, l); err != nil {
@@ -148,14 +152,6 @@ func (p *Publisher) renew(ctx context.Context, mine *coordinationv1.Lease) error
 		return fmt.Errorf("renewing lease: %w", err)
 	}
 	return nil
-}
-
-func (p *Publisher) present(now bool) {
-	if now != p.published {
-		p.log.Info("the lease of this replica changed", "address", p.config.Address.String(), "published", now)
-	}
-	p.published = now
-	p.metrics.published.Set(metric.Number(now))
 }
 
 // remove deletes a Lease unless it has been renewed, or made anew, since it was read.

@@ -51,9 +51,8 @@ func (p *Publisher) mayWrite(have *corev1.Endpoints, list []discoveryv1.Endpoint
 	if p.contest.paused(now) && content(have) != "" {
 		return false
 	}
-	waking := !p.contest.until.IsZero()
-	p.contest.until = time.Time{}
-	if waking {
+	if !p.contest.until.IsZero() {
+		p.contest.until = time.Time{}
 		return true // the content is the one we gave way to, not a new write
 	}
 	if foreign(have, list) {
@@ -97,7 +96,16 @@ func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, 
 	if have != nil {
 		want = have.DeepCopy()
 	}
-	want.Subsets = subsets(addresses)
+	want.Subsets = nil
+	for _, g := range groups(addresses) { // one for each family and port
+		s := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: portName, Port: g.port, Protocol: corev1.ProtocolTCP}}}
+		for _, a := range g.addresses {
+			s.Addresses = append(s.Addresses, corev1.EndpointAddress{IP: a})
+		}
+		if len(s.Addresses) > 0 {
+			want.Subsets = append(want.Subsets, s)
+		}
+	}
 	text := content(want)
 	if have != nil && content(have) == text && have.Annotations[contentAnnotation] == text && have.Labels[discoveryv1.LabelSkipMirror] == "true" {
 		return nil
@@ -115,20 +123,6 @@ func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, 
 	}
 	p.log.Info("published the cluster's entrypoint", "endpoints", text)
 	return nil
-}
-
-// subsets returns one subset for each family and port.
-func subsets(addresses []netip.AddrPort) (list []corev1.EndpointSubset) {
-	for _, g := range groups(addresses) {
-		s := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: portName, Port: g.port, Protocol: corev1.ProtocolTCP}}}
-		for _, a := range g.addresses {
-			s.Addresses = append(s.Addresses, corev1.EndpointAddress{IP: a})
-		}
-		if len(s.Addresses) > 0 {
-			list = append(list, s)
-		}
-	}
-	return list
 }
 
 // content returns the content of Endpoints in canonical order.

@@ -188,18 +188,10 @@ func (d *document) row(v *view, a *answer.APIService) {
 <td class="n" data-label="Certificate"><span class="%s">%s</span></td></tr>
 `, answer.Urgency(v.Time, a.Expires()), answer.Left(v.Time, a.Expires()))
 	if cause := cmp.Or(a.Cause, when(!a.Available(), a.Why())); cause != "" {
-		d.put(`<tr class="help"><td class="wide" colspan="11"><span class="%s">%s</span>`, state(a), cause)
+		d.put(`<tr class="help"><td class="wide" colspan="11"><span class="%s">%s</span>`, cmp.Or(when(a.Verdict.Status == "False" && a.Maintenance == "", "bad"), "warn"), cause)
 		d.help(a)
 		d.put(`</td></tr>`)
 	}
-}
-
-// state returns the CSS class of what is wrong.
-func state(a *answer.APIService) string {
-	if a.Verdict.Status == "False" && a.Maintenance == "" {
-		return "bad"
-	}
-	return "warn"
 }
 
 func (d *document) localServers(v *view) {

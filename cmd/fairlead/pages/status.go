@@ -188,19 +188,17 @@ func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) 
 			s.LocalTrust = &x
 		}
 	}
+	other := &answer.APIService{} // one that is not asked for
+	of := func(name string) *answer.APIService { return cmp.Or(byName[name], other) }
 	for _, x := range p.cfg.Discovery() {
-		if a := byName[x.Name]; a != nil {
-			a.Discovery = &x
-		}
+		of(x.Name).Discovery = &x
 	}
 	for _, x := range p.cfg.OpenAPI() {
-		if a := byName[x.Name]; a != nil {
-			a.OpenAPI = &x
-		}
+		of(x.Name).OpenAPI = &x
 	}
 	for _, x := range s.Transitions {
-		if a := byName[x.APIService]; a != nil && x.Status == "False" && s.Time.Sub(x.Time) < time.Hour {
-			a.Flaps++
+		if x.Status == "False" && s.Time.Sub(x.Time) < time.Hour {
+			of(x.APIService).Flaps++
 		}
 	}
 }
