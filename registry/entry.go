@@ -3,6 +3,7 @@ package registry
 import (
 	"cmp"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -76,6 +77,9 @@ func (e *Entry) Local() bool { return e.Backend == nil }
 func (e *Entry) Moved(before *Entry) bool {
 	return e == nil || before == nil || e.Local() != before.Local()
 }
+
+// Servers returns Further and the entry itself: of what two have in a document, the first has it.
+func (e *Entry) Servers() []*Entry { return append(slices.Clip(e.Further), e) }
 
 // Kind returns local, remote, or refused. Refused means a remote that claims a protected group.
 func (e *Entry) Kind() string {

@@ -194,7 +194,8 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 
 // matters reports whether a change of the table may change the document.
 func (s *Sources[S, L]) matters(c latest.Change[*registry.Entry]) bool {
-	if c.Old == nil || c.New == nil || c.Old.Backend != c.New.Backend || c.Old.Kind() != c.New.Kind() {
+	if c.Old == nil || c.New == nil || c.Old.Backend != c.New.Backend || c.Old.Kind() != c.New.Kind() ||
+		c.Old.Hidden != c.New.Hidden || !slices.EqualFunc(c.Old.Further, c.New.Further, func(a, b *registry.Entry) bool { return a.Name == b.Name }) {
 		return true
 	}
 	was, is := &c.Old.Object.Spec, &c.New.Object.Spec

@@ -46,8 +46,9 @@ type Scene struct {
 	Own  map[string]func(words []string)
 	Show func() string
 
-	tag   string // the last response's ETag
-	table atomic.Pointer[registry.Table]
+	tag    string // the last response's ETag
+	table  atomic.Pointer[registry.Table]
+	routes routes
 
 	mu       sync.Mutex // guards the fields below
 	handlers map[string]http.HandlerFunc
@@ -56,7 +57,7 @@ type Scene struct {
 
 // New returns a Scene without servers.
 func New(tb testing.TB) *Scene {
-	s := &Scene{TB: tb, handlers: map[string]http.HandlerFunc{}, asked: map[string][]string{}}
+	s := &Scene{TB: tb, handlers: map[string]http.HandlerFunc{}, asked: map[string][]string{}, routes: routes{}}
 	s.Input = registry.Input{
 		APIServices: map[string]*apiregistrationv1.APIService{}, Services: map[types.NamespacedName]*corev1.Service{},
 		Slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}, Options: &registry.Options{}, Complete: true,

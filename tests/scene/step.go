@@ -24,6 +24,7 @@ import (
 //
 //	claim <gv> <service>|local [group priority] [version priority]
 //	trust <service>|<apiservice> [name]    verified by this TLS name from now on; another name is another connection
+//	route <apiservice> [hidden|<service>…]         what the policy says of it: its further backends
 //	delete <apiservice>
 //	report <apiservice> healthy|unhealthy
 //	advance <duration>
@@ -114,6 +115,8 @@ func (s *Scene) step(at string, words []string) {
 			}
 		}
 		s.Build()
+	case "route":
+		s.Route(words[1], words[2:]...)
 	case "delete":
 		delete(s.Input.APIServices, words[1])
 		s.Build()
@@ -137,11 +140,11 @@ func (s *Scene) step(at string, words []string) {
 // Report passes the result of a probe of an APIService's first endpoint to the table.
 func (s *Scene) Report(name string, healthy bool) {
 	s.Helper()
-	at := slices.IndexFunc(s.Table().Entries(), func(e *registry.Entry) bool { return e.Name == name })
+	at := slices.IndexFunc(s.Table().Servers(), func(e *registry.Entry) bool { return e.Name == name })
 	if at < 0 {
 		s.Fatalf("no entry %s", name)
 	}
-	e := s.Table().Entries()[at]
+	e := s.Table().Servers()[at]
 	r := registry.Report{Name: name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: registry.Healthy}
 	if !healthy {
 		r.Health, r.Reason, r.Message = registry.Unhealthy, registry.ReasonFailedDiscoveryCheck, "no"

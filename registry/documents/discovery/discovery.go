@@ -18,8 +18,10 @@ package discovery
 
 import (
 	"cmp"
+	"log/slog"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -55,6 +57,7 @@ type sources = documents.Sources[state, localState]
 type Discovery struct {
 	*sources
 	cfg          Config
+	log          *slog.Logger
 	codecs       *codecs
 	aggregations prometheus.Counter
 	turn         chan struct{}                                               // of large documents
@@ -64,6 +67,7 @@ type Discovery struct {
 	root, legacy *negotiator
 
 	// The fields below belong to Run's goroutine.
+	told     map[string]string // :: server → its conflicts
 	departed map[schema.GroupVersion]bool
 	last     *registry.Table
 	began    time.Time
@@ -81,7 +85,7 @@ type view struct {
 func New(cfg Config) *Discovery {
 	cfg.MaxBody = cmp.Or(cfg.MaxBody, max(8<<20, min(80<<20, debug.SetMemoryLimit(-1)/24)))
 	d := &Discovery{
-		cfg: cfg, codecs: newCodecs(), turn: make(chan struct{}, 1), departed: make(map[schema.GroupVersion]bool),
+		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: newCodecs(), turn: make(chan struct{}, 1), departed: make(map[schema.GroupVersion]bool), told: make(map[string]string),
 		aggregations: metric.Count("aggregator_discovery_aggregation_count_total",
 			"Counter of number of times discovery was aggregated"),
 	}
@@ -118,8 +122,22 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 		}
 	}
 	m.local = l.groups
-	d.view.Store(d.render(m, l, d.view.Load()))
+	next := d.render(m, l, d.view.Load())
+	d.tell(next.parts)
+	d.view.Store(next)
 	return m.becomesStale
+}
+
+// tell logs conflicts when they change.
+func (d *Discovery) tell(parts []part) {
+	for _, p := range parts {
+		for _, s := range p.from[1:] { // nobody was before the first
+			if now := strings.Join(s.conflicts, ", "); now != d.told[s.name] {
+				d.told[s.name] = now
+				d.log.Warn("resources that are listed as another server has them, not this one", "apiservice", s.name, "resources", now)
+			}
+		}
+	}
 }
 
 // depart records which remote group-versions have left the table.
@@ -158,27 +176,34 @@ type Status struct {
 	Stale bool `json:"stale"`
 	// Resources is how many resources are listed.
 	Resources int `json:"resources"`
+	// Conflicts are resources that are not listed as this one of several servers has them, ten at
+	// most.
+	Conflicts []string `json:"conflicts,omitempty"`
 }
 
-// Status returns the status of every remote APIService, sorted by name.
+// Status returns the status of every server of remote APIServices, sorted by name.
 func (d *Discovery) Status() []Status {
 	docs := d.view.Load()
 	if docs == nil {
 		return nil
 	}
 	var out []Status
-	t := d.cfg.Tables.Table()
-	for _, listed := range docs.parts {
-		gv := schema.GroupVersion{Group: listed.group, Version: listed.doc.Version}
-		e := t.Entry(gv)
-		if listed.of == nil || e == nil {
-			continue
+	servers := make(map[string]*registry.Entry)
+	for _, e := range d.cfg.Tables.Table().Servers() {
+		servers[e.Name] = e
+	}
+	for _, p := range docs.parts {
+		for _, s := range p.from {
+			e := servers[s.name]
+			if s.of == nil || e == nil {
+				continue
+			}
+			v := s.of.Load().version(e.GroupVersion) // a confirmation does not render the document again
+			out = append(out, Status{
+				Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(e, v.err),
+				Stale:     part{doc: s.doc}.stale(), Resources: len(s.doc.Resources), Conflicts: s.conflicts,
+			})
 		}
-		v := listed.of.Load().version(gv) // a confirmation does not render the document again
-		out = append(out, Status{
-			Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(e, v.err),
-			Stale:     listed.stale(), Resources: len(listed.doc.Resources),
-		})
 	}
 	slices.SortFunc(out, func(a, b Status) int { return cmp.Compare(a.Name, b.Name) })
 	return out

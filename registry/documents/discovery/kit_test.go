@@ -93,7 +93,15 @@ func (s *stage) make(cfg Config) {
 func resources(version string, names ...string) apidiscoveryv2.APIVersionDiscovery {
 	v := apidiscoveryv2.APIVersionDiscovery{Version: version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
 	for _, n := range names {
-		v.Resources = append(v.Resources, apidiscoveryv2.APIResourceDiscovery{Resource: n, Scope: apidiscoveryv2.ScopeNamespace, ResponseKind: &metav1.GroupVersionKind{Kind: n}, Verbs: []string{"list"}})
+		words := strings.Split(n, ":")
+		r := apidiscoveryv2.APIResourceDiscovery{Resource: words[0], Scope: apidiscoveryv2.ScopeNamespace, ResponseKind: &metav1.GroupVersionKind{Kind: words[0]}, Verbs: []string{"list"}}
+		if len(words) > 1 {
+			r.ResponseKind.Kind, r.Verbs = words[1], words[2:]
+			if len(r.Verbs) > 0 && r.Verbs[0] == "cluster" {
+				r.Scope, r.Verbs = apidiscoveryv2.ScopeCluster, r.Verbs[1:]
+			}
+		}
+		v.Resources = append(v.Resources, r)
 	}
 	return v
 }

@@ -248,13 +248,8 @@ func (all versions) add(s *localState, m *merge) {
 			}
 			continue
 		}
-		more := slices.DeleteFunc(slices.Clone(doc.Resources), func(r apidiscoveryv2.APIResourceDiscovery) bool {
-			return slices.ContainsFunc(known.Resources, func(k apidiscoveryv2.APIResourceDiscovery) bool { return k.Resource == r.Resource })
-		})
-		if len(more) > 0 {
-			both := *known
-			both.Resources = append(slices.Clip(known.Resources), more...)
-			all[gv] = &both
+		if both := united([]served{{doc: known}, {doc: doc}}); len(both.Resources) > len(known.Resources) {
+			all[gv] = both
 		}
 	}
 }

@@ -8,8 +8,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/utils/ptr"
 
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/builtin"
 )
@@ -51,7 +54,16 @@ func grouped(entries []*registry.Entry) []*registry.Entry {
 type part struct {
 	group string
 	doc   *apidiscoveryv2.APIVersionDiscovery
-	of    *source // nil means the local apiserver
+	from  []served // what doc is the union of
+}
+
+// served is what one server has of a group-version.
+type served struct {
+	name string  // of the server's entry
+	of   *source // nil means the local apiserver
+	doc  *apidiscoveryv2.APIVersionDiscovery
+	// conflicts say which of its resources are listed as another server has them, ten at most.
+	conflicts []string
 }
 
 func (p part) stale() bool { return p.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessStale }
@@ -59,9 +71,11 @@ func (p part) stale() bool { return p.doc.Freshness == apidiscoveryv2.DiscoveryF
 // same reports whether two parts have the same content. It compares by identity: a response is
 // never changed, only replaced.
 func (p part) same(o part) bool {
-	a, b := p.doc, o.doc
-	return p.group == o.group && p.of == o.of && (a == b || a.Version == b.Version && a.Freshness == b.Freshness &&
-		len(a.Resources) == len(b.Resources) && (len(a.Resources) == 0 || &a.Resources[0] == &b.Resources[0]))
+	return p.group == o.group && slices.EqualFunc(p.from, o.from, func(x, y served) bool {
+		a, b := x.doc, y.doc
+		return x.name == y.name && (a == b || a.Version == b.Version && a.Freshness == b.Freshness &&
+			len(a.Resources) == len(b.Resources) && (len(a.Resources) == 0 || &a.Resources[0] == &b.Resources[0]))
+	})
 }
 
 // parts returns the parts of all groups.
@@ -69,17 +83,71 @@ func (m *merge) parts() []part {
 	var out []part
 	for _, g := range m.groups() {
 		for _, e := range g.Entries {
-			p, known := part{group: g.Name}, (*state)(nil)
-			if !e.Local() {
-				p.of = m.sources(e.Backend)
-				known = p.of.Load()
-			}
-			if p.doc = m.version(e, known); p.doc != nil {
-				out = append(out, p)
+			if from := m.from(e); from[0].doc != nil && !e.Hidden {
+				out = append(out, part{group: g.Name, doc: united(from), from: from})
 			}
 		}
 	}
 	return out
+}
+
+// from returns what each server of a group-version has, in the order of precedence. That of the
+// local apiserver may be nil.
+func (m *merge) from(e *registry.Entry) (out []served) {
+	if e.Local() {
+		return []served{{name: e.Name, doc: m.local[e.GroupVersion]}}
+	}
+	for _, s := range e.Servers() {
+		of := m.sources(s.Backend)
+		out = append(out, served{name: s.Name, of: of, doc: m.version(s, of.Load())})
+	}
+	return out
+}
+
+// maxConflicts bounds what status and log show of a server.
+const maxConflicts = 10
+
+// united returns the union of what several servers have, and notes conflicts. Of two resources of
+// one name the first is listed. It is Current if one part is: who has not answered yet must not
+// cost clients the others' resources.
+func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
+	if len(from) == 1 {
+		return from[0].doc
+	}
+	out, by := *from[0].doc, make(map[string]int) // :: resource → index in Resources
+	out.Resources = nil
+	for i := range from {
+		s := &from[i]
+		if s.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessCurrent {
+			out.Freshness = s.doc.Freshness
+		}
+		for _, r := range s.doc.Resources {
+			at, known := by[r.Resource]
+			if !known {
+				by[r.Resource] = len(out.Resources)
+				out.Resources = append(out.Resources, r)
+			} else if what := difference(&out.Resources[at], &r); what != "" && len(s.conflicts) < maxConflicts {
+				s.conflicts = append(s.conflicts, printable.Cut(r.Resource, maxName)+": other "+what)
+			}
+		}
+	}
+	return &out
+}
+
+// maxName bounds the name of a resource in a text: it is a label (RFC 1123).
+const maxName = 63
+
+// difference says in what two resources of one name differ. Empty means in nothing that matters.
+func difference(a, b *apidiscoveryv2.APIResourceDiscovery) string {
+	switch {
+	case ptr.Deref(a.ResponseKind, metav1.GroupVersionKind{}).Kind != ptr.Deref(b.ResponseKind, metav1.GroupVersionKind{}).Kind:
+		return "kind"
+	case a.Scope != b.Scope:
+		return "scope"
+	case !slices.Equal(a.Verbs, b.Verbs) && !sets.New(a.Verbs...).Equal(sets.New(b.Verbs...)):
+		return "verbs"
+	}
+	return ""
 }
 
 // listOfParts returns the aggregated document in Kubernetes' type.
@@ -95,15 +163,9 @@ func listOfParts(parts []part) *apidiscoveryv2.APIGroupDiscoveryList {
 	return list
 }
 
-// version returns the part of an entry whose backend has state s. Nil means none.
+// version returns what a remote entry's backend has, whose state is s.
 func (m *merge) version(e *registry.Entry, s *state) *apidiscoveryv2.APIVersionDiscovery {
-	if e.Local() {
-		return m.local[e.GroupVersion]
-	}
-	var v version
-	if s != nil {
-		v = s.version(e.GroupVersion)
-	}
+	v := s.version(e.GroupVersion)
 	if v.doc == nil {
 		return &apidiscoveryv2.APIVersionDiscovery{Version: e.GroupVersion.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessStale}
 	}
@@ -175,17 +237,25 @@ func groupList(t *registry.Table) *metav1.APIGroupList {
 	for _, e := range t.Entries() {
 		if name := e.GroupVersion.Group; !listed[name] {
 			listed[name] = true
-			list.Groups = append(list.Groups, *legacyGroup(t.Group(name)))
+			if g := legacyGroup(t.Group(name)); g != nil {
+				list.Groups = append(list.Groups, *g)
+			}
 		}
 	}
 	return list
 }
 
-// legacyGroup returns one group. Its preferred version is the first one, available or not.
+// legacyGroup returns one group. Its preferred version is the first one that is not hidden,
+// available or not. Nil means that all are hidden.
 func legacyGroup(g *registry.Group) *metav1.APIGroup {
 	out := &metav1.APIGroup{Name: g.Name, Versions: make([]metav1.GroupVersionForDiscovery, 0, len(g.Entries))}
 	for _, e := range g.Entries {
-		out.Versions = append(out.Versions, metav1.GroupVersionForDiscovery{GroupVersion: e.GroupVersion.String(), Version: e.GroupVersion.Version})
+		if !e.Hidden {
+			out.Versions = append(out.Versions, metav1.GroupVersionForDiscovery{GroupVersion: e.GroupVersion.String(), Version: e.GroupVersion.Version})
+		}
+	}
+	if len(out.Versions) == 0 {
+		return nil
 	}
 	out.PreferredVersion = out.Versions[0]
 	return out

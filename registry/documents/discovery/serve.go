@@ -12,10 +12,12 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apidiscovery "k8s.io/apiserver/pkg/endpoints/discovery"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/client-go/discovery"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
@@ -60,7 +62,9 @@ func (d *Discovery) aggregated(of any, list func() *apidiscoveryv2.APIGroupDisco
 
 // sameList reports whether two tables make the same legacy list.
 func sameList(a, b *registry.Table) bool {
-	same := func(x, y *registry.Entry) bool { return x == y || x.GroupVersion == y.GroupVersion }
+	same := func(x, y *registry.Entry) bool {
+		return x == y || x.GroupVersion == y.GroupVersion && x.Hidden == y.Hidden
+	}
 	return slices.EqualFunc(a.Entries(), b.Entries(), same) && slices.EqualFunc(a.Groups(), b.Groups(), func(x, y *registry.Group) bool {
 		return x == y || x.Name == y.Name && slices.EqualFunc(x.Entries, y.Entries, same)
 	})
@@ -74,8 +78,8 @@ func (d *Discovery) Ready() error {
 	return nil
 }
 
-// ServeHTTP serves /api, /apis, /apis/<group>, and the same with a slash. Any other path is not
-// found.
+// ServeHTTP serves /api, /apis, /apis/<group>, where several servers have a group-version also
+// /apis/<group>/<version>, and the same with a slash. Any other path is not found.
 func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	docs := d.view.Load()
 	if docs == nil {
@@ -94,16 +98,41 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/api", "/api/":
 		d.serveCore(w, r, docs)
 	default:
-		name, below := strings.CutPrefix(path, "/apis/")
-		g := d.cfg.Tables.Table().Group(strings.TrimSuffix(name, "/"))
-		if !below || g == nil || g.Name == "" {
-			d.writeError(w, r, errNotFound())
+		doc, err := d.below(docs, path)
+		if err != nil {
+			d.writeError(w, r, err)
 			return
 		}
-		d.serve(w, r, d.legacy, nil, &document{cache: private, write: func(w http.ResponseWriter, r *http.Request) {
-			d.codecs.writeLegacy(w, r, legacyGroup(g))
-		}})
+		d.serve(w, r, d.legacy, nil, doc)
 	}
+}
+
+// below returns the document of a group or of a group-version.
+func (d *Discovery) below(docs *view, path string) (*document, error) {
+	group, version, versioned := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(path, "/apis/"), "/"), "/")
+	gv, t := schema.GroupVersion{Group: group, Version: version}, d.cfg.Tables.Table()
+	g, content := t.Group(group), func() runtime.Object { return legacyGroup(t.Group(group)) }
+	at := slices.IndexFunc(docs.parts, func(p part) bool {
+		return len(p.from) > 1 && p.group == group && p.doc.Version == version && !p.stale()
+	})
+	switch {
+	case group == "" || g == nil || !versioned && legacyGroup(g) == nil || versioned && t.Entry(gv) == nil:
+		return nil, errNotFound()
+	case versioned && at < 0:
+		return nil, d.NotReady() // the table is newer, or no server has answered: 404 would mean that it is gone
+	case versioned:
+		content = docs.parts[at].resourceList
+	}
+	return &document{cache: private, write: func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, content()) }}, nil
+}
+
+// resourceList returns the legacy document of a group-version that is not Stale.
+func (p part) resourceList() runtime.Object {
+	whole := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: p.group}, Versions: []apidiscoveryv2.APIVersionDiscovery{*p.doc}}
+	_, lists, _ := discovery.SplitGroupsAndResources(apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{whole}})
+	list := lists[schema.GroupVersion{Group: p.group, Version: p.doc.Version}]
+	list.APIResources = append([]metav1.APIResource{}, list.APIResources...) // not null
+	return list
 }
 
 // serveCore serves /api. In kube-apiserver go-restful handles it first, which knows only GET, and

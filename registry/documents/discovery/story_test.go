@@ -27,7 +27,7 @@ import (
 //	address <host>:<port>               its own, from the next local on
 //	alone                               there is no local apiserver
 //	own <gv>=… …                        this process serves groups itself
-//	backend <service> serves <gv>=… …   by aggregated discovery
+//	backend <service> serves <gv>=… …   by aggregated discovery; a resource may be <name>:<kind>[:cluster][:<verb>…]
 //	backend <service> legacy <code> <gv>=… …
 //	backend <service> hangs|refuses|garbage|huge|status <code>
 //	open [stale-after]                  Discovery starts
@@ -136,6 +136,9 @@ func (s *stage) show() string {
 			b.WriteString(" confirmed")
 		default:
 			b.WriteString(" confirmed long ago")
+		}
+		for _, c := range st.Conflicts {
+			fmt.Fprintf(&b, ", %s", c)
 		}
 		b.WriteByte('\n')
 	}

@@ -1,0 +1,48 @@
+package scene
+
+import (
+	"encoding/json"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/directory"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
+)
+
+// routes are what the policy says.
+type routes map[string]*policy.Route // :: APIService
+
+// Route sets what the policy says of an APIService: that it is hidden, or its further backends.
+func (s *Scene) Route(name string, services ...string) {
+	s.Helper()
+	r := policy.Route{APIService: name, Hidden: slices.Equal(services, []string{"hidden"})}
+	if s.routes[name] = &r; len(services) == 0 {
+		delete(s.routes, name)
+	}
+	for _, service := range services {
+		if r.Hidden {
+			break
+		}
+		s.serve(types.NamespacedName{Namespace: "x", Name: service})
+		r.Backends = append(r.Backends, policy.Backend{
+			Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: service}, InsecureSkipTLSVerify: true,
+			When: &policy.When{Names: []string{service + "-*"}},
+		})
+	}
+	p := &policy.Policy{TypeMeta: metav1.TypeMeta{APIVersion: "fairlead.dev/v1", Kind: "Policy"}, ObjectMeta: metav1.ObjectMeta{Name: "scene"}}
+	for _, r := range s.routes {
+		p.Routes = append(p.Routes, *r)
+	}
+	text, err := json.Marshal(p)
+	if err != nil {
+		s.Fatal(err)
+	}
+	objects, faults := directory.Decode("policy", text)
+	if faults = append(faults, s.Input.SetPolicy(objects)...); len(faults) > 0 {
+		s.Fatalf("policy: %v", faults)
+	}
+	s.Build()
+}
