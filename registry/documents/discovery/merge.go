@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/builtin"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // merge is the input of the aggregated document.
@@ -62,6 +63,7 @@ type served struct {
 	name string  // of the server's entry
 	of   *source // nil means the local apiserver
 	doc  *apidiscoveryv2.APIVersionDiscovery
+	rule *policy.Rule // of the entry
 	// conflicts say which of its resources are listed as another server has them, ten at most.
 	conflicts []string
 }
@@ -99,7 +101,7 @@ func (m *merge) from(e *registry.Entry) (out []served) {
 	}
 	for _, s := range e.Servers() {
 		of := m.sources(s.Backend)
-		out = append(out, served{name: s.Name, of: of, doc: m.version(s, of.Load())})
+		out = append(out, served{name: s.Name, of: of, doc: m.version(s, of.Load()), rule: s.Rule})
 	}
 	return out
 }
@@ -108,18 +110,21 @@ func (m *merge) from(e *registry.Entry) (out []served) {
 const maxConflicts = 10
 
 // united returns the union of what several servers have, and notes conflicts. Of two resources of
-// one name the first is listed. It is Current if one part is: who has not answered yet must not
-// cost clients the others' resources.
+// one name the first is listed. It is Stale if one part is, as that of a server that has not
+// answered yet: else a namespace would be deleted before what that server has in it. A standby and
+// the server for which it stands by have the same, so one of them is enough.
 func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
 	if len(from) == 1 {
 		return from[0].doc
 	}
 	out, by := *from[0].doc, make(map[string]int) // :: resource → index in Resources
-	out.Resources = nil
+	out.Resources, out.Freshness = nil, apidiscoveryv2.DiscoveryFreshnessCurrent
+	own := false // or a standby
 	for i := range from {
 		s := &from[i]
-		if s.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessCurrent {
-			out.Freshness = s.doc.Freshness
+		current := s.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessCurrent
+		if own = own || current && (s.rule == nil || s.rule.When == nil); !current && s.rule != nil && s.rule.When != nil {
+			out.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
 		}
 		for _, r := range s.doc.Resources {
 			at, known := by[r.Resource]
@@ -130,6 +135,9 @@ func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
 				s.conflicts = append(s.conflicts, printable.Cut(r.Resource, maxName)+": other "+what)
 			}
 		}
+	}
+	if !own {
+		out.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
 	}
 	return &out
 }
