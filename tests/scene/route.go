@@ -3,6 +3,7 @@ package scene
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -16,6 +17,7 @@ import (
 type routes map[string]*policy.Route // :: APIService
 
 // Route sets what the policy says of an APIService: that it is hidden, or its further backends.
+// A name that ends in ! is a standby, and of one that ends in ? there is no Service.
 func (s *Scene) Route(name string, services ...string) {
 	s.Helper()
 	r := policy.Route{APIService: name, Hidden: slices.Equal(services, []string{"hidden"})}
@@ -26,11 +28,16 @@ func (s *Scene) Route(name string, services ...string) {
 		if r.Hidden {
 			break
 		}
-		s.serve(types.NamespacedName{Namespace: "x", Name: service})
-		r.Backends = append(r.Backends, policy.Backend{
-			Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: service}, InsecureSkipTLSVerify: true,
-			When: &policy.When{Names: []string{service + "-*"}},
-		})
+		service, standby := strings.CutSuffix(service, "!")
+		service, absent := strings.CutSuffix(service, "?")
+		b := policy.Backend{Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: service}, InsecureSkipTLSVerify: true, Standby: standby}
+		if !absent {
+			s.serve(types.NamespacedName{Namespace: "x", Name: service})
+		}
+		if !standby {
+			b.When = &policy.When{Names: []string{service + "-*"}}
+		}
+		r.Backends = append(r.Backends, b)
 	}
 	p := &policy.Policy{TypeMeta: metav1.TypeMeta{APIVersion: "fairlead.dev/v1", Kind: "Policy"}, ObjectMeta: metav1.ObjectMeta{Name: "scene"}}
 	for _, r := range s.routes {

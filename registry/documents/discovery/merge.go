@@ -63,10 +63,14 @@ type served struct {
 	name string  // of the server's entry
 	of   *source // nil means the local apiserver
 	doc  *apidiscoveryv2.APIVersionDiscovery
-	rule *policy.Rule // of the entry
+	// rule is that of the entry, and absent says that there is no such Service.
+	rule   *policy.Rule
+	absent bool
 	// conflicts say which of its resources are listed as another server has them, ten at most.
 	conflicts []string
 }
+
+func (s served) current() bool { return s.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessCurrent }
 
 func (p part) stale() bool { return p.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessStale }
 
@@ -101,7 +105,7 @@ func (m *merge) from(e *registry.Entry) (out []served) {
 	}
 	for _, s := range e.Servers() {
 		of := m.sources(s.Backend)
-		out = append(out, served{name: s.Name, of: of, doc: m.version(s, of.Load()), rule: s.Rule})
+		out = append(out, served{name: s.Name, of: of, doc: m.version(s, of.Load()), rule: s.Rule, absent: s.Verdict.Reason == registry.ReasonServiceNotFound})
 	}
 	return out
 }
@@ -122,8 +126,8 @@ func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
 	own := false // or a standby
 	for i := range from {
 		s := &from[i]
-		current := s.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessCurrent
-		if own = own || current && (s.rule == nil || s.rule.When == nil); !current && s.rule != nil && s.rule.When != nil {
+		conditional := s.rule != nil && s.rule.When != nil
+		if own = own || s.current() && !conditional; conditional && !s.current() && !s.absent {
 			out.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
 		}
 		for _, r := range s.doc.Resources {

@@ -113,7 +113,7 @@ func (d *Discovery) below(docs *view, path string) (*document, error) {
 	gv, t := schema.GroupVersion{Group: group, Version: version}, d.cfg.Tables.Table()
 	g, content := t.Group(group), func() runtime.Object { return legacyGroup(t.Group(group)) }
 	at := slices.IndexFunc(docs.parts, func(p part) bool {
-		return len(p.from) > 1 && p.group == group && p.doc.Version == version && !p.stale()
+		return len(p.from) > 1 && p.group == group && p.doc.Version == version && slices.ContainsFunc(p.from, served.current)
 	})
 	switch {
 	case group == "" || g == nil || !versioned && legacyGroup(g) == nil || versioned && t.Entry(gv) == nil:
@@ -126,9 +126,12 @@ func (d *Discovery) below(docs *view, path string) (*document, error) {
 	return &document{cache: private, write: func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, content()) }}, nil
 }
 
-// resourceList returns the legacy document of a group-version that is not Stale.
+// resourceList returns the legacy document of a group-version, which knows no Stale: by it clients
+// and the cluster's aggregator see whether the group-version can be used.
 func (p part) resourceList() runtime.Object {
-	whole := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: p.group}, Versions: []apidiscoveryv2.APIVersionDiscovery{*p.doc}}
+	current := *p.doc
+	current.Freshness = apidiscoveryv2.DiscoveryFreshnessCurrent
+	whole := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: p.group}, Versions: []apidiscoveryv2.APIVersionDiscovery{current}}
 	_, lists, _ := discovery.SplitGroupsAndResources(apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{whole}})
 	list := lists[schema.GroupVersion{Group: p.group, Version: p.doc.Version}]
 	list.APIResources = append([]metav1.APIResource{}, list.APIResources...) // not null
