@@ -124,7 +124,6 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 func (p *policies) follow(ctx context.Context) {
 	listed := sync.OnceFunc(func() { close(p.listed) })
 	cluster, known := p.of.sources.cluster, p.namespaces
-	l := &lister{example: &corev1.Namespace{}, from: everything(cluster.core.RESTClient(), "namespaces"), log: cluster.log, denied: listed}
 	set := func(name types.NamespacedName, o runtime.Object) {
 		if n, ok := o.(*corev1.Namespace); ok {
 			known.Set(name.Name, n.Labels)
@@ -132,11 +131,13 @@ func (p *policies) follow(ctx context.Context) {
 			known.Keep(func(other string) bool { return other != name.Name })
 		}
 	}
-	l.reflect(ctx, &store{set: set, replace: func(all map[types.NamespacedName]runtime.Object) {
+	replace := func(all map[types.NamespacedName]runtime.Object) {
 		known.Keep(func(name string) bool { return all[types.NamespacedName{Name: name}] != nil })
 		for name, o := range all {
 			set(name, o)
 		}
 		listed()
-	}})
+	}
+	l := &lister{example: &corev1.Namespace{}, from: everything(cluster.core.RESTClient(), "namespaces"), log: cluster.log, set: set, replace: replace, denied: listed}
+	l.reflect(ctx)
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -62,11 +63,11 @@ func (m *sources) run(ctx context.Context, to *changes) error {
 	defer cancel(nil)
 	g, ctx := errgroup.WithContext(ctx)
 	if m.stored != nil {
-		stored := m.stored.apiServiceLister()
+		stored := m.stored.apiServiceLister(to, kindAPIService)
 		if stored.torn = m.stored != m.cluster; !stored.torn {
 			stored.absent = func() { cancel(errNoAPIServices) }
 		}
-		stored.replaced = func(all map[types.NamespacedName]runtime.Object) { m.remembered.seen(to, all) }
+		stored.replace = func(all map[types.NamespacedName]runtime.Object) { m.remembered.seen(to, all) }
 		as, lists = kindFallback, append(lists, stored)
 		if m.remembered.path != "" {
 			g.Go(func() error { m.remembered.recall(ctx, to); return ctx.Err() })
@@ -78,14 +79,13 @@ func (m *sources) run(ctx context.Context, to *changes) error {
 			return m.local.Run(ctx, func(all map[types.NamespacedName]runtime.Object) { to.replace(kindServed, all) })
 		})
 	case m.cluster != m.stored && m.cluster != nil:
-		served := m.cluster.apiServiceLister()
-		served.kind, served.adapt = kindServed, asLocal
+		served := m.cluster.apiServiceLister(to, kindServed)
+		served.adapt = asLocal
 		lists = append(lists, served)
 	}
-	g.Go(func() error {
-		reflectAll(ctx, to, lists)
-		return ctx.Err()
-	})
+	for _, l := range lists {
+		g.Go(func() error { l.reflect(ctx); return ctx.Err() })
+	}
 	if m.files || m.cluster == nil {
 		g.Go(func() error {
 			return m.Run(ctx, func(objects []directory.Object, faults []directory.Fault) { to.replaceAll(as, objects, faults) })
@@ -100,10 +100,17 @@ func (m *sources) serviceListers(to *changes) []*lister {
 	if m.cluster == nil || m.files && !m.withCluster {
 		return nil
 	}
-	lists := m.cluster.serviceListers()
+	services, slices := kindService, kindSlice
 	if m.withCluster {
-		for i, what := range []kind{kindFallbackService, kindFallbackSlice} {
-			lists[i].kind, lists[i].denied = what, func() { to.replace(what, nil) }
+		services, slices = kindFallbackService, kindFallbackSlice
+	}
+	lists := []*lister{
+		m.cluster.lister(to, services, &corev1.Service{}, m.cluster.core.RESTClient(), "services"),
+		m.cluster.lister(to, slices, &discoveryv1.EndpointSlice{}, m.cluster.discovery.RESTClient(), "endpointslices"),
+	}
+	for _, l := range lists {
+		if m.withCluster {
+			l.denied = func() { l.replace(nil) }
 		}
 	}
 	return lists

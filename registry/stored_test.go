@@ -139,10 +139,9 @@ func TestTornRevision(t *testing.T) {
 		},
 	}}
 	all := make(chan int, 9)
-	go l.reflect(ctx, &store{
-		set:     func(types.NamespacedName, runtime.Object) {},
-		replace: func(list map[types.NamespacedName]runtime.Object) { all <- len(list) },
-	})
+	l.set = func(types.NamespacedName, runtime.Object) {}
+	l.replace = func(list map[types.NamespacedName]runtime.Object) { all <- len(list) }
+	go l.reflect(ctx)
 	for want := 2; want >= 0; want -= 2 {
 		select {
 		case n := <-all:

@@ -32,69 +32,53 @@ func everything(from cache.Getter, resource string) *cache.ListWatch {
 	return cache.NewListWatchFromClient(from, resource, metav1.NamespaceAll, fields.Everything())
 }
 
-func (c *cluster) apiServiceLister() *lister {
-	return &lister{kind: kindAPIService, example: &apiregistrationv1.APIService{}, from: everything(c.apiServices.RESTClient(), "apiservices"), log: c.log}
-}
-
-func (c *cluster) serviceListers() []*lister {
-	return []*lister{
-		{kind: kindService, example: &corev1.Service{}, from: everything(c.core.RESTClient(), "services"), log: c.log},
-		{kind: kindSlice, example: &discoveryv1.EndpointSlice{}, from: everything(c.discovery.RESTClient(), "endpointslices"), log: c.log},
+// lister returns what reads a kind into to.
+func (c *cluster) lister(to *changes, what kind, example runtime.Object, from cache.Getter, resource string) *lister {
+	return &lister{
+		example: example, from: everything(from, resource), log: c.log,
+		set:     func(name types.NamespacedName, o runtime.Object) { to.set(key{what, name}, o) },
+		replace: func(all map[types.NamespacedName]runtime.Object) { to.replace(what, all) },
 	}
 }
 
-// reflectAll records what the listers read until ctx ends.
-func reflectAll(ctx context.Context, to *changes, lists []*lister) {
-	var wg sync.WaitGroup
-	for _, l := range lists {
-		wg.Go(func() {
-			s := &store{
-				set:     func(name types.NamespacedName, o runtime.Object) { to.set(key{l.kind, name}, o) },
-				replace: l.replaced,
-				adapt:   l.adapt,
-			}
-			if s.replace == nil {
-				s.replace = func(all map[types.NamespacedName]runtime.Object) { to.replace(l.kind, all) }
-			}
-			l.reflect(ctx, s)
-		})
-	}
-	wg.Wait() // every reflector ends with ctx
+func (c *cluster) apiServiceLister(to *changes, what kind) *lister {
+	return c.lister(to, what, &apiregistrationv1.APIService{}, c.apiServices.RESTClient(), "apiservices")
 }
 
 // watch is sources.watch. It calls denied if reading the ConfigMap is forbidden and never
 // succeeded.
 func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap), denied func()) error {
-	l := &lister{
-		example: &corev1.ConfigMap{}, log: c.log, denied: denied,
-		from: cache.NewListWatchFromClient(c.core.RESTClient(), "configmaps", ref.Namespace, fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name)),
-	}
 	deliver := func(o runtime.Object) {
 		cm, _ := o.(*corev1.ConfigMap)
 		f(cm)
 	}
-	// The server may ignore the field selector, so the name is checked again.
-	l.reflect(ctx, &store{
+	l := &lister{
+		example: &corev1.ConfigMap{}, log: c.log, denied: denied,
+		from: cache.NewListWatchFromClient(c.core.RESTClient(), "configmaps", ref.Namespace, fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name)),
+		// The server may ignore the field selector, so the name is checked again.
 		set: func(name types.NamespacedName, o runtime.Object) {
 			if name == ref {
 				deliver(o)
 			}
 		},
 		replace: func(all map[types.NamespacedName]runtime.Object) { deliver(all[ref]) },
-	})
+	}
+	l.reflect(ctx)
 	return ctx.Err()
 }
 
-// lister lists and watches one kind.
+// lister lists and watches one kind, and passes on what it reads. To its reflector it is a
+// cache.ReflectorStore and TransformingStore.
 type lister struct {
-	kind    kind
 	example runtime.Object
 	from    *cache.ListWatch
 	log     *slog.Logger
+	// set is called with the new state of an object, nil if it was deleted.
+	set func(types.NamespacedName, runtime.Object)
+	// replace is called with each complete list.
+	replace func(map[types.NamespacedName]runtime.Object)
 	// adapt modifies an object before it is recorded. Nil means that it stays.
 	adapt func(runtime.Object)
-	// replaced is called with each complete list. Nil means changes.replace.
-	replaced func(map[types.NamespacedName]runtime.Object)
 	// absent is called if the kind is not served and never was. Nil: this is an ordinary fault.
 	absent func()
 	// denied is called if reading the kind is forbidden and never succeeded. Nil: as for absent.
@@ -110,8 +94,8 @@ type lister struct {
 	last   string // the last error, so that one outage is logged once
 }
 
-// reflect keeps a store up to date until ctx ends. It keeps its state while the apiserver is away.
-func (l *lister) reflect(ctx context.Context, to cache.ReflectorStore) {
+// reflect passes on every state until ctx ends, and nothing while the apiserver is away.
+func (l *lister) reflect(ctx context.Context) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := l.from.ListWithContext(ctx, o)
@@ -133,7 +117,7 @@ func (l *lister) reflect(ctx context.Context, to cache.ReflectorStore) {
 	}
 	// Below client-go's 30 s: the table is outdated meanwhile.
 	again := &wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8, Cap: 3 * time.Second}
-	r := cache.NewReflectorWithOptions(lw, l.example, to, cache.ReflectorOptions{Name: "registry", Backoff: again})
+	r := cache.NewReflectorWithOptions(lw, l.example, l, cache.ReflectorOptions{Name: "registry", Backoff: again})
 	r.RunWithContext(ctx)
 }
 
@@ -162,58 +146,49 @@ func (l *lister) note(ctx context.Context, err error) {
 	}
 }
 
-// store passes on what a reflector reads. It is a cache.ReflectorStore and TransformingStore.
-type store struct {
-	// set is called with the new state of an object, nil if it was deleted.
-	set func(types.NamespacedName, runtime.Object)
-	// replace is called with the complete set of objects.
-	replace func(map[types.NamespacedName]runtime.Object)
-	adapt   func(runtime.Object) // as in lister
-}
+func (l *lister) Add(o any) error    { return l.put(o) }
+func (l *lister) Update(o any) error { return l.put(o) }
+func (l *lister) Resync() error      { return nil }
 
-func (s *store) Add(o any) error    { return s.put(o) }
-func (s *store) Update(o any) error { return s.put(o) }
-func (s *store) Resync() error      { return nil }
-
-func (s *store) put(o any) error {
-	object, name, err := s.named(o)
+func (l *lister) put(o any) error {
+	object, name, err := l.named(o)
 	if err == nil {
-		s.set(name, object)
+		l.set(name, object)
 	}
 	return err
 }
 
-func (s *store) Delete(o any) error {
-	_, name, err := s.named(o)
+func (l *lister) Delete(o any) error {
+	_, name, err := l.named(o)
 	if err == nil {
-		s.set(name, nil)
+		l.set(name, nil)
 	}
 	return err
 }
 
-func (s *store) Replace(list []any, _ string) error {
+func (l *lister) Replace(list []any, _ string) error {
 	all := make(map[types.NamespacedName]runtime.Object, len(list))
 	for _, o := range list {
-		object, name, err := s.named(o)
+		object, name, err := l.named(o)
 		if err != nil {
 			return err
 		}
 		all[name] = object
 	}
-	s.replace(all)
+	l.replace(all)
 	return nil
 }
 
 // Transformer strips objects early: the reflector must not hold a list with all managed fields.
-func (s *store) Transformer() cache.TransformFunc {
+func (l *lister) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) {
-		object, _, err := s.named(o)
+		object, _, err := l.named(o)
 		return object, err
 	}
 }
 
 // named strips an object and returns it with its name.
-func (s *store) named(o any) (runtime.Object, types.NamespacedName, error) {
+func (l *lister) named(o any) (runtime.Object, types.NamespacedName, error) {
 	object, ok := o.(interface {
 		runtime.Object
 		metav1.Object
@@ -221,8 +196,8 @@ func (s *store) named(o any) (runtime.Object, types.NamespacedName, error) {
 	if !ok {
 		return nil, types.NamespacedName{}, fmt.Errorf("reading from the local apiserver: unexpected %T", o)
 	}
-	if strip(object); s.adapt != nil {
-		s.adapt(object)
+	if strip(object); l.adapt != nil {
+		l.adapt(object)
 	}
 	return object, types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetName()}, nil
 }
