@@ -44,10 +44,11 @@ type kept struct {
 // Backends keep their pointers. A nil prev means an empty table.
 func Build(in Input, prev *Table) *Table {
 	b := builder{
-		in: &in, prev: cmp.Or(prev, &Table{}), now: in.Now, reports: make(map[string][]Report), bundles: make(map[string]*parsedBundle),
+		in: &in, prev: cmp.Or(prev, &Table{}), reports: make(map[string][]Report), bundles: make(map[string]*parsedBundle),
 		groups: make(map[string]*Group), gone: make(map[*Entry]bool),
 	}
 	b.options = cmp.Or(in.Options, b.prev.options, &Options{})
+	in.policy = cmp.Or(in.policy, b.prev.policy, &routings{})
 	b.policy = b.options.defaults()
 	for _, r := range in.Reports {
 		b.reports[r.Name] = append(b.reports[r.Name], r)
@@ -61,7 +62,6 @@ type builder struct {
 	in      *Input
 	prev    *Table
 	options *Options
-	now     time.Time
 
 	policy  Policy                   // the defaults
 	reports map[string][]Report      // :: APIService → its reports
@@ -92,7 +92,7 @@ func (b *builder) keep() {
 		for _, e := range b.prev.entries {
 			names.Insert(e.Name)
 		}
-	case !b.prev.rebuildAt.IsZero() && !b.now.Before(b.prev.rebuildAt): // revise sets the next one
+	case !b.prev.rebuildAt.IsZero() && !b.in.Now.Before(b.prev.rebuildAt): // revise sets the next one
 		for _, e := range b.prev.servers {
 			if !e.kept.ownedUntil.IsZero() || e.StandIn != nil {
 				names.Insert(mainOf(e.Name))
@@ -190,7 +190,7 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 	if e.Backend == nil {
 		e.kept.ownedUntil = time.Time{}
 	}
-	e.Verdict.Since = since(e.Verdict, old, b.now)
+	e.Verdict.Since = since(e.Verdict, old, b.in.Now)
 	b.route(e, old)
 	if old != nil && unchanged(old, e) {
 		*old.kept = *e.kept
@@ -282,7 +282,7 @@ type Input struct {
 	Reports []Report
 	// Shadowed are CustomResourceDefinitions of group-versions that are claimed for a remote.
 	Shadowed map[schema.GroupVersion]string
-	policy   *routings
+	policy   *routings // nil means that of prev, else none
 	// Options are the settings. Nil means those of prev, else the defaults. With another pointer
 	// than that of prev, every entry is rebuilt.
 	Options *Options

@@ -76,7 +76,8 @@ type batch struct {
 	// files has the APIServices of the directory by name. Nil means that it was not read again, so
 	// that problems are none either.
 	files map[string]directory.Object
-	// policy is the last valid one, and policyFaults what is wrong with the current one.
+	// policy is the last valid one, and policyFaults what is wrong with the current one. Nil means
+	// that it was not read again.
 	policy       *routings
 	policyFaults []directory.Fault
 	// shadowed are the definitions that APIServices shadow.
@@ -190,6 +191,7 @@ func newObjects(more ...kind) *objects {
 		several:     sets.New[types.NamespacedName](),
 		users:       make(map[types.NamespacedName][]string),
 		awaited:     append([]kind{kindAPIService, kindService, kindSlice}, more...),
+		policy:      &routings{},
 	}
 	for what := range o.all {
 		o.all[what] = make(map[types.NamespacedName]runtime.Object)
@@ -224,7 +226,7 @@ func (o *objects) apply(b *batch) {
 	if b.files != nil {
 		o.problems, o.files = b.problems, b.files
 	}
-	if b.replaced[kindPolicy] {
+	if b.policy != nil {
 		o.policy, o.amiss = b.policy, b.policyFaults
 	}
 	if b.shadowedSet {
@@ -285,7 +287,7 @@ func (o *objects) touch(apiServices ...string) {
 // touchUsers touches the APIServices of a Service.
 func (o *objects) touchUsers(service types.NamespacedName) {
 	o.touch(o.users[service]...)
-	o.touch(o.policy.usersOf(service)...)
+	o.touch(o.policy.users[service]...)
 }
 
 // use finds the APIService of a name that counts, of the first kind that has one. A misnamed one

@@ -27,7 +27,7 @@ type policies struct {
 	options    Options
 	namespaces *policy.Namespaces // nil means that there is no cluster
 	listed     chan struct{}      // closed once the namespaces were listed, or may not be. Nil: not needed so far
-	last       *routings          // valid
+	last       *routings          // valid, or empty if none was
 }
 
 // SetPolicy sets the policy, or says what is wrong with it.
@@ -40,7 +40,7 @@ func (in *Input) SetPolicy(objects []directory.Object) (faults []directory.Fault
 
 // newPolicies checks the policy's place, and a file's content. It returns nil for an empty one.
 func newPolicies(r *Registry, from string) (p *policies, err error) {
-	p = &policies{of: r, options: *r.options}
+	p = &policies{of: r, options: *r.options, last: &routings{}}
 	if r.sources.cluster != nil {
 		p.namespaces = new(policy.Namespaces)
 	}
@@ -107,7 +107,7 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 			p.last = now
 		}
 	}
-	if p.last != nil && p.last.labels {
+	if p.last.labels {
 		if p.listed == nil {
 			p.listed = make(chan struct{})
 			g.Go(func() error { p.follow(ctx); return ctx.Err() })

@@ -100,7 +100,7 @@ func (b *builder) apply(e *Entry) {
 			continue
 		}
 		if to.Health != r.Health {
-			to.Health, to.Since = r.Health, b.now
+			to.Health, to.Since = r.Health, b.in.Now
 		}
 		to.Slow, to.Hung, to.Reason, to.Message = r.Slow, r.Hung, "", ""
 		if r.Health == Unhealthy {
@@ -248,7 +248,7 @@ func (b *builder) backend(e *Entry, s *settings, old *Entry) *Backend {
 		fresh.CABundle = e.kept.ca.pem
 	}
 	if old != nil && old.Backend != nil && (old.Backend.CABundle != fresh.CABundle || old.Backend.CAFrom != fresh.CAFrom) {
-		e.kept.ownedUntil = b.now.Add(e.Policy.CAOverlap)
+		e.kept.ownedUntil = b.in.Now.Add(e.Policy.CAOverlap)
 	}
 	if b.over(e.kept.ownedUntil) {
 		e.kept.ownedUntil = time.Time{}
@@ -303,7 +303,7 @@ func (b *builder) over(until time.Time) bool {
 	if until.IsZero() {
 		return false
 	}
-	if !b.now.Before(until) {
+	if !b.in.Now.Before(until) {
 		return true
 	}
 	if b.rebuildAt.IsZero() || until.Before(b.rebuildAt) {

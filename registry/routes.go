@@ -52,27 +52,11 @@ type routing struct {
 	backends []*further
 }
 
-// routings are the compiled policy. They are immutable. Nil means that there is no policy.
+// routings are the compiled policy. They are immutable. Without a policy they are empty.
 type routings struct {
 	of     map[string]*routing               // :: APIService
 	users  map[types.NamespacedName][]string // :: Service → the APIServices of which it is a further backend
 	labels bool                              // namespaces are selected by labels
-}
-
-// on returns what the policy says of an APIService. Nil means nothing.
-func (p *routings) on(name string) *routing {
-	if p == nil {
-		return nil
-	}
-	return p.of[name]
-}
-
-// usersOf returns the APIServices of which a Service is a further backend.
-func (p *routings) usersOf(service types.NamespacedName) []string {
-	if p == nil {
-		return nil
-	}
-	return p.users[service]
 }
 
 // where formats a place in the policy.
@@ -80,9 +64,6 @@ func where(at directory.Fault) string { return fmt.Sprintf("%s:%d", at.File, at.
 
 // unknown returns a fault for each route of an APIService that does not exist.
 func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faults []directory.Fault) {
-	if p == nil {
-		return nil
-	}
 	for name, r := range p.of {
 		if known[name] == nil {
 			at := r.at
@@ -93,11 +74,9 @@ func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faul
 	return faults
 }
 
-const (
-	// maxBackends bounds the further backends of an APIService: each is probed, and compared with
-	// every request of it.
-	maxBackends = 32
-)
+// maxBackends bounds the further backends of an APIService: each is probed, and compared with every
+// request of it.
+const maxBackends = 32
 
 // compile makes routings of the objects of a policy, or says what is wrong with them.
 func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) (*routings, []directory.Fault) {
@@ -110,9 +89,7 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) 
 			continue
 		}
 		for j := range doc.Routes {
-			at := field.NewPath("routes").Index(j)
-			place := func(at *field.Path) directory.Fault { return objects[i].FaultAt(at.String(), "") }
-			for _, e := range p.add(o, &doc.Routes[j], at, place, known) {
+			for _, e := range p.add(o, &objects[i], &doc.Routes[j], field.NewPath("routes").Index(j), known) {
 				faults = append(faults, objects[i].FaultAt(e.Field, e.ErrorBody()))
 			}
 		}
@@ -123,10 +100,10 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) 
 	return p, nil
 }
 
-// add adds a route.
-func (p *routings) add(o *Options, r *policy.Route, at *field.Path, place func(*field.Path) directory.Fault, known *policy.Namespaces) (wrong field.ErrorList) {
+// add adds a route of a document.
+func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *field.Path, known *policy.Namespaces) (wrong field.ErrorList) {
 	version, group, _ := strings.Cut(r.APIService, ".")
-	name, to := at.Child("apiService"), &routing{at: place(at), hidden: r.Hidden}
+	name, to := at.Child("apiService"), &routing{at: doc.FaultAt(at.String(), ""), hidden: r.Hidden}
 	switch other := p.of[r.APIService]; {
 	case version == "" || r.APIService == version:
 		wrong = append(wrong, field.Invalid(name, r.APIService, "it is not <version>.<group>, such as v1beta1.metrics.k8s.io"))
@@ -142,18 +119,16 @@ func (p *routings) add(o *Options, r *policy.Route, at *field.Path, place func(*
 	if p.of[r.APIService] = to; len(wrong) > 0 {
 		return wrong
 	}
-	names := make(map[string]bool, len(r.Backends))
 	for i := range r.Backends {
 		b, at := &r.Backends[i], at.Child("backends").Index(i)
 		f, errs := o.further(b, at)
 		if wrong = append(wrong, errs...); len(errs) > 0 {
 			continue
 		}
-		if names[f.name] {
+		if slices.ContainsFunc(to.backends, func(o *further) bool { return o.name == f.name }) {
 			wrong = append(wrong, field.Duplicate(at.Child("name"), f.name))
 		}
-		names[f.name] = true
-		f.rule, errs = b.Rule(where(place(at)), at, known)
+		f.rule, errs = b.Rule(where(doc.FaultAt(at.String(), "")), at, known)
 		wrong = append(wrong, errs...)
 		p.labels = p.labels || b.When != nil && b.When.NamespaceLabels != nil
 		to.backends = append(to.backends, f)
@@ -166,30 +141,29 @@ func (p *routings) add(o *Options, r *policy.Route, at *field.Path, place func(*
 
 // further checks where a backend is.
 func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong field.ErrorList) {
+	annotations := make(map[string]string)
+	maps.Copy(annotations, b.Annotations)
+	for name, value := range map[string]string{"url": b.URL, "ca-from": b.CAFrom} {
+		if value != "" {
+			annotations[prefix+name] = value
+		}
+	}
 	f = &further{name: b.Name, object: &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Annotations: maps.Clone(b.Annotations)},
+		ObjectMeta: metav1.ObjectMeta{Annotations: annotations},
 		Spec:       apiregistrationv1.APIServiceSpec{Service: b.Service, CABundle: b.CABundle, InsecureSkipTLSVerify: b.InsecureSkipTLSVerify},
 	}}
-	if f.object.Annotations == nil {
-		f.object.Annotations = make(map[string]string)
-	}
 	bad := func(child, value, message string) {
 		wrong = append(wrong, field.Invalid(at.Child(child), bounded(value), message))
 	}
-	for _, given := range [][3]string{{"url", "url", b.URL}, {"ca-from", "caFrom", b.CAFrom}} {
-		if given[2] != "" {
-			f.object.Annotations[prefix+given[0]] = given[2]
-		}
-	}
-	s := readAnnotations(nil, Policy{})
-	for _, key := range slices.Sorted(maps.Keys(f.object.Annotations)) {
+	var s settings
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		name, ours := strings.CutPrefix(key, prefix)
-		err := s.set(name, f.object.Annotations[key])
+		err := s.set(name, annotations[key])
 		if !ours || strings.HasPrefix(name, "service") || name == "ca-bundle" || name == "insecure-skip-tls-verify" {
 			err = fmt.Errorf("it is no setting of a backend")
 		}
 		if err != nil {
-			wrong = append(wrong, field.Invalid(at.Child("annotations").Key(key), bounded(f.object.Annotations[key]), err.Error()))
+			wrong = append(wrong, field.Invalid(at.Child("annotations").Key(key), bounded(annotations[key]), err.Error()))
 		}
 	}
 	s.urls.check(o, b.Service, s.caFrom)
@@ -219,7 +193,7 @@ func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong 
 
 // route fills in what the policy says of an entry.
 func (b *builder) route(e, old *Entry) {
-	r := b.in.policy.on(e.Name)
+	r := b.in.policy.of[e.Name]
 	if r == nil {
 		return
 	}
