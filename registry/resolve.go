@@ -48,12 +48,18 @@ func (r *resolver) resolve() resolution {
 		port = r.service.Spec.Ports[at].Name // slices identify ports by name only
 	}
 	kind := cmp.Or(r.service.Spec.Type, corev1.ServiceTypeClusterIP)
-	if kind == corev1.ServiceTypeClusterIP {
-		if v := r.checkClusterIP(port, found); v.Reason != "" {
-			return resolution{fault: v}
-		}
-	}
+	ofClusterIP := kind == corev1.ServiceTypeClusterIP // headless or not
+	ready := func(s *discoveryv1.EndpointSlice) bool { return slices.ContainsFunc(s.Endpoints, usable) }
 	switch {
+	case ofClusterIP && !found:
+		return fault(ReasonServicePortError, "service/%s in %q is not listening on port %d", r.ref.Name, r.ref.Namespace, r.port)
+	case ofClusterIP && len(r.slices) == 0:
+		return fault(ReasonEndpointsNotFound, "cannot find endpointslices for service/%s in %q", r.ref.Name, r.ref.Namespace)
+	case ofClusterIP && !slices.ContainsFunc(r.slices, func(s *discoveryv1.EndpointSlice) bool { return slicePort(s, port) != 0 && ready(s) }):
+		if slices.ContainsFunc(r.slices, ready) {
+			return fault(ReasonMissingEndpoints, "ready endpointslices have no port with name %q, of service/%s in %q", port, r.ref.Name, r.ref.Namespace)
+		}
+		return fault(ReasonMissingEndpoints, "endpointslices for service/%s in %q have no addresses with port name %q", r.ref.Name, r.ref.Namespace, port)
 	case kind == corev1.ServiceTypeExternalName:
 		return r.one(r.service.Spec.ExternalName, "external name")
 	case kind != corev1.ServiceTypeClusterIP && kind != corev1.ServiceTypeNodePort && kind != corev1.ServiceTypeLoadBalancer:
@@ -71,25 +77,6 @@ func (r *resolver) resolve() resolution {
 // fault makes a resolution without endpoints.
 func fault(reason, format string, args ...any) resolution {
 	return resolution{fault: Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}}
-}
-
-// checkClusterIP makes kube-aggregator's checks for Services of type ClusterIP, headless or not.
-func (r *resolver) checkClusterIP(port string, found bool) Verdict {
-	switch {
-	case !found:
-		return fault(ReasonServicePortError, "service/%s in %q is not listening on port %d", r.ref.Name, r.ref.Namespace, r.port).fault
-	case len(r.slices) == 0:
-		return fault(ReasonEndpointsNotFound, "cannot find endpointslices for service/%s in %q", r.ref.Name, r.ref.Namespace).fault
-	case !slices.ContainsFunc(r.slices, func(s *discoveryv1.EndpointSlice) bool {
-		return slicePort(s, port) != 0 && slices.ContainsFunc(s.Endpoints, usable)
-	}):
-		if slices.ContainsFunc(r.slices, func(s *discoveryv1.EndpointSlice) bool { return slices.ContainsFunc(s.Endpoints, usable) }) {
-			return fault(ReasonMissingEndpoints, "ready endpointslices have no port with name %q, of service/%s in %q", port, r.ref.Name, r.ref.Namespace).fault
-		}
-		return fault(ReasonMissingEndpoints, "endpointslices for service/%s in %q have no addresses with port name %q",
-			r.ref.Name, r.ref.Namespace, port).fault
-	}
-	return Verdict{}
 }
 
 // one returns the resolution of a Service that has one address.
