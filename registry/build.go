@@ -108,11 +108,8 @@ func (b *builder) keep() {
 
 // revise makes the entry of an APIService anew, if it is still there, and notes what that changes.
 func (b *builder) revise(name string) {
-	var old, now *Entry
-	at, known := b.prev.place(name)
-	if known {
-		old = b.prev.entries[at]
-	}
+	var now *Entry
+	old := b.prev.named(name)
 	if object := b.in.APIServices[name]; object != nil {
 		now = b.entry(object, nil, old)
 	}
@@ -120,14 +117,15 @@ func (b *builder) revise(name string) {
 		return
 	}
 	b.regroup(old, now)
-	if old != nil && now != nil && compareLegacy(now, old) == 0 && now.GroupVersion == old.GroupVersion {
-		b.entries[at] = now
-		return
-	}
-	b.moved = true
 	if old != nil {
+		at, _ := slices.BinarySearchFunc(b.prev.entries, old, compareLegacy)
+		if now != nil && compareLegacy(now, old) == 0 && now.GroupVersion == old.GroupVersion {
+			b.entries[at] = now
+			return
+		}
 		b.entries[at] = nil
 	}
+	b.moved = true
 	if now != nil {
 		b.fresh = append(b.fresh, now)
 	}
@@ -190,7 +188,12 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 	if e.Backend == nil {
 		e.kept.ownedUntil = time.Time{}
 	}
-	e.Verdict.Since = since(e.Verdict, old, b.in.Now)
+	switch status := e.Verdict.Status; {
+	case old != nil && old.Verdict.Status == status:
+		e.Verdict.Since = old.Verdict.Since
+	case status != "":
+		e.Verdict.Since = b.in.Now
+	}
 	b.route(e, old)
 	if old != nil && unchanged(old, e) {
 		*old.kept = *e.kept
@@ -208,11 +211,7 @@ func isLocal(object *apiregistrationv1.APIService) bool {
 		return false
 	}
 	ref := behind.Server(object)
-	return ref == nil || ref.Namespace == "default" && ref.Name == "kubernetes" && servicePort(ref) == defaultPort
-}
-
-func servicePort(ref *apiregistrationv1.ServiceReference) int32 {
-	return ptr.Deref(ref.Port, defaultPort)
+	return ref == nil || ref.Namespace == "default" && ref.Name == "kubernetes" && ptr.Deref(ref.Port, defaultPort) == defaultPort
 }
 
 // local fills an entry that the local apiserver serves.

@@ -201,11 +201,6 @@ func newObjects(more ...kind) *objects {
 	return o
 }
 
-// complete reports whether every kind has been read once.
-func (o *objects) complete() bool {
-	return !slices.ContainsFunc(o.awaited, func(k kind) bool { return !o.read[k] })
-}
-
 // apply applies a batch.
 func (o *objects) apply(b *batch) {
 	o.touched = make(map[string]struct{})
@@ -230,7 +225,14 @@ func (o *objects) apply(b *batch) {
 		o.policy, o.amiss = b.policy, b.policyFaults
 	}
 	if b.shadowedSet {
-		o.setShadowed(b.shadowed)
+		for _, side := range []map[schema.GroupVersion]string{o.shadowed, b.shadowed} {
+			for gv := range side {
+				if o.shadowed[gv] != b.shadowed[gv] {
+					o.touch(gv.Version + "." + gv.Group)
+				}
+			}
+		}
+		o.shadowed = b.shadowed
 	}
 }
 
@@ -383,18 +385,6 @@ func serviceOf(a *apiregistrationv1.APIService) types.NamespacedName {
 		return types.NamespacedName{}
 	}
 	return nameOf(behind.Server(a))
-}
-
-// setShadowed replaces the shadowed definitions.
-func (o *objects) setShadowed(shadowed map[schema.GroupVersion]string) {
-	for _, side := range []map[schema.GroupVersion]string{o.shadowed, shadowed} {
-		for gv := range side {
-			if o.shadowed[gv] != shadowed[gv] {
-				o.touch(gv.Version + "." + gv.Group)
-			}
-		}
-	}
-	o.shadowed = shadowed
 }
 
 // regroup replaces the named slice of a Service by s. Nil deletes it.

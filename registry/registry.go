@@ -223,8 +223,8 @@ func (r *Registry) write(ctx context.Context) error {
 func (r *Registry) step(o *objects) {
 	b := r.changes.take()
 	o.apply(&b)
-	if !o.complete() {
-		return
+	if slices.ContainsFunc(o.awaited, func(k kind) bool { return !o.read[k] }) {
+		return // the table would not be complete
 	}
 	start := time.Now()
 	prev := r.Table()

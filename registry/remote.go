@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry/behind"
@@ -17,6 +18,9 @@ import (
 // remote fills an entry that has a backend: its trust, endpoints and verdict.
 func (b *builder) remote(e *Entry, s *settings, old *Entry) {
 	e.Backend = b.backend(e, s, old)
+	if old != nil && (old.Backend == nil || !old.Backend.SameService(e.Backend)) {
+		old = nil // what is known of it is about another server
+	}
 	r := resolver{options: b.options, ref: behind.Server(e.Object), port: e.Backend.Port}
 	r.service, r.slices = b.in.backing(serviceOf(e.Object))
 	var found resolution
@@ -56,7 +60,7 @@ func (b *builder) remote(e *Entry, s *settings, old *Entry) {
 // carry copies the health of the endpoints that remain, even for a new Backend if the Service is
 // the same: the rotation of a CA is no reason to answer 503 until the next probe has ended.
 func (b *builder) carry(e, old *Entry) {
-	if old == nil || old.Backend == nil || !old.Backend.SameService(e.Backend) {
+	if old == nil {
 		return
 	}
 	at := byAddress(old.Endpoints)
@@ -104,17 +108,12 @@ func (b *builder) apply(e *Entry) {
 		}
 		to.Slow, to.Hung, to.Reason, to.Message = r.Slow, r.Hung, "", ""
 		if r.Health == Unhealthy {
-			to.Reason, to.Message = failure(r.Reason), normalizeCause(r.Message)
+			to.Reason, to.Message = ReasonFailedDiscoveryCheck, normalizeCause(r.Message)
+			if r.Reason == ReasonInvalidCABundle { // one of two: metrics have a series for each
+				to.Reason = r.Reason
+			}
 		}
 	}
-}
-
-// failure returns the reason of an unhealthy endpoint, one of two: metrics have a series for each.
-func failure(reason string) string {
-	if reason == ReasonInvalidCABundle {
-		return reason
-	}
-	return ReasonFailedDiscoveryCheck
 }
 
 // verdict makes the Available condition from everything. Maintenance, the operator's, is first.
@@ -125,7 +124,10 @@ func (b *builder) verdict(e *Entry, static Verdict, old *Entry) Verdict {
 	switch {
 	case e.Policy.Maintenance != "":
 		return no(ReasonMaintenance, e.Policy.Maintenance)
-	case e.kept.ca != nil && e.kept.ca.err != nil && !serving(e, old):
+	// While it has been available until now, a newly unreadable bundle does not decide: the last
+	// valid one is trusted for the overlap of a rotation, and after that probes fail with
+	// InvalidCABundle.
+	case e.kept.ca != nil && e.kept.ca.err != nil && (old == nil || !old.Verdict.Available()):
 		return no(ReasonInvalidCABundle, "caBundle: "+e.kept.ca.err.Error())
 	case e.Backend.CAFrom != "" && (e.kept.ca != nil || e.Backend.Insecure):
 		message := "annotation " + prefix + "ca-from and spec.caBundle exclude each other"
@@ -138,13 +140,6 @@ func (b *builder) verdict(e *Entry, static Verdict, old *Entry) Verdict {
 		return static
 	}
 	return probed(e, old)
-}
-
-// serving reports whether e has been available until now. If so, a newly unreadable bundle does not
-// decide: the last valid one is trusted for the overlap of a rotation, and after that probes fail
-// with InvalidCABundle.
-func serving(e, old *Entry) bool {
-	return old != nil && old.Backend != nil && old.Backend.SameService(e.Backend) && old.Verdict.Available()
 }
 
 // probed returns the verdict of the probes: available while one endpoint is healthy, unavailable
@@ -164,11 +159,9 @@ func probed(e, old *Entry) Verdict {
 	if !unprobed && len(e.Endpoints) > 0 {
 		return failed(e)
 	}
-	if old != nil && old.Backend != nil && old.Backend.SameService(e.Backend) {
-		switch reason := old.Verdict.Reason; {
-		case reason == ReasonPassed, reason == ReasonFailedDiscoveryCheck && (len(old.Endpoints) == 0 || old.Backend.trustsLike(e.Backend, old.Endpoints[0].Address)):
-			return old.Verdict
-		}
+	if old != nil && (old.Verdict.Reason == ReasonPassed ||
+		old.Verdict.Reason == ReasonFailedDiscoveryCheck && (len(old.Endpoints) == 0 || old.Backend.trustsLike(e.Backend, old.Endpoints[0].Address))) {
+		return old.Verdict
 	}
 	return Verdict{}
 }
@@ -216,24 +209,13 @@ func normalizeCause(message string) string {
 	return strings.Join(words, " ")
 }
 
-// since returns when the status last changed.
-func since(v Verdict, old *Entry, now time.Time) time.Time {
-	switch {
-	case v.Status == "":
-		return time.Time{}
-	case old != nil && old.Verdict.Status == v.Status:
-		return old.Verdict.Since
-	}
-	return now
-}
-
 // backend makes the Backend of a remote entry, or returns an equal existing one.
 func (b *builder) backend(e *Entry, s *settings, old *Entry) *Backend {
 	fresh, ref := Backend{}, behind.Server(e.Object)
 	if s.urls.given() {
 		fresh = s.urls.backend()
 	} else {
-		fresh = Backend{Service: ref.Name, Port: servicePort(ref), ServerName: ref.Name + "." + ref.Namespace + ".svc"}
+		fresh = Backend{Service: ref.Name, Port: ptr.Deref(ref.Port, defaultPort), ServerName: ref.Name + "." + ref.Namespace + ".svc"}
 	}
 	if ref != nil {
 		fresh.Namespace, fresh.CAFrom = ref.Namespace, s.caFrom

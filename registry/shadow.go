@@ -42,7 +42,13 @@ func (s *shadows) run(ctx context.Context) error {
 			due = time.Time{}
 		}
 		if t.complete && !time.Now().Before(due) {
-			if s.ask(ctx, t.claimed()) {
+			var claimed []schema.GroupVersion // in the table's order
+			for _, e := range t.entries {
+				if !e.Local() {
+					claimed = append(claimed, e.GroupVersion)
+				}
+			}
+			if s.ask(ctx, claimed) {
 				due = time.Now().Add(shadowInterval)
 			}
 			wake.Reset(shadowInterval)
@@ -50,17 +56,6 @@ func (s *shadows) run(ctx context.Context) error {
 		latest.Sleep(ctx, shadowPause)
 	}
 	return ctx.Err()
-}
-
-// claimed returns the group-versions that remotes claim, in the table's order.
-func (t *Table) claimed() []schema.GroupVersion {
-	out := make([]schema.GroupVersion, 0, len(t.entries))
-	for _, e := range t.entries {
-		if !e.Local() {
-			out = append(out, e.GroupVersion)
-		}
-	}
-	return out
 }
 
 // ask looks up all claims and passes the result to the writer. It reports whether that succeeded.

@@ -104,15 +104,6 @@ func (t *Table) named(name string) *Entry {
 	return nil
 }
 
-// place returns the index of an APIService's entry.
-func (t *Table) place(name string) (at int, known bool) {
-	e := t.named(name)
-	if e == nil {
-		return 0, false
-	}
-	return slices.BinarySearchFunc(t.entries, e, compareLegacy)
-}
-
 // fewVersions is up to how many versions of a group are searched linearly, which is faster than a
 // map. Most groups have one or two.
 const fewVersions = 8
