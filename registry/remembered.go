@@ -113,12 +113,15 @@ func (m *remembered) follow(ctx context.Context, table func() *Table) {
 	defer tick.Stop()
 	var last []*Entry
 	failing := false
+	differs := func(c latest.Change[*Entry]) bool {
+		return c.Old == nil || c.New == nil || c.Old.Object != c.New.Object
+	}
 	for t := range latest.Of(ctx, table, tick.C) { // also after a tick, for what could not be stored
 		m.mu.Lock()
 		listed := m.listed
 		m.mu.Unlock()
 		// etcd may have been read since an incomplete table, which has nothing, was built.
-		if !listed || !t.Complete() || !changed(last, t.Entries()) {
+		if !listed || !t.Complete() || last != nil && !slices.ContainsFunc(latest.Diff(last, t.Entries()), differs) {
 			continue
 		}
 		err := m.write(t.Entries())
@@ -133,13 +136,6 @@ func (m *remembered) follow(ctx context.Context, table func() *Table) {
 		case <-ctx.Done():
 		}
 	}
-}
-
-// changed reports whether the objects of two tables differ.
-func changed(a, b []*Entry) bool {
-	return a == nil || slices.ContainsFunc(latest.Diff(a, b), func(c latest.Change[*Entry]) bool {
-		return c.Old == nil || c.New == nil || c.Old.Object != c.New.Object
-	})
 }
 
 // write replaces the file.

@@ -59,23 +59,19 @@ func groupVersion(scheme *runtime.Scheme, codecs serializer.CodecFactory) *endpo
 }
 
 // install installs all handlers.
-func (s *Server) install(container *restful.Container, group *endpoints.APIGroupVersion, v *version.Info) {
-	v2, v3 := openAPI(group.Typer.(*runtime.Scheme))
-	group.TypeConverter = managedfields.NewDeducedTypeConverter() // required by the installer
+func (s *Server) install(container *restful.Container, served *endpoints.APIGroupVersion, v *version.Info) {
+	v2, v3 := openAPI(served.Typer.(*runtime.Scheme))
+	served.TypeConverter = managedfields.NewDeducedTypeConverter() // required by the installer
 	if s.etcd != nil {
-		group.TypeConverter = managedTypes(v3)
+		served.TypeConverter = managedTypes(v3)
 	}
-	resources, _, err := group.InstallREST(container)
+	resources, _, err := served.InstallREST(container)
 	utilruntime.Must(err)
 	s.paths.NotFoundHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, notFound()) }))
 	s.paths.Handle(root+"/v1", container)
 	s.paths.HandlePrefix(root+"/v1/", http.HandlerFunc(s.serveObjects))
-	s.installDiscovery(resources, v)
 	installOpenAPI(container, s.paths, v2, v3)
-}
 
-// installDiscovery installs the discovery documents and /version.
-func (s *Server) installDiscovery(resources []apidiscoveryv2.APIResourceDiscovery, v *version.Info) {
 	gv := metav1.GroupVersionForDiscovery{GroupVersion: apiregistrationv1.SchemeGroupVersion.String(), Version: "v1"}
 	group := metav1.APIGroup{Name: apiregistrationv1.GroupName, Versions: []metav1.GroupVersionForDiscovery{gv}, PreferredVersion: gv}
 	legacy := discovery.NewRootAPIsHandler(nowhere{}, s.codecs)

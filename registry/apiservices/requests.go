@@ -77,20 +77,6 @@ func (w *flushing) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap supports http.ResponseController.
 func (w *flushing) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// refuse answers a request with a method that is not allowed.
-func (s *Server) refuse(w http.ResponseWriter, r *http.Request, group bool) {
-	if !group {
-		s.fail(w, r, notFound())
-		return
-	}
-	err := apierrors.NewMethodNotSupported(apiregistrationv1.Resource("apiservices"), strings.ToLower(r.Method))
-	if s.store != nil {
-		err.ErrStatus.Message = "APIServices are read from a directory (--registry=dir:) and cannot be changed here: change the manifest"
-	}
-	w.Header().Set("Allow", "GET, HEAD") // RFC 9110 §15.5.6
-	s.fail(w, r, err)
-}
-
 // fail answers with a Status in the client's form.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	responsewriters.ErrorNegotiated(err, s.codecs, apiregistrationv1.SchemeGroupVersion, w, r)

@@ -117,9 +117,17 @@ func (s *Server) Elect(ctx context.Context, name string, lead func(context.Conte
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w = &flushing{w, r.Context()}
 	path := r.URL.Path
-	group := path == root || strings.HasPrefix(path, root+"/")
 	if r.Method != http.MethodGet && r.Method != http.MethodHead && (s.store != nil || !strings.HasPrefix(path+"/", root+"/v1/")) {
-		s.refuse(w, r, group)
+		if !strings.HasPrefix(path+"/", root+"/") {
+			s.fail(w, r, notFound())
+			return
+		}
+		err := apierrors.NewMethodNotSupported(apiregistrationv1.Resource("apiservices"), strings.ToLower(r.Method))
+		if s.store != nil {
+			err.ErrStatus.Message = "APIServices are read from a directory (--registry=dir:) and cannot be changed here: change the manifest"
+		}
+		w.Header().Set("Allow", "GET, HEAD") // RFC 9110 §15.5.6
+		s.fail(w, r, err)
 		return
 	}
 	s.paths.ServeHTTP(w, r)

@@ -108,7 +108,16 @@ func (s *state) update(e *registry.Entry, before *apiregistration.APIService) *a
 	object := &apiregistration.APIService{}
 	// The conversion never fails. The result shares memory with e.Object.
 	_ = apiregistrationv1.Convert_v1_APIService_To_apiregistration_APIService(e.Object, object, nil)
-	object.Status.Conditions = conditions(e.Verdict)
+	object.Status.Conditions = nil      // until a check has ended
+	if v := e.Verdict; v.Status != "" { // as kube-aggregator would write it
+		object.Status.Conditions = []apiregistration.APIServiceCondition{{
+			Type:               apiregistration.Available,
+			Status:             apiregistration.ConditionStatus(v.Status),
+			LastTransitionTime: metav1.NewTime(v.Since.Truncate(time.Second)), // the wire has no fractions
+			Reason:             v.Reason,
+			Message:            v.Message,
+		}}
+	}
 	if before == nil {
 		s.record(watch.Added, object)
 		return object
@@ -131,18 +140,4 @@ func (s *state) record(kind watch.EventType, object *apiregistration.APIService)
 
 func compareName(o *apiregistration.APIService, name string) int {
 	return strings.Compare(o.Name, name)
-}
-
-// conditions returns the verdict as kube-aggregator would write it: none until a check has ended.
-func conditions(v registry.Verdict) []apiregistration.APIServiceCondition {
-	if v.Status == "" {
-		return nil
-	}
-	return []apiregistration.APIServiceCondition{{
-		Type:               apiregistration.Available,
-		Status:             apiregistration.ConditionStatus(v.Status),
-		LastTransitionTime: metav1.NewTime(v.Since.Truncate(time.Second)), // the wire has no fractions
-		Reason:             v.Reason,
-		Message:            v.Message,
-	}}
 }
