@@ -51,36 +51,27 @@ func Find(ctx context.Context, client rest.Interface, claimed []schema.GroupVers
 			continue
 		}
 		read++
-		if err := readDefinition(ctx, client, name, found); err != nil && !apierrors.IsNotFound(err) {
+		var definition struct {
+			Spec struct {
+				Group    string `json:"group"`
+				Versions []struct {
+					Name   string `json:"name"`
+					Served bool   `json:"served"`
+				} `json:"versions"`
+			} `json:"spec"`
+		}
+		if err := getDefinitions(ctx, client, definitions+"/"+name, "application/json", &definition); err != nil && !apierrors.IsNotFound(err) {
 			return nil, err
+		}
+		for _, v := range definition.Spec.Versions {
+			gv := schema.GroupVersion{Group: definition.Spec.Group, Version: v.Name}
+			if old := found[gv]; v.Served && (old == "" || name < old) { // of several, the first in order of names
+				found[gv] = name
+			}
 		}
 	}
 	maps.DeleteFunc(found, func(gv schema.GroupVersion, _ string) bool { return !slices.Contains(claimed, gv) })
 	return found, nil
-}
-
-// readDefinition adds the group-versions that a definition serves. Of several definitions, the
-// first in order of names is kept.
-func readDefinition(ctx context.Context, client rest.Interface, name string, found map[schema.GroupVersion]string) error {
-	var definition struct {
-		Spec struct {
-			Group    string `json:"group"`
-			Versions []struct {
-				Name   string `json:"name"`
-				Served bool   `json:"served"`
-			} `json:"versions"`
-		} `json:"spec"`
-	}
-	if err := getDefinitions(ctx, client, definitions+"/"+name, "application/json", &definition); err != nil {
-		return err
-	}
-	for _, v := range definition.Spec.Versions {
-		gv := schema.GroupVersion{Group: definition.Spec.Group, Version: v.Name}
-		if old := found[gv]; v.Served && (old == "" || name < old) {
-			found[gv] = name
-		}
-	}
-	return nil
 }
 
 func getDefinitions(ctx context.Context, client rest.Interface, path, accept string, into any) error {
