@@ -140,7 +140,20 @@ func (p *Publisher) round(ctx context.Context, ready bool) {
 	// Only roundTimeout bounds it: a withdrawal cut short would leave an address without a Lease.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundTimeout)
 	defer cancel()
-	p.note(p.tryToPublish(ctx, ready))
+	err := p.tryToPublish(ctx, ready)
+	fault := "" // it is logged once, and its end
+	if err != nil {
+		fault = err.Error()
+	}
+	switch {
+	case fault == p.fault:
+	case err != nil:
+		p.log.Error("cannot publish the cluster's entrypoint", "err", err)
+	default:
+		p.log.Info("publishing the cluster's entrypoint works again")
+	}
+	p.fault = fault
+	p.metrics.rounds.WithLabelValues(map[bool]string{false: "passed", true: "failed"}[err != nil]).Inc()
 }
 
 // tryToPublish reads what is published before it reads who is alive: if another replica publishes
@@ -163,23 +176,6 @@ func (p *Publisher) tryToPublish(ctx context.Context, ready bool) error {
 			return err
 		}
 	}
-}
-
-// note logs a fault once, and its end. It also counts the round.
-func (p *Publisher) note(err error) {
-	fault := ""
-	if err != nil {
-		fault = err.Error()
-	}
-	switch {
-	case fault == p.fault:
-	case err != nil:
-		p.log.Error("cannot publish the cluster's entrypoint", "err", err)
-	default:
-		p.log.Info("publishing the cluster's entrypoint works again")
-	}
-	p.fault = fault
-	p.metrics.rounds.WithLabelValues(map[bool]string{false: "passed", true: "failed"}[err != nil]).Inc()
 }
 
 type metrics struct {

@@ -85,21 +85,16 @@ func (e *Events) report(ctx context.Context, to record.EventRecorder) {
 			last.entry, known[c.New.Name] = c.New, last
 		}
 		if now := time.Now(); !now.Before(due) {
-			e.reportFaults(to, known, due.IsZero())
+			faults := e.config.Faults()
+			for name, last := range known {
+				if fault := faults[name]; fault != last.fault {
+					if last.fault = fault; fault != "" && !due.IsZero() { // else the previous leader has reported it
+						e.emit(to, last.entry, corev1.EventTypeWarning, "Faulty", fault)
+					}
+				}
+			}
 			due = now.Add(faultsEvery)
 			wake.Reset(faultsEvery)
-		}
-	}
-}
-
-// reportFaults reports new faults, but none if first is set: the previous leader has.
-func (e *Events) reportFaults(to record.EventRecorder, known map[string]*reported, first bool) {
-	faults := e.config.Faults()
-	for name, last := range known {
-		if fault := faults[name]; fault != last.fault {
-			if last.fault = fault; fault != "" && !first {
-				e.emit(to, last.entry, corev1.EventTypeWarning, "Faulty", fault)
-			}
 		}
 	}
 }
