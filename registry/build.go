@@ -150,7 +150,6 @@ func (b *builder) table(prev *Table) *Table {
 	if b.moved {
 		t.entries = merge(b.entries, b.fresh, compareLegacy)
 	}
-	t.servers = withFurther(t.entries)
 	b.arrange(t)
 	return t
 }

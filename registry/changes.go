@@ -76,8 +76,8 @@ type batch struct {
 	// files has the APIServices of the directory by name. Nil means that it was not read again, so
 	// that problems are none either.
 	files map[string]directory.Object
-	// policy is the last valid one, and policyFaults what is wrong with the current one. Nil means
-	// that it was not read again.
+	// policy is the last valid one, and policyFaults what is wrong with the current one, which is
+	// not used. Nil means that it was not read again.
 	policy       *routings
 	policyFaults []directory.Fault
 	// shadowed are the definitions that APIServices shadow.
@@ -146,11 +146,6 @@ func (c *changes) replaceAll(as kind, objects []directory.Object, problems []dir
 			b.objects[key{what, name}] = o.Value
 		}
 	})
-}
-
-// setPolicy records the state of the policy. Faults mean that what is wrong is not used.
-func (c *changes) setPolicy(p *routings, faults []directory.Fault) {
-	c.record(func(b *batch) { b.policy, b.policyFaults, b.replaced[kindPolicy] = p, faults, true })
 }
 
 // take returns the changes and empties them.

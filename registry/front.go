@@ -52,7 +52,6 @@ func (t *Table) Sent() *Table {
 			}
 		}
 		b.arrange(t.sent)
-		t.sent.servers = withFurther(t.sent.entries)
 	})
 	return t.sent
 }

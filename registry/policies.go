@@ -117,7 +117,7 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 		case <-ctx.Done():
 		}
 	}
-	p.of.changes.setPolicy(p.last, faults)
+	p.of.changes.record(func(b *batch) { b.policy, b.policyFaults, b.replaced[kindPolicy] = p.last, faults, true })
 }
 
 // follow keeps the namespaces' labels until ctx ends.

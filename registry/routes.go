@@ -204,24 +204,23 @@ func (b *builder) route(e, old *Entry) {
 		e.Problems = append(e.Problems, "its routes in the policy ("+where(r.at)+") are not used: it is "+kind)
 		return
 	}
+	old = cmp.Or(old, &Entry{})
+	var standing *Entry // that was old's StandIn
 	for _, f := range r.backends {
 		object := f.object.DeepCopy()
 		object.Name, object.UID = e.Name+"/"+f.name, e.Object.UID
 		object.Spec.Group, object.Spec.Version = e.GroupVersion.Group, e.GroupVersion.Version
 		object.Spec.GroupPriorityMinimum, object.Spec.VersionPriority = e.Object.Spec.GroupPriorityMinimum, e.Object.Spec.VersionPriority
-		e.Further = append(e.Further, b.entry(object, f.rule, old.further(object.Name)))
-	}
-	e.StandIn = b.standIn(e, old)
-}
-
-// further returns the entry of a further backend by its name. Nil means that there is none.
-func (e *Entry) further(name string) *Entry {
-	if e != nil {
-		if at := slices.IndexFunc(e.Further, func(f *Entry) bool { return f.Name == name }); at >= 0 {
-			return e.Further[at]
+		var was *Entry
+		if at := slices.IndexFunc(old.Further, func(f *Entry) bool { return f.Name == object.Name }); at >= 0 {
+			was = old.Further[at]
+		}
+		e.Further = append(e.Further, b.entry(object, f.rule, was))
+		if was != nil && was == old.StandIn {
+			standing = e.Further[len(e.Further)-1]
 		}
 	}
-	return nil
+	e.StandIn = b.standIn(e, standing)
 }
 
 // returnAfter is how long a backend must have been available before it gets its requests back from
@@ -229,13 +228,9 @@ func (e *Entry) further(name string) *Entry {
 const returnAfter = 10 * time.Second
 
 // standIn returns the standby that answers for an entry's own backend. Nil means that none does.
-// One that answers stays, as long as it can, until the own backend has been back for returnAfter.
-// Maintenance is the operator's word, which is 503 to all.
-func (b *builder) standIn(e, old *Entry) *Entry {
-	var now *Entry
-	if old != nil && old.StandIn != nil {
-		now = e.further(old.StandIn.Name)
-	}
+// Now, one that answers, stays, as long as it can, until the own backend has been back for
+// returnAfter. Maintenance is the operator's word, which is 503 to all.
+func (b *builder) standIn(e, now *Entry) *Entry {
 	canStand := func(f *Entry) bool { return f.Rule.When == nil && f.Verdict.Available() }
 	if now != nil && !canStand(now) {
 		now = nil
@@ -260,16 +255,4 @@ func (b *builder) standIn(e, old *Entry) *Entry {
 func mainOf(name string) string {
 	name, _, _ = strings.Cut(name, "/")
 	return name
-}
-
-// withFurther returns entries with those of their further backends.
-func withFurther(entries []*Entry) []*Entry {
-	if !slices.ContainsFunc(entries, func(e *Entry) bool { return len(e.Further) > 0 }) {
-		return entries
-	}
-	var all []*Entry
-	for _, e := range entries {
-		all = append(append(all, e), e.Further...)
-	}
-	return all
 }

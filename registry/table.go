@@ -134,8 +134,16 @@ func (b *builder) group(of *Entry) *Group {
 	return g
 }
 
-// arrange sets the groups of a table: those of prev with the changes applied.
+// arrange sets what a table has beside its entries: their servers, and the groups of prev with the
+// changes applied.
 func (b *builder) arrange(t *Table) {
+	t.servers = t.entries
+	if slices.ContainsFunc(t.entries, func(e *Entry) bool { return len(e.Further) > 0 }) {
+		t.servers = nil
+		for _, e := range t.entries {
+			t.servers = append(append(t.servers, e), e.Further...)
+		}
+	}
 	t.groups = slices.Clone(b.prev.groups)
 	var fresh []*Group
 	order := make(versionOrder)
