@@ -80,7 +80,7 @@ func (p *policies) run(ctx context.Context) error {
 		if p.files != nil {
 			return p.files.Run(ctx, take)
 		}
-		return p.of.Watch(ctx, p.ref, func(data map[string][]byte, err error) { take(p.decode(data, err)) })
+		return p.of.Watch(ctx, p.ref, func(data map[string][]byte, err error) { take(p.decode(data, err)) }) //nolint:contextcheck // as in directory.Run
 	})
 	return g.Wait() //nolint:wrapcheck // that of ctx
 }
