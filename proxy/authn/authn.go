@@ -105,7 +105,7 @@ type Config struct {
 // Authenticator authenticates callers. Make one with New.
 type Authenticator struct {
 	cfg     Config
-	read    HeaderNames
+	read    HeaderNames // Config.RequestHeaders, in lower case
 	names   atomic.Pointer[nameSet]
 	as      *nameSet // for Impersonate
 	nobody  *identity
@@ -128,7 +128,13 @@ func New(cfg Config) (*Authenticator, error) {
 			*generation = func() uint64 { return 0 }
 		}
 	}
-	read, err := newReadNames(cfg.RequestHeaders)
+	if n := &cfg.RequestHeaders; len(n.Username)+len(n.UID)+len(n.Group)+len(n.ExtraPrefix) == 0 {
+		*n = HeaderNames{Username: []string{remoteUser}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra}}
+	}
+	read, err := cfg.RequestHeaders.lower()
+	if err == nil && len(read.Username) == 0 {
+		err = errors.New("there is none for the user")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading request header names: %w", err)
 	}

@@ -54,18 +54,6 @@ func (n HeaderNames) lower() (HeaderNames, error) {
 	return out, errors.Join(errs...)
 }
 
-// newReadNames returns the lower-case names in which a front proxy asserts its user.
-func newReadNames(n HeaderNames) (HeaderNames, error) {
-	if len(n.Username)+len(n.UID)+len(n.Group)+len(n.ExtraPrefix) == 0 {
-		n = HeaderNames{Username: []string{remoteUser}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra}}
-	}
-	low, err := n.lower()
-	if err == nil && len(low.Username) == 0 {
-		err = errors.New("there is none for the user")
-	}
-	return low, err
-}
-
 // nameSet is derived from one result of Config.Target: the names to send and to strip.
 type nameSet struct {
 	target *HeaderNames

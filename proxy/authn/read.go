@@ -233,20 +233,11 @@ func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) 
 	defer leave()
 	// Read the generation before verifying: if the CA changes meanwhile, the verdict is outdated at
 	// once.
-	generation := a.cfg.Generation()
-	v := a.verify(c.Peer, time.Now())
-	v.generation = generation
-	c.verdict.Store(v)
-	return nil
-}
-
-//fairlead:expensive
-func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict {
-	v := &verdict{until: peer[0].NotAfter}
+	v, now := &verdict{generation: a.cfg.Generation(), until: c.Peer[0].NotAfter}, time.Now()
 	var front, client []*x509.Certificate
-	front, v.frontErr = v.chain(a.cfg.VerifyFrontProxy, peer)
+	front, v.frontErr = v.chain(a.cfg.VerifyFrontProxy, c.Peer)
 	v.front = front != nil
-	if client, v.clientErr = v.chain(a.cfg.VerifyClient, peer); client != nil {
+	if client, v.clientErr = v.chain(a.cfg.VerifyClient, c.Peer); client != nil {
 		// All chains of a certificate have the same leaf, and only the leaf is used. Without a
 		// common name it is no user.
 		resp, ok, err := x509request.CommonNameUserConversion(client)
@@ -257,13 +248,14 @@ func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) *verdict
 	// A certificate that is valid for one of the two CAs is expected to fail the other.
 	if !v.front && v.client == nil {
 		v.until = now.Add(retryVerify)
-		for _, cert := range peer {
+		for _, cert := range c.Peer {
 			if now.Before(cert.NotBefore) && cert.NotBefore.Before(v.until) {
 				v.until = cert.NotBefore
 			}
 		}
 	}
-	return v
+	c.verdict.Store(v)
+	return nil
 }
 
 // chain returns the first verified chain, nil if there is none. No verdict outlasts any chain.

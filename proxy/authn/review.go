@@ -54,23 +54,21 @@ func TokenReview(client authenticationv1client.AuthenticationV1Interface) func(c
 		} else if err != nil {
 			return nil, false, fmt.Errorf("asking the local apiserver: %w", err)
 		}
-		return answerOf(&review.Status)
-	}
-}
-
-func answerOf(s *authenticationv1.TokenReviewStatus) (*authenticator.Response, bool, error) {
-	if !s.Authenticated {
-		if s.Error != "" && s.Error != invalidToken {
+		s := &review.Status
+		switch {
+		case s.Authenticated:
+		case s.Error != "" && s.Error != invalidToken:
 			return nil, false, fmt.Errorf("%w: %s", errBadToken, s.Error)
+		default:
+			return nil, false, nil
 		}
-		return nil, false, nil
+		extra := make(map[string][]string, len(s.User.Extra))
+		for k, v := range s.User.Extra {
+			extra[k] = v
+		}
+		u := &user.DefaultInfo{Name: s.User.Username, UID: s.User.UID, Groups: s.User.Groups, Extra: extra}
+		return &authenticator.Response{User: u}, true, nil
 	}
-	extra := make(map[string][]string, len(s.User.Extra))
-	for k, v := range s.User.Extra {
-		extra[k] = v
-	}
-	u := &user.DefaultInfo{Name: s.User.Username, UID: s.User.UID, Groups: s.User.Groups, Extra: extra}
-	return &authenticator.Response{User: u}, true, nil
 }
 
 // Cached returns the user of credentials without I/O, for requests whose caller Fairlead must know.

@@ -30,54 +30,20 @@ const (
 // Strip reports whether a client's field must not be forwarded over a pool. It matches all fields
 // that could assert an identity (X-Remote-*, every name and prefix of our flags and of the target),
 // in any spelling, and fields that are secret or already used. Underscores count as dashes, because
-// CGI-like servers treat them alike. The caller drops hop-by-hop fields itself.
+// CGI-like servers treat them alike. The caller drops hop-by-hop fields itself. It does not
+// allocate.
 func (a *Authenticator) Strip(name string, p Pool) bool {
-	return a.nameSet().strip.match(name, p)
-}
-
-// stripper matches names without allocating. Most fields cost one look-up, because no name begins
-// as they do.
-type stripper struct{ rules [256][]rule } // by the first byte, as plain returns it
-
-// rule matches a name, or all that begin with it. It is in lower case, with dashes only.
-type rule struct {
-	name   string
-	prefix bool
-}
-
-func newStripper(sets ...HeaderNames) (s stripper) {
-	add := func(prefix bool, names ...string) {
-		for _, name := range names {
-			name = strings.ReplaceAll(name, "_", "-")
-			s.rules[name[0]] = append(s.rules[name[0]], rule{name, prefix})
-		}
-	}
-	add(true, "x-remote-")
-	for _, n := range sets {
-		add(false, n.Username...)
-		add(false, n.UID...)
-		add(false, n.Group...)
-		add(true, n.ExtraPrefix...)
-	}
-	return s
-}
-
-func (s *stripper) match(name string, p Pool) bool {
 	if name == "" {
 		return false
 	}
-	for _, r := range s.rules[plain(name[0])] {
+	for _, r := range a.nameSet().strip[plain(name[0])] {
 		if hasPrefix(name, r.name) && (r.prefix || len(name) == len(r.name)) {
 			return true
 		}
 	}
-	return matchSecret(name, p)
-}
-
-// matchSecret matches fields that prove or change the caller's identity. In their exact spelling
-// they may pass to the local apiserver over the token pools, where the caller speaks for itself.
-// kube-apiserver ignores spellings with underscores, but other servers may not.
-func matchSecret(name string, p Pool) bool {
+	// These prove or change the caller's identity. In their exact spelling they may pass to the
+	// local apiserver over the token pools, where the caller speaks for itself. kube-apiserver
+	// ignores spellings with underscores, but other servers may not.
 	asserted := p == PoolRemote || p == PoolImpersonate
 	switch {
 	case len(name) == len("authorization") && hasPrefix(name, "authorization"):
@@ -90,6 +56,33 @@ func matchSecret(name string, p Pool) bool {
 		return asserted && strings.Contains(name, "_") // exact spelling: see CutProtocol
 	}
 	return false
+}
+
+// stripper has the rules for names by the first byte, as plain returns it: most fields cost one
+// look-up, because no name begins as they do.
+type stripper [256][]rule
+
+// rule matches a name, or all that begin with it. It is in lower case, with dashes only.
+type rule struct {
+	name   string
+	prefix bool
+}
+
+func newStripper(sets ...HeaderNames) (s stripper) {
+	add := func(prefix bool, names ...string) {
+		for _, name := range names {
+			name = strings.ReplaceAll(name, "_", "-")
+			s[name[0]] = append(s[name[0]], rule{name, prefix})
+		}
+	}
+	add(true, "x-remote-")
+	for _, n := range sets {
+		add(false, n.Username...)
+		add(false, n.UID...)
+		add(false, n.Group...)
+		add(true, n.ExtraPrefix...)
+	}
+	return s
 }
 
 // hasPrefix reports whether name has a prefix, ignoring case and treating underscores as dashes.

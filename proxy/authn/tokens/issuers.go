@@ -142,10 +142,14 @@ func (t *Tokens) replace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if old != nil {
-		if err := t.await(ctx, next); err != nil {
+	if old != nil { // until all issuers have their keys, or a newer configuration comes, for Run
+		_ = wait.PollUntilContextTimeout(ctx, askForKeys, t.wait, true, func(context.Context) (bool, error) {
+			err = next.err()
+			return err == nil || len(t.changed) > 0, nil
+		})
+		if err != nil {
 			next.cancel()
-			return err
+			return fmt.Errorf("waiting for the keys of issuers: %w", err)
 		}
 	}
 	t.issuers.Store(next)
@@ -153,18 +157,6 @@ func (t *Tokens) replace(ctx context.Context) error {
 	t.log.Info("authentication configuration activated", "issuers", len(next.health))
 	if old != nil {
 		time.AfterFunc(retire, old.cancel) // or with ctx
-	}
-	return nil
-}
-
-// await waits until all issuers have their keys, or a newer configuration comes, for Run.
-func (t *Tokens) await(ctx context.Context, next *issuers) (err error) {
-	_ = wait.PollUntilContextTimeout(ctx, askForKeys, t.wait, true, func(context.Context) (bool, error) {
-		err = next.err()
-		return err == nil || len(t.changed) > 0, nil
-	})
-	if err != nil {
-		return fmt.Errorf("waiting for the keys of issuers: %w", err)
 	}
 	return nil
 }
