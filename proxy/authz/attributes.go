@@ -26,15 +26,6 @@ func (a *Attributes) words() [9]string {
 	return [9]string{a.Verb, a.APIGroup, a.APIVersion, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector}
 }
 
-// size returns the size of the attributes that the caller chose.
-func (a *Attributes) size() int {
-	n := 0
-	for _, w := range a.words() {
-		n += len(w)
-	}
-	return n
-}
-
 // appendKey appends what a review sends: two questions are the same if their keys are. Each text
 // has its length before it, because it may hold any byte.
 func (a *Attributes) appendKey(key []byte) []byte {

@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -108,10 +109,7 @@ const (
 	maxCached = 10000
 )
 
-var (
-	errPanicked = errors.New("authorizing: the review panicked")
-	errNotReady = errors.New("authorizing: refused by a local apiserver that is not ready, which may not have read its rules yet")
-)
+var errNotReady = errors.New("authorizing: refused by a local apiserver that is not ready, which may not have read its rules yet")
 
 // New checks a Config and returns an Authorizer for it.
 func New(cfg Config) (*Authorizer, error) {
@@ -197,7 +195,7 @@ func (z *Authorizer) review(a *Attributes, key string) (d Decision, err error) {
 		if v := recover(); v != nil {
 			z.cfg.Logger.Error("authorizing panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			z.reviews.WithLabelValues("error").Inc()
-			d, err = Decision{}, errPanicked
+			d, err = Decision{}, errors.New("authorizing: the review panicked")
 		}
 	}()
 	// The previous review may have ended between our look-up and here.
@@ -207,7 +205,8 @@ func (z *Authorizer) review(a *Attributes, key string) (d Decision, err error) {
 	// Both are taken before the call, because the answer may be as old as that.
 	asked, generation := time.Now(), z.cfg.Generation()
 	d, err = z.ask(context.Background(), a.record())
-	if err != nil || a.size() >= maxCached {
+	words := a.words()
+	if err != nil || len(strings.Join(words[:], "")) >= maxCached {
 		return d, err
 	}
 	ttl := z.cfg.DenyTTL

@@ -38,31 +38,27 @@ func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
 }
 
 // Upstream returns the Authorizer for k8s.io/apiserver's filters, with the same short-cuts and
-// cache.
+// cache. Their attributes have parsed selectors. The cache has selectors only in their unparsed
+// form, so questions with selectors are not cached.
 func (z *Authorizer) Upstream() authorizer.Authorizer {
 	return authorizer.AuthorizerFunc(func(ctx context.Context, attr authorizer.Attributes) (authorizer.Decision, string, error) {
-		d, err := z.authorizeParsed(ctx, attr)
+		a := &Attributes{User: attr.GetUser(), RequestInfo: request.RequestInfo{
+			Verb: attr.GetVerb(), IsResourceRequest: attr.IsResourceRequest(), APIGroup: attr.GetAPIGroup(), APIVersion: attr.GetAPIVersion(),
+			Resource: attr.GetResource(), Subresource: attr.GetSubresource(), Namespace: attr.GetNamespace(), Name: attr.GetName(), Path: attr.GetPath(),
+		}}
+		fields, fieldErr := attr.GetFieldSelector()
+		labels, labelErr := attr.GetLabelSelector()
+		d, known := z.shortcut(a)
+		var err error
+		switch {
+		case a.User == nil || !a.IsResourceRequest || len(fields) == 0 && len(labels) == 0 && fieldErr == nil && labelErr == nil:
+			d, err = z.Authorize(ctx, a)
+		case !known:
+			d, err = z.ask(ctx, attr)
+		}
 		if err == nil && d.Allowed {
 			return authorizer.DecisionAllow, d.Reason, nil
 		}
 		return authorizer.DecisionNoOpinion, d.Reason, err
 	})
-}
-
-// authorizeParsed authorizes attributes with parsed selectors. The cache has selectors only in
-// their unparsed form, so questions with selectors are not cached.
-func (z *Authorizer) authorizeParsed(ctx context.Context, attr authorizer.Attributes) (Decision, error) {
-	a := &Attributes{User: attr.GetUser(), RequestInfo: request.RequestInfo{
-		Verb: attr.GetVerb(), IsResourceRequest: attr.IsResourceRequest(), APIGroup: attr.GetAPIGroup(), APIVersion: attr.GetAPIVersion(),
-		Resource: attr.GetResource(), Subresource: attr.GetSubresource(), Namespace: attr.GetNamespace(), Name: attr.GetName(), Path: attr.GetPath(),
-	}}
-	fields, fieldErr := attr.GetFieldSelector()
-	labels, labelErr := attr.GetLabelSelector()
-	if a.User == nil || !a.IsResourceRequest || len(fields) == 0 && len(labels) == 0 && fieldErr == nil && labelErr == nil {
-		return z.Authorize(ctx, a)
-	}
-	if d, known := z.shortcut(a); known {
-		return d, nil
-	}
-	return z.ask(ctx, attr)
 }
