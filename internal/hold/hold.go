@@ -56,9 +56,6 @@ const (
 	refusals
 )
 
-// String returns the metric's label.
-func (r Refusal) String() string { return [refusals]string{"stream", "connection", "body", "head"}[r] }
-
 // New returns a bound of limit bytes. Zero means a quarter of the memory that the process may use,
 // or of 2 GiB if the process has no memory limit.
 func New(limit int64) *Bound {
@@ -149,9 +146,9 @@ func (b *Bound) Metrics() []prometheus.Collector {
 			Name: "fairlead_memory_limit_bytes", Help: "Limit of fairlead_memory_held_bytes: a quarter of the memory limit.",
 		}, func() float64 { return float64(b.limit) }),
 	}
-	for what := range refusals {
+	for what, label := range [refusals]string{"stream", "connection", "body", "head"} {
 		all = append(all, prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "fairlead_memory_refused_total", ConstLabels: prometheus.Labels{"what": what.String()},
+			Name: "fairlead_memory_refused_total", ConstLabels: prometheus.Labels{"what": label},
 			Help: "Refusals because too much memory is held: stream (a request on a connection that holds much), connection (the largest was closed, or one over HTTP/1.1 was refused), body (not kept for a retry), head (over HTTP/1.1, without room in its time).",
 		}, func() float64 { return float64(b.refused[what].Load()) }))
 	}

@@ -132,7 +132,21 @@ func (e *Event) Impersonated(as user.Info) {
 func (e *Event) Completed(code int, message string) {
 	e.Started(code)
 	e.status(code, message)
-	e.bodies.into(&e.ev, e.cfg.OmitManagedFields, e.Annotate) //fairlead:boundary those with bodies end elsewhere
+	// The types of extension servers are unknown here, so only JSON can be read. Their clients
+	// rarely use anything else, because protobuf exists only for built-in types and generated
+	// clients.
+	for _, b := range []struct {
+		from *copied
+		to   **runtime.Unknown
+		key  string
+	}{{&e.bodies.request, &e.ev.RequestObject, annotateRequest}, {&e.bodies.response, &e.ev.ResponseObject, annotateResponse}} {
+		if b.from.wanted {
+			object, why := b.from.object(e.cfg.OmitManagedFields) //fairlead:boundary those with bodies end elsewhere
+			if *b.to = object; why != "" {
+				e.Annotate(b.key, why)
+			}
+		}
+	}
 	e.stage(auditinternal.StageResponseComplete)
 }
 
@@ -272,26 +286,6 @@ const (
 	annotateResponse = "fairlead.dev/response-body"
 	tooLong          = "not recorded: longer than 1 MiB"
 )
-
-// into adds the recorded bodies to an event. The types of extension servers are unknown here, so
-// only JSON can be read. Their clients rarely use anything else, because protobuf exists only for
-// built-in types and generated clients.
-func (c *captured) into(ev *auditinternal.Event, omitManagedFields bool, annotate func(key, value string)) {
-	for _, b := range []struct {
-		from *copied
-		to   **runtime.Unknown
-		key  string
-	}{{&c.request, &ev.RequestObject, annotateRequest}, {&c.response, &ev.ResponseObject, annotateResponse}} {
-		if !b.from.wanted {
-			continue
-		}
-		object, why := b.from.object(omitManagedFields)
-		if why != "" {
-			annotate(b.key, why)
-		}
-		*b.to = object
-	}
-}
 
 // withoutBodies returns an event whose line was not written, without what made it long: nobody's
 // request must stay unrecorded because of its body.

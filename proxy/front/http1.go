@@ -391,17 +391,6 @@ func (c *plain) refuse(status int) error {
 	return os.ErrDeadlineExceeded
 }
 
-// textHead counts a whole head. A part that came with the request before is in it, too.
-func textHead(r *http.Request) wire.TextHead {
-	h := wire.TextHead{Bytes: len(r.RequestURI), Names: len(r.Header)}
-	for name, values := range r.Header {
-		for _, v := range values {
-			h.Lines, h.Bytes = h.Lines+1, h.Bytes+len(name)+len(v)
-		}
-	}
-	return h
-}
-
 type plainKey struct{}
 
 // countWhole counts what a whole head becomes until its request ends: then the connection is idle,
@@ -413,7 +402,13 @@ func countWhole(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		head := textHead(r)
+		// A part that came with the request before is in it, too.
+		head := wire.TextHead{Bytes: len(r.RequestURI), Names: len(r.Header)}
+		for name, values := range r.Header {
+			for _, v := range values {
+				head.Lines, head.Bytes = head.Lines+1, head.Bytes+len(name)+len(v)
+			}
+		}
 		if head.Names > wire.MaxNames {
 			w.Header().Set("Connection", "close")
 			w.WriteHeader(http.StatusRequestHeaderFieldsTooLarge)

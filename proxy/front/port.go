@@ -125,7 +125,12 @@ func (p *Port) greet(raw net.Conn) {
 	conn := tls.Server(h2.Wrap(raw), p.cfg.TLS)
 	from := bound.Stranger(raw.RemoteAddr().String()).AnyConn()
 	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(from.Address), from: from}
-	defer p.rescue(conn.NetConn())
+	defer func() { // a panic of one connection does not end the process, as in net/http
+		if v := recover(); v != nil {
+			p.cfg.Logger.Error("serving a connection panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			_ = conn.NetConn().Close()
+		}
+	}()
 	if err := c.handshake(ctx, raw); err != nil {
 		c.leave()
 		p.cfg.Logger.Debug("TLS handshake", "client", raw.RemoteAddr(), "err", err)
@@ -155,14 +160,6 @@ func (p *Port) greet(raw net.Conn) {
 	case p.ready <- c:
 	case <-p.ending.Done():
 		_ = c.Close()
-	}
-}
-
-// rescue keeps a panic of one connection from ending the process, as net/http does.
-func (p *Port) rescue(conn net.Conn) {
-	if v := recover(); v != nil {
-		p.cfg.Logger.Error("serving a connection panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
-		_ = conn.Close()
 	}
 }
 
