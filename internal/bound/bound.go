@@ -29,11 +29,8 @@ type Places struct {
 	by map[Source]int64
 }
 
-// spare is the fraction of a limit that is never lent.
-const spare = 32
-
-// spared returns how many places of most are never lent.
-func spared(most int64) int64 { return max(1, most/spare) }
+// spared returns how many places of most are never lent, see Places.Lend.
+func spared(most int64) int64 { return max(1, most/32) }
 
 // Place is the result of Take. The zero Place holds nothing.
 type Place struct {

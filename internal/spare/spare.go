@@ -55,6 +55,3 @@ func (s *Buffers) Put(b []byte) {
 
 // Drop releases all buffers.
 func (s *Buffers) Drop() { s.list, s.size = nil, 0 }
-
-// Size returns the bytes of all buffers together.
-func (s *Buffers) Size() int { return s.size }

@@ -18,30 +18,30 @@ func TestFreedTwice(t *testing.T) {
 func TestDrop(t *testing.T) {
 	var s Buffers
 	s.Put(make([]byte, 0, 1000))
-	if s.Size() != 1000 {
-		t.Errorf("%d bytes are kept", s.Size())
+	if s.size != 1000 {
+		t.Errorf("%d bytes are kept", s.size)
 	}
 	s.Drop()
-	if b := s.Get(); b != nil || s.Size() != 0 {
-		t.Errorf("%d bytes are left, and counted as %d", cap(b), s.Size())
+	if b := s.Get(); b != nil || s.size != 0 {
+		t.Errorf("%d bytes are left, and counted as %d", cap(b), s.size)
 	}
 }
 
 func TestBounds(t *testing.T) {
 	var s Buffers
 	for _, n := range []int{0, markSize - 1, maxKept + 1} {
-		if s.Put(make([]byte, n)); s.Size() != 0 {
+		if s.Put(make([]byte, n)); s.size != 0 {
 			t.Errorf("a buffer of %d bytes is kept", n)
 		}
 	}
-	if s.Put(make([]byte, markSize)); s.Size() != markSize {
+	if s.Put(make([]byte, markSize)); s.size != markSize {
 		t.Error("a buffer with room for just the mark is not kept")
 	}
 	s.Drop()
 	for range maxSize/maxKept + 1 {
 		s.Put(make([]byte, maxKept))
 	}
-	if n := s.Size(); n > maxSize || n <= maxSize-maxKept {
+	if n := s.size; n > maxSize || n <= maxSize-maxKept {
 		t.Errorf("%d bytes are kept, want %d", n, maxSize)
 	}
 }

@@ -177,17 +177,12 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 		return nil, fmt.Errorf("reviewing token: %w", bound.ErrFull)
 	}
 	defer leave()
-	return a.ask(ctx, token)
-}
-
-func (a *Authenticator) ask(ctx context.Context, token Token) (*identity, error) {
 	// Both are taken before the call, because the answer may be as old as that.
 	until, generation := time.Now().Add(a.cfg.TokenTTL), a.cfg.ReviewGeneration()
 	resp, ok, err := a.cfg.Review(ctx, token.Secret())
 	if err == nil && ok && (resp == nil || resp.User == nil) {
 		err = errors.New("it was answered without a user")
 	}
-	var id *identity
 	if err == nil && ok && resp.User.GetName() != "" { // a JWT may have an empty claim: its sender's fault
 		id = authenticated(resp)
 	}

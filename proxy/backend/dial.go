@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // dialPhases makes one connection: resolve, connect, handshake.
@@ -97,9 +98,24 @@ type Conn struct {
 	answer answerHeads // over HTTP/1.1
 }
 
+// Read counts the heads of answers. Interim heads are followed by another.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	return c.answer.count(p, n, err)
+	h := &c.answer
+	if h.begin.Swap(false) {
+		h.head, h.in = wire.TextHead{}, true
+	}
+	for rest := p[:n]; h.in && len(rest) > 0; {
+		k, ended := h.head.Read(rest)
+		if rest = rest[k:]; ended {
+			h.in, h.head = h.head.Interim, wire.TextHead{}
+		}
+	}
+	if err == nil && h.head.Over() {
+		p[0] = 0 // no part of a line, which could pass for a whole one; without bytes net/http would send the request again
+		return 1, errHugeHead
+	}
+	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
 // dialing says how to make a connection, and what happens to it: see Lease.Dial, dialAny and

@@ -88,9 +88,6 @@ type LocalConfig struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Signal is as in Config. It may be nil.
 	Signal func(address string, err error)
-	// Wait is how long a request waits if no server can be reached. Zero means 2 s, negative means
-	// no wait.
-	Wait time.Duration
 	// Memory bounds what held bodies take, with everything else. Nil means its own.
 	Memory *hold.Bound
 	// Logger logs changes of a server's health. Nil discards.
@@ -190,7 +187,7 @@ func (l *Local) patience() time.Duration {
 	if l.Lost() {
 		return 0
 	}
-	return max(cmp.Or(l.cfg.Wait, defaultWait), 0)
+	return defaultWait
 }
 
 // Run watches the identity until ctx ends. Then it closes every connection.

@@ -85,7 +85,6 @@ func TestLocalPools(t *testing.T) {
 		dials := map[bool]int{} // with our certificate, and without
 		l := newLocal(t, n, func(cfg *LocalConfig) {
 			inner := cfg.TLS
-			cfg.Wait = -1
 			cfg.TLS = func(certificate bool) (*tls.Config, error) {
 				dials[certificate]++
 				return inner(certificate)

@@ -230,22 +230,3 @@ type answerHeads struct {
 	head wire.TextHead
 	in   bool
 }
-
-// count counts what was read: interim heads are followed by another. It returns what Read is to
-// return.
-func (h *answerHeads) count(p []byte, n int, err error) (int, error) {
-	if h.begin.Swap(false) {
-		h.head, h.in = wire.TextHead{}, true
-	}
-	for rest := p[:n]; h.in && len(rest) > 0; {
-		k, ended := h.head.Read(rest)
-		if rest = rest[k:]; ended {
-			h.in, h.head = h.head.Interim, wire.TextHead{}
-		}
-	}
-	if err == nil && h.head.Over() {
-		p[0] = 0 // no part of a line, which could pass for a whole one; without bytes net/http would send the request again
-		return 1, errHugeHead
-	}
-	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
-}

@@ -171,16 +171,6 @@ func (h *heads) take(from bound.Source, n int64) (place bound.Place, ok bool) {
 	}
 }
 
-// enter counts a connection until it is closed. It reports false if there is no room.
-func (h *heads) enter(c *plain) (ok bool) {
-	if c.place, ok = h.take(c.from, perConn); ok {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.all[c] = struct{}{}
-	}
-	return ok
-}
-
 // evict closes an idle connection of from, or, if all is true, of others. It reports false if it
 // finds none.
 func (h *heads) evict(from bound.Source, all bool) bool {
@@ -269,17 +259,6 @@ func (c *plain) leave() {
 	c.all.mu.Lock()
 	delete(c.all.all, c)
 	c.all.mu.Unlock()
-}
-
-// until returns a context that ends with the connection.
-func (c *plain) until(ctx context.Context) context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ctx, c.gone = context.WithCancel(ctx)
-	if c.closed {
-		c.gone()
-	}
-	return ctx
 }
 
 // idle reports whether the connection can make room: no request has come for a moment, in which one
@@ -429,7 +408,12 @@ func countWhole(next http.Handler) http.Handler {
 
 func (p *Port) connContext(ctx context.Context, c net.Conn) context.Context {
 	if c, ok := c.(*plain); ok {
-		ctx = context.WithValue(c.until(ctx), plainKey{}, c)
+		c.mu.Lock()
+		ctx, c.gone = context.WithCancel(context.WithValue(ctx, plainKey{}, c))
+		if c.closed {
+			c.gone()
+		}
+		c.mu.Unlock()
 	}
 	if p.cfg.ConnContext != nil {
 		ctx = p.cfg.ConnContext(ctx, c)

@@ -150,12 +150,16 @@ func (p *Port) greet(raw net.Conn) {
 		return
 	}
 	c.begun = time.Now()
-	if !p.heads.enter(c) {
+	var ok bool
+	if c.place, ok = p.heads.take(from, perConn); !ok {
 		p.heads.memory.Refuse(hold.Connection)
 		_ = c.refuse(http.StatusTooManyRequests) // as for a head
 		_ = c.Close()
 		return
 	}
+	p.heads.mu.Lock()
+	p.heads.all[c] = struct{}{}
+	p.heads.mu.Unlock()
 	select {
 	case p.ready <- c:
 	case <-p.ending.Done():

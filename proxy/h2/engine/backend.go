@@ -240,7 +240,7 @@ func (e *Engine) takeBack(c *Conn, last uint32) *connError {
 		return err
 	}
 	c.lastAccepted = last
-	err := errGoAway
+	err := errors.New("backend sent GOAWAY")
 	if c.told != nil {
 		err = c.told
 	}
@@ -250,8 +250,6 @@ func (e *Engine) takeBack(c *Conn, last uint32) *connError {
 	}
 	return nil
 }
-
-var errGoAway = errors.New("backend sent GOAWAY")
 
 // failure says why one try to forward a stream has failed.
 type failure struct {

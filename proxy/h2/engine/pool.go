@@ -264,7 +264,7 @@ func (p *pool) drop(c *Conn, err error) {
 		// dialled as fast as handshakes go.
 		p.redialAt = p.e.now + firstRedial
 	default:
-		p.failed(cmp.Or(err, errNotBegun))
+		p.failed(cmp.Or(err, errors.New("connection ended before the backend's SETTINGS")))
 	}
 	p.e.forgetPool(p)
 }
@@ -274,8 +274,6 @@ func (p *pool) proven() {
 	p.redialAt = 0
 	p.grow()
 }
-
-var errNotBegun = errors.New("connection ended before the backend's SETTINGS")
 
 // tick handles what only time changes: the next dial, and streams that have waited long enough.
 func (p *pool) tick() {
@@ -298,18 +296,13 @@ func (p *pool) tick() {
 
 // answerNoRoom answers a request for which no connection had room.
 func (s *stream) answerNoRoom(p *pool) {
-	reason, err := ReasonBusy, errNoRoom
+	reason, err := ReasonBusy, errors.New("no connection had room for another stream")
 	if len(p.conns) == 0 {
-		reason, err = ReasonDial, errNoConnection
+		reason, err = ReasonDial, errors.New("no connection to the backend")
 	}
 	s.blame(reason, err)
 	s.answerFailure()
 }
-
-var (
-	errNoRoom       = errors.New("no connection had room for another stream")
-	errNoConnection = errors.New("no connection to the backend")
-)
 
 // forgetPool removes an empty pool: endpoints come and go.
 func (e *Engine) forgetPool(p *pool) {

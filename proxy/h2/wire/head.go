@@ -217,21 +217,17 @@ func (h *TextHead) Read(p []byte) (n int, ended bool) {
 			h.name, h.column = h.name[:0], 0 // before the head
 			continue
 		}
-		h.endLine()
+		if h.Lines == 0 {
+			status := bytes.TrimLeft(h.name[min(len("HTTP/1.1"), len(h.name)):], " ")
+			h.Interim = len(status) == 0 || status[0] == '1' && !bytes.HasPrefix(status, []byte("101")) // net/http skips any number of spaces
+		}
+		if len(h.name) == longName || !bytes.EqualFold(h.name, h.last) {
+			h.Names++
+		}
+		h.Lines++
+		h.name, h.last, h.column, h.value = h.last[:0], h.name, 0, false
 	}
 	return n, false
-}
-
-func (h *TextHead) endLine() {
-	if h.Lines == 0 {
-		status := bytes.TrimLeft(h.name[min(len("HTTP/1.1"), len(h.name)):], " ")
-		h.Interim = len(status) == 0 || status[0] == '1' && !bytes.HasPrefix(status, []byte("101")) // net/http skips any number of spaces
-	}
-	if len(h.name) == longName || !bytes.EqualFold(h.name, h.last) {
-		h.Names++
-	}
-	h.Lines++
-	h.name, h.last, h.column, h.value = h.last[:0], h.name, 0, false
 }
 
 // Weight is what net/http allocates for what has come.
