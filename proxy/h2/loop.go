@@ -224,7 +224,10 @@ func (lp *loop) read(t active) {
 		lp.end(l, err)
 		return
 	case len(r.rest) > 0:
-		r.keep(lp.sh.pool)
+		if r.in == nil { // what TLS has not read moves to a buffer of the connection's own
+			r.in = lp.sh.pool.raw.Get().(*rawBytes) //nolint:forcetypeassert // the pool holds nothing else
+			r.rest = r.in[:copy(r.in[:], r.rest)]
+		}
 	default:
 		r.rest = nil
 		r.drop(lp.sh.pool)

@@ -110,8 +110,12 @@ func (r *rawConn) Read(p []byte) (int, error) {
 		}
 		r.rest = r.early[:n]
 	}
-	if r.left == 0 {
-		r.begin()
+	if r.left == 0 { // a record's header begins, or goes on
+		n := copy(r.head[r.seen:], r.rest)
+		if r.seen += n; r.seen == recordHeader {
+			r.left, r.seen = n+int(binary.BigEndian.Uint16(r.head[3:])), 0
+			r.records++
+		}
 	}
 	n := min(len(p), len(r.rest))
 	if r.left > 0 {
@@ -121,15 +125,6 @@ func (r *rawConn) Read(p []byte) (int, error) {
 	copy(p, r.rest[:n])
 	r.rest = r.rest[n:]
 	return n, nil
-}
-
-// begin parses a record's header at the start of rest.
-func (r *rawConn) begin() {
-	n := copy(r.head[r.seen:], r.rest)
-	if r.seen += n; r.seen == recordHeader {
-		r.left, r.seen = n+int(binary.BigEndian.Uint16(r.head[3:])), 0
-		r.records++
-	}
 }
 
 // NetConn returns the connection as accepted or dialled.
@@ -181,14 +176,6 @@ func (r *rawConn) Write(p []byte) (int, error) {
 	r.out = append(r.out, p...)
 	r.mu.Unlock()
 	return len(p), nil
-}
-
-// keep moves input that TLS has not read from the loop's buffer to one of the connection's own.
-func (r *rawConn) keep(b *buffers) {
-	if r.in == nil {
-		r.in = b.raw.Get().(*rawBytes) //nolint:forcetypeassert // the pool holds nothing else
-		r.rest = r.in[:copy(r.in[:], r.rest)]
-	}
 }
 
 // drop frees the input buffer.

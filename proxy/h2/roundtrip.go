@@ -118,7 +118,7 @@ func (g *guest) answer() (*http.Response, error) {
 			g.ended()
 			return nil, g.ctx.Err() //nolint:wrapcheck // as http.Transport
 		}
-		interims, res, err := g.take()
+		interims, head, body, err := g.takeHead()
 		for i := range interims {
 			if err == nil && g.interim != nil {
 				header, _ := headerOf(interims[i].Fields)
@@ -130,31 +130,23 @@ func (g *guest) answer() (*http.Response, error) {
 			g.ended()
 			return nil, err
 		}
-		if res != nil {
-			return res, nil
+		if head.Status == 0 {
+			continue
 		}
+		res := &http.Response{
+			StatusCode: head.Status, Status: strconv.Itoa(head.Status) + " " + http.StatusText(head.Status), Proto: "HTTP/2.0", ProtoMajor: 2,
+			ContentLength: head.ContentLength, Request: g.request,
+		}
+		res.Header, res.Trailer = headerOf(head.Fields)
+		b := &guestBody{g: g, res: res, whole: body != nil}
+		b.rest.Reset(body)
+		if res.Body = b; b.whole { // a complete response needs no further turn
+			b.trailers()
+		} else {
+			b.stop = context.AfterFunc(g.ctx, func() { g.abandon(g.ctx.Err()) }) // ends an unread body with the request
+		}
+		return res, nil
 	}
-}
-
-// take returns what has come of the response. A complete response needs no further turn.
-func (g *guest) take() (interims []wire.ResponseHead, res *http.Response, err error) {
-	interims, head, body, err := g.takeHead()
-	if err != nil || head.Status == 0 {
-		return interims, nil, err
-	}
-	res = &http.Response{
-		StatusCode: head.Status, Status: strconv.Itoa(head.Status) + " " + http.StatusText(head.Status), Proto: "HTTP/2.0", ProtoMajor: 2,
-		ContentLength: head.ContentLength, Request: g.request,
-	}
-	res.Header, res.Trailer = headerOf(head.Fields)
-	b := &guestBody{g: g, res: res, whole: body != nil}
-	b.rest.Reset(body)
-	if res.Body = b; b.whole {
-		b.trailers()
-	} else {
-		b.stop = context.AfterFunc(g.ctx, func() { g.abandon(g.ctx.Err()) }) // ends an unread body with the request
-	}
-	return interims, res, nil
 }
 
 // takeHead calls Take under the mutex. A non-nil body is the whole body.

@@ -200,7 +200,15 @@ func (w *writer) finish() {
 		w.l.abort() // shorter than declared: the client must not see it as complete
 		return
 	}
-	trailers := w.trailerFields()
+	var trailers []hpack.HeaderField
+	for key := range w.trailers {
+		trailers = wire.AppendField(trailers, key, w.header[key])
+	}
+	for key, values := range w.header {
+		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && httpguts.ValidTrailerHeader(name) {
+			trailers = wire.AppendField(trailers, name, values)
+		}
+	}
 	if w.sent {
 		if len(w.buf) > 0 && w.flush(nil) != nil {
 			return
@@ -218,17 +226,4 @@ func (w *writer) finish() {
 		}
 	}
 	w.l.End(w.status, w.fields, trailers)
-}
-
-func (w *writer) trailerFields() []hpack.HeaderField {
-	var fields []hpack.HeaderField
-	for key := range w.trailers {
-		fields = wire.AppendField(fields, key, w.header[key])
-	}
-	for key, values := range w.header {
-		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok && httpguts.ValidTrailerHeader(name) {
-			fields = wire.AppendField(fields, name, values)
-		}
-	}
-	return fields
 }
