@@ -112,10 +112,8 @@ func (l *link) gather(buf []byte, last int) (n int, err error) {
 			return n, nil
 		case err != nil:
 			return n, err
-		case n == len(buf):
-		case len(l.raw.rest) == 0: // the record was read to its end, and TLS has no other one
-			return n, nil
-		case l.raw.records > last:
+		case len(l.raw.rest) == 0, // the record was read to its end, and TLS has no other one
+			l.raw.records > last:
 			return n, nil
 		}
 	}

@@ -107,16 +107,10 @@ func (lp *loop) wait() error {
 	// edge-triggered event comes only once.
 	var failed error
 	err = raw.Read(func(uintptr) bool { //fairlead:boundary where the loop waits
-		for {
-			more, err := lp.takeTurn()
-			if err != nil {
-				failed = err
-				return true
-			}
-			if !more {
-				return false
-			}
+		for more := true; more; {
+			more, failed = lp.takeTurn()
 		}
+		return failed != nil
 	})
 	return cmp.Or(failed, err)
 }
