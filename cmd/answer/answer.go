@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -242,10 +243,7 @@ func (a *APIService) Available() bool { return a.Verdict.Status == "True" && a.M
 
 // Path returns the path of its discovery document.
 func (a *APIService) Path() string {
-	if a.Group == "" {
-		return "/api/" + a.Version
-	}
-	return "/apis/" + a.Group + "/" + a.Version
+	return (&registry.Entry{GroupVersion: schema.GroupVersion{Group: a.Group, Version: a.Version}}).Path()
 }
 
 // Why returns the details of the verdict, or the message of the maintenance.

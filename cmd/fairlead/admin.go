@@ -51,24 +51,22 @@ func (s *server) makePages() {
 		Registry: s.registry, Proxy: s.proxy, Backends: s.backends, Tap: &s.taps,
 		Certificates: s.certs.Status, Trust: s.trust.Status,
 		Discovery: s.discovery.Status, OpenAPI: s.openapi.Status,
-		LocalServers: s.kube.list, LocalServer: s.localServer, LocalIdentity: s.o.LocalIdentity,
-		Checks: s.needs.List, Ready: s.ready, Draining: &s.draining,
+		LocalServers: s.kube.list, LocalIdentity: s.o.LocalIdentity,
+		LocalServer: func(address string) (release string, clients int64, only []string) {
+			clients, only = s.kube.pools.Stand(address)
+			return s.discovery.Release(address), clients, only
+		},
+		Checks: s.needs.List, Ready: s.ready,
 		Version: version, Replica: s.host, Cluster: clusterName(s.o.kubeconfig),
 		Serves: func(apiService, address string) string { return s.prober.Serves(apiService, address) },
 		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {
-			if apiService == localName {
+			if apiService == pages.LocalName {
 				return s.kube.prober.Last(apiService, address)
 			}
 			return s.prober.Last(apiService, address)
 		},
 	})
 	s.loops["pages"] = s.pages.Run
-}
-
-// localServer describes a local apiserver for the pages.
-func (s *server) localServer(address string) (release string, clients int64, only []string) {
-	clients, only = s.kube.pools.Stand(address)
-	return s.discovery.Release(address), clients, only
 }
 
 // adminEngine serves the admin port's HTTP/2 with the bounds of the front door. net/http's own

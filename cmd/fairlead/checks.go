@@ -10,7 +10,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 	"k8s.io/utils/ptr"
 
@@ -122,18 +121,15 @@ const etcdEvery, etcdTime = 10 * time.Second, 5 * time.Second
 // askEtcd reads the APIServices from etcd itself, again and again.
 func (s *server) askEtcd() (look func(time.Time) answer.Check) {
 	reads := &needs.Outcome{}
-	s.loops["etcd"] = func(ctx context.Context) error {
-		wait.UntilWithContext(ctx, func(ctx context.Context) {
-			ctx, cancel := context.WithTimeout(ctx, etcdTime)
-			defer cancel()
-			_, err := s.objects.List(ctx, metav1.ListOptions{Limit: 1})
-			if inner := (*url.Error)(nil); errors.As(err, &inner) {
-				err = inner.Err // its URL is none of etcd's
-			}
-			reads.Note(err)
-		}, etcdEvery)
-		return ctx.Err()
-	}
+	s.loops["etcd"] = every(etcdEvery, func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, etcdTime)
+		defer cancel()
+		_, err := s.objects.List(ctx, metav1.ListOptions{Limit: 1})
+		if inner := (*url.Error)(nil); errors.As(err, &inner) {
+			err = inner.Err // its URL is none of etcd's
+		}
+		reads.Note(err)
+	})
 	return func(time.Time) answer.Check {
 		return failed(reads.Err(time.Time{}), "", "APIServices cannot be read from "+strings.Join(s.o.registry.etcd, ",")+", the last state is used: ", "check etcd, and that this machine reaches it with --etcd-cafile and --etcd-certfile")
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	certutil "k8s.io/client-go/util/cert"
@@ -129,7 +130,9 @@ func follow(c *rest.Config, log *slog.Logger) (*follower, *rest.Config, error) {
 	if !strings.Contains(host, "://") {
 		host = "https://" + host // without a TLS configuration client-go assumes http
 	}
-	return f, &rest.Config{Host: host, APIPath: c.APIPath, UserAgent: c.UserAgent, QPS: c.QPS, Burst: c.Burst, Timeout: c.Timeout, Transport: f}, nil
+	return f, &rest.Config{Host: host, APIPath: c.APIPath, UserAgent: c.UserAgent, QPS: c.QPS, Burst: c.Burst, Timeout: c.Timeout, Transport: promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
+		return (*f.current.Load()).RoundTrip(r)
+	})}, nil
 }
 
 // take makes the clients use c from the next request on. Open watches stay on their connections.
@@ -178,11 +181,6 @@ func (f *follower) reload(path string) (*rest.Config, error) {
 		f.log.Warn("the kubeconfig has gained or lost insecure-skip-tls-verify: restart to follow it for forwarded requests", "kubeconfig", path, "insecure", c.Insecure)
 	}
 	return c, nil
-}
-
-// RoundTrip implements http.RoundTripper.
-func (f *follower) RoundTrip(r *http.Request) (*http.Response, error) {
-	return (*f.current.Load()).RoundTrip(r)
 }
 
 // caFile returns the file with the CA of a kubeconfig. Empty means that the CA is embedded, or that

@@ -35,28 +35,17 @@ func (p *process) makeTokens() (*tokens.Tokens, []certs.File) {
 	return tokens, files
 }
 
-// anonymousOf decides which requests without credentials are accepted: the configuration file
-// decides, or else the flag. As in kube-apiserver, only the file's content at the start counts.
-func (o *options) anonymousOf(tokens *tokens.Tokens, c *authn.Config) error {
-	configured, allowed, paths := tokens.Anonymous()
-	if !configured {
-		return nil
-	}
-	if o.anonymousSet {
-		return cli.Usage(errors.New("--anonymous-auth cannot be set when the file of --authentication-config has an anonymous section"))
-	}
-	c.Anonymous, c.AnonymousPaths = allowed, paths
-	return nil
-}
-
 // makeAuthn makes the authenticator. The local apiserver verifies tokens; without one, the token
 // files do.
 func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) {
 	c, clients := s.o.authn, s.certs.Clients()
 	c.VerifyClient, c.VerifyFrontProxy, c.Generation, c.Target = clients.VerifyUser, clients.VerifyFrontProxy, clients.Generation, s.clusterNames
 	c.TokenTTL, c.Logger, c.Metrics = zeroMeansNone(c.TokenTTL), s.log, s.metrics
-	if err := s.o.anonymousOf(tokens, &c); err != nil {
-		return nil, err
+	// The file decides, else the flag. As in kube-apiserver, only its content at the start counts.
+	if configured, allowed, paths := tokens.Anonymous(); configured && s.o.anonymousSet {
+		return nil, cli.Usage(errors.New("--anonymous-auth cannot be set when the file of --authentication-config has an anonymous section"))
+	} else if configured {
+		c.Anonymous, c.AnonymousPaths = allowed, paths
 	}
 	if s.kube == nil {
 		c.Review, c.ReviewGeneration = tokens.Review, tokens.Generation

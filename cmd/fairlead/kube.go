@@ -8,7 +8,6 @@ import (
 	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -23,9 +22,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
-
-// localName names the local apiservers for their prober and on the pages.
-const localName = pages.LocalName
 
 // kube is the local apiserver, or several: how Fairlead itself and its clients' requests get there.
 type kube struct {
@@ -171,7 +167,7 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	}
 	k.pools, err = backend.NewLocal(backend.LocalConfig{
 		Servers: k.servers, First: k.o.preference == "first", TLS: k.tls, Name: pool, Guard: guard, IdentityChanged: identity, Dial: rules.Dial,
-		Signal: func(address string, err error) { k.prober.Signal(localName, address, err) }, Memory: k.held, Logger: k.log, Metrics: k.metrics,
+		Signal: func(address string, err error) { k.prober.Signal(pages.LocalName, address, err) }, Memory: k.held, Logger: k.log, Metrics: k.metrics,
 	})
 	if err != nil {
 		return err
@@ -179,7 +175,7 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	as := &registry.Backend{}
 	k.prober = health.New(health.Config{
 		Table: func() latest.State[*registry.Entry] {
-			p := &probed{entry: registry.Entry{Name: localName, Backend: as}}
+			p := &probed{entry: registry.Entry{Name: pages.LocalName, Backend: as}}
 			p.entry.Endpoints, p.superseded = k.pools.Servers()
 			return p
 		},
@@ -197,10 +193,7 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	if k.o.serversFrom == fromLease {
 		find = k.leased(k.api.CoordinationV1().Leases(metav1.NamespaceSystem))
 	}
-	k.loops["local apiservers"] = func(ctx context.Context) error {
-		wait.UntilWithContext(ctx, k.follows(find), followEvery)
-		return ctx.Err()
-	}
+	k.loops["local apiservers"] = every(followEvery, k.follows(find))
 	return nil
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"math"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // Most memory of a forwarding process is garbage that is not collected yet. A request allocates a
@@ -71,12 +69,6 @@ func keepSmall() *memory {
 		debug.FreeOSMemory()
 		unmap()
 	}}
-}
-
-// Run returns memory in idle times until ctx ends.
-func (m *memory) Run(ctx context.Context) error {
-	wait.UntilWithContext(ctx, func(context.Context) { m.look(readHeap()) }, idleTime)
-	return ctx.Err()
 }
 
 // look sets the pace of collections. It returns memory if there was no collection since the last

@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/internal/hold"
@@ -40,11 +41,19 @@ func newProcess(o *options, log *slog.Logger) *process {
 	return &process{o: o, log: log, metrics: prometheus.NewRegistry(), held: hold.New(0), loops: make(map[string]func(context.Context) error), host: host, identity: host + "_" + rand.Text()}
 }
 
+// every returns a loop that calls f, and again after each pause, until ctx ends.
+func every(pause time.Duration, f func(context.Context)) func(context.Context) error {
+	return func(ctx context.Context) error {
+		wait.UntilWithContext(ctx, f, pause)
+		return ctx.Err()
+	}
+}
+
 // run builds all parts, serves until ctx ends, and drains.
 func run(ctx context.Context, o *options, log *slog.Logger) error {
 	p := newProcess(o, log)
 	if m := keepSmall(); m != nil {
-		p.loops["memory"] = m.Run
+		p.loops["memory"] = every(idleTime, func(context.Context) { m.look(readHeap()) })
 	}
 	s, err := build(ctx, p)
 	if err != nil {

@@ -88,36 +88,30 @@ func (k *kube) leased(from coordinationv1client.LeaseInterface) func(context.Con
 	}
 }
 
-// sliced finds the kube-apiservers in the EndpointSlices of default/kubernetes.
+// sliced finds the kube-apiservers in the EndpointSlices of default/kubernetes. None is a Fairlead,
+// which may publish itself there, or loopback.
 func sliced(from discoveryv1client.EndpointSliceInterface, self []netip.AddrPort) func(context.Context) ([]string, error) {
 	rules := &reach.Rules{Self: self}
-	return func(ctx context.Context) ([]string, error) {
+	return func(ctx context.Context) (addresses []string, err error) {
 		list, err := from.List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
 		if err != nil {
 			return nil, err
 		}
-		return apiserversOf(list.Items, rules), nil
-	}
-}
-
-// apiserversOf returns the addresses of the kube-apiservers that the slices name. None is a
-// Fairlead, which may publish itself there, or loopback.
-func apiserversOf(list []discoveryv1.EndpointSlice, rules *reach.Rules) (addresses []string) {
-	for i := range list {
-		s := &list[i]
-		if s.AddressType == discoveryv1.AddressTypeFQDN || s.Labels[discoveryv1.LabelManagedBy] == entrypoint.Manager {
-			continue
-		}
-		for _, port := range s.Ports {
-			if port.Port == nil || len(s.Ports) > 1 && ptr.Deref(port.Name, "https") != "https" {
+		for _, s := range list.Items {
+			if s.AddressType == discoveryv1.AddressTypeFQDN || s.Labels[discoveryv1.LabelManagedBy] == entrypoint.Manager {
 				continue
 			}
-			for _, e := range s.Endpoints {
-				if len(e.Addresses) > 0 && ptr.Deref(e.Conditions.Ready, true) && rules.Refusal(e.Addresses[0], *port.Port) == "" {
-					addresses = append(addresses, net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(*port.Port))))
+			for _, port := range s.Ports {
+				if port.Port == nil || len(s.Ports) > 1 && ptr.Deref(port.Name, "https") != "https" {
+					continue
+				}
+				for _, e := range s.Endpoints {
+					if len(e.Addresses) > 0 && ptr.Deref(e.Conditions.Ready, true) && rules.Refusal(e.Addresses[0], *port.Port) == "" {
+						addresses = append(addresses, net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(*port.Port))))
+					}
 				}
 			}
 		}
+		return addresses, nil
 	}
-	return addresses
 }

@@ -61,32 +61,30 @@ func (p palette) table(w io.Writer, rows [][]cell) error {
 }
 
 // form is the output format, with kubectl's printers. The zero form is text for people.
-type form struct {
-	flags *genericclioptions.PrintFlags
-}
+type form struct{ genericclioptions.PrintFlags }
 
 func (f *form) addFlags(cmd *cobra.Command) {
-	f.flags = &genericclioptions.PrintFlags{
+	f.PrintFlags = genericclioptions.PrintFlags{
 		OutputFormat: new(""), JSONYamlPrintFlags: &genericclioptions.JSONYamlPrintFlags{}, TemplatePrinterFlags: genericclioptions.NewKubeTemplatePrintFlags(),
 	}
-	f.flags.AddFlags(cmd)
-	all := append(f.flags.AllowedFormats(), "wide")
+	f.AddFlags(cmd)
+	all := append(f.AllowedFormats(), "wide")
 	cmd.Flag("output").Usage = "Output format: " + strings.Join(all, ", ") + "."
 	forms := cobra.FixedCompletions(all, cobra.ShellCompDirectiveNoFileComp)
 	_ = cmd.Flags().MarkHidden("show-managed-fields")   // this and the next line
 	_ = cmd.RegisterFlagCompletionFunc("output", forms) // fail only for a flag that does not exist
 }
 
-func (f *form) wide() bool { return *f.flags.OutputFormat == "wide" }
+func (f *form) wide() bool { return *f.OutputFormat == "wide" }
 
 // printer returns nil for text for people.
 func (f *form) printer() (printers.ResourcePrinter, error) {
-	if f.wide() || *f.flags.OutputFormat == "" && *f.flags.TemplatePrinterFlags.TemplateArgument == "" {
+	if f.wide() || *f.OutputFormat == "" && *f.TemplatePrinterFlags.TemplateArgument == "" {
 		return nil, nil
 	}
-	p, err := f.flags.ToPrinter()
+	p, err := f.ToPrinter()
 	if genericclioptions.IsNoCompatiblePrinterError(err) {
-		err = fmt.Errorf("--output %q is not one of %s, wide", *f.flags.OutputFormat, strings.Join(f.flags.AllowedFormats(), ", "))
+		err = fmt.Errorf("--output %q is not one of %s, wide", *f.OutputFormat, strings.Join(f.AllowedFormats(), ", "))
 	}
 	return p, err
 }

@@ -64,10 +64,10 @@ func (h *history) of(name string) map[string][]answer.Change {
 	return h.endpoints[name] // replaced, but never modified
 }
 
-func (h *history) add(t ...answer.Transition) {
+func (h *history) add(t answer.Transition) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.list = append(h.list, t...)
+	h.list = append(h.list, t)
 	h.list = h.list[max(len(h.list)-maxTransitions, 0):]
 }
 
@@ -79,31 +79,23 @@ func (h *history) newest() []answer.Transition {
 	return out
 }
 
-// follow records how verdicts change until ctx ends. It misses one reverted before it looks.
+// follow records how the verdicts of remote APIServices change, and the health of their endpoints,
+// until ctx ends. It misses what is reverted before it looks.
 func (h *history) follow(ctx context.Context, table func() *registry.Table) error {
 	for _, changes := range latest.Changes(ctx, table, nil) {
 		now := time.Now()
-		h.add(transitions(changes, now)...)
 		for _, c := range changes {
-			h.changed(remote(c.Old), remote(c.New), now)
+			was, is := remote(c.Old), remote(c.New)
+			switch v := is.Verdict; {
+			case is.Name == "" && was.Verdict.Reason != "":
+				h.add(answer.Transition{Time: now, APIService: was.Name, Status: "gone"})
+			case was.Verdict.Status != v.Status || was.Verdict.Reason != v.Reason:
+				h.add(answer.Transition{Time: now, APIService: is.Name, Status: string(verdict(v).Status), Reason: v.Reason, Message: v.Message})
+			}
+			h.changed(was, is, now)
 		}
 	}
 	return ctx.Err()
-}
-
-// transitions returns how the verdicts of remote APIServices have changed.
-func transitions(changes []latest.Change[*registry.Entry], now time.Time) []answer.Transition {
-	var out []answer.Transition
-	for _, c := range changes {
-		was, is := remote(c.Old), remote(c.New)
-		switch v := is.Verdict; {
-		case is.Name == "" && was.Verdict.Reason != "":
-			out = append(out, answer.Transition{Time: now, APIService: was.Name, Status: "gone"})
-		case was.Verdict.Status != v.Status || was.Verdict.Reason != v.Reason:
-			out = append(out, answer.Transition{Time: now, APIService: is.Name, Status: string(verdict(v).Status), Reason: v.Reason, Message: v.Message})
-		}
-	}
-	return out
 }
 
 // remote returns the entry, or an empty one if it is nil or Local.
@@ -144,7 +136,7 @@ func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	var generation uint64 // last sent
 	var sent time.Time
 	for t := range latest.Of(r.Context(), p.cfg.Registry.Table, tick.C) {
-		if p.cfg.Draining.Load() {
+		if p.cfg.Ready.Draining.Load() {
 			return
 		}
 		text := ": alive\n\n"

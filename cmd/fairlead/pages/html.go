@@ -178,12 +178,8 @@ func (d *document) turn(l *listing) {
 		return
 	}
 	d.put(`<nav aria-label="Pages of the list"><p>Page %s of %s`, l.Page, l.Pages)
-	if l.Page > 1 {
-		d.put(` · <a rel="prev" href="%s">previous</a>`, l.address(l.Page-1))
-	}
-	if l.Page < l.Pages {
-		d.put(` · <a rel="next" href="%s">next</a>`, l.address(l.Page+1))
-	}
+	d.some(` · <a rel="prev" href="%s">previous</a>`, when(l.Page > 1, l.address(l.Page-1)))
+	d.some(` · <a rel="next" href="%s">next</a>`, when(l.Page < l.Pages, l.address(l.Page+1)))
 	d.put(`</p></nav>`)
 }
 

@@ -66,7 +66,7 @@ func newStand(t *testing.T) *stand {
 func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
 	good := documents.Freshness{Name: "v1.good.example.com", Reason: "too_large", Message: "33554433 bytes", Confirmed: time.Now().Add(-90*time.Minute - 30*time.Second)}
 	return Config{
-		Registry: s.registry, Proxy: door, Backends: pools, Draining: &s.draining, Ready: &health.Checks{}, Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1",
+		Registry: s.registry, Proxy: door, Backends: pools, Ready: &health.Checks{Draining: &s.draining}, Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1",
 		Probed: func(name, _ string) (time.Time, time.Duration, string) {
 			if name == "v1.bad.example.com" {
 				return time.Now().Add(-3 * time.Second), 12 * time.Millisecond, "failing or missing response from https://a: bad status: 403"

@@ -35,10 +35,7 @@ func (d *document) summary(v *view) {
 		t := cmp.Or(a.Traffic, &answer.Traffic{})
 		rate, errors, inFlight = rate+t.Rate, errors+t.Errors, inFlight+a.InFlight+a.LongRunning
 	}
-	servers := "none"
-	if n := len(v.LocalServers); n > 0 {
-		servers = fmt.Sprintf("%d of %d", v.LocalHealthy(), n)
-	}
+	servers := cmp.Or(when(len(v.LocalServers) > 0, fmt.Sprintf("%d of %d", v.LocalHealthy(), len(v.LocalServers))), "none")
 	ready := map[bool][2]string{true: {"ok", "ready"}, false: {"bad", "not ready"}}[v.Ready == ""]
 	d.put(`<section id="summary" data-live aria-label="Summary">
 <h1 class="%s">%s</h1>

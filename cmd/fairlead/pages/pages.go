@@ -14,7 +14,6 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -61,10 +60,8 @@ type Config struct {
 	OpenAPI   func() []openapi.Status
 	// Checks are this process's own needs.
 	Checks func() []answer.Check
-	// Ready says whether this replica accepts requests.
+	// Ready says whether this replica accepts requests. While it is Draining, event streams end.
 	Ready *health.Checks
-	// Draining is true while the process is draining; then event streams end.
-	Draining *atomic.Bool
 	// Tap serves single users' requests to operators.
 	Tap http.Handler
 	// Replica names this process, Cluster the cluster behind it. Empty means unknown.

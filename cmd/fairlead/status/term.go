@@ -75,7 +75,6 @@ func (t *term) run(ctx context.Context) {
 	defer timer.Stop()
 	t.others = &foreign{writer: t.writer, wake: wake, end: func() {}, seen: map[string]*apiregistrationv1.APIService{}}
 	defer t.others.running.Wait()
-	defer func() { t.others.end() }() // of the last watch
 	for now, changes := range latest.Changes(ctx, t.writer.config.Table, wake) {
 		for _, c := range changes {
 			if e := cmp.Or(c.New, c.Old); e.Rule != nil {
@@ -107,9 +106,9 @@ func (t *term) run(ctx context.Context) {
 // list reads the conditions from the apiserver, and reports whether it succeeded. The table cannot
 // be used: an Entry's Object is not renewed when only its status has changed.
 func (t *term) list(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	list, err := t.writer.config.APIServices.List(ctx, metav1.ListOptions{})
+	list, err := t.writer.config.APIServices.List(call, metav1.ListOptions{})
 	if err != nil {
 		t.pause = retry(t.pause)
 		t.due = time.Now().Add(t.pause)
@@ -125,7 +124,7 @@ func (t *term) list(ctx context.Context) bool {
 	}
 	t.entries, t.due, t.pause = entries, time.Now().Add(relist), 0
 	if t.writer.condition == apiregistrationv1.Available {
-		t.others.watch(context.WithoutCancel(ctx), list.ResourceVersion)
+		t.others.watch(ctx, list.ResourceVersion)
 	}
 	return true
 }
