@@ -25,10 +25,9 @@ type Shared struct {
 	// Policy is as in registry.Config.
 	Policy string
 
+	table           registry.Options // what one flag alone decides
 	sni             []string
 	endpointRouting bool
-	allowLoopback   bool
-	allowURLs       bool
 	protectedGroups []string
 }
 
@@ -48,8 +47,8 @@ func (s *Shared) AddFlags(group func(name string) *pflag.FlagSet) {
 	fs.StringVar(&s.LocalIdentity, "local-identity", "front-proxy", "How Fairlead passes the user to the local apiserver: front-proxy (X-Remote-* headers, with --proxy-client-cert-file) or impersonate (Impersonate-* headers, with the credential of the kubeconfig or the pod; for clusters run by somebody else). Bearer tokens that only the cluster can verify are forwarded unchanged in both cases.")
 	fs = group("backend")
 	fs.BoolVar(&s.endpointRouting, "enable-aggregator-routing", true, "Send requests to the endpoints of a Service. False: to its ClusterIP.")
-	fs.BoolVar(&s.allowLoopback, "allow-loopback-backends", false, "Allow backends on loopback addresses, and host names that only an egress proxy can resolve. They receive Fairlead's client certificate.")
-	fs.BoolVar(&s.allowURLs, "allow-url-backends", false, "Allow APIServices to name their backend by URL (annotation fairlead.dev/url). Whoever can write APIServices then decides which host receives Fairlead's client certificate. Always on with --registry=dir: and etcd:.")
+	fs.BoolVar(&s.table.Reach.AllowLoopback, "allow-loopback-backends", false, "Allow backends on loopback addresses, and host names that only an egress proxy can resolve. They receive Fairlead's client certificate.")
+	fs.BoolVar(&s.table.AllowURLs, "allow-url-backends", false, "Allow APIServices to name their backend by URL (annotation fairlead.dev/url). Whoever can write APIServices then decides which host receives Fairlead's client certificate. Always on with --registry=dir: and etcd:.")
 	fs.StringVar(&s.Behind, "behind", "", "Fairlead's own Service, NAMESPACE/NAME, to which the cluster's aggregator sends APIServices (docs/behind.md). Every front proxy is then that aggregator: it gets what it sends here, without another authorization, and nothing else. Empty: Fairlead is in front.")
 	fs.StringVar(&s.Policy, "policy", "", "File or directory of the policy, or configmap:NAMESPACE/NAME (docs/policy.md): which server has what of an API. A file must be valid when Fairlead starts; later the last valid state stays. Empty: no policy.")
 	fs.StringSliceVar(&s.protectedGroups, "protected-groups", nil, "API groups that no remote APIService may serve. Empty: the groups built into Kubernetes. \"-\": none.")
@@ -96,9 +95,9 @@ func (s *Shared) SNI() (pairs []certs.PairSource) {
 
 // TableOptions returns the options of the table.
 func (s *Shared) TableOptions() registry.Options {
-	o := registry.Options{ClusterIPRouting: !s.endpointRouting, AllowURLs: s.allowURLs, ProtectedGroups: List(s.protectedGroups)}
+	o := s.table
+	o.ClusterIPRouting, o.ProtectedGroups = !s.endpointRouting, List(s.protectedGroups)
 	o.Front.Namespace, o.Front.Name, _ = strings.Cut(s.Behind, "/")
-	o.Reach.AllowLoopback = s.allowLoopback
 	return o
 }
 

@@ -54,7 +54,18 @@ func (tr *traffic) look(entries []*registry.Entry, latencies func(*registry.Entr
 			continue
 		}
 		t = cmp.Or(t, &record{})
-		t.add(now)
+		diff := slices.Clone(now)
+		if len(t.last) == len(now) && total(t.last) <= total(now) { // a replaced backend starts from zero
+			for i := range diff {
+				diff[i] -= min(t.last[i], diff[i])
+			}
+		}
+		t.last = now
+		if total(diff) == 0 {
+			diff = nil // saves memory: most backends are idle
+		}
+		t.diffs = append(t.diffs, diff)
+		t.diffs = t.diffs[max(len(t.diffs)-points, 0):]
 		if bad < t.failed { // a replaced entry starts from zero
 			t.failed = 0
 		}
@@ -63,22 +74,6 @@ func (tr *traffic) look(entries []*registry.Entry, latencies func(*registry.Entr
 		known[e.Name] = t
 	}
 	tr.records = known
-}
-
-// add records what was counted since the last call. A replaced backend starts from zero.
-func (t *record) add(now []uint64) {
-	diff := slices.Clone(now)
-	if len(t.last) == len(now) && total(t.last) <= total(now) {
-		for i := range diff {
-			diff[i] -= min(t.last[i], diff[i])
-		}
-	}
-	t.last = now
-	if total(diff) == 0 {
-		diff = nil // saves memory: most backends are idle
-	}
-	t.diffs = append(t.diffs, diff)
-	t.diffs = t.diffs[max(len(t.diffs)-points, 0):]
 }
 
 // of returns the traffic of an APIService. Nil means that it had no requests.
