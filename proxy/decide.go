@@ -255,11 +255,16 @@ func (p *Proxy) choose(d *Decision, h *Head) {
 	if len(d.Entry.Further) == 0 {
 		return
 	}
+	d.Entry = d.Entry.For(d.ForPolicy(h.get("user-agent")))
+}
+
+// ForPolicy returns what rules of the policy look at.
+func (d *Decision) ForPolicy(userAgent string) *policy.Request {
 	r := &d.Request
-	d.Entry = d.Entry.For(&policy.Request{
+	return &policy.Request{
 		Namespace: r.Namespace, Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, LabelSelector: r.LabelSelector,
-		User: d.User, UserAgent: h.get("user-agent"),
-	})
+		User: d.User, UserAgent: userAgent,
+	}
 }
 
 // authenticate sets d.User to the caller.

@@ -16,7 +16,7 @@ import (
 // Explain says why a review failed, which the answer to the request does not.
 func TestExplainFailedReview(t *testing.T) {
 	w := newWorld(t, worldConfig{reviewed: func() error { return errors.New("dial tcp 10.0.0.1:6443: connection refused") }})
-	_, denied := w.proxy.Explain(t.Context(), http.MethodGet, remoteGV+"/widgets", &user.DefaultInfo{Name: "jane"})
+	_, denied := w.proxy.Explain(t.Context(), http.MethodGet, remoteGV+"/widgets", "", &user.DefaultInfo{Name: "jane"})
 	check.Same(t, "the request could not be authorized: authorizing: dial tcp 10.0.0.1:6443: connection refused", fmt.Sprint(denied), "denied")
 }
 
@@ -24,7 +24,7 @@ func TestExplainFailedReview(t *testing.T) {
 func TestExplainAtTheLimit(t *testing.T) {
 	w := newWorld(t, worldConfig{Config: Config{MaxInFlight: 2}})
 	code := func(target string) int {
-		d, denied := w.proxy.Explain(t.Context(), http.MethodGet, target, &user.DefaultInfo{Name: "bob"})
+		d, denied := w.proxy.Explain(t.Context(), http.MethodGet, target, "", &user.DefaultInfo{Name: "bob"})
 		if denied != nil {
 			t.Errorf("%s: %v", target, denied)
 		}

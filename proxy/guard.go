@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/internal/memo"
@@ -105,8 +106,8 @@ func (k *scrapers) knows(d *Decision, now time.Time) bool {
 // user may not send the request, or why that is not known. ctx is that of a request over the same
 // connection. It uses the same code without authentication, so an explanation cannot differ from
 // the behavior. For the local apiserver, denied predicts its answer.
-func (p *Proxy) Explain(ctx context.Context, method, target string, u user.Info) (d Decision, denied error) {
-	h := &Head{Head: wire.Head{Method: method}}
+func (p *Proxy) Explain(ctx context.Context, method, target, agent string, u user.Info) (d Decision, denied error) {
+	h := &Head{Head: wire.Head{Method: method, Fields: []hpack.HeaderField{{Name: "user-agent", Value: agent}}}}
 	h.SetTarget(target)
 	p.locate(&d, h)
 	if d.Err != nil {

@@ -1,8 +1,10 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -162,7 +164,7 @@ func (m *metrics) prune(ctx context.Context) error {
 	for t, changes := range latest.Changes(ctx, m.tables.Table, tick.C) {
 		for _, c := range changes {
 			if of, ok := m.seen.Load(c.Old); ok {
-				m.move(c.Old, c.New, of)
+				m.move(c.Old, cmp.Or(c.New, t.Entry(c.Old.GroupVersion)), of) // a further backend's are its APIService's
 			}
 		}
 		if len(changes) > 0 && !first {
@@ -171,7 +173,9 @@ func (m *metrics) prune(ctx context.Context) error {
 		first = false
 		m.seen.Range(func(key, of any) bool { // for changes between two looks, and requests that outlived their table
 			e := key.(*registry.Entry) //nolint:forcetypeassert // nothing else is stored
-			m.move(e, t.Entry(e.GroupVersion), of)
+			if now := t.Entry(e.GroupVersion); now == nil || !slices.Contains(now.Further, e) {
+				m.move(e, now, of)
+			}
 			return true
 		})
 	}

@@ -35,7 +35,8 @@ const (
 type Match struct {
 	// Route says who serves the path.
 	Route Route
-	// Entry is set for RouteRemote and RouteRefused, and for RouteLocal if an APIService names it.
+	// Entry is set for RouteRemote, RouteRefused and RouteHidden, and for RouteLocal if an APIService
+	// names it.
 	Entry *Entry
 	// Group is set for RouteDocument of /apis/<group>.
 	Group string
@@ -137,8 +138,8 @@ func (t *Table) selectsSchema(rest string) Match {
 		return Match{}
 	}
 	e := t.Entry(gv)
-	if e != nil && e.Hidden {
-		return Match{Route: RouteHidden}
+	if e != nil && e.Hidden != "" {
+		return Match{Route: RouteHidden, Entry: e}
 	}
 	if e != nil && !e.Local() || gv.Group == apiregistration && t.options != nil && t.options.Directory {
 		return Match{Route: RouteDocument}
@@ -149,8 +150,8 @@ func (t *Table) selectsSchema(rest string) Match {
 // toward returns the Match for requests of an entry.
 func (t *Table) toward(e *Entry) Match {
 	switch {
-	case e != nil && e.Hidden:
-		return Match{Route: RouteHidden}
+	case e != nil && e.Hidden != "":
+		return Match{Route: RouteHidden, Entry: e}
 	case e == nil || e.Local():
 		return Match{Entry: e}
 	case e.Verdict.Reason == ReasonProtectedGroup:

@@ -67,8 +67,10 @@ func gauges(table func() *Table) metric.Gauges {
 		t := table()
 		counts := map[string]int{"local": 0, "remote": 0, "refused": 0}
 		faults := 0
-		for _, e := range t.entries {
-			counts[e.Kind()]++
+		for _, e := range t.servers {
+			if e.Rule == nil {
+				counts[e.Kind()]++
+			}
 			faults += len(e.Problems)
 			gauge(unavailable, metric.Number(!e.Verdict.Available()), e.Name)
 			if !e.Local() {

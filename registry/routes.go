@@ -197,7 +197,8 @@ func (b *builder) route(e, old *Entry) {
 	if r == nil {
 		return
 	}
-	if e.Hidden = r.hidden; r.hidden {
+	if r.hidden {
+		e.Hidden = where(r.at)
 		return
 	}
 	if kind := e.Kind(); kind != "remote" {

@@ -317,8 +317,8 @@ func show(t *Table) string {
 		if e.StandIn != nil {
 			fmt.Fprintf(&b, " stands in: %s", e.StandIn.Name)
 		}
-		if e.Hidden {
-			b.WriteString(" hidden")
+		if e.Hidden != "" {
+			fmt.Fprintf(&b, " hidden by %s", e.Hidden)
 		}
 		b.WriteByte('\n')
 		for _, p := range e.Endpoints {

@@ -115,6 +115,15 @@ type APIService struct {
 	OpenAPI   *openapi.Status   `json:"openapi,omitempty"`
 	// Problems are faults of the object that Fairlead works around.
 	Problems []string `json:"problems,omitempty"`
+	// BackendOf is the APIService of which this is a further backend, by the policy, and Standby
+	// says that it answers only in place of the APIService's own. Empty: it is an APIService.
+	BackendOf string `json:"backendOf,omitempty"`
+	Standby   bool   `json:"standby,omitempty"`
+	// StandIn is the further backend that answers for it now. Empty means that it answers itself.
+	StandIn string `json:"standIn,omitempty"`
+	// Rule is the place in the policy, file:line, of a further backend, or of the route that hides
+	// the APIService. Empty means neither.
+	Rule string `json:"rule,omitempty"`
 }
 
 // Endpoint is one address of a backend or of the local apiserver.
@@ -249,6 +258,26 @@ func (a *APIService) Path() string {
 // Why returns the details of the verdict, or the message of the maintenance.
 func (a *APIService) Why() string { return cmp.Or(a.Maintenance, a.Verdict.Message) }
 
+// Policy returns what the policy says of it, in words. Empty means nothing.
+func (a *APIService) Policy() string {
+	switch {
+	case a.StandIn != "":
+		return "answers now: standby " + a.StandIn
+	case a.Standby:
+		return "standby of " + a.BackendOf + " by the policy (" + a.Rule + ")"
+	case a.BackendOf != "":
+		return "further backend of " + a.BackendOf + " by the policy (" + a.Rule + ")"
+	case a.hidden():
+		return "hidden by the policy (" + a.Rule + "): answered with 404"
+	}
+	return ""
+}
+
+// served reports whether no requests fail although it is unavailable.
+func (a *APIService) served() bool { return a.StandIn != "" || a.Standby }
+
+func (a *APIService) hidden() bool { return a.Rule != "" && a.BackendOf == "" }
+
 // SetTrust sets Trust. An overlap of CAs is what is wrong with it, if nothing else is: it works
 // only for a while.
 func (a *APIService) SetTrust(t *trust.Status) {
@@ -274,9 +303,9 @@ func (s *Status) Remotes() []*APIService {
 	return s.Those(func(a *APIService) bool { return a.Kind != "local" })
 }
 
-// Unavailable returns the APIServices that receive no requests.
+// Unavailable returns the APIServices that receive no requests, but not those that the policy hides.
 func (s *Status) Unavailable() []*APIService {
-	return s.Those(func(a *APIService) bool { return !a.Available() })
+	return s.Those(func(a *APIService) bool { return !a.Available() && !a.hidden() })
 }
 
 // Healthy counts the endpoints that are healthy.

@@ -59,6 +59,8 @@ func TestUnits(t *testing.T) {
 func TestServed(t *testing.T) {
 	up := APIService{Name: "v1.up", Verdict: registry.Verdict{Status: "True"}}
 	down, closed := APIService{Name: "v1.down"}, APIService{Name: "v1.closed", Verdict: up.Verdict, Maintenance: "moving"}
+	saved, spare := APIService{Name: "v1.saved", StandIn: "v1.up/spare"}, APIService{Name: "v1.up/spare", BackendOf: "v1.up", Rule: "p:1", Standby: true}
+	hidden, further := APIService{Name: "v1.hidden", Rule: "p:3"}, APIService{Name: "v1.up/further", BackendOf: "v1.up", Rule: "p:2"}
 	gate, noticed, other := Check{"table", "failed", time.Time{}, "not read", "", true, "", "", ""}, Check{Name: "rights", Status: "failed", Message: "none", Users: "Users get 503"}, Check{Name: "clock", Status: "failed", Message: "late"}
 	for _, c := range []struct {
 		status Status
@@ -68,6 +70,10 @@ func TestServed(t *testing.T) {
 		{Status{Checks: []Check{other}, APIServices: []APIService{up}}, "Users are served, but clock: late"},
 		{Status{Checks: []Check{other}, APIServices: []APIService{up, down}}, "Users are served, but get 503 from v1.down"},
 		{Status{APIServices: []APIService{closed, up, down, down}}, "Users are served, but get 503 from v1.closed and 2 more"},
+		{Status{APIServices: []APIService{hidden, up}}, "Users are served."},
+		{Status{APIServices: []APIService{saved, up}}, "Users are served, but v1.saved is unavailable"},
+		{Status{APIServices: []APIService{up, spare}}, "Users are served, but v1.up/spare is unavailable"},
+		{Status{APIServices: []APIService{saved, further}}, "Users are served, but get 503 from v1.up/further"},
 		{Status{Checks: []Check{other, noticed}, APIServices: []APIService{down}}, "Users get 503: none"},
 		{Status{Checks: []Check{noticed}, Ready: "shutting down"}, "This replica takes no requests: shutting down"},
 		{Status{Checks: []Check{noticed, gate}, Ready: "table: not read"}, "This replica takes no requests: table: not read; rights: none"},

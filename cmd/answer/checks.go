@@ -52,7 +52,8 @@ func (c *Check) rank() int {
 // Served says in one line whether users can be served, and if not, why. It is ok only if this
 // replica is ready, no check fails and every APIService is available.
 func (s *Status) Served() (line string, ok bool) {
-	failing, away, worst := s.Failing(), s.Unavailable(), Check{}
+	failing, unavailable, worst := s.Failing(), s.Unavailable(), Check{}
+	away := slices.DeleteFunc(slices.Clone(unavailable), (*APIService).served)
 	if len(failing) > 0 {
 		worst = failing[0]
 	}
@@ -73,6 +74,8 @@ func (s *Status) Served() (line string, ok bool) {
 		return fmt.Sprintf("Users are served, but get 503 from %s and %d more", away[0].Name, len(away)-1), false
 	case worst.Failed():
 		return "Users are served, but " + worst.Name + ": " + worst.Message, false
+	case len(unavailable) > 0:
+		return "Users are served, but " + unavailable[0].Name + " is unavailable", false
 	}
 	return "Users are served.", true
 }

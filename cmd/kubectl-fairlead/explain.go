@@ -24,7 +24,7 @@ import (
 func explainCommand() *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
 	flags.ImpersonateUserExtra = nil // Fairlead is asked about a name, a UID and groups only
-	var method string
+	var method, agent string
 	var form form
 	cmd := &cobra.Command{
 		Use:   "explain PATH|RESOURCE|APISERVICE",
@@ -57,12 +57,13 @@ Exit code 0: the request is forwarded or answered. 1: Fairlead did not answer. 2
 			if err != nil {
 				return err
 			}
-			query := url.Values{"method": {method}, "user": {user}, "uid": {uid}, "group": groups}
+			query := url.Values{"method": {method}, "agent": {agent}, "user": {user}, "uid": {uid}, "group": groups}
 			return c.explain(cmd.Context(), args[0], query, printer)
 		},
 		ValidArgsFunction: completion(flags, 1),
 	}
 	cmd.Flags().StringVar(&method, "method", "GET", "HTTP method of the request.")
+	cmd.Flags().StringVar(&agent, "agent", "", "User agent of the request, for rules of the policy.")
 	form.addFlags(cmd)
 	groupFlags(cmd, flags)
 	return cmd
@@ -208,6 +209,7 @@ func (c *client) describe(x *answer.Explanation) string {
 	}
 	if a := x.APIService; a != nil {
 		line("APIService", a.Name)
+		line("Policy", a.Policy())
 		line("Service", a.Service)
 		line("TLS name", a.ServerName)
 		if a.Trust != nil {

@@ -180,6 +180,9 @@ func (c *client) footer(s *answer.Status, local int) error {
 		}
 	}
 	for _, a := range s.APIServices {
+		if text := a.Policy(); text != "" {
+			line(dim, a.Name, ": ", text)
+		}
 		for _, p := range a.Problems {
 			line(bad, a.Name, ": ", p)
 		}
@@ -244,7 +247,7 @@ func (c *client) watch(ctx context.Context, o *statusOptions) (err error) {
 		}
 		var changed []*answer.APIService
 		for _, a := range o.shown(s) {
-			text := fmt.Sprint(a.Verdict.Status, a.Verdict.Reason, a.Maintenance, a.Service, a.Healthy(), len(a.Endpoints))
+			text := fmt.Sprint(a.Verdict.Status, a.Verdict.Reason, a.StandIn, a.Maintenance, a.Service, a.Healthy(), len(a.Endpoints))
 			if known[a.Name] != text {
 				known[a.Name] = text
 				changed = append(changed, a)

@@ -111,15 +111,25 @@ func (w *When) lists(f func(field string, values []string)) {
 	f("userAgents", w.UserAgents)
 }
 
-// matches reports whether the condition holds, NamespaceLabels aside.
-func (w *When) matches(r *Request) bool {
-	return (w.Namespaces == nil || matches(w.Namespaces, r.Namespace)) &&
-		(w.Resources == nil || r.ofResource(w.Resources)) &&
-		(w.Names == nil || matches(w.Names, r.Name)) &&
-		(w.Users == nil || r.User != nil && matches(w.Users, r.User.GetName())) &&
-		(w.Groups == nil || r.User != nil && slices.ContainsFunc(r.User.GetGroups(), func(g string) bool { return matches(w.Groups, g) })) &&
-		(w.UserAgents == nil || matches(w.UserAgents, r.UserAgent)) &&
-		(w.LabelKeys == nil || r.selects(w.LabelKeys))
+// fails returns the first field that does not match, NamespaceLabels aside. Empty: all do.
+func (w *When) fails(r *Request) string {
+	switch {
+	case w.Namespaces != nil && !matches(w.Namespaces, r.Namespace):
+		return "namespaces"
+	case w.Resources != nil && !r.ofResource(w.Resources):
+		return "resources"
+	case w.Names != nil && !matches(w.Names, r.Name):
+		return "names"
+	case w.Users != nil && (r.User == nil || !matches(w.Users, r.User.GetName())):
+		return "users"
+	case w.Groups != nil && (r.User == nil || !slices.ContainsFunc(r.User.GetGroups(), func(g string) bool { return matches(w.Groups, g) })):
+		return "groups"
+	case w.UserAgents != nil && !matches(w.UserAgents, r.UserAgent):
+		return "userAgents"
+	case w.LabelKeys != nil && !r.selects(w.LabelKeys):
+		return "labelKeys"
+	}
+	return ""
 }
 
 // matches reports whether one of the values matches. Nothing matches what a request does not have.

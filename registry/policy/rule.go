@@ -21,8 +21,18 @@ type Rule struct {
 }
 
 // Matches reports whether a request is for the backend. None is for a standby.
-func (r *Rule) Matches(q *Request) bool {
-	return r.When != nil && r.When.matches(q) && (r.namespaces == nil || r.known.match(q.Namespace, r.namespaces))
+func (r *Rule) Matches(q *Request) bool { return r.Fails(q) == "" }
+
+// Fails returns the field of the Backend by which a request is not for it. Empty: it is.
+func (r *Rule) Fails(q *Request) string {
+	if r.When == nil {
+		return "standby"
+	}
+	field := r.When.fails(q)
+	if field == "" && r.namespaces != nil && !r.known.match(q.Namespace, r.namespaces) {
+		return "namespaceLabels"
+	}
+	return field
 }
 
 // Namespaces are the labels of the cluster's namespaces. The zero value has none. It is safe for

@@ -54,6 +54,7 @@ func (d *document) facts(now time.Time, a *answer.APIService) {
 `, a.GroupPriority, a.VersionPriority)
 	d.some(`<div><dt>The cluster sends it to</dt><dd>%s</dd></div>`, strings.TrimRight(a.Front+" "+a.FrontSays, " "))
 	d.some(`<div><dt>Owner</dt><dd>%s</dd></div>`, a.Owner)
+	d.some(`<div><dt>Policy</dt><dd>%s</dd></div>`, a.Policy())
 	if a.MaxInFlight > 0 {
 		d.put(`<div><dt>In flight</dt><dd>%s <span class="dim">of %s</span></dd></div><div><dt>Watches</dt><dd>%s <span class="dim">of %s</span></dd></div>`,
 			a.InFlight, a.MaxInFlight, a.LongRunning, a.MaxLongRunning)

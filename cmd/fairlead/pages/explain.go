@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -39,7 +40,7 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if name := q.Get("user"); name != "" {
-		d, denied := p.cfg.Proxy.Explain(r.Context(), http.MethodPost, "/apis/authorization.k8s.io/v1/subjectaccessreviews", u)
+		d, denied := p.cfg.Proxy.Explain(r.Context(), http.MethodPost, "/apis/authorization.k8s.io/v1/subjectaccessreviews", "", u)
 		if d.User == nil { // refused before it was authorized
 			denied = d.Err
 		}
@@ -50,7 +51,7 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 		u = subject(name, q.Get("uid"), q["group"])
 	}
 	method := cmp.Or(strings.ToUpper(q.Get("method")), http.MethodGet)
-	writeJSON(w, p.explain(r.Context(), method, target, u))
+	writeJSON(w, p.explain(r.Context(), method, target, q.Get("agent"), u))
 }
 
 // subject returns a user with its implicit groups, as in impersonation.
@@ -67,17 +68,18 @@ func subject(name, uid string, groups []string) user.Info {
 	return u
 }
 
-func (p *Pages) explain(ctx context.Context, method, target string, u user.Info) *answer.Explanation {
-	d, denied := p.cfg.Proxy.Explain(ctx, method, target, u)
-	return p.explanation(method, target, u, d, denied)
+func (p *Pages) explain(ctx context.Context, method, target, agent string, u user.Info) *answer.Explanation {
+	d, denied := p.cfg.Proxy.Explain(ctx, method, target, agent, u)
+	return p.explanation(method, target, agent, u, d, denied)
 }
 
-func (p *Pages) explanation(method, target string, u user.Info, d proxy.Decision, denied error) *answer.Explanation {
+func (p *Pages) explanation(method, target, agent string, u user.Info, d proxy.Decision, denied error) *answer.Explanation {
 	path, _, _ := strings.Cut(target, "?")
 	x := &answer.Explanation{Method: method, Path: target, Verb: d.Request.Verb, Destination: destination(d.Action)}
-	x.Why = slices.Concat([]string{names(path)}, p.claims(&d), []string{leads(&d)})
-	if d.Entry != nil {
-		a := p.apiService(d.Entry)
+	e := p.claimant(path, d.Entry)
+	x.Why = slices.Concat([]string{names(path)}, p.claims(e), further(e, &d, agent), []string{leads(&d)})
+	if e := cmp.Or(d.Entry, e); e != nil {
+		a := p.apiService(e)
 		x.APIService = &a
 		p.details(&answer.Status{}, map[string]*answer.APIService{a.Name: &a})
 	}
@@ -158,9 +160,57 @@ func names(path string) string {
 	return "the path names no group-version"
 }
 
+// claimant returns the APIService that claims a path: of a document of several servers too, and not
+// the further backend to which the policy sends the request.
+func (p *Pages) claimant(path string, e *registry.Entry) *registry.Entry {
+	if e == nil {
+		parts := strings.Split(strings.Trim(path, "/"), "/")
+		if len(parts) != 3 || parts[0] != "apis" {
+			return nil
+		}
+		return p.cfg.Registry.Table().Entry(schema.GroupVersion{Group: parts[1], Version: parts[2]})
+	}
+	if e.Rule == nil {
+		return e
+	}
+	return cmp.Or(p.cfg.Registry.Table().Entry(e.GroupVersion), e)
+}
+
+// further describes what the policy says of a request: which of the servers answers, and why no
+// other one does.
+func further(e *registry.Entry, d *proxy.Decision, agent string) (steps []string) {
+	if e == nil {
+		return nil
+	}
+	chosen, q := false, d.ForPolicy(agent)
+	for _, f := range e.Further {
+		text, field := "not to ", f.Rule.Fails(q)
+		why := "its " + field + " do not match"
+		switch {
+		case d.Entry == nil: // a document of all
+			text, why = "a part of it is that of ", "a further backend by the policy"
+		case f == d.Entry && f == e.StandIn:
+			text, why = "it goes to ", "the standby, because the APIService's own backend is unavailable, or has been back for less than 10 s"
+		case f == d.Entry:
+			text, why = "it goes to ", "the first rule of the policy that matches"
+		case f.Rule.When == nil:
+			why = "a standby, which does not answer now"
+		case field == "":
+			why = "its rule matches too, and comes later"
+		case q.Namespace == "" && strings.HasPrefix(field, "namespace"):
+			why = "the request is across namespaces, which no rule by namespace matches"
+		}
+		chosen = chosen || f == d.Entry
+		steps = append(steps, fmt.Sprintf("%s%s, %s: %s (%s)", text, f.Name, f.Backend, why, f.Rule.Where))
+	}
+	if len(steps) > 0 && !chosen && d.Entry != nil {
+		steps = append(steps, "no rule of the policy matches, so that the APIService's own backend answers")
+	}
+	return steps
+}
+
 // claims describes the entry that claims the path, and its priority.
-func (p *Pages) claims(d *proxy.Decision) []string {
-	e := d.Entry
+func (p *Pages) claims(e *registry.Entry) []string {
 	if e == nil {
 		return []string{"no APIService claims it"}
 	}

@@ -78,7 +78,7 @@ func TestExplainDeadLocalAPIServer(t *testing.T) {
 		s := newStand(t)
 		s.cfg.LocalServers = func() []registry.Endpoint { return tt.servers }
 		local := &registry.Entry{Name: "v1.", Object: &apiregistrationv1.APIService{}}
-		x := s.explanation(http.MethodGet, "/api/v1/pods", alice, proxy.Decision{Action: proxy.ToLocal, User: alice, Entry: local}, nil)
+		x := s.explanation(http.MethodGet, "/api/v1/pods", "", alice, proxy.Decision{Action: proxy.ToLocal, User: alice, Entry: local}, nil)
 		check.Same(t, []string{"local", tt.want, advice.For(tt.want)}, []string{x.Destination, x.Cause, x.Advice}, "%s: destination, cause and advice", tt.name)
 		var health []string
 		for _, e := range x.APIService.Endpoints {
@@ -101,7 +101,7 @@ func TestExplainDenied(t *testing.T) {
 		code         int
 		cause, until string
 	}{{forbidden, 403, `RBAC: clusterrole "x" not found`, "within 10 s"}, {failed, 503, "could not be authorized: connection refused", "must reach the local apiserver"}} {
-		x := s.explanation(http.MethodGet, "/api/v1/pods", alice, proxy.Decision{Action: proxy.ToLocal, User: alice}, tt.denied)
+		x := s.explanation(http.MethodGet, "/api/v1/pods", "", alice, proxy.Decision{Action: proxy.ToLocal, User: alice}, tt.denied)
 		check.Same(t, "refused", x.Destination, "destination")
 		check.Same(t, tt.code, x.Code, "code")
 		says(t, x.Cause, tt.cause)
@@ -164,7 +164,7 @@ func TestBlame(t *testing.T) {
 	} {
 		s := newStand(t)
 		s.cfg.Checks = func() []answer.Check { return tt.checks }
-		x := s.explanation(http.MethodGet, "/apis", alice, tt.d, tt.denied)
+		x := s.explanation(http.MethodGet, "/apis", "", alice, tt.d, tt.denied)
 		got := x.Cause + "; "
 		for _, c := range tt.checks {
 			if c.Advice != "" && x.Advice == c.Advice {
@@ -214,7 +214,7 @@ func TestOverload(t *testing.T) {
 	_, body = s.get(t, "/")
 	says(t, body, "19 of 20 places are held, at least 14 by user")
 	for name, code := range map[string]int{"jane": 429, "alice": 0} {
-		x := s.explain(t.Context(), http.MethodGet, "/apis/good.example.com/v1/widgets", &user.DefaultInfo{Name: name, Groups: []string{user.SystemPrivilegedGroup}})
+		x := s.explain(t.Context(), http.MethodGet, "/apis/good.example.com/v1/widgets", "", &user.DefaultInfo{Name: name, Groups: []string{user.SystemPrivilegedGroup}})
 		check.Same(t, code, x.Code, "the code for %s", name)
 		says(t, x.Cause, "at least 14 by user")
 		says(t, x.Advice, "raise fairlead.dev/max-inflight")

@@ -109,7 +109,9 @@ func command(e *registry.Entry) string {
 
 // diagnose returns what is wrong with the entry that a request leads to, and what to check.
 func diagnose(d *proxy.Decision) (cause, do string) {
-	if d.Entry != nil {
+	if d.Entry != nil && d.Entry.Hidden != "" {
+		return "the policy hides it (" + d.Entry.Hidden + ")", ""
+	} else if d.Entry != nil {
 		return diagnoseEntry(d.Entry)
 	} else if d.Err != nil {
 		return d.Err.Error(), ""

@@ -34,8 +34,8 @@ type stand struct {
 }
 
 // newStand has an APIService that is good, one whose endpoint is bad, one whose Service is lost,
-// and one that is closed for maintenance.
-func newStand(t *testing.T) *stand {
+// and one that is closed for maintenance. A policy may be added.
+func newStand(t *testing.T, policy ...string) *stand {
 	t.Helper()
 	s := &stand{dir: t.TempDir()}
 	for group, annotations := range map[string]string{"good": "", "bad": "", "closed": `fairlead.dev/maintenance: "back <b>at nine</b>"`} {
@@ -43,16 +43,21 @@ func newStand(t *testing.T) *stand {
 	}
 	apiService, _, _ := strings.Cut(manifests.Remote("lost.example.com", "", ""), "---")
 	must.Do(t, os.WriteFile(filepath.Join(s.dir, "lost.yaml"), []byte(strings.Replace(apiService, "groupPriorityMinimum: 100", "groupPriorityMinimum: 200", 1)), 0o600))
-	s.registry = must.Get(registry.New(registry.Config{Directory: s.dir}))(t)
+	file := ""
+	for _, text := range policy {
+		file = filepath.Join(t.TempDir(), "policy.yaml")
+		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
+	}
+	s.registry = must.Get(registry.New(registry.Config{Directory: s.dir, Policy: file}))(t)
 	door, pools := newDoor(t, s.registry)
 	s.Pages = New(s.sources(door, pools))
 	must.Run(t, s.registry.Run)
 	must.Run(t, s.Run)
 	s.await(t, 4, true)
-	for _, e := range s.registry.Table().Entries() { // as a prober would
+	for _, e := range s.registry.Table().Servers() { // as a prober would
 		if len(e.Endpoints) > 0 {
 			report := registry.Report{Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: registry.Healthy}
-			if e.Name == "v1.bad.example.com" {
+			if strings.HasSuffix(e.Name, "bad.example.com") {
 				report.Health, report.Reason, report.Message = registry.Unhealthy, registry.ReasonFailedDiscoveryCheck, refused
 			}
 			s.registry.Report(report)

@@ -138,6 +138,7 @@ func (d *document) row(v *view, a *answer.APIService) {
 	d.put(`<tr>
 <th scope="row"><a href="apiservice/%s">%s</a><span class="sub">%s</span>`, url.PathEscape(a.Name), a.Name, a.Service)
 	d.some(`<span class="sub">owner %s</span>`, a.Owner)
+	d.some(`<span class="sub">%s</span>`, a.Policy())
 	d.put(`</th>
 <td data-label="Verdict">`)
 	d.state(a)

@@ -147,14 +147,14 @@ func (p *Pages) status() *answer.Status {
 	t := p.cfg.Registry.Table()
 	s := &answer.Status{
 		Time: time.Now(), Version: p.cfg.Version, Replica: p.cfg.Replica, Cluster: p.cfg.Cluster, Go: runtime.Version(), Started: p.started, Generation: t.Generation(), Complete: t.Complete(),
-		APIServices: make([]answer.APIService, 0, len(t.Entries())), Transitions: p.history.newest(),
+		APIServices: make([]answer.APIService, 0, len(t.Servers())), Transitions: p.history.newest(),
 		Checks: p.cfg.Checks(),
 	}
 	if err := p.cfg.Ready.Err(nil); err != nil {
 		s.Ready = err.Error()
 	}
-	byName := make(map[string]*answer.APIService, len(t.Entries()))
-	for i, e := range t.Entries() {
+	byName := make(map[string]*answer.APIService, len(t.Servers()))
+	for i, e := range t.Servers() {
 		s.APIServices = append(s.APIServices, p.apiService(e))
 		byName[e.Name] = &s.APIServices[i]
 	}
@@ -211,7 +211,13 @@ func (p *Pages) localServers(servers []registry.Endpoint) []answer.Endpoint {
 func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	a := answer.APIService{
 		Name: e.Name, Group: e.GroupVersion.Group, Version: e.GroupVersion.Version, Kind: e.Kind(), Problems: e.Problems, Maintenance: e.Policy.Maintenance,
-		GroupPriority: e.Object.Spec.GroupPriorityMinimum, VersionPriority: e.Object.Spec.VersionPriority, Verdict: verdict(e.Verdict),
+		GroupPriority: e.Object.Spec.GroupPriorityMinimum, VersionPriority: e.Object.Spec.VersionPriority, Verdict: verdict(e.Verdict), Rule: e.Hidden,
+	}
+	if e.StandIn != nil {
+		a.StandIn = e.StandIn.Name
+	}
+	if e.Rule != nil {
+		a.BackendOf, a.Rule, a.Standby = e.APIService(), e.Rule.Where, e.Rule.When == nil
 	}
 	if e.Local() {
 		return a
