@@ -168,7 +168,9 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 	}
 	s := readAnnotations(object.Annotations, b.policy)
 	e.Policy, e.Problems = s.policy, s.problems
-	s.urls.check(b.options, behind.Server(object), s.caFrom)
+	if rule == nil { // those of a policy were checked when it was compiled
+		s.urls.check(b.options, behind.Server(object), s.caFrom)
+	}
 	switch {
 	case isLocal(object):
 		b.local(e)

@@ -49,8 +49,8 @@ type Entry struct {
 	StandIn *Entry
 	// Rule is that of one of another entry's Further. Nil means that the entry is an APIService.
 	Rule *policy.Rule
-	// Hidden is the place of the policy's route by which the group-version is answered with 404, and
-	// is in no document. Empty means none.
+	// Hidden is the place of the policy's route by which the group-version is answered with 404,
+	// and is in no document. Empty means none.
 	Hidden string
 
 	kept *kept

@@ -30,12 +30,13 @@ type policies struct {
 	last       *routings          // valid, or empty if none was
 }
 
-// SetPolicy sets the policy, or says what is wrong with it.
-func (in *Input) SetPolicy(objects []directory.Object) (faults []directory.Fault) {
-	if in.policy, faults = in.Options.compile(objects, new(policy.Namespaces)); len(faults) > 0 {
-		return faults
-	}
-	return in.policy.unknown(in.APIServices)
+// SetPolicy sets the policy of a file, or says what is wrong with it. Unknown are the places of
+// routes for APIServices that the input does not have.
+func (in *Input) SetPolicy(objects []directory.Object) (faults, unknown []directory.Fault) {
+	o := *in.Options
+	o.AllowURLs = true // as for any file of this process
+	in.policy, faults = o.compile(objects, new(policy.Namespaces))
+	return faults, in.policy.unknown(in.APIServices)
 }
 
 // newPolicies checks the policy's place, and a file's content. It returns nil for an empty one.

@@ -303,7 +303,8 @@ func (s *Status) Remotes() []*APIService {
 	return s.Those(func(a *APIService) bool { return a.Kind != "local" })
 }
 
-// Unavailable returns the APIServices that receive no requests, but not those that the policy hides.
+// Unavailable returns the APIServices that receive no requests, without those that the policy
+// hides.
 func (s *Status) Unavailable() []*APIService {
 	return s.Those(func(a *APIService) bool { return !a.Available() && !a.hidden() })
 }

@@ -75,6 +75,12 @@ func (s *Shared) Validate(f *Faults) {
 		_, err := behind.Parse(s.Behind + ":443")
 		f.If(err != nil, "--behind %q is not NAMESPACE/NAME", s.Behind)
 	}
+	if ref, inMap := strings.CutPrefix(s.Policy, "configmap:"); inMap {
+		_, err := behind.Parse(ref + ":443")
+		f.If(err != nil, "--policy %q is not configmap:NAMESPACE/NAME", s.Policy)
+	} else {
+		f.Readable("--policy", s.Policy)
+	}
 	f.If(s.LocalIdentity != "front-proxy" && s.LocalIdentity != Impersonate, "--local-identity %q is neither front-proxy nor impersonate", s.LocalIdentity)
 }
 

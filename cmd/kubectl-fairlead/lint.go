@@ -129,7 +129,7 @@ func (l *linter) validate(files []string) error {
 	if given == "" && len(files)+len(l.SNI()) == 0 {
 		_, err := l.config()
 		l.current = !clientcmd.IsEmptyConfig(err)
-		f.If(!l.current, "nothing to check: give files, --kubeconfig or certificates")
+		f.If(!l.current && l.Policy == "", "nothing to check: give files, --kubeconfig or certificates")
 	}
 	return errors.Join(*f...)
 }

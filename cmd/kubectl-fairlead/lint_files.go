@@ -19,20 +19,20 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // set holds the objects of the files, and their positions.
 type set struct {
-	in   registry.Input
-	maps map[types.NamespacedName]*corev1.ConfigMap
-	at   map[string]string // :: object → "file:line"
+	in       registry.Input
+	maps     map[types.NamespacedName]*corev1.ConfigMap
+	policies []directory.Object
+	at       map[string]string // :: object → "file:line"
 }
 
-// files checks manifests without a cluster.
+// files checks manifests without a cluster, and the policy with them. A faulty one is not used with
+// a cluster either.
 func (l *linter) files(paths []string) {
-	if len(paths) == 0 {
-		return
-	}
 	options := l.TableOptions()
 	if l.kubeconfig == "" && !slices.ContainsFunc(paths, func(path string) bool { return !isFolder(path) }) {
 		options.Directory, options.AllowURLs, options.Reach.AllowLoopback = true, true, true // as registry.New does
@@ -46,15 +46,44 @@ func (l *linter) files(paths []string) {
 		},
 		maps: make(map[types.NamespacedName]*corev1.ConfigMap), at: make(map[string]string),
 	}
+	if l.Policy != "" && !l.policyInMap() {
+		paths = append(paths, l.Policy)
+	}
+	found := len(l.found)
 	for _, path := range paths {
 		for _, file := range l.expand(path) {
 			l.read(decoder, s, file)
 		}
 	}
-	for _, e := range registry.Build(s.in, nil).Entries() {
-		l.entry(e, s.at["APIService "+e.Name]+": ", s)
+	faults, unknown := s.in.SetPolicy(s.policies)
+	if l.faults(faults, "correct the policy"); len(l.found) > found && !l.policyInMap() {
+		l.Policy = ""
+	}
+	for _, f := range unknown {
+		if l.kubeconfig == "" && !l.current {
+			l.warn(place(f), "correct the name, or give lint the APIService, too", "%s", f.Message)
+		}
+	}
+	for _, e := range registry.Build(s.in, nil).Servers() {
+		at := s.at["APIService "+e.Name]
+		if e.Rule != nil {
+			at = e.Rule.Where
+		}
+		l.entry(e, at+": ", s)
 	}
 }
+
+// policyInMap reports whether the policy is in a ConfigMap of the cluster.
+func (l *linter) policyInMap() bool { return strings.HasPrefix(l.Policy, "configmap:") }
+
+// faults reports faults of files.
+func (l *linter) faults(all []directory.Fault, do string) {
+	for _, f := range all {
+		l.error(place(f), do, "%s", f.Message)
+	}
+}
+
+func place(f directory.Fault) string { return fmt.Sprintf("%s:%d", f.File, max(f.Line, 1)) }
 
 // expand returns a file itself, or the manifests below a directory.
 func (l *linter) expand(path string) []string {
@@ -92,7 +121,7 @@ func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
 			l.foreign[f.Foreign]++
 			continue
 		}
-		l.error(fmt.Sprintf("%s:%d", f.File, max(f.Line, 1)), "correct the manifest", "%s", f.Message)
+		l.faults([]directory.Fault{f}, "correct the manifest")
 	}
 	for _, o := range objects {
 		at := fmt.Sprintf("%s:%d", file, o.Line)
@@ -101,11 +130,11 @@ func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
 			continue
 		}
 		s.at[o.Name()] = at
-		s.add(o)
+		s.add(directory.Object{Object: o, File: file})
 	}
 }
 
-func (s *set) add(o manifest.Object) {
+func (s *set) add(o directory.Object) {
 	switch v := o.Value.(type) {
 	case *apiregistrationv1.APIService:
 		s.in.APIServices[v.Name] = v
@@ -116,6 +145,8 @@ func (s *set) add(o manifest.Object) {
 		s.in.Slices[name] = append(s.in.Slices[name], v)
 	case *corev1.ConfigMap:
 		s.maps[types.NamespacedName{Namespace: v.Namespace, Name: v.Name}] = v
+	case *policy.Policy:
+		s.policies = append(s.policies, o)
 	}
 }
 

@@ -65,11 +65,13 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	if !l.readable(ctx, client.RESTClient()) {
 		return
 	}
-	entries, err := l.table(ctx, cfg)
+	t, err := l.table(ctx, cfg)
 	if err != nil {
 		l.error("local apiserver", doFor(err, giveRole), "reading its APIServices, Services and EndpointSlices: %v", err)
 		return
 	}
+	l.faults(t.Problems(), "correct the policy")
+	entries := t.Servers()
 	l.usable = usable(ctx, client.RESTClient())
 	answers := l.ask(ctx, entries)
 	for _, e := range entries {
@@ -79,7 +81,7 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 		}
 	}
 	l.doubled(entries)
-	l.shadowed(ctx, client.RESTClient(), entries)
+	l.shadowed(ctx, client.RESTClient(), t.Entries())
 	l.told(ctx)
 }
 
@@ -125,7 +127,7 @@ func doFor(err error, allow string) string {
 }
 
 // table reads the cluster exactly as serve does.
-func (l *linter) table(ctx context.Context, cfg *rest.Config) ([]*registry.Entry, error) {
+func (l *linter) table(ctx context.Context, cfg *rest.Config) (*registry.Table, error) {
 	r, err := registry.New(registry.Config{Client: cfg, Policy: l.Policy, Options: l.TableOptions(), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
@@ -139,7 +141,7 @@ func (l *linter) table(ctx context.Context, cfg *rest.Config) ([]*registry.Entry
 	owner.Go(func() { cancel(r.Run(ctx)) })
 	for t := range latest.Of(ctx, r.Table, nil) {
 		if t.Complete() {
-			return t.Entries(), nil
+			return t, nil
 		}
 	}
 	return nil, context.Cause(ctx)

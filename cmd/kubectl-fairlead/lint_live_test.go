@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/apiserver"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/manifests"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 func lint(t *testing.T, stdin string, args ...string) string {
@@ -189,6 +191,37 @@ func TestLintDoubled(t *testing.T) {
 		out := lint(t, manifests.Remote("widgets.example.com", "192.0.2.1", ""), "--kubeconfig="+file, "-")
 		if tt.want == "" == strings.Contains(out, "claims it") || !strings.Contains(out, tt.want) {
 			t.Errorf("%s: want %q in:\n%s", tt.name, tt.want, out)
+		}
+	}
+}
+
+// A policy is checked with the cluster's APIServices and Services, wherever it is. With a faulty
+// one the rest of the cluster is still checked.
+func TestLintPolicy(t *testing.T) {
+	backend := httptest.NewTLSServer(nil)
+	t.Cleanup(backend.Close)
+	server := apiserver.New()
+	server.Put(served("widgets", backend.Listener.Addr(), apiregistrationv1.ConditionTrue, corev1.ServiceSpec{ClusterIP: "10.96.0.9"}, onLoopback())...)
+	const head = "apiVersion: fairlead.dev/v1\nkind: Policy\nroutes:\n"
+	const good = head + "- apiService: v1.widgets.example.com\n  backends: [{name: more, service: {namespace: ns, name: gone}, when: {users: [x]}}]\n- {apiService: v1.none.example.com, hidden: true}\n"
+	file, bad := filepath.Join(t.TempDir(), "p.yaml"), filepath.Join(t.TempDir(), "bad.yaml")
+	must.Do(t, os.WriteFile(file, []byte(good), 0o600))
+	must.Do(t, os.WriteFile(bad, []byte(head+"- {apiService: none}\n"), 0o600))
+	server.Put(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "policy"}, Data: map[string]string{"p.yaml": good}})
+	kubeconfig := clusterOf(t, server)
+	const notVerified = "APIService v1.widgets.example.com: its backend is not verified"
+	for policy, want := range map[string][]string{
+		file:                           {"error: " + file + ":6: routes[1].apiService: there is no APIService v1.none.example.com; ", `v1.widgets.example.com/more: ServiceNotFound: service/gone in "ns" is not present`},
+		"configmap:kube-system/policy": {"error: configmap kube-system/policy p.yaml:6: routes[1].apiService: there is no APIService v1.none.example.com; ", `v1.widgets.example.com/more: ServiceNotFound: service/gone in "ns" is not present`},
+		"configmap:kube-system/none":   {"error: configmap kube-system/none:1: ", "file does not exist", notVerified},
+		"configmap:none":               {`exit 2: --policy "configmap:none" is not configmap:NAMESPACE/NAME`},
+		bad:                            {"error: " + bad + ":4: routes[0].apiService: ", "is not <version>.<group>", notVerified},
+	} {
+		out := lint(t, "", "--allow-loopback-backends", "--kubeconfig="+kubeconfig, "--policy="+policy)
+		for _, text := range want {
+			if !strings.Contains(out, text) {
+				t.Errorf("%s: %q is missing in:\n%s", policy, text, out)
+			}
 		}
 	}
 }

@@ -12,7 +12,8 @@ import (
 func SetPolicy(tb testing.TB, in *registry.Input, file, text string) {
 	tb.Helper()
 	objects, faults := directory.Decode(file, []byte(text))
-	for _, f := range slices.Concat(faults, in.SetPolicy(objects)) {
+	wrong, unknown := in.SetPolicy(objects)
+	for _, f := range slices.Concat(faults, wrong, unknown) {
 		tb.Fatal(f)
 	}
 }

@@ -48,7 +48,8 @@ func (s *Scene) Route(name string, services ...string) {
 		s.Fatal(err)
 	}
 	objects, faults := directory.Decode("policy", text)
-	if faults = append(faults, s.Input.SetPolicy(objects)...); len(faults) > 0 {
+	wrong, unknown := s.Input.SetPolicy(objects)
+	if faults = slices.Concat(faults, wrong, unknown); len(faults) > 0 {
 		s.Fatalf("policy: %v", faults)
 	}
 	s.Build()

@@ -5,6 +5,7 @@ import (
 	"math"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -186,7 +187,11 @@ func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) 
 	other := &answer.APIService{} // one that is not asked for
 	of := func(name string) *answer.APIService { return cmp.Or(byName[name], other) }
 	for _, x := range p.cfg.Discovery() {
-		of(x.Name).Discovery = &x
+		a := of(x.Name)
+		if a.Discovery = &x; len(x.Conflicts) > 0 && a.Cause == "" {
+			a.Cause = "resources are not listed as this server has them: " + strings.Join(x.Conflicts, "; ")
+			a.Advice = "another server of the APIService, whose rule comes first in the policy, has them in another way: let one of the two have each"
+		}
 	}
 	for _, x := range p.cfg.OpenAPI() {
 		of(x.Name).OpenAPI = &x

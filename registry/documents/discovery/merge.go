@@ -89,7 +89,7 @@ func (m *merge) parts() []part {
 	var out []part
 	for _, g := range m.groups() {
 		for _, e := range g.Entries {
-			if from := m.from(e); from[0].doc != nil && !e.Hidden {
+			if from := m.from(e); from[0].doc != nil && e.Hidden == "" {
 				out = append(out, part{group: g.Name, doc: united(from), from: from})
 			}
 		}
@@ -262,7 +262,7 @@ func groupList(t *registry.Table) *metav1.APIGroupList {
 func legacyGroup(g *registry.Group) *metav1.APIGroup {
 	out := &metav1.APIGroup{Name: g.Name, Versions: make([]metav1.GroupVersionForDiscovery, 0, len(g.Entries))}
 	for _, e := range g.Entries {
-		if !e.Hidden {
+		if e.Hidden == "" {
 			out.Versions = append(out.Versions, metav1.GroupVersionForDiscovery{GroupVersion: e.GroupVersion.String(), Version: e.GroupVersion.Version})
 		}
 	}
