@@ -15,7 +15,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // Action is how a request is answered.
@@ -256,15 +255,6 @@ func (p *Proxy) choose(d *Decision, h *Head) {
 		return
 	}
 	d.Entry = d.Entry.For(d.ForPolicy(h.get("user-agent")))
-}
-
-// ForPolicy returns what rules of the policy look at.
-func (d *Decision) ForPolicy(userAgent string) *policy.Request {
-	r := &d.Request
-	return &policy.Request{
-		Namespace: r.Namespace, Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, LabelSelector: r.LabelSelector,
-		User: d.User, UserAgent: userAgent,
-	}
 }
 
 // authenticate sets d.User to the caller.

@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // Request is what a method and a path ask for in Kubernetes' terms, with equal values (a fuzz test
@@ -229,4 +231,13 @@ func (r *Request) longRunning(declared []string) bool {
 		return true
 	}
 	return slices.Contains(declared, r.Subresource)
+}
+
+// ForPolicy returns what rules of the policy look at.
+func (d *Decision) ForPolicy(userAgent string) *policy.Request {
+	r := &d.Request
+	return &policy.Request{
+		Namespace: r.Namespace, Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, LabelSelector: r.LabelSelector,
+		User: d.User, UserAgent: userAgent,
+	}
 }

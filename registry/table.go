@@ -95,6 +95,9 @@ func (t *Table) Group(name string) *Group {
 // last valid objects of a faulty file are still in the table. The caller must not change the slice.
 func (t *Table) Problems() []directory.Fault { return t.problems }
 
+// NamespaceLabels reports whether the policy selects namespaces by their labels.
+func (t *Table) NamespaceLabels() bool { return t.policy != nil && t.policy.labels }
+
 // named returns the entry of an APIService by its name, version.group, nil if there is none.
 func (t *Table) named(name string) *Entry {
 	version, group, _ := strings.Cut(name, ".")

@@ -86,6 +86,10 @@ func (s *server) features() rights.Features {
 		Requests: mode == authzWebhook || mode == authzBackend, Impersonation: s.o.impersonates() && (s.o.Behind == "" || s.o.Certs.ClientCA != ""), // only in front
 		Status: s.o.writeStatus, Events: s.o.emitEvents, Entrypoint: s.o.publishEndpoints, Servers: s.o.serversFrom,
 	}
+	if ref, inMap := strings.CutPrefix(s.o.Policy, "configmap:"); inMap {
+		f.Policy = ref
+	}
+	f.NamespaceLabels = s.registry.Table().NamespaceLabels()
 	if f.Services {
 		f.Bundles = bundles(s.registry.Table().Servers(), from.dir, s.trust.Faults())
 	}

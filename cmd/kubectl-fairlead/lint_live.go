@@ -128,7 +128,7 @@ func doFor(err error, allow string) string {
 
 // table reads the cluster exactly as serve does.
 func (l *linter) table(ctx context.Context, cfg *rest.Config) (*registry.Table, error) {
-	r, err := registry.New(registry.Config{Client: cfg, Policy: l.Policy, Options: l.TableOptions(), Logger: slog.New(slog.DiscardHandler)})
+	r, err := registry.New(registry.Config{Client: cfg, Policy: l.Policy, Options: l.TableOptions(), Logger: slog.New(slog.DiscardHandler)}) //nolint:contextcheck // it validates
 	if err != nil {
 		return nil, err
 	}

@@ -34,12 +34,15 @@ const (
 	noEndpoints = "the Service kubernetes does not follow this Fairlead"
 	noUsers     = "users with certificates, or tokens that Fairlead verifies, get 403"
 	noOthers    = "callers who impersonate a ServiceAccount, or have a UID, get 403"
+	noPolicy    = "the policy is not followed: what it adds, and what it hides, stays as it was last read"
+	noLabels    = "no rule of the policy by namespaceLabels matches"
 	noChanges   = "discovery sees changes of CustomResourceDefinitions late"
 )
 
 // roles returns all rules of the roles in deploy/ that are for Fairlead's own account. A test
 // compares them with the files.
 func roles(f Features) []role {
+	namespace, name, _ := strings.Cut(f.Policy, "/")
 	return []role{
 		{"ClusterRole system:fairlead", "deploy/base/rbac.yaml", []rule{
 			{f.APIServices, 8, "list watch", aggregation, "apiservices", "", "", noTable},
@@ -78,6 +81,12 @@ func roles(f Features) []role {
 			{f.Entrypoint, 20, "create", "", "endpoints", fallback, "", noEndpoints},
 			{f.Entrypoint, 22, "update delete", discovery, "endpointslices", fallback, "kubernetes kubernetes-1 kubernetes-2 kubernetes-3", noEndpoints},
 			{f.Entrypoint, 23, "create", discovery, "endpointslices", fallback, "", noEndpoints},
+		}},
+		{"Role fairlead-policy", "deploy/components/policy/rbac.yaml", []rule{
+			{f.Policy != "", 6, "list watch", "", "configmaps", namespace, name, noPolicy},
+		}},
+		{"ClusterRole system:fairlead-namespaces", "deploy/components/policy/rbac.yaml", []rule{
+			{f.NamespaceLabels, 19, "list watch", "", "namespaces", "", "", noLabels},
 		}},
 		{"ClusterRole system:fairlead-ca-from", "deploy/base/rbac.yaml", bundles(f.Bundles)},
 	}

@@ -86,6 +86,9 @@ type Features struct {
 	Impersonation, Status, Events, Entrypoint bool
 	// Servers is --local-apiservers-from.
 	Servers string
+	// Policy is the ConfigMap of the policy, with namespace. NamespaceLabels: it selects by them.
+	Policy          string
+	NamespaceLabels bool
 	// Bundles are the ConfigMaps that the annotation fairlead.dev/ca-from names, with namespace: a
 	// role may be for one of them only.
 	Bundles []string

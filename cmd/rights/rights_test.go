@@ -23,6 +23,7 @@ import (
 func everything() Features {
 	f := Shipped()
 	f.Impersonation, f.Status, f.Events, f.Entrypoint, f.Bundles = true, true, true, true, []string{"somewhere/"}
+	f.Policy, f.NamespaceLabels = "kube-system/fairlead-policy", true
 	return f
 }
 
@@ -112,6 +113,7 @@ func TestNeeded(t *testing.T) {
 		{"bundles", Features{Bundles: []string{"a/x", "b/y"}}, []string{
 			"list configmaps x in namespace a", "watch configmaps x in namespace a", "list configmaps y in namespace b", "watch configmaps y in namespace b",
 		}},
+		{"a policy", Features{Policy: "a/x", NamespaceLabels: true}, []string{"list configmaps x in namespace a", "watch configmaps x in namespace a", "list namespaces", "watch namespaces"}},
 		{"requests", Features{Requests: true}, []string{"create subjectaccessreviews.authorization.k8s.io"}},
 	} {
 		var got []string

@@ -130,6 +130,9 @@ nodeAffinity:
 {{- if .Values.emitEvents }}
 - --emit-events
 {{- end }}
+{{- if .Values.policy.enabled }}
+- --policy=configmap:{{ .Release.Namespace }}/fairlead-policy
+{{- end }}
 {{- if .Values.audit.enabled }}
 - --audit-policy-file=/etc/fairlead/audit/policy.yaml
 - --audit-log-path=-
