@@ -134,7 +134,7 @@ func (d *Discovery) tell(parts []part) {
 		for _, s := range p.from[1:] { // nobody was before the first
 			if now := strings.Join(s.conflicts, ", "); now != d.told[s.name] {
 				d.told[s.name] = now
-				d.log.Warn("resources that are listed as another server has them, not this one", "apiservice", s.name, "resources", now)
+				d.log.Warn("resources of backend have another kind, scope or verbs than a server's before it, those are listed", "apiservice", s.name, "resources", now)
 			}
 		}
 	}
@@ -176,8 +176,8 @@ type Status struct {
 	Stale bool `json:"stale"`
 	// Resources is how many resources are listed.
 	Resources int `json:"resources"`
-	// Conflicts are resources that are not listed as this one of several servers has them, ten at
-	// most.
+	// Conflicts are its resources of another kind, scope or verbs than another server's of the same
+	// name, which are listed; ten at most.
 	Conflicts []string `json:"conflicts,omitempty"`
 }
 

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/utils/ptr"
 
@@ -66,7 +67,7 @@ type served struct {
 	// rule is that of the entry, and absent says that there is no such Service.
 	rule   *policy.Rule
 	absent bool
-	// conflicts say which of its resources are listed as another server has them, ten at most.
+	// conflicts are its resources of which another server's are listed that differ, ten at most.
 	conflicts []string
 }
 
@@ -135,8 +136,8 @@ func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
 			if !known {
 				by[r.Resource] = len(out.Resources)
 				out.Resources = append(out.Resources, r)
-			} else if what := difference(&out.Resources[at], &r); what != "" && len(s.conflicts) < maxConflicts {
-				s.conflicts = append(s.conflicts, printable.Cut(r.Resource, maxName)+": other "+what)
+			} else if differ(&out.Resources[at], &r) && len(s.conflicts) < maxConflicts {
+				s.conflicts = append(s.conflicts, printable.Cut(r.Resource, validation.DNS1123LabelMaxLength))
 			}
 		}
 	}
@@ -146,20 +147,10 @@ func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
 	return &out
 }
 
-// maxName bounds the name of a resource in a text: it is a label (RFC 1123).
-const maxName = 63
-
-// difference says in what two resources of one name differ. Empty means in nothing that matters.
-func difference(a, b *apidiscoveryv2.APIResourceDiscovery) string {
-	switch {
-	case ptr.Deref(a.ResponseKind, metav1.GroupVersionKind{}).Kind != ptr.Deref(b.ResponseKind, metav1.GroupVersionKind{}).Kind:
-		return "kind"
-	case a.Scope != b.Scope:
-		return "scope"
-	case !slices.Equal(a.Verbs, b.Verbs) && !sets.New(a.Verbs...).Equal(sets.New(b.Verbs...)):
-		return "verbs"
-	}
-	return ""
+// differ reports whether two resources of one name have another kind, scope or verbs.
+func differ(a, b *apidiscoveryv2.APIResourceDiscovery) bool {
+	return ptr.Deref(a.ResponseKind, metav1.GroupVersionKind{}).Kind != ptr.Deref(b.ResponseKind, metav1.GroupVersionKind{}).Kind ||
+		a.Scope != b.Scope || !slices.Equal(a.Verbs, b.Verbs) && !sets.New(a.Verbs...).Equal(sets.New(b.Verbs...))
 }
 
 // listOfParts returns the aggregated document in Kubernetes' type.

@@ -137,8 +137,8 @@ func (s *stage) show() string {
 		default:
 			b.WriteString(" confirmed long ago")
 		}
-		for _, c := range st.Conflicts {
-			fmt.Fprintf(&b, ", %s", c)
+		if st.Conflicts != nil {
+			fmt.Fprintf(&b, ", conflicts %s", st.Conflicts)
 		}
 		b.WriteByte('\n')
 	}

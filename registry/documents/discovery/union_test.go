@@ -3,8 +3,10 @@ package discovery
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"testing"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
@@ -58,7 +60,9 @@ func TestUnion(t *testing.T) {
 			}
 		}
 		m := &merge{table: s.Table(), sources: func(b *registry.Backend) *source { return sources[b] }}
-		s.d.view.Store(s.d.render(m, &localState{}, nil))
+		view := s.d.render(m, &localState{}, nil)
+		s.d.view.Store(view)
+		check.Same(t, true, view.groups == s.d.render(m, &localState{}, view).groups, "seed %d: without a change, the document is the same", seed)
 
 		list := &apidiscoveryv2.APIGroupDiscoveryList{}
 		must.Do(t, json.Unmarshal(s.Get("/apis", http.Header{"Accept": {aggregatedJSON}}).Body.Bytes(), list))
@@ -84,4 +88,15 @@ func TestUnion(t *testing.T) {
 		}
 		check.Same(t, want, got, "seed %d: legacy", seed)
 	}
+}
+
+// A conflict is logged when it appears, changes and ends.
+func TestConflictsAreLoggedOnce(t *testing.T) {
+	s, log := newStage(t), strings.Builder{}
+	s.make(Config{})
+	s.d.log = slog.New(slog.NewTextHandler(&log, nil))
+	for _, conflicts := range [][]string{nil, {"as"}, {"as"}, {"as", "bs"}, nil, nil} {
+		s.d.tell([]part{{from: []served{{name: "v1.a/one"}, {name: "v1.a", conflicts: conflicts}}}})
+	}
+	check.Same(t, 3, strings.Count(log.String(), "apiservice=v1.a "), "lines in the log %s", log.String())
 }

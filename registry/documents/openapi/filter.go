@@ -25,13 +25,16 @@ func pathOf(gv schema.GroupVersion) string {
 	return (&registry.Entry{GroupVersion: gv}).Path()[1:]
 }
 
-// below reports whether a path is below one of the group-versions. It costs the same for any number
+// below reports whether a path is below one of the group-versions, or is that of a group, which is
+// in the list without a version. It costs the same for any number
 // of them: backends choose both.
 func below(path string, list sets.Set[schema.GroupVersion]) bool {
 	p := strings.SplitN(path, "/", 5) // empty, apis, group, version, rest
 	switch {
 	case len(p) > 3 && p[0] == "" && p[1] == "api":
 		return list.Has(schema.GroupVersion{Version: p[2]})
+	case len(p) == 4 && p[1] == "apis" && p[3] == "":
+		return list.Has(schema.GroupVersion{Group: p[2]})
 	case len(p) > 4 && p[0] == "" && p[1] == "apis" && p[2] != "":
 		return list.Has(schema.GroupVersion{Group: p[2], Version: p[3]})
 	}

@@ -55,6 +55,7 @@ type OpenAPI struct {
 	flights singleflight.Group
 	indexed atomic.Pointer[packed] // the last index made
 	told    sync.Map               // :: message → the last error's text, see tell
+	unions  sync.Map               // :: group-version of several servers → *document
 }
 
 // view is the state of one moment. Its documents are made on request.
@@ -123,12 +124,15 @@ func (o *OpenAPI) publish(t *registry.Table) time.Time {
 	return time.Time{}
 }
 
-// remotes yields the remote entries of a table with the states of their backends.
+// remotes yields all servers of a table's remote entries with the states of their backends: of two
+// that have the same, the first one's is in the documents.
 func (o *OpenAPI) remotes(t *registry.Table) iter.Seq2[*registry.Entry, *source] {
 	return func(yield func(*registry.Entry, *source) bool) {
-		for _, e := range t.Servers() {
-			if s := o.Known(e.Backend); s != nil && !yield(e, s) {
-				return
+		for _, main := range t.Entries() {
+			for _, e := range main.Servers() {
+				if s := o.Known(e.Backend); s != nil && !yield(e, s) {
+					return
+				}
 			}
 		}
 	}
@@ -140,33 +144,45 @@ func (o *OpenAPI) remote(v *view, gv schema.GroupVersion) *document {
 		return o.own.v3
 	}
 	e := v.table.Entry(gv)
-	if e == nil || e.Verdict.Reason == registry.ReasonProtectedGroup {
+	if e == nil || e.Hidden || e.Verdict.Reason == registry.ReasonProtectedGroup {
 		return nil
 	}
-	if s := o.Known(e.Backend); s != nil {
-		return s.Load().versions[gv].v3
+	var of []*document
+	for _, server := range e.Servers() {
+		if s := o.Known(server.Backend); s != nil && s.Load().versions[gv].v3 != nil {
+			of = append(of, s.Load().versions[gv].v3)
+		}
 	}
-	return nil
+	return o.united(gv, of)
 }
 
 // collect finds the inputs of v2.
 func (o *OpenAPI) collect(v *view) *inputs {
 	in, place := &inputs{local: v.local.spec, sources: slices.Clone(v.parts)}, places(v.table)
-	parts := make(map[*packed]*input)
+	for _, e := range v.table.Entries() {
+		if e.Hidden {
+			in.remote = append(in.remote, e.GroupVersion)
+		}
+		if group := e.GroupVersion.Group; e.Hidden && !ofLocal(v.table, "apis/"+group, false) {
+			in.remote = append(in.remote, schema.GroupVersion{Group: group})
+		}
+	}
+	parts := make(map[*packed]int) // :: spec → index in sources
 	for e, s := range o.remotes(v.table) {
 		in.remote = append(in.remote, e.GroupVersion)
 		spec := s.Load().versions[e.GroupVersion].v2
-		if spec == nil {
+		if spec == nil || e.Hidden {
 			continue
 		}
-		if parts[spec] == nil {
-			parts[spec] = &input{name: e.Name, spec: spec}
+		at, known := parts[spec]
+		if !known {
+			at, parts[spec] = len(in.sources), len(in.sources)
+			in.sources = append(in.sources, input{name: e.Name, spec: spec})
 		}
-		parts[spec].own = append(parts[spec].own, e.GroupVersion)
+		in.sources[at].own = append(in.sources[at].own, e.GroupVersion)
 	}
-	for _, part := range parts {
-		slices.SortFunc(part.own, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
-		in.sources = append(in.sources, *part)
+	for _, at := range parts {
+		slices.SortFunc(in.sources[at].own, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
 	}
 	if o.own != nil {
 		own := []schema.GroupVersion{apiregistrationv1.SchemeGroupVersion}
@@ -174,7 +190,7 @@ func (o *OpenAPI) collect(v *view) *inputs {
 		in.sources = append(in.sources, input{name: "this process", spec: o.own.v2, own: own})
 	}
 	slices.SortFunc(in.remote, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
-	slices.SortFunc(in.sources, func(a, b input) int {
+	slices.SortStableFunc(in.sources, func(a, b input) int {
 		x, y := a.own[0], b.own[0]
 		return cmp.Or(cmp.Compare(place[x], place[y]), cmp.Compare(x.String(), y.String())) // strays have no place
 	})
@@ -240,14 +256,16 @@ func (o *OpenAPI) mergeIndex(v *view) *packed {
 func ofLocal(t *registry.Table, path string, claimed bool) bool {
 	if gv, ok := groupVersionOf(path); ok {
 		e := t.Entry(gv)
-		return e == nil && !claimed || e != nil && e.Local() || ofOwn(path)
+		return e == nil && !claimed || e != nil && isLocal(e) || ofOwn(path)
 	}
 	if group, ok := strings.CutPrefix(path, "apis/"); ok {
 		g := t.Group(group) // none has a slash in its name
-		return g == nil && !claimed || g != nil && slices.ContainsFunc(g.Entries, (*registry.Entry).Local)
+		return g == nil && !claimed || g != nil && slices.ContainsFunc(g.Entries, isLocal)
 	}
 	return !claimed || path == "api" || path == "apis" || path == "version"
 }
+
+func isLocal(e *registry.Entry) bool { return e.Local() && !e.Hidden }
 
 // Status says how current one remote APIService's part of the documents is.
 type Status struct {
@@ -259,10 +277,14 @@ type Status struct {
 	Foreign []string `json:"foreign,omitempty"`
 }
 
-// Status returns the status of every remote APIService, sorted by name.
+// Status returns the status of every server of remote APIServices that are not hidden, sorted by
+// name.
 func (o *OpenAPI) Status() []Status {
 	var out []Status
 	for e, s := range o.remotes(o.cfg.Tables.Table()) {
+		if e.Hidden {
+			continue
+		}
 		st := s.Load()
 		v := st.versions[e.GroupVersion]
 		out = append(out, Status{Freshness: documents.Freshness{Confirmed: st.confirmed}.Of(e, st.err), V2: v.v2 != nil, V3: v.v3 != nil, Foreign: st.claims.foreign})

@@ -79,6 +79,7 @@ type document struct {
 	json *packed
 	// proto returns the protobuf form, made from json on first call.
 	proto func() (*packed, error)
+	of    []*document // of several servers, whose union it is. Nil means of one
 }
 
 // newDocument returns the document with this body: old, if that has it. Its protobuf form may take
