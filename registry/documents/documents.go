@@ -200,7 +200,7 @@ func (s *Sources[S, L]) matters(c latest.Change[*registry.Entry]) bool {
 	}
 	was, is := &c.Old.Object.Spec, &c.New.Object.Spec
 	return was.GroupPriorityMinimum != is.GroupPriorityMinimum || was.VersionPriority != is.VersionPriority ||
-		s.kind.Verdicts && c.Old.Verdict != c.New.Verdict
+		(s.kind.Verdicts || c.New.Rule != nil) && c.Old.Verdict != c.New.Verdict // whether a further backend exists
 }
 
 // ask asks a backend and stores its state.

@@ -14,6 +14,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/story"
@@ -25,6 +27,7 @@ import (
 //	claim <gv> <service>|local [group priority] [version priority]
 //	trust <service>|<apiservice> [name]    verified by this TLS name from now on; another name is another connection
 //	route <apiservice> [hidden|<service>…]         what the policy says of it: its further backends
+//	unserve <service>                              its Service is deleted
 //	delete <apiservice>
 //	report <apiservice> healthy|unhealthy
 //	advance <duration>
@@ -117,6 +120,9 @@ func (s *Scene) step(at string, words []string) {
 		s.Build()
 	case "route":
 		s.Route(words[1], words[2:]...)
+	case "unserve":
+		delete(s.Input.Services, types.NamespacedName{Namespace: "x", Name: words[1]})
+		s.Build()
 	case "delete":
 		delete(s.Input.APIServices, words[1])
 		s.Build()

@@ -78,7 +78,7 @@ func (p part) stale() bool { return p.doc.Freshness == apidiscoveryv2.DiscoveryF
 // same reports whether two parts have the same content. It compares by identity: a response is
 // never changed, only replaced.
 func (p part) same(o part) bool {
-	return p.group == o.group && slices.EqualFunc(p.from, o.from, func(x, y served) bool {
+	return p.group == o.group && p.doc.Freshness == o.doc.Freshness && slices.EqualFunc(p.from, o.from, func(x, y served) bool {
 		a, b := x.doc, y.doc
 		return x.name == y.name && (a == b || a.Version == b.Version && a.Freshness == b.Freshness &&
 			len(a.Resources) == len(b.Resources) && (len(a.Resources) == 0 || &a.Resources[0] == &b.Resources[0]))
