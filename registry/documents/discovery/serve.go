@@ -63,7 +63,7 @@ func (d *Discovery) aggregated(of any, list func() *apidiscoveryv2.APIGroupDisco
 // sameList reports whether two tables make the same legacy list.
 func sameList(a, b *registry.Table) bool {
 	same := func(x, y *registry.Entry) bool {
-		return x == y || x.GroupVersion == y.GroupVersion && x.Hidden == y.Hidden
+		return x == y || x.GroupVersion == y.GroupVersion && (x.Hidden == "") == (y.Hidden == "")
 	}
 	return slices.EqualFunc(a.Entries(), b.Entries(), same) && slices.EqualFunc(a.Groups(), b.Groups(), func(x, y *registry.Group) bool {
 		return x == y || x.Name == y.Name && slices.EqualFunc(x.Entries, y.Entries, same)

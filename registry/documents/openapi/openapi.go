@@ -144,7 +144,7 @@ func (o *OpenAPI) remote(v *view, gv schema.GroupVersion) *document {
 		return o.own.v3
 	}
 	e := v.table.Entry(gv)
-	if e == nil || e.Hidden || e.Verdict.Reason == registry.ReasonProtectedGroup {
+	if e == nil || e.Hidden != "" || e.Verdict.Reason == registry.ReasonProtectedGroup {
 		return nil
 	}
 	var of []*document
@@ -160,10 +160,10 @@ func (o *OpenAPI) remote(v *view, gv schema.GroupVersion) *document {
 func (o *OpenAPI) collect(v *view) *inputs {
 	in, place := &inputs{local: v.local.spec, sources: slices.Clone(v.parts)}, places(v.table)
 	for _, e := range v.table.Entries() {
-		if e.Hidden {
+		if e.Hidden != "" {
 			in.remote = append(in.remote, e.GroupVersion)
 		}
-		if group := e.GroupVersion.Group; e.Hidden && !ofLocal(v.table, "apis/"+group, false) {
+		if group := e.GroupVersion.Group; e.Hidden != "" && !ofLocal(v.table, "apis/"+group, false) {
 			in.remote = append(in.remote, schema.GroupVersion{Group: group})
 		}
 	}
@@ -171,7 +171,7 @@ func (o *OpenAPI) collect(v *view) *inputs {
 	for e, s := range o.remotes(v.table) {
 		in.remote = append(in.remote, e.GroupVersion)
 		spec := s.Load().versions[e.GroupVersion].v2
-		if spec == nil || e.Hidden {
+		if spec == nil || e.Hidden != "" {
 			continue
 		}
 		at, known := parts[spec]
@@ -265,7 +265,7 @@ func ofLocal(t *registry.Table, path string, claimed bool) bool {
 	return !claimed || path == "api" || path == "apis" || path == "version"
 }
 
-func isLocal(e *registry.Entry) bool { return e.Local() && !e.Hidden }
+func isLocal(e *registry.Entry) bool { return e.Local() && e.Hidden == "" }
 
 // Status says how current one remote APIService's part of the documents is.
 type Status struct {
@@ -282,7 +282,7 @@ type Status struct {
 func (o *OpenAPI) Status() []Status {
 	var out []Status
 	for e, s := range o.remotes(o.cfg.Tables.Table()) {
-		if e.Hidden {
+		if e.Hidden != "" {
 			continue
 		}
 		st := s.Load()
