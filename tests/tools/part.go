@@ -27,7 +27,7 @@ type part struct {
 }
 
 func parts() []part {
-	const k8s, adapter = "k8s.io/kubernetes", "sigs.k8s.io/custom-metrics-apiserver"
+	const k8s, adapter, keda = "k8s.io/kubernetes", "sigs.k8s.io/custom-metrics-apiserver", "github.com/kedacore/keda/v2"
 	return []part{
 		{name: "etcd", module: "etcd", from: "go.etcd.io/etcd/server/v3", pkg: "go.etcd.io/etcd/server/v3", cold: "40s"},
 		{name: "kube-apiserver", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-apiserver", stamped: true, cold: "5m"},
@@ -46,6 +46,9 @@ func parts() []part {
 		{name: "kube-scheduler", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-scheduler", stamped: true, cold: "1m"},
 		{name: "kubemark", module: "kubemark", from: k8s, pkg: k8s + "/cmd/kubemark", stamped: true, cold: "1m"},
 		{name: "test-adapter", module: "custommetrics", from: adapter, pkg: adapter + "/test-adapter", cold: "1m"},
+		{name: "prometheus-adapter", module: "promadapter", from: "sigs.k8s.io/prometheus-adapter", pkg: "sigs.k8s.io/prometheus-adapter/cmd/adapter", cold: "2m"},
+		{name: "keda-adapter", module: "keda", from: keda, pkg: keda + "/cmd/adapter", cold: "8m"},
+		{name: "keda-operator", module: "keda", from: keda, pkg: keda + "/cmd/operator", cold: "7m"},
 		{name: "e2e.test", module: "kubernetes", from: k8s, pkg: k8s + "/test/e2e", test: true, stamped: true, cold: "3m"},
 	}
 }
