@@ -192,6 +192,13 @@ soak: ## Random faults of all parts under load, with every request checked, for 
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go test -tags e2e -count=1 -timeout 0 -v ./tests/soak -args -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
 
+.PHONY: routes
+routes: parts netns ## Several metrics servers behind one APIService: autoscalers on prometheus-adapter and KEDA, one killed at a time; a standby (5 min, and 15 for building KEDA once; root, otherwise idle)
+	$(TOOLS) -q test-adapter prometheus-adapter keda-adapter keda-operator # before the tests: their network has no way out
+	@go mod download -C tests/tools/keda github.com/kedacore/keda/v2 # for its CRDs
+	@command -v prometheus >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends prometheus; }
+	$(call suite,-timeout 30m) -v
+
 .PHONY: incidents
 incidents: parts netns ## Eighteen outages: what the first command says, which alerts fire, and that all is well again (6 min; root, otherwise idle)
 	@command -v promtool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends prometheus; }
