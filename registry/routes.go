@@ -78,7 +78,7 @@ func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faul
 // request of it.
 const maxBackends = 32
 
-// compile makes routings of the objects of a policy, or says what is wrong with them.
+// compile makes routings of the objects of a policy, empty ones with what is wrong with them.
 func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) (*routings, []directory.Fault) {
 	p := &routings{of: make(map[string]*routing), users: make(map[types.NamespacedName][]string)}
 	var faults []directory.Fault
@@ -95,7 +95,7 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) 
 		}
 	}
 	if len(faults) > 0 {
-		return nil, faults
+		return &routings{}, faults
 	}
 	return p, nil
 }
