@@ -81,7 +81,8 @@ func (p *policies) run(ctx context.Context) error {
 		if p.files != nil {
 			return p.files.Run(ctx, take)
 		}
-		return p.of.Watch(ctx, p.ref, func(data map[string][]byte, err error) { take(p.decode(data, err)) }) //nolint:contextcheck // as in directory.Run
+		changed := func(data map[string][]byte, err error) { take(p.decode(data, err)) } //nolint:contextcheck // as in directory.Run
+		return p.of.watch(ctx, p.ref, changed, func() { changed(nil, errors.New("the local apiserver forbids to read it")) })
 	})
 	return g.Wait() //nolint:wrapcheck // that of ctx
 }
@@ -108,7 +109,7 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 			p.last = now
 		}
 	}
-	if p.last.labels {
+	if p.last.labels != nil {
 		if p.listed == nil {
 			p.listed = make(chan struct{})
 			g.Go(func() error { p.follow(ctx); return ctx.Err() })
@@ -125,6 +126,7 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 func (p *policies) follow(ctx context.Context) {
 	listed := sync.OnceFunc(func() { close(p.listed) })
 	cluster, known := p.of.sources.cluster, p.namespaces
+	denied := func() { known.Forbidden.Store(true); listed() }
 	set := func(name types.NamespacedName, o runtime.Object) {
 		if n, ok := o.(*corev1.Namespace); ok {
 			known.Set(name.Name, n.Labels)
@@ -137,8 +139,9 @@ func (p *policies) follow(ctx context.Context) {
 		for name, o := range all {
 			set(name, o)
 		}
+		known.Forbidden.Store(false)
 		listed()
 	}
-	l := &lister{example: &corev1.Namespace{}, from: everything(cluster.core.RESTClient(), "namespaces"), log: cluster.log, set: set, replace: replace, denied: listed}
+	l := &lister{example: &corev1.Namespace{}, from: everything(cluster.core.RESTClient(), "namespaces"), log: cluster.log, set: set, replace: replace, denied: denied}
 	l.reflect(ctx)
 }

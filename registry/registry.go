@@ -142,6 +142,11 @@ func (r *Registry) Table() *Table { return r.table.Load() }
 // goroutine with the data of every state, including the first, and with an error that wraps
 // fs.ErrNotExist if the ConfigMap does not exist.
 func (r *Registry) Watch(ctx context.Context, ref types.NamespacedName, changed func(map[string][]byte, error)) error {
+	return r.watch(ctx, ref, changed, nil)
+}
+
+// watch is Watch. It calls denied if the local apiserver forbids to read the ConfigMap.
+func (r *Registry) watch(ctx context.Context, ref types.NamespacedName, changed func(map[string][]byte, error), denied func()) error {
 	return r.sources.watch(ctx, ref, func(cm *corev1.ConfigMap) {
 		if cm == nil {
 			changed(nil, fmt.Errorf("getting ConfigMap %s: %w", ref, fs.ErrNotExist))
@@ -153,7 +158,7 @@ func (r *Registry) Watch(ctx context.Context, ref types.NamespacedName, changed 
 		}
 		maps.Copy(data, cm.BinaryData)
 		changed(data, nil)
-	})
+	}, denied)
 }
 
 // Report takes a result of the prober. It never blocks. A report that changes nothing makes no

@@ -54,15 +54,18 @@ type routing struct {
 
 // routings are the compiled policy. They are immutable. Without a policy they are empty.
 type routings struct {
-	of     map[string]*routing               // :: APIService
-	users  map[types.NamespacedName][]string // :: Service → the APIServices of which it is a further backend
-	labels bool                              // namespaces are selected by labels
+	of    map[string]*routing               // :: APIService
+	users map[types.NamespacedName][]string // :: Service → the APIServices of which it is a further backend
+	// labels is the first backend that selects namespaces by their labels. Nil means that none does.
+	labels *directory.Fault
+	known  *policy.Namespaces
 }
 
 // where formats a place in the policy.
 func where(at directory.Fault) string { return fmt.Sprintf("%s:%d", at.File, at.Line) }
 
-// unknown returns a fault for each route of an APIService that does not exist.
+// unknown returns a fault for each route of an APIService that does not exist, and one if the
+// namespaces' labels may not be read.
 func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faults []directory.Fault) {
 	for name, r := range p.of {
 		if known[name] == nil {
@@ -70,6 +73,11 @@ func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faul
 			at.Message = at.Field + ".apiService: there is no APIService " + name
 			faults = append(faults, at)
 		}
+	}
+	if p.labels != nil && p.known.Forbidden.Load() {
+		at := *p.labels
+		at.Message = at.Field + ".when.namespaceLabels: the local apiserver forbids to list and watch namespaces, so none matches"
+		faults = append(faults, at)
 	}
 	return faults
 }
@@ -80,7 +88,7 @@ const maxBackends = 32
 
 // compile makes routings of the objects of a policy, empty ones with what is wrong with them.
 func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) (*routings, []directory.Fault) {
-	p := &routings{of: make(map[string]*routing), users: make(map[types.NamespacedName][]string)}
+	p := &routings{of: make(map[string]*routing), users: make(map[types.NamespacedName][]string), known: known}
 	var faults []directory.Fault
 	for i := range objects {
 		doc, ok := objects[i].Value.(*policy.Policy)
@@ -89,7 +97,7 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) 
 			continue
 		}
 		for j := range doc.Routes {
-			for _, e := range p.add(o, &objects[i], &doc.Routes[j], field.NewPath("routes").Index(j), known) {
+			for _, e := range p.add(o, &objects[i], &doc.Routes[j], field.NewPath("routes").Index(j)) {
 				faults = append(faults, objects[i].FaultAt(e.Field, e.ErrorBody()))
 			}
 		}
@@ -101,7 +109,7 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) 
 }
 
 // add adds a route of a document.
-func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *field.Path, known *policy.Namespaces) (wrong field.ErrorList) {
+func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *field.Path) (wrong field.ErrorList) {
 	version, group, _ := strings.Cut(r.APIService, ".")
 	name, to := at.Child("apiService"), &routing{at: doc.FaultAt(at.String(), ""), hidden: r.Hidden}
 	switch other := p.of[r.APIService]; {
@@ -128,9 +136,11 @@ func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *f
 		if slices.ContainsFunc(to.backends, func(o *further) bool { return o.name == f.name }) {
 			wrong = append(wrong, field.Duplicate(at.Child("name"), f.name))
 		}
-		f.rule, errs = b.Rule(where(doc.FaultAt(at.String(), "")), at, known)
-		wrong = append(wrong, errs...)
-		p.labels = p.labels || b.When != nil && b.When.NamespaceLabels != nil
+		place := doc.FaultAt(at.String(), "")
+		f.rule, errs = b.Rule(where(place), at, p.known)
+		if wrong = append(wrong, errs...); p.labels == nil && b.When != nil && b.When.NamespaceLabels != nil {
+			p.labels = &place
+		}
 		to.backends = append(to.backends, f)
 		if service := nameOf(b.Service); b.Service != nil && !slices.Contains(p.users[service], r.APIService) {
 			p.users[service] = append(p.users[service], r.APIService)

@@ -117,11 +117,12 @@ func (m *sources) serviceListers(to *changes) []*lister {
 }
 
 // watch watches one ConfigMap until ctx ends. It calls f from one goroutine, with nil if the
-// ConfigMap does not exist.
-func (m *sources) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error {
+// ConfigMap does not exist. It calls denied if only the local apiserver has it, and forbids to read
+// it.
+func (m *sources) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap), denied func()) error {
 	if m.cluster != nil && (!m.files || ref == types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}) {
 		// Only the local apiserver can say which CAs its extension servers should trust.
-		return m.cluster.watch(ctx, ref, f, nil)
+		return m.cluster.watch(ctx, ref, f, denied)
 	}
 	if !m.withCluster {
 		return m.Watch(ctx, ref.Namespace, ref.Name, f)

@@ -38,7 +38,7 @@ import (
 //	remote <path> <group> <address>     the same with the manifests of one remote API group
 //	size <path> <bytes>
 //	folder <path>, remove <path>, link <to> <path>, rename <path> <path>
-//	start <source>…                     in place of the last: etcd, client, cluster, directory[=<path>], or away, a client of nobody
+//	start <source>…                     in place of the last: etcd, client, cluster, policy=<policy>, directory[=<path>], or away, a client of nobody
 //	await <file>                        the table, without times; soon: within a second
 //	first <file>                        the first table that is complete
 //	kept <apiservice>                   its entry is the same since the await before the last
@@ -179,6 +179,10 @@ func (l *live) start(sources []string) {
 			c.Cluster = true
 		case "directory":
 			c.Directory = filepath.Join(l.dir, path)
+		case "policy":
+			if c.Policy = path; !strings.HasPrefix(path, "configmap:") {
+				c.Policy = filepath.Join(l.dir, path)
+			}
 		}
 	}
 	l.registry, l.trusted = must.Get(New(c))(l), map[string]chan string{}
@@ -217,7 +221,7 @@ func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func paths() map[string]string {
 	return map[string]string{
 		"APIService": apiserver.APIServices, "ConfigMap": apiserver.ConfigMaps,
-		"Service": apiserver.Services, "EndpointSlice": apiserver.Slices,
+		"Service": apiserver.Services, "EndpointSlice": apiserver.Slices, "Namespace": apiserver.Namespaces,
 	}
 }
 

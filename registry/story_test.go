@@ -269,7 +269,7 @@ func (s *teller) decode(files []string) (out []apiserver.Object) {
 			must.Do(s, yaml.Unmarshal([]byte(doc), &m))
 			o := map[string]apiserver.Object{
 				"APIService": &apiregistrationv1.APIService{}, "ConfigMap": &corev1.ConfigMap{},
-				"Service": &corev1.Service{}, "EndpointSlice": &discoveryv1.EndpointSlice{},
+				"Service": &corev1.Service{}, "EndpointSlice": &discoveryv1.EndpointSlice{}, "Namespace": &corev1.Namespace{},
 			}[m.Kind]
 			if o == nil {
 				s.Fatalf("%s: unknown kind %q", file, m.Kind)
@@ -308,9 +308,6 @@ func show(t *Table) string {
 		if managed := e.Object.Labels["kube-aggregator.kubernetes.io/automanaged"]; managed != "" {
 			fmt.Fprintf(&b, " managed %s", managed)
 		}
-		if !v.Since.IsZero() {
-			fmt.Fprintf(&b, " at %s", v.Since.Sub(time.Unix(0, 0)))
-		}
 		if e.Rule != nil {
 			fmt.Fprintf(&b, " by %s", e.Rule.Where)
 		}
@@ -319,6 +316,9 @@ func show(t *Table) string {
 		}
 		if e.Hidden != "" {
 			fmt.Fprintf(&b, " hidden by %s", e.Hidden)
+		}
+		if !v.Since.IsZero() {
+			fmt.Fprintf(&b, " at %s", v.Since.Sub(time.Unix(0, 0)))
 		}
 		b.WriteByte('\n')
 		for _, p := range e.Endpoints {

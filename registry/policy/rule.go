@@ -3,6 +3,7 @@ package policy
 import (
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -37,7 +38,12 @@ func (r *Rule) Fails(q *Request) string {
 
 // Namespaces are the labels of the cluster's namespaces. The zero value has none. It is safe for
 // concurrent use.
-type Namespaces struct{ labels sync.Map }
+type Namespaces struct {
+	// Forbidden says that they may not be read.
+	Forbidden atomic.Bool
+
+	labels sync.Map // :: name → labels.Set
+}
 
 // Set stores the labels of a namespace.
 func (n *Namespaces) Set(name string, l labels.Set) { n.labels.Store(name, l) }

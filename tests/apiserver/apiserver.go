@@ -25,6 +25,7 @@ const (
 	Services    = "/api/v1/services"
 	Slices      = "/apis/discovery.k8s.io/v1/endpointslices"
 	ConfigMaps  = "/api/v1/namespaces/kube-system/configmaps"
+	Namespaces  = "/api/v1/namespaces"
 )
 
 // Object is an object of a collection.
@@ -51,7 +52,7 @@ type event struct {
 
 // New makes a server with empty collections, without those listed.
 func New(without ...string) *Server {
-	s := &Server{resources: map[string]map[string]Object{APIServices: {}, Services: {}, Slices: {}, ConfigMaps: {}}, wake: make(chan struct{})}
+	s := &Server{resources: map[string]map[string]Object{APIServices: {}, Services: {}, Slices: {}, ConfigMaps: {}, Namespaces: {}}, wake: make(chan struct{})}
 	for _, p := range without {
 		delete(s.resources, p)
 	}
@@ -73,6 +74,7 @@ func kindOf(path string) schema.GroupVersionKind {
 	return map[string]schema.GroupVersionKind{
 		APIServices: apiregistrationv1.SchemeGroupVersion.WithKind("APIService"), Services: corev1.SchemeGroupVersion.WithKind("Service"),
 		Slices: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), ConfigMaps: corev1.SchemeGroupVersion.WithKind("ConfigMap"),
+		Namespaces: corev1.SchemeGroupVersion.WithKind("Namespace"),
 	}[path]
 }
 
@@ -84,6 +86,8 @@ func pathOf(o Object) string {
 		return Services
 	case *discoveryv1.EndpointSlice:
 		return Slices
+	case *corev1.Namespace:
+		return Namespaces
 	}
 	return ConfigMaps
 }
