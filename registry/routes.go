@@ -56,7 +56,7 @@ type routing struct {
 type routings struct {
 	of    map[string]*routing               // :: APIService
 	users map[types.NamespacedName][]string // :: Service → the APIServices of which it is a further backend
-	// labels is the first backend that selects namespaces by their labels. Nil means that none does.
+	// labels is the first backend that selects namespaces by labels. Nil means that none does.
 	labels *directory.Fault
 	known  *policy.Namespaces
 }
