@@ -96,7 +96,7 @@ func (t *Table) Group(name string) *Group {
 func (t *Table) Problems() []directory.Fault { return t.problems }
 
 // NamespaceLabels reports whether the policy selects namespaces by their labels.
-func (t *Table) NamespaceLabels() bool { return t.policy != nil && t.policy.labels }
+func (t *Table) NamespaceLabels() bool { return t.policy != nil && t.policy.labels != nil }
 
 // named returns the entry of an APIService by its name, version.group, nil if there is none.
 func (t *Table) named(name string) *Entry {
