@@ -100,15 +100,6 @@ func (s *Sources[S, L]) update(ctx context.Context, changes []latest.Change[*reg
 	}
 }
 
-// forget drops the ended backends. Until documents without a backend are published, the documents
-// before may still read its state.
-func (s *Sources[S, L]) forget() {
-	for _, of := range s.ended {
-		s.backends.Delete(of)
-	}
-	s.ended = nil
-}
-
 // backendOf returns an entry's backend. Nil means that it has none, or that there is no entry.
 func backendOf(e *registry.Entry) *registry.Backend {
 	if e == nil {

@@ -116,7 +116,7 @@ type Sources[S, L any] struct {
 	running  sync.WaitGroup         // the backends' goroutines
 
 	// The fields below belong to Run's goroutine.
-	ended   []*registry.Backend       // to be dropped: see forget
+	ended   []*registry.Backend       // to be dropped
 	serving map[string]*backend[S, L] // :: APIService → its backend
 }
 
@@ -186,7 +186,12 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 				again.Reset(time.Until(at))
 			}
 		}
-		s.forget()
+		// Not before: until documents without a backend are published, those before may still read
+		// its state.
+		for _, of := range s.ended {
+			s.backends.Delete(of)
+		}
+		s.ended = nil
 		latest.Sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
 	return ctx.Err()

@@ -33,14 +33,19 @@ const (
 	lastHurry  = time.Second
 )
 
-// follow calls ask repeatedly until ctx ends. It is for the one server with hints of changes;
-// backends have their own pace, see backend.run.
-func follow(ctx context.Context, every time.Duration, hints <-chan struct{}, ask func(context.Context) error) {
-	hurry := time.Duration(0)
-	failures := 0
-	for {
+// followLocal asks a local apiserver until ctx ends. Then it is none any more. It is for servers with
+// hints of changes; backends have their own pace, see backend.run.
+func (s *Sources[S, L]) followLocal(ctx context.Context, server string) {
+	l := &local[L]{name: server, hints: make(chan struct{}, 1)}
+	s.locals.Store(server, l)
+	every, hurry, failures := s.kind.Every, time.Duration(0), 0
+	for ctx.Err() == nil {
 		begun := time.Now()
-		err := ask(ctx)
+		err := s.kind.AskLocal(ctx, server, &l.known)
+		if ctx.Err() != nil {
+			break
+		}
+		s.note(err, &l.failing, "local apiserver", slog.String("endpoint", server))
 		rest := min(max(leastRest, restFactor*time.Since(begun)), every)
 		wait := every
 		switch {
@@ -58,14 +63,13 @@ func follow(ctx context.Context, every time.Duration, hints <-chan struct{}, ask
 		latest.Sleep(ctx, rest)
 		select {
 		case <-time.After(wait - rest):
-		case <-hints:
+		case <-l.hints:
 			hurry = firstHurry
 		case <-ctx.Done():
 		}
-		if ctx.Err() != nil {
-			return
-		}
 	}
+	s.locals.CompareAndDelete(server, l) // it may have come back
+	s.Touch()
 }
 
 const (
@@ -188,23 +192,4 @@ func (s *Sources[S, L]) Locals(yield func(server string, known *L) bool) {
 		l := v.(*local[L]) //nolint:forcetypeassert // nothing else is stored
 		return yield(l.name, l.known.Load())
 	})
-}
-
-// followLocal asks a local apiserver until ctx ends. Then it is none any more.
-func (s *Sources[S, L]) followLocal(ctx context.Context, server string) {
-	l := &local[L]{name: server, hints: make(chan struct{}, 1)}
-	s.locals.Store(server, l)
-	follow(ctx, s.kind.Every, l.hints, func(ctx context.Context) error { return s.askLocal(ctx, l) })
-	s.locals.CompareAndDelete(server, l) // it may have come back
-	s.Touch()
-}
-
-// askLocal asks a local apiserver.
-func (s *Sources[S, L]) askLocal(ctx context.Context, l *local[L]) error {
-	err := s.kind.AskLocal(ctx, l.name, &l.known)
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	s.note(err, &l.failing, "local apiserver", slog.String("endpoint", l.name))
-	return err
 }

@@ -43,26 +43,36 @@ type localState struct {
 	groupsTag, coreTag string
 }
 
-// complete reports whether every document has been read once.
-func (s *localState) complete() bool {
-	return s != nil && s.groups != nil && s.core != nil && s.versions != nil
-}
-
 // askLocal requests all documents of a server and stores the changed ones. An error changes no
 // document.
 func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.Pointer[localState]) error {
 	last := cmp.Or(known.Load(), &localState{server: server})
-	next, changed := *last, false
+	next, from := *last, d.cfg.Local(server)
 	release, err := d.cfg.Release(ctx, server)
 	if err == nil {
 		next.release = release
 	}
-	err = errors.Join(err, d.localGroups(ctx, &next, &changed), d.localCore(ctx, &next, &changed), d.localVersions(ctx, &next, &changed))
+	groups, tag, err2 := d.list(ctx, from, "/apis", last.groupsTag)
+	if groups != nil {
+		next.groups, next.groupsTag = byGroupVersion(groups), tag
+		if d.own != nil {
+			maps.DeleteFunc(next.groups, func(gv schema.GroupVersion, _ *apidiscoveryv2.APIVersionDiscovery) bool {
+				return gv.Group == apiregistrationv1.GroupName
+			})
+			maps.Copy(next.groups, d.own)
+		}
+	}
+	core, tag, err3 := d.list(ctx, from, "/api", last.coreTag)
+	if core != nil {
+		core.TypeMeta = metav1.TypeMeta{} // encoding sets it
+		next.core, next.coreTag = core, tag
+	}
+	err = errors.Join(err, err2, err3, localVersions(ctx, from, &next))
 	if next.failed = err != nil; !next.failed {
 		next.confirmed = time.Now()
 	}
 	known.Store(&next)
-	if changed || next.release != last.release || next.failed != last.failed {
+	if groups != nil || core != nil || next.versions != last.versions || next.release != last.release || next.failed != last.failed {
 		d.Touch()
 	}
 	return err
@@ -73,21 +83,6 @@ func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.P
 const acceptLocal = runtime.ContentTypeProtobuf + aggregatedParams + noPeers + "," + runtime.ContentTypeJSON + aggregatedParams + noPeers
 
 const noPeers = ";profile=nopeer"
-
-func (d *Discovery) localGroups(ctx context.Context, s *localState, changed *bool) error {
-	list, tag, err := d.list(ctx, d.cfg.Local(s.server), "/apis", s.groupsTag)
-	if err != nil || list == nil {
-		return err
-	}
-	s.groups, s.groupsTag, *changed = byGroupVersion(list), tag, true
-	if d.own != nil {
-		maps.DeleteFunc(s.groups, func(gv schema.GroupVersion, _ *apidiscoveryv2.APIVersionDiscovery) bool {
-			return gv.Group == apiregistrationv1.GroupName
-		})
-		maps.Copy(s.groups, d.own)
-	}
-	return nil
-}
 
 // askOwn reads the documents of what this process serves itself.
 func (d *Discovery) askOwn(ctx context.Context) error {
@@ -107,16 +102,6 @@ func byGroupVersion(list *apidiscoveryv2.APIGroupDiscoveryList) map[schema.Group
 		}
 	}
 	return out
-}
-
-func (d *Discovery) localCore(ctx context.Context, s *localState, changed *bool) error {
-	list, tag, err := d.list(ctx, d.cfg.Local(s.server), "/api", s.coreTag)
-	if err != nil || list == nil {
-		return err
-	}
-	list.TypeMeta = metav1.TypeMeta{} // encoding sets it
-	s.core, s.coreTag, *changed = list, tag, true
-	return nil
 }
 
 // maxLocal bounds the local apiserver's documents. They list the resources of all its CRDs and,
@@ -145,8 +130,8 @@ func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string)
 	return list, a.Header.Get("Etag"), nil
 }
 
-func (d *Discovery) localVersions(ctx context.Context, s *localState, changed *bool) error {
-	a, err := documents.Get(ctx, d.cfg.Local(s.server), documents.Question{OK: true, Path: "/api", Accept: runtime.ContentTypeJSON})
+func localVersions(ctx context.Context, from documents.Do, s *localState) error {
+	a, err := documents.Get(ctx, from, documents.Question{OK: true, Path: "/api", Accept: runtime.ContentTypeJSON})
 	if err != nil {
 		return err
 	}
@@ -155,7 +140,7 @@ func (d *Discovery) localVersions(ctx context.Context, s *localState, changed *b
 		return a.Invalid(err)
 	}
 	if s.versions == nil || !slices.Equal(s.versions.ServerAddressByClientCIDRs, v.ServerAddressByClientCIDRs) {
-		s.versions, *changed = v, true
+		s.versions = v
 	}
 	return nil
 }
@@ -172,7 +157,7 @@ func (d *Discovery) together(m *merge) *localState {
 	}
 	var all []*localState
 	for _, s := range d.Locals {
-		if s.complete() {
+		if s != nil && s.groups != nil && s.core != nil && s.versions != nil { // all has been read once
 			all = append(all, s)
 		}
 	}

@@ -47,11 +47,6 @@ func (m *merge) groups() []*registry.Group {
 	return slices.Concat(groups[:core], groups[core+1:])
 }
 
-// grouped leaves out the core group: if /api is remote, it is proxied as a whole.
-func grouped(entries []*registry.Entry) []*registry.Entry {
-	return slices.DeleteFunc(slices.Clone(entries), func(e *registry.Entry) bool { return e.GroupVersion.Group == "" })
-}
-
 // part is a group-version of the aggregated document.
 type part struct {
 	group string

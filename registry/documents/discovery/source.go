@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"maps"
 	"mime"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -84,20 +86,23 @@ func (s *state) next(etag string) *state {
 	return next
 }
 
-// with returns s with a change of each entry's version.
-func (s *state) with(entries []*registry.Entry, change func(*version)) *state {
-	next := s.next(s.etag)
-	for _, e := range entries {
+// with returns s with a change of each entry's version, and the first failure of these.
+func (s *state) with(entries []*registry.Entry, change func(i int, v *version)) (next *state, first error) {
+	next = s.next(s.etag)
+	for i, e := range entries {
 		v := s.version(e.GroupVersion)
-		change(&v)
+		change(i, &v)
 		next.versions[e.GroupVersion] = &v
+		first = cmp.Or(first, v.err)
 	}
-	return next
+	return next, first
 }
 
 // ask asks a backend for its group-versions, by aggregated discovery if the backend supports it.
 func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.Entry) (next *state, changed bool, err error) {
-	if entries = grouped(entries); len(entries) == 0 {
+	// Without the core group: if /api is remote, it is proxied as a whole.
+	entries = slices.DeleteFunc(slices.Clone(entries), func(e *registry.Entry) bool { return e.GroupVersion.Group == "" })
+	if len(entries) == 0 {
 		return nil, false, nil
 	}
 	next, err = d.answer(ctx, known, entries)
@@ -118,15 +123,16 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 	case errors.As(err, &failure) && failure.Reason == documents.ReasonTooLarge:
 		return d.askEach(ctx, old, entries) // each alone may be small enough
 	case err != nil:
-		return failed(old, entries, err), err
+		return failed(old, entries, err)
 	case a.Status == http.StatusNotModified && q.ETag != "":
-		return confirmed(old, entries), nil
+		now := time.Now()
+		return old.with(entries, func(_ int, v *version) { v.confirmed, v.tag, v.err = now, old.etag, nil })
 	case a.Status == http.StatusServiceUnavailable:
-		return failed(old, entries, a.Unexpected()), a.Unexpected()
+		return failed(old, entries, a.Unexpected())
 	case a.Status == http.StatusOK && isAggregated(a.Header):
 		found, err := d.parse(a)
 		if err != nil {
-			return failed(old, entries, err), err
+			return failed(old, entries, err)
 		}
 		return d.taken(old, entries, found, a.Header.Get("Etag"))
 	}
@@ -165,43 +171,33 @@ func (d *Discovery) parse(a documents.Answer) (map[schema.GroupVersion]*apidisco
 // taken takes the entries' part of a document, and nothing else. An entry that is not in it becomes
 // Current and empty: the backend is up and serves nothing.
 func (d *Discovery) taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery, etag string) (*state, error) {
-	var first error
-	next := old.next(etag)
-	now := time.Now()
-	for _, e := range entries {
-		doc := found[e.GroupVersion]
-		if doc == nil {
-			doc = &apidiscoveryv2.APIVersionDiscovery{}
-		}
-		v := d.accept(old.version(e.GroupVersion), e.GroupVersion, doc, now)
-		next.versions[e.GroupVersion] = v
-		if v.err == nil {
+	next, err := old.with(entries, func(i int, v *version) {
+		gv := entries[i].GroupVersion
+		if d.accept(v, gv, cmp.Or(found[gv], &apidiscoveryv2.APIVersionDiscovery{})); v.err == nil {
 			v.tag = etag
-		} else if first == nil {
-			first = v.err
 		}
-	}
-	if first != nil {
+	})
+	if next.etag = etag; err != nil {
 		next.etag = "" // a 304 must not hide the failure
 	}
-	return next, first
+	return next, err
 }
 
-// accept makes a version of a backend's document: bounded, and repaired where clients are known to
-// fail.
-func (d *Discovery) accept(old version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersionDiscovery, now time.Time) *version {
+// accept makes v the version of a backend's document: bounded, and repaired where clients are known
+// to fail.
+func (d *Discovery) accept(v *version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersionDiscovery) {
 	doc.Version, doc.Freshness = gv.Version, apidiscoveryv2.DiscoveryFreshnessCurrent
 	repair(doc)
 	text, _ := json.Marshal(doc) // it cannot fail
 	if room := d.room(gv); len(text) > max(small, room) {
-		old.err = &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf("reading %s: %d resources of %d bytes, at most %d beside other large ones",
+		v.err = &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf("reading %s: %d resources of %d bytes, at most %d beside other large ones",
 			gv, len(doc.Resources), len(text), max(small, room))}
-		return &old
+		return
 	}
-	if old.doc != nil && apiequality.Semantic.DeepEqual(old.doc, doc) {
-		doc = old.doc
+	if v.doc != nil && apiequality.Semantic.DeepEqual(v.doc, doc) {
+		doc = v.doc
 	}
-	return &version{doc: doc, confirmed: now, size: len(text)}
+	*v = version{doc: doc, confirmed: time.Now(), size: len(text)}
 }
 
 // room returns what other large group-versions leave of twice MaxBody: as JSON in the merged
@@ -234,12 +230,6 @@ func repair(doc *apidiscoveryv2.APIVersionDiscovery) {
 	}
 }
 
-// confirmed returns old, confirmed now.
-func confirmed(old *state, entries []*registry.Entry) *state {
-	now := time.Now()
-	return old.with(entries, func(v *version) { v.confirmed, v.tag, v.err = now, old.etag, nil })
-}
-
 // join returns s with the group-versions that former confirmed later. They need not be those of the
 // ETag of s.
 func join(s, former *state) *state {
@@ -253,14 +243,14 @@ func join(s, former *state) *state {
 	return next
 }
 
-// failed returns old with a failure.
-func failed(old *state, entries []*registry.Entry, err error) *state {
-	return old.with(entries, func(v *version) { v.err = err })
+// failed returns old with a failure, which it also returns.
+func failed(old *state, entries []*registry.Entry, err error) (*state, error) {
+	return old.with(entries, func(_ int, v *version) { v.err = err })
 }
 
 // askEach requests each group-version separately.
 func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry.Entry) (*state, error) {
-	found := make([]*version, len(entries))
+	found := make([]version, len(entries))
 	var asking errgroup.Group
 	asking.SetLimit(maxLegacy)
 	for i, e := range entries {
@@ -270,15 +260,9 @@ func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry
 		})
 	}
 	_ = asking.Wait() // no function returns an error
-	var first error
-	next := old.next("")
-	for i, e := range entries {
-		next.versions[e.GroupVersion] = found[i]
-		if first == nil {
-			first = found[i].err
-		}
-	}
-	return next, first
+	next, err := old.with(entries, func(i int, v *version) { *v = found[i] })
+	next.etag = ""
+	return next, err
 }
 
 // sameContent reports whether two states make the same document, now and after StaleAfter.
@@ -288,26 +272,22 @@ func sameContent(a, b *state) bool {
 
 // legacyVersion requests one group-version's APIResourceList and converts it as kube-aggregator
 // does.
-func (d *Discovery) legacyVersion(ctx context.Context, old version, e *registry.Entry) *version {
+func (d *Discovery) legacyVersion(ctx context.Context, v version, e *registry.Entry) version {
 	a, err := documents.Get(ctx, d.cfg.From(e), documents.Question{OK: true, Path: e.Path(), Accept: runtime.ContentTypeJSON, Limit: d.cfg.MaxBody, Turn: d.turn})
 	defer a.Done()
-	hash := negotiate.Hash(a.Body)
-	if err == nil && hash == old.hash {
-		old.confirmed, old.err = time.Now(), nil // a large one need not be decoded each time
-		return &old
-	}
-	var doc *apidiscoveryv2.APIVersionDiscovery
-	if err == nil {
-		if doc, err = d.convert(a); err != nil {
-			err = a.Invalid(err)
-		}
-	}
 	if err != nil {
-		old.err = err
-		return &old
+		v.err = err
+		return v
 	}
-	v := d.accept(old, e.GroupVersion, doc, time.Now())
-	if v.err == nil {
+	hash := negotiate.Hash(a.Body)
+	if hash == v.hash {
+		v.confirmed, v.err = time.Now(), nil // a large one need not be decoded each time
+		return v
+	}
+	doc, err := d.convert(a)
+	if err != nil {
+		v.err = a.Invalid(err)
+	} else if d.accept(&v, e.GroupVersion, doc); v.err == nil {
 		v.hash = hash
 	}
 	return v

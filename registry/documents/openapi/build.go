@@ -36,14 +36,12 @@ type built struct {
 // after its documents were decoded.
 const restFactor = 4
 
-var errNotYet = errors.New("the local apiserver's OpenAPI is not known yet")
-
 // document returns the v2 document, and merges it if something has changed. Requests that come
 // during a merge wait for its result.
 func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 	v := o.view.Load()
 	if v == nil || v.local.spec == nil && o.cfg.FetchLocal != nil {
-		return nil, errNotYet
+		return nil, errors.New("the local apiserver's OpenAPI is not known yet")
 	}
 	last := o.built.Load()
 	if last != nil && (last.of == v.inputs() || time.Since(last.done) < restFactor*last.took) {

@@ -71,11 +71,8 @@ func (o *OpenAPI) claim(v, last *view) {
 // it: kube-apiserver would serve that server's document as its own. It never blocks.
 func (o *OpenAPI) Claimed(path string) bool {
 	name, ok := strings.CutPrefix(path, "/openapi/v3/")
-	if !ok {
-		return false
-	}
 	v := o.view.Load()
-	return v != nil && v.claimed[name]
+	return ok && v != nil && v.claimed[name]
 }
 
 // convertLocal makes v3 documents of the local apiserver's v2 document, to which its aggregator

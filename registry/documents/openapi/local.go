@@ -134,10 +134,7 @@ func ofOwn(path string) bool {
 // askOwn reads the documents of what this process serves itself. After an error Run ends.
 func (o *OpenAPI) askOwn(ctx context.Context) error {
 	q := o.question(o.cfg.FetchOwn, &state{}, apiregistrationv1.SchemeGroupVersion)
-	index, err := q.index(ctx)
-	if err == nil && index != nil {
-		err = q.documents(ctx, index)
-	}
+	_, err := q.index(ctx)
 	if err == nil {
 		err = q.spec(ctx)
 	}

@@ -147,12 +147,9 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 	var err2 error
 	var asking sync.WaitGroup
 	asking.Go(func() { err2 = q.spec(ctx) }) // in parallel: one of the two may hang
-	index, err3 := q.index(ctx)
-	if err3 == nil && index != nil {
-		err3 = q.documents(ctx, index)
-	}
+	indexed, err3 := q.index(ctx)
 	asking.Wait()
-	if err3 == nil && index == nil && err2 == nil {
+	if err3 == nil && !indexed && err2 == nil {
 		err3 = q.converted(ctx)
 	}
 	if whole.Err() != nil {
@@ -165,7 +162,7 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 	}
 	for i, gv := range own {
 		old, now := known.versions[gv], q.now[i]
-		if now.v3 == nil && (err3 != nil || index == nil && err2 != nil) {
+		if now.v3 == nil && (err3 != nil || !indexed && err2 != nil) {
 			now.v3 = old.v3
 		}
 		if err2 == nil || err3 == nil {
@@ -194,29 +191,29 @@ func join(s, former *state) *state {
 	return next
 }
 
-// index gets the v3 index. Nil means that the backend has none.
-func (q *question) index(ctx context.Context) (*handler3.OpenAPIV3Discovery, error) {
+// index gets the v3 index, and what it names. It reports whether the backend has one.
+func (q *question) index(ctx context.Context) (found bool, err error) {
 	a, err := documents.Get(ctx, q.do, documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxIndex, Timeout: fetchTimeout})
 	var failure *documents.Error
 	switch {
 	case errors.As(err, &failure) && failure.Reason == documents.ReasonTooLarge:
 		q.claim(everything)
-		return nil, err
+		return false, err
 	case err != nil:
-		return nil, err
+		return false, err
 	case a.Status == http.StatusOK:
 	case a.Status == http.StatusNotFound:
 		q.claim()
-		return nil, nil
+		return false, nil
 	default:
-		return nil, a.Unexpected()
+		return false, a.Unexpected()
 	}
 	index := &handler3.OpenAPIV3Discovery{}
 	if err := json.Unmarshal(a.Body, index); err != nil {
-		return nil, a.Invalid(err)
+		return false, a.Invalid(err)
 	}
 	q.claim(slices.Sorted(maps.Keys(index.Paths))...)
-	return index, nil
+	return true, q.documents(ctx, index)
 }
 
 // documents gets the documents of the backend's own group-versions that have changed.
