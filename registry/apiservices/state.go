@@ -29,17 +29,10 @@ type state struct {
 	// objects in order of name.
 	objects []*apiregistration.APIService
 	// events are the latest changes, one for each revision after floor.
-	events []change
+	events []watch.Event
 	floor  uint64
 	// superseded is closed once a newer state is stored.
 	superseded chan struct{}
-}
-
-// change is one event of the history.
-type change struct {
-	kind watch.EventType
-	// object is the new state, or the last one of a deleted object.
-	object *apiregistration.APIService
 }
 
 // history is how many changes the cache may be behind before it must relist. 10,000 is one change
@@ -130,12 +123,13 @@ func (s *state) update(e *registry.Entry, before *apiregistration.APIService) *a
 	return object
 }
 
-// record adds a change with a new revision.
+// record adds a change with a new revision. object is the new state, or the last one of a deleted
+// object.
 func (s *state) record(kind watch.EventType, object *apiregistration.APIService) {
 	s.revision++
 	object.ResourceVersion = strconv.FormatUint(s.revision, 10)
 	// Older states share the array, but their slices end before the new event.
-	s.events = append(s.events, change{kind: kind, object: object})
+	s.events = append(s.events, watch.Event{Type: kind, Object: object})
 }
 
 func compareName(o *apiregistration.APIService, name string) int {

@@ -141,8 +141,8 @@ func (s *store) Watch(ctx context.Context, _ string, o storage.ListOptions) (wat
 				send(watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired("too old resource version").ErrStatus})
 				return
 			}
-			for _, c := range state.events[min(at, state.revision)-state.floor:] {
-				if !send(watch.Event{Type: c.kind, Object: c.object}) {
+			for _, e := range state.events[min(at, state.revision)-state.floor:] {
+				if !send(e) {
 					return
 				}
 			}

@@ -126,7 +126,7 @@ func (b *bounded) detectRestores(ctx context.Context, cached *cacher.Cacher) {
 		was, err := cached.LastSyncResourceVersion()
 		if is, unknown := b.now(ctx); err == nil && unknown == nil && is < was {
 			klog.ErrorS(nil, "etcd's revision has decreased, as after a restore: everything is relisted", "was", was, "is", is)
-			b.watches.Load().end()
+			b.watches.Swap(newWatches()).end()
 		}
 	}, detectEvery)
 }
@@ -166,11 +166,7 @@ func (b *bounded) Watch(ctx context.Context, key string, o storage.ListOptions) 
 	if err := b.notFuture(ctx, o.ResourceVersion); err != nil {
 		return nil, err
 	}
-	all := b.watches.Load()
-	if all.Err() != nil {
-		b.watches.CompareAndSwap(all, newWatches())
-		all = b.watches.Load()
-	}
+	all := b.watches.Load() // before the watch begins: a restore in between must end it
 	ctx, cancel := context.WithCancel(ctx)
 	w, err := b.Interface.Watch(ctx, key, o)
 	if err != nil {

@@ -26,17 +26,15 @@ func transportCredentials(c Config) (grpc.DialOption, error) {
 	return grpc.WithTransportCredentials(b), nil
 }
 
-func (b *reloading) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (b *reloading) ClientHandshake(ctx context.Context, authority string, c net.Conn) (safe net.Conn, info credentials.AuthInfo, err error) {
 	config, err := b.files.ClientConfig()
 	if err == nil {
-		var info credentials.AuthInfo
-		var safe net.Conn
-		if safe, info, err = credentials.NewTLS(config).ClientHandshake(ctx, authority, c); err == nil {
-			return safe, info, nil
-		}
+		safe, info, err = credentials.NewTLS(config).ClientHandshake(ctx, authority, c)
 	}
-	klog.ErrorS(err, "no TLS connection to etcd", "address", c.RemoteAddr().String()) // gRPC's backoff limits how often
-	return nil, nil, err
+	if err != nil {
+		klog.ErrorS(err, "no TLS connection to etcd", "address", c.RemoteAddr().String()) // gRPC's backoff limits how often
+	}
+	return safe, info, err
 }
 
 func (b *reloading) Clone() credentials.TransportCredentials { return b }
