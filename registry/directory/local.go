@@ -43,10 +43,6 @@ const localInterval = 10 * time.Second
 // this process are missing in the legacy list of groups until then.
 const localAgain = 250 * time.Millisecond
 
-// errUnread is the error for the list of an apiserver that has just started: it names only the
-// group of the APIServices, which it has not read yet.
-var errUnread = errors.New("the local apiserver has not read its APIServices yet")
-
 // NewLocal returns what registers those of the apiserver that c connects to.
 func NewLocal(c *rest.Config, log *slog.Logger) (*Local, error) {
 	c = rest.CopyConfig(c)
@@ -70,7 +66,8 @@ func (l *Local) Run(ctx context.Context, serve func(map[types.NamespacedName]run
 	for {
 		list, err := l.groups(ctx)
 		if err == nil && !slices.ContainsFunc(list.Groups, func(g metav1.APIGroup) bool { return g.Name != "" && g.Name != apiregistrationv1.GroupName }) {
-			err = errUnread
+			// It has just started, and names only the group of the APIServices.
+			err = errors.New("the local apiserver has not read its APIServices yet")
 		}
 		wait := localInterval
 		switch {

@@ -113,7 +113,19 @@ const maxFaults = 20
 // Decode decodes all objects of a file. If there is a fault, it returns the faults and no objects.
 func (d *Decoder) Decode(file string, data []byte) ([]Object, []Fault) {
 	objects, faults := d.DecodeGood(file, data)
-	if faults = append(faults, duplicates(file, objects)...); len(faults) > 0 {
+	lines := make(map[string]int, len(objects)) // :: name → line
+	for _, o := range objects {
+		name := o.Name()
+		if line, taken := lines[name]; taken {
+			faults = append(faults, Fault{
+				File: file, Line: o.Line, Field: "metadata.name",
+				Message: fmt.Sprintf("metadata.name: %s is already at line %d", name, line),
+			})
+			continue
+		}
+		lines[name] = o.Line
+	}
+	if len(faults) > 0 {
 		return nil, faults[:min(len(faults), maxFaults)]
 	}
 	return objects, nil
@@ -221,24 +233,6 @@ func (o Object) Name() string {
 		return o.kind + " " + o.Value.GetName()
 	}
 	return o.kind + " " + o.Value.GetNamespace() + "/" + o.Value.GetName()
-}
-
-// duplicates finds objects that are in a file twice.
-func duplicates(file string, objects []Object) []Fault {
-	var faults []Fault
-	lines := make(map[string]int, len(objects)) // :: name → line
-	for _, o := range objects {
-		name := o.Name()
-		if line, taken := lines[name]; taken {
-			faults = append(faults, Fault{
-				File: file, Line: o.Line, Field: "metadata.name",
-				Message: fmt.Sprintf("metadata.name: %s is already at line %d", name, line),
-			})
-			continue
-		}
-		lines[name] = o.Line
-	}
-	return faults
 }
 
 // cause returns the innermost error, which is the one without the decoder's context.

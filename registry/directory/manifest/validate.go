@@ -82,10 +82,8 @@ func (v *violations) apiService(o *apiregistrationv1.APIService) {
 	*v = append(*v, aggregatorvalidation.ValidateAPIService(context.Background(), &internal)...)
 }
 
-func metadata() *field.Path { return field.NewPath("metadata") }
-
 func (v *violations) metadata(o *metav1.ObjectMeta, namespaced bool, name apivalidation.ValidateNameFunc) {
-	*v = append(*v, apivalidation.ValidateObjectMeta(o, namespaced, name, metadata())...)
+	*v = append(*v, apivalidation.ValidateObjectMeta(o, namespaced, name, field.NewPath("metadata"))...)
 }
 
 // service applies the rules of pkg/apis/core/validation that matter for routing there.
@@ -142,7 +140,7 @@ const (
 func (v *violations) slice(o *discoveryv1.EndpointSlice) {
 	v.metadata(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain)
 	v.add(o.Labels[discoveryv1.LabelServiceName] == "",
-		field.Required(metadata().Child("labels").Key(discoveryv1.LabelServiceName), "it says which Service the endpoints belong to"))
+		field.Required(field.NewPath("metadata").Child("labels").Key(discoveryv1.LabelServiceName), "it says which Service the endpoints belong to"))
 	if kind := field.NewPath("addressType"); o.AddressType == "" {
 		v.add(true, field.Required(kind, ""))
 	} else {
