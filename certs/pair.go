@@ -64,31 +64,23 @@ func (p *Pair) GetClientCertificate(*tls.CertificateRequestInfo) (*tls.Certifica
 	return cmp.Or(p.Certificate(), &tls.Certificate{}), nil
 }
 
-// take parses data (certificate, key) and puts it in force. Calls must not overlap.
+// take parses data (certificate, key) and puts it in force. Calls must not overlap. It refuses a
+// truncated certificate file even if its first certificate is complete: clients would miss the
+// intermediates.
 func (p *Pair) take(data [][]byte) error {
-	cert, err := parsePair(data[0], data[1])
+	_, err := bundle.Parse(data[0])
+	var cert tls.Certificate
+	if err == nil {
+		cert, err = tls.X509KeyPair(data[0], data[1])
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("parsing key pair: %w", err)
 	}
 	old := p.current.Load()
-	p.current.Store(&pairState{cert: cert, superseded: make(chan struct{})})
+	p.current.Store(&pairState{cert: &cert, superseded: make(chan struct{})})
 	// Swap before close: a goroutine that wakes up must find the new pair.
 	close(old.superseded)
 	return nil
-}
-
-// parsePair parses a pair in PEM. It refuses a truncated certificate file even if its first
-// certificate is complete: clients would miss the intermediates.
-func parsePair(certPEM, keyPEM []byte) (*tls.Certificate, error) {
-	_, err := bundle.Parse(certPEM)
-	var cert tls.Certificate
-	if err == nil {
-		cert, err = tls.X509KeyPair(certPEM, keyPEM)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("parsing key pair: %w", err)
-	}
-	return &cert, nil
 }
 
 // selfSigned makes a pair (certificate, key), so that a first start needs no preparation. No client
@@ -160,9 +152,6 @@ func certificateNames(c *tls.Certificate) []string {
 	return append(names, c.Leaf.DNSNames...)
 }
 
-// errNoServing fails handshakes while there is no serving pair yet.
-var errNoServing = errors.New("there is no serving certificate yet")
-
 // certificate selects a pair by the SNI name or, if there is none, by the address that the client
 // dialled: a client that dials an IP address sends no name.
 func (n *servingNames) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -176,7 +165,7 @@ func (n *servingNames) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate
 		return c, nil
 	}
 	if n.fallback == nil {
-		return nil, errNoServing
+		return nil, errors.New("there is no serving certificate yet")
 	}
 	return n.fallback, nil
 }

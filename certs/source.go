@@ -134,12 +134,10 @@ func readFile(path string) ([]byte, error) {
 	case len(data) > maxFile:
 		return nil, fmt.Errorf("reading %s: more than %d bytes", path, maxFile)
 	case len(data) == 0:
-		return nil, fmt.Errorf("reading %s: %w", path, errEmpty)
+		return nil, fmt.Errorf("reading %s: the file is empty", path)
 	}
 	return data, nil
 }
-
-var errEmpty = errors.New("the file is empty")
 
 // maxSeries bounds the expiry series of one bundle.
 const maxSeries = 16
@@ -179,9 +177,7 @@ func (s *Store) Status() []Status {
 		if err == nil && slices.Contains([]string{"client-ca", "requestheader-ca", "authentication-configmap"}, f.use) {
 			err = refusal
 		}
-		if err != nil {
-			st.Err = err.Error()
-		}
+		st.Err = text(err)
 		if f.held != nil {
 			for _, c := range f.held() {
 				st.Certificates = append(st.Certificates, trust.Describe(c))

@@ -18,8 +18,6 @@ import (
 // ownCheck names this process's readiness check, on the admin port and in responses for clusters.
 const ownCheck = "fairlead"
 
-var errDraining = errors.New("shutting down")
-
 // Checks answers a health path as kube-apiserver does: /readyz with ?verbose and ?exclude=, and
 // /readyz/<check> for one of them. Two checks come before those listed: ping, which always passes,
 // and fairlead, which fails while draining.
@@ -44,9 +42,6 @@ type Checks struct {
 	others  http.ServeMux          // the same of Others
 	install sync.Once              // of both
 }
-
-// errWithheld replaces a check's error in a response.
-var errWithheld = errors.New("reason withheld")
 
 // ServeHTTP answers the path and those below it.
 func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -83,7 +78,7 @@ func withheld(all []healthz.HealthChecker) (checks []healthz.HealthChecker) {
 	for _, k := range all {
 		checks = append(checks, healthz.NamedCheck(k.Name(), func(r *http.Request) error {
 			if k.Check(r) != nil {
-				return errWithheld
+				return errors.New("reason withheld")
 			}
 			return nil
 		}))
@@ -106,7 +101,7 @@ func (c *Checks) all() []healthz.HealthChecker {
 	if c.Draining != nil {
 		checks = append(checks, healthz.NamedCheck(ownCheck, func(*http.Request) error {
 			if c.Draining.Load() {
-				return errDraining
+				return errors.New("shutting down")
 			}
 			return nil
 		}))

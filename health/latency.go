@@ -40,11 +40,6 @@ type opinion struct {
 	witnesses int           // how many comparisons contradict slow
 }
 
-func (l *latency) observe(d time.Duration) {
-	l.sum.Add(int64(d))
-	l.count.Add(1)
-}
-
 func (l *latency) probed(d time.Duration) { l.probe.Store(max(int64(d), 1)) }
 
 // sample is the latency of one endpoint at the time of a comparison.

@@ -194,7 +194,7 @@ func (d *dialler) transport(trust *tls.Config) *http.Transport {
 		// Without ALPN net/http speaks HTTP/1.1 even where Protocols does not contain it.
 		trust.VerifyConnection = func(c tls.ConnectionState) error {
 			if c.NegotiatedProtocol != "h2" {
-				return errNoHTTP2
+				return errors.New("the server does not speak HTTP/2")
 			}
 			if verify == nil {
 				return nil
@@ -213,8 +213,6 @@ func (d *dialler) transport(trust *tls.Config) *http.Transport {
 		MaxResponseHeaderBytes: maxHead,
 	}
 }
-
-var errNoHTTP2 = errors.New("the server does not speak HTTP/2")
 
 func (d *dialler) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)

@@ -193,13 +193,6 @@ func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 	t.cfg.Logger.Info("bundle loaded", "apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
 }
 
-// forget removes the series of an APIService that is gone.
-func (t *Trust) forget(apiService string) {
-	of := prometheus.Labels{"apiservice": apiService}
-	t.metrics.refusals.DeletePartialMatch(of)
-	t.metrics.reloads.DeletePartialMatch(of)
-}
-
 // gauges makes gauges of the status.
 func (t *Trust) gauges() metric.Gauges {
 	expiry := prometheus.NewDesc("fairlead_certificate_backend_expiration_timestamp_seconds",

@@ -251,7 +251,9 @@ func (t *Trust) drop(e, now *registry.Entry) {
 	if now == nil || now.Backend == nil {
 		t.backends[e.Name].end()
 		delete(t.backends, e.Name)
-		t.forget(e.Name)
+		series := prometheus.Labels{"apiservice": e.Name}
+		t.metrics.refusals.DeletePartialMatch(series)
+		t.metrics.reloads.DeletePartialMatch(series)
 	}
 }
 
