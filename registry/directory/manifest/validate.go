@@ -104,18 +104,15 @@ func (v *violations) service(o *corev1.Service) {
 	v.add(len(o.Spec.Ports) == 0 && !external && !headless, field.Required(spec.Child("ports"), ""))
 	names, numbers := sets.New[string](), sets.New[string]()
 	for i := range o.Spec.Ports {
-		v.servicePort(&o.Spec.Ports[i], spec.Child("ports").Index(i), len(o.Spec.Ports) > 1, names, numbers)
+		p, path := &o.Spec.Ports[i], spec.Child("ports").Index(i)
+		v.portName(p.Name, path.Child("name"), names)
+		v.add(len(o.Spec.Ports) > 1 && p.Name == "", field.Required(path.Child("name"), ""))
+		v.invalid(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))
+		number := fmt.Sprintf("%s/%d", p.Protocol, p.Port)
+		v.add(numbers.Has(number), field.Duplicate(path, number))
+		numbers.Insert(number)
+		v.protocol(p.Protocol, path.Child("protocol"))
 	}
-}
-
-func (v *violations) servicePort(p *corev1.ServicePort, path *field.Path, named bool, names, numbers sets.Set[string]) {
-	v.portName(p.Name, path.Child("name"), names)
-	v.add(named && p.Name == "", field.Required(path.Child("name"), ""))
-	v.invalid(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))
-	number := fmt.Sprintf("%s/%d", p.Protocol, p.Port)
-	v.add(numbers.Has(number), field.Duplicate(path, number))
-	numbers.Insert(number)
-	v.protocol(p.Protocol, path.Child("protocol"))
 }
 
 func (v *violations) portName(name string, path *field.Path, names sets.Set[string]) {
@@ -231,19 +228,16 @@ func (v *violations) role(o *rbacv1.ClusterRole) {
 	v.metadata(&o.ObjectMeta, false, roleName)
 	v.add(o.AggregationRule != nil, field.Forbidden(field.NewPath("aggregationRule"), "nothing aggregates roles here: list the rules"))
 	for i := range o.Rules {
-		v.rule(&o.Rules[i], field.NewPath("rules").Index(i))
+		r, at := &o.Rules[i], field.NewPath("rules").Index(i)
+		v.add(len(r.Verbs) == 0, field.Required(at.Child("verbs"), "verbs must contain at least one value"))
+		if len(r.NonResourceURLs) > 0 {
+			v.add(len(r.APIGroups) > 0 || len(r.Resources) > 0 || len(r.ResourceNames) > 0,
+				field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))
+			continue
+		}
+		v.add(len(r.APIGroups) == 0, field.Required(at.Child("apiGroups"), "resource rules must supply at least one api group"))
+		v.add(len(r.Resources) == 0, field.Required(at.Child("resources"), "resource rules must supply at least one resource"))
 	}
-}
-
-func (v *violations) rule(r *rbacv1.PolicyRule, at *field.Path) {
-	v.add(len(r.Verbs) == 0, field.Required(at.Child("verbs"), "verbs must contain at least one value"))
-	if len(r.NonResourceURLs) > 0 {
-		v.add(len(r.APIGroups) > 0 || len(r.Resources) > 0 || len(r.ResourceNames) > 0,
-			field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))
-		return
-	}
-	v.add(len(r.APIGroups) == 0, field.Required(at.Child("apiGroups"), "resource rules must supply at least one api group"))
-	v.add(len(r.Resources) == 0, field.Required(at.Child("resources"), "resource rules must supply at least one resource"))
 }
 
 // binding applies the rules of pkg/apis/rbac/validation.
@@ -257,24 +251,19 @@ func (v *violations) binding(o *rbacv1.ClusterRoleBinding) {
 		v.invalid(ref.Child("name"), role.Name, roleName(role.Name, false))
 	}
 	for i := range o.Subjects {
-		v.subject(&o.Subjects[i], field.NewPath("subjects").Index(i))
-	}
-}
-
-func (v *violations) subject(s *rbacv1.Subject, at *field.Path) {
-	v.add(s.Name == "", field.Required(at.Child("name"), ""))
-	group := rbacv1.GroupName
-	switch s.Kind {
-	case rbacv1.ServiceAccountKind:
-		group = ""
-		if s.Name != "" {
-			v.invalid(at.Child("name"), s.Name, apivalidation.ValidateServiceAccountName(s.Name, false))
+		s, at := &o.Subjects[i], field.NewPath("subjects").Index(i)
+		v.add(s.Name == "", field.Required(at.Child("name"), ""))
+		switch s.Kind {
+		case rbacv1.ServiceAccountKind:
+			if s.Name != "" {
+				v.invalid(at.Child("name"), s.Name, apivalidation.ValidateServiceAccountName(s.Name, false))
+			}
+			v.add(s.Namespace == "", field.Required(at.Child("namespace"), ""))
+			oneOf(v, at.Child("apiGroup"), s.APIGroup, "")
+		case rbacv1.UserKind, rbacv1.GroupKind:
+			oneOf(v, at.Child("apiGroup"), s.APIGroup, rbacv1.GroupName)
+		default:
+			oneOf(v, at.Child("kind"), s.Kind, rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind)
 		}
-		v.add(s.Namespace == "", field.Required(at.Child("namespace"), ""))
-	case rbacv1.UserKind, rbacv1.GroupKind:
-	default:
-		v.add(true, field.NotSupported(at.Child("kind"), s.Kind, []string{rbacv1.ServiceAccountKind, rbacv1.UserKind, rbacv1.GroupKind}))
-		return
 	}
-	oneOf(v, at.Child("apiGroup"), s.APIGroup, group)
 }
