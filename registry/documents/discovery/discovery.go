@@ -183,16 +183,12 @@ type Status struct {
 
 // Status returns the status of every server of remote APIServices, sorted by name.
 func (d *Discovery) Status() []Status {
-	docs := d.view.Load()
-	if docs == nil {
-		return nil
-	}
 	var out []Status
 	servers := make(map[string]*registry.Entry)
 	for _, e := range d.cfg.Tables.Table().Servers() {
 		servers[e.Name] = e
 	}
-	for _, p := range docs.parts {
+	for _, p := range cmp.Or(d.view.Load(), &view{}).parts {
 		for _, s := range p.from {
 			e := servers[s.name]
 			if s.of == nil || e == nil {
@@ -216,10 +212,7 @@ func (d *Discovery) showStatus(show func(documents.Freshness)) {
 }
 
 func (d *Discovery) showSizes(show func(document string, bytes int)) {
-	docs := d.view.Load()
-	if docs == nil {
-		return
-	}
+	docs := cmp.Or(d.view.Load(), &view{})
 	for name, doc := range map[string]*document{"apis": docs.legacy, "apis_aggregated": docs.groups, "api": docs.versions, "api_aggregated": docs.core} {
 		if doc != nil {
 			show(name, len(doc.form(choice{}).body))

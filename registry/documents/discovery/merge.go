@@ -167,10 +167,8 @@ func (m *merge) version(e *registry.Entry, s *state) *apidiscoveryv2.APIVersionD
 	if v.doc == nil {
 		return &apidiscoveryv2.APIVersionDiscovery{Version: e.GroupVersion.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessStale}
 	}
-	if m.staleAfter <= 0 || v.err == nil && e.Verdict.Status != corev1.ConditionFalse { // it is still confirmed
-		return v.doc
-	}
-	if !m.goesStale(v.confirmed) {
+	confirmed := v.err == nil && e.Verdict.Status != corev1.ConditionFalse // still
+	if m.staleAfter <= 0 || confirmed || !m.goesStale(v.confirmed) {
 		return v.doc
 	}
 	stale := *v.doc
