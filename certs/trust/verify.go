@@ -110,7 +110,7 @@ func unknownAuthority(err error, chain []*x509.Certificate, r *roots, now time.T
 	child := chain[0]
 	for range maxChain { // CAs may have signed each other
 		parent, reason := issuer(child, candidates)
-		if reason == reasonInsecureSHA1 {
+		if parent == nil && reason == reasonInsecureSHA1 {
 			return refuse(reasonInsecureSHA1, err, "the backend's certificate %q is signed with SHA-1, which is not secure", subject(child))
 		}
 		if parent == nil || parent.Equal(child) {
@@ -142,10 +142,7 @@ func issuer(child *x509.Certificate, candidates []*x509.Certificate) (parent *x5
 			reason = reasonInsecureSHA1
 		}
 	}
-	if parent != nil {
-		return parent, ""
-	}
-	return nil, reason
+	return parent, reason
 }
 
 // String describes the roots for a message.

@@ -33,8 +33,8 @@ const (
 	lastHurry  = time.Second
 )
 
-// followLocal asks a local apiserver until ctx ends. Then it is none any more. It is for servers with
-// hints of changes; backends have their own pace, see backend.run.
+// followLocal asks a local apiserver until ctx ends. Then it is none any more. It is for servers
+// with hints of changes; backends have their own pace, see backend.run.
 func (s *Sources[S, L]) followLocal(ctx context.Context, server string) {
 	l := &local[L]{name: server, hints: make(chan struct{}, 1)}
 	s.locals.Store(server, l)

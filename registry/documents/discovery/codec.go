@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	apidiscoveryv2conversion "k8s.io/apiserver/pkg/apis/apidiscovery/v2"
+	"k8s.io/apiserver/pkg/endpoints"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
@@ -85,4 +86,22 @@ func decodeForeign(s runtime.NegotiatedSerializer, a *documents.Answer, into run
 		return err //nolint:wrapcheck // it says what was being done
 	}
 	return decode(s, media, a.Body, into)
+}
+
+func isAggregated(h http.Header) bool {
+	_, params, err := mime.ParseMediaType(h.Get("Content-Type"))
+	return err == nil && params["g"] == "apidiscovery.k8s.io" && params["v"] == "v2" && params["as"] == "APIGroupDiscoveryList"
+}
+
+// convert converts an APIResourceList to aggregated discovery.
+func (d *Discovery) convert(a documents.Answer) (*apidiscoveryv2.APIVersionDiscovery, error) {
+	list := &metav1.APIResourceList{}
+	if err := decodeForeign(d.codecs.legacy, &a, list); err != nil {
+		return nil, err
+	}
+	resources, err := endpoints.ConvertGroupVersionIntoToDiscovery(list.APIResources)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what it read
+	}
+	return &apidiscoveryv2.APIVersionDiscovery{Resources: resources}, nil
 }

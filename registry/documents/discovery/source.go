@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"mime"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -19,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/endpoints"
 	"k8s.io/client-go/discovery"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -151,11 +149,6 @@ func covers(s *state, entries []*registry.Entry) bool {
 		}
 	}
 	return s.etag != ""
-}
-
-func isAggregated(h http.Header) bool {
-	_, params, err := mime.ParseMediaType(h.Get("Content-Type"))
-	return err == nil && params["g"] == "apidiscovery.k8s.io" && params["v"] == "v2" && params["as"] == "APIGroupDiscoveryList"
 }
 
 // parse reads a backend's aggregated document, which must be JSON as asked: protobuf may have texts
@@ -291,17 +284,4 @@ func (d *Discovery) legacyVersion(ctx context.Context, v version, e *registry.En
 		v.hash = hash
 	}
 	return v
-}
-
-// convert converts an APIResourceList to aggregated discovery.
-func (d *Discovery) convert(a documents.Answer) (*apidiscoveryv2.APIVersionDiscovery, error) {
-	list := &metav1.APIResourceList{}
-	if err := decodeForeign(d.codecs.legacy, &a, list); err != nil {
-		return nil, err
-	}
-	resources, err := endpoints.ConvertGroupVersionIntoToDiscovery(list.APIResources)
-	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
-	}
-	return &apidiscoveryv2.APIVersionDiscovery{Resources: resources}, nil
 }
