@@ -24,7 +24,14 @@ const recordTime = 6 * time.Second
 // sending; then GOAWAY; then requests in flight end in their own time. It blocks until all have
 // ended or the time limit is over. It is called once, after the signal.
 func (s *server) drain() {
-	s.leave()
+	// Every client looks elsewhere: load balancers by the failing readiness, clients in the cluster
+	// by the endpoints, HTTP/1.1 clients by closing their connections.
+	s.draining.Store(true)
+	s.tellSystemd(daemon.SdNotifyStopping)
+	s.proxy.Leave()
+	if s.entry != nil {
+		s.entry.Withdraw()
+	}
 	s.log.Info("draining: unready", "delay", s.o.shutdownDelay)
 	time.Sleep(s.o.shutdownDelay) //nolint:forbidigo // load balancers need this time to notice, and give no sign
 	grace := s.o.watchGrace

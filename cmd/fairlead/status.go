@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 
-	"github.com/coreos/go-systemd/v22/daemon"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
@@ -92,15 +91,4 @@ func (s *server) makeEntrypoint() error {
 	})
 	s.loops["entrypoint"] = s.entry.Run
 	return err
-}
-
-// leave makes every client look elsewhere: load balancers by the failing readiness, clients in the
-// cluster by the endpoints, HTTP/1.1 clients by closing their connections.
-func (s *server) leave() {
-	s.draining.Store(true)
-	s.tellSystemd(daemon.SdNotifyStopping)
-	s.proxy.Leave()
-	if s.entry != nil {
-		s.entry.Withdraw()
-	}
 }

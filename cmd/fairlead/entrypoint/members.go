@@ -118,9 +118,22 @@ func (p *Publisher) liveAddresses(ctx context.Context, ready bool) ([]netip.Addr
 		}
 		p.log.Warn("a replica's lease has expired", "lease", l.Name, "address", l.Annotations[addressAnnotation])
 	}
-	addresses := p.addresses(alive)
+	var addresses []netip.AddrPort
 	if ready {
 		addresses = append(addresses, p.config.Address)
+	}
+	for _, l := range alive {
+		// Anyone who may write Leases in kube-system may publish an address, but not an invalid one:
+		// Kubernetes would refuse the whole list.
+		a, err := netip.ParseAddrPort(l.Annotations[addressAnnotation])
+		if err == nil {
+			err = CheckAddress(a.Addr())
+		}
+		if err != nil || a.Port() == 0 {
+			p.log.Debug("a lease has no address", "lease", l.Name, "err", err)
+			continue
+		}
+		addresses = append(addresses, netip.AddrPortFrom(a.Addr().Unmap(), a.Port()))
 	}
 	slices.SortFunc(addresses, netip.AddrPort.Compare)
 	return slices.Compact(addresses), nil
@@ -163,22 +176,4 @@ func (p *Publisher) remove(ctx context.Context, l *coordinationv1.Lease) error {
 		return nil
 	}
 	return fmt.Errorf("dropping lease: %w", err)
-}
-
-// addresses returns the Leases' addresses. Anyone who may write Leases in kube-system may publish
-// an address, but not an invalid one: Kubernetes would refuse the whole list.
-func (p *Publisher) addresses(leases []*coordinationv1.Lease) []netip.AddrPort {
-	var list []netip.AddrPort
-	for _, l := range leases {
-		a, err := netip.ParseAddrPort(l.Annotations[addressAnnotation])
-		if err == nil {
-			err = CheckAddress(a.Addr())
-		}
-		if err != nil || a.Port() == 0 {
-			p.log.Debug("a lease has no address", "lease", l.Name, "err", err)
-			continue
-		}
-		list = append(list, netip.AddrPortFrom(a.Addr().Unmap(), a.Port()))
-	}
-	return list
 }

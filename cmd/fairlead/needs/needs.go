@@ -128,38 +128,32 @@ func (n *Needs) Run(ctx context.Context) error {
 func (n *Needs) look(now time.Time) {
 	all, last := make([]answer.Check, len(n.cfg.Checks)), *n.last.Load()
 	for i, c := range n.cfg.Checks {
-		was := &last[i]
-		all[i] = n.ask(&c, now)
-		if all[i].Status == was.Status {
-			all[i].Since = was.Since
+		was, found := &last[i], answer.Check{}
+		if c.Look != nil {
+			found = c.Look(now)
 		}
-		if all[i].Status == was.Status && all[i].Message == was.Message {
-			continue
+		if c.Gate != nil {
+			if err := c.Gate(nil); err != nil {
+				// What Look has found says more.
+				found.Status, found.Gates, found.Message = Failed, true, cmp.Or(found.Message, err.Error())
+			}
 		}
+		found.Name, found.Since, found.Status = c.Name, now, cmp.Or(found.Status, Passed)
+		if found.Status == Failed {
+			found.Runbook = n.cfg.Runbook
+		}
+		if found.Status == was.Status {
+			found.Since = was.Since
+		}
+		all[i] = found
 		switch {
-		case all[i].Gates: // health.Checks logs it
-		case all[i].Status == Failed:
-			n.cfg.Logger.Warn("a check fails", "check", c.Name, "reason", all[i].Message, "users", all[i].Users)
+		case found.Status == was.Status && found.Message == was.Message:
+		case found.Gates: // health.Checks logs it
+		case found.Status == Failed:
+			n.cfg.Logger.Warn("a check fails", "check", c.Name, "reason", found.Message, "users", found.Users)
 		case was.Status == Failed:
 			n.cfg.Logger.Info("a check fails no longer", "check", c.Name)
 		}
 	}
 	n.last.Store(&all)
-}
-
-func (n *Needs) ask(c *Check, now time.Time) (found answer.Check) {
-	if c.Look != nil {
-		found = c.Look(now)
-	}
-	if c.Gate != nil {
-		if err := c.Gate(nil); err != nil {
-			// What Look has found says more.
-			found.Status, found.Gates, found.Message = Failed, true, cmp.Or(found.Message, err.Error())
-		}
-	}
-	found.Name, found.Since, found.Status = c.Name, now, cmp.Or(found.Status, Passed)
-	if found.Status == Failed {
-		found.Runbook = n.cfg.Runbook
-	}
-	return found
 }

@@ -178,7 +178,16 @@ func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, wa
 	if want.status == have.status && !have.since.IsZero() {
 		since = have.since // as in Kubernetes, the time changes only with the status
 	}
-	o, err := t.apply(ctx, e, want, since)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	status := apply.APIServiceStatus() // the zero condition removes ours. Others stay
+	if want != (condition{}) {
+		status.WithConditions(apply.APIServiceCondition().WithType(t.writer.condition).WithStatus(want.status).
+			WithReason(want.reason).WithMessage(want.message).WithLastTransitionTime(since))
+	}
+	// Force: no other field manager may own a condition of this name.
+	o, err := t.writer.config.APIServices.ApplyStatus(ctx, apply.APIService(e.Name).WithUID(e.Object.UID).WithStatus(status),
+		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 	if err != nil {
 		have.pause = retry(have.pause)
 		have.notBefore = time.Now().Add(have.pause)
@@ -219,20 +228,6 @@ func (t *term) wanted(e *registry.Entry) (want condition, known bool) {
 		return condition{}, false
 	}
 	return condition{apiregistrationv1.ConditionStatus(v.Status), v.Reason, printable.Line(v.Message)}, true
-}
-
-// apply writes our condition; the zero value removes it. Other conditions stay.
-func (t *term) apply(ctx context.Context, e *registry.Entry, want condition, since metav1.Time) (*apiregistrationv1.APIService, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	status := apply.APIServiceStatus()
-	if want != (condition{}) {
-		status.WithConditions(apply.APIServiceCondition().WithType(t.writer.condition).WithStatus(want.status).
-			WithReason(want.reason).WithMessage(want.message).WithLastTransitionTime(since))
-	}
-	// Force: no other field manager may own a condition of this name.
-	return t.writer.config.APIServices.ApplyStatus(ctx, apply.APIService(e.Name).WithUID(e.Object.UID).WithStatus(status),
-		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 }
 
 func retry(pause time.Duration) time.Duration {
