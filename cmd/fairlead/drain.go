@@ -40,7 +40,13 @@ func (s *server) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), s.o.drainLimit())
 	defer cancel()
 	if s.o.sendRetryAfter {
-		s.rejectNew(ctx)
+		// New requests shall be retried later (429), on old and new connections, until those in flight
+		// have ended. Without this, a client that knows no other replica finds none.
+		s.log.Info("draining: rejecting new requests", "underWay", s.proxy.UnderWay())
+		s.proxy.RejectNew()
+		const pause = 20 * time.Millisecond // short compared with a request, long compared with the cost of a look
+		ended := func(context.Context) (bool, error) { return s.proxy.UnderWay() == 0, nil }
+		_ = wait.PollUntilContextCancel(ctx, pause, true, ended) // front.Shutdown reports what is left
 	}
 	s.log.Info("draining: no new connections", "sessions", s.proxy.Sessions())
 	if err := s.front.Shutdown(ctx, grace); err != nil {
@@ -60,16 +66,6 @@ func (s *server) drain() {
 // drainLimit is how long requests and watches under way may take to end.
 func (o *options) drainLimit() time.Duration {
 	return max(cmp.Or(o.requestTimeout, time.Minute), o.watchGrace+time.Second) // 0 is the default, as in the table
-}
-
-// rejectNew asks new requests to retry later (429), on old and new connections, until those in
-// flight have ended or ctx ends. Without it, a client that knows no other replica finds none.
-func (s *server) rejectNew(ctx context.Context) {
-	s.log.Info("draining: rejecting new requests", "underWay", s.proxy.UnderWay())
-	s.proxy.RejectNew()
-	const every = 20 * time.Millisecond // short compared with a request, long compared with the cost of a look
-	ended := func(context.Context) (bool, error) { return s.proxy.UnderWay() == 0, nil }
-	_ = wait.PollUntilContextCancel(ctx, every, true, ended) // front.Shutdown reports what is left
 }
 
 // firstVerdicts is how long readiness waits, once, for the first verdicts: until then requests to

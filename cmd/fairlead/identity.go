@@ -52,7 +52,18 @@ func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) 
 	} else {
 		c.Review = noted(&s.tokens, authn.TokenReview(s.kube.api.AuthenticationV1()))
 	}
-	s.impersonate(tokens, &c)
+	// Then it verifies JWTs itself, and passes known users to the local apiserver by impersonation.
+	if cluster := c.Review; s.o.impersonates() {
+		c.Impersonate, c.Issued, c.ReviewGeneration = s.kube.credential.Authorization, tokens.Issued, tokens.Generation
+		c.RefuseUsers, c.RefuseGroups = cli.List(c.RefuseUsers, "system:serviceaccount:*"), cli.List(c.RefuseGroups, "system:masters")
+		// Tokens of our issuers are never sent to the cluster, which may expect another audience.
+		c.Review = func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+			if tokens.Issued(token) {
+				return tokens.Review(ctx, token)
+			}
+			return cluster(ctx, token)
+		}
+	}
 	who, err := authn.New(c)
 	if err != nil {
 		return nil, cli.Usage(err)
@@ -151,24 +162,5 @@ func (o *options) validateIdentity(f *cli.Faults) {
 		f.Add("--local-identity=impersonate needs --authorization-mode=webhook or backend: only the cluster can decide who may impersonate whom (--as)")
 	case !o.impersonates() && len(o.authn.RefuseUsers)+len(o.authn.RefuseGroups) > 0:
 		f.Add("--impersonate-refuse-users and --impersonate-refuse-groups need --local-identity=impersonate: a front proxy may assert every user")
-	}
-}
-
-// impersonate makes the authenticator verify JWTs itself, and pass known users to the local
-// apiserver by impersonation.
-func (s *server) impersonate(tokens *tokens.Tokens, c *authn.Config) {
-	if !s.o.impersonates() {
-		return
-	}
-	c.Impersonate, c.Issued = s.kube.credential.Authorization, tokens.Issued
-	c.RefuseUsers, c.RefuseGroups = cli.List(c.RefuseUsers, "system:serviceaccount:*"), cli.List(c.RefuseGroups, "system:masters")
-	cluster := c.Review
-	c.ReviewGeneration = tokens.Generation
-	// Tokens of our issuers are never sent to the cluster, which may expect another audience.
-	c.Review = func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
-		if tokens.Issued(token) {
-			return tokens.Review(ctx, token)
-		}
-		return cluster(ctx, token)
 	}
 }

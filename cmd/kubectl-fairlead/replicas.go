@@ -52,10 +52,19 @@ func (c *client) replicas(ctx context.Context) error {
 	if len(all) == 0 {
 		return errors.New("the Service kube-system/fairlead-admin, which lists the replicas, has no endpoints")
 	}
-	hc, err := c.replicaClient()
+	rc, err := c.flags.ToRESTConfig()
 	if err != nil {
 		return err
 	}
+	if rc.Insecure {
+		return errors.New("the kubeconfig verifies no server certificate, so its credential is not sent to addresses from an EndpointSlice")
+	}
+	rc.ServerName = cmp.Or(rc.ServerName, c.base.Hostname()) // all replicas have one name in their certificates
+	hc, err := rest.HTTPClientFor(rc)
+	if err != nil {
+		return err
+	}
+	hc.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	defer hc.CloseIdleConnections()
 	var g errgroup.Group
 	g.SetLimit(maxAsked)
@@ -100,24 +109,6 @@ func addresses(list *discoveryv1.EndpointSliceList, port string) (all []string) 
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
-}
-
-// replicaClient has the kubeconfig's credential. All replicas have one name in their certificates.
-func (c *client) replicaClient() (*http.Client, error) {
-	rc, err := c.flags.ToRESTConfig()
-	if err != nil {
-		return nil, err
-	}
-	if rc.Insecure {
-		return nil, errors.New("the kubeconfig verifies no server certificate, so its credential is not sent to addresses from an EndpointSlice")
-	}
-	rc.ServerName = cmp.Or(rc.ServerName, c.base.Hostname())
-	hc, err := rest.HTTPClientFor(rc)
-	if err != nil {
-		return nil, err
-	}
-	hc.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return hc, nil
 }
 
 func replicaRows(all []replica) [][]cell {

@@ -26,7 +26,7 @@ const (
 	// fieldManager owns conditionType: an apply without the condition removes it.
 	fieldManager = "fairlead"
 	// relist is how often the conditions are read again. Only this process should write them, so
-	// this only repairs what others have changed. Available is watched too: see foreign.go.
+	// this only repairs what others have changed. Available is watched too.
 	relist = 10 * time.Minute
 	// spacing is the least time between two writes of an APIService, however often it flaps.
 	spacing = time.Second
@@ -65,17 +65,24 @@ type term struct {
 	todo    map[string]*registry.Entry // :: APIService → entries that may differ from it
 	due     time.Time                  // of the next list
 	pause   time.Duration              // the backoff after a failed list
-	others  *foreign                   // what other writers change. It is watched only for Available
+
+	// What other writers change is watched only for Available.
+	watching sync.WaitGroup
+	end      context.CancelFunc // of the watch
+	wake     chan time.Time     // one slot: there is something in the next two
+
+	mu    sync.Mutex                               // guards what follows
+	ended bool                                     // the watch has ended, so another list is needed
+	seen  map[string]*apiregistrationv1.APIService // :: APIService → its state, without spec. Bounded by their number
 }
 
 // run writes conditions that differ, until ctx ends.
 func (t *term) run(ctx context.Context) {
-	wake := make(chan time.Time, 1)
-	timer := time.AfterFunc(relist, func() { latest.Wake(wake) }) // reset below
+	t.wake, t.end, t.seen = make(chan time.Time, 1), func() {}, map[string]*apiregistrationv1.APIService{}
+	timer := time.AfterFunc(relist, func() { latest.Wake(t.wake) }) // reset below
 	defer timer.Stop()
-	t.others = &foreign{writer: t.writer, wake: wake, end: func() {}, seen: map[string]*apiregistrationv1.APIService{}}
-	defer t.others.running.Wait()
-	for now, changes := range latest.Changes(ctx, t.writer.config.Table, wake) {
+	defer t.watching.Wait()
+	for now, changes := range latest.Changes(ctx, t.writer.config.Table, t.wake) {
 		for _, c := range changes {
 			if e := cmp.Or(c.New, c.Old); e.Rule != nil {
 				continue // it has no object
@@ -86,7 +93,10 @@ func (t *term) run(ctx context.Context) {
 				t.todo[c.New.Name] = c.New
 			}
 		}
-		seen, ended := t.others.take()
+		t.mu.Lock()
+		seen, ended := t.seen, t.ended
+		t.seen, t.ended = map[string]*apiregistrationv1.APIService{}, false
+		t.mu.Unlock()
 		if (ended || !time.Now().Before(t.due)) && t.list(ctx) {
 			for _, e := range now.Servers() {
 				if e.Rule == nil {
@@ -124,7 +134,7 @@ func (t *term) list(ctx context.Context) bool {
 	}
 	t.entries, t.due, t.pause = entries, time.Now().Add(relist), 0
 	if t.writer.condition == apiregistrationv1.Available {
-		t.others.watch(ctx, list.ResourceVersion)
+		t.watch(ctx, list.ResourceVersion)
 	}
 	return true
 }
@@ -234,41 +244,29 @@ func retry(pause time.Duration) time.Duration {
 	return min(max(2*pause, spacing), lastRetry)
 }
 
-// foreign watches for conditions that other writers change.
-type foreign struct {
-	writer  *Writer
-	wake    chan<- time.Time // one slot: there is something to take
-	running sync.WaitGroup
-	end     context.CancelFunc // of the watch
-
-	mu    sync.Mutex                               // guards what follows
-	ended bool                                     // the watch has ended, so another list is needed
-	seen  map[string]*apiregistrationv1.APIService // :: APIService → its state, without spec. Bounded by their number
-}
-
 // warnAfter is the number of losses after which another writer is logged.
 const warnAfter = 3
 
 // watch starts a new watch after a list. If it ends by itself, all is listed again after lastRetry.
-func (f *foreign) watch(ctx context.Context, after string) {
-	f.end()
-	ctx, f.end = context.WithCancel(ctx)
-	f.running.Go(func() { // ends with run or the next list
-		f.receive(ctx, after)
+func (t *term) watch(ctx context.Context, after string) {
+	t.end()
+	ctx, t.end = context.WithCancel(ctx)
+	t.watching.Go(func() { // ends with run or the next list
+		t.receive(ctx, after)
 		select {
 		case <-ctx.Done():
 		case <-time.After(lastRetry):
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.ended = true
-			latest.Wake(f.wake)
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.ended = true
+			latest.Wake(t.wake)
 		}
 	})
 }
 
 // receive records the events of a watch.
-func (f *foreign) receive(ctx context.Context, after string) {
-	w, err := f.writer.config.APIServices.Watch(ctx, metav1.ListOptions{ResourceVersion: after})
+func (t *term) receive(ctx context.Context, after string) {
+	w, err := t.writer.config.APIServices.Watch(ctx, metav1.ListOptions{ResourceVersion: after})
 	if err != nil {
 		return
 	}
@@ -276,21 +274,12 @@ func (f *foreign) receive(ctx context.Context, after string) {
 	defer context.AfterFunc(ctx, w.Stop)()
 	for e := range w.ResultChan() {
 		if o, ok := e.Object.(*apiregistrationv1.APIService); ok {
-			f.mu.Lock()
-			f.seen[o.Name] = &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}, Status: o.Status}
-			f.mu.Unlock()
-			latest.Wake(f.wake)
+			t.mu.Lock()
+			t.seen[o.Name] = &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}, Status: o.Status}
+			t.mu.Unlock()
+			latest.Wake(t.wake)
 		}
 	}
-}
-
-// take returns the states seen since the last call, and whether the watch has ended.
-func (f *foreign) take() (seen map[string]*apiregistrationv1.APIService, ended bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	seen, ended = f.seen, f.ended
-	f.seen, f.ended = map[string]*apiregistrationv1.APIService{}, false
-	return seen, ended
 }
 
 // compare finds conditions that other writers have changed, and has them replaced at once. After
