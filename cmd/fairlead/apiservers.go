@@ -17,9 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// ownDialTimeout equals proxy/backend's: a SYN is sent again after 1 s and 3 s, so two may be lost.
-const ownDialTimeout = 4 * time.Second
-
 // apiservers routes Fairlead's own watches and reviews to a healthy local apiserver, and away from
 // one that hangs while another is healthy. A suspended process still accepts connections, and a
 // review there would wait until its caller times out.
@@ -63,7 +60,8 @@ func (c *ownConn) reason(err error) error {
 
 // dial connects to one of our addresses. It fits rest.Config.Dial.
 func (s *apiservers) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	conn, err := (&net.Dialer{Timeout: ownDialTimeout}).DialContext(ctx, network, address)
+	const timeout = 4 * time.Second // proxy/backend's: a SYN is sent again after 1 s and 3 s, so two may be lost
+	conn, err := (&net.Dialer{Timeout: timeout}).DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // wrap looks for net's own error
 	}

@@ -119,14 +119,12 @@ func problem(all []directory.Fault) answer.Check {
 	return answer.Check{}
 }
 
-// etcdEvery is how often etcd is read: a member that restarts is missed by one read at most.
-const etcdEvery, etcdTime = 10 * time.Second, 5 * time.Second
-
 // askEtcd reads the APIServices from etcd itself, again and again.
 func (s *server) askEtcd() (look func(time.Time) answer.Check) {
 	reads := &needs.Outcome{}
-	s.loops["etcd"] = every(etcdEvery, func(ctx context.Context) {
-		ctx, cancel := context.WithTimeout(ctx, etcdTime)
+	const pause, limit = 10 * time.Second, 5 * time.Second // a member that restarts is missed by one read at most
+	s.loops["etcd"] = every(pause, func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		_, err := s.objects.List(ctx, metav1.ListOptions{Limit: 1})
 		if inner := (*url.Error)(nil); errors.As(err, &inner) {

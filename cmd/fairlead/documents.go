@@ -91,10 +91,6 @@ func withAgent(r *http.Request) *http.Request {
 	return r
 }
 
-// lookLocal is how often fetchLocal looks for a ready apiserver: documents are asked for at once
-// after a restart, and no processor notices twenty looks a second.
-const lookLocal = 50 * time.Millisecond
-
 var errNotHealthy = errors.New("it is not healthy")
 
 // fetchLocal sends a request to a local apiserver, once it is ready. One that has just started
@@ -102,7 +98,9 @@ var errNotHealthy = errors.New("it is not healthy")
 func (s *server) fetchLocal(ctx context.Context, server string, r *http.Request) (*http.Response, error) {
 	at := s.kube.pools.At(server)
 	for !at.Ready() {
-		if !latest.Sleep(ctx, lookLocal) {
+		// Documents are asked for at once after a restart. No processor notices twenty looks a second.
+		const pause = 50 * time.Millisecond
+		if !latest.Sleep(ctx, pause) {
 			return nil, errNotHealthy
 		}
 	}

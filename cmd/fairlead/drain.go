@@ -16,10 +16,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// recordTime limits the wait for the records of what the drain has cut: closing a connection whose
-// peer does not read takes 5 s (crypto/tls).
-const recordTime = 6 * time.Second
-
 // drain ends serving so that no client sees an error: first not ready, so that load balancers stop
 // sending; then GOAWAY; then requests in flight end in their own time. It blocks until all have
 // ended or the time limit is over. It is called once, after the signal.
@@ -55,7 +51,8 @@ func (s *server) drain() {
 	if n := s.proxy.Sessions(); n > 0 {
 		s.log.Info("draining: ending upgraded sessions", "sessions", n)
 	}
-	last, stop := context.WithTimeout(context.Background(), recordTime)
+	const limit = 6 * time.Second // closing a connection whose peer does not read takes 5 s (crypto/tls)
+	last, stop := context.WithTimeout(context.Background(), limit)
 	defer stop()
 	s.proxy.EndSessions(last)
 	// The admin port goes last: it shows the drain.

@@ -90,15 +90,12 @@ func (s *server) lookConfigMap(found answer.Check) answer.Check {
 		"set --requestheader-username-headers=X-Remote-User and --requestheader-group-headers=X-Remote-Group of every kube-apiserver")
 }
 
-// seldom is how often certificates are looked at, of which the kubeconfig's may be in a file, and
-// descriptors counted.
-const seldom = 10 * time.Second
-
-// seldomLook returns a look that looks again only after that time.
+// seldomLook returns a look that looks again only after a while: at certificates, of which the
+// kubeconfig's may be in a file, and at descriptors, which are counted.
 func seldomLook(look func(time.Time) answer.Check) func(time.Time) answer.Check {
 	found, at := answer.Check{}, time.Time{}
 	return func(now time.Time) answer.Check {
-		if now.Sub(at) >= seldom {
+		if now.Sub(at) >= 10*time.Second {
 			found, at = look(now), now
 		}
 		return found
@@ -164,9 +161,6 @@ func (s *server) lookKubeconfig(found answer.Check) answer.Check {
 // why.
 const nearly = .9
 
-// fewFree is how many descriptors a few clients need.
-const fewFree = 16
-
 // countDescriptors counts those in use, which takes 20 ms for 100,000. Their highest number says
 // nothing: there may be holes.
 func countDescriptors(time.Time) answer.Check {
@@ -184,7 +178,8 @@ func countDescriptors(time.Time) answer.Check {
 	}
 	defer f.Close()
 	names, err := f.Readdirnames(-1)
-	if used := float64(len(names)); err == nil && used > min(nearly*float64(limit.Cur), float64(limit.Cur)-fewFree) {
+	const few = 16 // that a few clients need
+	if used := float64(len(names)); err == nil && used > min(nearly*float64(limit.Cur), float64(limit.Cur)-few) {
 		return failed(fmt.Errorf("nearly all of %d file descriptors are in use", limit.Cur), "", "", do)
 	}
 	return answer.Check{}

@@ -109,11 +109,9 @@ func findPlugin(self string) (string, error) {
 	return "", errors.New(plugin + ", which has this subcommand, is neither next to " + self + " nor in PATH")
 }
 
-// debugFrom is the klog verbosity from which our own debug lines are logged.
-const debugFrom = 4
-
 // newLogger makes the log, and sends klog (client-go, k8s.io/apiserver) to it.
 func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
+	const debugFrom = 4 // the klog verbosity from which our own debug lines are logged
 	level := slog.LevelInfo
 	if verbosity >= debugFrom {
 		level = slog.LevelDebug

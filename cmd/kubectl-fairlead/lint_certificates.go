@@ -135,12 +135,6 @@ func (l *linter) severity(e *registry.Entry) string {
 	return certs.SeverityError
 }
 
-const (
-	// handshakeTimeout bounds one endpoint, as for a probe. maxHandshakes bounds concurrent ones.
-	handshakeTimeout = 5 * time.Second
-	maxHandshakes    = 16
-)
-
 // shown is what an endpoint presented, and the CAs it accepts. If err is set, it was not reached.
 type shown struct {
 	chain []*x509.Certificate
@@ -149,12 +143,13 @@ type shown struct {
 }
 
 // ask asks the endpoints of all entries at once, because each that does not answer takes
-// handshakeTimeout. It never sends the proxy client certificate.
+// chainOf's limit. It never sends the proxy client certificate.
 func (l *linter) ask(ctx context.Context, entries []*registry.Entry) map[*registry.Entry][]shown {
 	all := make(map[*registry.Entry][]shown)
 	rules := l.TableOptions().Reach
+	const most = 16 // concurrent handshakes
 	var g errgroup.Group
-	g.SetLimit(maxHandshakes)
+	g.SetLimit(most)
 	for _, e := range entries {
 		answers := make([]shown, len(e.Endpoints))
 		all[e] = answers
@@ -205,7 +200,8 @@ func (l *linter) trusts(object, address string, asked *tls.CertificateRequestInf
 }
 
 func chainOf(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error), address, name string) (got shown) {
-	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	const limit = 5 * time.Second // as for a probe
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	raw, err := dial(ctx, "tcp", address)
 	if err != nil {

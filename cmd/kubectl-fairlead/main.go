@@ -66,9 +66,6 @@ func called(self string) string {
 	return "kubectl fairlead"
 }
 
-// maxAnswer bounds what is read from a server: 10,000 APIServices with certificates take 30 MB.
-const maxAnswer = 256 << 20
-
 // client sends requests to one Fairlead.
 type client struct {
 	flags     *genericclioptions.ConfigFlags
@@ -133,7 +130,8 @@ func (c *client) get(ctx context.Context, path string, query url.Values, into an
 		return err
 	}
 	defer resp.Body.Close()
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(into); err != nil {
+	const most = 256 << 20 // 10,000 APIServices with certificates take 30 MB
+	if err := json.NewDecoder(io.LimitReader(resp.Body, most)).Decode(into); err != nil {
 		return fmt.Errorf("reading %s: %w", path, err)
 	}
 	return nil

@@ -89,9 +89,6 @@ func (f *form) printer() (printers.ResourcePrinter, error) {
 	return p, err
 }
 
-// schemaVersion is that of documents for programs: within it fields are added but never removed.
-const schemaVersion = "fairlead.dev/v1"
-
 // encode prints a document as an object with a version and a kind.
 func encode(w io.Writer, p printers.ResourcePrinter, kind string, v any) error {
 	var object map[string]any
@@ -99,7 +96,7 @@ func encode(w io.Writer, p printers.ResourcePrinter, kind string, v any) error {
 	if err := errors.Join(err, json.Unmarshal(data, &object)); err != nil {
 		return fmt.Errorf("writing the answer: %w", err)
 	}
-	object["apiVersion"], object["kind"] = schemaVersion, kind
+	object["apiVersion"], object["kind"] = "fairlead.dev/v1", kind                   // within a version fields are added but never removed
 	return p.PrintObj(&unstructured.Unstructured{Object: object}, printable.JSON(w)) // YAML and templates, too: somebody may read them
 }
 

@@ -23,12 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
-const (
-	// replicaTimeout bounds one replica's answer. maxAsked bounds concurrent requests.
-	replicaTimeout = 5 * time.Second
-	maxAsked       = 16
-)
-
 // replica is one replica of Fairlead.
 type replica struct {
 	address string
@@ -66,11 +60,12 @@ func (c *client) replicas(ctx context.Context) error {
 	}
 	hc.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	defer hc.CloseIdleConnections()
+	const limit, most = 5 * time.Second, 16 // of one replica's answer, and concurrent requests
 	var g errgroup.Group
-	g.SetLimit(maxAsked)
+	g.SetLimit(most)
 	for i := range all {
 		g.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, replicaTimeout)
+			ctx, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
 			one := &client{base: &url.URL{Scheme: "https", Host: all[i].address}, http: hc}
 			all[i].status, all[i].err = one.status(ctx)

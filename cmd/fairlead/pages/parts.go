@@ -123,13 +123,11 @@ func stamp(now, t time.Time) string {
 
 func worst(list []float64) float64 { return slices.Max(append([]float64{0}, list...)) }
 
-// least is the smallest latency that fills a curve's height: lower ones should not look like peaks.
-const least = .01
-
 // spark returns the SVG path of a curve through the values, the newest at the right edge. It has
 // gaps where there was no request.
 func spark(list []float64, width, height float64) string {
 	const margin = 1.5 // half of the line's width, plus some space
+	const least = .01  // the smallest latency that fills the height: lower ones should not look like peaks
 	step := (width - 2*margin) / (points - 1)
 	top := max(worst(list), least)
 	var b strings.Builder

@@ -110,14 +110,12 @@ func (e *Events) compare(to record.EventRecorder, last registry.Verdict, entry *
 	}
 }
 
-// maxMessage is the longest Event message that the apiserver accepts.
-const maxMessage = 1024
-
 func (e *Events) emit(to record.EventRecorder, entry *registry.Entry, kind, reason, message string) {
 	if entry.Rule != nil {
 		message = "further backend " + entry.Name + ": " + message
 	}
-	message = printable.Cut(printable.Line(message), maxMessage-len("…"))
+	const longest = 1024 // that the apiserver accepts
+	message = printable.Cut(printable.Line(message), longest-len("…"))
 	e.emitted.WithLabelValues(kind).Inc()
 	to.Event(&corev1.ObjectReference{Kind: "APIService", APIVersion: "apiregistration.k8s.io/v1", Name: entry.APIService(), UID: entry.Object.UID}, kind, reason, message)
 }

@@ -244,9 +244,6 @@ func retry(pause time.Duration) time.Duration {
 	return min(max(2*pause, spacing), lastRetry)
 }
 
-// warnAfter is the number of losses after which another writer is logged.
-const warnAfter = 3
-
 // watch starts a new watch after a list. If it ends by itself, all is listed again after lastRetry.
 func (t *term) watch(ctx context.Context, after string) {
 	t.end()
@@ -298,8 +295,18 @@ func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now latest
 			continue
 		}
 		differ[name] = true
-		if have.uid == before.uid && before.condition != (condition{}) {
-			t.lose(name, have)
+		if have.uid != before.uid || before.condition == (condition{}) {
+			continue // it has replaced nothing
+		}
+		if time.Since(have.lostLast) > 2*relist {
+			have.losses = 0
+		}
+		if have.losses, have.lostLast = have.losses+1, time.Now(); have.losses == 1 {
+			continue
+		}
+		have.notBefore = have.lostLast.Add(min(spacing<<min(have.losses, 10), relist))
+		if have.losses == 3 { // it persists
+			t.writer.log.Warn("another writer writes this condition too: replacing it less and less often", "apiservice", name, "condition", t.writer.condition)
 		}
 	}
 	if len(differ) == 0 {
@@ -309,20 +316,5 @@ func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now latest
 		if differ[e.Name] && e.Object.UID == t.entries[e.Name].uid { // otherwise the table will bring the new object
 			t.todo[e.Name] = e
 		}
-	}
-}
-
-// lose records that another writer has replaced a condition.
-func (t *term) lose(name string, have *written) {
-	if time.Since(have.lostLast) > 2*relist {
-		have.losses = 0
-	}
-	have.losses, have.lostLast = have.losses+1, time.Now()
-	if have.losses == 1 {
-		return
-	}
-	have.notBefore = have.lostLast.Add(min(spacing<<min(have.losses, 10), relist))
-	if have.losses == warnAfter {
-		t.writer.log.Warn("another writer writes this condition too: replacing it less and less often", "apiservice", name, "condition", t.writer.condition)
 	}
 }

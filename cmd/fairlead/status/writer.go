@@ -94,15 +94,6 @@ func (w *Writer) Run(ctx context.Context) error {
 	})
 }
 
-// The timings of the election are those of Kubernetes' own components: a dead leader is replaced
-// within about 17 s, and a leader that cannot reach the apiserver for 10 s stops writing 5 s before
-// another may begin.
-const (
-	leaseDuration = 15 * time.Second
-	renewDeadline = 10 * time.Second
-	retryPeriod   = 2 * time.Second
-)
-
 // elect takes part in the election by a Lease in kube-system until ctx ends, and calls lead while
 // this replica leads. After losing the Lease it runs for election again.
 func (c Config) elect(ctx context.Context, lease string, lead func(context.Context)) error {
@@ -116,7 +107,9 @@ func (c Config) elect(ctx context.Context, lease string, lead func(context.Conte
 				Client:     c.Client.CoordinationV1(),
 				LockConfig: resourcelock.ResourceLockConfig{Identity: c.Identity},
 			},
-			LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
+			// As Kubernetes' own components: a dead leader is replaced within about 17 s, and one that
+			// cannot reach the apiserver for 10 s stops writing 5 s before another may begin.
+			LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
 			// The context ends a write in flight, and the next leader first reads every condition.
 			ReleaseOnCancel: true,
 			Callbacks: leaderelection.LeaderCallbacks{
