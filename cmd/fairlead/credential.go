@@ -43,16 +43,6 @@ type source struct {
 	tls *tls.Config
 }
 
-const (
-	// lookEvery bounds how late a plugin is asked after its token expired: client-go asks with the
-	// next request. A look costs microseconds; client-go itself rereads a token file once a minute.
-	lookEvery = time.Second
-	// renewEvery bounds how often a rejected credential is renewed: plugins call rate-limited APIs.
-	renewEvery = 10 * time.Second
-	// slowLook is how long a plugin may take before a warning: client-go waits for it forever.
-	slowLook = 10 * time.Second
-)
-
 func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*credential, error) {
 	k := &credential{log: log, rejected: make(chan struct{}, 1)}
 	k.changed.Store(new(make(chan struct{})))
@@ -106,7 +96,8 @@ func newSource(c *rest.Config, status int) (*source, error) {
 
 // look obtains a source's credential and puts both in force. Only newCredential and Run call it.
 func (k *credential) look(s *source) error {
-	late := time.AfterFunc(slowLook, func() { k.log.Warn("still waiting for our own credential: the kubeconfig's plugin does not answer") })
+	const slow = 10 * time.Second // client-go waits for a plugin forever
+	late := time.AfterFunc(slow, func() { k.log.Warn("still waiting for our own credential: the kubeconfig's plugin does not answer") })
 	defer late.Stop()
 	own, err := s.authorization()
 	if err != nil {
@@ -155,6 +146,10 @@ func (s *source) again() (*source, error) {
 
 // Run keeps the credential current until ctx ends.
 func (k *credential) Run(ctx context.Context) error {
+	// lookEvery bounds how late a plugin is asked after its token expired: client-go asks with the
+	// next request. A look costs microseconds; client-go itself rereads a token file once a minute.
+	const lookEvery = time.Second
+	const renewEvery = 10 * time.Second // if a credential is rejected: plugins call rate-limited APIs
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	var renewed time.Time

@@ -98,7 +98,7 @@ var errNotHealthy = errors.New("it is not healthy")
 func (s *server) fetchLocal(ctx context.Context, server string, r *http.Request) (*http.Response, error) {
 	at := s.kube.pools.At(server)
 	for !at.Ready() {
-		// Documents are asked for at once after a restart. No processor notices twenty looks a second.
+		// Documents are asked for at once after a restart. Nobody notices twenty looks a second.
 		const pause = 50 * time.Millisecond
 		if !latest.Sleep(ctx, pause) {
 			return nil, errNotHealthy

@@ -36,8 +36,8 @@ func (s *server) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), s.o.drainLimit())
 	defer cancel()
 	if s.o.sendRetryAfter {
-		// New requests shall be retried later (429), on old and new connections, until those in flight
-		// have ended. Without this, a client that knows no other replica finds none.
+		// New requests shall be retried later (429), on old and new connections, until those in
+		// flight have ended. Without this, a client that knows no other replica finds none.
 		s.log.Info("draining: rejecting new requests", "underWay", s.proxy.UnderWay())
 		s.proxy.RejectNew()
 		const pause = 20 * time.Millisecond // short compared with a request, long compared with the cost of a look

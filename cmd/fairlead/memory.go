@@ -26,9 +26,6 @@ const (
 	// idleTime is how long there must be no collection before memory is returned. Go collects every
 	// two minutes, and then returns only memory above what gcPercent needs.
 	idleTime = 10 * time.Second
-	// minReturn is the least that is returned: a collection costs milliseconds, and so does getting
-	// the memory back.
-	minReturn = 2 << 20
 )
 
 // limitMemory sets Go's soft limit to nine tenths of the container's memory, so that garbage is
@@ -83,6 +80,7 @@ func (m *memory) look(now heap) {
 		m.large = large
 		debug.SetGCPercent(map[bool]int{true: gcLarge, false: gcPercent}[large])
 	}
+	const minReturn = 2 << 20 // a collection costs milliseconds, and so does getting the memory back
 	if spare := now.objects - min(now.live, now.objects) + now.free; collected == 0 && (m.burst || spare >= max(minReturn, now.live/8)) {
 		m.give()
 		m.last.cycles++ // give's own collection

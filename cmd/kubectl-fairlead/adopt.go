@@ -34,15 +34,10 @@ type mover struct {
 	patience time.Duration
 }
 
-const (
-	// noted is how long Fairlead has to notice annotations before the cluster sends an APIService
-	// there: its watch and its table take a tenth of it.
-	noted = time.Second
-	// steady successes, one each poll, count as available: 5 s. The cluster looks at once when an
-	// APIService has changed, but until then it answers by its condition of before
-	// (kube-aggregator, remote_available_controller.go).
-	steady, poll = 20, time.Second / 4
-)
+// steady successes, one each poll, count as available: 5 s. The cluster looks at once when an
+// APIService has changed, but until then it answers by its condition of before (kube-aggregator,
+// remote_available_controller.go).
+const steady, poll = 20, time.Second / 4
 
 // change changes an APIService as it is to be after both writes.
 type change func(m *mover, ctx context.Context, a *apiregistrationv1.APIService) error
@@ -169,7 +164,7 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 		case err == nil && moves:
 			err = m.settled(ctx, next)
 		case err == nil:
-			latest.Sleep(ctx, noted)
+			latest.Sleep(ctx, time.Second) // until Fairlead has noted it: its watch and its table take a tenth of that
 		}
 		if err != nil && moves && !m.dryRun { // the server may have made a write that has failed here
 			restart := wait.Backoff{Duration: poll, Steps: 240} // a minute, in which kube-apiserver is back

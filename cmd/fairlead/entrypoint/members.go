@@ -123,8 +123,8 @@ func (p *Publisher) liveAddresses(ctx context.Context, ready bool) ([]netip.Addr
 		addresses = append(addresses, p.config.Address)
 	}
 	for _, l := range alive {
-		// Anyone who may write Leases in kube-system may publish an address, but not an invalid one:
-		// Kubernetes would refuse the whole list.
+		// Anyone who may write Leases in kube-system may publish an address, but not an invalid
+		// one: Kubernetes would refuse the whole list.
 		a, err := netip.ParseAddrPort(l.Annotations[addressAnnotation])
 		if err == nil {
 			err = CheckAddress(a.Addr())

@@ -259,16 +259,6 @@ func sliceContent(s *discoveryv1.EndpointSlice) string {
 	return strings.Join(list, ", ")
 }
 
-const (
-	// quiet is the time without foreign writes after which another writer is forgotten.
-	// kube-apiserver's reconciler writes every 10 s.
-	quiet = time.Minute
-	// shortPause and longPause bound how long we give way to another writer: long enough that
-	// in-cluster clients do not switch back and forth, short enough that we take over soon after
-	// the last kube-apiserver was restarted without its reconciler.
-	shortPause, longPause = time.Minute, 5 * time.Minute
-)
-
 // contest decides when to give way to another writer. The zero value means there is none.
 type contest struct {
 	strikes int           // foreign writes since the last quiet time
@@ -287,7 +277,9 @@ func (c *contest) strike(now time.Time) {
 	if c.strikes < 2 {
 		return
 	}
-	c.pause = min(max(2*c.pause, shortPause), longPause)
+	// Long enough that in-cluster clients do not switch back and forth, short enough that we take
+	// over soon after the last kube-apiserver was restarted without its reconciler.
+	c.pause = min(max(2*c.pause, time.Minute), 5*time.Minute)
 	c.until = now.Add(c.pause)
 	c.last = c.until // the quiet time starts after the pause
 	c.strikes = 1    // one more after the pause is enough
@@ -295,6 +287,7 @@ func (c *contest) strike(now time.Time) {
 
 // settled reports, once, that a conflict has ended.
 func (c *contest) settled(now time.Time) bool {
+	const quiet = time.Minute // kube-apiserver's reconciler writes every 10 s
 	if c.strikes == 0 || now.Sub(c.last) < quiet {
 		return false
 	}

@@ -50,10 +50,6 @@ type Clock struct {
 	fault atomic.Pointer[error]
 }
 
-// maxAhead is the tolerated difference: JSON web tokens have a tolerance of a minute, and Date a
-// resolution of a second.
-const maxAhead = 30 * time.Second
-
 // Wrap fits rest.Config.Wrap.
 func (c *Clock) Wrap(next http.RoundTripper) http.RoundTripper {
 	return promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
@@ -76,6 +72,7 @@ func (c *Clock) Wrap(next http.RoundTripper) http.RoundTripper {
 
 // Look is the check.
 func (c *Clock) Look(time.Time) answer.Check {
+	const maxAhead = 30 * time.Second // JSON web tokens have a tolerance of a minute, and Date a resolution of a second
 	ahead := time.Duration(c.ahead.Load()) * time.Second
 	found := answer.Check{Status: Failed, Advice: "synchronize the clocks of this machine and of the local apiserver (NTP): tokens and certificates are judged by them"}
 	switch fault := c.fault.Load(); {

@@ -26,10 +26,6 @@ const (
 	rightsEvery = 50 * time.Second
 	// rightsAgain is how often while one is missing, so that its return is seen soon.
 	rightsAgain = 10 * time.Second
-	// rightsTime limits all questions of one time.
-	rightsTime = 10 * time.Second
-	// shown is how many missing rights are named, so that a line can be read.
-	shown = 3
 )
 
 // Rights asks the local apiserver whether this process has the rights that it needs.
@@ -73,7 +69,8 @@ func (r *Rights) Run(ctx context.Context) error {
 }
 
 func (r *Rights) ask(ctx context.Context) *asked {
-	ctx, cancel := context.WithTimeout(ctx, rightsTime)
+	const limit = 10 * time.Second // of all questions of one time
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	a := &asked{}
 	for _, right := range r.needed() {
@@ -124,6 +121,7 @@ func (r *Rights) Of(name string) answer.Check {
 		Status: Failed, Users: first.Users(),
 		Advice: fmt.Sprintf("without it %s: apply %s again, and bind %s to Fairlead's account", first.For, strings.Split(first.Manifest, ":")[0], first.Role),
 	}
+	const shown = 3 // so that a line can be read
 	var named []string
 	for _, m := range missing[:min(shown, len(missing))] {
 		named = append(named, m.String()+" ("+m.Manifest+")")

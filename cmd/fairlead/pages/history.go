@@ -106,17 +106,9 @@ func remote(e *registry.Entry) *registry.Entry {
 	return e
 }
 
-const (
-	// maxSubscribers bounds the event streams, a quarter for one user: each is a goroutine and a
-	// connection's stream.
-	maxSubscribers = 64
-	// eventGap is the minimum time between two events: more frequent redraws only cost.
-	eventGap = time.Second
-	// drainInterval is how often a stream checks whether the process drains.
-	drainInterval = time.Second
-	// heartbeat is the idle time after which a comment keeps proxies from closing the stream.
-	heartbeat = 15 * time.Second
-)
+// maxSubscribers bounds the event streams, a quarter for one user: each is a goroutine and a
+// connection's stream.
+const maxSubscribers = 64
 
 // serveEvents streams one event per change of the table, as server-sent events (HTML Standard,
 // section 9.2): its data is the generation.
@@ -131,7 +123,9 @@ func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	defer place.Leave()
 	w.Header().Set("Content-Type", "text/event-stream")
 	rc := http.NewResponseController(w)
-	tick := time.NewTicker(drainInterval)
+	const eventGap = time.Second        // more frequent redraws only cost
+	const heartbeat = 15 * time.Second  // of silence: then a comment keeps proxies from closing the stream
+	tick := time.NewTicker(time.Second) // the process may drain
 	defer tick.Stop()
 	var generation uint64 // last sent
 	var sent time.Time

@@ -36,14 +36,12 @@ func NewEvents(c Config) *Events {
 	return e
 }
 
-// eventsLease names the Lease that elects the reporting replica.
-const eventsLease = "fairlead-events"
-
 // Run takes part in the election until ctx ends, and reports changes while it leads.
 func (e *Events) Run(ctx context.Context) error {
-	return e.config.elect(ctx, eventsLease, func(ctx context.Context) {
-		e.log.Info("reporting verdicts as events", "lease", eventsLease)
-		defer e.log.Info("no longer reporting verdicts as events", "lease", eventsLease)
+	const lease = "fairlead-events"
+	return e.config.elect(ctx, lease, func(ctx context.Context) {
+		e.log.Info("reporting verdicts as events", "lease", lease)
+		defer e.log.Info("no longer reporting verdicts as events", "lease", lease)
 		broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 		broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: e.config.Client.CoreV1().Events("")})
 		defer broadcaster.Shutdown()
@@ -51,9 +49,6 @@ func (e *Events) Run(ctx context.Context) error {
 		e.report(ctx, broadcaster.NewRecorder(runtime.NewScheme(), host))
 	})
 }
-
-// faultsEvery is how often Faults is called: faults change without the table, and are not urgent.
-const faultsEvery = 5 * time.Second
 
 // reported is what was last reported about an APIService.
 type reported struct {
@@ -64,6 +59,7 @@ type reported struct {
 // report reports every change until ctx ends. The previous leader has reported the state before; a
 // first verdict is reported only if it is bad.
 func (e *Events) report(ctx context.Context, to record.EventRecorder) {
+	const faultsEvery = 5 * time.Second // they change without the table, and are not urgent
 	known := map[string]*reported{}
 	wake := time.NewTimer(faultsEvery)
 	defer wake.Stop()

@@ -30,9 +30,6 @@ const (
 	relist = 10 * time.Minute
 	// spacing is the least time between two writes of an APIService, however often it flaps.
 	spacing = time.Second
-	// rewording is the minimum time if only the message differs: a backend with two alternating
-	// errors would otherwise cost one write a second forever.
-	rewording = 30 * time.Second
 	// lastRetry bounds the backoff after a failed write or list: it starts at spacing and doubles.
 	lastRetry = 30 * time.Second
 	// callTimeout bounds a call to the apiserver, and so how long a hanging one delays others.
@@ -219,6 +216,7 @@ func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, wa
 // mayWrite returns when the wanted condition may be written.
 func (w *written) mayWrite(want condition) time.Time {
 	if want.status == w.status && want.reason == w.reason {
+		const rewording = 30 * time.Second // two alternating errors would otherwise cost one write a second forever
 		return w.notBefore.Add(rewording - spacing)
 	}
 	return w.notBefore
