@@ -52,7 +52,7 @@ func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) 
 	} else {
 		c.Review = noted(&s.tokens, authn.TokenReview(s.kube.api.AuthenticationV1()))
 	}
-	// Then it verifies JWTs itself, and passes known users to the local apiserver by impersonation.
+	// With impersonation JWTs are verified here, and users so known are passed to the apiserver.
 	if cluster := c.Review; s.o.impersonates() {
 		c.Impersonate, c.Issued, c.ReviewGeneration = s.kube.credential.Authorization, tokens.Issued, tokens.Generation
 		c.RefuseUsers, c.RefuseGroups = cli.List(c.RefuseUsers, "system:serviceaccount:*"), cli.List(c.RefuseGroups, "system:masters")

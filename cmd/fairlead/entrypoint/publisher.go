@@ -56,11 +56,6 @@ const (
 	interval = 2 * time.Second
 	// readyInterval is how often readiness is checked between rounds. It costs no request.
 	readyInterval = 250 * time.Millisecond
-	// retry is the interval while a replica should be published and is not, or the reverse: three
-	// tries before its Lease expires.
-	retry = time.Second
-	// roundTimeout bounds a round: two fit into a Lease's duration when the apiserver hangs.
-	roundTimeout = 4 * time.Second
 )
 
 // Publisher publishes this replica and removes dead ones. It does nothing before Run.
@@ -118,7 +113,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 			p.round(ctx, ready)
 			due = time.Now().Add(interval)
 			if ready != p.published {
-				due = time.Now().Add(retry)
+				due = time.Now().Add(time.Second) // three tries before its Lease expires
 			}
 		}
 		select {
@@ -137,8 +132,9 @@ func (p *Publisher) Run(ctx context.Context) error {
 
 // round renews or drops our own Lease, then publishes the live ones. The next retries what fails.
 func (p *Publisher) round(ctx context.Context, ready bool) {
-	// Only roundTimeout bounds it: a withdrawal cut short would leave an address without a Lease.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundTimeout)
+	const limit = 4 * time.Second // two fit into a Lease's duration when the apiserver hangs
+	// Only limit bounds it: a withdrawal cut short would leave an address without a Lease.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	err := p.tryToPublish(ctx, ready)
 	fault := "" // it is logged once, and its end

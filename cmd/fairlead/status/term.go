@@ -23,8 +23,6 @@ import (
 const (
 	// conditionType is our own condition.
 	conditionType = "fairlead.dev/Available"
-	// fieldManager owns conditionType: an apply without the condition removes it.
-	fieldManager = "fairlead"
 	// relist is how often the conditions are read again. Only this process should write them, so
 	// this only repairs what others have changed. Available is watched too.
 	relist = 10 * time.Minute
@@ -187,14 +185,15 @@ func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, wa
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	status := apply.APIServiceStatus() // the zero condition removes ours. Others stay
+	// Without our condition, which this field manager owns, an apply removes it. Others stay.
+	status := apply.APIServiceStatus()
 	if want != (condition{}) {
 		status.WithConditions(apply.APIServiceCondition().WithType(t.writer.condition).WithStatus(want.status).
 			WithReason(want.reason).WithMessage(want.message).WithLastTransitionTime(since))
 	}
 	// Force: no other field manager may own a condition of this name.
 	o, err := t.writer.config.APIServices.ApplyStatus(ctx, apply.APIService(e.Name).WithUID(e.Object.UID).WithStatus(status),
-		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+		metav1.ApplyOptions{FieldManager: "fairlead", Force: true})
 	if err != nil {
 		have.pause = retry(have.pause)
 		have.notBefore = time.Now().Add(have.pause)
