@@ -94,9 +94,6 @@ func render(w http.ResponseWriter, v *view, page func(*document, *view)) {
 	_, _ = w.Write(d.Bytes()) // the client may have gone
 }
 
-// pageSize is how many APIServices a page lists: nobody reads a thousand, and drawing them is slow.
-const pageSize = 100
-
 // listing is the requested part of the list, from the query of the page's URL.
 type listing struct {
 	Query string // part of a name, a service, an owner or a cause
@@ -120,6 +117,7 @@ func listingOf(r *http.Request) listing {
 
 // rows returns the APIServices of the page, the most urgent first.
 func (v *view) rows() []*answer.APIService {
+	const pageSize = 100 // nobody reads a thousand, and drawing them is slow
 	l := &v.List
 	list := v.Remotes()
 	if want := strings.ToLower(l.Query); want != "" {
