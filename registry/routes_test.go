@@ -1,8 +1,10 @@
 package registry
 
 import (
+	"os"
 	"slices"
 	"strings"
+	"testing"
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -10,6 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
 // routed is what a story of a policy has beside its table.
@@ -73,4 +76,15 @@ func (s *teller) asked(at string, words []string) {
 		}
 	}
 	check.Same(s, words[len(words)-1], s.table.named(words[0]).For(&r).Name, "%s: the server", at)
+}
+
+// The example of docs/policy.md is a valid policy.
+func TestDocumentedPolicy(t *testing.T) {
+	_, text, _ := strings.Cut(string(must.Get(os.ReadFile("../docs/policy.md"))(t)), "```yaml\n")
+	text, _, _ = strings.Cut(text, "```")
+	objects, faults := directory.Decode("docs/policy.md", []byte(text))
+	in := Input{Options: &Options{}}
+	wrong, unknown := in.SetPolicy(objects)
+	check.Same(t, 0, len(faults)+len(wrong), "faults: %v %v", faults, wrong)
+	check.Same(t, 3, len(unknown), "APIServices of its routes: %v", unknown)
 }

@@ -125,7 +125,7 @@ func testValues(t *testing.T, w *world) {
 		{"mode=static"}, {"localIdentity=nobody", "mode=load-balancer"}, {"localIdentity=impersonate"}, {"modes=control-plane"}, {"image.tag=a b"}, {"image.digest=sha256:1"}, {"image.pullPolicy=Sometimes"}, {"replicas=0"}, {"replicas=two"}, {"replicas=2.5"},
 		{"localAPIServers={http://10.0.0.1}"}, {"ports.https=0"}, {"ports.admin=70000"}, {"ports.http=80"}, {"files.servingCert=tls.crt"}, {"files.cert=/tls.crt"},
 		{"requestHeaderAllowedNames={}"}, {"pkiPath=pki"}, {"secrets.serving=Not_A_Name"}, {"trustConfigMap="}, {"shutdownDelay=15"}, {"goawayChance=0.5"}, {"loggingFormat=xml"}, {"extraArgs={serve}"},
-		{"entrypoint.enabled=maybe"}, {"entrypoint=true"}, {"writeStatus=1"}, {"caFromNamespaces={UP}"}, {"service.type=ExternalName"}, {"service.port=-1"},
+		{"entrypoint.enabled=maybe"}, {"entrypoint=true"}, {"writeStatus=1"}, {"policy=true"}, {"policy.routes=none"}, {"caFromNamespaces={UP}"}, {"service.type=ExternalName"}, {"service.port=-1"},
 		{"networkPolicy.enabled=no one"}, {"podDisruptionBudget.maxUnavailable=0"}, {"podDisruptionBudget.maxUnavailable=many"}, {"monitoring=true"}, {"nodeSelector=x"},
 		{"terminationGracePeriodSeconds=2m"},
 		{"mode=behind", "entrypoint.enabled=true"}, {"mode=load-balancer", "entrypoint.enabled=true"}, // a loop: Fairlead's own clients would reach Fairlead
@@ -160,6 +160,8 @@ func testValues(t *testing.T, w *world) {
 		"- name: GOMEMLIMIT":                                  {"extraEnv[0].name=GOMEMLIMIT", "extraEnv[0].value=1GiB"},
 		"mountPath: /own":                                     {"extraVolumes[0].name=own", "extraVolumes[0].configMap.name=own", "extraVolumeMounts[0].name=own", "extraVolumeMounts[0].mountPath=/own"},
 		"level: RequestResponse":                              {"audit.enabled=true", "audit.policy.apiVersion=audit.k8s.io/v1", "audit.policy.kind=Policy", "audit.policy.rules[0].level=RequestResponse"},
+		"    - apiService: v1.x.io\n      hidden: true\n":     {"policy.enabled=true", "policy.routes[0].apiService=v1.x.io", "policy.routes[0].hidden=true"},
+		"name: system:fairlead-namespaces}":                   {"policy.enabled=true", "policy.namespaceLabels=true"},
 		"--advertise-address=$(POD_IP)":                       {"mode=load-balancer", "localAPIServers={https://10.0.0.1:6443}", "entrypoint.enabled=true"},
 		"secret: {secretName: own-serving, defaultMode: 0440": {"mode=load-balancer", "secrets.serving=own-serving"},
 	} {

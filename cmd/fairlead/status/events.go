@@ -99,6 +99,8 @@ func (e *Events) report(ctx context.Context, to record.EventRecorder) {
 func (e *Events) compare(to record.EventRecorder, last registry.Verdict, entry *registry.Entry) {
 	switch v := entry.Verdict; {
 	case v.Status == last.Status && v.Reason == last.Reason:
+	case v.Status == corev1.ConditionFalse && entry.StandIn != nil:
+		e.emit(to, entry, corev1.EventTypeWarning, v.Reason, "standby "+entry.StandIn.Name+" answers: "+v.Message)
 	case v.Status == corev1.ConditionFalse:
 		e.emit(to, entry, corev1.EventTypeWarning, v.Reason, "requests are answered with 503: "+v.Message)
 	case v.Status == corev1.ConditionTrue && last.Status == corev1.ConditionFalse:

@@ -100,15 +100,18 @@ func (s *stage) start(name, kind string, entries []*registry.Entry) {
 	}
 }
 
-// entries is a table: name=status/reason[/message] of each APIService, or name=Local. An unchanged
-// verdict of r keeps its time.
+// entries is a table: name=status/reason[/[message][/standby that answers]] of each APIService, or
+// name=Local. An unchanged verdict of r keeps its time.
 func (s *stage) entries(r *replica, words []string) (all []*registry.Entry) {
 	for _, w := range words {
 		name, verdict, _ := strings.Cut(w, "=")
-		parts := append(strings.Split(verdict, "/"), "", "")
+		parts := append(strings.Split(verdict, "/"), "", "", "")
 		e := &registry.Entry{
 			Name: name, Object: s.object(name), GroupVersion: schema.GroupVersion{Group: name}, Backend: &registry.Backend{},
 			Verdict: registry.Verdict{Status: corev1.ConditionStatus(parts[0]), Reason: parts[1], Message: cmp.Or(parts[2], "m"), Since: time.Now()},
+		}
+		if parts[3] != "" {
+			e.StandIn = &registry.Entry{Name: parts[3]}
 		}
 		if verdict == "Local" {
 			e.Backend, e.Verdict.Status, e.Verdict.Reason = nil, "True", "Local"
