@@ -495,5 +495,6 @@ func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 	} else {
 		p.dispatch(d, x.head)
 	}
+	x.observer.named(d)
 	p.serveDecision(w, r, x)
 }

@@ -61,8 +61,13 @@ func (f *observer) open(r *audit.Request, d *Decision) {
 	if f.event = e; e == nil {
 		return
 	}
-	if d.Entry != nil {
-		e.Annotate("fairlead.dev/apiservice", d.Entry.Name)
+	f.named(d)
+}
+
+// named notes the server: for an impersonated user, only the filter's end shows which rules match.
+func (f *observer) named(d *Decision) {
+	if f != nil && f.event != nil && d.Entry != nil {
+		f.event.Annotate("fairlead.dev/apiservice", d.Entry.Name)
 	}
 }
 

@@ -100,7 +100,11 @@ func (s *stage) event(about, text string, q *question) string {
 		words = append(words, string(ev.ResponseObject.Raw))
 	}
 	remote := strings.HasPrefix(q.target, remoteGV)
-	if ev.UserAgent != "story" || !slices.Equal(ev.SourceIPs, []string{"127.0.0.1"}) || string(ev.AuditID) != q.id || remote != (ev.Annotations["fairlead.dev/apiservice"] == "v1.remote.example.com") {
+	server, further, _ := strings.Cut(ev.Annotations["fairlead.dev/apiservice"], "/")
+	if further != "" {
+		words = append(words, "by /"+further)
+	}
+	if ev.UserAgent != "story" || !slices.Equal(ev.SourceIPs, []string{"127.0.0.1"}) || string(ev.AuditID) != q.id || remote != (server == "v1.remote.example.com") {
 		s.t.Errorf("%s: with ID %q: %+v", about, q.id, ev)
 	}
 	return strings.Join(strings.Fields(strings.Join(words, " ")), " ")
