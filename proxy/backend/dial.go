@@ -218,8 +218,12 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	e.suspicion.dialing.CompareAndSwap(0, time.Now().UnixNano())
 	tc, failed := u.dialPhases(ctx, e.address, &how)
 	e.suspicion.dialing.Store(0)
-	u.dialMeter().dialled(failed)
+	m := u.dialMeter()
 	if failed != nil {
+		m.dials[failed.phase].Add(1)
+		if failed.phase == dialTLS {
+			m.handshakes[classOf(failed.err)].Add(1)
+		}
 		if ctx.Err() != context.Canceled { // else it says nothing about the endpoint
 			e.suspicion.failed.Store(time.Now().UnixNano())
 		}
@@ -230,6 +234,7 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 		}
 		return nil, failed
 	}
+	m.dials[dialOK].Add(1)
 	e.suspicion.failed.Store(0)
 	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)
 	c := &Conn{Conn: tc, how: how, closed: make(chan struct{}), lease: Lease{e}}

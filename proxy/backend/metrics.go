@@ -150,17 +150,6 @@ func (u *Upstream) Limits() (list []bound.Limit) {
 	return list
 }
 
-func (m *meter) dialled(err *dialError) {
-	if err == nil {
-		m.dials[dialOK].Add(1)
-		return
-	}
-	m.dials[err.phase].Add(1)
-	if err.phase == dialTLS {
-		m.handshakes[classOf(err.err)].Add(1)
-	}
-}
-
 // collector collects the upstreams that exist at the time of the scrape.
 type collector struct {
 	// described says that this collector describes the series: there are two collectors, and a

@@ -326,11 +326,7 @@ func (e *Engine) open(s *stream, c *Conn) {
 		s.failed(failure{reason: ReasonTooLarge, err: fmt.Errorf("the backend's limit is %d bytes", c.peerHeaders), final: true})
 		return
 	}
-	if c.maxID == 0 {
-		c.maxID = 1
-	} else {
-		c.maxID += 2
-	}
+	c.maxID = (c.maxID + 1) | 1        // the next odd number
 	if c.maxID+2 > e.lim.maxStreamID { // §5.1.1: ids are used up, a new connection is needed
 		c.drained = true
 	}

@@ -275,10 +275,7 @@ const (
 )
 
 func (e *Engine) checkBackend(c *Conn) error {
-	limit := c.pool.ep.PingTimeout
-	if limit <= 0 {
-		limit = defaultPing
-	}
+	limit := cmp.Or(c.pool.ep.PingTimeout, defaultPing)
 	c.resetLate()
 	e.shortTimeout = e.shortTimeout || limit < defaultPing && len(c.streams) > 0
 	limit -= limit / 10 // requests must have moved before all of the limit is over, and a tick may be late
