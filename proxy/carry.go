@@ -358,8 +358,8 @@ func (x *exchange) onResponse(status int, leads bool) http.Handler {
 	d := &x.decision
 	if d.Action == ToLocal {
 		x.p.cfg.Authn.Seen(&d.Credentials, status)
-		if d.rejectsOwnCredential(status) {
-			return x.answer(x.p.credentialRejected())
+		if err := x.p.rejectedOwn(d, status); err != nil {
+			return x.answer(err)
 		}
 	} else if x.p.rejects(status, leads) {
 		return x.answer(errRedirect(d.Entry.Name))

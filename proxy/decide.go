@@ -1,12 +1,15 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"strings"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
@@ -240,7 +243,7 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(e.Policy.LongRunningSubresources)
 	if !d.LongRunning {
 		var err error
-		if d.Timeout, err = requestTimeout(h, &d.Request, e.Policy.RequestTimeout); err != nil {
+		if d.Timeout, err = requestTimeout(h.RawQuery, &d.Request, e.Policy.RequestTimeout); err != nil {
 			d.refuse(err)
 			return
 		}
@@ -352,16 +355,22 @@ func longPage(h *Head) bool {
 }
 
 // requestTimeout returns the time limit of a remote request that is not long-running: the smallest
-// of the policy's timeout, ?timeout= and, for a path without a resource, discoveryTimeout. A bad
-// ?timeout= is an error.
-func requestTimeout(h *Head, r *Request, limit time.Duration) (time.Duration, error) {
+// of the policy's timeout, ?timeout= and, for a path without a resource, discoveryTimeout. ?timeout=
+// is parsed like by k8s.io/apiserver's WithRequestDeadline: a Go duration, of which zero means the
+// server's default. Anything else is a bad request.
+func requestTimeout(rawQuery string, r *Request, limit time.Duration) (time.Duration, error) {
 	if !r.IsResourceRequest {
 		limit = min(limit, discoveryTimeout)
 	}
-	if asked, err := timeoutParam(h.RawQuery); err != nil || asked > 0 {
-		return min(limit, asked), err
+	if !strings.Contains(rawQuery, "timeout=") {
+		return limit, nil // most requests have none, and need no parsing
 	}
-	return limit, nil
+	value, _ := param(rawQuery, "timeout")
+	asked, err := time.ParseDuration(cmp.Or(value, "0"))
+	if err != nil || asked < 0 {
+		return 0, apierrors.NewBadRequest("invalid timeout specified in the request URL")
+	}
+	return min(limit, cmp.Or(asked, limit)), nil
 }
 
 // name returns the destination's name for error messages.
@@ -430,15 +439,13 @@ func (p *Proxy) checkImpersonated(d *Decision, left http.Header) error {
 	return nil
 }
 
-// rejectsOwnCredential reports whether a 401 of the local apiserver rejects this process's
-// credential rather than the caller's. A 401 from a pod, Service or node behind it is theirs.
-func (d *Decision) rejectsOwnCredential(status int) bool {
-	return status == http.StatusUnauthorized && d.Action == ToLocal && d.Pool == authn.PoolImpersonate && !d.Request.proxied()
-}
-
-// credentialRejected reports the rejected credential to Config.CredentialRejected, and returns the
-// client's error.
-func (p *Proxy) credentialRejected() error {
+// rejectedOwn returns the client's error if a 401 of the local apiserver rejects this process's
+// credential rather than the caller's, and reports that to Config.CredentialRejected. A 401 from a
+// pod, Service or node behind it is theirs.
+func (p *Proxy) rejectedOwn(d *Decision, status int) error {
+	if status != http.StatusUnauthorized || d.Action != ToLocal || d.Pool != authn.PoolImpersonate || d.Request.proxied() {
+		return nil
+	}
 	if p.cfg.CredentialRejected != nil {
 		p.cfg.CredentialRejected()
 	}
@@ -463,7 +470,7 @@ func (p *Proxy) impersonation(next http.Handler) http.Handler {
 		}
 		return decision, reason, err
 	}
-	return impersonation.WithConstrainedImpersonation(next, authorizer.AuthorizerFunc(may), p.codecs)
+	return impersonation.WithConstrainedImpersonation(next, authorizer.AuthorizerFunc(may), metainternalversionscheme.Codecs)
 }
 
 // asUser puts the user and the request's attributes where k8s.io/apiserver's filters expect them.

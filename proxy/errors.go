@@ -12,10 +12,9 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
@@ -26,14 +25,6 @@ import (
 // Only this file turns errors into responses. A client learns the group-version and a short cause,
 // never an address.
 
-// errorCodecs encodes metav1.Status in any form that the client may accept.
-func errorCodecs() runtime.NegotiatedSerializer {
-	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	scheme.AddUnversionedTypes(schema.GroupVersion{Version: "v1"}, &metav1.Status{})
-	return serializer.NewCodecFactory(scheme)
-}
-
 // retrySoon is the Retry-After of errors that should pass within seconds. client-go retries such
 // responses up to ten times, so it is only set where a retry helps: a client of a backend that has
 // been down for an hour should learn so at once.
@@ -43,26 +34,21 @@ const retrySoon = 1
 // update's step.
 const recent = 10 * time.Second
 
-func statusError(code int32, reason metav1.StatusReason, message string, retryAfter int32) *apierrors.StatusError {
-	s := metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message}
-	if retryAfter > 0 {
-		s.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
-	}
-	return &apierrors.StatusError{ErrStatus: s}
+func statusError(code int32, reason metav1.StatusReason, message string) *apierrors.StatusError {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message}}
 }
 
-func unavailable(message string, retryAfter int32) *apierrors.StatusError {
-	return statusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, message, retryAfter)
-}
-
-func tooMany(message string, retryAfter int32) *apierrors.StatusError {
-	return statusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, message, retryAfter)
+// unavailable is a 503 with retrySoon. Others are made by apierrors.NewServiceUnavailable.
+func unavailable(message string) *apierrors.StatusError {
+	err := apierrors.NewServiceUnavailable(message)
+	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retrySoon}
+	return err
 }
 
 // errUnfit means that this process lacks what it needs for callers with certificates, wherever they
 // go. A 401 would make them renew a good certificate.
-var errUnfit = unavailable("the front door cannot read or use the cluster's ConfigMap kube-system/extension-apiserver-authentication, "+
-	"by which callers are authenticated and passed on; their credentials are not at fault", retrySoon)
+var errUnfit = unavailable("the front door cannot read or use the cluster's ConfigMap kube-system/extension-apiserver-authentication, " +
+	"by which callers are authenticated and passed on; their credentials are not at fault")
 
 var errUnauthorized = apierrors.NewUnauthorized("Unauthorized")
 
@@ -72,7 +58,7 @@ func errNotImpersonated(name, group string) error {
 	if group != "" {
 		who, flag = who+" of group "+strconv.Quote(group), "--impersonate-refuse-groups"
 	}
-	return statusError(http.StatusForbidden, metav1.StatusReasonForbidden, who+" may not be impersonated ("+flag+"): the cluster accepts such users only with their own token", 0)
+	return statusError(http.StatusForbidden, metav1.StatusReasonForbidden, who+" may not be impersonated ("+flag+"): the cluster accepts such users only with their own token")
 }
 
 // errNested refuses a header field that the impersonation filter does not know, and that nothing
@@ -84,7 +70,7 @@ func errNested(name string) error {
 // errOwnCredential means that the local apiserver rejected this process's credential before it
 // looked at the caller. A 401 would blame the caller's credentials.
 var errOwnCredential = unavailable(
-	"the local apiserver rejects the front door's own credential, please try again", retrySoon)
+	"the local apiserver rejects the front door's own credential, please try again")
 
 func errForbidden(d *Decision) error {
 	a := d.Request.attributes(d.User)
@@ -93,11 +79,11 @@ func errForbidden(d *Decision) error {
 
 // errAuthenticating means that no server could authenticate the caller. A 401 would make a good
 // client give up.
-var errAuthenticating = unavailable("the caller could not be authenticated", retrySoon)
+var errAuthenticating = unavailable("the caller could not be authenticated")
 
 // errAuthorizing fails closed, as kube-apiserver does with 500. Here the authorizer is another
 // process, which may restart, and nothing was executed: clients should ask again.
-var errAuthorizing = unavailable("the request could not be authorized", retrySoon)
+var errAuthorizing = unavailable("the request could not be authorized")
 
 // forbidden gives an error the reason that the impersonation filter needs to answer it as it is; of
 // others it would show the caller the text, which has addresses.
@@ -112,7 +98,7 @@ var errPanicked = apierrors.NewInternalError(errors.New("internal error in this 
 // errConnect refuses tunnels: the API does not use them, and over HTTP/2 CONNECT has no path (RFC
 // 9113 §8.5).
 var errConnect = statusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed,
-	"CONNECT is not offered", 0)
+	"CONNECT is not offered")
 
 // errInvalidPath answers as kube-apiserver, which finds nothing at such a path, except that it
 // decodes escapes first.
@@ -121,67 +107,67 @@ func errInvalidPath(path string) error {
 	if strings.Contains(path, "%") {
 		return apierrors.NewBadRequest(message)
 	}
-	return statusError(http.StatusNotFound, metav1.StatusReasonNotFound, message, 0)
+	return statusError(http.StatusNotFound, metav1.StatusReasonNotFound, message)
 }
 
 // errListed refuses a head that no known client sends.
 var errListed = apierrors.NewBadRequest("the Connection header lists more than " + strconv.Itoa(maxListed) + " names")
 
-var errNotReady = unavailable("the table of APIServices is not complete yet, please try again", retrySoon)
+var errNotReady = unavailable("the table of APIServices is not complete yet, please try again")
 
 // errShuttingDown is kube-apiserver's response while it drains, with the same Retry-After
 // (k8s.io/apiserver/pkg/server/filters/with_retry_after.go).
-var errShuttingDown = tooMany("the front door is shutting down, please try again", 5)
+var errShuttingDown = apierrors.NewTooManyRequests("the front door is shutting down, please try again", 5)
 
 var errLoop = statusError(http.StatusLoopDetected, metav1.StatusReasonInternalError,
-	"the request has come back to the Fairlead that sent it", 0)
+	"the request has come back to the Fairlead that sent it")
 
 var errNotFound = statusError(http.StatusNotFound, metav1.StatusReasonNotFound,
-	"the server could not find the requested resource", 0)
+	"the server could not find the requested resource")
 
 // errNotSwitched is kube-aggregator's answer to a status below 400 instead of 101: clients then ask
 // without an upgrade.
 func errNotSwitched(name string, status int) error {
-	return unavailable(name+" did not switch protocols: it answered with status "+strconv.Itoa(status), 0)
+	return apierrors.NewServiceUnavailable(name + " did not switch protocols: it answered with status " + strconv.Itoa(status))
 }
 
 var errTooLong = statusError(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge,
-	"an upgrade request cannot have a body", 0)
+	"an upgrade request cannot have a body")
 
 func errProtected(e *registry.Entry) error {
-	return unavailable(e.Name+" is unavailable: "+registry.ReasonProtectedGroup, 0)
+	return apierrors.NewServiceUnavailable(e.Name + " is unavailable: " + registry.ReasonProtectedGroup)
 }
 
 // errUnavailable gives only the verdict's reason, because its message may hold addresses.
 func errUnavailable(e *registry.Entry, now time.Time) error {
 	v := e.Verdict
 	if e.Policy.Maintenance != "" {
-		return unavailable(e.Name+" is in maintenance: "+e.Policy.Maintenance, 0)
+		return apierrors.NewServiceUnavailable(e.Name + " is in maintenance: " + e.Policy.Maintenance)
 	}
-	retry := int32(0)
+	message := e.Name + " is unavailable: " + cmp.Or(v.Reason, "not checked yet")
 	if v.Since.IsZero() || now.Sub(v.Since) < recent {
-		retry = retrySoon
+		return unavailable(message)
 	}
-	return unavailable(e.Name+" is unavailable: "+cmp.Or(v.Reason, "not checked yet"), retry)
+	return apierrors.NewServiceUnavailable(message)
 }
 
 func errRedirect(name string) error {
-	return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": the backend attempted to redirect this request, which is not permitted", 0)
+	return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": the backend attempted to redirect this request, which is not permitted")
 }
 
 func errBusy(name string) *apierrors.StatusError {
-	return tooMany(name+" is at its request limit, please try again later", retrySoon)
+	return apierrors.NewTooManyRequests(name+" is at its request limit, please try again later", retrySoon)
 }
 
 // errReviews means that too many requests of a caller wait for the local apiserver's reviews.
-var errReviews = tooMany(
+var errReviews = apierrors.NewTooManyRequests(
 	"too many requests of this caller are waiting to be authenticated or authorized, please try again later", retrySoon)
 
 // errSlowBody refuses a client that has announced a body and does not send it.
 var errSlowBody = statusError(http.StatusRequestTimeout, metav1.StatusReasonTimeout,
-	"the body of the request did not come within the allotted time", 0)
+	"the body of the request did not come within the allotted time")
 
-var errGivenUp = tooMany("this user has canceled too many requests, please try again later", retrySoon)
+var errGivenUp = apierrors.NewTooManyRequests("this user has canceled too many requests, please try again later", retrySoon)
 
 // badResponse is the failure of a request whose response is not forwarded.
 func badResponse(why string) error {
@@ -218,18 +204,18 @@ func forwardError(name string, err error) error {
 		cause = ": " + inner.Error()
 	}
 	badGateway := func(why string) error {
-		return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": "+why, 0)
+		return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": "+why)
 	}
 	switch reasonOf(err) {
 	case engine.ReasonNone, engine.ReasonNoEndpoint, engine.ReasonDial:
-		return unavailable(name+" could not be reached", retrySoon)
+		return unavailable(name + " could not be reached")
 	case engine.ReasonDeadline:
-		return statusError(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, name+" did not answer within the allotted time", 0)
+		return statusError(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, name+" did not answer within the allotted time")
 	case engine.ReasonBusy, engine.ReasonRefused:
-		return unavailable(name+" takes no further requests at the moment, please try again later", retrySoon)
+		return unavailable(name + " takes no further requests at the moment, please try again later")
 	case engine.ReasonTooLarge: // Kubernetes has no reason for it
 		const message = ": the backend does not accept a request head of this size"
-		return statusError(http.StatusRequestHeaderFieldsTooLarge, metav1.StatusReasonBadRequest, name+message+cause, 0)
+		return statusError(http.StatusRequestHeaderFieldsTooLarge, metav1.StatusReasonBadRequest, name+message+cause)
 	case engine.ReasonBlamed:
 		return badGateway("the backend ended the connection at the head of this request" + cause)
 	case engine.ReasonBadResponse:
@@ -237,7 +223,7 @@ func forwardError(name string, err error) error {
 	}
 	// The backend may have executed the request, so no Retry-After: client-go would repeat even a
 	// write.
-	return unavailable(name+" ended the connection before it had answered", 0)
+	return apierrors.NewServiceUnavailable(name + " ended the connection before it had answered")
 }
 
 // writeError answers with err, in a form that the client accepts. HTTP/2 connections stay open,
@@ -257,7 +243,7 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	h.Set("Cache-Control", "no-cache, private")
 	h.Set("X-Content-Type-Options", "nosniff") // the text may quote the request
-	responsewriters.ErrorNegotiated(err, p.codecs, schema.GroupVersion{Version: "v1"}, w, r)
+	responsewriters.ErrorNegotiated(err, metainternalversionscheme.Codecs, schema.GroupVersion{Version: "v1"}, w, r)
 }
 
 // readyAnswer is writeError's response for a client that accepts JSON.

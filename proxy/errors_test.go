@@ -77,7 +77,7 @@ func TestNoRetryOfTheLost(t *testing.T) {
 		local := must.Get(backend.NewLocal(backend.LocalConfig{
 			Servers: []string{"192.0.2.1:6443"}, TLS: func(bool) (*tls.Config, error) { return nil, errNotFound }, Dial: func(context.Context, string, string) (net.Conn, error) { return nil, errNotFound },
 		}))(t)
-		p := &Proxy{cfg: Config{Local: local}, codecs: errorCodecs()}
+		p := &Proxy{cfg: Config{Local: local}}
 		after := func(pause time.Duration, err error) string {
 			time.Sleep(pause)
 			w := httptest.NewRecorder()

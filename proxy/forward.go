@@ -66,11 +66,6 @@ func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *up
 		// request.
 		w.Header().Set("Connection", "close")
 	}
-	if d.Timeout > 0 {
-		ctx, cancel := context.WithTimeout(r.Context(), d.Timeout)
-		defer cancel()
-		r = r.WithContext(ctx)
-	}
 	end, err := x.hold(w, r, from)
 	if err != nil {
 		x.forwardFailed(w, r, err)
@@ -124,7 +119,7 @@ func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
 	case d.Action == ToLocal && relayed && d.Pool == authn.PoolUnproven && !d.LongRunning:
 		return p.cfg.Local.Upstream(backend.PoolHealth)
 	case d.Action == ToLocal:
-		return p.cfg.Local.Upstream(localPool(d.Pool))
+		return p.cfg.Local.Upstream(localPools[d.Pool])
 	}
 	return nil
 }
@@ -148,14 +143,14 @@ func (x *exchange) ask(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x.ended.at(res.Request.URL.Host)
+	redirects := x.p.rejects(res.StatusCode, res.Header.Get("Location") != "")
+	err = d.clean(res.Header)
 	if d.Action == ToLocal {
 		x.p.cfg.Authn.Seen(&d.Credentials, res.StatusCode)
-	} else if x.p.rejects(res.StatusCode, res.Header.Get("Location") != "") {
-		_ = res.Body.Close() // the body is not needed
-		x.forwardFailed(w, r, errRedirect(d.Entry.Name))
-		return
+	} else if redirects {
+		err = errRedirect(d.Entry.Name)
 	}
-	if err := d.clean(res.Header); err != nil {
+	if err != nil {
 		_ = res.Body.Close() // the body is not needed
 		x.forwardFailed(w, r, err)
 		return
@@ -211,12 +206,10 @@ func targetURL(h *Head) *url.URL {
 	return u
 }
 
-// localPool returns the local apiserver's pool for credentials, and zero for a remote's.
-func localPool(p authn.Pool) backend.Pool {
-	return [...]backend.Pool{
-		authn.PoolCertificate: backend.PoolCertificate, authn.PoolImpersonate: backend.PoolCertificate, // only one of the two is in use
-		authn.PoolProven: backend.PoolProven, authn.PoolUnproven: backend.PoolUnproven,
-	}[p]
+// localPools are the local apiserver's pools for credentials, and zero for a remote's.
+var localPools = [...]backend.Pool{
+	authn.PoolCertificate: backend.PoolCertificate, authn.PoolImpersonate: backend.PoolCertificate, // only one of the two is in use
+	authn.PoolProven: backend.PoolProven, authn.PoolUnproven: backend.PoolUnproven,
 }
 
 func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err error) {
@@ -285,9 +278,9 @@ func (x *exchange) upgrade(w http.ResponseWriter, r *http.Request) {
 	same := strings.EqualFold(res.Header.Get("Upgrade"), x.head.Upgrade) &&
 		httpguts.HeaderValuesContainsToken(res.Header["Connection"], "upgrade")
 	err = x.decision.clean(res.Header)
-	switch {
-	case x.decision.rejectsOwnCredential(res.StatusCode):
-		err = x.p.credentialRejected()
+	switch own := x.p.rejectedOwn(&x.decision, res.StatusCode); {
+	case own != nil:
+		err = own
 	case err != nil:
 	case switched && !same:
 		err = errNoUpgrade

@@ -254,21 +254,15 @@ func hopByHop(name string) bool {
 	return wire.ConnectionSpecific(name)
 }
 
-// crossOrigin reports whether a field lets pages of other origins read a response. An extension
-// server must not decide who may read the cluster's API from a browser; upstream drops these
-// fields, too.
-func crossOrigin(name string) bool {
+// withholds reports whether a field of the backend's response is not forwarded: in an interim head,
+// the final head, a trailer, a 101, or a refused upgrade. An extension server must not decide which
+// other origins' pages may read the cluster's API in a browser; upstream drops these fields, too.
+func (d *Decision) withholds(name string) bool {
 	switch name {
 	case "access-control-allow-credentials", "access-control-allow-headers", "access-control-allow-methods", "access-control-allow-origin":
-		return true
+		return d.Action == ToRemote
 	}
-	return false
-}
-
-// withholds reports whether a field of the backend's response is not forwarded: in an interim head,
-// the final head, a trailer, a 101, or a refused upgrade.
-func (d *Decision) withholds(name string) bool {
-	return hopByHop(name) || d.Action == ToRemote && crossOrigin(name)
+	return hopByHop(name)
 }
 
 // clean removes such fields from a header or trailer that net/http has read.

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -187,12 +188,12 @@ func lasts(r *http.Request, x *exchange) bool {
 	return strangersTime(&x.decision) != 0 && (x.upstream.Streams(r) || len(x.head.Path)+len(x.head.RawQuery) > maxEchoed)
 }
 
-// within limits a request to the time for its place, and lets EndLongRunning end a long-running
-// one.
+// within limits a request to its time or that for its place, and lets EndLongRunning end a
+// long-running one.
 func (x *exchange) within(r *http.Request) (*http.Request, context.CancelFunc) {
 	d := &x.decision
 	ctx, cancel := r.Context(), context.CancelFunc(func() {})
-	if limit := strangersTime(d); limit > 0 {
+	if limit := cmp.Or(d.Timeout, strangersTime(d)); limit > 0 {
 		ctx, cancel = context.WithTimeout(ctx, limit)
 		r = r.WithContext(ctx)
 	}

@@ -25,7 +25,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/singleflight"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
@@ -40,7 +39,6 @@ import (
 type Proxy struct {
 	cfg          Config
 	log          *slog.Logger
-	codecs       runtime.NegotiatedSerializer
 	impersonated http.Handler // behind the impersonation filter
 	health       http.Handler
 	metrics      *metrics
@@ -74,7 +72,7 @@ type Proxy struct {
 // New returns a Proxy that is ready to serve.
 func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{
-		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: errorCodecs(),
+		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
 		instance: rand.Text()[:16], givenUp: newGivenUp(), desk: newDesk(), scrapers: newScrapers(),
 		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
 	}

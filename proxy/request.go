@@ -5,9 +5,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
@@ -75,23 +73,6 @@ func param(q, name string) (value string, ok bool) {
 		}
 	}
 	return "", false
-}
-
-// timeoutParam parses ?timeout= like k8s.io/apiserver's WithRequestDeadline: a Go duration. Zero or
-// absent means the server's default, anything else is a bad request.
-func timeoutParam(rawQuery string) (time.Duration, error) {
-	if !strings.Contains(rawQuery, "timeout=") {
-		return 0, nil // most requests have none, and need no parsing
-	}
-	value, _ := param(rawQuery, "timeout")
-	if value == "" {
-		return 0, nil
-	}
-	d, err := time.ParseDuration(value)
-	if err != nil || d < 0 {
-		return 0, apierrors.NewBadRequest("invalid timeout specified in the request URL")
-	}
-	return d, nil
 }
 
 // maxSelectors limits the query whose selectors are parsed: that takes about 100 µs a kilobyte, and
