@@ -26,7 +26,7 @@ func TestDecideAllocates(t *testing.T) {
 		if h.Path, h.Fields[3].Value = tc.path, tc.token; tc.token == "" {
 			c.Peer = []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice", Organizations: []string{"dev"}}).Certificate}
 		}
-		if d, _ := p.decision(t.Context(), h, c, true); d.Action != tc.want || tc.impersonate && d.Strip.pool != authn.PoolImpersonate {
+		if d, _ := p.decision(t.Context(), h, c, true); d.Action != tc.want || tc.impersonate && d.Pool != authn.PoolImpersonate {
 			t.Fatalf("%s: %v: %v", tc.name, d.Action, d.Err)
 		}
 		var d Decision

@@ -296,7 +296,7 @@ type exchange struct {
 }
 
 func (x *exchange) bind() {
-	x.remove, x.withhold = x.decision.Strip.Removes, x.withholds
+	x.remove, x.withhold = x.removes, x.withholds
 	x.accept = x.onResponse
 	x.fail = func(o engine.Outcome) http.Handler {
 		return x.answer(forwardError(x.decision.name(), &engine.Failure{Outcome: o}))
@@ -312,8 +312,8 @@ func (x *exchange) reach() {
 	}
 }
 
-// sends returns which of the client's fields the backend does not get, given Strip.Removes, and
-// which others it gets. The span replaces the client's.
+// sends returns which of the client's fields the backend does not get, given removes, and which
+// others it gets. The span replaces the client's.
 func (x *exchange) sends(removes func(string) bool) (remove func(string) bool, set []hpack.HeaderField) {
 	if x.observer == nil || x.observer.span == nil {
 		return removes, x.decision.Set

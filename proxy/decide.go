@@ -53,7 +53,8 @@ type Decision struct {
 	// current when it is served. It does not keep the table, which a watch would hold in memory
 	// until it ends.
 	route registry.Route
-	// Pool is the pool of the local apiserver that matches the credentials.
+	// Pool is the pool over which the request is sent: a remote's, or that of the local apiserver
+	// that matches the credentials. It decides which of the client's fields are forwarded.
 	Pool authn.Pool
 	// LongRunning requests have no deadline and a limit of their own.
 	LongRunning bool
@@ -74,8 +75,6 @@ type Decision struct {
 	Credentials authn.Credentials
 	// Set are the fields that Fairlead adds; they replace fields of the same name.
 	Set []hpack.HeaderField
-	// Strip says which of the client's fields are not forwarded.
-	Strip Strip
 	// Timeout limits the request. Zero means that Fairlead sets no limit.
 	Timeout time.Duration
 	// verdict is the authorizer's, for the audit log. It counts only if the authorizer was asked.
@@ -190,7 +189,6 @@ func (p *Proxy) decideLocal(d *Decision, h *Head) {
 func (p *Proxy) dispatchLocal(d *Decision, h *Head) {
 	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(nil)
 	d.Pool = p.cfg.Authn.Pool(&d.Credentials)
-	d.Strip = p.strip(h, d.Pool)
 	p.finish(d, h)
 }
 
@@ -248,7 +246,7 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 			return
 		}
 	}
-	d.Strip = p.strip(h, authn.PoolRemote)
+	d.Pool = authn.PoolRemote
 	p.finish(d, h)
 }
 
@@ -301,7 +299,7 @@ func (d *Decision) attributes() authz.Attributes {
 func (p *Proxy) finish(d *Decision, h *Head) {
 	if d.User != nil {
 		assert := p.cfg.Authn.Headers
-		if d.Strip.pool == authn.PoolImpersonate {
+		if d.Pool == authn.PoolImpersonate {
 			assert = p.cfg.Authn.Impersonation
 		}
 		set, err := assert(d.Set, d.User)

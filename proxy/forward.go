@@ -163,7 +163,7 @@ func (x *exchange) ask(w http.ResponseWriter, r *http.Request) {
 // byte, its fields that are not stripped, and ours.
 func outgoing(r *http.Request, x *exchange, host string) *http.Request {
 	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
-	remove, set := x.sends(x.decision.Strip.Removes)
+	remove, set := x.sends(x.removes)
 	for name := range out.Header {
 		if remove(strings.ToLower(name)) {
 			delete(out.Header, name)
@@ -309,7 +309,7 @@ func (x *exchange) upgrade(w http.ResponseWriter, r *http.Request) {
 // upgradeRequest returns the request for a backend at an address: one head, no body.
 func upgradeRequest(r *http.Request, x *exchange, address string) *http.Request {
 	out := outgoing(r, x, cmp.Or(x.decision.host(x.head), address))
-	if pool := x.decision.Strip.pool; pool != authn.PoolProven && pool != authn.PoolUnproven {
+	if pool := x.decision.Pool; pool != authn.PoolProven && pool != authn.PoolUnproven {
 		cutProtocols(out.Header)
 	}
 	out.Header.Set("Connection", "Upgrade")

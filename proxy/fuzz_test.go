@@ -73,7 +73,7 @@ func FuzzDecide(f *testing.F) {
 		}
 		checkRoute(t, path, &d)
 		if d.Action == ToRemote {
-			checkRemote(t, h, &d, token)
+			checkRemote(t, &exchange{p: p, head: h, decision: d}, token)
 		}
 	})
 }
@@ -97,13 +97,14 @@ func checkRoute(t *testing.T, path string, d *Decision) {
 }
 
 // checkRemote checks the fields that a backend would receive.
-func checkRemote(t *testing.T, h *Head, d *Decision, token bool) {
+func checkRemote(t *testing.T, x *exchange, token bool) {
 	t.Helper()
+	h, d := x.head, &x.decision
 	if d.User == nil || token && d.User.GetName() != "carol" {
 		t.Fatalf("served as %v", d.User)
 	}
 	for _, f := range d.Set {
-		if !d.Strip.Removes(f.Name) {
+		if !x.removes(f.Name) {
 			t.Errorf("%q is set beside the client's", f.Name)
 		}
 		if f.Name == "x-remote-user" && f.Value != d.User.GetName() {
@@ -116,7 +117,7 @@ func checkRemote(t *testing.T, h *Head, d *Decision, token bool) {
 	for _, f := range h.Fields {
 		name := strings.ReplaceAll(f.Name, "_", "-")
 		personal := strings.HasPrefix(name, "x-remote-") || strings.HasPrefix(name, "impersonate-") || name == "authorization" || name == "proxy-authorization"
-		if personal && !d.Strip.Removes(f.Name) {
+		if personal && !x.removes(f.Name) {
 			t.Errorf("%q is forwarded", f.Name)
 		}
 	}

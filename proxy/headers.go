@@ -18,41 +18,21 @@ import (
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Strip says which of a client's fields are not forwarded. Its zero value strips only hop-by-hop
-// fields and must not be used toward a backend; decide fills it in.
-type Strip struct {
-	authn *authn.Authenticator
-	// pool is the pool over which the request is sent. It decides which credentials are stripped.
-	pool authn.Pool
-	// upgrade says that the request is an upgrade.
-	upgrade bool
-	// listed are the names that the Connection fields list, see Head.
-	listed map[string]bool
-}
-
-func (p *Proxy) strip(h *Head, pool authn.Pool) Strip {
-	return Strip{authn: p.cfg.Authn, pool: pool, listed: h.listed, upgrade: h.Upgrade != ""}
-}
-
-// Removes reports whether a field is not forwarded, which includes all that Decision.Set replaces.
-// The name must be in lower case.
-func (s *Strip) Removes(name string) bool {
+// removes reports whether a client's field is not forwarded, which includes all that Decision.Set
+// replaces. The name must be in lower case.
+func (x *exchange) removes(name string) bool {
 	switch name {
 	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", "x-real-ip", loopHeader, auditHeader:
 		return true
 	case "sec-websocket-protocol": // it may hold a token, and has no use without an upgrade
-		if !s.upgrade {
+		if x.head.Upgrade == "" {
 			return true
 		}
 	}
-	if hopByHop(name) || s.listed[name] {
-		return true
-	}
-	return s.authn == nil || s.authn.Strip(name, s.pool)
+	return hopByHop(name) || x.head.listed[name] || x.p.cfg.Authn.Strip(name, x.decision.Pool)
 }
 
 // maxListed limits the names that all Connection fields of a head list. Real ones list up to three.

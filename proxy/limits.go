@@ -228,7 +228,6 @@ func (x *exchange) prove(ctx context.Context, from bound.Source) error {
 		x.p.cfg.Authn.Seen(&d.Credentials, status)
 	}
 	d.Pool = x.p.cfg.Authn.Pool(&d.Credentials)
-	d.Strip.pool = d.Pool
 	return nil
 }
 

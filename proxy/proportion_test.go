@@ -34,8 +34,9 @@ func TestInProportion(t *testing.T) {
 				h.SetTarget(made.Path)
 				h.Fields = append([]hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-bob"}}, h.Fields...)
 				d, _ := p.decision(t.Context(), h, &authn.Conn{}, true)
+				x := &exchange{p: p, head: h, decision: d}
 				for _, f := range h.Fields {
-					d.Strip.Removes(f.Name)
+					x.removes(f.Name)
 				}
 				return d
 			}

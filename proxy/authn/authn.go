@@ -141,7 +141,7 @@ func New(cfg Config) (*Authenticator, error) {
 	a := &Authenticator{
 		cfg:    cfg,
 		read:   read,
-		as:     &nameSet{user: asUser, uid: asUID, group: asGroup, extra: asExtra, completes: true},
+		as:     &nameSet{user: "impersonate-user", uid: "impersonate-uid", group: "impersonate-group", extra: "impersonate-extra-", completes: true},
 		nobody: &identity{DefaultInfo: user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
 		// A hundred thousand tokens are more than a cluster of Kubernetes' largest supported size
 		// uses. With a service account's usual 1.2 KB they take 120 MB, shared by both caches. Only

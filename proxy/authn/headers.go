@@ -112,14 +112,6 @@ func escapeKey(key string) string {
 	return strings.ToLower(b.String())
 }
 
-// The names of kube-apiserver (k8s.io/api/authentication/v1).
-const (
-	asUser  = "impersonate-user"
-	asUID   = "impersonate-uid"
-	asGroup = "impersonate-group"
-	asExtra = "impersonate-extra-"
-)
-
 // Impersonation appends the fields with which the local apiserver serves a user over
 // PoolImpersonate, with our credential last. Like Headers, it fails and appends nothing for a user
 // without a name, because the request would run as this process.
