@@ -232,7 +232,9 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 		d.LongRunning = longPage(h) || d.Request.longRunning(nil)
 		return
 	}
-	p.choose(d, h)
+	if len(d.Entry.Further) > 0 { // a policy gives the APIService several servers
+		d.Entry = d.Entry.For(d.ForPolicy(h.get("user-agent")))
+	}
 	e := d.Entry
 	if e.Policy.Maintenance != "" || !e.Verdict.Available() {
 		d.refuse(errUnavailable(e, time.Now()))
@@ -248,14 +250,6 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 	}
 	d.Pool = authn.PoolRemote
 	p.finish(d, h)
-}
-
-// choose chooses among the servers that a policy gives the APIService.
-func (p *Proxy) choose(d *Decision, h *Head) {
-	if len(d.Entry.Further) == 0 {
-		return
-	}
-	d.Entry = d.Entry.For(d.ForPolicy(h.get("user-agent")))
 }
 
 // authenticate sets d.User to the caller.

@@ -148,10 +148,11 @@ func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) 
 // plan returns the engine's plan for the decision.
 func (l *frames) plan(r *frameRequest) engine.Plan {
 	d := &r.decision
-	d.Set, r.audit = identified(d.Set, r.head)
-	r.observer = l.p.observe(r.head, d, r.audit)
-	if answer := r.ready(); answer != nil {
-		return r.prepared(answer)
+	r.identify()
+	if ready := l.p.cfg.Ready; ready != nil && d.Action == ToDocument && !d.behind && r.observer == nil && r.head.Method == http.MethodGet {
+		if answer := ready(r.head); answer != nil {
+			return r.prepared(answer)
+		}
 	}
 	if d.Action == Refuse && apierrors.IsUnauthorized(d.Err) && r.acceptsJSON() {
 		return r.unwelcome(l.unauthorized, d.Err)
@@ -197,11 +198,9 @@ func (r *frameRequest) refuse(err *apierrors.StatusError) engine.Plan {
 // other. Its user may be unknown.
 func (r *frameRequest) refuseParking() engine.Plan {
 	err := errBusy("the front door")
-	d := &r.decision
-	d.refuse(err)
-	d.Set, r.audit = identified(d.Set, r.head)
-	r.observer = r.l.p.observe(r.head, d, r.audit)
-	r.observer.begin(d)
+	r.decision.refuse(err)
+	r.identify()
+	r.observer.begin(&r.decision)
 	return r.refuse(err)
 }
 
@@ -244,15 +243,6 @@ func (r *frameRequest) dropBuffers() {
 		r.agent = r.head.agent()
 	}
 	r.decision.Set, r.head.Fields, r.decision.learned = nil, nil, nil
-}
-
-// ready returns the requested document, if it is prepared.
-func (r *frameRequest) ready() *engine.Answer {
-	ready := r.l.p.cfg.Ready
-	if ready == nil || r.decision.Action != ToDocument || r.decision.behind || r.observer != nil || r.head.Method != http.MethodGet {
-		return nil
-	}
-	return ready(r.head)
 }
 
 // onHead is called for every final response head.

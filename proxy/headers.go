@@ -60,13 +60,6 @@ func listed(lines []string) (names map[string]bool, ok bool) {
 	return names, true
 }
 
-// namesCaller reports whether a field says who the caller is. Listing such a field in Connection
-// must not remove it, as it does not at kube-apiserver: otherwise a user behind an impersonating
-// proxy would become that proxy.
-func namesCaller(name string) bool {
-	return name == "authorization" || strings.HasPrefix(name, "impersonate-")
-}
-
 // forwarded adds the fields that describe this hop to the next one. It appends to X-Forwarded-For
 // only if the client is a trusted front proxy; from other clients the field is dropped.
 func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpack.HeaderField {
@@ -91,17 +84,18 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 	)
 }
 
-// identified adds the audit ID with which a request is forwarded and answered: the client's, if it
-// is short enough, or a new one.
-func identified(set []hpack.HeaderField, h *Head) ([]hpack.HeaderField, string) {
-	id := h.get(auditHeader)
+// identify adds the audit ID with which a request is forwarded and answered, and starts the records
+// that have it: the client's ID, if it is short enough, or a new one.
+func (x *exchange) identify() {
+	id, d := x.head.get(auditHeader), &x.decision
 	ours := id == "" || len(id) > maxAuditID
 	if ours {
 		id = newAuditID()
 	}
 	// Sensitive keeps the ID out of HPACK's tables, where it would evict reusable fields with every
 	// request.
-	return append(set, hpack.HeaderField{Name: auditHeader, Value: id, Sensitive: ours}), id
+	d.Set = append(d.Set, hpack.HeaderField{Name: auditHeader, Value: id, Sensitive: ours})
+	x.audit, x.observer = id, x.p.observe(x.head, d, id)
 }
 
 // auditHeader correlates the logs of all servers that handle a request.
@@ -184,7 +178,11 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 	if h.listed, ok = listed(r.Header["Connection"]); !ok {
 		h.invalid = errListed
 	}
-	maps.DeleteFunc(h.listed, func(name string, _ bool) bool { return namesCaller(name) })
+	// Listing a field that says who the caller is must not remove it, as it does not at
+	// kube-apiserver: otherwise a user behind an impersonating proxy would become that proxy.
+	maps.DeleteFunc(h.listed, func(name string, _ bool) bool {
+		return name == "authorization" || strings.HasPrefix(name, "impersonate-")
+	})
 	h.Fields = make([]hpack.HeaderField, 0, len(r.Header))
 	for name, values := range r.Header {
 		lower := strings.ToLower(name)

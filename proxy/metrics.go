@@ -158,10 +158,8 @@ func (of *entrySeries) find(verb string, code int, long bool) *series {
 
 // prune removes the series of group-versions that have left the table, until ctx ends.
 func (m *metrics) prune(ctx context.Context) error {
-	tick := time.NewTicker(time.Minute)
-	defer tick.Stop()
 	first := true
-	for t, changes := range latest.Changes(ctx, m.tables.Table, tick.C) {
+	for t, changes := range latest.Changes(ctx, m.tables.Table, time.Tick(time.Minute)) {
 		for _, c := range changes {
 			if of, ok := m.seen.Load(c.Old); ok {
 				m.move(c.Old, cmp.Or(c.New, t.Entry(c.Old.GroupVersion)), of) // a further backend's are its APIService's

@@ -27,12 +27,10 @@ type observer struct {
 	late *audit.Request
 }
 
-func (p *Proxy) observing() bool { return p.cfg.Audit != nil || p.cfg.Tracer != nil }
-
 // observe starts the records of a request after its decision. It emits nothing yet, because
 // Proxy.ServeHTTP may still take the request over.
 func (p *Proxy) observe(h *Head, d *Decision, id string) *observer {
-	if !p.observing() {
+	if p.cfg.Audit == nil && p.cfg.Tracer == nil {
 		return nil
 	}
 	f := &observer{p: p}

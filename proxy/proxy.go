@@ -123,11 +123,10 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time,
 	ctx := context.WithValue(r.Context(), exchangeKey{}, x)
 	r = r.WithContext(ctx)
 	p.decideOffLoop(ctx, &x.decision, x.head, x.conn)
-	x.decision.Set, x.audit = identified(x.decision.Set, x.head)
-	if p.observing() {
-		r = rec.observe(r) //nolint:contextcheck // the request carries it
-	}
-	if r.ProtoMajor == 1 && p.leaving.Load() && r.Header.Get("Upgrade") == "" { // an upgrade reuses no connection
+	x.identify()
+	r = rec.observe(r) //nolint:contextcheck // the request carries it
+	// An upgrade reuses no connection.
+	if r.ProtoMajor == 1 && p.leaving.Load() && r.Header.Get("Upgrade") == "" {
 		w.Header().Set("Connection", "close")
 	}
 	// As in kube-apiserver, a preflight needs no credentials.

@@ -85,11 +85,10 @@ func (rec *recorder) responded(status int) {
 	}
 }
 
-// observe starts the request's audit event and span. The returned request's body is recorded if the
+// observe emits the request's first audit event. The returned request's body is recorded if the
 // audit policy asks for bodies.
 func (rec *recorder) observe(r *http.Request) *http.Request {
 	x := rec.exchange
-	x.observer = x.p.observe(x.head, &x.decision, x.audit)
 	x.observer.begin(&x.decision)
 	if rec.bodies = x.observer.bodies(&x.decision); rec.bodies && r.Body != nil && r.Body != http.NoBody {
 		r.Body = x.observer.event.Request(r.Body, r.Header.Get("Content-Type"))

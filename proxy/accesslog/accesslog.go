@@ -49,7 +49,6 @@ type Config struct {
 // Log is an access log. Add is safe for concurrent use. Lines are written while Run runs and ends.
 type Log struct {
 	cfg     Config
-	log     *slog.Logger
 	stripes [stripes]stripe
 	// wake tells Run of a line, full of a stripe that should be written soon. None is closed.
 	wake, full chan struct{}
@@ -81,7 +80,8 @@ type stripe struct {
 
 // New returns a Log.
 func New(cfg Config) *Log {
-	l := &Log{cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), wake: make(chan struct{}, 1), full: make(chan struct{}, 1)}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	l := &Log{cfg: cfg, wake: make(chan struct{}, 1), full: make(chan struct{}, 1)}
 	lost := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "fairlead_access_log_lost_total", Help: "Lines of the access log that were lost, because it could not be written, or not fast enough.",
 	}, func() float64 { return float64(l.lost.Load()) })
@@ -117,8 +117,6 @@ func (l *Log) Add(key uint32, line *Line) {
 
 // Run writes lines until ctx ends, and then the remaining ones.
 func (l *Log) Run(ctx context.Context) error {
-	timer := time.NewTimer(gather)
-	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -126,10 +124,9 @@ func (l *Log) Run(ctx context.Context) error {
 			return ctx.Err()
 		case <-l.wake:
 		}
-		timer.Reset(gather)
 		select {
 		case <-ctx.Done():
-		case <-timer.C:
+		case <-time.After(gather):
 		case <-l.full:
 		}
 		l.flush()
@@ -147,7 +144,7 @@ func (l *Log) flush() {
 			if n, err := l.cfg.Writer.Write(p); err != nil {
 				lost := int64(bytes.Count(p[min(n, len(p)):], []byte("\n")))
 				if l.lost.Add(lost)-lost == l.logged {
-					l.log.Error("writing access log", "err", err)
+					l.cfg.Logger.Error("writing access log", "err", err)
 				}
 			}
 		}
@@ -157,7 +154,7 @@ func (l *Log) flush() {
 		s.spare = p
 	}
 	if lost := l.lost.Load(); lost > l.logged && time.Now().After(l.next) {
-		l.log.Warn("access log lost lines", "lines", lost-l.logged)
+		l.cfg.Logger.Warn("access log lost lines", "lines", lost-l.logged)
 		l.logged, l.next = lost, time.Now().Add(lossLogInterval)
 	}
 }

@@ -133,9 +133,7 @@ func (t *Taps) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	end := time.AfterFunc(length, func() { t.replace(one, false) })
 	defer func() { end.Stop(); t.replace(one, false) }()
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	tick := time.NewTicker(tapTurn)
-	defer tick.Stop()
-	rc, over := http.NewResponseController(w), time.After(length)
+	rc, tick, over := http.NewResponseController(w), time.Tick(tapTurn), time.After(length)
 	var buf []byte
 	for last := false; ; {
 		buf = one.take(buf)
@@ -147,7 +145,7 @@ func (t *Taps) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		case <-over:
 			last = true
-		case <-tick.C:
+		case <-tick:
 		}
 	}
 }

@@ -160,16 +160,14 @@ func (l *Listener) Accept() (net.Conn, error) {
 
 // wait takes a place when there is one.
 func (l *Listener) wait() error {
-	again := time.NewTicker(stallLogInterval)
-	defer again.Stop()
-	for {
+	for again := time.Tick(stallLogInterval); ; {
 		l.stalled("the limit of connections is reached", nil)
 		select {
 		case l.places <- struct{}{}:
 			return nil
 		case <-l.done:
 			return net.ErrClosed
-		case <-again.C:
+		case <-again:
 		}
 	}
 }

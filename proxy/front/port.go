@@ -37,9 +37,6 @@ const (
 	// connection is kept a little longer than the 90 s of clients.
 	readHeaderTimeout = 32 * time.Second
 	idleTimeout       = 2 * time.Minute
-	// maxHeaderBytes is net/http's and kube-apiserver's: a front proxy may name a user with
-	// thousands of groups.
-	maxHeaderBytes = http.DefaultMaxHeaderBytes
 )
 
 // Config configures a Port (makePorts in cmd/fairlead).
@@ -85,7 +82,7 @@ func New(c Config) *Port {
 		ConnState:         changed,
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeaderBytes,
+		MaxHeaderBytes:    http.DefaultMaxHeaderBytes, // kube-apiserver's: a front proxy may name a user with thousands of groups
 		ErrorLog:          slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	return p
