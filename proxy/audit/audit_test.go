@@ -290,14 +290,14 @@ func TestCapturedBodies(t *testing.T) {
 	for range 100 {
 		e := update(l, "bob", strings.Repeat("1", maxBody))
 		slow = append(slow, e)
-		if e.bodies.request.why == "" {
+		if e.request.why == "" {
 			recorded++
 		}
 	}
 	if held := l.captured.Held(); recorded < 15 || held < int64(recorded)*maxBody || held > maxCaptured/4 {
 		t.Errorf("%d bodies of a user are recorded, which hold %d bytes", recorded, held)
 	}
-	check.Same(t, "", update(l, "jane", strings.Repeat("1", maxBody)).bodies.request.why, "why another user's is not")
+	check.Same(t, "", update(l, "jane", strings.Repeat("1", maxBody)).request.why, "why another user's is not")
 	for i, e := range append(slow, update(l, "jane", "1")) {
 		if e.ResponseHead("application/json", ""); i%2 == 0 {
 			e.Response([]byte("1"))
@@ -307,7 +307,7 @@ func TestCapturedBodies(t *testing.T) {
 		} else {
 			e.Completed(200, "")
 		}
-		_, _ = e.bodies.request.Write([]byte("late"))
+		_, _ = e.request.Write([]byte("late"))
 	}
 	check.Same(t, maxBody, l.captured.Held(), "bytes held by requests that have not ended")
 }

@@ -50,7 +50,8 @@ type Event struct {
 	cfg         audit.RequestAuditConfig
 	longRunning bool
 	started     bool
-	bodies      captured
+	// Transports may still read the request's body after the response, so each has a lock.
+	request, response copied
 }
 
 // maxAgent limits the User-Agent, like kube-apiserver.
@@ -139,7 +140,7 @@ func (e *Event) Completed(code int, message string) {
 		from *copied
 		to   **runtime.Unknown
 		key  string
-	}{{&e.bodies.request, &e.ev.RequestObject, annotateRequest}, {&e.bodies.response, &e.ev.ResponseObject, annotateResponse}} {
+	}{{&e.request, &e.ev.RequestObject, annotateRequest}, {&e.response, &e.ev.ResponseObject, annotateResponse}} {
 		if b.from.wanted {
 			object, why := b.from.object(e.cfg.OmitManagedFields) //fairlead:boundary those with bodies end elsewhere
 			if *b.to = object; why != "" {
@@ -152,8 +153,8 @@ func (e *Event) Completed(code int, message string) {
 
 // Panicked emits the stage Panic.
 func (e *Event) Panicked() {
-	e.bodies.request.end()
-	e.bodies.response.end()
+	e.request.end()
+	e.response.end()
 	e.status(http.StatusInternalServerError, "the request's handler panicked")
 	e.stage(auditinternal.StagePanic)
 }
@@ -182,10 +183,6 @@ const maxBody = 1 << 20
 // maxCaptured limits the bodies of requests under way that are recorded: a slow upload is held for
 // as long as it lasts.
 const maxCaptured = 64 << 20
-
-// captured are the bodies of a request and its response. Transports may still read the request's
-// after the response, so each has a lock.
-type captured struct{ request, response copied }
 
 // copied is a recorded body.
 type copied struct {
@@ -257,13 +254,13 @@ func (e *Event) Request(body io.ReadCloser, contentType string) io.ReadCloser {
 	return struct {
 		io.Reader
 		io.Closer
-	}{io.TeeReader(body, e.want(&e.bodies.request, contentType, "")), body}
+	}{io.TeeReader(body, e.want(&e.request, contentType, "")), body}
 }
 
 // ResponseHead notes the type of a response's body.
 func (e *Event) ResponseHead(contentType, encoding string) {
 	if e.Bodies() && auditinternal.LevelRequest.Less(e.cfg.Level) {
-		e.want(&e.bodies.response, contentType, encoding)
+		e.want(&e.response, contentType, encoding)
 	}
 }
 
@@ -275,8 +272,8 @@ func (e *Event) want(c *copied, contentType, encoding string) *copied {
 
 // Response records a piece of a response, if the policy wants it.
 func (e *Event) Response(p []byte) {
-	if e.bodies.response.wanted {
-		_, _ = e.bodies.response.Write(p)
+	if e.response.wanted {
+		_, _ = e.response.Write(p)
 	}
 }
 

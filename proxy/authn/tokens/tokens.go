@@ -55,8 +55,6 @@ func New(c Config) *Tokens {
 	return &Tokens{log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), judged: c.Judged, changed: make(chan struct{}, 1), wait: waitForKeys, pause: retryAfter}
 }
 
-var errJudged = errors.New("jwt: the local apiserver authenticates all tokens: configure its issuers there, or run without one (--registry=dir: without --kubeconfig), or with --local-identity=impersonate")
-
 // TakeTokens activates a token file: lines of token,user,uid[,"group,…"].
 func (t *Tokens) TakeTokens(data []byte) error {
 	known, err := parseTokens(data)
@@ -75,7 +73,7 @@ func (t *Tokens) TakeConfig(data []byte) error {
 		return err
 	}
 	if t.judged && len(config.JWT) > 0 {
-		return errJudged
+		return errors.New("jwt: the local apiserver authenticates all tokens: configure its issuers there, or run without one (--registry=dir: without --kubeconfig), or with --local-identity=impersonate")
 	}
 	t.taken.Store(config)
 	t.generation.Add(1) // after the store: Issued must be called again
