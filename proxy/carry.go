@@ -55,25 +55,15 @@ func (x *exchange) carry(w http.ResponseWriter, r *http.Request, from bound.Sour
 	}
 }
 
-// uploaded is a client's body that other goroutines may read.
+// uploaded is a client's body that other goroutines may read, and that they may close at any time:
+// net/http's Close blocks while a Read is in progress, which a client can prolong. end must be
+// called before the handler returns.
 type uploaded struct {
 	io.ReadCloser
 	w        http.ResponseWriter
 	read     atomic.Int64 // bytes
 	ended    atomic.Bool  // read to its end, or failed
 	answered bool         // the request was answered
-}
-
-// detachBody returns the request with a body that may be closed at any time: net/http's Close
-// blocks while a Read is in progress, which a client can prolong. The caller must call end before
-// the handler returns.
-func detachBody(w http.ResponseWriter, r *http.Request) (*uploaded, *http.Request) {
-	b := &uploaded{ReadCloser: r.Body, w: w}
-	if r.Body != http.NoBody {
-		own := *r
-		own.Body, r = io.NopCloser(b), &own
-	}
-	return b, r
 }
 
 func (b *uploaded) Read(p []byte) (int, error) {

@@ -90,8 +90,12 @@ func (l *frames) decideParked(r *frameRequest) (plan engine.Plan) {
 	// goes: bad tokens may come over the same connection. The pool is decided again afterwards.
 	r.decision.Pool = l.p.cfg.Authn.Pool(&r.decision.Credentials)
 	leave, err := l.p.desk.parked.Enter(ctx, r.decision.source(r.head), n)
-	if err != nil {
-		return r.refuseParking()
+	if err != nil { // recorded like any other; its user may be unknown
+		busy := errBusy("the front door")
+		r.decision.refuse(busy)
+		r.identify()
+		r.observer.begin(&r.decision)
+		return r.refuse(busy)
 	}
 	defer leave()
 	l.memory.Add(int64(n))

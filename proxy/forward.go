@@ -48,8 +48,12 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	body, r := detachBody(w, r)
+	body := &uploaded{ReadCloser: r.Body, w: w}
 	defer body.end()
+	if r.Body != http.NoBody {
+		own := *r
+		own.Body, r = io.NopCloser(body), &own
+	}
 	x.ended = &ended{body: body, offEngine: !x.upstream.HTTP2() || x.head.Upgrade != ""}
 	if x.ended.offEngine {
 		x.forwardHTTP1(w, r, body, from)
@@ -310,7 +314,16 @@ func (x *exchange) upgrade(w http.ResponseWriter, r *http.Request) {
 func upgradeRequest(r *http.Request, x *exchange, address string) *http.Request {
 	out := outgoing(r, x, cmp.Or(x.decision.host(x.head), address))
 	if pool := x.decision.Pool; pool != authn.PoolProven && pool != authn.PoolUnproven {
-		cutProtocols(out.Header)
+		const name = "Sec-Websocket-Protocol"
+		kept := out.Header[name][:0]
+		for _, line := range out.Header[name] {
+			if line = authn.CutProtocol(line); line != "" {
+				kept = append(kept, line)
+			}
+		}
+		if out.Header[name] = kept; len(kept) == 0 {
+			delete(out.Header, name)
+		}
 	}
 	out.Header.Set("Connection", "Upgrade")
 	out.Header.Set("Upgrade", x.head.Upgrade)
@@ -342,21 +355,6 @@ func switchProtocols(conn *backend.Conn, out *http.Request) (*http.Response, *bu
 		}
 	}
 	return nil, nil, errNoUpgrade
-}
-
-// cutProtocols removes tokens from every Sec-WebSocket-Protocol line.
-func cutProtocols(header http.Header) {
-	const name = "Sec-Websocket-Protocol"
-	lines := header[name]
-	kept := lines[:0]
-	for _, line := range lines {
-		if line = authn.CutProtocol(line); line != "" {
-			kept = append(kept, line)
-		}
-	}
-	if header[name] = kept; len(kept) == 0 {
-		delete(header, name)
-	}
 }
 
 // refusal is the body of a response that is no 101.

@@ -194,16 +194,6 @@ func (r *frameRequest) refuse(err *apierrors.StatusError) engine.Plan {
 	return r.prepared(readyAnswer(err))
 }
 
-// refuseParking answers a request that may not wait for its decision, and records it like any
-// other. Its user may be unknown.
-func (r *frameRequest) refuseParking() engine.Plan {
-	err := errBusy("the front door")
-	r.decision.refuse(err)
-	r.identify()
-	r.observer.begin(&r.decision)
-	return r.refuse(err)
-}
-
 // prepared returns a plan that sends a prepared response, with the time limit of limitReading.
 func (r *frameRequest) prepared(a *engine.Answer) engine.Plan {
 	p := r.l.p

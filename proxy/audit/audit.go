@@ -235,23 +235,18 @@ func (l *Log) logLosses() {
 // whole query, but extension servers and proxied Services may have parameters of any meaning.
 func Mask(rawQuery string) string {
 	var b strings.Builder
-	for rest := rawQuery; rest != ""; {
-		// Some servers treat a semicolon like an ampersand.
-		end := strings.IndexAny(rest, "&;")
-		pair, separator := rest, ""
-		if rest = ""; end >= 0 {
-			pair, separator, rest = pair[:end], pair[end:end+1], pair[end+1:]
+	for part := range strings.SplitAfterSeq(rawQuery, "&") {
+		for pair := range strings.SplitAfterSeq(part, ";") { // some servers treat it like an ampersand
+			name, rest, _ := strings.Cut(pair, "=")
+			plain, err := url.QueryUnescape(name)
+			if err != nil {
+				plain = name
+			}
+			if value := strings.TrimRight(rest, "&;"); value != "" && secret(strings.ToLower(plain)) {
+				pair = name + "=MASKED" + rest[len(value):]
+			}
+			b.WriteString(pair)
 		}
-		name, value, has := strings.Cut(pair, "=")
-		plain, err := url.QueryUnescape(name)
-		if err != nil {
-			plain = name
-		}
-		if has && value != "" && secret(strings.ToLower(plain)) {
-			pair = name + "=MASKED"
-		}
-		b.WriteString(pair)
-		b.WriteString(separator)
 	}
 	return b.String()
 }
