@@ -292,11 +292,7 @@ func (d *Decision) attributes() authz.Attributes {
 // finish adds the fields of every forwarded request.
 func (p *Proxy) finish(d *Decision, h *Head) {
 	if d.User != nil {
-		assert := p.cfg.Authn.Headers
-		if d.Pool == authn.PoolImpersonate {
-			assert = p.cfg.Authn.Impersonation
-		}
-		set, err := assert(d.Set, d.User)
+		set, err := p.cfg.Authn.Assert(d.Set, d.User, d.Pool)
 		if err != nil {
 			p.log.Warn("asserting an identity", "err", err) //fairlead:boundary rare, and one line
 			if d.refuse(errUnauthorized); p.cfg.Authn.Unfit() != nil {

@@ -95,7 +95,7 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 			for i := range tc.head {
 				a.Strip(tc.head[i].Name, PoolRemote)
 			}
-			must.Get(a.Headers(dst, u))(t)
+			must.Get(a.Assert(dst, u, PoolRemote))(t)
 			a.Seen(&c, 200)
 			CutProtocol("v4.channel.k8s.io, v3.channel.k8s.io")
 		}), "%s: allocations", name)

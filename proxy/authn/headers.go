@@ -17,7 +17,7 @@ import (
 // requests.
 type identity struct {
 	user.DefaultInfo
-	rendered [2]atomic.Pointer[rendering] // for Headers, and for Impersonation
+	rendered [2]atomic.Pointer[rendering] // in X-Remote-*, and in Impersonate-*
 }
 
 // rendering is an identity's fields for one set of names. It is immutable.
@@ -27,13 +27,28 @@ type rendering struct {
 	err    error
 }
 
-// Headers appends the fields that assert a user. They are those of client-go's
+// Assert appends the fields that assert a user over a pool. They are those of client-go's
 // transport.SetAuthProxyHeaders, under the names that the target trusts, and Sensitive so that no
-// HPACK table keeps them. It fails and appends nothing if HTTP would change a value: cut or
-// trimmed, a name could become another user's. Append them last, after all stripping. For a user of
-// this package it allocates only dst.
-func (a *Authenticator) Headers(dst []hpack.HeaderField, u user.Info) ([]hpack.HeaderField, error) {
-	return a.nameSet().assert(dst, u, 0)
+// HPACK table keeps them; over PoolImpersonate those with which the local apiserver serves a user,
+// with our credential last. It fails and appends nothing for a user without a name, because the
+// request would run as this process, and if HTTP would change a value: cut or trimmed, a name could
+// become another user's. Append them last, after all stripping. For a user of this package it
+// allocates only dst.
+func (a *Authenticator) Assert(dst []hpack.HeaderField, u user.Info, p Pool) ([]hpack.HeaderField, error) {
+	if p != PoolImpersonate {
+		return a.nameSet().assert(dst, u, 0)
+	}
+	if a.cfg.Impersonate == nil {
+		return dst, errors.New("asserting a user: there is no credential that may impersonate")
+	}
+	set, err := a.as.assert(dst, u, 1)
+	if err != nil {
+		return set, err
+	}
+	if own := a.cfg.Impersonate(); own != "" {
+		set = append(set, hpack.HeaderField{Name: "authorization", Value: own, Sensitive: true})
+	}
+	return set, nil
 }
 
 // assert appends a user's fields. An identity caches them at the index place.
@@ -110,23 +125,6 @@ func escapeKey(key string) string {
 		}
 	}
 	return strings.ToLower(b.String())
-}
-
-// Impersonation appends the fields with which the local apiserver serves a user over
-// PoolImpersonate, with our credential last. Like Headers, it fails and appends nothing for a user
-// without a name, because the request would run as this process.
-func (a *Authenticator) Impersonation(dst []hpack.HeaderField, u user.Info) ([]hpack.HeaderField, error) {
-	if a.cfg.Impersonate == nil {
-		return dst, errors.New("asserting a user: there is no credential that may impersonate")
-	}
-	set, err := a.as.assert(dst, u, 1)
-	if err != nil {
-		return set, err
-	}
-	if own := a.cfg.Impersonate(); own != "" {
-		set = append(set, hpack.HeaderField{Name: "authorization", Value: own, Sensitive: true})
-	}
-	return set, nil
 }
 
 // implied reports whether kube-apiserver itself adds a user's group system:authenticated

@@ -42,18 +42,18 @@ func TestTarget(t *testing.T) {
 			}
 			now, known = &HeaderNames{Username: user1, Group: group1}, false
 			a := newAuthenticator(t, Config{Target: func() (*HeaderNames, bool) { return now, known }})
-			if f, err := a.Headers(nil, u); wrong(err, "not read yet") || len(f) > 0 {
+			if f, err := a.Assert(nil, u, PoolRemote); wrong(err, "not read yet") || len(f) > 0 {
 				t.Errorf("asserted %v, %v before the names are known", f, err)
 			}
 			known = true
-			must.Get(a.Headers(nil, u))(t)
+			must.Get(a.Assert(nil, u, PoolRemote))(t)
 			if built := a.nameSet(); built != a.nameSet() {
 				t.Error("the names are read for each request")
 			}
 			now = &tt.names
-			fields, err := a.Headers(nil, u)
+			fields, err := a.Assert(nil, u, PoolRemote)
 			if wrong(err, tt.err) {
-				t.Fatalf("Headers: %v, want %q", err, tt.err)
+				t.Fatalf("Assert: %v, want %q", err, tt.err)
 			}
 			var names []string
 			for _, f := range fields {

@@ -19,8 +19,8 @@ func TestInProportion(t *testing.T) {
 	names := HeaderNames{Username: []string{remoteUser}, UID: []string{remoteUID}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra}}
 	a := must.Get(New(Config{RequestHeaders: names, Impersonate: func() string { return "Bearer own" }}))(t)
 	assert := func(u user.Info) []any {
-		to, err := a.Headers(nil, u)
-		local, err2 := a.Impersonation(nil, u)
+		to, err := a.Assert(nil, u, PoolRemote)
+		local, err2 := a.Assert(nil, u, PoolImpersonate)
 		name, group := a.Refuses(u, false)
 		return []any{to, err, local, err2, name, group}
 	}

@@ -309,7 +309,7 @@ func TestConcurrently(t *testing.T) {
 				if !known {
 					u, _ = a.Review(t.Context(), c, bound.Source{})
 				}
-				f, err := a.Headers(nil, u) // refuses nobody
+				f, err := a.Assert(nil, u, PoolRemote) // refuses nobody
 				if (err == nil) != (token != "bad") || err == nil && f[0].Value != "owner of "+token {
 					t.Errorf("%s is %s: %v, %v", token, describe(u), f, err)
 				}

@@ -42,7 +42,7 @@ func forward(t *testing.T, a *Authenticator, h Head, c *Credentials, p Pool) []s
 	}
 	if p == PoolRemote || p == PoolCertificate {
 		u := must.Get(identify(t, a, c, "/apis"))(t)
-		out = must.Get(a.Headers(out, u))(t)
+		out = must.Get(a.Assert(out, u, PoolRemote))(t)
 	}
 	var text []string
 	for _, f := range out {

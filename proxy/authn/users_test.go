@@ -86,7 +86,7 @@ func sameUser(meant, got user.Info) string {
 // and that these are client-go's. It returns the error if the user is refused.
 func headersArrive(t *testing.T, u *user.DefaultInfo) error {
 	t.Helper()
-	fields, err := newAuthenticator(t, Config{}).Headers(nil, u)
+	fields, err := newAuthenticator(t, Config{}).Assert(nil, u, PoolRemote)
 	if err != nil {
 		check.Same(t, 0, len(fields), "fields of a user that is refused")
 		return err
@@ -117,7 +117,7 @@ func headersArrive(t *testing.T, u *user.DefaultInfo) error {
 // returns the groups that are sent, or the error if the user is refused.
 func impersonationArrives(t *testing.T, u *user.DefaultInfo, gains ...string) (groups []string, err error) {
 	t.Helper()
-	fields, err := newImpersonator(t).Impersonation(nil, u)
+	fields, err := newImpersonator(t).Assert(nil, u, PoolImpersonate)
 	if err != nil {
 		check.Same(t, 0, len(fields), "fields of a user that is refused")
 		return nil, err
@@ -209,19 +209,19 @@ func TestUsersRefused(t *testing.T) {
 		"ours":          &identity{DefaultInfo: user.DefaultInfo{Name: "a ", Groups: []string{"g"}}},
 	} {
 		for range 2 { // the second time cached
-			if got, err := a.Headers(dst, u); err == nil || len(got) != 1 {
+			if got, err := a.Assert(dst, u, PoolRemote); err == nil || len(got) != 1 {
 				t.Errorf("%s: %v, %v", name, got, err)
 			}
-			if got, err := a.Impersonation(dst, u); err == nil || len(got) != 1 {
+			if got, err := a.Assert(dst, u, PoolImpersonate); err == nil || len(got) != 1 {
 				t.Errorf("%s, impersonated: %v, %v", name, got, err)
 			}
 		}
 	}
-	if got, err := newAuthenticator(t, Config{}).Impersonation(dst, &user.DefaultInfo{Name: "a"}); err == nil || len(got) != 1 {
+	if got, err := newAuthenticator(t, Config{}).Assert(dst, &user.DefaultInfo{Name: "a"}, PoolImpersonate); err == nil || len(got) != 1 {
 		t.Errorf("without a credential: %v, %v", got, err)
 	}
 	certificate := newAuthenticator(t, Config{Impersonate: func() string { return "" }})
-	if got, err := certificate.Impersonation(nil, &user.DefaultInfo{Name: "a"}); err != nil || len(got) != 1 {
+	if got, err := certificate.Assert(nil, &user.DefaultInfo{Name: "a"}, PoolImpersonate); err != nil || len(got) != 1 {
 		t.Errorf("with a certificate: %v, %v", got, err)
 	}
 }
