@@ -286,7 +286,9 @@ type exchange struct {
 }
 
 func (x *exchange) bind() {
-	x.remove, x.withhold = x.removes, x.withholds
+	x.remove = x.removes
+	// Trailer is only an announcement (RFC 9110 §6.6.2).
+	x.withhold = func(name string) bool { return name != "trailer" && x.decision.withholds(name) }
 	x.accept = x.onResponse
 	x.fail = func(o engine.Outcome) http.Handler {
 		return x.answer(forwardError(x.decision.name(), &engine.Failure{Outcome: o}))
@@ -334,12 +336,6 @@ func (x *exchange) finite() bool {
 	}
 	follow, ok := param(x.head.RawQuery, "follow")
 	return !ok || !saysYes(follow)
-}
-
-// withholds reports whether a field or trailer of the response is not forwarded. Trailer itself is:
-// it is only an announcement (RFC 9110 §6.6.2).
-func (x *exchange) withholds(name string) bool {
-	return name != "trailer" && x.decision.withholds(name)
 }
 
 // onResponse is called for every final response head. A non-nil handler answers instead of the

@@ -343,9 +343,9 @@ func longPage(h *Head) bool {
 }
 
 // requestTimeout returns the time limit of a remote request that is not long-running: the smallest
-// of the policy's timeout, ?timeout= and, for a path without a resource, discoveryTimeout. ?timeout=
-// is parsed like by k8s.io/apiserver's WithRequestDeadline: a Go duration, of which zero means the
-// server's default. Anything else is a bad request.
+// of the policy's timeout, ?timeout= and, for a path without a resource, discoveryTimeout. Like
+// k8s.io/apiserver's WithRequestDeadline it reads ?timeout= as a Go duration, of which zero means
+// the server's default. Anything else is a bad request.
 func requestTimeout(rawQuery string, r *Request, limit time.Duration) (time.Duration, error) {
 	if !r.IsResourceRequest {
 		limit = min(limit, discoveryTimeout)

@@ -40,13 +40,13 @@ const maxListed = 32
 
 // listed returns the names that Connection fields list, in lower case, without tokens that have a
 // meaning of their own. It makes one set for a head, so that a field costs one look-up however many
-// names there are. It reports false if there are more than maxListed, empty ones included.
-func listed(lines []string) (names map[string]bool, ok bool) {
+// names there are. More than maxListed, empty ones included, are an error.
+func listed(lines []string) (names map[string]bool, err error) {
 	n := 0
 	for _, line := range lines {
 		for token := range strings.SplitSeq(line, ",") {
 			if n++; n > maxListed {
-				return nil, false
+				return nil, errListed
 			}
 			token = strings.ToLower(strings.TrimSpace(token))
 			if token != "" && token != "close" && token != "keep-alive" && token != "upgrade" {
@@ -57,7 +57,7 @@ func listed(lines []string) (names map[string]bool, ok bool) {
 			}
 		}
 	}
-	return names, true
+	return names, nil
 }
 
 // forwarded adds the fields that describe this hop to the next one. It appends to X-Forwarded-For
@@ -174,10 +174,7 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 		target += "?" + r.URL.RawQuery
 	}
 	h.SetTarget(target)
-	var ok bool
-	if h.listed, ok = listed(r.Header["Connection"]); !ok {
-		h.invalid = errListed
-	}
+	h.listed, h.invalid = listed(r.Header["Connection"])
 	// Listing a field that says who the caller is must not remove it, as it does not at
 	// kube-apiserver: otherwise a user behind an impersonating proxy would become that proxy.
 	maps.DeleteFunc(h.listed, func(name string, _ bool) bool {
@@ -245,8 +242,8 @@ func (d *Decision) withholds(name string) bool {
 
 // clean removes such fields from a header or trailer that net/http has read.
 func (d *Decision) clean(header http.Header) error {
-	names, ok := listed(header["Connection"])
-	if !ok || len(header) > wire.MaxNames {
+	names, err := listed(header["Connection"])
+	if err != nil || len(header) > wire.MaxNames {
 		return errManyFields
 	}
 	for name := range header {

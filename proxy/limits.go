@@ -98,14 +98,19 @@ func (p *Proxy) active() []prometheus.Collector {
 // remotes and one of its upstream; for an unproven token, one of its pool. The local apiserver
 // limits other requests itself.
 func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.Source) *apierrors.StatusError {
+	held.count = &p.underWay.requests
+	if d.LongRunning {
+		held.count = &p.underWay.longRunning
+	}
+	held.count.Add(1)
 	if d.Action != ToRemote && d.Pool != authn.PoolUnproven {
-		held.begin(p, d)
 		return nil
 	}
 	var ok bool
 	if l := p.limits.of(d.Request.Verb); d.Action == ToRemote && !d.LongRunning && l.max > 0 {
 		if held.server, ok = l.places.Take(from, 1, l.max); !ok {
 			u.Refuse(from, false)
+			held.leave()
 			return errBusy("the front door")
 		}
 		if held.share, ok = u.AcquireShare(from, l.write, l.share); !ok {
@@ -117,7 +122,6 @@ func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.
 		held.leave()
 		return errBusy(d.name())
 	}
-	held.begin(p, d)
 	return nil
 }
 
@@ -127,14 +131,6 @@ func (p *Proxy) room(d *Decision, from bound.Source) bool {
 	server, ok := l.places.Take(from, 1, l.max)
 	server.Leave()
 	return (ok || d.LongRunning) && (u == nil || u.Room(from, d.LongRunning, l.write, l.share))
-}
-
-func (h *place) begin(p *Proxy, d *Decision) {
-	h.count = &p.underWay.requests
-	if d.LongRunning {
-		h.count = &p.underWay.longRunning
-	}
-	h.count.Add(1)
 }
 
 func (h *place) leave() {

@@ -74,6 +74,7 @@ func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
 		instance: rand.Text()[:16], givenUp: newGivenUp(), desk: newDesk(), scrapers: newScrapers(),
+		sessionPlaces: bound.Places{Lend: true}, limits: limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)},
 		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
 	}
 	var err error
@@ -81,8 +82,6 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, err
 	}
 	p.metrics = newMetrics(cfg.Metrics, cfg.Tables, append(p.active(), p.givenUp.refused)...)
-	p.limits = limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)}
-	p.sessionPlaces.Lend = true
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.sessions.ending, p.sessions.end = context.WithCancel(context.Background())
 	p.impersonated = p.impersonation(http.HandlerFunc(p.serveImpersonated))

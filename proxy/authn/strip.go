@@ -1,6 +1,9 @@
 package authn
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Pool is the kind of connection over which a request is sent. It decides which fields are
 // forwarded, and how the identity is asserted.
@@ -77,9 +80,7 @@ func newStripper(sets ...HeaderNames) (s stripper) {
 	}
 	add(true, "x-remote-")
 	for _, n := range sets {
-		add(false, n.Username...)
-		add(false, n.UID...)
-		add(false, n.Group...)
+		add(false, slices.Concat(n.Username, n.UID, n.Group)...)
 		add(true, n.ExtraPrefix...)
 	}
 	return s

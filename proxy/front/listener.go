@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"net"
 	"net/netip"
 	"runtime/debug"
@@ -69,11 +68,8 @@ type Listener struct {
 // Connections returns how many connections may be open for a share of the process's descriptors
 // and, if its memory is limited, of that: an idle one of HTTP/2 costs 26 KB.
 func Connections(share float64) int {
-	most := Descriptors(share)
-	if memory := debug.SetMemoryLimit(-1); memory != math.MaxInt64 {
-		most = max(minConnections, min(most, int(share*float64(memory)/perConn)))
-	}
-	return most
+	memory := debug.SetMemoryLimit(-1) // math.MaxInt64 if there is none
+	return max(minConnections, min(Descriptors(share), int(share*float64(memory)/perConn)))
 }
 
 // Descriptors returns a share of the files and sockets that this process may have open, but at
@@ -87,10 +83,7 @@ func Descriptors(share float64) int {
 
 // Listen opens a port. Open all ports before serving any, so that a port in use is a clear error.
 func Listen(ctx context.Context, a Address) (*Listener, error) {
-	most := a.MaxConnections
-	if most == 0 {
-		most = Connections(a.Share)
-	}
+	most := cmp.Or(a.MaxConnections, Connections(a.Share))
 	labels := prometheus.Labels{"port": a.Name}
 	l := &Listener{
 		log: cmp.Or(a.Logger, slog.New(slog.DiscardHandler)), port: a.Name, places: make(chan struct{}, most), done: make(chan struct{}),
