@@ -78,20 +78,14 @@ func (p *Proxy) UnderWay() int {
 	return int(p.underWay.requests.Load()+p.underWay.longRunning.Load()) - p.Sessions()
 }
 
-func (p *Proxy) active() []prometheus.Collector {
-	var list []prometheus.Collector
-	for kind, f := range map[string]func() int{
-		"request": func() int { return int(p.underWay.requests.Load()) },
-		"watch":   func() int { return max(int(p.underWay.longRunning.Load())-p.Sessions(), 0) },
-		"session": p.Sessions,
-	} {
-		list = append(list, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name:        "fairlead_requests_active",
-			Help:        "Requests under way, by kind: request, watch (all long-running ones), session (upgraded).",
-			ConstLabels: prometheus.Labels{"kind": kind},
-		}, func() float64 { return float64(f()) }))
-	}
-	return list
+func (p *Proxy) active() prometheus.Collector {
+	active := prometheus.NewDesc("fairlead_requests_active", "Requests under way, by kind: request, watch (all long-running ones), session (upgraded).", []string{"kind"}, nil)
+	return metric.Gauges{All: []*prometheus.Desc{active}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
+		requests, long, sessions := p.underWay.requests.Load(), p.underWay.longRunning.Load(), p.sessions.open.Load()
+		gauge(active, float64(requests), "request")
+		gauge(active, float64(max(long-sessions, 0)), "watch")
+		gauge(active, float64(sessions), "session")
+	}}
 }
 
 // enter takes the places of a request that is ready to be forwarded: for a remote, one of all

@@ -49,7 +49,7 @@ func TestFailed(t *testing.T) {
 // negative.
 func TestActive(t *testing.T) {
 	p, reg := &Proxy{}, prometheus.NewRegistry()
-	reg.MustRegister(p.active()...)
+	reg.MustRegister(p.active())
 	want := func(active string, underWay int) {
 		t.Helper()
 		var got []string

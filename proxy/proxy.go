@@ -81,7 +81,7 @@ func New(cfg Config) (*Proxy, error) {
 	if p.browsers, err = newBrowsers(cfg.AllowedOrigins, cfg.HSTS); err != nil {
 		return nil, err
 	}
-	p.metrics = newMetrics(cfg.Metrics, cfg.Tables, append(p.active(), p.givenUp.refused)...)
+	p.metrics = newMetrics(cfg.Metrics, cfg.Tables, p.active(), p.givenUp.refused)
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.sessions.ending, p.sessions.end = context.WithCancel(context.Background())
 	p.impersonated = p.impersonation(http.HandlerFunc(p.serveImpersonated))
@@ -91,9 +91,8 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Health != nil {
 		p.health = cfg.Health(p.health)
 	}
-	if p.health == nil {
-		p.health = p.answer(errNotFound)
-	}
+	notFound := p.answer(errNotFound)
+	p.health, p.cfg.Pages = cmp.Or(p.health, notFound), cmp.Or(cfg.Pages, notFound)
 	return p, nil
 }
 
@@ -149,7 +148,7 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 		}
 		documents.ServeHTTP(w, r)
 	case ToPage:
-		p.servePage(w, x.asUser(r))
+		p.servePage(w, x.asUser(r), x)
 	case ToHealth:
 		p.health.ServeHTTP(w, r)
 	case Impersonate:
@@ -171,13 +170,7 @@ func (p *Proxy) limitReading(w http.ResponseWriter) *time.Timer {
 }
 
 // servePage serves a page of this process.
-func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
-	x := exchangeOf(r.Context())
-	page := cmp.Or(x.page, p.cfg.Pages)
-	if page == nil {
-		p.writeError(w, r, errNotFound)
-		return
-	}
+func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request, x *exchange) {
 	if x.decision.LongRunning {
 		var stop context.CancelFunc
 		r, stop = p.endable(r, &x.events)
@@ -185,7 +178,7 @@ func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request) {
 	} else {
 		defer p.limitReading(w).Stop()
 	}
-	page.ServeHTTP(w, r)
+	cmp.Or(x.page, p.cfg.Pages).ServeHTTP(w, r)
 }
 
 // serveLocal forwards a request of the health relay to the local apiserver, with its caller's
