@@ -56,7 +56,7 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 	}
 	x.ended = &ended{body: body, offEngine: !x.upstream.HTTP2() || x.head.Upgrade != ""}
 	if x.ended.offEngine {
-		x.forwardHTTP1(w, r, body, from)
+		x.forwardHTTP1(w, r, body, from) //nolint:contextcheck // as below
 	} else {
 		x.carry(w, r, from) //nolint:contextcheck // a span has its own
 	}
@@ -97,7 +97,7 @@ func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *up
 		x.upgrade(w, r)
 		return
 	}
-	defer context.AfterFunc(r.Context(), func() { //nolint:contextcheck // it needs none
+	defer context.AfterFunc(r.Context(), func() {
 		body.cut()
 		x.p.hasten(w)
 	})()
@@ -123,7 +123,7 @@ func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
 	case d.Action == ToLocal && relayed && d.Pool == authn.PoolUnproven && !d.LongRunning:
 		return p.cfg.Local.Upstream(backend.PoolHealth)
 	case d.Action == ToLocal:
-		return p.cfg.Local.Upstream(localPools[d.Pool])
+		return p.cfg.Local.Upstream(localPool(d.Pool))
 	}
 	return nil
 }
@@ -210,10 +210,12 @@ func targetURL(h *Head) *url.URL {
 	return u
 }
 
-// localPools are the local apiserver's pools for credentials, and zero for a remote's.
-var localPools = [...]backend.Pool{
-	authn.PoolCertificate: backend.PoolCertificate, authn.PoolImpersonate: backend.PoolCertificate, // only one of the two is in use
-	authn.PoolProven: backend.PoolProven, authn.PoolUnproven: backend.PoolUnproven,
+// localPool returns the local apiserver's pool for credentials, and zero for a remote's.
+func localPool(p authn.Pool) backend.Pool {
+	return [...]backend.Pool{
+		authn.PoolCertificate: backend.PoolCertificate, authn.PoolImpersonate: backend.PoolCertificate, // only one of the two is in use
+		authn.PoolProven: backend.PoolProven, authn.PoolUnproven: backend.PoolUnproven,
+	}[p]
 }
 
 func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err error) {

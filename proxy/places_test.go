@@ -100,7 +100,7 @@ func TestPlacesOfARequest(t *testing.T) {
 	}{"remote": {remote, 1, 0, 1}, "watch": {watch, 0, 1, 0}, "local": {local, 1, 0, 0}, "a stranger's": {stranger, 1, 0, 0}} {
 		u := w.upstream()
 		if tc.d.Action == ToLocal {
-			u = w.proxy.cfg.Local.Upstream(localPools[tc.d.Pool])
+			u = w.proxy.cfg.Local.Upstream(localPool(tc.d.Pool))
 		}
 		held, _ := enter(tc.d, u, "bob")
 		counted(name, tc.requests, tc.longRunning, tc.places)

@@ -121,8 +121,8 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time,
 	ctx := context.WithValue(r.Context(), exchangeKey{}, x)
 	r = r.WithContext(ctx)
 	p.decideOffLoop(ctx, &x.decision, x.head, x.conn)
-	x.identify()
-	r = rec.observe(r) //nolint:contextcheck // the request carries it
+	x.identify() //nolint:contextcheck // a span has its own
+	r = rec.observe(r)
 	// An upgrade reuses no connection.
 	if r.ProtoMajor == 1 && p.leaving.Load() && r.Header.Get("Upgrade") == "" {
 		w.Header().Set("Connection", "close")

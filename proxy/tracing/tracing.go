@@ -26,12 +26,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// fields are those of W3C Trace Context, which Span.Fields sets.
-var fields = propagation.TraceContext{}.Fields()
+// The fields of W3C Trace Context that Span.Fields sets.
+const (
+	parentHeader = "traceparent"
+	stateHeader  = "tracestate"
+)
 
 // Carries reports whether Span.Fields sets a field, so that the client's is replaced. The name must
 // be in lower case.
-func Carries(name string) bool { return slices.Contains(fields, name) }
+func Carries(name string) bool { return name == parentHeader || name == stateHeader }
 
 // Span is one request's span.
 type Span struct {
@@ -81,7 +84,7 @@ func text(s string) string {
 func (s *Span) Fields(set []hpack.HeaderField) []hpack.HeaderField {
 	out := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), s.span.SpanContext()), out)
-	for _, name := range fields {
+	for _, name := range []string{parentHeader, stateHeader} {
 		if value := out[name]; value != "" {
 			// Sensitive keeps fields that differ in each request out of HPACK's tables.
 			set = append(set, hpack.HeaderField{Name: name, Value: value, Sensitive: true})
