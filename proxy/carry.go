@@ -95,14 +95,6 @@ func (b *uploaded) end() {
 	_ = b.Close() // nothing reads any more
 }
 
-// cut ends a Read in progress: net/http's transport does not cancel a request before
-// (persistConn.mapRoundTripError).
-func (b *uploaded) cut() {
-	if b.ReadCloser != http.NoBody && !b.ended.Load() {
-		_ = http.NewResponseController(b.w).SetReadDeadline(time.Now())
-	}
-}
-
 // Fetch sends a request of this process itself, by a Stay to the local apiserver. It counts against
 // no limit.
 func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool, by *backend.Stay) (*http.Response, error) {

@@ -76,7 +76,11 @@ func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *up
 		return
 	}
 	defer end()
-	x.held.slow = lasts(r, x)
+	// A stranger can make such a request last for all of its time, by sending its body slowly or by
+	// not reading the answer. It counts with the long-running ones: all clients behind a load
+	// balancer share an address, and the places of short requests are those with which their new
+	// tokens are proven.
+	x.held.slow = strangersTime(d) != 0 && (x.upstream.Streams(r) || len(x.head.Path)+len(x.head.RawQuery) > maxEchoed)
 	if err := x.p.enter(&x.held, d, x.upstream, from); err != nil {
 		x.noPlace(w, r, err)
 		return
@@ -98,7 +102,11 @@ func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *up
 		return
 	}
 	defer context.AfterFunc(r.Context(), func() {
-		body.cut()
+		// A Read in progress ends, too: net/http's transport does not cancel a request before
+		// (persistConn.mapRoundTripError).
+		if body.ReadCloser != http.NoBody && !body.ended.Load() {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+		}
 		x.p.hasten(w)
 	})()
 	x.ask(w, r)

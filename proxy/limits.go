@@ -170,14 +170,6 @@ func strangersTime(d *Decision) time.Duration {
 // not read: kube-apiserver's 403 repeats the path, and JSON has six bytes for some.
 const maxEchoed = 8 << 10
 
-// lasts reports whether a stranger can make its request last for all of its time, by sending its
-// body slowly or by not reading the answer. Such a request counts with the long-running ones. All
-// clients behind a load balancer share an address, and the places of short requests are those with
-// which their new tokens are proven.
-func lasts(r *http.Request, x *exchange) bool {
-	return strangersTime(&x.decision) != 0 && (x.upstream.Streams(r) || len(x.head.Path)+len(x.head.RawQuery) > maxEchoed)
-}
-
 // within limits a request to its time or that for its place, and lets EndLongRunning end a
 // long-running one.
 func (x *exchange) within(r *http.Request) (*http.Request, context.CancelFunc) {

@@ -122,7 +122,10 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time,
 	r = r.WithContext(ctx)
 	p.decideOffLoop(ctx, &x.decision, x.head, x.conn)
 	x.identify() //nolint:contextcheck // a span has its own
-	r = rec.observe(r)
+	x.observer.begin(&x.decision)
+	if rec.bodies = x.observer.bodies(&x.decision); rec.bodies && r.Body != nil && r.Body != http.NoBody {
+		r.Body = x.observer.event.Request(r.Body, r.Header.Get("Content-Type"))
+	}
 	// An upgrade reuses no connection.
 	if r.ProtoMajor == 1 && p.leaving.Load() && r.Header.Get("Upgrade") == "" {
 		w.Header().Set("Connection", "close")

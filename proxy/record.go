@@ -85,17 +85,6 @@ func (rec *recorder) responded(status int) {
 	}
 }
 
-// observe emits the request's first audit event. The returned request's body is recorded if the
-// audit policy asks for bodies.
-func (rec *recorder) observe(r *http.Request) *http.Request {
-	x := rec.exchange
-	x.observer.begin(&x.decision)
-	if rec.bodies = x.observer.bodies(&x.decision); rec.bodies && r.Body != nil && r.Body != http.NoBody {
-		r.Body = x.observer.event.Request(r.Body, r.Header.Get("Content-Type"))
-	}
-	return r
-}
-
 // done must be deferred: a handler that panics with http.ErrAbortHandler has ended its request,
 // too.
 func (rec *recorder) done() {
