@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -50,6 +52,11 @@ func TestPolicyIsShown(t *testing.T) {
 	}, lines, "what the policy says")
 	_, body = s.get(t, "/")
 	says(t, body, "answers now: standby v1.bad.example.com/spare", "policy.yaml:13): answered with 404", "further backend of v1.good.example.com by the policy (", "apiservice/v1.good.example.com%2Fkeda")
+	s.cfg.Discovery = func() []discovery.Status {
+		return []discovery.Status{{Freshness: documents.Freshness{Name: "v1.good.example.com"}, Conflicts: []string{"widgets: other kind", "gadgets: other verbs"}}}
+	}
+	_, body = s.get(t, "/")
+	says(t, body, "resources are not listed as this server has them: widgets: other kind; gadgets: other verbs", "let one of the two have each")
 	resp, body := s.get(t, "/fairlead/apiservice/v1.good.example.com%2Fkeda")
 	check.Same(t, http.StatusOK, resp.Code, "its page")
 	says(t, body, "policy.yaml:6)", "x/closed-example-com:443")
