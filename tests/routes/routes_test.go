@@ -5,6 +5,8 @@ package routes
 import (
 	"fmt"
 	"net/http"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -37,6 +39,9 @@ func TestTwoMetricServers(t *testing.T) {
 	w.routes(t, external, w.route(t, keda.backend, byOwner))
 	w.active(t, mails, "True")
 	w.documents(t)
+	for path, want := range map[string]string{"s0-prometheus?labelSelector=scaledobject.keda.sh%2Fname%3Dmails": "keda/keda-metrics-apiserver", "orders_waiting": "monitoring/prometheus-adapter"} {
+		w.explains(t, "/apis/"+external+"/namespaces/shop/"+path, "forwarded to "+want+":")
+	}
 	q.orders.Store(3)
 	q.mails.Store(2)
 	w.has(t, orders, 3)
@@ -95,6 +100,15 @@ func TestTwoAdapters(t *testing.T) {
 			w.active(t, tt.gone, "True")
 			steady()
 		})
+	}
+}
+
+// explains checks what `kubectl fairlead explain` says of a path.
+func (w *world) explains(t *testing.T, path, want string) {
+	t.Helper()
+	a := suite.Run(t, exec.CommandContext(t.Context(), filepath.Join(w.dir, "kubectl-fairlead"), "explain", path, "--kubeconfig="+w.kubeconfig), "")
+	if !strings.Contains(a.Out, want) {
+		t.Errorf("explain %s: exit code %d, want %q\n%s%s", path, a.Code, want, a.Out, a.Errs)
 	}
 }
 
