@@ -1,6 +1,6 @@
-// Package discovery serves /api, /apis, /apis/ and /apis/<group>: the group-versions and resources
-// of the cluster, merged from the table, the local apiserver's own document and those of the
-// backends, in the forms, order and negotiation of kube-apiserver.
+// Package discovery serves /api, /apis, /apis/, /apis/<group>, and of several servers also
+// /apis/<group>/<version>: the group-versions and resources of the cluster, merged from the table,
+// the local apiserver's own document and those of the backends, in its forms and order.
 //
 // Sources: a Local group-version comes from the local apiserver's document, but not a version whose
 // table entry is remote (its own aggregator lists those, too). A remote one comes only from its
