@@ -260,3 +260,22 @@ func TestCompaction(t *testing.T) {
 		t.Errorf("list of an old revision: %v", err)
 	}
 }
+
+// From a revision that etcd has not reached, as after a restore, a client must list again.
+func TestFuture(t *testing.T) {
+	_, _, c := serveEtcd(t)
+	o := must.Get(c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{}))(t)
+	future := metav1.ListOptions{ResourceVersion: o.ResourceVersion + "000"}
+	must.Soon(t, 20*time.Second, "a get is refused: the cache is ready", func() bool {
+		_, err := c.Get(t.Context(), o.Name, metav1.GetOptions{ResourceVersion: future.ResourceVersion})
+		return apierrors.IsResourceExpired(err)
+	})
+	_, listed := c.List(t.Context(), future)
+	_, watched := c.Watch(t.Context(), future)
+	for what, err := range map[string]error{"list": listed, "watch": watched, "delete all": c.DeleteCollection(t.Context(), metav1.DeleteOptions{}, future)} {
+		if !apierrors.IsResourceExpired(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	must.Get(c.Update(t.Context(), o, metav1.UpdateOptions{}))(t)
+}

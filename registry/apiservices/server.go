@@ -55,7 +55,8 @@ type Server struct {
 	etcd    *etcd.Store // nil means store
 	codecs  serializer.CodecFactory
 	paths   *mux.PathRecorderMux
-	objects http.Handler // below the group-version
+	objects http.Handler                                    // below the group-version
+	known   func(ctx context.Context, version string) error // returns one for a revision from the future
 	info    *request.RequestInfoFactory
 	places  *places
 }
@@ -83,10 +84,12 @@ func New(c Config) (*Server, error) {
 		if s.etcd, err = etcd.New(scheme, *c.Etcd); err != nil {
 			return nil, err
 		}
+		s.known = s.etcd.Known
 		boundCopies()
 		group.Storage, group.Admit, group.Authorizer = s.etcd.Storage(), protection{c.Options}, c.Authorizer
 	} else {
 		s.store = newStore()
+		s.known = s.store.known
 		group.Storage = s.store.readOnly(scheme)
 	}
 	s.install(container, group, c.Version)
@@ -169,5 +172,12 @@ func (s *Server) serveObjects(w http.ResponseWriter, r *http.Request) {
 	}
 	defer place.Leave()
 	ctx := handling(request.WithRequestInfo(r.Context(), info))
+	switch info.Verb {
+	case "get", "list", "watch", "deletecollection":
+		if err := s.known(ctx, r.URL.Query().Get("resourceVersion")); err != nil {
+			s.fail(w, r, err)
+			return
+		}
+	}
 	s.objects.ServeHTTP(w, r.WithContext(ctx))
 }

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/apiserver/pkg/storage/cacher"
 	"k8s.io/apiserver/pkg/storage/feature"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 
@@ -22,9 +21,7 @@ import (
 
 // readOnly returns the storages of the table, with the interfaces for reads only.
 func (s *store) readOnly(scheme *runtime.Scheme) map[string]rest.Storage {
-	all := etcd.Over(scheme, s, func(_ *cacher.Cacher, cache storage.Interface) storage.Interface {
-		return etcd.Present{Interface: cache, Known: s.known}
-	})
+	all, _ := etcd.Over(scheme, s)
 	s.rest = all
 	feature.DefaultFeatureSupportChecker.CheckClient(context.Background(), table{}, storage.RequestWatchProgress)
 	return map[string]rest.Storage{

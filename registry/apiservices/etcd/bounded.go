@@ -188,47 +188,15 @@ func (w *ending) Stop() {
 	w.end()
 }
 
-// known returns an error for a revision that only etcd's state before a restore can have had. If
-// merely the cache is behind, it waits itself.
-func (b *bounded) known(ctx context.Context, cached *cacher.Cacher, version string) error {
-	wanted, err := b.Versioner().ParseResourceVersion(version)
-	if err != nil || !cached.Ready() {
+// Known returns an error for a revision that only etcd's state before a restore can have had: with
+// the cache's own, client-go would retry ten times. If merely the cache is behind, it waits itself.
+func (s *Store) Known(ctx context.Context, version string) error {
+	wanted, err := s.raw.Versioner().ParseResourceVersion(version)
+	if err != nil || !s.cached.Ready() {
 		return nil //nolint:nilerr // the cache returns the error
 	}
-	if have, err := cached.LastSyncResourceVersion(); err != nil || wanted <= have {
+	if have, err := s.cached.LastSyncResourceVersion(); err != nil || wanted <= have {
 		return nil //nolint:nilerr // as above
 	}
-	return b.notFuture(ctx, version)
-}
-
-// Present is a cache without requests for revisions from the future: with the cache's own error,
-// client-go would retry ten times.
-type Present struct {
-	storage.Interface
-	// Known returns the error for a revision from the future.
-	Known func(ctx context.Context, version string) error
-}
-
-// Get implements storage.Interface.
-func (p Present) Get(ctx context.Context, key string, o storage.GetOptions, into runtime.Object) error {
-	if err := p.Known(ctx, o.ResourceVersion); err != nil {
-		return err
-	}
-	return p.Interface.Get(ctx, key, o, into)
-}
-
-// GetList implements storage.Interface.
-func (p Present) GetList(ctx context.Context, key string, o storage.ListOptions, into runtime.Object) error {
-	if err := p.Known(ctx, o.ResourceVersion); err != nil {
-		return err
-	}
-	return p.Interface.GetList(ctx, key, o, into)
-}
-
-// Watch implements storage.Interface.
-func (p Present) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
-	if err := p.Known(ctx, o.ResourceVersion); err != nil {
-		return nil, err
-	}
-	return p.Interface.Watch(ctx, key, o)
+	return s.raw.notFuture(ctx, version)
 }

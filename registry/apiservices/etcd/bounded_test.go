@@ -10,9 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 
@@ -67,30 +65,17 @@ func TestRevisionFromTheFuture(t *testing.T) {
 	if err := s.raw.notFuture(t.Context(), fmt.Sprint(now)); err != nil {
 		t.Errorf("the newest: %v", err)
 	}
-	from := s.Storage()["apiservices"].(interface { //nolint:forcetypeassert // it is both
-		rest.Lister
-		rest.Watcher
-	})
 	for version, expired := range map[string]bool{"": false, "0": false, "1": false, fmt.Sprint(now): false, fmt.Sprint(now + 1000): true} {
-		if _, err := from.List(asked(t), &metainternal.ListOptions{ResourceVersion: version}); apierrors.IsResourceExpired(err) != expired || !expired && err != nil {
-			t.Errorf("a list from %q: %v", version, err)
+		if err := s.Known(asked(t), version); apierrors.IsResourceExpired(err) != expired || !expired && err != nil {
+			t.Errorf("from %q: %v", version, err)
 		}
-		ctx, cancel := context.WithCancel(asked(t))
-		w, err := from.Watch(ctx, &metainternal.ListOptions{ResourceVersion: version})
-		if apierrors.IsResourceExpired(err) != expired {
-			t.Errorf("a watch from %q: %v", version, err)
-		}
-		if w != nil {
-			w.Stop()
-		}
-		cancel()
 	}
 }
 
 // A cache that is still empty accepts every revision, without waiting.
 func TestRevisionBeforeTheCache(t *testing.T) {
 	s := open(t, Config{Endpoints: []string{"http://127.0.0.1:1"}})
-	if err := s.raw.known(t.Context(), s.cached, "5"); err != nil {
+	if err := s.Known(t.Context(), "5"); err != nil {
 		t.Error(err)
 	}
 }

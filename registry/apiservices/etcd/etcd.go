@@ -26,7 +26,6 @@ import (
 	"google.golang.org/grpc/backoff"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/cacher"
 	"k8s.io/apiserver/pkg/storage/etcd3/metrics"
 	restetcd "k8s.io/kube-aggregator/pkg/registry/apiservice/etcd"
@@ -94,10 +93,7 @@ func New(scheme *runtime.Scheme, c Config) (*Store, error) {
 		return nil, fmt.Errorf("making storage in etcd: %w", err)
 	}
 	metrics.Register()
-	s.rest = Over(scheme, s.raw, func(cached *cacher.Cacher, all storage.Interface) storage.Interface {
-		s.cached = cached
-		return Present{all, func(ctx context.Context, version string) error { return s.raw.known(ctx, cached, version) }}
-	})
+	s.rest, s.cached = Over(scheme, s.raw)
 	s.status = restetcd.NewStatusREST(scheme, s.rest.REST)
 	return s, nil
 }

@@ -74,19 +74,19 @@ func (r REST) ConvertToTable(ctx context.Context, o, options runtime.Object) (*m
 }
 
 // Over makes kube-aggregator's REST storage on top of raw, with k8s.io/apiserver's watch cache in
-// between. The storage that front returns is used instead of the cache.
-func Over(scheme *runtime.Scheme, raw storage.Interface, front func(*cacher.Cacher, storage.Interface) storage.Interface) REST {
+// between.
+func Over(scheme *runtime.Scheme, raw storage.Interface) (r REST, cached *cacher.Cacher) {
 	config := storagebackend.Config{
 		Codec: codec(scheme), EventsHistoryWindow: storagebackend.DefaultEventsHistoryWindow,
 		EncodeVersioner: runtime.NewMultiGroupVersioner(apiregistrationv1.SchemeGroupVersion, schema.GroupKind{Group: v1beta1.GroupName}),
 	}
-	return REST{restetcd.NewREST(scheme, generic.RESTOptions{
+	r.REST = restetcd.NewREST(scheme, generic.RESTOptions{
 		StorageConfig: config.ForResource(apiregistration.Resource("apiservices")), ResourcePrefix: resourcePrefix, DeleteCollectionWorkers: 1,
 		// No garbage collection: its finalizers would wait for a controller that may not exist.
 		Decorator: func(c *storagebackend.ConfigForResource, prefix string, key func(runtime.Object) (string, error), one, list func() runtime.Object,
 			attributes storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
-		) (storage.Interface, factory.DestroyFunc, error) {
-			cached, err := cacher.NewCacherFromConfig(cacher.Config{
+		) (_ storage.Interface, _ factory.DestroyFunc, err error) {
+			cached, err = cacher.NewCacherFromConfig(cacher.Config{
 				Storage: raw, Versioner: raw.Versioner(), GroupResource: c.GroupResource, EventsHistoryWindow: c.EventsHistoryWindow, ResourcePrefix: prefix,
 				KeyFunc: key, NewFunc: one, NewListFunc: list, GetAttrsFunc: attributes, IndexerFuncs: triggers, Indexers: indexers, Codec: c.Codec,
 			})
@@ -94,10 +94,11 @@ func Over(scheme *runtime.Scheme, raw storage.Interface, front func(*cacher.Cach
 				return nil, nil, err
 			}
 			all := cacher.NewCacheDelegator(cached, raw)
-			return front(cached, all), func() {
+			return all, func() {
 				all.Stop()
 				cached.Stop()
 			}, nil
 		},
-	})}
+	})
+	return r, cached
 }
