@@ -82,7 +82,7 @@ type builder struct {
 // keep copies the entries of prev, in order, and revises those that may have changed.
 func (b *builder) keep() {
 	b.entries = slices.Clone(b.prev.entries)
-	names := sets.KeySet(b.in.Touched)
+	names := b.in.Touched.Clone()
 	for name := range b.reports {
 		names.Insert(mainOf(name))
 	}
@@ -277,7 +277,7 @@ type Input struct {
 	// Touched names the APIServices of which an object has changed since prev: the APIService, its
 	// Service, a slice, or a CustomResourceDefinition that it shadows. Build then skips all others.
 	// Nil means that any may have changed.
-	Touched map[string]struct{}
+	Touched sets.Set[string]
 	// Reports are the prober's reports since prev. Earlier ones are carried over from prev.
 	Reports []Report
 	// Shadowed are CustomResourceDefinitions of group-versions that are claimed for a remote.

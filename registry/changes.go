@@ -168,7 +168,7 @@ type objects struct {
 	// table does not depend on the order of events.
 	grouped  [kinds]map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	users    map[types.NamespacedName][]string // the APIServices that name a Service
-	touched  map[string]struct{}               // see Input.Touched
+	touched  sets.Set[string]                  // see Input.Touched
 	awaited  []kind                            // kinds to be read before the table is complete
 	read     [kinds]bool
 	problems []directory.Fault
@@ -198,7 +198,7 @@ func newObjects(more ...kind) *objects {
 
 // apply applies a batch.
 func (o *objects) apply(b *batch) {
-	o.touched = make(map[string]struct{})
+	o.touched = sets.New[string]()
 	for what, whole := range b.replaced {
 		if !whole {
 			continue
@@ -223,7 +223,7 @@ func (o *objects) apply(b *batch) {
 		for _, side := range []map[schema.GroupVersion]string{o.shadowed, b.shadowed} {
 			for gv := range side {
 				if o.shadowed[gv] != b.shadowed[gv] {
-					o.touch(gv.Version + "." + gv.Group)
+					o.touched.Insert(gv.Version + "." + gv.Group)
 				}
 			}
 		}
@@ -275,16 +275,10 @@ func (o *objects) apiService(what kind, name types.NamespacedName) *apiregistrat
 	return a
 }
 
-func (o *objects) touch(apiServices ...string) {
-	for _, name := range apiServices {
-		o.touched[name] = struct{}{}
-	}
-}
-
 // touchUsers touches the APIServices of a Service.
 func (o *objects) touchUsers(service types.NamespacedName) {
-	o.touch(o.users[service]...)
-	o.touch(o.policy.users[service]...)
+	o.touched.Insert(o.users[service]...)
+	o.touched.Insert(o.policy.users[service]...)
 }
 
 // use finds the APIService of a name that counts, of the first kind that has one. A misnamed one
@@ -310,7 +304,7 @@ func (o *objects) use(of types.NamespacedName) {
 	if old == a {
 		return
 	}
-	o.touch(name)
+	o.touched.Insert(name)
 	// After a relist the pointers differ, but the Services are the same.
 	if was, is := serviceOf(old), serviceOf(a); was != is {
 		if o.users[was] = slices.DeleteFunc(o.users[was], func(user string) bool { return user == name }); len(o.users[was]) == 0 {

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -98,11 +97,7 @@ func gauges(table func() *Table) metric.Gauges {
 
 // built counts the changes of a new table. As upstream, only the step from available to unavailable
 // counts.
-func (m *metrics) built(prev, next *Table, took time.Duration) {
-	m.build.Observe(took.Seconds())
-	if prev == next {
-		return
-	}
+func (m *metrics) built(prev, next *Table) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range latest.Diff(prev.servers, next.servers) {

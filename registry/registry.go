@@ -114,10 +114,9 @@ func New(c Config) (*Registry, error) {
 
 // newRegistry makes a registry over sources.
 func newRegistry(c Config, from *sources) *Registry {
-	o := c.Options
 	r := &Registry{
 		sources: from,
-		options: &o,
+		options: &c.Options,
 		log:     cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
 		changes: newChanges(),
 	}
@@ -249,10 +248,11 @@ func (r *Registry) step(o *objects) {
 		FallbackServices: o.services[kindFallbackService],
 		FallbackSlices:   o.grouped[kindFallbackSlice],
 	}, prev)
-	r.metrics.built(prev, next, time.Since(start))
+	r.metrics.build.Observe(time.Since(start).Seconds())
 	if next == prev {
 		return
 	}
+	r.metrics.built(prev, next)
 	// Store before close: readers that wake up must find the new table. They are the loops over
 	// latest.Of and latest.Changes, such as trust.Trust.Run and backend.Pools.Run.
 	r.table.Store(next)

@@ -197,9 +197,6 @@ func normalizeCause(message string) string {
 			message = before + "current time is " + after
 		}
 	}
-	if !strings.Contains(message, "->") {
-		return message
-	}
 	words := strings.Split(message, " ")
 	for i, w := range words {
 		if _, remote, ok := strings.Cut(w, "->"); ok {

@@ -146,24 +146,21 @@ func (l *lister) note(ctx context.Context, err error) {
 	}
 }
 
-func (l *lister) Add(o any) error    { return l.put(o) }
-func (l *lister) Update(o any) error { return l.put(o) }
+func (l *lister) Add(o any) error    { return l.put(o, false) }
+func (l *lister) Update(o any) error { return l.put(o, false) }
+func (l *lister) Delete(o any) error { return l.put(o, true) }
 func (l *lister) Resync() error      { return nil }
 
-func (l *lister) put(o any) error {
+func (l *lister) put(o any, deleted bool) error {
 	object, name, err := l.named(o)
-	if err == nil {
-		l.set(name, object)
+	if err != nil {
+		return err
 	}
-	return err
-}
-
-func (l *lister) Delete(o any) error {
-	_, name, err := l.named(o)
-	if err == nil {
-		l.set(name, nil)
+	if deleted {
+		object = nil
 	}
-	return err
+	l.set(name, object)
+	return nil
 }
 
 func (l *lister) Replace(list []any, _ string) error {

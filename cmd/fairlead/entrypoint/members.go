@@ -150,11 +150,9 @@ func (p *Publisher) renew(ctx context.Context, mine *coordinationv1.Lease) error
 	if mine != nil {
 		lease = mine.DeepCopy()
 	}
-	now := metav1.NewMicroTime(time.Now())
-	seconds := int32(leaseDuration / time.Second)
 	metav1.SetMetaDataLabel(&lease.ObjectMeta, leaseLabel, "")
 	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, addressAnnotation, p.config.Address.String())
-	lease.Spec.HolderIdentity, lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds = &p.config.Identity, &now, &seconds
+	lease.Spec.HolderIdentity, lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds = &p.config.Identity, new(metav1.NowMicro()), new(int32(leaseDuration/time.Second))
 	var err error
 	if mine == nil {
 		_, err = leases.Create(ctx, lease, metav1.CreateOptions{})
