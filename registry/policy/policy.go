@@ -7,7 +7,6 @@ package policy
 
 import (
 	"slices"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -133,11 +132,14 @@ func (w *When) fails(r *Request) string {
 }
 
 // matches reports whether one of the values matches. Nothing matches what a request does not have.
+// No value is empty.
 func matches(values []string, s string) bool {
-	return s != "" && slices.ContainsFunc(values, func(v string) bool {
-		prefix, open := strings.CutSuffix(v, "*")
-		return v == s || open && strings.HasPrefix(s, prefix)
-	})
+	for _, v := range values {
+		if n := len(v) - 1; s != "" && (v == s || v[n] == '*' && len(s) >= n && s[:n] == v[:n]) {
+			return true
+		}
+	}
+	return false
 }
 
 func (r *Request) ofResource(values []string) bool {
