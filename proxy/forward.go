@@ -394,15 +394,9 @@ func (x *exchange) tunnel(w http.ResponseWriter, res *http.Response, conn net.Co
 	x.p.sessions.open.Add(1)
 	defer x.p.sessions.open.Add(-1)
 	defer context.AfterFunc(x.p.sessions.ending, over)()
-	// The server's deadlines would end the session.
-	if err := client.SetDeadline(time.Time{}); err != nil {
-		return
-	}
 	res.Body = nil // the tunnel's bytes are no body
-	if err := res.Write(rw); err != nil {
-		return
-	}
-	if err := rw.Flush(); err != nil {
+	// The server's deadlines would end the session.
+	if client.SetDeadline(time.Time{}) != nil || res.Write(rw) != nil || rw.Flush() != nil {
 		return
 	}
 	ended := make(chan error, 2)

@@ -151,7 +151,15 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 		}
 		documents.ServeHTTP(w, r)
 	case ToPage:
-		p.servePage(w, x.asUser(r), x)
+		r = x.asUser(r)
+		if x.decision.LongRunning {
+			var stop context.CancelFunc
+			r, stop = p.endable(r, &x.events)
+			defer stop()
+		} else {
+			defer p.limitReading(w).Stop()
+		}
+		cmp.Or(x.page, p.cfg.Pages).ServeHTTP(w, r)
 	case ToHealth:
 		p.health.ServeHTTP(w, r)
 	case Impersonate:
@@ -170,18 +178,6 @@ const pageTime = time.Minute
 // objects in memory; a document stays in memory when there is a newer one.
 func (p *Proxy) limitReading(w http.ResponseWriter) *time.Timer {
 	return time.AfterFunc(p.pageTime, func() { p.hasten(w) })
-}
-
-// servePage serves a page of this process.
-func (p *Proxy) servePage(w http.ResponseWriter, r *http.Request, x *exchange) {
-	if x.decision.LongRunning {
-		var stop context.CancelFunc
-		r, stop = p.endable(r, &x.events)
-		defer stop()
-	} else {
-		defer p.limitReading(w).Stop()
-	}
-	cmp.Or(x.page, p.cfg.Pages).ServeHTTP(w, r)
 }
 
 // serveLocal forwards a request of the health relay to the local apiserver, with its caller's

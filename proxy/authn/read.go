@@ -3,6 +3,7 @@ package authn
 import (
 	"crypto/x509"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -259,11 +260,9 @@ func (v *verdict) chain(verify func([]*x509.Certificate) ([][]*x509.Certificate,
 	if err != nil || len(chains) == 0 {
 		return nil
 	}
-	for _, chain := range chains {
-		for _, cert := range chain {
-			if cert.NotAfter.Before(v.until) {
-				v.until = cert.NotAfter
-			}
+	for _, cert := range slices.Concat(chains...) {
+		if cert.NotAfter.Before(v.until) {
+			v.until = cert.NotAfter
 		}
 	}
 	return chains[0]
