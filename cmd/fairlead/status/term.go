@@ -77,6 +77,7 @@ func (t *term) run(ctx context.Context) {
 	timer := time.AfterFunc(relist, func() { latest.Wake(t.wake) }) // reset below
 	defer timer.Stop()
 	defer t.watching.Wait()
+	defer func() { t.end() }() // of the last watch: a panic must not wait for ctx
 	for now, changes := range latest.Changes(ctx, t.writer.config.Table, t.wake) {
 		for _, c := range changes {
 			if e := cmp.Or(c.New, c.Old); e.Rule != nil {
