@@ -299,7 +299,12 @@ func (l *live) trust(at, want, name string) {
 func TestSourcesThatCannotBe(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "f")
 	must.Do(t, os.WriteFile(file, nil, 0o600))
+	policies := t.TempDir()
+	for _, name := range []string{"a.yaml", "b.yaml"} {
+		must.Do(t, os.WriteFile(filepath.Join(policies, name), []byte("apiVersion: fairlead.dev/v1\nkind: Policy\nroutes: []\n"), 0o600))
+	}
 	for want, c := range map[string]Config{
+		"Policy policy: is already at":              {Directory: t.TempDir(), Policy: policies},
 		"neither a local apiserver nor a directory": {},
 		"there is no local apiserver":               {Directory: t.TempDir(), Cluster: true},
 		"must be a URL":                             {Directory: t.TempDir(), Cluster: true, Client: &rest.Config{Host: "http://a b"}},

@@ -84,7 +84,7 @@ func Load(path string) (objects []Object, faults []Fault) {
 		found, wrong := Decode(file, data)
 		objects, faults = append(objects, found...), append(faults, wrong...)
 	}
-	return objects, faults
+	return unique(objects, faults)
 }
 
 // Publish is called with all valid APIServices, Services and EndpointSlices, and with the faults of
@@ -184,30 +184,42 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 }
 
 // publish passes the last valid objects of all files to the table and to the watchers of
-// ConfigMaps. If two files have the same object, the first in order of names wins, which is the
-// same on every replica, and a fault names both.
+// ConfigMaps.
 func (d *Directory) publish(to Publish, faults []Fault) {
-	var objects []Object
-	now := newShown()
-	owners := make(map[string]string) // :: object → "file:line"
+	var all, objects []Object
 	for _, path := range slices.Sorted(maps.Keys(d.files)) {
 		f := d.files[path]
 		faults = append(faults, f.faults...)
-		for _, found := range f.objects {
-			o := Object{found, path}
-			name := o.Name()
-			if owner, taken := owners[name]; taken {
-				faults = append(faults, o.Fault("is already at "+owner+"; this one is ignored"))
-				continue
-			}
-			owners[name] = fmt.Sprintf("%s:%d", path, o.Line)
-			if !now.take(o.Value) {
-				objects = append(objects, o)
-			}
+		for _, o := range f.objects {
+			all = append(all, Object{o, path})
+		}
+	}
+	now := newShown()
+	all, faults = unique(all, faults)
+	for _, o := range all {
+		if !now.take(o.Value) {
+			objects = append(objects, o)
 		}
 	}
 	to(objects, faults)
 	d.show(now)
+}
+
+// unique adds a fault for each object that two files have. The first in order of names counts,
+// which is the same on every replica.
+func unique(objects []Object, faults []Fault) ([]Object, []Fault) {
+	var kept []Object
+	owners := make(map[string]string) // :: object → "file:line"
+	for _, o := range objects {
+		name := o.Name()
+		if owner, taken := owners[name]; taken {
+			faults = append(faults, o.Fault("is already at "+owner+"; this one is ignored"))
+			continue
+		}
+		owners[name] = fmt.Sprintf("%s:%d", o.File, o.Line)
+		kept = append(kept, o)
+	}
+	return kept, faults
 }
 
 // identify sets what an API server would: a UID that is the same on every replica, and the file's
