@@ -142,14 +142,15 @@ func (s *Sources[S, L]) keep(e *registry.Entry) {
 }
 
 // worthAsking reports whether a backend's documents may have changed: it has another group-version
-// or other endpoints, has recovered, or its APIService has changed, by which an operator can ask
-// for it.
+// or other endpoints, has recovered, is no longer alone or is alone again, or its APIService has
+// changed, by which an operator can ask for it.
 func worthAsking(old, now []*registry.Entry) bool {
 	return slices.ContainsFunc(latest.Diff(old, now), func(c latest.Change[*registry.Entry]) bool {
 		if c.Old == nil || c.New == nil {
 			return c.Old == nil
 		}
 		return c.New.Verdict.Available() && !c.Old.Verdict.Available() || edited(c.Old.Object, c.New.Object) ||
+			(len(c.New.Further) > 0) != (len(c.Old.Further) > 0) ||
 			!slices.EqualFunc(c.Old.Endpoints, c.New.Endpoints, func(a, b registry.Endpoint) bool { return a.Address == b.Address })
 	})
 }

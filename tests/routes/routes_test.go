@@ -38,7 +38,7 @@ func TestTwoMetricServers(t *testing.T) {
 
 	w.routes(t, external, w.route(t, keda.backend, byOwner))
 	w.active(t, mails, "True")
-	w.documents(t)
+	w.documents(t, "orders_waiting", "externalmetrics")
 	for path, want := range map[string]string{"s0-prometheus?labelSelector=scaledobject.keda.sh%2Fname%3Dmails": "keda/keda-metrics-apiserver", "orders_waiting": "monitoring/prometheus-adapter"} {
 		w.explains(t, "/apis/"+external+"/namespaces/shop/"+path, "forwarded to "+want+":")
 	}
@@ -62,7 +62,7 @@ func TestTwoMetricServers(t *testing.T) {
 			w.active(t, tt.gone, "False")
 			tt.queue(tt.replicas)
 			w.has(t, tt.goes, tt.replicas)
-			w.documents(t)
+			w.documents(t, "orders_waiting", "externalmetrics")
 			must.Do(t, tt.killed.Restart(t.Context()))
 			w.active(t, tt.gone, "True")
 			steady()
@@ -95,7 +95,7 @@ func TestTwoAdapters(t *testing.T) {
 			w.active(t, tt.gone, "False")
 			w.run(t, "", "-n", tt.goes.namespace, "scale", "deployment", "web", "--replicas=1")
 			w.has(t, tt.goes, 3)
-			w.documents(t)
+			w.documents(t, "externalmetrics")
 			must.Do(t, tt.killed.Restart(t.Context()))
 			w.active(t, tt.gone, "True")
 			steady()

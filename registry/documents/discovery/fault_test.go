@@ -31,8 +31,8 @@ func TestTooLargeHasNoTag(t *testing.T) {
 		fits bool
 	}{{"a", 1, true}, {"a", small, false}, {"a", small / 4, true}, {"<", small / 4, false}, {"a", 1, true}} {
 		next, err := st.d.taken(known, entries, byGroupVersion(listOf("own.example.com/v1="+strings.Repeat(tt.text, tt.size))), `"tag"`)
-		if (err == nil) != tt.fits || covers(next, entries) != tt.fits {
-			t.Errorf("%d bytes: %v, requested with its tag: %v", tt.size, err, covers(next, entries))
+		if (err == nil) != tt.fits || st.d.covers(next, entries) != tt.fits {
+			t.Errorf("%d bytes: %v, requested with its tag: %v", tt.size, err, st.d.covers(next, entries))
 		}
 		known = next
 	}

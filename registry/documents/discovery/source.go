@@ -111,7 +111,7 @@ func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.E
 // answer asks, and returns the next state and the first failure.
 func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.Entry) (*state, error) {
 	q := documents.Question{Path: "/apis", Accept: discovery.AcceptV2, Limit: d.cfg.MaxBody, Turn: d.turn}
-	if covers(old, entries) {
+	if d.covers(old, entries) {
 		q.ETag = old.etag
 	}
 	a, err := documents.Get(ctx, d.cfg.From(entries[0]), q)
@@ -132,6 +132,10 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 		if err != nil {
 			return failed(old, entries, err)
 		}
+		if d.silent(entries, found) {
+			a.Done()
+			return d.askEach(ctx, old, entries)
+		}
 		return d.taken(old, entries, found, a.Header.Get("Etag"))
 	}
 	// 404, 406, 403 or a legacy list: the server does not support aggregated discovery. It is asked
@@ -140,11 +144,25 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 	return d.askEach(ctx, old, entries)
 }
 
+// silent reports whether the document leaves out a group-version that several servers have. Those of
+// the custom-metrics library list nothing there, only below /apis/<group>/<version>, which is then of
+// what all have.
+func (d *Discovery) silent(entries []*registry.Entry, found map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery) bool {
+	return slices.ContainsFunc(entries, func(e *registry.Entry) bool { return found[e.GroupVersion] == nil && d.several(e.GroupVersion) })
+}
+
+// several reports whether several servers have a group-version.
+func (d *Discovery) several(gv schema.GroupVersion) bool {
+	e := d.cfg.Tables.Table().Entry(gv)
+	return e != nil && len(e.Further) > 0
+}
+
 // covers reports whether the ETag covers all entries: the document of each is of that response. One
-// that was unavailable then kept an earlier document.
-func covers(s *state, entries []*registry.Entry) bool {
+// that was unavailable then kept an earlier document, and one that several servers have since then may
+// have been left out.
+func (d *Discovery) covers(s *state, entries []*registry.Entry) bool {
 	for _, e := range entries {
-		if v := s.version(e.GroupVersion); v.doc == nil || v.tag != s.etag {
+		if v := s.version(e.GroupVersion); v.doc == nil || v.tag != s.etag || len(v.doc.Resources) == 0 && d.several(e.GroupVersion) {
 			return false
 		}
 	}

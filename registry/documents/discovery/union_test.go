@@ -90,6 +90,39 @@ func TestUnion(t *testing.T) {
 	}
 }
 
+// A server of the custom-metrics library lists nothing in /apis. Where several servers have its
+// group-version, its own document counts, whatever it was before.
+func TestSilentServer(t *testing.T) {
+	gv := schema.GroupVersion{Group: "a.example.com", Version: "v1"}
+	s, known := newStage(t), &state{}
+	s.Claim(gv.String(), "own", 1000, 10)
+	s.make(Config{})
+	empty, own := must.Get(json.Marshal(listOf()))(t), `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"a.example.com/v1","resources":[{"name":"as","kind":"A","verbs":["get"]}]}`
+	s.Set("own", func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/apis/"+gv.String():
+			saying(http.StatusOK, "application/json", []byte(own))(w, r)
+		case r.Header.Get("If-None-Match") == `"tag"`:
+			w.WriteHeader(http.StatusNotModified)
+		default:
+			w.Header().Set("Etag", `"tag"`)
+			saying(http.StatusOK, aggregatedJSON, empty)(w, r)
+		}
+	})
+	for i, want := range []int{0, 0, 1, 1, 0} {
+		switch i {
+		case 2:
+			s.Route("v1."+gv.Group, "other")
+		case 4:
+			s.Route("v1." + gv.Group)
+		}
+		next, _, err := s.d.ask(t.Context(), known, []*registry.Entry{s.Table().Entry(gv)})
+		must.Do(t, err)
+		check.Same(t, want, len(next.version(gv).doc.Resources), "turn %d: resources", i)
+		known = next
+	}
+}
+
 // A conflict is logged when it appears, changes and ends.
 func TestConflictsAreLoggedOnce(t *testing.T) {
 	s, log := newStage(t), strings.Builder{}
