@@ -144,9 +144,9 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 	return d.askEach(ctx, old, entries)
 }
 
-// silent reports whether the document leaves out a group-version that several servers have. Those of
-// the custom-metrics library list nothing there, only below /apis/<group>/<version>, which is then of
-// what all have.
+// silent reports whether the document leaves out a group-version that several servers have. Those
+// of the custom-metrics library list nothing there, only below /apis/<group>/<version>, which is
+// then of what all have.
 func (d *Discovery) silent(entries []*registry.Entry, found map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery) bool {
 	return slices.ContainsFunc(entries, func(e *registry.Entry) bool { return found[e.GroupVersion] == nil && d.several(e.GroupVersion) })
 }
@@ -158,8 +158,8 @@ func (d *Discovery) several(gv schema.GroupVersion) bool {
 }
 
 // covers reports whether the ETag covers all entries: the document of each is of that response. One
-// that was unavailable then kept an earlier document, and one that several servers have since then may
-// have been left out.
+// that was unavailable then kept an earlier document, and one that several servers have since then
+// may have been left out.
 func (d *Discovery) covers(s *state, entries []*registry.Entry) bool {
 	for _, e := range entries {
 		if v := s.version(e.GroupVersion); v.doc == nil || v.tag != s.etag || len(v.doc.Resources) == 0 && d.several(e.GroupVersion) {
