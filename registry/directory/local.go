@@ -97,8 +97,20 @@ func (l *Local) objects(list *metav1.APIGroupList) map[types.NamespacedName]runt
 		}
 		for _, v := range g.Versions {
 			name := types.NamespacedName{Name: v.Version + "." + g.Name}
-			if made[name] = l.made[name]; made[name] == nil {
-				made[name] = l.object(schema.GroupVersion{Group: g.Name, Version: v.Version})
+			if made[name] = l.made[name]; made[name] != nil {
+				continue
+			}
+			automanaged := "true"
+			group, version, ok := builtin.Priorities(schema.GroupVersion{Group: g.Name, Version: v.Version})
+			if ok {
+				automanaged = "onstart"
+			}
+			made[name] = &apiregistrationv1.APIService{
+				ObjectMeta: metav1.ObjectMeta{
+					Name: name.Name, Labels: map[string]string{Automanaged: automanaged},
+					UID: uidOf("APIService " + name.Name), CreationTimestamp: metav1.NewTime(l.begun.Truncate(time.Second)),
+				},
+				Spec: apiregistrationv1.APIServiceSpec{Group: g.Name, Version: v.Version, GroupPriorityMinimum: group, VersionPriority: version},
 			}
 		}
 	}
@@ -107,21 +119,6 @@ func (l *Local) objects(list *metav1.APIGroupList) map[types.NamespacedName]runt
 
 // Automanaged is kube-aggregator's label for APIServices that it registered itself.
 const Automanaged = "kube-aggregator.kubernetes.io/automanaged"
-
-// object makes one Local APIService.
-func (l *Local) object(gv schema.GroupVersion) *apiregistrationv1.APIService {
-	group, version, ok := builtin.Priorities(gv)
-	o := &apiregistrationv1.APIService{
-		ObjectMeta: metav1.ObjectMeta{Name: gv.Version + "." + gv.Group, Labels: map[string]string{Automanaged: "true"}},
-		Spec:       apiregistrationv1.APIServiceSpec{Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: group, VersionPriority: version},
-	}
-	if ok {
-		o.Labels[Automanaged] = "onstart"
-	}
-	o.UID = uidOf("APIService " + o.Name)
-	o.CreationTimestamp = metav1.NewTime(l.begun.Truncate(time.Second))
-	return o
-}
 
 // uidOf makes a UUID from a name (RFC 9562 §5.8, version 8: custom).
 func uidOf(name string) types.UID {
