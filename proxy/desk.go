@@ -93,7 +93,7 @@ func (l *frames) decideParked(r *frameRequest) (plan engine.Plan) {
 	if err != nil { // recorded like any other; its user may be unknown
 		busy := errBusy("the front door")
 		r.decision.refuse(busy)
-		r.identify()
+		r.startRecords()
 		r.observer.begin(&r.decision)
 		return r.refuse(busy)
 	}

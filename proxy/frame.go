@@ -148,7 +148,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) 
 // plan returns the engine's plan for the decision.
 func (l *frames) plan(r *frameRequest) engine.Plan {
 	d := &r.decision
-	r.identify()
+	r.startRecords()
 	if ready := l.p.cfg.Ready; ready != nil && d.Action == ToDocument && !d.behind && r.observer == nil && r.head.Method == http.MethodGet {
 		if answer := ready(r.head); answer != nil {
 			return r.prepared(answer)

@@ -84,9 +84,9 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 	)
 }
 
-// identify adds the audit ID with which a request is forwarded and answered, and starts the records
-// that have it: the client's ID, if it is short enough, or a new one.
-func (x *exchange) identify() {
+// startRecords adds the audit ID with which a request is forwarded and answered, and starts the
+// records that have it: the client's ID, if it is short enough, or a new one.
+func (x *exchange) startRecords() {
 	id, d := x.head.get(auditHeader), &x.decision
 	ours := id == "" || len(id) > maxAuditID
 	if ours {

@@ -74,7 +74,7 @@ func TestAuditIDs(t *testing.T) {
 	for _, n := range []int{0, 1, maxAuditID, maxAuditID + 1} {
 		h := &Head{Head: wire.Head{Fields: authn.Head{{Name: auditHeader, Value: strings.Repeat("x", n)}}}}
 		x := &exchange{p: &Proxy{}, head: h}
-		x.identify()
+		x.startRecords()
 		set, id := x.decision.Set, x.audit
 		taken := n > 0 && n <= maxAuditID
 		if len(set) != 1 || set[0].Value != id || set[0].Sensitive == taken || taken && id != h.Fields[0].Value || !taken && !uuid4.MatchString(id) {

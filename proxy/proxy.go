@@ -121,7 +121,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time,
 	ctx := context.WithValue(r.Context(), exchangeKey{}, x)
 	r = r.WithContext(ctx)
 	p.decideOffLoop(ctx, &x.decision, x.head, x.conn)
-	x.identify() //nolint:contextcheck // a span has its own
+	x.startRecords() //nolint:contextcheck // a span has its own
 	x.observer.begin(&x.decision)
 	if rec.bodies = x.observer.bodies(&x.decision); rec.bodies && r.Body != nil && r.Body != http.NoBody {
 		r.Body = x.observer.event.Request(r.Body, r.Header.Get("Content-Type"))
