@@ -53,7 +53,7 @@ func probed(e *registry.Entry) bool {
 func (s *set) enter(e *registry.Entry) {
 	was, now := s.claims[e.Name], make(peers, len(e.Endpoints))
 	of := func(ep *registry.Endpoint) key {
-		return key{e.Backend, ep.Address, cmp.Or(e.Policy.ProbeInterval, defaultInterval), e.GroupVersion.Empty()}
+		return key{e.Backend, ep.Address, cmp.Or(e.Settings.ProbeInterval, defaultInterval), e.GroupVersion.Empty()}
 	}
 	for i := range e.Endpoints {
 		ep := &e.Endpoints[i]

@@ -200,7 +200,7 @@ func (w *world) change(changes []string) {
 			again := *entries[0].Backend
 			edit(func(e *registry.Entry) { e.Backend = &again })
 		case "interval":
-			edit(func(e *registry.Entry) { e.Policy.ProbeInterval = time.Duration(w.value(value)) })
+			edit(func(e *registry.Entry) { e.Settings.ProbeInterval = time.Duration(w.value(value)) })
 		case "knows":
 			known := map[string]registry.Endpoint{
 				"unprobed": {}, "unhealthy": {Health: registry.Unhealthy},

@@ -236,14 +236,14 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 		d.Entry = d.Entry.For(d.ForPolicy(h.get("user-agent")))
 	}
 	e := d.Entry
-	if e.Policy.Maintenance != "" || !e.Verdict.Available() {
+	if e.Settings.Maintenance != "" || !e.Verdict.Available() {
 		d.refuse(errUnavailable(e, time.Now()))
 		return
 	}
-	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(e.Policy.LongRunningSubresources)
+	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(e.Settings.LongRunningSubresources)
 	if !d.LongRunning {
 		var err error
-		if d.Timeout, err = requestTimeout(h.RawQuery, &d.Request, e.Policy.RequestTimeout); err != nil {
+		if d.Timeout, err = requestTimeout(h.RawQuery, &d.Request, e.Settings.RequestTimeout); err != nil {
 			d.refuse(err)
 			return
 		}

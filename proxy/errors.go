@@ -141,8 +141,8 @@ func errProtected(e *registry.Entry) error {
 // errUnavailable gives only the verdict's reason, because its message may hold addresses.
 func errUnavailable(e *registry.Entry, now time.Time) error {
 	v := e.Verdict
-	if e.Policy.Maintenance != "" {
-		return apierrors.NewServiceUnavailable(e.Name + " is in maintenance: " + e.Policy.Maintenance)
+	if e.Settings.Maintenance != "" {
+		return apierrors.NewServiceUnavailable(e.Name + " is in maintenance: " + e.Settings.Maintenance)
 	}
 	message := e.Name + " is unavailable: " + cmp.Or(v.Reason, "not checked yet")
 	if v.Since.IsZero() || now.Sub(v.Since) < recent {

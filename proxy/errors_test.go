@@ -42,7 +42,7 @@ func TestErrorsOfClients(t *testing.T) {
 		{500, 0}: {errPanicked},
 		{502, 0}: {errRedirect("v1.a"), forwardError("v1.a", errManyFields), frame(engine.ReasonBadResponse), frame(engine.ReasonBlamed)},
 		{503, 0}: {
-			errProtected(down), errUnavailable(down, time.Unix(10, 0)), errUnavailable(&registry.Entry{Policy: registry.Policy{Maintenance: "x"}}, time.Now()),
+			errProtected(down), errUnavailable(down, time.Unix(10, 0)), errUnavailable(&registry.Entry{Settings: registry.Settings{Maintenance: "x"}}, time.Now()),
 			frame(engine.ReasonReset), frame(engine.ReasonLost), frame(engine.ReasonDrain), frame(engine.ReasonClientReset),
 		},
 		{503, 1}: {

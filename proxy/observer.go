@@ -177,7 +177,7 @@ func endless(h *Head, d *Decision) bool {
 	}
 	var declared []string
 	if d.Entry != nil {
-		declared = d.Entry.Policy.LongRunningSubresources
+		declared = d.Entry.Settings.LongRunningSubresources
 	}
 	return h.Upgrade != "" || longPage(h) || d.Request.longRunning(declared)
 }

@@ -49,7 +49,7 @@ func Build(in Input, prev *Table) *Table {
 	}
 	b.options = cmp.Or(in.Options, b.prev.options, &Options{})
 	in.policy = cmp.Or(in.policy, b.prev.policy, &routings{})
-	b.policy = b.options.defaults()
+	b.settings = b.options.defaults()
 	for _, r := range in.Reports {
 		b.reports[r.Name] = append(b.reports[r.Name], r)
 	}
@@ -63,9 +63,9 @@ type builder struct {
 	prev    *Table
 	options *Options
 
-	policy  Policy                   // the defaults
-	reports map[string][]Report      // :: APIService → its reports
-	bundles map[string]*parsedBundle // :: PEM → parsed; many APIServices share one CA
+	settings Settings                 // the defaults
+	reports  map[string][]Report      // :: APIService → its reports
+	bundles  map[string]*parsedBundle // :: PEM → parsed; many APIServices share one CA
 
 	interned  int                  // how often intern was called
 	made      []*Backend           // by its first calls
@@ -166,8 +166,8 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 	if old != nil {
 		*e.kept = *old.kept
 	}
-	s := readAnnotations(object.Annotations, b.policy)
-	e.Policy, e.Problems = s.policy, s.problems
+	s := readAnnotations(object.Annotations, b.settings)
+	e.Settings, e.Problems = s.settings, s.problems
 	if rule == nil { // those of a policy were checked when it was compiled
 		s.urls.check(b.options, behind.Server(object), s.caFrom)
 	}
@@ -218,9 +218,9 @@ func isLocal(object *apiregistrationv1.APIService) bool {
 // local fills an entry that the local apiserver serves.
 func (b *builder) local(e *Entry) {
 	e.Verdict = Verdict{Status: corev1.ConditionTrue, Reason: ReasonLocal, Message: "Local APIServices are always available"}
-	if m := e.Policy.Maintenance; m != "" {
+	if m := e.Settings.Maintenance; m != "" {
 		// Requests to the local apiserver need no verdict, so no Local entry is in maintenance.
-		e.Policy.Maintenance = ""
+		e.Settings.Maintenance = ""
 		e.Problems = append(e.Problems, "annotation "+prefix+"maintenance: it has no effect on a Local APIService")
 	}
 }
@@ -228,7 +228,7 @@ func (b *builder) local(e *Entry) {
 // protected fills an entry whose remote claims a protected group. In kubernetes mode the entry
 // keeps its Backend, so that it does not count as Local (the local apiserver's own aggregator would
 // obey the claim, unless the claim is a URL), but has no endpoints, so that it is never dialled.
-func (b *builder) protected(e *Entry, s *settings, old *Entry) {
+func (b *builder) protected(e *Entry, s *annotated, old *Entry) {
 	name := cmp.Or(e.GroupVersion.Group, "core")
 	message := "group " + name + " is protected: " + claimant(e.Object) + " may not serve it"
 	e.Verdict = Verdict{Status: corev1.ConditionFalse, Reason: ReasonProtectedGroup, Message: message}
@@ -252,7 +252,7 @@ func unchanged(a, b *Entry) bool {
 	return a.Name == b.Name && a.GroupVersion == b.GroupVersion && a.Backend == b.Backend && a.Front == b.Front && a.FrontSays == b.FrontSays && a.Verdict == b.Verdict &&
 		a.Hidden == b.Hidden && a.StandIn == b.StandIn && a.Rule == b.Rule && slices.Equal(a.Further, b.Further) &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Problems, b.Problems) &&
-		reflect.DeepEqual(&a.Policy, &b.Policy) && (a.Object == b.Object || sameObject(a.Object, b.Object))
+		reflect.DeepEqual(&a.Settings, &b.Settings) && (a.Object == b.Object || sameObject(a.Object, b.Object))
 }
 
 // sameObject compares what matters here. It ignores resourceVersion, managed fields and the status,
@@ -324,10 +324,10 @@ type Options struct {
 	// ProtectedGroups are the groups that no remote may claim, "" or "core" for the core group. Nil
 	// means Kubernetes' built-in groups, empty but not nil means none.
 	ProtectedGroups []string
-	// Defaults are the policy of an APIService without annotations. Zero means: RequestTimeout
+	// Defaults are the settings of an APIService without annotations. Zero means: RequestTimeout
 	// 60 s, MaxInFlight 400, MaxLongRunning 10,000, CAOverlap 1 min (negative: none),
 	// ProbeInterval 10 s, PingTimeout 5 s.
-	Defaults Policy
+	Defaults Settings
 }
 
 // Protects reports whether no remote may claim the group. A remote that claimed a built-in one

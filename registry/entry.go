@@ -31,8 +31,8 @@ type Entry struct {
 	// Endpoints are the addresses that may be dialled: ready before terminating, then by address.
 	// Without endpoint routing, the ClusterIP. Empty means Local, or that the Verdict says why.
 	Endpoints []Endpoint
-	// Policy holds the settings from the object's annotations, with defaults filled in.
-	Policy Policy
+	// Settings are those from the object's annotations, with defaults filled in.
+	Settings Settings
 	// Front is the Service to which the cluster's own aggregator sends the APIService, Fairlead's,
 	// as <namespace>/<name>:<port> (annotation service), and FrontSays that aggregator's verdict.
 	// Empty means that it does not.
@@ -116,7 +116,7 @@ type Backend struct {
 	Insecure bool
 	// HTTP1 forces HTTP/1.1 (annotation fairlead.dev/http1).
 	HTTP1 bool
-	// PingTimeout is that of the Policy. It is fixed for the lifetime of a connection.
+	// PingTimeout is that of the Settings. It is fixed for the lifetime of a connection.
 	PingTimeout time.Duration
 	// Owner is the APIService that alone uses this Backend, because it trusts more than CABundle
 	// says (a recently replaced CA, or the CAs of a ConfigMap), or because its URLs cannot be used.
@@ -157,9 +157,9 @@ type Endpoint struct {
 	Since time.Time
 }
 
-// Policy holds the settings from an APIService's fairlead.dev/ annotations, with the defaults of
-// the flags filled in (Options.Defaults).
-type Policy struct {
+// Settings are those of an APIService's fairlead.dev/ annotations, with the defaults of the flags
+// filled in (Options.Defaults).
+type Settings struct {
 	// RequestTimeout bounds a request that is not long-running. Annotation request-timeout.
 	RequestTimeout time.Duration
 	// MaxInFlight bounds requests in flight, MaxLongRunning watches and upgraded sessions.

@@ -116,10 +116,10 @@ func TestUnchangedTables(t *testing.T) {
 	if Build(in, table) != table {
 		t.Error("another table")
 	}
-	in.Options = &Options{Defaults: Policy{MaxInFlight: 7}}
+	in.Options = &Options{Defaults: Settings{MaxInFlight: 7}}
 	next := Build(in, table)
 	check.Same(t, table.Generation()+1, next.Generation(), "generation")
-	if e := next.Entries()[0]; e == table.Entries()[0] || e.Policy.MaxInFlight != 7 {
-		t.Errorf("entry under new options has %d in flight", e.Policy.MaxInFlight)
+	if e := next.Entries()[0]; e == table.Entries()[0] || e.Settings.MaxInFlight != 7 {
+		t.Errorf("entry under new options has %d in flight", e.Settings.MaxInFlight)
 	}
 }

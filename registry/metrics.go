@@ -73,7 +73,7 @@ func gauges(table func() *Table) metric.Gauges {
 			faults += len(e.Problems)
 			gauge(unavailable, metric.Number(!e.Verdict.Available()), e.Name)
 			if !e.Local() {
-				gauge(info, 1, e.Name, e.GroupVersion.Group, e.GroupVersion.Version, e.Policy.Owner)
+				gauge(info, 1, e.Name, e.GroupVersion.Group, e.GroupVersion.Version, e.Settings.Owner)
 			}
 		}
 		faulty := make(map[string]int)

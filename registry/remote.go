@@ -16,7 +16,7 @@ import (
 )
 
 // remote fills an entry that has a backend: its trust, endpoints and verdict.
-func (b *builder) remote(e *Entry, s *settings, old *Entry) {
+func (b *builder) remote(e *Entry, s *annotated, old *Entry) {
 	e.Backend = b.backend(e, s, old)
 	if old != nil && (old.Backend == nil || !old.Backend.SameService(e.Backend)) {
 		old = nil // what is known of it is about another server
@@ -122,8 +122,8 @@ func (b *builder) verdict(e *Entry, static Verdict, old *Entry) Verdict {
 		return Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: message}
 	}
 	switch {
-	case e.Policy.Maintenance != "":
-		return no(ReasonMaintenance, e.Policy.Maintenance)
+	case e.Settings.Maintenance != "":
+		return no(ReasonMaintenance, e.Settings.Maintenance)
 	// While it has been available until now, a newly unreadable bundle does not decide: the last
 	// valid one is trusted for the overlap of a rotation, and after that probes fail with
 	// InvalidCABundle.
@@ -207,7 +207,7 @@ func normalizeCause(message string) string {
 }
 
 // backend makes the Backend of a remote entry, or returns an equal existing one.
-func (b *builder) backend(e *Entry, s *settings, old *Entry) *Backend {
+func (b *builder) backend(e *Entry, s *annotated, old *Entry) *Backend {
 	fresh, ref := Backend{}, behind.Server(e.Object)
 	if s.urls.given() {
 		fresh = s.urls.backend()
@@ -222,12 +222,12 @@ func (b *builder) backend(e *Entry, s *settings, old *Entry) *Backend {
 	if behind.Format(ref) != behind.Format(e.Object.Spec.Service) { // the spec verifies Fairlead
 		raw, insecure = []byte(s.bundle), s.insecure && s.bundle == ""
 	}
-	fresh.Insecure, fresh.HTTP1, fresh.PingTimeout = insecure, s.http1, e.Policy.PingTimeout
+	fresh.Insecure, fresh.HTTP1, fresh.PingTimeout = insecure, s.http1, e.Settings.PingTimeout
 	if e.kept.ca = b.bundle(raw, e.kept.ca); e.kept.ca != nil {
 		fresh.CABundle = e.kept.ca.pem
 	}
 	if old != nil && old.Backend != nil && (old.Backend.CABundle != fresh.CABundle || old.Backend.CAFrom != fresh.CAFrom) {
-		e.kept.ownedUntil = b.in.Now.Add(e.Policy.CAOverlap)
+		e.kept.ownedUntil = b.in.Now.Add(e.Settings.CAOverlap)
 	}
 	if b.over(e.kept.ownedUntil) {
 		e.kept.ownedUntil = time.Time{}

@@ -165,7 +165,7 @@ func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong 
 	bad := func(child, value, message string) {
 		wrong = append(wrong, field.Invalid(at.Child(child), bounded(value), message))
 	}
-	var s settings
+	var s annotated
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		name, ours := strings.CutPrefix(key, prefix)
 		err := s.set(name, annotations[key])

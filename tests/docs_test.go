@@ -82,7 +82,7 @@ func TestIndexes(t *testing.T) {
 
 // docs/annotations.md has exactly the existing annotations.
 func TestAnnotationsAreDocumented(t *testing.T) {
-	source := must.Get(os.ReadFile("../registry/policy.go"))(t)
+	source := must.Get(os.ReadFile("../registry/annotations.go"))(t)
 	find := func(expression, text string) (names []string) {
 		for _, m := range regexp.MustCompile(expression).FindAllStringSubmatch(text, -1) {
 			names = append(names, m[1])
@@ -92,7 +92,7 @@ func TestAnnotationsAreDocumented(t *testing.T) {
 	have := find("(?m)^\tcase \"([a-z0-9-]+)\":", string(source))
 	have = slices.DeleteFunc(have, func(name string) bool { return name == "true" || name == "false" }) // values of setBool
 	if listed := find("(?m)^\\| `([a-z0-9-]+)` \\|", pages(t)["docs/annotations.md"]); len(have) < 12 || !slices.Equal(have, listed) {
-		t.Errorf("registry/policy.go has %v\ndocs/annotations.md %v", have, listed)
+		t.Errorf("registry/annotations.go has %v\ndocs/annotations.md %v", have, listed)
 	}
 }
 

@@ -58,10 +58,10 @@ func (s *stage) object(name string) chan any {
 
 // set applies a table in which an APIService has these fields, in a Backend of its own.
 func (s *stage) set(name string, fields ...string) {
-	e := &registry.Entry{Name: name, Policy: registry.Policy{CAOverlap: time.Minute}}
+	e := &registry.Entry{Name: name, Settings: registry.Settings{CAOverlap: time.Minute}}
 	next := registry.Backend{Namespace: "kube-system", Service: "metrics-server", Port: 443, ServerName: serverName}
 	if i := slices.IndexFunc(s.entries, func(o *registry.Entry) bool { return o.Name == name }); i >= 0 {
-		e.Policy, next = s.entries[i].Policy, *s.backends[name]
+		e.Settings, next = s.entries[i].Settings, *s.backends[name]
 	}
 	e.Backend = &next
 	for _, field := range fields {
@@ -81,7 +81,7 @@ func (s *stage) set(name string, fields ...string) {
 		case "port":
 			next.Port++
 		case "overlap":
-			e.Policy.CAOverlap = must.Get(time.ParseDuration(value))(s.t)
+			e.Settings.CAOverlap = must.Get(time.ParseDuration(value))(s.t)
 		case "like": // it has the Backend of another
 			e.Backend = s.backends[value]
 		case "local":

@@ -237,7 +237,7 @@ func (t *Trust) take(e *registry.Entry) {
 		}
 		t.shared[e.Backend].join(e.Name)
 	}
-	s.apply(e.Backend, e.Policy.CAOverlap, t.shared[e.Backend])
+	s.apply(e.Backend, e.Settings.CAOverlap, t.shared[e.Backend])
 }
 
 // drop ends the trust of an entry that left the table, and of its APIService if that has no remote.

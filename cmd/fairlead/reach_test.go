@@ -152,6 +152,6 @@ func TestAllowURLBackends(t *testing.T) {
 		if (len(e.Endpoints) == 1) != allowed || (e.Verdict.Reason == registry.ReasonInvalidURL) == allowed {
 			t.Errorf("allowed %v: %+v %v", allowed, e.Verdict, e.Endpoints)
 		}
-		check.Same(t, overlap, e.Policy.CAOverlap, "overlap")
+		check.Same(t, overlap, e.Settings.CAOverlap, "overlap")
 	}
 }

@@ -24,7 +24,7 @@ func TestWhoShares(t *testing.T) {
 	})
 	most := map[string]int{"a": 1, "b": 2}
 	for name, n := range most {
-		s.house(name, func(e *registry.Entry, _ *registry.Backend) { e.Policy.MaxInFlight, e.Policy.MaxLongRunning = n, n }, healthy(place1))
+		s.house(name, func(e *registry.Entry, _ *registry.Backend) { e.Settings.MaxInFlight, e.Settings.MaxLongRunning = n, n }, healthy(place1))
 	}
 	s.house("c", func(_ *registry.Entry, b *registry.Backend) { b.Owner = "c" }, healthy(place1))
 	s.house("d", func(_ *registry.Entry, b *registry.Backend) { b.HTTP1 = true }, healthy(place1))

@@ -43,7 +43,7 @@ type fixture struct {
 	entries    map[string]*registry.Entry             // of the next table
 	backends   map[registry.Backend]*registry.Backend // as in the registry, equal ones are one pointer
 	backend    *registry.Backend                      // of the entry that set makes
-	policy     registry.Policy                        // as backend
+	policy     registry.Settings                      // as backend
 	signals    signals
 	// lost is closed when connections of an APIService are not trusted any more: Guard's, without
 	// Run. Those of a Backend stay trusted.
@@ -114,7 +114,7 @@ func (f *fixture) set(endpoints ...registry.Endpoint) *registry.Entry {
 	f.t.Helper()
 	const name = "v1.example.com"
 	f.house(name, func(e *registry.Entry, b *registry.Backend) {
-		*b, e.Policy, e.Endpoints = *f.backend, f.policy, endpoints
+		*b, e.Settings, e.Endpoints = *f.backend, f.policy, endpoints
 	})
 	f.table()
 	return f.entries[name]
@@ -125,7 +125,7 @@ func (f *fixture) house(name string, change func(*registry.Entry, *registry.Back
 	b := &registry.Backend{Namespace: "ns", Service: "svc", Port: 443, ServerName: "example.com"}
 	e := &registry.Entry{Name: name, GroupVersion: schema.GroupVersion{Group: name, Version: "v1"}, Backend: b, Endpoints: endpoints}
 	if old := f.entries[name]; old != nil {
-		*b, e.Policy = *old.Backend, old.Policy
+		*b, e.Settings = *old.Backend, old.Settings
 		if endpoints == nil {
 			e.Endpoints = old.Endpoints
 		}

@@ -181,7 +181,7 @@ func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
 		p.move(r, b) // before the entry is published: its requests must not use the old connections
 	}
 	if fewer := r.update(&view{
-		entry: e, maxInFlight: int64(e.Policy.MaxInFlight), maxLongRunning: int64(e.Policy.MaxLongRunning), pingTimeout: b.PingTimeout,
+		entry: e, maxInFlight: int64(e.Settings.MaxInFlight), maxLongRunning: int64(e.Settings.MaxLongRunning), pingTimeout: b.PingTimeout,
 	}, e.Endpoints); fewer && r.on != nil {
 		p.shrunk[r.on] = struct{}{}
 	}

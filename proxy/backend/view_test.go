@@ -172,7 +172,7 @@ func TestNoAllocations(t *testing.T) {
 
 func TestAcquire(t *testing.T) {
 	f := newFixture(t, nil)
-	f.policy = registry.Policy{MaxInFlight: 3, MaxLongRunning: 2}
+	f.policy = registry.Settings{MaxInFlight: 3, MaxLongRunning: 2}
 	e := f.set(healthy("10.0.0.1:443"))
 	u := f.Upstream(e)
 	for longRunning, limit := range map[bool]int{false: 3, true: 2} {
@@ -197,7 +197,7 @@ func TestAcquire(t *testing.T) {
 		t.Error("the counts are wrong")
 	}
 	// One user may hold more than a quarter: a controller may be an extension server's only client.
-	f.policy = registry.Policy{MaxInFlight: 4, MaxLongRunning: 4}
+	f.policy = registry.Settings{MaxInFlight: 4, MaxLongRunning: 4}
 	u = f.Upstream(f.set(healthy("10.0.0.1:443")))
 	for _, longRunning := range []bool{false, true} {
 		held := 0
@@ -210,7 +210,7 @@ func TestAcquire(t *testing.T) {
 		check.Same(t, 3, held, "long-running %v: places of 4 that one user holds", longRunning)
 	}
 	// Limits apply immediately.
-	f.policy = registry.Policy{}
+	f.policy = registry.Settings{}
 	e = f.set(healthy("10.0.0.1:443"))
 	for range 3 {
 		if _, ok := f.Upstream(e).Acquire(bound.Source{User: "ann"}, true); !ok {
@@ -223,7 +223,7 @@ func TestAcquire(t *testing.T) {
 func TestLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
-		f.policy = registry.Policy{MaxInFlight: 20, MaxLongRunning: 20}
+		f.policy = registry.Settings{MaxInFlight: 20, MaxLongRunning: 20}
 		u := f.Upstream(f.set(healthy("10.0.0.1:443")))
 		jane, bob := bound.Source{User: "jane"}, bound.Source{User: "bob"}
 		check.Same(t, 0, len(u.Limits()), "limits at rest")

@@ -15,7 +15,7 @@ const Runbooks = "https://github.com/fairlead-proxy/fairlead/blob/main/docs/runb
 
 // help adds what is wrong with an APIService and what to do, or nothing if all is well.
 func help(a *answer.APIService, e *registry.Entry) {
-	if e.Local() || e.Verdict.Available() && e.Policy.Maintenance == "" && len(e.Problems) == 0 && a.Healthy() == len(a.Endpoints) {
+	if e.Local() || e.Verdict.Available() && e.Settings.Maintenance == "" && len(e.Problems) == 0 && a.Healthy() == len(a.Endpoints) {
 		switch serve := different(a.Endpoints); {
 		case serve != "":
 			a.Cause = "its URLs lead to different servers, so that some requests get 404: " + serve
@@ -30,7 +30,7 @@ func help(a *answer.APIService, e *registry.Entry) {
 	a.Command = command(e)
 	page := "FairleadAPIServiceDown"
 	switch {
-	case e.Policy.Maintenance != "":
+	case e.Settings.Maintenance != "":
 		return // on purpose
 	case e.Verdict.Available() && len(e.Problems) > 0:
 		page = "FairleadRegistryProblems"
@@ -100,7 +100,7 @@ func command(e *registry.Entry) string {
 	case b.Service == "" || e.Verdict.Available() && len(e.Problems) > 0:
 	case e.Verdict.Reason == registry.ReasonServiceNotFound:
 		return "kubectl -n " + b.Namespace + " get services"
-	case e.Verdict.Reason == registry.ReasonInvalidCABundle || e.Verdict.Reason == registry.ReasonInvalidURL || e.Verdict.Reason == registry.ReasonProtectedGroup || e.Policy.Maintenance != "":
+	case e.Verdict.Reason == registry.ReasonInvalidCABundle || e.Verdict.Reason == registry.ReasonInvalidURL || e.Verdict.Reason == registry.ReasonProtectedGroup || e.Settings.Maintenance != "":
 	default:
 		return "kubectl -n " + b.Namespace + " describe service " + b.Service + "; kubectl -n " + b.Namespace + " get pods -o wide"
 	}
@@ -123,8 +123,8 @@ func diagnoseEntry(e *registry.Entry) (cause, do string) {
 	usable := e.Verdict.Available() || e.Local()
 	bad, last := Unhealthy(e.Endpoints)
 	switch {
-	case e.Policy.Maintenance != "":
-		return "it is in maintenance: " + e.Policy.Maintenance, "remove the annotation fairlead.dev/maintenance from the APIService"
+	case e.Settings.Maintenance != "":
+		return "it is in maintenance: " + e.Settings.Maintenance, "remove the annotation fairlead.dev/maintenance from the APIService"
 	case !usable && e.Verdict.Reason == "":
 		return "no probe of it has ended yet", "wait a few seconds"
 	case !usable:

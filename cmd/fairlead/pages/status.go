@@ -215,7 +215,7 @@ func (p *Pages) localServers(servers []registry.Endpoint) []answer.Endpoint {
 
 func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	a := answer.APIService{
-		Name: e.Name, Group: e.GroupVersion.Group, Version: e.GroupVersion.Version, Kind: e.Kind(), Problems: e.Problems, Maintenance: e.Policy.Maintenance,
+		Name: e.Name, Group: e.GroupVersion.Group, Version: e.GroupVersion.Version, Kind: e.Kind(), Problems: e.Problems, Maintenance: e.Settings.Maintenance,
 		GroupPriority: e.Object.Spec.GroupPriorityMinimum, VersionPriority: e.Object.Spec.VersionPriority, Verdict: verdict(e.Verdict), Rule: e.Hidden,
 	}
 	if e.StandIn != nil {
@@ -227,9 +227,9 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	if e.Local() {
 		return a
 	}
-	a.Owner = e.Policy.Owner
+	a.Owner = e.Settings.Owner
 	a.Service, a.Front, a.FrontSays, a.ServerName = e.Backend.String(), e.Front, e.FrontSays, e.Backend.ServerName
-	a.MaxInFlight, a.MaxLongRunning = e.Policy.MaxInFlight, e.Policy.MaxLongRunning
+	a.MaxInFlight, a.MaxLongRunning = e.Settings.MaxInFlight, e.Settings.MaxLongRunning
 	a.Traffic = p.traffic.of(e.Name)
 	var each map[string]int64
 	var said map[string]string

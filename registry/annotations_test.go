@@ -14,53 +14,53 @@ import (
 
 func TestAnnotations(t *testing.T) {
 	defaults := (&Options{}).defaults()
-	with := func(change func(*settings)) settings {
-		s := settings{policy: defaults}
+	with := func(change func(*annotated)) annotated {
+		s := annotated{settings: defaults}
 		change(&s)
 		return s
 	}
 	for _, tc := range []struct {
 		name, value string
-		want        settings
+		want        annotated
 		bad         string
 	}{
-		{name: "request-timeout", value: "90s", want: with(func(s *settings) { s.policy.RequestTimeout = 90 * time.Second })},
+		{name: "request-timeout", value: "90s", want: with(func(s *annotated) { s.settings.RequestTimeout = 90 * time.Second })},
 		{name: "request-timeout", value: "10ms", bad: "10ms is outside 1s to 1h0m0s"},
 		{name: "request-timeout", value: "90", bad: `"90" is not a duration such as 30s`},
-		{name: "max-inflight", value: "7", want: with(func(s *settings) { s.policy.MaxInFlight = 7 })},
+		{name: "max-inflight", value: "7", want: with(func(s *annotated) { s.settings.MaxInFlight = 7 })},
 		{name: "max-inflight", value: "1e3", bad: "not a whole number"},
-		{name: "max-longrunning", value: "9", want: with(func(s *settings) { s.policy.MaxLongRunning = 9 })},
-		{name: "long-running-subresources", value: "console, vnc,console", want: with(func(s *settings) {
-			s.policy.LongRunningSubresources = []string{"console", "vnc"}
+		{name: "max-longrunning", value: "9", want: with(func(s *annotated) { s.settings.MaxLongRunning = 9 })},
+		{name: "long-running-subresources", value: "console, vnc,console", want: with(func(s *annotated) {
+			s.settings.LongRunningSubresources = []string{"console", "vnc"}
 		})},
 		{name: "long-running-subresources", value: "a/b", bad: "not the name of a subresource"},
 		{name: "long-running-subresources", value: "", bad: "not the name of a subresource"},
-		{name: "tls-server-name", value: "api.example.com", want: with(func(s *settings) { s.serverName = "api.example.com" })},
-		{name: "tls-server-name", value: "10.0.0.1", want: with(func(s *settings) { s.serverName = "10.0.0.1" })},
+		{name: "tls-server-name", value: "api.example.com", want: with(func(s *annotated) { s.serverName = "api.example.com" })},
+		{name: "tls-server-name", value: "10.0.0.1", want: with(func(s *annotated) { s.serverName = "10.0.0.1" })},
 		{name: "tls-server-name", value: "a b", bad: "neither"},
-		{name: "ca-from", value: "bundle/ca.crt", want: with(func(s *settings) { s.caFrom = "bundle/ca.crt" })},
+		{name: "ca-from", value: "bundle/ca.crt", want: with(func(s *annotated) { s.caFrom = "bundle/ca.crt" })},
 		{name: "ca-from", value: "bundle", bad: "not <configmap name>/<key>"},
 		{name: "ca-from", value: "bundle/a b", bad: "not <configmap name>/<key>"},
 		{name: "ca-from", value: "../kube-system/x", bad: "not <configmap name>/<key>"},
 		{name: "ca-from", value: "a_b/ca.crt", bad: "not <configmap name>/<key>"},
-		{name: "ca-rotation-overlap", value: "0", want: with(func(s *settings) { s.policy.CAOverlap = 0 })},
-		{name: "probe-interval", value: "2s", want: with(func(s *settings) { s.policy.ProbeInterval = 2 * time.Second })},
+		{name: "ca-rotation-overlap", value: "0", want: with(func(s *annotated) { s.settings.CAOverlap = 0 })},
+		{name: "probe-interval", value: "2s", want: with(func(s *annotated) { s.settings.ProbeInterval = 2 * time.Second })},
 		{name: "tls-server-name", value: "fe80::1%,a.example.com", bad: "neither a DNS name nor"},
-		{name: "ping-timeout", value: "1s", want: with(func(s *settings) { s.policy.PingTimeout = time.Second })},
-		{name: "http1", value: "true", want: with(func(s *settings) { s.http1 = true })},
-		{name: "http1", value: "false", want: with(func(*settings) {})},
+		{name: "ping-timeout", value: "1s", want: with(func(s *annotated) { s.settings.PingTimeout = time.Second })},
+		{name: "http1", value: "true", want: with(func(s *annotated) { s.http1 = true })},
+		{name: "http1", value: "false", want: with(func(*annotated) {})},
 		{name: "http1", value: "yes", bad: "neither true nor false"},
-		{name: "url", value: "https://b,https://a:1", want: with(func(s *settings) { s.urls.addresses = []string{"a:1", "b:443"} })},
-		{name: "url", value: "http://a", want: with(func(s *settings) { s.urls.fault = `"http://a" is not https://<host> or https://<host>:<port>` })},
-		{name: "maintenance", value: " back at noon ", want: with(func(s *settings) { s.policy.Maintenance = "back at noon" })},
+		{name: "url", value: "https://b,https://a:1", want: with(func(s *annotated) { s.urls.addresses = []string{"a:1", "b:443"} })},
+		{name: "url", value: "http://a", want: with(func(s *annotated) { s.urls.fault = `"http://a" is not https://<host> or https://<host>:<port>` })},
+		{name: "maintenance", value: " back at noon ", want: with(func(s *annotated) { s.settings.Maintenance = "back at noon" })},
 		{name: "maintenance", value: " ", bad: "empty"},
 		{name: "maintenance", value: "a\nb", bad: "unprintable characters"},
-		{name: "owner", value: "team metrics", want: with(func(s *settings) { s.policy.Owner = "team metrics" })},
+		{name: "owner", value: "team metrics", want: with(func(s *annotated) { s.settings.Owner = "team metrics" })},
 		{name: "reqest-timeout", value: "90s", bad: "unknown name"},
 	} {
 		got := readAnnotations(map[string]string{prefix + tc.name: tc.value, "example.com/other": "x"}, defaults)
 		if tc.bad == "" {
-			if d := cmp.Diff(tc.want, got, cmp.AllowUnexported(settings{}, urls{}), cmpopts.EquateEmpty()); d != "" {
+			if d := cmp.Diff(tc.want, got, cmp.AllowUnexported(annotated{}, urls{}), cmpopts.EquateEmpty()); d != "" {
 				t.Errorf("%s=%q (-want +got):\n%s", tc.name, tc.value, d)
 			}
 			continue
@@ -69,7 +69,7 @@ func TestAnnotations(t *testing.T) {
 			t.Errorf("%s=%q: problems %q, want one with %q", tc.name, tc.value, got.problems, tc.bad)
 		}
 		got.problems = nil
-		if d := cmp.Diff(settings{policy: defaults}, got, cmp.AllowUnexported(settings{}, urls{}), cmpopts.EquateEmpty()); d != "" {
+		if d := cmp.Diff(annotated{settings: defaults}, got, cmp.AllowUnexported(annotated{}, urls{}), cmpopts.EquateEmpty()); d != "" {
 			t.Errorf("%s=%q is invalid but changes (-want +got):\n%s", tc.name, tc.value, d)
 		}
 	}
@@ -97,7 +97,7 @@ func TestBounds(t *testing.T) {
 		{"owner", "", text(1), text(maxOwner), text(maxOwner + 1)},
 	} {
 		for value, want := range map[string]int{tc.below: 1, tc.low: 0, tc.high: 0, tc.above: 1} {
-			s := readAnnotations(map[string]string{prefix + tc.name: value}, Policy{})
+			s := readAnnotations(map[string]string{prefix + tc.name: value}, Settings{})
 			check.Same(t, want, len(s.problems), "%s=%.20q: problems", tc.name, value)
 		}
 	}
@@ -112,14 +112,14 @@ func TestBounded(t *testing.T) {
 }
 
 func TestDefaults(t *testing.T) {
-	got := (&Options{Defaults: Policy{CAOverlap: -1, MaxInFlight: 3}}).defaults()
-	want := Policy{
+	got := (&Options{Defaults: Settings{CAOverlap: -1, MaxInFlight: 3}}).defaults()
+	want := Settings{
 		RequestTimeout: time.Minute, MaxInFlight: 3, MaxLongRunning: 10_000, ProbeInterval: 10 * time.Second, PingTimeout: 5 * time.Second,
 	}
 	check.Same(t, want, got, "defaults")
 	check.Same(t, 400, (&Options{}).defaults().MaxInFlight, "requests in flight")
 	given := []string{"console"}
-	got = (&Options{Defaults: Policy{LongRunningSubresources: given}}).defaults()
+	got = (&Options{Defaults: Settings{LongRunningSubresources: given}}).defaults()
 	given[0] = "changed later"
 	check.Same(t, []string{"console"}, got.LongRunningSubresources, "long-running subresources, which no caller may change")
 	check.Same(t, time.Minute, (&Options{}).defaults().CAOverlap, "overlap")
@@ -144,7 +144,7 @@ func FuzzAnnotations(f *testing.F) {
 	f.Fuzz(func(t *testing.T, i int, value string) {
 		name := names[uint(i)%uint(len(names))]
 		s := readAnnotations(map[string]string{prefix + name: value}, defaults)
-		p := s.policy
+		p := s.settings
 		switch {
 		case p.RequestTimeout < time.Second || p.RequestTimeout > time.Hour,
 			p.MaxInFlight < 1 || p.MaxInFlight > 100_000,

@@ -26,9 +26,9 @@ import (
 // typing error, or meant for a newer release.
 const prefix = "fairlead.dev/"
 
-// settings are the parsed annotations of an APIService.
-type settings struct {
-	policy     Policy
+// annotated are the parsed annotations of an APIService.
+type annotated struct {
+	settings   Settings
 	serverName string
 	caFrom     string
 	http1      bool
@@ -38,8 +38,8 @@ type settings struct {
 	problems   []string
 }
 
-// defaults returns the policy of an APIService without annotations.
-func (o *Options) defaults() Policy {
+// defaults returns the settings of an APIService without annotations.
+func (o *Options) defaults() Settings {
 	p := o.Defaults
 	p.RequestTimeout = cmp.Or(p.RequestTimeout, time.Minute)  // kube-apiserver's --request-timeout
 	p.MaxInFlight = cmp.Or(p.MaxInFlight, 400)                // kube-apiserver's --max-requests-inflight, for one backend
@@ -53,8 +53,8 @@ func (o *Options) defaults() Policy {
 
 // readAnnotations reads the settings from an APIService's annotations. Errors are only reported: a
 // typing error in an annotation must not make an API unavailable. An error in a URL must: see urls.
-func readAnnotations(annotations map[string]string, defaults Policy) settings {
-	s := settings{policy: defaults}
+func readAnnotations(annotations map[string]string, defaults Settings) annotated {
+	s := annotated{settings: defaults}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		name, ours := strings.CutPrefix(key, prefix)
 		if !ours {
@@ -69,8 +69,8 @@ func readAnnotations(annotations map[string]string, defaults Policy) settings {
 
 // set applies one annotation. The bounds prevent that one APIService harms others, for example by a
 // limit of zero or a probe every millisecond.
-func (s *settings) set(name, value string) error {
-	p := &s.policy
+func (s *annotated) set(name, value string) error {
+	p := &s.settings
 	switch name {
 	case "request-timeout":
 		// An hour: longer requests are long-running and have an annotation of their own.
