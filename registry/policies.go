@@ -139,7 +139,9 @@ func (p *policies) follow(ctx context.Context) {
 		for name, o := range all {
 			set(name, o)
 		}
-		known.Forbidden.Store(false)
+		if known.Forbidden.Swap(false) {
+			p.of.changes.record(func(*batch) {}) // the problem is gone
+		}
 		listed()
 	}
 	l := &lister{example: &corev1.Namespace{}, from: everything(cluster.core.RESTClient(), "namespaces"), log: cluster.log, set: set, replace: replace, denied: denied}

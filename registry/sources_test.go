@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,6 +32,7 @@ import (
 //	serves <gv>…                        what the cluster says that it serves, beside core v1
 //	defines <name> <version>            its only CustomResourceDefinition
 //	forbids lists|streams <kind>…       the cluster does not allow to read them; it may not know streams
+//	allows                              now it does
 //	put etcd|client <file>…             objects
 //	drop etcd|client <kind> <ns>/<name>
 //	fault etcd|client broken|starting|none
@@ -54,6 +56,7 @@ type live struct {
 	defines   []string // name and version
 	forbidden []string // paths
 	streams   bool
+	allowed   atomic.Bool // after all
 	registry  *Registry
 	trusted   map[string]chan string // :: ConfigMap → its CA, at each change
 	stops     []func()               // what runs
@@ -86,9 +89,12 @@ func (l *live) step(at string, words []string) bool {
 	case "forbids":
 		l.stop()
 		l.streams, l.forbidden = words[1] == "streams", nil
+		l.allowed.Store(false)
 		for _, k := range words[2:] {
 			l.forbidden = append(l.forbidden, paths()[k])
 		}
+	case "allows":
+		l.allowed.Store(true)
 	case "put":
 		for _, o := range l.decode(words[2:]) {
 			l.servers[words[1]].Put(o)
@@ -195,7 +201,7 @@ func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	const definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 	w.Header().Set("Content-Type", "application/json")
 	switch path := r.URL.Path; {
-	case slices.Contains(l.forbidden, path) && (l.streams || !r.URL.Query().Has("sendInitialEvents")):
+	case slices.Contains(l.forbidden, path) && !l.allowed.Load() && (l.streams || !r.URL.Query().Has("sendInitialEvents")):
 		w.WriteHeader(http.StatusForbidden)
 		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"forbidden","reason":"Forbidden","code":403}`)
 	case path == "/api" && l.serves != nil:
