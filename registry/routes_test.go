@@ -4,6 +4,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -16,7 +17,10 @@ import (
 )
 
 // routed is what a story of a policy has beside its table.
-type routed struct{ namespaces policy.Namespaces }
+type routed struct {
+	namespaces policy.Namespaces
+	allowed    atomic.Bool // what the cluster forbids
+}
 
 // setPolicy is what policies.take does.
 func (s *teller) setPolicy(file string, b *batch) {

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,7 +55,6 @@ type live struct {
 	defines   []string // name and version
 	forbidden []string // paths
 	streams   bool
-	allowed   atomic.Bool // after all
 	registry  *Registry
 	trusted   map[string]chan string // :: ConfigMap → its CA, at each change
 	stops     []func()               // what runs

@@ -132,10 +132,9 @@ func (w *When) fails(r *Request) string {
 }
 
 // matches reports whether one of the values matches. Nothing matches what a request does not have.
-// No value is empty.
 func matches(values []string, s string) bool {
 	for _, v := range values {
-		if n := len(v) - 1; s != "" && (v == s || v[n] == '*' && len(s) >= n && s[:n] == v[:n]) {
+		if n := len(v) - 1; n >= 0 && s != "" && (v == s || v[n] == '*' && len(s) >= n && s[:n] == v[:n]) {
 			return true
 		}
 	}
