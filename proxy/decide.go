@@ -143,8 +143,6 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 		d.refuse(errLoop)
 	case m.Route == registry.RouteInvalid:
 		d.refuse(errInvalidPath(h.Path))
-	case m.Route == registry.RouteHidden:
-		d.refuse(errNotFound)
 	case m.Route == registry.RouteRefused:
 		d.refuse(errProtected(m.Entry))
 	}
@@ -224,8 +222,8 @@ func (p *Proxy) decideOwn(d *Decision, h *Head) error {
 // dispatch decides for an authorized user: whether the backend is available, and the request's
 // limits.
 func (p *Proxy) dispatch(d *Decision, h *Head) {
-	if d.Action == ToPage && d.route == registry.RouteLocal && strings.HasPrefix(h.Path, "/api") {
-		d.refuse(errNotFound) // an API that nothing serves: there is no local apiserver
+	if d.route == registry.RouteHidden || d.Action == ToPage && d.route == registry.RouteLocal && strings.HasPrefix(h.Path, "/api") {
+		d.refuse(errNotFound) // hidden, or an API that nothing serves: there is no local apiserver
 		return
 	}
 	if d.Action != ToRemote {
@@ -309,11 +307,11 @@ func (p *Proxy) finish(d *Decision, h *Head) {
 // this process, which then authenticates and authorizes the callers.
 func (p *Proxy) actionOf(route registry.Route) Action {
 	switch {
-	case route == registry.RouteRefused || route == registry.RouteInvalid || route == registry.RouteHidden:
+	case route == registry.RouteRefused || route == registry.RouteInvalid:
 		return Refuse
 	case route == registry.RouteRemote:
 		return ToRemote
-	case route == registry.RouteOwn:
+	case route == registry.RouteOwn || route == registry.RouteHidden:
 		return ToPage
 	case route == registry.RouteDocument && p.cfg.Documents != nil:
 		return ToDocument
