@@ -342,7 +342,7 @@ func TestLogOfProblems(t *testing.T) {
 		got = append(got, strings.TrimSpace(text))
 	}
 	check.Same(t, []string{
-		`"problem with manifest, the last valid state is kept" file=b.yaml line=7 field=kind problem=""`,
+		`"problem with manifest: of what is invalid, the last valid state is kept" file=b.yaml line=7 field=kind problem=""`,
 		`"problem with APIService in etcd" apiservice=v1.c.io problem="no JSON"`,
 		`"manifest has no problem any more" file=a.yaml`, `"APIService in etcd has no problem any more" apiservice=v1.c.io`,
 		`"availability changed" apiservice=v1.d.io status="" reason=Passed message=""`,

@@ -64,8 +64,8 @@ type routings struct {
 // where formats a place in the policy.
 func where(at directory.Fault) string { return fmt.Sprintf("%s:%d", at.File, at.Line) }
 
-// unknown returns a fault for each route of an APIService that does not exist, and one if the
-// namespaces' labels may not be read.
+// unknown returns a fault for each route of an APIService that does not exist, by file and line,
+// and one if the namespaces' labels may not be read.
 func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faults []directory.Fault) {
 	for name, r := range p.of {
 		if known[name] == nil {
@@ -74,6 +74,9 @@ func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faul
 			faults = append(faults, at)
 		}
 	}
+	slices.SortFunc(faults, func(a, b directory.Fault) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Message, b.Message))
+	})
 	if p.labels != nil && p.known.Forbidden.Load() {
 		at := *p.labels
 		at.Message = at.Field + ".when.namespaceLabels: the local apiserver forbids to list and watch namespaces, so none matches"
@@ -184,6 +187,8 @@ func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong 
 		bad("url", b.URL, s.urls.fault)
 	case b.Service != nil && (b.Service.Name == "" || b.Service.Namespace == ""):
 		wrong = append(wrong, field.Required(at.Child("service"), "namespace and name"))
+	case b.Service != nil && b.Service.Port != nil && len(validation.IsValidPortNum(int(*b.Service.Port))) > 0:
+		bad("service", behind.Format(b.Service), "the port is not between 1 and 65535")
 	case isLocal(f.object):
 		bad("service", behind.Format(b.Service), "it is the local apiserver's: only extension servers can be further backends")
 	case len(b.CABundle) > 0 && parseBundle(b.CABundle).err != nil:

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -91,4 +92,19 @@ func TestDocumentedPolicy(t *testing.T) {
 	wrong, unknown := in.SetPolicy(objects)
 	check.Same(t, 0, len(faults)+len(wrong), "faults: %v %v", faults, wrong)
 	check.Same(t, 3, len(unknown), "APIServices of its routes: %v", unknown)
+}
+
+// What is reported of one policy is the same each time, also where all of it is on one line.
+func TestUnknownRoutes(t *testing.T) {
+	var routes []string
+	for c := 'a'; c <= 'z'; c++ {
+		routes = append(routes, fmt.Sprintf(`{"apiService":"v1.%c.io","hidden":true}`, c))
+	}
+	text := `{"apiVersion":"fairlead.dev/v1","kind":"Policy","metadata":{"name":"a"},"routes":[` + strings.Join(routes, ",") + `]}`
+	objects, _ := directory.Decode("policy.json", []byte(text))
+	in := Input{Options: &Options{}}
+	_, unknown := in.SetPolicy(objects)
+	_, again := in.SetPolicy(objects)
+	check.Same(t, len(routes), len(unknown), "faults")
+	check.Same(t, unknown, again, "faults of the same policy")
 }
