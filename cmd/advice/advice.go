@@ -21,9 +21,13 @@ func Of(e *registry.Entry) string {
 	if strings.HasPrefix(e.Verdict.Message, "ready endpointslices have no port") {
 		unusable = fmt.Sprintf("the EndpointSlices of %s have ready endpoints, but no port with the name that the Service gives its port %d (or with none): correct what writes them", service, e.Backend.Port)
 	}
+	named := "spec.service of the APIService"
+	if e.Rule != nil {
+		named = "service at " + e.Rule.Where // in the policy
+	}
 	denied := service + " cannot be used as it is: see the message, and check that Fairlead may dial its addresses"
 	return cmp.Or(map[string]string{
-		registry.ReasonServiceNotFound:      service + " does not exist: create it, or correct spec.service of the APIService",
+		registry.ReasonServiceNotFound:      service + " does not exist: create it, or correct " + named,
 		registry.ReasonServicePortError:     fmt.Sprintf("%s has no usable port %d: compare its ports with spec.service.port of the APIService", service, e.Backend.Port),
 		registry.ReasonServiceAccessError:   denied,
 		registry.ReasonEndpointsAccessError: denied,

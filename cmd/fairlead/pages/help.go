@@ -124,7 +124,7 @@ func diagnoseEntry(e *registry.Entry) (cause, do string) {
 	bad, last := Unhealthy(e.Endpoints)
 	switch {
 	case e.Settings.Maintenance != "":
-		return "it is in maintenance: " + e.Settings.Maintenance, "remove the annotation fairlead.dev/maintenance from the APIService"
+		return "it is in maintenance: " + e.Settings.Maintenance, "remove the annotation fairlead.dev/maintenance"
 	case !usable && e.Verdict.Reason == "":
 		return "no probe of it has ended yet", "wait a few seconds"
 	case !usable:
