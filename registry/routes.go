@@ -200,8 +200,8 @@ func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong 
 	case f.name == "":
 		f.name = b.Service.Name
 	}
-	if errs := validation.IsDNS1123Subdomain(f.name); b.Name != "" && len(errs) > 0 {
-		bad("name", b.Name, errs[0])
+	if errs := validation.IsDNS1123Subdomain(f.name); f.name != "" && len(errs) > 0 {
+		bad("name", f.name, errs[0]) // or that of the Service
 	}
 	return f, wrong
 }
