@@ -85,9 +85,13 @@ func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faul
 	return faults
 }
 
-// maxBackends bounds the further backends of an APIService: each is probed, and compared with every
-// request of it.
-const maxBackends = 32
+const (
+	// maxRoutes bounds the routes: those of unknown APIServices are looked for with each new table.
+	maxRoutes = 1000
+	// maxBackends bounds the further backends of an APIService: each is probed, and compared with
+	// every request of it.
+	maxBackends = 32
+)
 
 // compile makes routings of the objects of a policy, empty ones with what is wrong with them.
 func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) (*routings, []directory.Fault) {
@@ -97,6 +101,10 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) 
 		doc, ok := objects[i].Value.(*policy.Policy)
 		if !ok {
 			faults = append(faults, objects[i].Fault("a policy has only objects of apiVersion fairlead.dev/v1, kind Policy"))
+			continue
+		}
+		if n := len(p.of) + len(doc.Routes); n > maxRoutes {
+			faults = append(faults, objects[i].FaultAt("routes", field.TooMany(nil, n, maxRoutes).ErrorBody()))
 			continue
 		}
 		for j := range doc.Routes {

@@ -108,3 +108,17 @@ func TestUnknownRoutes(t *testing.T) {
 	check.Same(t, len(routes), len(unknown), "faults")
 	check.Same(t, unknown, again, "faults of the same policy")
 }
+
+// Routes are bounded.
+func TestManyRoutes(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("apiVersion: fairlead.dev/v1\nkind: Policy\nroutes:\n")
+	for i := range maxRoutes + 1 {
+		fmt.Fprintf(&b, "- {apiService: v1.g%d.io, hidden: true}\n", i)
+	}
+	objects, _ := directory.Decode("p.yaml", []byte(b.String()))
+	_, faults := (&Options{}).compile(objects, nil)
+	if len(faults) != 1 || !strings.Contains(faults[0].Message, "must have at most 1000 items") {
+		t.Errorf("faults %v", faults)
+	}
+}
