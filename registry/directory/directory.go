@@ -62,7 +62,11 @@ func (o *Object) FaultAt(path, message string) Fault {
 
 // Decode decodes what is not in a directory. File names it in faults.
 func Decode(file string, data []byte) (objects []Object, faults []Fault) {
-	found, faults := manifest.NewDecoder().Decode(file, data)
+	return decode(manifest.NewDecoder(), file, data)
+}
+
+func decode(d *manifest.Decoder, file string, data []byte) (objects []Object, faults []Fault) {
+	found, faults := d.Decode(file, data)
 	for _, o := range found {
 		objects = append(objects, Object{o, file})
 	}
@@ -75,13 +79,14 @@ func Load(path string) (objects []Object, faults []Fault) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		files, faults = Files(path)
 	}
+	decoder := manifest.NewDecoder() // one for all: making it takes as long as a file
 	for _, file := range files {
 		data, err := Read(file)
 		if err != nil {
 			faults = append(faults, Fault{File: file, Message: "reading file: " + plain(err)})
 			continue
 		}
-		found, wrong := Decode(file, data)
+		found, wrong := decode(decoder, file, data)
 		objects, faults = append(objects, found...), append(faults, wrong...)
 	}
 	return unique(objects, faults)
@@ -114,16 +119,18 @@ func (d *Directory) find() error {
 	if d.cfg.Path == "" {
 		return nil
 	}
-	if info, err := os.Stat(d.cfg.Path); err != nil {
+	info, err := os.Stat(d.cfg.Path)
+	if err != nil {
 		return fmt.Errorf("following directory: %w", err)
-	} else if !info.IsDir() && !d.cfg.Files {
+	}
+	if !info.IsDir() && !d.cfg.Files {
 		return fmt.Errorf("following directory: %s is not a directory", d.cfg.Path)
 	}
 	absolute, err := filepath.Abs(d.cfg.Path)
 	if err != nil {
 		return fmt.Errorf("following directory %s: %w", d.cfg.Path, err)
 	}
-	if info, _ := os.Stat(absolute); info.IsDir() {
+	if info.IsDir() {
 		d.base = filepath.Base(absolute)
 	}
 	if d.parent, err = filepath.EvalSymlinks(filepath.Dir(absolute)); err != nil {
