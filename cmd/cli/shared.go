@@ -75,13 +75,21 @@ func (s *Shared) Validate(f *Faults) {
 		_, err := behind.Parse(s.Behind + ":443")
 		f.If(err != nil, "--behind %q is not NAMESPACE/NAME", s.Behind)
 	}
-	if ref, inMap := strings.CutPrefix(s.Policy, "configmap:"); inMap {
+	if ref, inMap := PolicyMap(s.Policy); inMap {
 		_, err := behind.Parse(ref + ":443")
 		f.If(err != nil, "--policy %q is not configmap:NAMESPACE/NAME", s.Policy)
 	} else {
 		f.Readable("--policy", s.Policy)
 	}
 	f.If(s.LocalIdentity != "front-proxy" && s.LocalIdentity != Impersonate, "--local-identity %q is neither front-proxy nor impersonate", s.LocalIdentity)
+}
+
+// PolicyMap returns the ConfigMap of a value of --policy, NAMESPACE/NAME. It is empty for a path.
+func PolicyMap(policy string) (ref string, inMap bool) {
+	if ref, inMap = strings.CutPrefix(policy, "configmap:"); !inMap {
+		ref = ""
+	}
+	return ref, inMap
 }
 
 // SNI returns the pairs of --tls-sni-cert-key, as kube-apiserver reads it. A value of another form

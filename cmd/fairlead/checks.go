@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/cmd/rights"
@@ -86,9 +87,7 @@ func (s *server) features() rights.Features {
 		Requests: mode == authzWebhook || mode == authzBackend, Impersonation: s.o.impersonates() && (s.o.Behind == "" || s.o.Certs.ClientCA != ""), // only in front
 		Status: s.o.writeStatus, Events: s.o.emitEvents, Entrypoint: s.o.publishEndpoints, Servers: s.o.serversFrom,
 	}
-	if ref, inMap := strings.CutPrefix(s.o.Policy, "configmap:"); inMap {
-		f.Policy = ref
-	}
+	f.Policy, _ = cli.PolicyMap(s.o.Policy)
 	f.NamespaceLabels = s.registry.Table().NamespaceLabels()
 	if f.Services {
 		f.Bundles = bundles(s.registry.Table().Servers(), from.dir, s.trust.Faults())

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
@@ -46,7 +47,8 @@ func (l *linter) files(paths []string) {
 		},
 		maps: make(map[types.NamespacedName]*corev1.ConfigMap), at: make(map[string]string),
 	}
-	if l.Policy != "" && !l.policyInMap() {
+	_, inMap := cli.PolicyMap(l.Policy)
+	if l.Policy != "" && !inMap {
 		paths = append(paths, l.Policy)
 	}
 	found := len(l.found)
@@ -56,7 +58,7 @@ func (l *linter) files(paths []string) {
 		}
 	}
 	faults, unknown := s.in.SetPolicy(s.policies)
-	if l.faults(faults, "correct the policy"); len(l.found) > found && !l.policyInMap() {
+	if l.faults(faults, "correct the policy"); len(l.found) > found && !inMap {
 		l.Policy = ""
 	}
 	for _, f := range unknown {
@@ -72,9 +74,6 @@ func (l *linter) files(paths []string) {
 		l.entry(e, at+": ", s)
 	}
 }
-
-// policyInMap reports whether the policy is in a ConfigMap of the cluster.
-func (l *linter) policyInMap() bool { return strings.HasPrefix(l.Policy, "configmap:") }
 
 // faults reports faults of files.
 func (l *linter) faults(all []directory.Fault, do string) {

@@ -73,9 +73,7 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 	f.Impersonation = l.impersonates() && (l.Behind == "" || flags["client-ca-file"] != "")
 	f.Status, f.Events = flags["write-status"] != "", flags["emit-events"] != ""
 	f.Entrypoint, f.Servers = flags["publish-kubernetes-endpoints"] != "", flags["local-apiservers-from"]
-	if ref, inMap := strings.CutPrefix(flags["policy"], "configmap:"); inMap {
-		f.Policy = ref
-	}
+	f.Policy, _ = cli.PolicyMap(flags["policy"])
 	all := rights.Needed(f)
 	var missing []rights.Right
 	for _, r := range all {

@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
@@ -47,10 +46,6 @@ func (s *Scene) Route(name string, services ...string) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	objects, faults := directory.Decode("policy", text)
-	wrong, unknown := s.Input.SetPolicy(objects)
-	if faults = slices.Concat(faults, wrong, unknown); len(faults) > 0 {
-		s.Fatalf("policy: %v", faults)
-	}
+	SetPolicy(s, &s.Input, "policy", string(text))
 	s.Build()
 }
