@@ -314,7 +314,7 @@ func testDocuments(t *testing.T, w *world) {
 // go.
 func testControllers(t *testing.T, w *world) {
 	must.Get(w.StartControllerManager(t.Context(), w.Endpoint(), "--controllers=horizontal-pod-autoscaler-controller", "--horizontal-pod-autoscaler-sync-period=1s"))(t)
-	w.apply(t, scaled)
+	w.autoscale(t)
 	suite.Eventually(t, time.Minute, "scaled", func() (bool, string) {
 		a := w.ask(t, "-n", "scaled", "get", "deployment", "web", "-o=jsonpath={.spec.replicas}")
 		return a.Out == "3", a.Out + a.Errs + w.ask(t, "-n", "scaled", "describe", "hpa").Out
@@ -332,24 +332,6 @@ func (w *world) deleted(t *testing.T, namespace string) {
 	})
 }
 
-const scaled = `
-{apiVersion: v1, kind: Namespace, metadata: {name: scaled}}
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {namespace: scaled, name: web}
-spec: {replicas: 1, selector: {matchLabels: {app: web}}, template: {metadata: {labels: {app: web}}, spec: {containers: [{name: web, image: web}]}}}
----
-apiVersion: autoscaling/v2
-kind: HorizontalPodAutoscaler
-metadata: {namespace: scaled, name: web}
-spec:
-  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: web}
-  minReplicas: 1
-  maxReplicas: 3
-  metrics: [{type: External, external: {metric: {name: my-external-metric}, target: {type: AverageValue, averageValue: "1"}}}]
-`
-
 // testTop uses metrics-server.
 func testTop(t *testing.T, w *world) {
 	suite.Eventually(t, time.Minute, "kubectl top nodes", func() (bool, string) {
@@ -361,7 +343,7 @@ func testTop(t *testing.T, w *world) {
 // testGone ends servers behind Fairlead for good, and deletes an APIService.
 func testGone(t *testing.T, w *world, adapter *cluster.Part) {
 	must.Do(t, w.objects.Delete(t.Context(), alpha, metav1.DeleteOptions{})) // whose bundle is outdated
-	w.apply(t, scaled)
+	w.autoscale(t)
 	w.apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: waits}}")
 	suite.Eventually(t, time.Minute, "scaled", func() (bool, string) {
 		a := w.ask(t, "-n", "scaled", "get", "hpa", "web", "-o=jsonpath={.status.conditions[?(@.type=='ScalingActive')].status}")

@@ -1,4 +1,4 @@
-// Package manifests has manifests for tests of the dir: registry: valid ones, and a table of
+// Package manifests has manifests for tests. For the dir: registry: valid ones, and a table of
 // invalid ones with the message for each.
 package manifests
 

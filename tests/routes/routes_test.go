@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/netns"
 	"github.com/fairlead-proxy/fairlead/tests/suite"
@@ -82,7 +83,7 @@ func TestTwoAdapters(t *testing.T) {
 	w.scale(t)
 	a, b := scaler{"first", "web", "web"}, scaler{"second", "web", "web"}
 	for _, s := range []scaler{a, b} {
-		w.apply(t, strings.ReplaceAll(web, "NAMESPACE", s.namespace), "-")
+		w.apply(t, manifests.Autoscaled(s.namespace), "-")
 		w.has(t, s, 3)
 	}
 	for _, tt := range []struct {
@@ -157,20 +158,4 @@ spec:
   maxReplicaCount: 10
   pollingInterval: 1
   triggers: [{type: prometheus, metadata: {serverAddress: %q, query: sum(mails_waiting), threshold: "1"}}]
-`
-
-const web = `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {namespace: NAMESPACE, name: web}
-spec: {selector: {matchLabels: {app: web}}, template: {metadata: {labels: {app: web}}, spec: {containers: [{name: web, image: web}]}}}
----
-apiVersion: autoscaling/v2
-kind: HorizontalPodAutoscaler
-metadata: {namespace: NAMESPACE, name: web}
-spec:
-  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: web}
-  minReplicas: 1
-  maxReplicas: 3
-  metrics: [{type: External, external: {metric: {name: my-external-metric}, target: {type: AverageValue, averageValue: "1"}}}]
 `
