@@ -195,6 +195,13 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 	case status != "":
 		e.Verdict.Since = b.in.Now
 	}
+	if old != nil {
+		e.outages = old.outages
+		// As upstream, only the step from available to unavailable counts.
+		if at := slices.Index(unavailableReasons[:], e.Verdict.Reason); at >= 0 && old.Verdict.Available() && !e.Verdict.Available() {
+			e.outages[at]++
+		}
+	}
 	b.route(e, old)
 	if old != nil && unchanged(old, e) {
 		*old.kept = *e.kept

@@ -54,6 +54,8 @@ type Entry struct {
 	Hidden string
 
 	kept *kept
+	// outages count by unavailableReasons how often it became unavailable.
+	outages [len(unavailableReasons)]uint64
 }
 
 // Key returns the name, for latest.Diff.

@@ -1,51 +1,47 @@
 package registry
 
 import (
-	"maps"
 	"strings"
-	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
 // unavailableReasons are the values of the label reason. Every series starts at 0, because rate()
 // does not see the first step of a series that begins at 1.
-var unavailableReasons = []string{ //nolint:gochecknoglobals // nothing writes it
+var unavailableReasons = [...]string{ //nolint:gochecknoglobals // nothing writes it
 	ReasonServiceNotFound, ReasonServiceAccessError, ReasonServicePortError, ReasonEndpointsNotFound, ReasonEndpointsAccessError,
 	ReasonMissingEndpoints, ReasonFailedDiscoveryCheck, ReasonInvalidCABundle, ReasonMaintenance, ReasonProtectedGroup, ReasonInvalidURL,
 }
 
-// metrics exports the current table. Each scrape makes the series from the table, so they come and
-// go with its entries.
-type metrics struct {
-	of    *Registry
-	build prometheus.Histogram
-	total *prometheus.Desc
-
-	mu sync.Mutex // guards edges
-	// edges counts how often an APIService became unavailable. :: APIService → reason → times
-	edges map[string]map[string]uint64
+// newMetrics exports a table, and returns the histogram of the time that building one takes. Each
+// scrape makes the series from the table, so they come and go with its entries.
+func newMetrics(table func() *Table, to prometheus.Registerer) prometheus.Histogram {
+	build := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "fairlead_registry_build_seconds",
+		Help: "Time to build a table of APIServices.",
+		// From 50 µs (a hundred entries) to 0.4 s (too late for ten thousand entries).
+		Buckets: prometheus.ExponentialBuckets(50e-6, 2, 14),
+	})
+	metric.Register(to, build, gauges(table), outages(table))
+	return build
 }
 
-func newMetrics(of *Registry, to prometheus.Registerer) *metrics {
-	m := &metrics{
-		of: of,
-		build: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "fairlead_registry_build_seconds",
-			Help: "Time to build a table of APIServices.",
-			// From 50 µs (a hundred entries) to 0.4 s (too late for ten thousand entries).
-			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 14),
-		}),
-		total: prometheus.NewDesc("aggregator_unavailable_apiservice_total",
-			"Counter of APIServices which are marked as unavailable broken down by APIService name and reason.",
-			[]string{"name", "reason"}, nil),
-		edges: make(map[string]map[string]uint64),
-	}
-	metric.Register(to, m, m.build, gauges(of.Table))
-	return m
+// outages shows how often APIServices became unavailable. Local ones are left out: they cannot, and
+// hundreds of CRDs times ten reasons would be most of the scrape.
+func outages(table func() *Table) metric.Gauges {
+	total := prometheus.NewDesc("aggregator_unavailable_apiservice_total",
+		"Counter of APIServices which are marked as unavailable broken down by APIService name and reason.", []string{"name", "reason"}, nil)
+	return metric.Gauges{Type: prometheus.CounterValue, All: []*prometheus.Desc{total}, Make: func(count func(*prometheus.Desc, float64, ...string)) {
+		for _, e := range table().servers {
+			for i, reason := range unavailableReasons {
+				if !e.Local() {
+					count(total, float64(e.outages[i]), e.Name, reason)
+				}
+			}
+		}
+	}}
 }
 
 // gauges show the table.
@@ -93,41 +89,4 @@ func gauges(table func() *Table) metric.Gauges {
 		gauge(generation, float64(t.generation))
 		gauge(problems, float64(faults))
 	}}
-}
-
-// built counts the changes of a new table. As upstream, only the step from available to unavailable
-// counts.
-func (m *metrics) built(prev, next *Table) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, c := range latest.Diff(prev.servers, next.servers) {
-		switch old, now := c.Old, c.New; {
-		case now == nil:
-			delete(m.edges, old.Name)
-		case old != nil && old.Verdict.Available() && !now.Verdict.Available():
-			if m.edges[now.Name] == nil {
-				m.edges[now.Name] = make(map[string]uint64)
-			}
-			m.edges[now.Name][now.Verdict.Reason]++
-		}
-	}
-}
-
-// Describe implements prometheus.Collector.
-func (m *metrics) Describe(to chan<- *prometheus.Desc) { to <- m.total }
-
-// Collect implements prometheus.Collector. Local APIServices are left out: they cannot become
-// unavailable, and hundreds of CRDs times ten reasons would be most of the scrape.
-func (m *metrics) Collect(to chan<- prometheus.Metric) {
-	for _, e := range m.of.Table().servers {
-		if e.Local() {
-			continue
-		}
-		m.mu.Lock()
-		times := maps.Clone(m.edges[e.Name])
-		m.mu.Unlock()
-		for _, reason := range unavailableReasons {
-			to <- prometheus.MustNewConstMetric(m.total, prometheus.CounterValue, float64(times[reason]), e.Name, reason)
-		}
-	}
 }

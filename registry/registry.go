@@ -80,7 +80,7 @@ type Registry struct {
 	log     *slog.Logger
 	table   atomic.Pointer[Table]
 	changes *changes
-	metrics *metrics
+	build   prometheus.Histogram // how long building a table takes
 	policy  *policies
 	awaited []kind // kinds to be read in addition to those of every source
 }
@@ -130,7 +130,7 @@ func newRegistry(c Config, from *sources) *Registry {
 		r.awaited = append(r.awaited, kindFallbackService, kindFallbackSlice)
 	}
 	r.table.Store(Build(Input{Options: r.options}, nil))
-	r.metrics = newMetrics(r, c.Metrics)
+	r.build = newMetrics(r.Table, c.Metrics)
 	return r
 }
 
@@ -248,11 +248,10 @@ func (r *Registry) step(o *objects) {
 		FallbackServices: o.services[kindFallbackService],
 		FallbackSlices:   o.grouped[kindFallbackSlice],
 	}, prev)
-	r.metrics.build.Observe(time.Since(start).Seconds())
+	r.build.Observe(time.Since(start).Seconds())
 	if next == prev {
 		return
 	}
-	r.metrics.built(prev, next)
 	// Store before close: readers that wake up must find the new table. They are the loops over
 	// latest.Of and latest.Changes, such as trust.Trust.Run and backend.Pools.Run.
 	r.table.Store(next)

@@ -319,7 +319,7 @@ fairlead_registry_problems 2
 			t.Error("registered twice without a panic")
 		}
 	}()
-	newMetrics(r, reg)
+	newMetrics(r.Table, reg)
 }
 
 // The log says which problem an object in etcd has, and once that those of a file or object have

@@ -4,7 +4,11 @@
 // It is used while components are constructed. It defines no metric and holds no state.
 package metric
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"cmp"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // Register registers the metrics of a component. A nil Registerer registers nothing. It panics if a
 // name is taken: only a programmer can cause that, and every start would show it.
@@ -14,9 +18,11 @@ func Register(to prometheus.Registerer, all ...prometheus.Collector) {
 	}
 }
 
-// Gauges is a collector of gauges made at each scrape, so that they disappear with their objects.
+// Gauges is a collector of series made at each scrape, so that they disappear with their objects.
 type Gauges struct {
-	// All describes the gauges.
+	// Type is that of the series. Zero means gauges.
+	Type prometheus.ValueType
+	// All describes the series.
 	All []*prometheus.Desc
 	// Make calls gauge for each series.
 	Make func(gauge func(d *prometheus.Desc, v float64, labels ...string))
@@ -32,7 +38,7 @@ func (g Gauges) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (g Gauges) Collect(ch chan<- prometheus.Metric) {
 	g.Make(func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+		ch <- prometheus.MustNewConstMetric(d, cmp.Or(g.Type, prometheus.GaugeValue), v, labels...)
 	})
 }
 
