@@ -2,6 +2,7 @@ package registry
 
 import (
 	"fmt"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -43,15 +44,7 @@ func (b *builder) front(e *Entry, byURL bool) (loop Verdict) {
 // is made once, by the first of those who follow it.
 func (t *Table) Sent() *Table {
 	t.once.Do(func() {
-		b := builder{prev: &Table{}, groups: make(map[string]*Group), moved: true}
-		t.sent = &Table{generation: t.generation, complete: t.complete, superseded: t.superseded}
-		for _, e := range t.entries {
-			if e.Front != "" {
-				t.sent.entries = append(t.sent.entries, e)
-				b.regroup(nil, e)
-			}
-		}
-		b.arrange(t.sent)
+		t.sent = t.of(slices.DeleteFunc(slices.Clone(t.entries), func(e *Entry) bool { return e.Front == "" }))
 	})
 	return t.sent
 }

@@ -41,7 +41,7 @@ func FuzzGrown(f *testing.F) {
 			}
 		}
 		total(t, "legacy order", s.table.Entries(), compareLegacy)
-		total(t, "order of groups", s.table.Groups(), (*Group).Compare)
+		total(t, "order of groups", s.table.Groups(), (*Group).compare)
 		for _, g := range s.table.Groups() {
 			total(t, "order of versions", g.Entries, make(versionOrder).compare)
 			if s.table.Group(g.Name) != g {

@@ -66,6 +66,22 @@ func (t *Table) Servers() []*Entry { return t.servers }
 // The caller must not change the slice.
 func (t *Table) Groups() []*Group { return t.groups }
 
+// GroupsWith returns Groups as it would be with more entries.
+func (t *Table) GroupsWith(more []*Entry) []*Group {
+	return t.of(slices.Concat(t.entries, more)).groups
+}
+
+// of makes a table of other entries at the same moment.
+func (t *Table) of(entries []*Entry) *Table {
+	b := builder{prev: &Table{}, groups: make(map[string]*Group), moved: true}
+	other := &Table{generation: t.generation, complete: t.complete, superseded: t.superseded, entries: entries}
+	for _, e := range entries {
+		b.regroup(nil, e)
+	}
+	b.arrange(other)
+	return other
+}
+
 // Entry returns the entry of a group-version, nil if there is none.
 func (t *Table) Entry(gv schema.GroupVersion) *Entry {
 	g := t.Group(gv.Group)
@@ -177,7 +193,7 @@ func (b *builder) arrange(t *Table) {
 	if !b.moved {
 		return
 	}
-	t.groups = merge(t.groups, fresh, (*Group).Compare)
+	t.groups = merge(t.groups, fresh, (*Group).compare)
 	t.byGroup = make(map[string]int, len(t.groups))
 	for i, g := range t.groups {
 		t.byGroup[g.Name] = i
@@ -215,14 +231,10 @@ func compareLegacy(a, b *Entry) int {
 	)
 }
 
-// Compare orders groups for aggregated discovery, like Table.Groups: highest priority first, then
-// name. It also places groups that are not in the table among those that are.
-func (g *Group) Compare(other *Group) int {
+// compare orders groups for aggregated discovery: highest priority first, then name.
+func (g *Group) compare(other *Group) int {
 	return cmp.Or(cmp.Compare(other.Priority, g.Priority), strings.Compare(g.Name, other.Name))
 }
-
-// CompareVersion orders entries of one group, like Group.Entries.
-func (e *Entry) CompareVersion(other *Entry) int { return versionOrder{}.compare(e, other) }
 
 // versionOrder compares versions of a group. It caches Kubernetes' own comparison, which costs a
 // microsecond of regular expressions: a thousand groups have the same few versions.

@@ -38,7 +38,7 @@ type merge struct {
 func (m *merge) groups() []*registry.Group {
 	groups := m.table.Groups()
 	if strays := m.strays(); len(strays) > 0 {
-		groups = m.placed(strays)
+		groups = m.table.GroupsWith(strays)
 	}
 	core := slices.IndexFunc(groups, func(g *registry.Group) bool { return g.Name == "" })
 	if core < 0 {
@@ -201,26 +201,6 @@ func (m *merge) strays() []*registry.Entry {
 		out = append(out, &registry.Entry{Name: gv.Version + "." + gv.Group, GroupVersion: gv, Object: &apiregistrationv1.APIService{Spec: spec}})
 	}
 	return out
-}
-
-// placed returns the groups of the table with the strays.
-func (m *merge) placed(strays []*registry.Entry) []*registry.Group {
-	var groups []*registry.Group
-	known := make(map[string]*registry.Group)
-	for _, e := range slices.Concat(m.table.Entries(), strays) {
-		g := known[e.GroupVersion.Group]
-		if g == nil {
-			g = &registry.Group{Name: e.GroupVersion.Group}
-			known[g.Name], groups = g, append(groups, g)
-		}
-		g.Priority = max(g.Priority, e.Object.Spec.GroupPriorityMinimum)
-		g.Entries = append(g.Entries, e)
-	}
-	for _, g := range groups {
-		slices.SortFunc(g.Entries, (*registry.Entry).CompareVersion)
-	}
-	slices.SortFunc(groups, (*registry.Group).Compare)
-	return groups
 }
 
 // groupList returns the legacy list: every APIService, unavailable ones included, with groups in
