@@ -26,7 +26,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
@@ -60,8 +59,8 @@ type Discovery struct {
 	log          *slog.Logger
 	codecs       *codecs
 	aggregations prometheus.Counter
-	turn         chan struct{}                                               // of large documents
-	own          map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery // written once, by Run
+	turn         chan struct{} // of large documents
+	own          versions      // written once, by Run
 
 	view         atomic.Pointer[view]
 	root, legacy *negotiator

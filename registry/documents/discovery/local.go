@@ -36,7 +36,7 @@ type localState struct {
 	release   string
 	confirmed time.Time // when all was last read
 	failed    bool      // the last request
-	groups    map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
+	groups    versions
 	core      *apidiscoveryv2.APIGroupDiscoveryList // aggregated /api
 	versions  *metav1.APIVersions                   // legacy /api
 
@@ -93,8 +93,8 @@ func (d *Discovery) askOwn(ctx context.Context) error {
 	return err
 }
 
-func byGroupVersion(list *apidiscoveryv2.APIGroupDiscoveryList) map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery {
-	out := make(map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery)
+func byGroupVersion(list *apidiscoveryv2.APIGroupDiscoveryList) versions {
+	out := make(versions)
 	for i := range list.Items {
 		g := &list.Items[i]
 		for j := range g.Versions {
@@ -173,9 +173,13 @@ func (d *Discovery) together(m *merge) *localState {
 		for _, s := range all {
 			groups.add(s, m)
 		}
-		only = lacking(all)
-		out.core = groups.core(out.core)
-		out.groups = groups
+		var core []part
+		for _, g := range out.core.Items {
+			for _, v := range g.Versions {
+				core = append(core, part{group: g.Name, doc: groups[schema.GroupVersion{Group: g.Name, Version: v.Version}]})
+			}
+		}
+		out.groups, out.core, only = groups, listOfParts(core), lacking(all)
 	}
 	var known []string
 	for _, s := range all {
@@ -203,26 +207,17 @@ func (s *localState) address() string {
 	return ""
 }
 
-// each yields all group-versions of a server, core included.
-func (s *localState) each(yield func(schema.GroupVersion, *apidiscoveryv2.APIVersionDiscovery) bool) {
-	for gv, doc := range s.groups {
-		if !yield(gv, doc) {
-			return
-		}
-	}
-	for i := range s.core.Items {
-		for j := range s.core.Items[i].Versions {
-			if v := &s.core.Items[i].Versions[j]; !yield(schema.GroupVersion{Version: v.Version}, v) {
-				return
-			}
-		}
-	}
+// all returns all group-versions of a server, core included.
+func (s *localState) all() versions {
+	all := maps.Clone(s.groups)
+	maps.Copy(all, byGroupVersion(s.core))
+	return all
 }
 
 // add adds what a server has and those before it lack. What only servers serve that have been down
 // for too long is Stale.
 func (all versions) add(s *localState, m *merge) {
-	for gv, doc := range s.each {
+	for gv, doc := range s.all() {
 		known := all[gv]
 		if known == nil {
 			all[gv] = doc
@@ -239,26 +234,11 @@ func (all versions) add(s *localState, m *merge) {
 	}
 }
 
-// core takes the core group out, in the form of /api.
-func (all versions) core(like *apidiscoveryv2.APIGroupDiscoveryList) *apidiscoveryv2.APIGroupDiscoveryList {
-	out := *like
-	out.Items = slices.Clone(like.Items)
-	for i := range out.Items {
-		out.Items[i].Versions = slices.Clone(out.Items[i].Versions)
-		for j := range out.Items[i].Versions {
-			gv := schema.GroupVersion{Version: out.Items[i].Versions[j].Version}
-			out.Items[i].Versions[j] = *all[gv]
-			delete(all, gv)
-		}
-	}
-	return &out
-}
-
 // lacking returns what not all servers serve, and who does.
 func lacking(all []*localState) map[schema.GroupVersionResource][]string {
 	by := make(map[schema.GroupVersionResource][]string)
 	for _, s := range all {
-		for gv, doc := range s.each {
+		for gv, doc := range s.all() {
 			keys := []schema.GroupVersionResource{gv.WithResource(""), {Resource: "/apis/" + gv.String()}}
 			for _, r := range doc.Resources {
 				keys = append(keys, gv.WithResource(r.Resource))

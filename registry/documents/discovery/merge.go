@@ -22,7 +22,7 @@ import (
 // merge is the input of the aggregated document.
 type merge struct {
 	table   *registry.Table
-	local   map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
+	local   versions
 	sources func(*registry.Backend) *source
 	// departed were remote and have left the table. The local apiserver's document still lists them
 	// for a moment.

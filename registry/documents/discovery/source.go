@@ -147,7 +147,7 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 // silent reports whether the document leaves out a group-version that several servers have. Those
 // of the custom-metrics library list nothing there, only below /apis/<group>/<version>, which is
 // then of what all have.
-func (d *Discovery) silent(entries []*registry.Entry, found map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery) bool {
+func (d *Discovery) silent(entries []*registry.Entry, found versions) bool {
 	return slices.ContainsFunc(entries, func(e *registry.Entry) bool { return found[e.GroupVersion] == nil && d.several(e.GroupVersion) })
 }
 
@@ -171,7 +171,7 @@ func (d *Discovery) covers(s *state, entries []*registry.Entry) bool {
 
 // parse reads a backend's aggregated document, which must be JSON as asked: protobuf may have texts
 // that are not UTF-8, for which clients in other languages reject the whole merged document.
-func (d *Discovery) parse(a documents.Answer) (map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery, error) {
+func (d *Discovery) parse(a documents.Answer) (versions, error) {
 	list := &apidiscoveryv2.APIGroupDiscoveryList{}
 	if err := decodeForeign(d.codecs.aggregated, &a, list); err != nil {
 		return nil, a.Invalid(err)
@@ -181,7 +181,7 @@ func (d *Discovery) parse(a documents.Answer) (map[schema.GroupVersion]*apidisco
 
 // taken takes the entries' part of a document, and nothing else. An entry that is not in it becomes
 // Current and empty: the backend is up and serves nothing.
-func (d *Discovery) taken(old *state, entries []*registry.Entry, found map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery, etag string) (*state, error) {
+func (d *Discovery) taken(old *state, entries []*registry.Entry, found versions, etag string) (*state, error) {
 	next, err := old.with(entries, func(i int, v *version) {
 		gv := entries[i].GroupVersion
 		if d.accept(v, gv, cmp.Or(found[gv], &apidiscoveryv2.APIVersionDiscovery{})); v.err == nil {
