@@ -114,11 +114,7 @@ func (s *annotated) set(name, value string) error {
 }
 
 func setDuration(to *time.Duration, value string, low, high time.Duration) error {
-	d, err := time.ParseDuration(value)
-	if err != nil {
-		return fmt.Errorf("%q is not a duration such as 30s", bounded(value))
-	}
-	return setWithin(to, d, low, high)
+	return setWithin(to, value, "a duration such as 30s", time.ParseDuration, low, high)
 }
 
 func setBool(to *bool, value string) error {
@@ -129,18 +125,18 @@ func setBool(to *bool, value string) error {
 }
 
 func setInt(to *int, value string, low, high int) error {
-	n, err := strconv.Atoi(value)
-	if err != nil {
-		return fmt.Errorf("%q is not a whole number", bounded(value))
-	}
-	return setWithin(to, n, low, high)
+	return setWithin(to, value, "a whole number", strconv.Atoi, low, high)
 }
 
-func setWithin[T cmp.Ordered](to *T, value, low, high T) error {
-	if value < low || value > high {
-		return fmt.Errorf("%v is outside %v to %v", value, low, high)
+func setWithin[T cmp.Ordered](to *T, value, kind string, parse func(string) (T, error), low, high T) error {
+	v, err := parse(value)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%q is not %s", bounded(value), kind)
+	case v < low || v > high:
+		return fmt.Errorf("%v is outside %v to %v", v, low, high)
 	}
-	*to = value
+	*to = v
 	return nil
 }
 

@@ -94,14 +94,12 @@ func unread() error {
 }
 
 // protection rejects what the table would refuse to route: a remote that claims a protected group.
-type protection struct{ *registry.Options }
+type protection struct {
+	*admission.Handler
+	*registry.Options
+}
 
 var _ admission.ValidationInterface = protection{}
-
-// Handles implements admission.Interface.
-func (protection) Handles(o admission.Operation) bool {
-	return o == admission.Create || o == admission.Update
-}
 
 // Validate implements admission.ValidationInterface.
 func (p protection) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -86,7 +87,7 @@ func New(c Config) (*Server, error) {
 		}
 		s.known = s.etcd.Known
 		boundCopies()
-		group.Storage, group.Admit, group.Authorizer = s.etcd.Storage(), protection{c.Options}, c.Authorizer
+		group.Storage, group.Admit, group.Authorizer = s.etcd.Storage(), protection{admission.NewHandler(admission.Create, admission.Update), c.Options}, c.Authorizer
 	} else {
 		s.store = newStore()
 		s.known = s.store.known

@@ -111,7 +111,7 @@ func (v *violations) service(o *corev1.Service) {
 		number := fmt.Sprintf("%s/%d", p.Protocol, p.Port)
 		v.add(numbers.Has(number), field.Duplicate(path, number))
 		numbers.Insert(number)
-		v.protocol(p.Protocol, path.Child("protocol"))
+		oneOf(v, path.Child("protocol"), p.Protocol, corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP)
 	}
 }
 
@@ -121,10 +121,6 @@ func (v *violations) portName(name string, path *field.Path, names sets.Set[stri
 		v.add(names.Has(name), field.Duplicate(path, name))
 	}
 	names.Insert(name)
-}
-
-func (v *violations) protocol(p corev1.Protocol, path *field.Path) {
-	oneOf(v, path, p, corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP)
 }
 
 const (
@@ -162,7 +158,7 @@ func (v *violations) slice(o *discoveryv1.EndpointSlice) {
 		v.add(names.Has(*p.Name), field.Duplicate(path.Child("name"), *p.Name)) // of unnamed ones, too
 		v.portName(*p.Name, path.Child("name"), sets.New[string]())
 		names.Insert(*p.Name)
-		v.protocol(*p.Protocol, path.Child("protocol"))
+		oneOf(v, path.Child("protocol"), *p.Protocol, corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP)
 		if p.Port == nil {
 			v.add(true, field.Required(path.Child("port"), ""))
 			continue
