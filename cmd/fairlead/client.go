@@ -40,9 +40,15 @@ func pingOften() {
 // servers. Only those, and with follows those that follow, are ever dialled. own chooses among
 // them; it is nil if there is only the kubeconfig's.
 func clientConfig(kubeconfig string, servers []string, follows bool) (c *rest.Config, addresses []string, own *apiservers, err error) {
-	c, err = loadConfig(kubeconfig)
+	if kubeconfig == "" { // a server never reads a home directory
+		if c, err = rest.InClusterConfig(); err != nil {
+			err = fmt.Errorf("--kubeconfig is required outside a pod: %w", err)
+		}
+	} else if c, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+		err = fmt.Errorf("--kubeconfig: %w", err)
+	}
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, nil, cli.Usage(err)
 	}
 	pingOften()
 	c.UserAgent = "fairlead/" + version
@@ -84,18 +90,6 @@ func addressOf(server string) (string, error) {
 		return "", fmt.Errorf("local apiserver %q is not https://host:port", server)
 	}
 	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), nil
-}
-
-// loadConfig reads the given kubeconfig, or else the pod's. A server never reads a home directory.
-func loadConfig(kubeconfig string) (c *rest.Config, err error) {
-	if kubeconfig == "" {
-		if c, err = rest.InClusterConfig(); err != nil {
-			err = cli.Usage(fmt.Errorf("--kubeconfig is required outside a pod: %w", err))
-		}
-	} else if c, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
-		err = cli.Usage(fmt.Errorf("--kubeconfig: %w", err))
-	}
-	return c, err
 }
 
 // clusterName returns the cluster's name in the kubeconfig; kubeadm writes its configured name
@@ -158,7 +152,7 @@ func (f *follower) certificate() []*x509.Certificate {
 // reload takes the credentials and the CA from new content of the kubeconfig. The server stays the
 // same, because pools and probes were made for it at the start.
 func (f *follower) reload(path string) (*rest.Config, error) {
-	raw, err := clientcmd.LoadFromFile(path) // unlike loadConfig, this never falls back to a pod's
+	raw, err := clientcmd.LoadFromFile(path) // unlike clientConfig, this never falls back to a pod's
 	if err == nil {
 		err = clientcmd.ResolveLocalPaths(raw)
 	}

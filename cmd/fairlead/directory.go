@@ -14,37 +14,24 @@ import (
 	baseversion "k8s.io/component-base/version"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
-	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 )
 
-// sources are where APIServices are read from: the pflag.Value of --registry. If two have an
-// APIService of one name, the first in the order of the fields wins.
+// sources are where APIServices are read from. If two have an APIService of one name, the first in
+// the order of the fields wins.
 type sources struct {
-	text    string
 	etcd    []string // the URLs of its members. Nil means none
 	dir     string   // a directory. Empty means none
 	cluster bool     // besides one of the others, the cluster's own
-	fault   error    // nil means the text can be used
 }
 
-func (s *sources) String() string { return s.text }
-
-func (*sources) Type() string { return "string" }
-
-// Set implements pflag.Value. A fault is reported with those of the other flags.
-func (s *sources) Set(text string) error {
-	*s = sources{text: text}
-	s.fault = s.parse()
-	return nil
-}
-
-func (s *sources) parse() error {
+// parseSources returns those that --registry names. On an error they are those before the fault.
+func parseSources(text string) (s sources, err error) {
 	const etcd, dir, kubernetes = 0, 1, 2
 	last := -1
-	for element := range strings.SplitSeq(s.text, ",") {
+	for element := range strings.SplitSeq(text, ",") {
 		name, rest, prefixed := strings.Cut(element, ":")
 		at := slices.Index([]string{"etcd", "dir", "kubernetes"}, name)
 		if at < 0 || prefixed == (at == kubernetes) { // another URL, or part of a path
@@ -54,19 +41,19 @@ func (s *sources) parse() error {
 			case dir:
 				s.dir += "," + element
 			default:
-				return fmt.Errorf("--registry %q is neither kubernetes, dir:PATH nor etcd:URL,…, nor a list of them", s.text)
+				return s, fmt.Errorf("--registry %q is neither kubernetes, dir:PATH nor etcd:URL,…, nor a list of them", text)
 			}
 			continue
 		}
 		switch {
 		case at == last:
-			return fmt.Errorf("--registry %q names %s twice", s.text, name)
+			return s, fmt.Errorf("--registry %q names %s twice", text, name)
 		case at < last:
-			return fmt.Errorf("--registry %q: sources must be in order of precedence: etcd:URL,…, dir:PATH, kubernetes", s.text)
+			return s, fmt.Errorf("--registry %q: sources must be in order of precedence: etcd:URL,…, dir:PATH, kubernetes", text)
 		case at == etcd:
 			s.etcd = []string{rest}
 		case at == dir && rest == "":
-			return fmt.Errorf("--registry %q names no directory", s.text)
+			return s, fmt.Errorf("--registry %q names no directory", text)
 		case at == dir:
 			s.dir = rest
 		default:
@@ -74,25 +61,13 @@ func (s *sources) parse() error {
 		}
 		last = at
 	}
-	return nil
+	return s, nil
 }
 
 // alone reports whether there is no local apiserver: APIServices come from a directory or etcd
 // only, and there is no kubeconfig. A pod's own credentials are not used then.
 func (o *options) alone() bool {
 	return (o.registry.dir != "" || o.registry.etcd != nil) && o.kubeconfig == "" && !o.registry.cluster
-}
-
-// validateAlone reports flags that make no sense without a local apiserver.
-func (o *options) validateAlone(f *cli.Faults) {
-	if !o.alone() {
-		return
-	}
-	f.If(len(o.localAPIServer) > 0,
-		"--local-apiserver needs --kubeconfig: without it, --registry=dir: or etcd: means that there is no local apiserver")
-	f.If(o.writeStatus || o.emitEvents,
-		"--write-status and --emit-events need --kubeconfig: without a local apiserver there is nothing to write to")
-	f.If(o.Certs.TrustConfigMap, "--authentication-configmap needs --kubeconfig: the ConfigMap is the local apiserver's")
 }
 
 // makeAPIServices makes the server of apiregistration.k8s.io, from etcd or the table. Without a

@@ -114,16 +114,12 @@ func (s *server) followReadiness(ctx context.Context) error {
 	tick := time.NewTicker(lookUnready)
 	defer tick.Stop()
 	was, notified := true, false
-	var news <-chan struct{}
-	if s.kube != nil {
-		news = s.kube.news
-	}
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-		case <-news:
+		case <-s.news:
 		}
 		if s.kube != nil && s.kube.own != nil {
 			s.kube.own.prefer(s.kube.list())

@@ -24,6 +24,7 @@ import (
 func TestEtcdConfig(t *testing.T) {
 	o := &options{}
 	must.Do(t, flagSet(o).Parse(strings.Fields("--registry=etcd:https://a:2379,https://b:2379 --etcd-cafile=ca --etcd-certfile=cert --etcd-keyfile=key --etcd-prefix=/p")))
+	o.registry = must.Get(parseSources(o.registryFlag))(t)
 	want := &etcd.Config{Endpoints: []string{"https://a:2379", "https://b:2379"}, CAFile: "ca", CertFile: "cert", KeyFile: "key", Prefix: "/p"}
 	check.Same(t, want, o.etcdConfig(), "configuration")
 }

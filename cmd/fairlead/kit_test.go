@@ -68,6 +68,7 @@ func serving(t testing.TB, args ...string) *options {
 		"--tls-cert-file", cert, "--tls-private-key-file", key, "--proxy-client-cert-file", cert, "--proxy-client-key-file", key,
 		"--bind-address=127.0.0.1", "--secure-port=0", "--admin-secure-port=0",
 	}, args...)))
+	o.registry = must.Get(parseSources(o.registryFlag))(t)
 	return o
 }
 

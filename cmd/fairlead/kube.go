@@ -39,7 +39,6 @@ type kube struct {
 	trust  *trust.Trust
 	pools  *backend.Local
 	prober *health.Prober
-	news   chan struct{} // one slot: prober has reported something
 }
 
 // findKube reads how to reach the local apiserver. Nil means that there is none.
@@ -47,7 +46,7 @@ func (p *process) findKube(ctx context.Context) (k *kube, err error) {
 	if p.o.alone() {
 		return nil, nil //nolint:nilnil // as documented
 	}
-	k = &kube{process: p, news: make(chan struct{}, 1)}
+	k = &kube{process: p}
 	if k.config, k.servers, k.own, err = clientConfig(p.o.kubeconfig, p.o.localAPIServer, p.o.serversFrom != ""); err != nil {
 		return nil, err
 	}

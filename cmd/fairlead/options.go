@@ -32,7 +32,8 @@ type options struct {
 	localAPIServer []string
 	serversFrom    string // where local apiservers are found
 	preference     string // of local apiservers
-	registry       sources
+	registryFlag   string
+	registry       sources // of it, set by validate
 	cacheFile      string
 
 	bindAddress           string
@@ -77,8 +78,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs.StringSliceVar(&o.localAPIServer, "local-apiserver", nil, "URL of the local apiserver; repeat the flag for several. Empty: the server in the kubeconfig.")
 	fs.StringVar(&o.serversFrom, "local-apiservers-from", "", "Where the local apiservers are found: endpointslice (the EndpointSlices of the Service default/kubernetes, which kube-apiservers write and Fairlead must not publish), or lease (the Leases in kube-system by which kube-apiservers name their hosts, which must resolve, at the port of the first --local-apiserver); every 5 s. --local-apiserver or the kubeconfig names those at the start. Empty: only those.")
 	fs.StringVar(&o.preference, "local-apiserver-preference", "balanced", "Which local apiserver a client connection gets, and keeps while that is usable: balanced (the one with the fewest connections), or first (the first usable one).")
-	o.registry.text = "kubernetes"
-	fs.Var(&o.registry, "registry", "Where APIServices are read from: kubernetes, dir:PATH, etcd:URL,… (the members of one etcd), or several in this order: etcd:URL,…,dir:PATH,kubernetes. If two of them have an APIService of one name, the first one wins.")
+	fs.StringVar(&o.registryFlag, "registry", "kubernetes", "Where APIServices are read from: kubernetes, dir:PATH, etcd:URL,… (the members of one etcd), or several in this order: etcd:URL,…,dir:PATH,kubernetes. If two of them have an APIService of one name, the first one wins.")
 	fs.StringVar(&o.etcd.CAFile, "etcd-cafile", "", "CA bundle that verifies etcd's serving certificates.")
 	fs.StringVar(&o.etcd.CertFile, "etcd-certfile", "", "Client certificate for etcd.")
 	fs.StringVar(&o.etcd.KeyFile, "etcd-keyfile", "", "Private key of --etcd-certfile.")
@@ -174,16 +174,22 @@ func (o *options) validate() error {
 }
 
 func (o *options) validateChoices(f *cli.Faults) {
-	if err := o.registry.fault; err != nil {
+	var err error
+	if o.registry, err = parseSources(o.registryFlag); err != nil {
 		f.Add("%w", err)
 	} else {
 		o.validateEtcd(f)
 	}
-	o.validateAlone(f)
+	alone := o.alone()
+	f.If(alone && len(o.localAPIServer) > 0,
+		"--local-apiserver needs --kubeconfig: without it, --registry=dir: or etcd: means that there is no local apiserver")
+	f.If(alone && (o.writeStatus || o.emitEvents),
+		"--write-status and --emit-events need --kubeconfig: without a local apiserver there is nothing to write to")
+	f.If(alone && o.Certs.TrustConfigMap, "--authentication-configmap needs --kubeconfig: the ConfigMap is the local apiserver's")
 	o.validateEntrypoint(f)
 	f.Readable("--token-auth-file", o.tokenFile)
 	f.Readable("--authentication-config", o.authConfig)
-	f.If(o.tokenFile != "" && !o.alone(),
+	f.If(o.tokenFile != "" && !alone,
 		"--token-auth-file is for --registry=dir: or etcd: without --kubeconfig: a local apiserver verifies tokens itself")
 	o.validateIdentity(f)
 	o.validateAuthorization(f)
@@ -194,7 +200,7 @@ func (o *options) validateChoices(f *cli.Faults) {
 	f.If(o.preference != "balanced" && o.preference != "first",
 		"--local-apiserver-preference %q is neither balanced nor first", o.preference)
 	f.If(o.serversFrom != "" && o.serversFrom != fromSlice && o.serversFrom != fromLease, "--local-apiservers-from %q is neither endpointslice nor lease", o.serversFrom)
-	f.If(o.serversFrom != "" && o.alone(), "--local-apiservers-from needs a local apiserver")
+	f.If(alone && o.serversFrom != "", "--local-apiservers-from needs a local apiserver")
 	f.If(o.serversFrom == fromSlice && o.publishEndpoints, "--local-apiservers-from=endpointslice cannot be used with --publish-kubernetes-endpoints, which makes these EndpointSlices name Fairlead: use lease")
 	f.If(o.logFormat != "text" && o.logFormat != "json", "--logging-format %q is neither text nor json", o.logFormat)
 	f.If(o.minTLSVersion != "VersionTLS12" && o.minTLSVersion != "VersionTLS13",

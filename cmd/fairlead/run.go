@@ -29,7 +29,8 @@ type process struct {
 	held    *hold.Bound                            // bytes held by connections
 	loops   map[string]func(context.Context) error // in the background, added by makers under the names that errors show
 	records
-	draining atomic.Bool // the first step of a shutdown: not ready
+	draining atomic.Bool   // the first step of a shutdown: not ready
+	news     chan struct{} // one slot: the local apiserver's prober has reported something
 	// host is this machine's name, empty if it has none. identity is unique: two replicas may share
 	// a host, and a new process must not take over its predecessor's Lease.
 	host, identity string
@@ -38,7 +39,7 @@ type process struct {
 func newProcess(o *options, log *slog.Logger) *process {
 	limitMemory(log) // first: hold.New(0) is a part of it
 	host, _ := os.Hostname()
-	return &process{o: o, log: log, metrics: prometheus.NewRegistry(), held: hold.New(0), loops: make(map[string]func(context.Context) error), host: host, identity: host + "_" + rand.Text()}
+	return &process{o: o, log: log, metrics: prometheus.NewRegistry(), held: hold.New(0), loops: make(map[string]func(context.Context) error), news: make(chan struct{}, 1), host: host, identity: host + "_" + rand.Text()}
 }
 
 // every returns a loop that calls f, and again after each pause, until ctx ends.

@@ -68,7 +68,7 @@ func TestFollowServers(t *testing.T) {
 			fairlead, slice("kubernetes", discoveryv1.AddressTypeIPv4, https, "127.0.0.1", "169.254.169.254", "10.0.0.7"), slice("names", discoveryv1.AddressTypeFQDN, https, "kubernetes.example.com"),
 		}, "10.0.0.3:6443 10.0.0.2:6443"},
 	} {
-		k := &kube{process: &process{o: &options{}, log: slog.New(slog.DiscardHandler)}, news: make(chan struct{}, 1), servers: []string{"10.0.0.3:6443", "10.0.0.2:6443"}}
+		k := &kube{process: &process{o: &options{}, log: slog.New(slog.DiscardHandler), news: make(chan struct{}, 1)}, servers: []string{"10.0.0.3:6443", "10.0.0.2:6443"}}
 		k.pools = must.Get(backend.NewLocal(backend.LocalConfig{Servers: k.servers, TLS: k.tls, Dial: k.own.dial}))(t)
 		core := fake.NewClientset(tc.has...)
 		follow := k.follows(sliced(core.DiscoveryV1().EndpointSlices("default"), []netip.AddrPort{netip.MustParseAddrPort("10.0.0.7:6443")}))
