@@ -32,10 +32,18 @@ type history struct {
 	endpoints map[string]map[string][]answer.Change
 }
 
-// changed records how the endpoints of an APIService have changed.
+// changed records how the verdict of a remote APIService has changed, and the health of its
+// endpoints.
 func (h *history) changed(was, is *registry.Entry, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	switch v := is.Verdict; {
+	case is.Name == "" && was.Verdict.Reason != "":
+		h.list = append(h.list, answer.Transition{Time: now, APIService: was.Name, Status: "gone"})
+	case was.Verdict.Status != v.Status || was.Verdict.Reason != v.Reason:
+		h.list = append(h.list, answer.Transition{Time: now, APIService: is.Name, Status: string(verdict(v).Status), Reason: v.Reason, Message: v.Message})
+	}
+	h.list = h.list[max(len(h.list)-maxTransitions, 0):]
 	if is.Name == "" || len(is.Endpoints) == 0 {
 		delete(h.endpoints, was.Name)
 		return
@@ -64,13 +72,6 @@ func (h *history) of(name string) map[string][]answer.Change {
 	return h.endpoints[name] // replaced, but never modified
 }
 
-func (h *history) add(t answer.Transition) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.list = append(h.list, t)
-	h.list = h.list[max(len(h.list)-maxTransitions, 0):]
-}
-
 func (h *history) newest() []answer.Transition {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -79,20 +80,12 @@ func (h *history) newest() []answer.Transition {
 	return out
 }
 
-// follow records how the verdicts of remote APIServices change, and the health of their endpoints,
-// until ctx ends. It misses what is reverted before it looks.
+// follow records all changes until ctx ends. It misses what is reverted before it looks.
 func (h *history) follow(ctx context.Context, table func() *registry.Table) error {
 	for _, changes := range latest.Changes(ctx, table, nil) {
 		now := time.Now()
 		for _, c := range changes {
-			was, is := remote(c.Old), remote(c.New)
-			switch v := is.Verdict; {
-			case is.Name == "" && was.Verdict.Reason != "":
-				h.add(answer.Transition{Time: now, APIService: was.Name, Status: "gone"})
-			case was.Verdict.Status != v.Status || was.Verdict.Reason != v.Reason:
-				h.add(answer.Transition{Time: now, APIService: is.Name, Status: string(verdict(v).Status), Reason: v.Reason, Message: v.Message})
-			}
-			h.changed(was, is, now)
+			h.changed(remote(c.Old), remote(c.New), now)
 		}
 	}
 	return ctx.Err()

@@ -184,7 +184,7 @@ func TestTransitions(t *testing.T) {
 		return seen["v1.lost.example.com"] == "gone;False;" && seen["v1.good.example.com"] == "True;" && seen["v1.bad.example.com"] == "False;"
 	})
 	for i := range 3 * maxTransitions {
-		s.history.add(answer.Transition{Message: fmt.Sprint(i)})
+		s.history.changed(&registry.Entry{}, &registry.Entry{Verdict: registry.Verdict{Status: "False", Message: fmt.Sprint(i)}}, time.Now())
 	}
 	got := s.history.newest()
 	check.Same(t, maxTransitions, len(got), "transitions")
