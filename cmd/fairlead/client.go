@@ -95,12 +95,9 @@ func addressOf(server string) (string, error) {
 // clusterName returns the cluster's name in the kubeconfig; kubeadm writes its configured name
 // there. It returns "" for a pod's configuration, which has none.
 func clusterName(kubeconfig string) string {
-	if kubeconfig == "" {
-		return ""
-	}
 	c, err := clientcmd.LoadFromFile(kubeconfig)
 	if err != nil || c.Contexts[c.CurrentContext] == nil {
-		return "" // connecting with it reports why
+		return "" // there is none, or connecting with it reports why
 	}
 	return c.Contexts[c.CurrentContext].Cluster
 }

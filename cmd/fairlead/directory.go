@@ -103,11 +103,11 @@ func (s *server) health(local http.Handler) http.Handler {
 		return &health.Relay{Ready: s.ready, Local: local}
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		checks := s.ready
 		if strings.HasPrefix(r.URL.Path, "/livez") {
-			s.live.ServeHTTP(w, r)
-			return
+			checks = s.live
 		}
-		s.ready.ServeHTTP(w, r)
+		checks.ServeHTTP(w, r)
 	})
 }
 

@@ -83,10 +83,6 @@ func (s *server) rendered(h *proxy.Head) *engine.Answer {
 // servers and the local apiserver know it.
 func asAggregator(r *http.Request) *http.Request {
 	r.Header["X-Remote-User"], r.Header["X-Remote-Group"] = []string{"system:kube-aggregator"}, []string{"system:masters"}
-	return withAgent(r)
-}
-
-func withAgent(r *http.Request) *http.Request {
 	r.Header["User-Agent"] = []string{"fairlead/" + version}
 	return r
 }
@@ -120,10 +116,11 @@ func (k *kube) asOurselves(r *http.Request) *http.Request {
 	if k.credential == nil {
 		return asAggregator(r)
 	}
+	r.Header["User-Agent"] = []string{"fairlead/" + version}
 	if own := k.credential.Authorization(); own != "" {
 		r.Header["Authorization"] = []string{own}
 	}
-	return withAgent(r)
+	return r
 }
 
 // followCRDs refreshes both documents of a server when it sees a change of a CRD, until ctx ends: a

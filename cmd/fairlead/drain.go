@@ -30,8 +30,7 @@ func (s *server) drain() {
 	}
 	s.log.Info("draining: unready", "delay", s.o.shutdownDelay)
 	time.Sleep(s.o.shutdownDelay) //nolint:forbidigo // load balancers need this time to notice, and give no sign
-	grace := s.o.watchGrace
-	watches := time.AfterFunc(grace, s.proxy.EndLongRunning)
+	watches := time.AfterFunc(s.o.watchGrace, s.proxy.EndLongRunning)
 	defer watches.Stop()
 	ctx, cancel := context.WithTimeout(context.Background(), s.o.drainLimit())
 	defer cancel()
@@ -45,7 +44,7 @@ func (s *server) drain() {
 		_ = wait.PollUntilContextCancel(ctx, pause, true, ended) // front.Shutdown reports what is left
 	}
 	s.log.Info("draining: no new connections", "sessions", s.proxy.Sessions())
-	if err := s.front.Shutdown(ctx, grace); err != nil {
+	if err := s.front.Shutdown(ctx, s.o.watchGrace); err != nil {
 		s.log.Warn("draining: requests were cut", "err", err)
 	}
 	if n := s.proxy.Sessions(); n > 0 {

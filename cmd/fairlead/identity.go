@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -138,13 +139,10 @@ const (
 // authorization returns the mode in force. The default is the local apiserver if there is one, else
 // the directory's roles.
 func (o *options) authorization() string {
-	switch {
-	case o.authzMode != "":
-		return o.authzMode
-	case o.alone():
+	if o.authzMode == "" && o.alone() {
 		return authzRBAC
 	}
-	return authzWebhook
+	return cmp.Or(o.authzMode, authzWebhook)
 }
 
 func (o *options) validateAuthorization(f *cli.Faults) {

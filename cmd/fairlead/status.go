@@ -84,11 +84,11 @@ func (s *server) makeEntrypoint() error {
 	if err != nil {
 		return cli.Usage(err)
 	}
-	s.entry, err = entrypoint.New(entrypoint.Config{
+	s.entry = entrypoint.New(entrypoint.Config{
 		Client: s.kube.api, Logger: s.log, Metrics: s.metrics, Identity: s.identity,
 		Address: netip.AddrPortFrom(address, s.ports.front.Addr().(*net.TCPAddr).AddrPort().Port()),
 		Ready:   func() error { return s.ready.Err(&http.Request{}) },
 	})
 	s.loops["entrypoint"] = s.entry.Run
-	return err
+	return nil
 }

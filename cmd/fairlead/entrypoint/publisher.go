@@ -35,7 +35,7 @@ type Config struct {
 	// Client writes default/kubernetes as Endpoints (it needs the verbs get, create and update) and
 	// EndpointSlices, and keeps Leases in kube-system (list, create, update and delete for both).
 	Client kubernetes.Interface
-	// Address is where clients reach this replica.
+	// Address is where clients reach this replica: one that CheckAddress accepts, with a port.
 	Address netip.AddrPort
 	// Identity names this process. It must be unique.
 	Identity string
@@ -75,15 +75,9 @@ type Publisher struct {
 }
 
 // New makes a Publisher.
-func New(c Config) (*Publisher, error) {
-	if err := CheckAddress(c.Address.Addr()); err != nil {
-		return nil, fmt.Errorf("configuring entrypoint: %w", err)
-	}
-	if c.Address.Port() == 0 {
-		return nil, errors.New("configuring entrypoint: the port must be set")
-	}
+func New(c Config) *Publisher {
 	c.Address = netip.AddrPortFrom(c.Address.Addr().Unmap(), c.Address.Port())
-	return &Publisher{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: newMetrics(c.Metrics), members: members{known: map[string]*member{}}, leaving: make(chan struct{}, 1)}, nil
+	return &Publisher{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: newMetrics(c.Metrics), members: members{known: map[string]*member{}}, leaving: make(chan struct{}, 1)}
 }
 
 // CheckAddress returns why clients cannot use an address. Kubernetes would reject it too.

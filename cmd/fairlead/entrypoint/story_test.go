@@ -51,7 +51,7 @@ func (s *stage) start(name, address string, unready bool) {
 		}
 		return nil
 	}
-	r.Publisher = must.Get(New(c))(s)
+	r.Publisher = New(c)
 	r.stop = must.Run(s, r.Run)
 	s.replicas[name] = r
 }
@@ -200,21 +200,13 @@ func TestALeaseRunsOut(t *testing.T) {
 	}
 }
 
-func TestNewRefuses(t *testing.T) {
-	s := newAPIServer(t)
-	good := s.config()
-	good.Identity, good.Ready, good.Address = "one", func() error { return nil }, netip.MustParseAddrPort("10.0.0.1:8443")
-	must.Get(New(good))(t)
-	at := func(address string) func(*Config) {
-		return func(c *Config) { c.Address = netip.MustParseAddrPort(address) }
-	}
-	for name, change := range map[string]func(*Config){
-		"no address": func(c *Config) { c.Address = netip.AddrPort{} },
-		"no port":    at("10.0.0.1:0"), "loopback": at("127.0.0.1:1"), "mapped loopback": at("[::ffff:127.0.0.1]:1"), "any": at("0.0.0.0:1"), "link-local": at("[fe80::1]:1"),
+func TestCheckAddress(t *testing.T) {
+	must.Do(t, CheckAddress(netip.MustParseAddr("10.0.0.1")))
+	for name, a := range map[string]netip.Addr{
+		"no address": {}, "loopback": netip.MustParseAddr("127.0.0.1"), "mapped loopback": netip.MustParseAddr("::ffff:127.0.0.1"),
+		"any": netip.MustParseAddr("0.0.0.0"), "link-local": netip.MustParseAddr("fe80::1"),
 	} {
-		c := good
-		change(&c)
-		if _, err := New(c); err == nil {
+		if CheckAddress(a) == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}

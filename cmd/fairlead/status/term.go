@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -64,11 +65,11 @@ type term struct {
 	// What other writers change is watched only for Available.
 	watching sync.WaitGroup
 	end      context.CancelFunc // of the watch
-	wake     chan time.Time     // one slot: there is something in the next two
+	wake     chan time.Time     // one slot: there is something in ended or seen
+	ended    atomic.Bool        // the watch has ended, so another list is needed
 
-	mu    sync.Mutex                               // guards what follows
-	ended bool                                     // the watch has ended, so another list is needed
-	seen  map[string]*apiregistrationv1.APIService // :: APIService → its state, without spec. Bounded by their number
+	mu   sync.Mutex                               // guards seen
+	seen map[string]*apiregistrationv1.APIService // :: APIService → its state, without spec. Bounded by their number
 }
 
 // run writes conditions that differ, until ctx ends.
@@ -90,10 +91,10 @@ func (t *term) run(ctx context.Context) {
 			}
 		}
 		t.mu.Lock()
-		seen, ended := t.seen, t.ended
-		t.seen, t.ended = map[string]*apiregistrationv1.APIService{}, false
+		seen := t.seen
+		t.seen = map[string]*apiregistrationv1.APIService{}
 		t.mu.Unlock()
-		if (ended || !time.Now().Before(t.due)) && t.list(ctx) {
+		if (t.ended.Swap(false) || !time.Now().Before(t.due)) && t.list(ctx) {
 			for _, e := range now.Servers() {
 				if e.Rule == nil {
 					t.todo[e.Name] = e
@@ -247,13 +248,8 @@ func (t *term) watch(ctx context.Context, after string) {
 	t.end()
 	ctx, t.end = context.WithCancel(ctx)
 	t.watching.Go(func() { // ends with run or the next list
-		t.receive(ctx, after)
-		select {
-		case <-ctx.Done():
-		case <-time.After(lastRetry):
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			t.ended = true
+		if t.receive(ctx, after); latest.Sleep(ctx, lastRetry) {
+			t.ended.Store(true)
 			latest.Wake(t.wake)
 		}
 	})
