@@ -165,21 +165,20 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	v := b.current.Load()
 	got, old, err := v.verify(chain, now)
 	b.of.count(chain, err)
-	if err != nil {
-		b.mu.Lock()
-		counted := b.counted
-		b.remember(chain[:min(len(chain), 1)], leaf{seen: now, refused: true})
-		b.mu.Unlock()
-		b.of.refused(counted, err)
-		return err
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	l := leaf{seen: now}
+	l := leaf{seen: now, refused: err != nil}
 	if got.root != nil {
 		l.root = identify(got.root)
 	}
-	b.remember(chain[:min(len(chain), 1)], l)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(chain) > 0 {
+		l.cert = chain[0]
+		b.rememberLocked(l)
+	}
+	if err != nil {
+		b.of.refused(b.counted, err)
+		return err
+	}
 	if b.current.Load() != v {
 		// The trust changed during verification: the current one decides.
 		if got, old, err = b.current.Load().verify(chain, now); err != nil {
@@ -207,12 +206,10 @@ func (b *backend) keepLocked(v view, some []replaced) {
 	}
 }
 
-// remember keeps the leaf for status and metrics, and evicts the least recently seen one if there
-// are too many. The caller holds the mutex.
-func (b *backend) remember(chain []*x509.Certificate, l leaf) {
-	for _, l.cert = range chain {
-		b.leaves[sha256.Sum256(l.cert.Raw)] = l
-	}
+// rememberLocked keeps the leaf for status and metrics, and evicts the least recently seen one if
+// there are too many.
+func (b *backend) rememberLocked(l leaf) {
+	b.leaves[sha256.Sum256(l.cert.Raw)] = l
 	if len(b.leaves) > maxLeaves {
 		oldest := func(x, y [sha256.Size]byte) int { return b.leaves[x].seen.Compare(b.leaves[y].seen) }
 		delete(b.leaves, slices.MinFunc(slices.Collect(maps.Keys(b.leaves)), oldest))
@@ -276,10 +273,7 @@ func (b *backend) leave(name string) {
 	defer b.mu.Unlock()
 	delete(b.users, name)
 	if b.counted == name {
-		b.counted = ""
-		for b.counted = range b.users {
-			break
-		}
+		b.counted = cmp.Or(slices.Collect(maps.Keys(b.users))...) // any other
 	}
 }
 

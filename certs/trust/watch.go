@@ -67,14 +67,14 @@ type use struct {
 
 // sync starts and ends watches until there is one for each reference. The table bounds them.
 func (w *watches) sync(ctx context.Context) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	wanted := w.t.references()
 	for ref, cancel := range w.running {
 		if _, ok := wanted[ref]; !ok {
 			cancel()
 			delete(w.running, ref)
-			w.mu.Lock()
 			delete(w.seen, ref)
-			w.mu.Unlock()
 		}
 	}
 	for ref, uses := range wanted {
@@ -82,12 +82,10 @@ func (w *watches) sync(ctx context.Context) {
 			deliver(uses, object{err: errors.New("references to ConfigMaps are not followed in this configuration")})
 			continue
 		}
-		if _, ok := w.running[ref]; ok {
-			w.mu.Lock()
-			if o, known := w.seen[ref]; known {
-				deliver(uses, o)
-			}
-			w.mu.Unlock()
+		if o, known := w.seen[ref]; known {
+			deliver(uses, o)
+		}
+		if w.running[ref] != nil {
 			continue
 		}
 		wctx, cancel := context.WithCancel(ctx)
