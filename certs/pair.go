@@ -36,6 +36,7 @@ type PairSource struct {
 // Pair is a key pair that follows its source.
 type Pair struct {
 	current atomic.Pointer[pairState]
+	names   []string // as in PairSource
 }
 
 // pairState is one key pair. It is immutable.
@@ -44,8 +45,8 @@ type pairState struct {
 	superseded chan struct{}    // closed once another is in force
 }
 
-func newPair() *Pair {
-	p := &Pair{}
+func newPair(names ...string) *Pair {
+	p := &Pair{names: names}
 	p.current.Store(&pairState{superseded: make(chan struct{})})
 	return p
 }
@@ -110,32 +111,23 @@ type servingNames struct {
 	explicit, implied map[string]*tls.Certificate
 }
 
-// sniPair is an SNI pair with its explicit names.
-type sniPair struct {
-	cert  *tls.Certificate
-	names []string
-}
-
 // newServingNames gives precedence as kube-apiserver does: a full name before a wildcard, an
 // explicit name before one from a certificate, an earlier flag before a later one.
-func newServingNames(fallback *tls.Certificate, sni []sniPair) *servingNames {
+func newServingNames(fallback *tls.Certificate, sni []*Pair) *servingNames {
 	n := &servingNames{fallback: fallback, explicit: make(map[string]*tls.Certificate), implied: make(map[string]*tls.Certificate)}
 	for _, p := range sni {
-		if p.cert == nil {
+		cert := p.Certificate()
+		if cert == nil {
 			continue
 		}
-		if n.fallback == nil {
-			n.fallback = p.cert
-		}
+		n.fallback = cmp.Or(n.fallback, cert)
 		into, names := n.explicit, p.names
 		if len(names) == 0 {
-			into, names = n.implied, certificateNames(p.cert)
+			into, names = n.implied, certificateNames(cert)
 		}
 		for _, name := range names {
 			name = strings.ToLower(name)
-			if into[name] == nil {
-				into[name] = p.cert
-			}
+			into[name] = cmp.Or(into[name], cert)
 		}
 	}
 	return n
@@ -200,41 +192,30 @@ func (n *servingNames) either(name string) *tls.Certificate {
 // open connections stay. Clients are asked for a certificate, which is not verified here:
 // VerifyUser does that, so that a bad certificate gets a 401 response and not a broken connection.
 func (s *Store) TLS() *tls.Config {
-	return &tls.Config{
-		MinVersion:         cmp.Or(s.cfg.MinVersion, tls.VersionTLS12), // RFC 8996 deprecated the older versions
-		NextProtos:         s.cfg.nextProtos(),
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.serving.Load(), nil },
-		// A ticket would restore the client certificate of an earlier handshake without proof that
-		// the client still has its key, and would outlive a rotation of the serving pair. No client
-		// of an apiserver keeps tickets across processes, so disabling them costs nothing.
-		SessionTicketsDisabled: true,
-	}
-}
-
-// nextProtos returns the ALPN protocols: h2 first, as every Kubernetes client prefers it.
-func (c Config) nextProtos() []string {
-	if c.HTTP1 {
-		return []string{"http/1.1"}
-	}
-	return []string{"h2", "http/1.1"}
+	c := s.serving.Load().Clone() // New has made it with the serving pair
+	c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.serving.Load(), nil }
+	return c
 }
 
 // rebuild makes the configuration for the next handshakes from the values in force.
 func (s *Store) rebuild() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sni := make([]sniPair, 0, len(s.sni))
-	for i, p := range s.sni {
-		sni = append(sni, sniPair{p.Certificate(), s.cfg.SNI[i].Names})
+	names := newServingNames(s.pair.Certificate(), s.sni)
+	protocols := []string{"h2", "http/1.1"} // every Kubernetes client prefers h2
+	if s.cfg.HTTP1 {
+		protocols = protocols[1:]
 	}
-	names := newServingNames(s.pair.Certificate(), sni)
 	s.serving.Store(&tls.Config{
-		MinVersion:             cmp.Or(s.cfg.MinVersion, tls.VersionTLS12),
-		CipherSuites:           s.cfg.CipherSuites,
-		NextProtos:             s.cfg.nextProtos(),
-		GetCertificate:         names.certificate,
-		ClientAuth:             tls.RequestClientCert,
-		ClientCAs:              s.clients.current.Load().union,
+		MinVersion:     cmp.Or(s.cfg.MinVersion, tls.VersionTLS12), // RFC 8996 deprecated the older versions
+		CipherSuites:   s.cfg.CipherSuites,
+		NextProtos:     protocols,
+		GetCertificate: names.certificate,
+		ClientAuth:     tls.RequestClientCert,
+		ClientCAs:      s.clients.current.Load().union,
+		// A ticket would restore the client certificate of an earlier handshake without proof that
+		// the client still has its key, and would outlive a rotation of the serving pair. No client
+		// of an apiserver keeps tickets across processes, so disabling them costs nothing.
 		SessionTicketsDisabled: true,
 	})
 }

@@ -148,7 +148,7 @@ func (s *Store) sources() {
 		s.logger.Warn("serving a self-signed certificate, because none was given")
 	}
 	for _, src := range c.SNI {
-		p := newPair()
+		p := newPair(src.Names...)
 		s.sni = append(s.sni, p)
 		s.follow("sni", src, p, s.rebuild)
 	}
