@@ -195,8 +195,8 @@ func CheckBundle(object string, data []byte) []Finding {
 // CheckBackend checks whether an APIService's bundle is sound, and whether it verifies the
 // endpoints. data is the inline bundle or that of the ConfigMap. live has the chain, leaf first,
 // that each endpoint presented; it is empty if they were not asked.
-func CheckBackend(apiService string, b *registry.Backend, data []byte, live map[string][]*x509.Certificate) []Finding {
-	r := &report{object: "APIService " + apiService}
+func CheckBackend(object string, b *registry.Backend, data []byte, live map[string][]*x509.Certificate) []Finding {
+	r := &report{object: object}
 	if b.Insecure {
 		r.warn("set caBundle (or let cert-manager inject it) and remove insecureSkipTLSVerify", "its backend is not verified: an attacker in between reads every request and can send its own as any user")
 		return r.found

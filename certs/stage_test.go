@@ -191,7 +191,7 @@ func (s *stage) check(what, subject string, words []string) {
 			live[string(rune('a'+i))] = s.chain(certificate)
 		}
 		b := &registry.Backend{ServerName: "metrics.svc", Insecure: subject == "insecure"}
-		s.findings = CheckBackend("v1.metrics", b, s.cast.Bundle(strings.TrimPrefix(subject, "system")), live)
+		s.findings = CheckBackend("APIService v1.metrics", b, s.cast.Bundle(strings.TrimPrefix(subject, "system")), live)
 	}
 	for _, f := range s.findings {
 		if line := f.String(); f.Message == "" || f.Do == "" || strings.Contains(line, "\n") || !strings.HasSuffix(line, f.Do) {

@@ -155,21 +155,17 @@ func (l *linter) entry(e *registry.Entry, at string, s *set) {
 	if e.Local() {
 		return
 	}
-	b := e.Backend
-	l.claims[at+"APIService "+e.Name] = e
+	object, b := at+"APIService "+e.Name, e.Backend
+	l.claims[object] = e
 	service := types.NamespacedName{Namespace: b.Namespace, Name: b.Service}
 	if s.in.Services[service] != nil && e.Verdict.Reason == registry.ReasonServicePortError {
-		l.error(at+"APIService "+e.Name, advice.Of(e), "%s", e.Verdict.Message)
+		l.error(object, advice.Of(e), "%s", e.Verdict.Message)
 	}
-	bundle, ok := l.bundleOf(at+"APIService "+e.Name, b, func(namespace, name string) (*corev1.ConfigMap, error) {
+	bundle, ok := l.bundleOf(object, b, func(namespace, name string) (*corev1.ConfigMap, error) {
 		return s.maps[types.NamespacedName{Namespace: namespace, Name: name}], nil // nil: only a live check can tell
 	})
-	if !ok {
-		return
-	}
-	for _, f := range certs.CheckBackend(e.Name, b, bundle, nil) {
-		f.Object = at + f.Object
-		l.found = append(l.found, f)
+	if ok {
+		l.found = append(l.found, certs.CheckBackend(object, b, bundle, nil)...)
 	}
 }
 

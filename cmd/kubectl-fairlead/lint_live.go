@@ -164,7 +164,7 @@ func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interfac
 		return client.ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
 	})
 	if ok {
-		l.found = append(l.found, certs.CheckBackend(e.Name, b, bundle, l.presented(e, answers))...)
+		l.found = append(l.found, certs.CheckBackend(object, b, bundle, l.presented(e, answers))...)
 	}
 }
 

@@ -74,8 +74,7 @@ for any of them.`,
 			if printer != nil {
 				return errors.Join(encode(cmd.OutOrStdout(), printer, "Status", s), sound(s))
 			}
-			shown := o.shown(s)
-			return cmp.Or(c.served(s), c.palette.table(c.out, c.rows(s, shown, o)), c.footer(s, len(s.APIServices)-len(shown)), sound(s))
+			return cmp.Or(c.show(s, o), sound(s))
 		},
 	}
 	cmd.ValidArgsFunction = completion(flags, math.MaxInt)
@@ -85,16 +84,6 @@ for any of them.`,
 	o.form.addFlags(cmd)
 	groupFlags(cmd, flags)
 	return cmd
-}
-
-// served prints whether users can be served. An older Fairlead does not say so.
-func (c *client) served(s *answer.Status) error {
-	if len(s.Checks) == 0 {
-		return nil
-	}
-	line, ok := s.Served()
-	_, err := fmt.Fprintln(c.out, c.palette.paint(map[bool]string{true: good, false: bad}[ok], printable.Line(line)))
-	return err
 }
 
 // sound returns errUnavailable unless this replica is ready, none of its checks fails, and every
@@ -159,13 +148,18 @@ func expires(now, t time.Time) cell {
 	return cell{answer.Left(now, t), map[string]string{"bad": bad, "warn": warn}[answer.Urgency(now, t)]}
 }
 
-// footer prints what concerns this replica as a whole.
-func (c *client) footer(s *answer.Status, local int) error {
+// show prints the table and what concerns this replica as a whole.
+func (c *client) show(s *answer.Status, o *statusOptions) error {
 	var b strings.Builder
 	line := func(colour string, words ...string) {
 		fmt.Fprintln(&b, c.palette.paint(colour, printable.Line(strings.Join(words, ""))))
 	}
-	if local > 0 {
+	if text, ok := s.Served(); len(s.Checks) > 0 { // an older Fairlead does not say so
+		line(map[bool]string{true: good, false: bad}[ok], text)
+	}
+	shown := o.shown(s)
+	_ = c.palette.table(&b, c.rows(s, shown, o)) // into memory
+	if local := len(s.APIServices) - len(shown); local > 0 {
 		line(dim, strconv.Itoa(local), " Local APIServices are not shown (--all).")
 	}
 	if s.Ready != "" {
