@@ -128,7 +128,10 @@ func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 		return "", fmt.Errorf("%q is neither a path nor an APIService nor a resource: %w", subject, err)
 	}
 	path := (&answer.APIService{Group: gvr.Group, Version: gvr.Version}).Path() + "/"
-	if ns := *c.flags.Namespace; ns != "" && !clusterWide(mapper, gvr) {
+	kind, _ := mapper.KindFor(gvr) // it is known
+	known, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	clusterWide := err == nil && known.Scope.Name() == meta.RESTScopeNameRoot
+	if ns := *c.flags.Namespace; ns != "" && !clusterWide { // as kubectl
 		path += "namespaces/" + ns + "/"
 	}
 	return path + gvr.Resource, nil
@@ -143,13 +146,6 @@ func resource(mapper meta.RESTMapper, subject string) (schema.GroupVersionResour
 		}
 	}
 	return mapper.ResourceFor(partial.WithVersion(""))
-}
-
-// clusterWide reports whether a resource is in no namespace, so that kubectl ignores --namespace.
-func clusterWide(mapper meta.RESTMapper, gvr schema.GroupVersionResource) bool {
-	kind, _ := mapper.KindFor(gvr) // it is known
-	known, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
-	return err == nil && known.Scope.Name() == meta.RESTScopeNameRoot
 }
 
 // findShadowed looks for a CustomResourceDefinition of a group-version that a remote APIService

@@ -39,8 +39,8 @@ func (l *linter) proxyClient(authentication map[string][]byte) {
 			l.found = append(l.found, certs.CheckProxyClient(nil, authentication)...)
 			const name = "front-proxy-client" // of the manifests; a Fairlead that runs may have another certificate
 			var names []string
-			_ = json.Unmarshal(authentication[namesKey], &names)                             // certs reports what is broken
-			if l.survey.replicas == nil && len(names) > 0 && !slices.Contains(names, name) { // none means any name
+			_ = json.Unmarshal(authentication[namesKey], &names)                                // certs reports what is broken
+			if len(l.survey.replicas) == 0 && len(names) > 0 && !slices.Contains(names, name) { // none means any name
 				l.add(certs.SeverityToDo, "front proxies", "set --requestheader-allowed-names to the name of your certificate",
 					"the cluster knows them by the names %q, and the manifests name %q", names, name)
 			}

@@ -113,7 +113,7 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 // ports reports what uses the ports of Fairlead on the control plane's nodes.
 func (l *linter) ports(s *survey) {
 	flags := s.flags()
-	if s.replicas != nil && !s.replicas[0].Spec.HostNetwork {
+	if len(s.replicas) > 0 && !s.replicas[0].Spec.HostNetwork {
 		return // it has an address of its own
 	}
 	for i, flag := range []string{"secure-port", "admin-secure-port"} {

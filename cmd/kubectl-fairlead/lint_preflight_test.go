@@ -241,10 +241,11 @@ func TestPreflightAuthentication(t *testing.T) {
 			"use deploy/overlays/managed, or start kube-apiserver with --requestheader-client-ca-file\n"},
 		{"unreadable", nil, false, ""},
 	} {
-		l := &linter{output: "text", survey: &survey{}}
+		l := &linter{output: "text", survey: &survey{replicas: []corev1.Pod{}}} // not nil: an empty list in JSON
 		if tt.runs {
 			l.survey.replicas = []corev1.Pod{{}}
 		}
+		l.ports(l.survey)
 		l.proxyClient(tt.data)
 		var out bytes.Buffer
 		_ = l.report(&out)
