@@ -39,26 +39,24 @@ type Checks struct {
 	failing atomic.Pointer[string] // names of failing checks, as last logged
 	passed  atomic.Bool            // all checks have passed once
 	mux     http.ServeMux          // Kubernetes' own handlers
-	others  http.ServeMux          // the same of Others
-	install sync.Once              // of both
+	install sync.Once              // of them
 }
 
 // ServeHTTP answers the path and those below it.
 func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.install.Do(func() {
 		healthz.InstallPathHandler(&c.mux, "/"+c.Name, withheld(c.all())...)
-		healthz.InstallPathHandler(&c.others, "/"+c.Name, withheld(c.Others)...)
+		var others http.ServeMux
+		healthz.InstallPathHandler(&others, "/"+c.Name, withheld(c.Others)...)
+		for _, k := range c.Others {
+			c.mux.Handle("/"+c.Name+"/"+k.Name(), &others)
+		}
 	})
 	r = r.Clone(r.Context())
 	r.URL.Path = strings.TrimRight(r.URL.Path, "/")
 	// Callers that exclude other checks would look like changes.
 	if r.URL.Path == "/"+c.Name && !r.URL.Query().Has("exclude") {
 		c.logChange(r)
-	}
-	below := strings.TrimPrefix(r.URL.Path, "/"+c.Name+"/")
-	if slices.ContainsFunc(c.Others, func(k healthz.HealthChecker) bool { return k.Name() == below }) {
-		c.others.ServeHTTP(w, r)
-		return
 	}
 	c.mux.ServeHTTP(w, r)
 	if r.URL.Path != "/"+c.Name || !r.URL.Query().Has("verbose") {

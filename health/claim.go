@@ -50,7 +50,6 @@ type claim struct {
 	target *target
 	name   string // the APIService's
 	at     *url.URL
-	url    string // at, as kube-aggregator writes it in its messages
 	// Its series, looked up once. A forgotten claim goes on counting into series that are no longer
 	// exported: it cannot bring them back.
 	passed, failed prometheus.Counter
@@ -102,9 +101,9 @@ const (
 )
 
 func newClaim(t *target, e *registry.Entry) *claim {
-	at, m := probeURL(e, t.key.address), t.prober.metrics
+	m := t.prober.metrics
 	return &claim{
-		target: t, name: e.Name, at: at, url: at.String(), due: time.Now(),
+		target: t, name: e.Name, at: probeURL(e, t.key.address), due: time.Now(),
 		passed: m.probes.WithLabelValues(e.Name, "passed"), failed: m.probes.WithLabelValues(e.Name, "failed"),
 		gauge:  m.healthy.WithLabelValues(e.Name, t.key.address),
 		report: registry.Report{Name: e.Name, Backend: t.key.backend, Address: t.key.address},
@@ -142,7 +141,7 @@ func (c *claim) take(f finding) {
 	if !errors.Is(f.err, errUnread) {
 		c.unreadUntil.Store(time.Now().Add(unread).UnixNano())
 	}
-	reason, message := explain(f.err, c.url)
+	reason, message := explain(f.err, c.at.String())
 	c.last.Store(&probe{time.Now(), f.took, message})
 	c.failures += f.failures
 	if c.failures >= fall {

@@ -131,15 +131,15 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 		c.read(resp.Body)
 		return nil
 	case !c.target.key.server:
-		return fmt.Errorf("bad status from %v: %d%s", c.url, code, sentence(resp.Body))
+		return fmt.Errorf("bad status from %v: %d%s", c.at, code, sentence(resp.Body))
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		if code == http.StatusForbidden && c.accepted.Load() && time.Now().UnixNano() < c.unreadUntil.Load() {
-			return fmt.Errorf("bad status from %v: %d: %w", c.url, code, errUnread)
+			return fmt.Errorf("bad status from %v: %d: %w", c.at, code, errUnread)
 		}
 		return nil // it refuses us, but it is healthy
 	default:
 		failing, _ := io.ReadAll(io.LimitReader(resp.Body, maxMessage)) // the names of the failing checks
-		return fmt.Errorf("bad status from %v: %d: %s", c.url, code, failing)
+		return fmt.Errorf("bad status from %v: %d: %s", c.at, code, failing)
 	}
 }
 

@@ -103,7 +103,7 @@ func FuzzProbeAnswer(f *testing.F) {
 		o := (&round{target: target}).alone(t.Context(), probed, 0)
 		closeConn(o.conn)
 		if o.err != nil {
-			if _, m := explain(o.err, probed.url); len(m) > maxMessage+10 || !utf8.ValidString(m) {
+			if _, m := explain(o.err, probed.at.String()); len(m) > maxMessage+10 || !utf8.ValidString(m) {
 				t.Errorf("message of %d bytes: %q", len(m), m)
 			}
 		} else if !bytes.Contains(answer, []byte(" 2")) {
