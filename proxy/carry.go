@@ -15,6 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/busiest"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
@@ -256,8 +257,10 @@ type exchange struct {
 	relayed  bool
 	held     place
 	audit    string // Audit-ID
-	// agent is the client's User-Agent if the fields of head are dropped and a line may be written.
+	// agent is the client's User-Agent if the fields of head are dropped.
 	agent string
+	// open counts a long-running request among its caller's. Nil means that it is none.
+	open *busiest.Open
 	// observer is set if there is an audit log or tracing.
 	observer *observer
 	// events describes the body of a long-running response.

@@ -42,6 +42,7 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x.reach()
+	x.begin()
 	if x.head.Upgrade == "" { // else always over HTTP/1.1
 		if err := x.upstream.Learn(r.Context(), d.Timeout); err != nil {
 			x.forwardFailed(w, r, err)

@@ -176,6 +176,7 @@ func (l *frames) plan(r *frameRequest) engine.Plan {
 	r.upstream = u
 	away := l.p.goAway() || d.Action == ToLocal && r.stay.Leaves()
 	r.reach()
+	r.begin()
 	plan := r.plan()
 	plan.Done, plan.GoAway = r.done, away
 	r.dropBuffers()
@@ -229,7 +230,7 @@ func (r *frameRequest) answerFields() []hpack.HeaderField {
 
 // dropBuffers drops references to the connection's buffers: the request may last for hours.
 func (r *frameRequest) dropBuffers() {
-	if r.head.Fields != nil && r.l.p.writesLines() {
+	if r.head.Fields != nil {
 		r.agent = r.head.agent()
 	}
 	r.decision.Set, r.head.Fields, r.decision.learned = nil, nil, nil

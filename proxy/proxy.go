@@ -55,6 +55,7 @@ type Proxy struct {
 	sessionPlaces bound.Places // MaxSessions
 	limits        limits
 	givenUp       *givenUp
+	callers       callers
 	desk          desk
 	scrapers      scrapers
 	browsers      browsers
@@ -73,7 +74,7 @@ type Proxy struct {
 func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
-		instance: rand.Text()[:16], givenUp: newGivenUp(), desk: newDesk(), scrapers: newScrapers(),
+		instance: rand.Text()[:16], givenUp: newGivenUp(), callers: newCallers(), desk: newDesk(), scrapers: newScrapers(),
 		sessionPlaces: bound.Places{Lend: true}, limits: limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)},
 		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
 	}
@@ -96,8 +97,14 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Run removes the series of group-versions that have left the table. It returns when ctx ends.
-func (p *Proxy) Run(ctx context.Context) error { return p.metrics.prune(ctx) }
+// Run removes the series of group-versions that have left the table, and what is counted of callers
+// after an hour. It returns when ctx ends.
+func (p *Proxy) Run(ctx context.Context) error {
+	var loops sync.WaitGroup
+	defer loops.Wait()
+	loops.Go(func() { _ = p.callers.Run(ctx) }) // until ctx ends
+	return p.metrics.prune(ctx)
+}
 
 type exchangeKey struct{}
 

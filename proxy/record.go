@@ -190,6 +190,7 @@ func (x *exchange) finish(e *ending) {
 	}
 	p.metrics.observe(d, e.Status, e.Duration)
 	x.observer.end(x, &e.Outcome)
+	x.count(e)
 	tapped := p.cfg.Taps.Active()
 	logged := p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(e.Status)
 	if !tapped && !logged {

@@ -32,6 +32,8 @@ var listed = []mutex{
 	{name: "proxy.ended.mu", leaf: true, why: "a copy"},
 	{name: "proxy.entrySeries.mu", leaf: true, why: "makes series, once for a status"},
 	{name: "internal/memo.Cache.mu", leaf: true, why: "a look-up, and drops some entries"},
+	{name: "proxy/busiest.stripe.mu", leaf: true, why: "a look-up, and adds numbers"},
+	{name: "proxy/busiest.Callers.opens", leaf: true, why: "a look-up"},
 	{name: "proxy/accesslog.stripe.mu", leaf: true, why: "appends a line"},
 	{name: "proxy/accesslog.tap.mu", leaf: true, why: "appends a line"},
 	{name: "internal/hold.Bound.mu", leaf: true, why: "a look-up"},

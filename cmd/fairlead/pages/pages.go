@@ -87,6 +87,7 @@ func New(cfg Config) *Pages {
 	p.mux.HandleFunc("GET /explain", p.serveExplain)
 	p.mux.HandleFunc("GET /events", p.serveEvents)
 	p.mux.Handle("GET /tap", cfg.Tap)
+	p.mux.HandleFunc("GET /busiest", p.serveBusiest)
 	p.addHTML()
 	return p
 }
