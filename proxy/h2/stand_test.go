@@ -96,7 +96,7 @@ func through(driver string, c net.Conn) net.Conn {
 
 // endpoint returns one at addr, with a long PING timeout for a busy machine.
 func endpoint(addr string) *engine.Endpoint {
-	return &engine.Endpoint{Name: addr, PingTimeout: time.Minute}
+	return &engine.Endpoint{Name: addr, PingTimeout: time.Minute, Release: func() {}, Failed: func(error) {}, Told: func(*engine.GoAway) {}}
 }
 
 // dial connects to the address in an endpoint's name, with ALPN h2.
@@ -116,7 +116,7 @@ func dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn
 
 // forward returns a Plan that forwards everything to ep.
 func forward(ep *engine.Endpoint) engine.Plan {
-	return engine.Plan{Forward: &engine.Upstream{Pick: func(any, []*engine.Endpoint) *engine.Endpoint { return ep }}}
+	return engine.Plan{Forward: &engine.Upstream{Pick: func(any, []*engine.Endpoint) *engine.Endpoint { return ep }, Retried: func(engine.Reason) {}}}
 }
 
 // plan returns the plan for a request.

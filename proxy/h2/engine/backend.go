@@ -328,9 +328,7 @@ func (to *sending) safe() bool {
 // retry sends the whole request again, to another endpoint if there is one.
 func (e *Engine) retry(s *stream, after Reason) {
 	s.tries++
-	if retried := s.plan.Forward.Retried; retried != nil {
-		retried(after)
-	}
+	s.plan.Forward.Retried(after)
 	if after != ReasonReset || !s.sending.stays {
 		s.sending.tried = append(s.sending.tried, s.ep)
 	}

@@ -72,9 +72,7 @@ func (e *Engine) tells(c *Conn, p []byte) {
 	if code == http2.ErrCodeEnhanceYourCalm && c.askedAt > 0 {
 		c.pool.ep.offended.Add(tooOften)
 	}
-	if f := c.pool.ep.Told; f != nil {
-		e.callLater(func() { f(told) })
-	}
+	e.callLater(func() { c.pool.ep.Told(told) })
 	for s := range c.ordered(func(s *stream) bool { return e.blames(c, s) }) {
 		s.unlinkLeg(down)
 		s.failed(e.blame(c, s, failure{}))

@@ -91,7 +91,7 @@ type Conn struct {
 	cut          bool          // close at once, without writing
 	drained      bool          // of a backend: takes no new streams
 	told         *GoAway       // the error with which a backend ends the connection; nil means none
-	cutAt        time.Duration // when its long-running streams are ended; 0 means never
+	cutAt        time.Duration // when its long-running streams are ended
 	at           int           // index in Engine.conns
 }
 
@@ -138,7 +138,7 @@ func (e *Engine) newConn(side dir) *Conn {
 		e: e, side: side, streams: map[uint32]*stream{},
 		peerWindow: defaultWindow, peerFrame: minMaxFrame, peerStreams: assumedStreams, peerHeaders: topStreamID,
 		window: defaultWindow, recv: defaultWindow, budget: budget.New(e.now, budget.Burst),
-		lastRead: e.now, idleSince: e.now, blockAt: e.now,
+		lastRead: e.now, idleSince: e.now, blockAt: e.now, cutAt: never,
 	}
 	c.dec = e.fields.NewDecoder()
 	c.enc = wire.NewEncoder()

@@ -54,9 +54,7 @@ func (s *stream) repickOther() bool {
 		return false
 	}
 	if ep.carrier() == was.carrier() {
-		if ep.Release != nil {
-			ep.Release()
-		}
+		ep.Release()
 		return false
 	}
 	s.release()
@@ -113,7 +111,7 @@ func (e *Engine) failedSharers(c *Conn, err error) {
 	for _, s := range c.streams {
 		if s.shared() && !notified[s.ep] {
 			notified[s.ep] = true
-			s.ep.failed(err)
+			s.ep.Failed(err)
 		}
 	}
 }

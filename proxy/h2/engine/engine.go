@@ -82,7 +82,7 @@ type Engine struct {
 	debts        map[string]time.Duration // of owners, see charge: when each will be zero
 	exiled       time.Duration            // until when some owner is above exileAfter
 	draining     bool                     // every client gets GOAWAY
-	cutAt        time.Duration            // when long-running streams end; 0 means never
+	cutAt        time.Duration            // when long-running streams end
 	awayAt       time.Duration            // when SendAway was last called; 0 means never
 	awayFrom     time.Duration            // when the present series of SendAway calls began
 	ticked       time.Duration            // the time of the driver's last tick; 0 means none yet
@@ -186,7 +186,7 @@ func New(cfg Config) *Engine {
 	lim := defaultLimits()
 	lim.maxStreams = cmp.Or(cfg.MaxStreams, lim.maxStreams)
 	return &Engine{
-		Config: cfg, lim: lim, now: 1, pools: map[*Endpoint][]*pool{}, debts: map[string]time.Duration{}, fields: wire.FieldSection{Max: lim.maxHeader},
+		Config: cfg, lim: lim, now: 1, cutAt: never, pools: map[*Endpoint][]*pool{}, debts: map[string]time.Duration{}, fields: wire.FieldSection{Max: lim.maxHeader},
 	}
 }
 
@@ -269,7 +269,7 @@ func (e *Engine) orphan(c *Conn, s *stream, err error) {
 func (e *Engine) lose(c *Conn, err error) {
 	defer e.rescue(c)
 	if c.pool != nil && !c.closing && (!c.drained || len(c.streams) > 0) {
-		c.pool.ep.failed(err)
+		c.pool.ep.Failed(err)
 		e.failedSharers(c, err)
 	}
 	e.close(c, err)
@@ -303,12 +303,6 @@ func (e *Engine) Ended(c *Conn, err error) {
 	c.cut = true
 	e.lose(c, err)
 	e.remove(c)
-}
-
-func (ep *Endpoint) failed(err error) {
-	if ep.Failed != nil {
-		ep.Failed(err)
-	}
 }
 
 // drainConn asks a client not to open further streams. Streams that it opens before it answers the
@@ -385,9 +379,7 @@ func (e *Engine) closeIfDone(c *Conn) {
 // EndLongRunning ends long-running streams after grace, also those that begin later. When it is
 // called again, the earliest end counts.
 func (e *Engine) EndLongRunning(grace time.Duration) {
-	if at := e.now + max(grace, 1); e.cutAt == 0 || at < e.cutAt {
-		e.cutAt = at
-	}
+	e.cutAt = min(e.cutAt, e.now+grace)
 }
 
 // Drain begins the shutdown: every client gets GOAWAY, and long-running streams end after grace.

@@ -190,7 +190,7 @@ func (s *stream) discardUpload() {
 	h := &s.half[up]
 	n := h.q.size
 	h.discard = true
-	s.unqueue(up)
+	h.q.clear(s.e)
 	s.e.weigh(s)
 	s.giveStreamCredit(up, n)
 	if s.guest != nil {

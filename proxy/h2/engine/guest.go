@@ -156,7 +156,7 @@ func (e *Engine) checkGuests() {
 			g.waits = false
 			e.wakeGuest(g, down)
 		}
-		if n.s.plan.LongRunning && e.cutAt > 0 && e.now >= e.cutAt {
+		if n.s.plan.LongRunning && e.now >= e.cutAt {
 			long = append(long, n.s)
 		}
 	}

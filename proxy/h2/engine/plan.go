@@ -123,7 +123,7 @@ type Upstream struct {
 	// block.
 	Pick func(client any, tried []*Endpoint) *Endpoint
 	// Retried is called before each further try, with the reason why the previous one failed. It
-	// must not block. Nil means no callback.
+	// must not block.
 	Retried func(after Reason)
 }
 
@@ -140,15 +140,14 @@ type Endpoint struct {
 	// same for Eject: it also concerns requests that were sent before the endpoint was retired.
 	Value any
 
-	// Release undoes Pick's count, once per Pick. It must not block. Nil means no callback.
+	// Release undoes Pick's count, once per Pick. It must not block.
 	Release func()
 	// Failed reports a failed dial, handshake or ping, or a broken connection: a hint, not a
 	// verdict. It is called at once, under the shard's mutex, so the next Pick knows. It must not
-	// block. Nil means no callback.
+	// block.
 	Failed func(err error)
 
 	// Told reports a GOAWAY with an error code, the first one of a connection. It must not block.
-	// Nil means no callback.
 	Told func(*GoAway)
 
 	// PingTimeout is the silence after which a connection with a request that waits for its answer

@@ -180,7 +180,7 @@ func (p *pool) dialled(err error) (c *Conn) {
 	p.dialing--
 	if err != nil {
 		defer e.rescue(nil)
-		p.ep.failed(err)
+		p.ep.Failed(err)
 		p.failed(err)
 		return nil
 	}
@@ -216,7 +216,7 @@ func (p *pool) failed(err error) {
 	for s := range p.waiting.drain { // streams that come back here for a retry have their own dial
 		if s.ep.Via != nil && !notified[s.ep] {
 			notified[s.ep] = true
-			s.ep.failed(err)
+			s.ep.Failed(err)
 		}
 		s.release()
 		s.failed(failure{reason: ReasonDial, err: err, unprocessed: true})
@@ -362,9 +362,7 @@ func (e *Engine) Retire(ep *Endpoint, grace time.Duration) {
 			continue
 		}
 		c.drained = true
-		if at := e.now + max(grace, 1); c.cutAt == 0 || at < c.cutAt {
-			c.cutAt = at
-		}
+		c.cutAt = min(c.cutAt, e.now+grace)
 		e.closeIfDone(c)
 	}
 	for _, p := range pools {

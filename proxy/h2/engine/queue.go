@@ -118,7 +118,7 @@ func (q *queue) rewind() {
 }
 
 func (q *queue) clear(e *Engine) {
-	q.cur, q.off, q.size, q.kept, q.whole = nil, 0, 0, 0, nil
+	q.cur, q.off, q.size, q.kept, q.whole, q.keep = nil, 0, 0, 0, nil, false
 	q.release(e)
 }
 

@@ -112,7 +112,7 @@ func (s *stream) dropStream() {
 	}
 	s.e.Count.Streams.Add(-1)
 	s.blame(ReasonAbort, errPanicked)
-	if s.picked && s.ep.Release != nil {
+	if s.picked {
 		s.e.callLater(s.ep.Release)
 	}
 	if s.plan.Done != nil {

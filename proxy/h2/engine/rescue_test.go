@@ -13,7 +13,7 @@ import (
 // same connection to a backend.
 func TestPanics(t *testing.T) {
 	pick := func(eps func() *Endpoint) *Upstream {
-		return &Upstream{Pick: func(any, []*Endpoint) *Endpoint { return eps() }}
+		return &Upstream{Retried: func(Reason) {}, Pick: func(any, []*Endpoint) *Endpoint { return eps() }}
 	}
 	for _, tt := range []struct {
 		name     string
@@ -61,7 +61,7 @@ func TestPanics(t *testing.T) {
 func TestPanicWhileMoving(t *testing.T) {
 	r := newRig(t)
 	r.e.Caught, r.heldDial = func(any, []byte) {}, true
-	ep, picks := &Endpoint{Name: "ep", Via: r.ep}, 0
+	ep, picks := &Endpoint{Name: "ep", Via: r.ep, Release: func() {}}, 0
 	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
 		p := r.forward(r.ep)
 		p.Forward = &Upstream{Pick: func(any, []*Endpoint) *Endpoint {

@@ -100,7 +100,7 @@ func newRig(t testing.TB, change ...func(*limits)) *rig {
 }
 
 func (r *rig) endpoint(name string) *Endpoint {
-	return &Endpoint{Name: name, Release: func() { r.inFlight-- }, Failed: func(error) { r.failed++ }}
+	return &Endpoint{Name: name, Release: func() { r.inFlight-- }, Failed: func(error) { r.failed++ }, Told: func(*GoAway) {}}
 }
 
 // forward returns the rig's plan with the given endpoints, tried in turn.
@@ -109,7 +109,7 @@ func (r *rig) forward(eps ...*Endpoint) Plan {
 	if !r.named {
 		p.Authority = r.asked
 	}
-	p.Forward = &Upstream{Pick: func(_ any, tried []*Endpoint) *Endpoint {
+	p.Forward = &Upstream{Retried: func(Reason) {}, Pick: func(_ any, tried []*Endpoint) *Endpoint {
 		if len(eps) == 0 {
 			return nil
 		}

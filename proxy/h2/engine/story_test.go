@@ -261,7 +261,7 @@ func (s *teller) step(words []string, rest string) {
 	case "picks":
 		s.picked[words[1]] = s.named(words[2])
 		if s.upstreams[words[1]] == nil {
-			s.upstreams[words[1]] = &Upstream{Pick: func(any, []*Endpoint) *Endpoint { s.inFlight++; return s.picked[words[1]] }}
+			s.upstreams[words[1]] = &Upstream{Retried: func(Reason) {}, Pick: func(any, []*Endpoint) *Endpoint { s.inFlight++; return s.picked[words[1]] }}
 		}
 	case "dials", "dial":
 		s.dials(words[0], words[1])

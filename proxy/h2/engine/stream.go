@@ -262,10 +262,9 @@ func (s *stream) release() {
 		return
 	}
 	s.picked = false
-	if f := s.ep.Release; f != nil {
-		defer s.e.rescue(nil) // the stream must end properly even if Release panics
-		f()
-	}
+	release := s.ep.Release
+	defer s.e.rescue(nil) // the stream must end properly even if it panics
+	release()
 }
 
 // unlinkLeg removes the stream from the connection on one side.
@@ -333,17 +332,10 @@ func (s *stream) abort(r Reason, err error, code http2.ErrCode) {
 // unqueueAll drops everything that waits to be sent.
 func (s *stream) unqueueAll() {
 	for d := range s.half {
-		s.unqueue(dir(d))
+		s.half[d].q.clear(s.e)
 		s.half[d].ready.unlink()
 	}
 	s.keepTrailers(nil)
-}
-
-// unqueue drops everything that waits to be sent in direction d.
-func (s *stream) unqueue(d dir) {
-	h := &s.half[d]
-	h.q.keep = false
-	h.q.clear(s.e)
 }
 
 // node is a stream's place in one list; it is unlinked when its list is nil.

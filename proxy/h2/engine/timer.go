@@ -19,6 +19,8 @@ const (
 	// wheelSlots times TickEvery is 64 s, above the usual deadline of 60 s, so most timers are
 	// checked once.
 	wheelSlots = 256
+	// never is later than any time.
+	never time.Duration = 1<<63 - 1
 )
 
 // wheel holds the streams' timers in slots by the tick they expire at. Setting and clearing take
@@ -86,7 +88,7 @@ func (e *Engine) Tick(now time.Duration) {
 // Pace returns the time until the next tick, unless something happens before. Zero means none.
 func (e *Engine) Pace() time.Duration {
 	switch {
-	case !e.Rests() || e.awaitDial.n > 0 || e.shortTimeout || e.cutAt > 0:
+	case !e.Rests() || e.awaitDial.n > 0 || e.shortTimeout || e.cutAt < never:
 		return TickEvery
 	case len(e.conns) > 0 || len(e.pools) > 0 || e.guests.n > 0:
 		return restEvery
@@ -159,9 +161,9 @@ func (e *Engine) check(c *Conn) {
 	}
 	e.checkKey(c)
 	switch {
-	case c.side == up && e.cutAt > 0 && e.now >= e.cutAt:
+	case c.side == up && e.now >= e.cutAt:
 		e.cutLongRunning(c, nil, ReasonDrain)
-	case c.cutAt > 0 && e.now >= c.cutAt:
+	case e.now >= c.cutAt:
 		e.cutLongRunning(c, nil, ReasonRetired)
 	}
 	var err error
@@ -206,7 +208,7 @@ func (e *Engine) accepted(c *Conn) (more, sent bool, silence time.Duration) {
 
 // checkKey has a connection replaced before its keys have encrypted too much.
 func (e *Engine) checkKey(c *Conn) {
-	if max(c.bytesIn, c.bytesOut) < e.lim.keyBytes || c.cutAt > 0 {
+	if max(c.bytesIn, c.bytesOut) < e.lim.keyBytes || c.cutAt < never {
 		return
 	}
 	c.cutAt = e.now + keyGrace
@@ -246,10 +248,8 @@ func (e *Engine) checkClient(c *Conn) error {
 		return fmt.Errorf("head not complete after %v", headTime)
 	case c.goAway == goAwaySoon && e.now-c.goAwayAt > e.lim.linger:
 		e.finalGoAway(c) // the client does not answer PING
-	case len(c.streams) == 0:
-		if e.now-c.idleSince > clientIdle && c.goAway == goAwayNone {
-			e.drainConn(c)
-		}
+	case len(c.streams) == 0 && e.now-c.idleSince > clientIdle:
+		e.drainConn(c)
 	}
 	return nil
 }
