@@ -170,10 +170,7 @@ type ConnInfo struct {
 
 // Context returns Serve's context, with the local address.
 func (c *ConnInfo) Context() context.Context {
-	if c.ctx == nil {
-		return context.Background()
-	}
-	return c.ctx
+	return cmp.Or(c.ctx, context.Background())
 }
 
 // each calls f with the engine of each shard, under its mutex.
@@ -236,8 +233,6 @@ func (s *Server) EndLongRunning() {
 func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 	s.each(func(e *engine.Engine) { e.Drain(grace) })
 	const every = 20 * time.Millisecond // short compared with any grace, long compared with the check
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
 	for {
 		n := int64(0)
 		for _, sh := range s.shards {
@@ -250,7 +245,7 @@ func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 		case <-ctx.Done():
 			s.each(func(e *engine.Engine) { e.CutAll(ctx.Err()) })
 			return ctx.Err()
-		case <-ticker.C:
+		case <-time.After(every):
 		}
 	}
 }

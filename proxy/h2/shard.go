@@ -156,17 +156,14 @@ func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) 
 	if err == nil {
 		l, err = sh.newLink(tc)
 	}
+	sh.lock()
+	if err == nil && sh.ended {
+		err = errServerEnded
+		defer l.discard()
+	}
 	if err != nil {
-		sh.lock()
 		dialled(err)
 		sh.settle()
-		return
-	}
-	sh.lock()
-	if sh.ended {
-		dialled(errServerEnded)
-		sh.settle()
-		l.discard()
 		return
 	}
 	l.c = dialled(nil)

@@ -35,6 +35,7 @@ type writer struct {
 
 func (w *writer) Header() http.Header { return w.header }
 
+// WriteHeader does nothing after the final head.
 func (w *writer) WriteHeader(status int) {
 	if w.status != 0 || w.done {
 		return
@@ -77,9 +78,7 @@ func (w *writer) encode(status int) []hpack.HeaderField {
 }
 
 func (w *writer) Write(p []byte) (int, error) {
-	if w.status == 0 {
-		w.WriteHeader(http.StatusOK)
-	}
+	w.WriteHeader(http.StatusOK)
 	if w.status == http.StatusNoContent || w.status == http.StatusNotModified {
 		return 0, http.ErrBodyNotAllowed
 	}
@@ -109,9 +108,7 @@ func (w *writer) Write(p []byte) (int, error) {
 
 // FlushError implements http.ResponseController's method: it sends everything written so far.
 func (w *writer) FlushError() error {
-	if w.status == 0 {
-		w.WriteHeader(http.StatusOK)
-	}
+	w.WriteHeader(http.StatusOK)
 	return w.flush(nil)
 }
 
@@ -187,9 +184,7 @@ func (l *local) sendPart(p []byte) error {
 
 // finish ends the response when the handler has returned.
 func (w *writer) finish() {
-	if w.status == 0 {
-		w.WriteHeader(http.StatusOK)
-	}
+	w.WriteHeader(http.StatusOK)
 	w.done = true
 	bodyless := w.status == http.StatusNoContent || w.status == http.StatusNotModified
 	if !w.sent && w.declared < 0 && !bodyless && (w.written > 0 || !w.head) {
