@@ -76,6 +76,7 @@ func TestNoRetryOfTheLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local := must.Get(backend.NewLocal(backend.LocalConfig{
 			Servers: []string{"192.0.2.1:6443"}, TLS: func(bool) (*tls.Config, error) { return nil, errNotFound }, Dial: func(context.Context, string, string) (net.Conn, error) { return nil, errNotFound },
+			IdentityChanged: func() <-chan struct{} { return nil }, Signal: func(string, error) {},
 		}))(t)
 		p := &Proxy{cfg: Config{Local: local}}
 		after := func(pause time.Duration, err error) string {

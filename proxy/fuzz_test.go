@@ -30,9 +30,10 @@ func thinker(f testing.TB, c worldConfig) (*world, *Proxy) {
 	table := buildTable(f, w, c)
 	pools := must.Get(backend.New(backend.Config{Tables: scene.TableFunc(func() *registry.Table { return table }), Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) {
 		return &tls.Config{MinVersion: tls.VersionTLS12}, nil
-	}, Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {},
+	}, Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {}, IdentityChanged: func() <-chan struct{} { return nil },
 		Guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }}))(f)
 	local := must.Get(backend.NewLocal(backend.LocalConfig{
+		IdentityChanged: func() <-chan struct{} { return nil }, Signal: func(string, error) {},
 		Servers: []string{"127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
 	}))(f)
 	p := must.Get(New(Config{Tables: scene.TableFunc(func() *registry.Table { return table }), Authn: w.authenticator(f, c), Authz: newTestAuthorizer(f, c), Backends: pools, Local: local}))(f)

@@ -89,7 +89,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		return tc
 	}
 	c.pools.Tables, c.pools.Dial = scene.TableFunc(w.table), new(net.Dialer).DialContext
-	c.pools.Signal = func(string, string, error) {}
+	c.pools.Signal, c.pools.IdentityChanged = func(string, string, error) {}, func() <-chan struct{} { return nil }
 	if c.pools.Guard == nil {
 		c.pools.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
 	}
@@ -112,7 +112,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 			return new(net.Dialer).DialContext(ctx, network, address)
 		}, TLS: func(certificate bool) (*tls.Config, error) {
 			return tlsTo("localhost", certificate && !c.impersonate), nil
-		},
+		}, IdentityChanged: c.pools.IdentityChanged, Signal: func(string, error) {},
 	})
 	must.Do(t, err)
 	local.Report(registry.Report{Address: w.local.Listener.Addr().String(), Health: registry.Healthy})

@@ -125,17 +125,6 @@ func (u *Upstream) dialMeter() *meter {
 	return &u.meter
 }
 
-// all returns the upstreams and the carriers.
-func (p *Pools) all() []*Upstream {
-	list := p.upstreams()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.carriers {
-		list = append(list, c.Upstream)
-	}
-	return list
-}
-
 // SetEngine sets the engine.
 func (p *Pools) SetEngine(s *h2.Server) { p.shared.engine.Store(s) }
 
@@ -209,7 +198,7 @@ func (p *Pools) awaitEnd(h heldConn) (cut bool) {
 			lost, grace = nil, time.After(watchGrace)
 		case <-grace:
 			return true
-		case <-h.on.closed:
+		case <-h.on.closed.Done():
 			return false
 		case <-p.shared.ctx.Done():
 			return false

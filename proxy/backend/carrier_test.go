@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"net/http"
@@ -130,7 +131,9 @@ func TestHeldConnections(t *testing.T) {
 		}
 		s.table()
 		on := func() *Conn {
-			return &Conn{Conn: tls.Client(nil, &tls.Config{ServerName: "x"}), closed: make(chan struct{})}
+			c := &Conn{Conn: tls.Client(nil, &tls.Config{ServerName: "x"})}
+			c.closed, c.end = context.WithCancel(context.Background())
+			return c
 		}
 		stays, ends := on(), on()
 		ended := make(chan *Conn, 40)
@@ -141,7 +144,7 @@ func TestHeldConnections(t *testing.T) {
 		}
 		synctest.Wait()
 		check.Same(t, 2, len(s.guarded), "guards of two connections")
-		close(ends.closed)
+		ends.end()
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		s.Pools.mu.Lock()
@@ -191,7 +194,7 @@ func sharedConnections(t *testing.T) {
 	}
 	dial := func(u *Upstream) *watched {
 		t.Helper()
-		c := must.Get(dialWatched(t.Context(), u, place1))(t)
+		c := must.Get(dialWatched(t.Context(), u.at(place1)))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
@@ -226,16 +229,16 @@ func sharedConnections(t *testing.T) {
 	s.table()
 	want("b has changed", true, own)
 	want("b has changed", false, shared)
-	carrier := s.via("a")
+	left := s.via("a").at(place1)
 	delete(s.entries, "a")
 	s.table()
 	want("a has left", true, shared)
-	if _, err := dialWatched(t.Context(), carrier, place1); err == nil || len(s.carriers) != 1 {
+	if _, err := dialWatched(t.Context(), left); err == nil || len(s.carriers) != 1 {
 		t.Errorf("dialled after the last one left: %v, %d carriers", err, len(s.carriers))
 	}
 
 	both(place2)
-	if _, err := dialWatched(t.Context(), s.via("a"), place2); err == nil {
+	if _, err := dialWatched(t.Context(), s.via("a").at(place2)); err == nil {
 		t.Fatal("spoke HTTP/2 with a server that does not")
 	}
 	speak("of a server without it", false)

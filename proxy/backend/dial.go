@@ -3,10 +3,12 @@ package backend
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/http/httptrace"
+	"os"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -88,8 +90,9 @@ func (u *Upstream) handshake(ctx context.Context, c *tls.Conn) (err error) {
 type Conn struct {
 	*tls.Conn
 	how    dialing
-	lease  Lease // what it was dialled for; upgraded connections hold it
-	closed chan struct{}
+	lease  Lease           // what it was dialled for; upgraded connections hold it
+	closed context.Context // canceled by Close
+	end    context.CancelFunc
 	once   sync.Once
 	ended  sync.Once   // by itself
 	isCut  atomic.Bool // its watches had to end
@@ -126,22 +129,13 @@ type dialing struct {
 	// wrap wraps the TCP connection before TLS. Nil means no wrapping.
 	wrap func(net.Conn) net.Conn
 	// drain is called when the connection must take no new stream: the endpoint is gone, the trust
-	// has ended, or our certificate has changed. Nil means no callback.
+	// has ended, or our certificate has changed.
 	drain func()
 	// cut is called when watches must end, too: at most 5 s after the end of the trust, and when
 	// Run ends.
 	cut func(*Conn)
 	// closed is called once when the connection is closed. Nil means no callback.
 	closed func(*Conn)
-}
-
-func (c *Conn) isClosed() bool {
-	select {
-	case <-c.closed:
-		return true
-	default:
-		return false
-	}
 }
 
 // Address returns the address of the endpoint.
@@ -160,7 +154,7 @@ func (c *Conn) Failed(err error) error {
 // Close closes the connection and ends the goroutines that watch it.
 func (c *Conn) Close() error {
 	c.once.Do(func() {
-		close(c.closed)
+		c.end()
 		if c.how.closed != nil {
 			c.how.closed(c)
 		}
@@ -184,6 +178,7 @@ func (u *Upstream) DialUpgrade(ctx context.Context, by *Stay) (*Conn, error) {
 func (u *Upstream) dialAny(ctx context.Context, by *Stay, protocols ...string) (conn *Conn, f *engine.Failure) {
 	c, how := &call{u: u, by: by}, dialing{
 		protocols: protocols,
+		drain:     func() {},                       // it carries one request
 		cut:       func(c *Conn) { _ = c.Close() }, // its session must end
 		closed:    func(c *Conn) { c.lease.Release() },
 	}
@@ -237,7 +232,8 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	m.dials[dialOK].Add(1)
 	e.suspicion.failed.Store(0)
 	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)
-	c := &Conn{Conn: tc, how: how, closed: make(chan struct{}), lease: Lease{e}}
+	c := &Conn{Conn: tc, how: how, lease: Lease{e}}
+	c.closed, c.end = context.WithCancel(context.Background())
 	u.shared.spawn(func() {
 		defer release()
 		c.watch(changed, lost, u.shared.ctx.Done())
@@ -248,15 +244,11 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 // watch drains and cuts the connection when its time has come, see dialing. It returns when the
 // connection is closed, or stop is.
 func (c *Conn) watch(changed, lost, stop <-chan struct{}) {
-	drain := sync.OnceFunc(func() {
-		if c.how.drain != nil {
-			c.how.drain()
-		}
-	})
+	drain := sync.OnceFunc(c.how.drain)
 	var grace <-chan time.Time // set while the trust is lost, and watches continue
 	for ended := false; !ended; {
 		select {
-		case <-c.closed:
+		case <-c.closed.Done():
 			return
 		case <-changed:
 			changed = nil
@@ -274,4 +266,56 @@ func (c *Conn) watch(changed, lost, stop <-chan struct{}) {
 		c.isCut.Store(true)
 		c.how.cut(c)
 	}
+}
+
+// dialError says in which phase (dialResolve to dialTrust) a dial failed.
+type dialError struct {
+	phase int
+	err   error
+}
+
+func (e *dialError) Error() string { return dialResult(e.phase) + ": " + e.err.Error() }
+func (e *dialError) Unwrap() error { return e.err }
+
+// handshakeClasses is the number of classes of TLS errors in metrics.
+const handshakeClasses = 9
+
+func handshakeClass(i int) string {
+	return [handshakeClasses]string{"other", "timeout", "unknown_authority", "hostname", "expired", "invalid", "alert", "not_tls", "closed"}[i]
+}
+
+// textNoProtocol is the alert of a server that speaks none of the offered protocols (RFC 7301
+// §3.2). crypto/tls exports neither its type nor its number.
+const textNoProtocol = "tls: no application protocol"
+
+// alertOf returns the TLS alert that the peer sent, or nil.
+func alertOf(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "remote error" {
+		return op.Err
+	}
+	return nil
+}
+
+func classOf(err error) int {
+	var invalid x509.CertificateInvalidError
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return 1
+	case errors.As(err, new(x509.UnknownAuthorityError)):
+		return 2
+	case errors.As(err, new(x509.HostnameError)):
+		return 3
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return 4
+	case errors.As(err, &invalid):
+		return 5
+	case alertOf(err) != nil:
+		return 6
+	case errors.As(err, new(tls.RecordHeaderError)):
+		return 7
+	case isConnectionError(err):
+		return 8
+	}
+	return 0
 }

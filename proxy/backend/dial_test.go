@@ -131,7 +131,7 @@ func TestFrames(t *testing.T) {
 		check.Same(t, proto == protoH2, u.HTTP2(), "HTTP/2")
 		u.noteProtocol("h2") // as for another endpoint with HTTP/2
 		wraps := 0
-		c, err := u.dialH2(t.Context(), place1, dialing{cut: func(*Conn) {}, wrap: func(c net.Conn) net.Conn {
+		c, err := u.at(place1).dialH2(t.Context(), dialing{drain: func() {}, cut: func(*Conn) {}, wrap: func(c net.Conn) net.Conn {
 			wraps++
 			return c
 		}})

@@ -32,7 +32,8 @@ type endpoint struct {
 	hash     uint64                          // of address
 	server   *localServer                    // of a local apiserver, else nil
 	inEngine atomic.Pointer[engine.Endpoint] // nil if no request was sent since its last connection drained
-	said     atomic.Pointer[said]            // nil if no GOAWAY with an error has come
+	said     atomic.Pointer[string]          // the last GOAWAY with an error, and when it came; nil if none has
+	saidAt   atomic.Int64                    // when one was last logged, in Unix nanoseconds; zero means never
 	// inFlight counts the Leases.
 	inFlight  atomic.Int64
 	suspicion suspicion
@@ -75,27 +76,18 @@ func (e *endpoint) state() (verdict context.Context, out bool) {
 // lost makes the endpoint suspect until a probe has judged it.
 func (e *endpoint) lost() { e.suspicion.doubted.Store(time.Now().Add(e.up.target.doubt).UnixNano()) }
 
-// said is the last GOAWAY with an error, and when one was logged.
-type said struct {
-	text   string // begins with the time
-	logged time.Time
-}
-
 // sayAgain is the time between lines of log about an endpoint's GOAWAYs: users cause them.
 const sayAgain = 10 * time.Second
 
 // tell records a GOAWAY.
 func (e *endpoint) tell(g *engine.GoAway) {
-	now, was := time.Now(), e.said.Load()
-	s := &said{text: now.UTC().Format(time.RFC3339) + " " + g.Error(), logged: now}
-	if was != nil && now.Sub(was.logged) < sayAgain {
-		s.logged = was.logged
-	} else {
+	now, was := time.Now(), e.saidAt.Load()
+	e.said.Store(new(now.UTC().Format(time.RFC3339) + " " + g.Error()))
+	if now.UnixNano()-was >= int64(sayAgain) && e.saidAt.CompareAndSwap(was, now.UnixNano()) {
 		e.up.shared.spawn(func() { // a line is I/O
 			e.up.shared.log.Warn("a backend has ended a connection with an error", "backend", e.up.name, "endpoint", e.address, "err", g)
 		})
 	}
-	e.said.Store(s)
 }
 
 // drain lets connections finish their requests and take no new ones. If the endpoint is gone for

@@ -83,7 +83,7 @@ func (e *endpoint) forEngine() *engine.Endpoint {
 // trusted: the server may have shown a newer certificate on others.
 func (l Lease) Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error) {
 	e, shared := l.e, l.e.up.shared
-	conn, err := e.up.dialH2(ctx, e.address, dialing{
+	conn, err := e.dialH2(ctx, dialing{
 		wrap: wrap,
 		drain: func() { // replaces the endpoint for the engine, so that the next pick dials again
 			e.inEngine.CompareAndSwap(ep, nil)
@@ -176,21 +176,15 @@ func (u *Upstream) Observe(address string, took time.Duration) {
 	u.target.observe(address, took)
 }
 
-// dialH2 returns a new, unused HTTP/2 connection to one endpoint.
-func (u *Upstream) dialH2(ctx context.Context, address string, how dialing) (*Conn, error) {
-	u.mu.Lock()
-	e := u.endpoints[address]
-	u.mu.Unlock()
-	if e == nil {
-		return nil, errGone
-	}
+// dialH2 returns a new, unused HTTP/2 connection.
+func (e *endpoint) dialH2(ctx context.Context, how dialing) (*Conn, error) {
 	how.protocols = []string{"h2"}
-	conn, err := u.dialOwned(ctx, e, how)
+	conn, err := e.up.dialOwned(ctx, e, how)
 	if err != nil {
 		if alert := alertOf(err); alert != nil && alert.Error() == textNoProtocol {
-			u.noteProtocol("http/1.1") // so that the next request uses HTTP/1.1
+			e.up.noteProtocol("http/1.1") // so that the next request uses HTTP/1.1
 		}
-		return nil, fmt.Errorf("forwarding to %s: %w", address, err)
+		return nil, fmt.Errorf("forwarding to %s: %w", e.address, err)
 	}
 	return conn, nil
 }

@@ -94,6 +94,7 @@ func newStreet(t testing.TB, change func(*Config)) *fixture {
 		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return f.trust() },
 		Dial:   f.dial,
 		Signal: func(_, address string, _ error) { f.signals.add(address) }, Observe: func(string, string, time.Duration) {},
+		IdentityChanged: func() <-chan struct{} { return nil },
 		Guard: func(apiService string, _ *registry.Backend, _ []*x509.Certificate) (<-chan struct{}, func()) {
 			if apiService == "" {
 				return nil, func() {}
@@ -234,10 +235,17 @@ type watched struct {
 	drained, cut chan struct{}
 }
 
-func dialWatched(ctx context.Context, u *Upstream, address string) (*watched, error) {
+// at returns the endpoint with an address.
+func (u *Upstream) at(address string) *endpoint {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.endpoints[address]
+}
+
+func dialWatched(ctx context.Context, e *endpoint) (*watched, error) {
 	w := &watched{drained: make(chan struct{}, 1), cut: make(chan struct{}, 2)}
 	var err error
-	w.Conn, err = u.dialH2(ctx, address, dialing{
+	w.Conn, err = e.dialH2(ctx, dialing{
 		drain: func() { w.drained <- struct{}{} },
 		cut:   func(*Conn) { w.cut <- struct{}{} },
 	})

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/internal/hold"
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -66,8 +67,8 @@ const (
 	localDoubt = 10 * time.Second
 )
 
-// LocalConfig configures a Local (kube.connect in cmd/fairlead). Servers, TLS and Dial are
-// required.
+// LocalConfig configures a Local (kube.connect in cmd/fairlead). Servers, TLS, IdentityChanged,
+// Dial and Signal are required.
 type LocalConfig struct {
 	// Servers are the addresses of the local apiservers at the start, host and port.
 	Servers []string
@@ -81,12 +82,11 @@ type LocalConfig struct {
 	Name string
 	// Guard is as in Config. Nil means that connections are trusted as long as they last.
 	Guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
-	// IdentityChanged is as in Config, for PoolCertificate. Nil means that the certificate never
-	// changes.
+	// IdentityChanged is as in Config, for PoolCertificate.
 	IdentityChanged func() <-chan struct{}
 	// Dial connects to an address, or refuses to.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Signal is as in Config. It may be nil.
+	// Signal is as in Config.
 	Signal func(address string, err error)
 	// Memory bounds what held bodies take, with everything else. Nil means its own.
 	Memory *hold.Bound
@@ -116,11 +116,8 @@ type Local struct {
 
 // NewLocal returns a Local and registers its metrics.
 func NewLocal(cfg LocalConfig) (*Local, error) {
-	if len(cfg.Servers) == 0 || cfg.TLS == nil || cfg.Dial == nil {
-		return nil, errors.New("making the local apiserver's pools: Servers, TLS and Dial are required")
-	}
-	if cfg.IdentityChanged == nil {
-		cfg.IdentityChanged = never
+	if len(cfg.Servers) == 0 || cfg.TLS == nil || cfg.IdentityChanged == nil || cfg.Dial == nil || cfg.Signal == nil {
+		return nil, errors.New("making the local apiserver's pools: Servers, TLS, IdentityChanged, Dial and Signal are required")
 	}
 	if cfg.Guard == nil {
 		cfg.Guard = func([]*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
@@ -254,14 +251,11 @@ func (l *Local) publishLocked(all []*localServer) {
 		s.leaves.Store(list[i].Terminating)
 	}
 	for i, u := range l.pools {
-		v := &view{pingTimeout: defaultPing}
-		switch Pool(i + 1) {
-		case PoolUnproven:
-			v.maxInFlight, v.maxLongRunning = maxUnproven, maxUnprovenLong
-		case PoolHealth:
-			v.maxInFlight, v.maxLongRunning = maxHealth, maxHealth
-		}
-		u.update(v, list)
+		u.update(&view{
+			pingTimeout:    defaultPing,
+			maxInFlight:    [pools]int64{PoolUnproven - 1: maxUnproven, PoolHealth - 1: maxHealth}[i],
+			maxLongRunning: [pools]int64{PoolUnproven - 1: maxUnprovenLong, PoolHealth - 1: maxHealth}[i],
+		}, list)
 	}
 }
 
@@ -272,7 +266,110 @@ func (l *Local) signal(address string, err error) {
 			e.lost()
 		}
 	}
-	if l.cfg.Signal != nil {
-		l.cfg.Signal(address, err)
+	l.cfg.Signal(address, err)
+}
+
+// keptServer is how long a local apiserver that is named no longer keeps its share of the
+// documents, as one that is down does: an upgrade of a control-plane node takes minutes.
+const keptServer = 15 * time.Minute
+
+// servers are the local apiservers at one moment. It is immutable.
+type servers struct {
+	all        []*localServer
+	list       []registry.Endpoint // their health
+	superseded chan struct{}
+}
+
+func (s *servers) Superseded() <-chan struct{} { return s.superseded }
+
+// find returns the server at an address, nil if there is none.
+func (s *servers) find(address string) *localServer {
+	for _, at := range s.all {
+		if at.of[0].address == address {
+			return at
+		}
 	}
+	return nil
+}
+
+// Servers returns the local apiservers with their health, in the order in which they were named,
+// and a channel that is closed once that has changed. Those that are named no longer are
+// Terminating and come last.
+func (l *Local) Servers() (list []registry.Endpoint, superseded <-chan struct{}) {
+	now := l.servers.Load()
+	return now.list, now.superseded
+}
+
+// Follow sets the addresses of the local apiservers. A new one gets clients once all documents
+// know it. Once there is one with clients, one that is named no longer gets no new requests, unless
+// only it serves what is asked for. It is forgotten by a call after 15 minutes, but not while it is
+// healthy and none is to take over.
+func (l *Local) Follow(addresses []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	was, now, all := l.servers.Load(), time.Now(), make([]*localServer, 0, len(addresses))
+	for _, a := range addresses {
+		s := was.find(a)
+		if s == nil {
+			s = &localServer{first: l.cfg.First, is: registry.Endpoint{Address: a}}
+			s.fixed.stuck = true
+			s.fixed.at.Store(s)
+			for p, u := range l.pools {
+				s.of[p] = u.provide(a)
+				s.of[p].server = s
+			}
+		}
+		s.is.Terminating = false
+		all = append(all, s)
+	}
+	next := l.successorLocked(all)
+	for _, s := range was.all {
+		if slices.Contains(all, s) {
+			continue
+		}
+		if !s.is.Terminating {
+			s.is.Terminating, s.left = true, now
+			l.shared.log.Info("local apiserver is named no longer", "endpoint", s.is.Address)
+		}
+		if now.Sub(s.left) < keptServer || !next && s.is.Health == registry.Healthy {
+			all = append(all, s)
+		}
+	}
+	if !slices.EqualFunc(all, was.list, func(s *localServer, e registry.Endpoint) bool { return s.is == e }) {
+		l.publishLocked(all)
+	}
+}
+
+// successorLocked reports whether a server that is named can be used.
+func (l *Local) successorLocked(all []*localServer) bool {
+	return slices.ContainsFunc(all, func(s *localServer) bool {
+		return s.is.Health == registry.Healthy && !s.is.Terminating && !l.unknownLocked(s.is.Address)
+	})
+}
+
+// Each calls f for each local apiserver, on a goroutine of its own with a context that ends when
+// the server is forgotten, until ctx ends. It returns when all have returned.
+func (l *Local) Each(ctx context.Context, f func(ctx context.Context, address string)) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	ends := make(map[string]context.CancelFunc)
+	for now := range latest.Of(ctx, l.servers.Load, nil) {
+		gone := ends
+		ends = make(map[string]context.CancelFunc)
+		for _, s := range now.all {
+			address := s.of[0].address
+			end := gone[address]
+			if end == nil {
+				var each context.Context
+				each, end = context.WithCancel(ctx)
+				running.Go(func() { f(each, address) })
+			}
+			ends[address] = end
+			delete(gone, address)
+		}
+		for _, end := range gone {
+			end()
+		}
+	}
+	return ctx.Err()
 }

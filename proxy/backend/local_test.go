@@ -41,9 +41,10 @@ func apiserver(w http.ResponseWriter, r *http.Request) {
 func TestNewLocalRequires(t *testing.T) {
 	for what, without := range map[string]func(*LocalConfig){
 		"servers": func(cfg *LocalConfig) { cfg.Servers = nil }, "trust": func(cfg *LocalConfig) { cfg.TLS = nil }, "dialler": func(cfg *LocalConfig) { cfg.Dial = nil },
+		"certificate's changes": func(cfg *LocalConfig) { cfg.IdentityChanged = nil }, "signal": func(cfg *LocalConfig) { cfg.Signal = nil },
 	} {
 		n := newNetwork(t)
-		cfg := LocalConfig{Servers: []string{"10.0.0.1:6443"}, Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }}
+		cfg := quiet(LocalConfig{Servers: []string{"10.0.0.1:6443"}, Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }})
 		without(&cfg)
 		if _, err := NewLocal(cfg); err == nil {
 			t.Errorf("made without a %s", what)
@@ -51,9 +52,15 @@ func TestNewLocalRequires(t *testing.T) {
 	}
 }
 
+// quiet adds a certificate that never changes, and signals to nobody.
+func quiet(cfg LocalConfig) LocalConfig {
+	cfg.IdentityChanged, cfg.Signal = func() <-chan struct{} { return nil }, func(string, error) {}
+	return cfg
+}
+
 func newLocal(t *testing.T, n *network, change func(*LocalConfig), servers ...string) *Local {
 	t.Helper()
-	cfg := LocalConfig{Servers: servers, Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }}
+	cfg := quiet(LocalConfig{Servers: servers, Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }})
 	if change != nil {
 		change(&cfg)
 	}
@@ -92,7 +99,7 @@ func TestLocalPools(t *testing.T) {
 		}, well, old)
 		l.Report(registry.Report{Address: well, Health: registry.Healthy})
 		for _, p := range []Pool{PoolCertificate, PoolProven} {
-			c := must.Get(dialWatched(t.Context(), l.Upstream(p), well))(t)
+			c := must.Get(dialWatched(t.Context(), l.Upstream(p).at(well)))(t)
 			check.Same(t, true, l.Upstream(p).HTTP2(), "HTTP/2 of pool %d", p)
 			_ = c.Close()
 		}
@@ -106,7 +113,7 @@ func TestLocalPools(t *testing.T) {
 		}
 		check.Same(t, map[bool]int{true: 1, false: 2}, dials, "connections with a certificate, and without: proven and unproven")
 		for _, p := range []Pool{PoolCertificate, PoolProven} {
-			if _, err := dialWatched(t.Context(), l.Upstream(p), old); reasonOf(err) != engine.ReasonDial {
+			if _, err := dialWatched(t.Context(), l.Upstream(p).at(old)); reasonOf(err) != engine.ReasonDial {
 				t.Errorf("pool %d falls back to HTTP/1.1: got %v, want it undialled", p, err)
 			}
 		}

@@ -230,7 +230,7 @@ func (u *Upstream) Load() (inFlight, longRunning int64, endpoints map[string]int
 	for _, e := range list {
 		endpoints[e.address] = e.inFlight.Load()
 		if s := cmp.Or(e.via.Load(), e).said.Load(); s != nil {
-			said[e.address] = s.text
+			said[e.address] = *s
 		}
 	}
 	return u.inFlight.Held(), u.longRunning.Held(), endpoints, said

@@ -189,7 +189,7 @@ func (c *pooled) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	if err != nil && (c.begun || n > 0) {
 		c.broken.Store(true)
-		<-c.closed
+		<-c.closed.Done()
 	}
 	c.begun = true
 	return n, err //nolint:wrapcheck // from the wrapped connection
@@ -212,7 +212,7 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 		err = io.ErrUnexpectedEOF // not the end of a body without a length
 	}
 	announced := err == errHugeHead || err == io.EOF && c.last.Load() //nolint:errorlint // nobody wraps them
-	if err != nil && !announced && !c.isClosed() && !errors.Is(err, context.Canceled) {
+	if err != nil && !announced && c.closed.Err() == nil && !errors.Is(err, context.Canceled) {
 		c.ended.Do(func() {
 			c.lease.e.lost()
 			c.lease.e.up.target.signal(c.lease.e.address, errLost)

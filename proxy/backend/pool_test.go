@@ -31,7 +31,8 @@ func TestRemovedEndpoint(t *testing.T) {
 		})
 		fresh := f.serve(place2, proto, nil)
 		e := f.set(healthy(place1))
-		conn, err := dialWatched(t.Context(), f.Upstream(e), place1)
+		removed := f.Upstream(e).at(place1)
+		conn, err := dialWatched(t.Context(), removed)
 		if proto == protoH2 && err != nil {
 			t.Fatal(err)
 		}
@@ -49,7 +50,7 @@ func TestRemovedEndpoint(t *testing.T) {
 		}
 		synctest.Wait()
 		check.Same(t, 0, old.open.Load(), "old connections")
-		if _, err := dialWatched(t.Context(), f.Upstream(e), place1); reasonOf(err) != engine.ReasonDial {
+		if _, err := dialWatched(t.Context(), removed); reasonOf(err) != engine.ReasonDial {
 			t.Errorf("dialH2 to a removed endpoint: %v", err)
 		}
 	})
@@ -81,7 +82,7 @@ func TestTrustEnds(t *testing.T) {
 		})
 		e := f.set(healthy(place1))
 		u := f.Upstream(e)
-		owned := must.Get(dialWatched(t.Context(), u, place1))(t)
+		owned := must.Get(dialWatched(t.Context(), u.at(place1)))(t)
 		upgraded := must.Get(u.DialUpgrade(t.Context(), nil))(t)
 		watch := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), true))(t)
 		request := must.Get(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), false))(t)

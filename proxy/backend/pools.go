@@ -18,8 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Config configures Pools (makeBackends in cmd/fairlead). Tables, TLS, Guard, Dial, Signal and
-// Observe are required.
+// Config configures Pools (makeBackends in cmd/fairlead). Required are all but Logger and Metrics.
 type Config struct {
 	// Tables has the current table.
 	Tables latest.Tables[*registry.Table]
@@ -32,8 +31,7 @@ type Config struct {
 	// connection has ended.
 	Guard func(apiService string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func())
 	// IdentityChanged returns a channel that is closed when the proxy client certificate is
-	// replaced; the next call returns a new one. All connections then drain. Nil means that the
-	// certificate never changes.
+	// replaced; the next call returns a new one. All connections then drain.
 	IdentityChanged func() <-chan struct{}
 	// Dial connects to an address, or refuses to: the author of an EndpointSlice chooses the
 	// addresses, and our client certificate is shown to them.
@@ -80,11 +78,8 @@ type remote struct {
 
 // New returns Pools and registers their metrics.
 func New(cfg Config) (*Pools, error) {
-	if cfg.Tables == nil || cfg.TLS == nil || cfg.Guard == nil || cfg.Dial == nil || cfg.Signal == nil || cfg.Observe == nil {
-		return nil, errors.New("making backend pools: Tables, TLS, Guard, Dial, Signal and Observe are required")
-	}
-	if cfg.IdentityChanged == nil {
-		cfg.IdentityChanged = never
+	if cfg.Tables == nil || cfg.TLS == nil || cfg.Guard == nil || cfg.IdentityChanged == nil || cfg.Dial == nil || cfg.Signal == nil || cfg.Observe == nil {
+		return nil, errors.New("making backend pools: Tables, TLS, Guard, IdentityChanged, Dial, Signal and Observe are required")
 	}
 	p := &Pools{
 		cfg: cfg, shared: newShared(cfg.Logger), remotes: make(map[string]*remote), carriers: make(map[*registry.Backend]*carrier), guarded: make(map[heldConn]struct{}),
@@ -107,15 +102,17 @@ func (p *Pools) Run(ctx context.Context) error {
 		case <-t.Superseded():
 		case <-identity:
 			identity = p.cfg.IdentityChanged()
-			for _, u := range p.all() {
-				u.drain()
+			p.mu.Lock()
+			for _, r := range p.remotes {
+				r.drain()
 			}
+			for _, c := range p.carriers {
+				c.drain()
+			}
+			p.mu.Unlock()
 		}
 	}
 }
-
-// never is the IdentityChanged of a certificate that never changes.
-func never() <-chan struct{} { return nil }
 
 // Upstream returns the Upstream of a remote entry. Nil means that the APIService is gone.
 func (p *Pools) Upstream(e *registry.Entry) *Upstream {

@@ -63,8 +63,8 @@ func TestExpireHTTP2(t *testing.T) {
 	s.TLS, s.EnableHTTP2 = &tls.Config{Certificates: []tls.Certificate{f.pair}}, true
 	s.StartTLS()
 	t.Cleanup(s.Close)
-	u := f.Upstream(f.set(healthy(s.Listener.Addr().String())))
-	c := must.Get(u.dialH2(t.Context(), s.Listener.Addr().String(), dialing{cut: func(*Conn) {}, wrap: func(c net.Conn) net.Conn { conn = c; return c }}))(t)
+	e := f.Upstream(f.set(healthy(s.Listener.Addr().String()))).snapshot()[0]
+	c := must.Get(e.dialH2(t.Context(), dialing{drain: func() {}, cut: func(*Conn) {}, wrap: func(c net.Conn) net.Conn { conn = c; return c }}))(t)
 	defer c.Close()
 	check.Same(t, 5000, option(t, conn, unix.TCP_USER_TIMEOUT), "user timeout in ms")
 	check.Same(t, 2, option(t, conn, unix.TCP_KEEPIDLE), "idle time in s")

@@ -10,10 +10,12 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
@@ -402,4 +404,45 @@ func (l *Local) Prove(ctx context.Context, token string, from bound.Source, by *
 	// Read the body, so that the connection is kept. A version is never longer than this.
 	_, err = io.Copy(io.Discard, io.LimitReader(res.Body, 64<<10))
 	return res.StatusCode, err //nolint:wrapcheck // an error of the connection, which names it
+}
+
+// fail returns the failure of one try at an address, which may be empty: the error of a request
+// over HTTP/2, too. The reason says what may have been executed, and so what to answer.
+func fail(r engine.Reason, address string, err error) *engine.Failure {
+	if address != "" {
+		err = fmt.Errorf("forwarding to %s: %w", address, err)
+	}
+	return &engine.Failure{Outcome: engine.Outcome{Reason: r, Err: err}}
+}
+
+// Unreachable returns the failure of a request to a backend that is gone.
+func Unreachable() *engine.Failure { return fail(engine.ReasonNoEndpoint, "", errGone) }
+
+// over returns why a request has failed whose context has ended: its time is over, or, if its
+// client is still there, this process ends it.
+func over(ctx context.Context) engine.Reason {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return engine.ReasonDeadline
+	}
+	return engine.ReasonDrain
+}
+
+// ErrBody is to be the cause of an error of a request's own body: it is the caller's fault, not the
+// backend's.
+var ErrBody = errors.New("the request's body cannot be read")
+
+var (
+	errNoEndpoint = errors.New("there is no endpoint")
+	errGone       = errors.New("the endpoint is gone")
+	errNotFinal   = errors.New("the backend switched protocols unasked, or sent a status below 100")
+	errLost       = errors.New("the connection was lost")
+	errPatience   = errors.New("waiting for a connection took too long")
+	errEjected    = errors.New("the endpoint is unhealthy")
+)
+
+// isConnectionError distinguishes a connection that ended from a malformed response.
+func isConnectionError(err error) bool {
+	ends := []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, os.ErrDeadlineExceeded}
+	return slices.ContainsFunc(ends, func(end error) bool { return errors.Is(err, end) }) || errors.As(err, new(net.Error)) ||
+		err.Error() == "http: server closed idle connection" // net/http does not export it
 }

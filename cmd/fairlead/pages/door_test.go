@@ -26,7 +26,7 @@ func newDoor(t *testing.T, tables *registry.Registry) (*proxy.Proxy, *backend.Po
 	t.Helper()
 	pools := must.Get(backend.New(backend.Config{
 		Tables: tables, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
-		Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {},
+		Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {}, IdentityChanged: func() <-chan struct{} { return nil },
 		Guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} },
 	}))(t)
 	who := must.Get(authn.New(authn.Config{}))(t)
