@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/busiest"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // carry forwards a request of an HTTP/1.1 client through the engine, which treats it like a request
@@ -256,7 +257,8 @@ type exchange struct {
 	upstream *backend.Upstream
 	relayed  bool
 	held     place
-	audit    string // Audit-ID
+	places   [2]policy.Place // of the rule and of the dry run, see admit
+	audit    string          // Audit-ID
 	// agent is the client's User-Agent if the fields of head are dropped.
 	agent string
 	// open counts a long-running request among its caller's. Nil means that it is none.

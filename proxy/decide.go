@@ -80,6 +80,7 @@ type Decision struct {
 	// verdict is the authorizer's, for the audit log. It counts only if the authorizer was asked.
 	verdict authz.Decision
 	asked   bool
+	ruled
 	// behind is set for requests of the cluster's own aggregator (Config.Behind).
 	behind bool
 	// leads is the Action of the path, whoever asks. issuer and learned are looked up by settle.
@@ -104,7 +105,7 @@ const (
 // showed in profiles.
 func (p *Proxy) decide(d *Decision, h *Head, c *authn.Conn, now time.Time) error {
 	if _, again := d.Err.(Need); again { //nolint:errorlint // nobody wraps it
-		d.Action, d.Err, d.Pool, d.User = d.leads, nil, 0, nil // by the same table
+		d.Action, d.Err, d.Pool, d.User = d.leads, nil, 0, nil // by the same table, and its rules
 	} else {
 		p.locate(d, h)
 	}
@@ -134,7 +135,7 @@ func (p *Proxy) decide(d *Decision, h *Head, c *authn.Conn, now time.Time) error
 func (p *Proxy) locate(d *Decision, h *Head) {
 	t := p.cfg.Tables.Table()
 	m := t.Match(h.Path)
-	*d = Decision{Set: d.Set[:0], learned: d.learned, Entry: m.Entry, route: m.Route}
+	*d = Decision{Set: d.Set[:0], learned: d.learned, Entry: m.Entry, route: m.Route, ruled: ruled{rules: t.Rules()}}
 	d.Request = parseRequest(h.Method, h.Path, h.RawQuery)
 	switch {
 	case h.Method == http.MethodConnect:
@@ -179,6 +180,12 @@ func (p *Proxy) decideLocal(d *Decision, h *Head) {
 			d.Action = Impersonate // the request will carry one identity only, so the permission is checked here
 			return
 		}
+	case authn.KindToken, authn.KindNone:
+		var err error
+		if d.user, err = p.bearer(d, h); err != nil {
+			d.refuse(err)
+			return
+		}
 	}
 	p.dispatchLocal(d, h)
 }
@@ -187,6 +194,7 @@ func (p *Proxy) decideLocal(d *Decision, h *Head) {
 func (p *Proxy) dispatchLocal(d *Decision, h *Head) {
 	d.LongRunning = h.Upgrade != "" || d.Request.longRunning(nil)
 	d.Pool = p.cfg.Authn.Pool(&d.Credentials)
+	p.rule(d, h, cmp.Or(d.User, d.user))
 	p.finish(d, h)
 }
 
@@ -228,6 +236,9 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 	}
 	if d.Action != ToRemote {
 		d.LongRunning = longPage(h) || d.Request.longRunning(nil)
+		if d.route != registry.RouteOwn {
+			p.rule(d, h, d.User)
+		}
 		return
 	}
 	if len(d.Entry.Further) > 0 { // a policy gives the APIService several servers
@@ -247,6 +258,7 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 		}
 	}
 	d.Pool = authn.PoolRemote
+	p.rule(d, h, d.User)
 	p.finish(d, h)
 }
 

@@ -104,6 +104,7 @@ func (l *frames) decideParked(r *frameRequest) (plan engine.Plan) {
 		if v := recover(); v != nil {
 			l.p.log.Error("deciding panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			r.held.leave()
+			r.leave()
 			plan = engine.Plan{Serve: l.p.answer(errPanicked)}
 		}
 	}()
@@ -124,6 +125,7 @@ const (
 	needIssuer                       // of a long token
 	needUser                         // a TokenReview
 	needVerdict                      // a SubjectAccessReview
+	needBearer                       // a TokenReview, for rules of the policy; without an answer the request passes
 )
 
 func (Need) Error() string { return "the decision lacks a look-up" }
@@ -133,6 +135,7 @@ func (Need) Error() string { return "the decision lacks a look-up" }
 type learned struct {
 	caller  authn.Credentials
 	user    user.Info
+	bearer  bool // that of caller, or nil, is what is known for rules
 	asked   *authz.Attributes
 	verdict authz.Decision
 	err     error // of the last look-up
@@ -197,6 +200,8 @@ func (p *Proxy) lookUp(ctx context.Context, n Need, d *Decision, h *Head, c *aut
 		}
 		defer leave()
 		d.issuer = p.cfg.Authn.FindIssuer(c, &d.Credentials)
+	case needBearer:
+		p.askBearer(ctx, d, h)
 	case needUser:
 		l.caller, unknown = d.Credentials, errAuthenticating
 		if l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote)); err != nil {

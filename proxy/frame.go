@@ -151,6 +151,9 @@ func (l *frames) plan(r *frameRequest) engine.Plan {
 	r.startRecords()
 	if ready := l.p.cfg.Ready; ready != nil && d.Action == ToDocument && !d.behind && r.observer == nil && r.head.Method == http.MethodGet {
 		if answer := ready(r.head); answer != nil {
+			if err := r.admit(); err != nil {
+				return r.refuse(err)
+			}
 			return r.prepared(answer)
 		}
 	}
@@ -170,6 +173,9 @@ func (l *frames) plan(r *frameRequest) engine.Plan {
 		return engine.Plan{Serve: r.offEngine(), GoAway: l.p.goAway()}
 	}
 	r.observer.begin(d)
+	if err := r.admit(); err != nil {
+		return r.refuse(err)
+	}
 	if err := l.p.enter(&r.held, d, u, d.source(r.head)); err != nil {
 		return r.refuse(err)
 	}
@@ -246,6 +252,9 @@ func (r *frameRequest) onHead(status int, leads bool) http.Handler {
 }
 
 func (r *frameRequest) onEnd(o engine.Outcome) {
+	if o.Duration == 0 { // answered in the turn of the loop in which it came
+		o.Duration = time.Since(r.head.Arrived)
+	}
 	r.carried(&o, o.Duration)
 	gaveUp := o.Reason == engine.ReasonClientReset || o.Reason == engine.ReasonClientLost
 	r.finish(&ending{Outcome: o, proto: "HTTP/2.0", tls: r.front.tls, conn: r.front.number, gaveUp: gaveUp})

@@ -136,6 +136,12 @@ func (f *observer) end(x *exchange, o *engine.Outcome) {
 	if d.Impersonator != nil && d.User != nil {
 		f.event.Impersonated(d.User)
 	}
+	if d.Rule != nil {
+		f.event.Annotate("fairlead.dev/rule", d.Rule.Name)
+	}
+	if d.DryRun != nil {
+		f.event.Annotate("fairlead.dev/dry-run-rule", d.DryRun.Name)
+	}
 	f.authorized(d)
 	f.event.Completed(o.Status, wrong)
 }

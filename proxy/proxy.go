@@ -57,6 +57,7 @@ type Proxy struct {
 	givenUp       *givenUp
 	callers       callers
 	desk          desk
+	unsure        uncertain
 	scrapers      scrapers
 	browsers      browsers
 	// rejecting refuses every new request. leaving closes each HTTP/1.1 connection after its
@@ -74,7 +75,7 @@ type Proxy struct {
 func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
-		instance: rand.Text()[:16], givenUp: newGivenUp(), callers: newCallers(), desk: newDesk(), scrapers: newScrapers(),
+		instance: rand.Text()[:16], givenUp: newGivenUp(), callers: newCallers(), desk: newDesk(), unsure: newUncertain(), scrapers: newScrapers(),
 		sessionPlaces: bound.Places{Lend: true}, limits: limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)},
 		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
 	}
@@ -82,7 +83,7 @@ func New(cfg Config) (*Proxy, error) {
 	if p.browsers, err = newBrowsers(cfg.AllowedOrigins, cfg.HSTS); err != nil {
 		return nil, err
 	}
-	p.metrics = newMetrics(cfg.Metrics, cfg.Tables, p.active(), p.givenUp.refused)
+	p.metrics = newMetrics(cfg.Metrics, cfg.Tables, p.active(), p.givenUp.refused, p.unsure.requests)
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.sessions.ending, p.sessions.end = context.WithCancel(context.Background())
 	p.impersonated = p.impersonation(http.HandlerFunc(p.serveImpersonated))
@@ -147,6 +148,12 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time,
 
 func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchange) {
 	x.decision.learned = nil // the request may last for hours
+	if x.decision.Action != Refuse {
+		if err := x.admit(); err != nil {
+			p.writeError(w, r, err)
+			return
+		}
+	}
 	switch x.decision.Action {
 	case ToLocal, ToRemote:
 		x.forward(w, r)

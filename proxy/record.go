@@ -182,6 +182,7 @@ func (p *Proxy) writesLines() bool { return p.cfg.AccessLog != nil || p.cfg.Taps
 // finish ends every request: it counts the request, and logs it where that is wanted.
 func (x *exchange) finish(e *ending) {
 	p, d := x.p, &x.decision
+	x.leave()
 	if e.Status == 0 {
 		e.Status = statusClientGone
 	}
@@ -244,8 +245,14 @@ func (x *exchange) line(e *ending) accesslog.Line {
 	default:
 		line.End = "complete"
 	}
-	if d.User != nil {
-		line.User = d.User.GetName()
+	if u := cmp.Or(d.User, d.user); u != nil {
+		line.User = u.GetName()
+	}
+	if d.Rule != nil {
+		line.Rule = d.Rule.Name
+	}
+	if d.DryRun != nil {
+		line.DryRun = d.DryRun.Name
 	}
 	if d.Impersonator != nil {
 		line.Impersonator = d.Impersonator.GetName()

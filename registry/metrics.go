@@ -24,7 +24,7 @@ func newMetrics(table func() *Table, to prometheus.Registerer) prometheus.Histog
 		// From 50 µs (a hundred entries) to 0.4 s (too late for ten thousand entries).
 		Buckets: prometheus.ExponentialBuckets(50e-6, 2, 14),
 	})
-	metric.Register(to, build, gauges(table), outages(table))
+	metric.Register(to, build, gauges(table), outages(table), ruled(table))
 	return build
 }
 
@@ -40,6 +40,24 @@ func outages(table func() *Table) metric.Gauges {
 					count(total, float64(e.outages[i]), e.Name, reason)
 				}
 			}
+		}
+	}}
+}
+
+// ruled shows what the policy's rules did.
+func ruled(table func() *Table) metric.Gauges {
+	requests := prometheus.NewDesc("fairlead_rule_requests_total",
+		"Requests that matched a rule of the policy, by its name and action, and whether it refused them. Those of a dry run are would_refuse if it would have.",
+		[]string{"rule", "action", "result"}, nil)
+	return metric.Gauges{Type: prometheus.CounterValue, All: []*prometheus.Desc{requests}, Make: func(count func(*prometheus.Desc, float64, ...string)) {
+		for _, g := range table().Rules().All() {
+			refused, passed := g.Count()
+			result := "refused"
+			if g.DryRun {
+				result = "would_refuse"
+			}
+			count(requests, float64(refused), g.Name, string(g.Action), result)
+			count(requests, float64(passed), g.Name, string(g.Action), "passed")
 		}
 	}}
 }

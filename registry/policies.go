@@ -35,7 +35,7 @@ type policies struct {
 func (in *Input) SetPolicy(objects []directory.Object) (faults, unknown []directory.Fault) {
 	o := *in.Options
 	o.AllowURLs = true // as for any file of this process
-	in.policy, faults = o.compile(objects, new(policy.Namespaces))
+	in.policy, faults = o.compile(objects, new(policy.Namespaces), nil)
 	return faults, in.policy.unknown(in.APIServices)
 }
 
@@ -61,7 +61,7 @@ func newPolicies(r *Registry, from string) (p *policies, err error) {
 	}
 	objects, faults := directory.Load(from)
 	if len(faults) == 0 {
-		_, faults = p.options.compile(objects, p.namespaces)
+		_, faults = p.options.compile(objects, p.namespaces, nil)
 	}
 	var errs []error
 	for _, f := range faults {
@@ -105,8 +105,11 @@ func (p *policies) decode(data map[string][]byte, err error) (objects []director
 func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []directory.Object, faults []directory.Fault) {
 	if len(faults) == 0 {
 		var now *routings
-		if now, faults = p.options.compile(objects, p.namespaces); len(faults) == 0 {
+		if now, faults = p.options.compile(objects, p.namespaces, p.last.rules); len(faults) == 0 {
 			p.last = now
+			if now.rules != nil {
+				now.rules.Map = p.ref
+			}
 		}
 	}
 	if p.last.labels != nil {

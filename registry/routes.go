@@ -59,6 +59,7 @@ type routings struct {
 	// labels is the first backend that selects namespaces by labels. Nil means that none does.
 	labels *directory.Fault
 	known  *policy.Namespaces
+	rules  *policy.Gates // nil means none
 }
 
 // where formats a place in the policy.
@@ -88,14 +89,17 @@ func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faul
 const (
 	// maxRoutes bounds the routes: those of unknown APIServices are looked for with each new table.
 	maxRoutes = 1000
+	// maxRules bounds the rules, of which each has metrics.
+	maxRules = 10_000
 	// maxBackends bounds the further backends of an APIService: each is probed, and compared with
 	// every request of it.
 	maxBackends = 32
 )
 
 // compile makes routings of the objects of a policy, empty ones with what is wrong with them.
-func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) (*routings, []directory.Fault) {
-	p := &routings{of: make(map[string]*routing), users: make(map[types.NamespacedName][]string), known: known}
+// Limits go on where those of prev are.
+func (o *Options) compile(objects []directory.Object, known *policy.Namespaces, prev *policy.Gates) (*routings, []directory.Fault) {
+	p := &routings{of: make(map[string]*routing), users: make(map[types.NamespacedName][]string), known: known, rules: policy.NewGates(prev)}
 	var faults []directory.Fault
 	for i := range objects {
 		doc, ok := objects[i].Value.(*policy.Policy)
@@ -107,14 +111,26 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces) 
 			faults = append(faults, objects[i].FaultAt("routes", field.TooMany(nil, n, maxRoutes).ErrorBody()))
 			continue
 		}
+		var wrong field.ErrorList
 		for j := range doc.Routes {
-			for _, e := range p.add(o, &objects[i], &doc.Routes[j], field.NewPath("routes").Index(j)) {
-				faults = append(faults, objects[i].FaultAt(e.Field, e.ErrorBody()))
-			}
+			wrong = append(wrong, p.add(o, &objects[i], &doc.Routes[j], field.NewPath("routes").Index(j))...)
+		}
+		if n := len(p.rules.All()) + len(doc.Rules); n > maxRules {
+			wrong, doc.Rules = append(wrong, field.TooMany(field.NewPath("rules"), n, maxRules)), nil
+		}
+		for j := range doc.Rules {
+			at := field.NewPath("rules").Index(j)
+			wrong = append(wrong, p.rules.Add(&doc.Rules[j], where(objects[i].FaultAt(at.String(), "")), at, prev)...)
+		}
+		for _, e := range wrong {
+			faults = append(faults, objects[i].FaultAt(e.Field, e.ErrorBody()))
 		}
 	}
 	if len(faults) > 0 {
 		return &routings{}, faults
+	}
+	if p.rules.Compile(); len(p.rules.All()) == 0 {
+		p.rules = nil
 	}
 	return p, nil
 }

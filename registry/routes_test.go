@@ -29,7 +29,7 @@ func (s *teller) setPolicy(file string, b *batch) {
 	b.replaced[kindPolicy], b.policy = true, s.objects.policy
 	if len(faults) == 0 {
 		var now *routings
-		if now, faults = s.options.compile(objects, &s.namespaces); len(faults) == 0 {
+		if now, faults = s.options.compile(objects, &s.namespaces, s.objects.policy.rules); len(faults) == 0 {
 			b.policy = now
 		}
 	}
@@ -117,7 +117,7 @@ func TestManyRoutes(t *testing.T) {
 		fmt.Fprintf(&b, "- {apiService: v1.g%d.io, hidden: true}\n", i)
 	}
 	objects, _ := directory.Decode("p.yaml", []byte(b.String()))
-	_, faults := (&Options{}).compile(objects, nil)
+	_, faults := (&Options{}).compile(objects, nil, nil)
 	if len(faults) != 1 || !strings.Contains(faults[0].Message, "must have at most 1000 items") {
 		t.Errorf("faults %v", faults)
 	}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 
 	"github.com/fairlead-proxy/fairlead/registry/directory"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // Table is one immutable state of the set of APIServices. Any goroutine may call its methods.
@@ -113,6 +114,14 @@ func (t *Table) Problems() []directory.Fault { return t.problems }
 
 // NamespaceLabels reports whether the policy selects namespaces by their labels.
 func (t *Table) NamespaceLabels() bool { return t.policy != nil && t.policy.labels != nil }
+
+// Rules returns the rules of the policy. Nil means none.
+func (t *Table) Rules() *policy.Gates {
+	if t.policy == nil {
+		return nil
+	}
+	return t.policy.rules
+}
 
 // named returns the entry of an APIService by its name, version.group, nil if there is none.
 func (t *Table) named(name string) *Entry {

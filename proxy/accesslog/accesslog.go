@@ -183,6 +183,8 @@ type Line struct {
 	User, Impersonator string
 	// APIService is the APIService of the path.
 	APIService string
+	// Rule is the policy's rule that matched, DryRun the one that would have refused the request.
+	Rule, DryRun string
 	// AuditID is the Audit-ID, as in the audit logs of kube-apiserver and of extension servers.
 	AuditID string
 }
@@ -215,6 +217,8 @@ func (l *Line) append(b []byte) []byte {
 	b = optional(b, `,"user":`, l.User)
 	b = optional(b, `,"impersonator":`, l.Impersonator)
 	b = optional(b, `,"apiservice":`, l.APIService)
+	b = optional(b, `,"rule":`, l.Rule)
+	b = optional(b, `,"dryrun":`, l.DryRun)
 	b = optional(b, `,"audit":`, l.AuditID)
 	return append(b, '}', '\n')
 }

@@ -103,6 +103,9 @@ func (a *Authenticator) Cached(c *Credentials, path string) (u user.Info, known 
 	return nil, true
 }
 
+// Nobody is who has no credentials.
+func (a *Authenticator) Nobody() user.Info { return a.nobody }
+
 // Review asks the local apiserver for the user of a token that Cached does not know. A stranger's
 // review counts for from: no address may take all places of the queue. ErrUnauthenticated means
 // that the caller is refused; any other error means that the review failed, and the request must be

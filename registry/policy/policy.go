@@ -1,11 +1,13 @@
 // Package policy has the document with which a cluster's administrator says which server has what
-// of an API: apiVersion fairlead.dev/v1, kind Policy (--policy). Its parent validates it and makes
-// backends of it; this package says which request a backend is meant for.
+// of an API, and who may ask how much: apiVersion fairlead.dev/v1, kind Policy (--policy). Its
+// parent makes backends of its routes; this package says which request a backend is meant for, and
+// which rule stands in its way.
 //
-// A Rule is immutable, so any goroutine may call Matches.
+// What is compiled is immutable but for the state of limits, and safe for concurrent use.
 package policy
 
 import (
+	"net/netip"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,13 +19,16 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// Policy is the document. Several are one: their routes are added up.
+// Policy is the document. Several are one: their routes and rules are added up, in the order of
+// their files.
 type Policy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
 
 	// Routes are what it says of APIServices.
 	Routes []Route `json:"routes"`
+	// Rules are what it says of requests. The first that matches decides.
+	Rules []AccessRule `json:"rules"`
 }
 
 // DeepCopyObject implements runtime.Object. The copy shares what is immutable.
@@ -85,10 +90,18 @@ type When struct {
 	UserAgents []string `json:"userAgents"`
 }
 
-// Request is what a When looks at.
+// Request is what conditions look at.
 type Request struct {
 	// Namespace and the others are those of the request's path. Empty means that it has none.
 	Namespace, Resource, Subresource, Name string
+	// Verb, APIGroup and Path, which is decoded, are as in RBAC. IsResource says that it is a
+	// request to a resource, not to Path.
+	Verb, APIGroup, Path string
+	IsResource           bool
+	// WholeList: see AccessRule.WholeLists.
+	WholeList bool
+	// Source is the client's address.
+	Source netip.Addr
 	// LabelSelector is as in the query, decoded.
 	LabelSelector string
 	// User is the effective one. Nil means that nobody knows.

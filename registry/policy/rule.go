@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -62,7 +61,7 @@ func (n *Namespaces) match(name string, by labels.Selector) bool {
 	return known && by.Matches(found.(labels.Set)) //nolint:forcetypeassert // nothing else is stored
 }
 
-// maxValues bounds a list of a condition, which every request of the APIService may search.
+// maxValues bounds a list of a condition, which every request may search.
 const maxValues = 100
 
 // Rule compiles when the backend gets requests. Known may be nil.
@@ -77,18 +76,7 @@ func (b *Backend) Rule(where string, at *field.Path, known *Namespaces) (r *Rule
 	at = at.Child("when")
 	given := b.When.NamespaceLabels != nil
 	b.When.lists(func(name string, values []string) {
-		given = given || values != nil
-		if values != nil && len(values) == 0 {
-			wrong = append(wrong, field.Required(at.Child(name), "it is empty, so nothing would match"))
-		}
-		if len(values) > maxValues {
-			wrong = append(wrong, field.TooMany(at.Child(name), len(values), maxValues))
-		}
-		for i, v := range values {
-			if v == "" || strings.Contains(strings.TrimSuffix(v, "*"), "*") {
-				wrong = append(wrong, field.Invalid(at.Child(name).Index(i), v[:min(len(v), 64)], "a value, or a prefix that ends in *"))
-			}
-		}
+		given, wrong = given || values != nil, append(wrong, checkValues(at.Child(name), values)...)
 	})
 	if !given {
 		wrong = append(wrong, field.Required(at, "a condition: without one it would get all requests"))

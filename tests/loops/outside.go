@@ -65,6 +65,12 @@ var known = map[string]string{
 	"(*os.File).SyscallConn":                  "reads a field",
 	"golang.org/x/sys/unix.GetsockoptTCPInfo": "never waits",
 
+	"k8s.io/apiserver/pkg/authentication/serviceaccount.SplitUsername":               "reads a short text",
+	"k8s.io/apiserver/pkg/authentication/serviceaccount.MakeGroupNames":              "two texts",
+	"golang.org/x/time/rate.NewLimiter":                                              "a struct",
+	"(*golang.org/x/time/rate.Limiter).ReserveN":                                     "its mutex is held for arithmetic",
+	"(*golang.org/x/time/rate.Reservation).DelayFrom":                                "arithmetic",
+	"(*golang.org/x/time/rate.Reservation).CancelAt":                                 "its mutex is held for arithmetic",
 	"(k8s.io/apiserver/pkg/apis/audit.Level).Less":                                   "compares",
 	"k8s.io/apiserver/pkg/audit.PolicyRuleEvaluator.EvaluatePolicyRule":              "reads each of the operator's rules once",
 	"k8s.io/apimachinery/pkg/apis/meta/v1.NewMicroTime":                              "a struct",

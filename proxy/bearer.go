@@ -1,0 +1,105 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/memo"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+)
+
+const (
+	// callerTime is how long a request waits for its token's user: rules stop nobody because a
+	// review does not come. A TokenReview takes a millisecond or two.
+	callerTime = time.Second
+	// uncertainTime is how long later requests with a token whose review did not come do not wait.
+	uncertainTime = 5 * time.Second
+	// maxUncertain bounds such tokens, by number and bytes.
+	maxUncertain, uncertainBytes = 4096, 8 << 20
+)
+
+// uncertain are the tokens whose review did not come.
+type uncertain struct {
+	*memo.Cache[authn.Token, struct{}]
+
+	requests prometheus.Counter
+}
+
+func newUncertain() uncertain {
+	return uncertain{
+		memo.New[authn.Token, struct{}](memo.Config{Entries: maxUncertain, Bytes: uncertainBytes, Largest: uncertainBytes / 64}),
+		metric.Count("fairlead_rule_users_unknown_total", "Requests with a token that passed the policy's rules by user, because no TokenReview said in time whose it is."),
+	}
+}
+
+// bearer returns the user of a token that the local apiserver will authenticate, or of no
+// credentials, if a rule looks at users. Its error is needBearer, or nil: nobody is stopped because
+// the user is unknown.
+func (p *Proxy) bearer(d *Decision, h *Head) (user.Info, error) {
+	if d.rules == nil || !d.rules.ByUser || d.asks(h) || d.spared(d.rules) {
+		return nil, nil
+	}
+	if d.Credentials.Kind == authn.KindNone {
+		return p.cfg.Authn.Nobody(), nil
+	}
+	if l := d.learned; l != nil && l.bearer && l.caller.Same(&d.Credentials) {
+		return l.user, nil
+	}
+	if p.unsure.Get(d.Credentials.Token, d.Credentials.Now) != nil {
+		p.unsure.requests.Inc()
+		return nil, nil
+	}
+	u, known := p.cfg.Authn.Cached(&d.Credentials, d.Request.Path)
+	if !known {
+		return nil, needBearer
+	}
+	return u, nil
+}
+
+// askBearer asks for the user of a token for bearer.
+func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) {
+	l := d.learned
+	l.caller, l.bearer = d.Credentials, true
+	ctx, cancel := context.WithTimeout(ctx, callerTime)
+	defer cancel()
+	var err error
+	if l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote)); err != nil && !errors.Is(err, authn.ErrUnauthenticated) {
+		p.log.Debug("reviewing a token for a rule", "err", err)
+		p.unsure.Put(&memo.Entry[authn.Token, struct{}]{Key: d.Credentials.Token, Size: len(d.Credentials.Token.Secret()), Until: time.Now().Add(uncertainTime)})
+		p.unsure.requests.Inc()
+	}
+}
+
+// asks reports whether the local apiserver is asked to impersonate. Without a name its filter does
+// nothing.
+func (d *Decision) asks(h *Head) bool {
+	return d.Credentials.Impersonates && h.get("impersonate-user") != ""
+}
+
+// impersonated returns whom the local apiserver will take for the caller if that may impersonate:
+// as in its filter (k8s.io/apiserver/pkg/endpoints/filters/impersonation).
+func (h *Head) impersonated() user.Info {
+	u := &user.DefaultInfo{Name: h.get("impersonate-user")}
+	for i := range h.Fields {
+		if f := &h.Fields[i]; strings.EqualFold(f.Name, "impersonate-group") {
+			u.Groups = append(u.Groups, f.Value)
+		}
+	}
+	if namespace, _, err := serviceaccount.SplitUsername(u.Name); err == nil && len(u.Groups) == 0 {
+		u.Groups = serviceaccount.MakeGroupNames(namespace)
+	}
+	everybody := user.AllAuthenticated
+	if u.Name == user.Anonymous {
+		everybody = user.AllUnauthenticated
+	}
+	u.Groups = append(u.Groups, everybody)
+	return u
+}

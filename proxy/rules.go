@@ -1,0 +1,155 @@
+package proxy
+
+import (
+	"math"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
+)
+
+// ruled is what the rules of the policy say of a request.
+type ruled struct {
+	// rules are those in force when the request came. Nil means none, or that they were asked.
+	rules *policy.Gates
+	// Rule is the rule that matches, and DryRun the first one before it that would, if it were no
+	// dry run. Nil means none.
+	Rule, DryRun *policy.Gate
+	// user is the owner of a token that the request is forwarded with. Nil means unknown.
+	user user.Info
+}
+
+// exempt are the users that no rule stops, unless somebody impersonates them: Fairleads, by the
+// names that docs/operations.md gives them, and the apiservers' own requests.
+var exempt = []string{ //nolint:gochecknoglobals // nothing writes it
+	"system:fairlead", "system:serviceaccount:kube-system:fairlead", user.APIServerUser, "system:kube-aggregator",
+}
+
+// rule finds the rules for a request that may be answered, and whose user is decided. Nil means
+// that nobody knows the user.
+func (p *Proxy) rule(d *Decision, h *Head, u user.Info) {
+	g := d.rules
+	if d.rules = nil; g == nil || d.spared(g) {
+		return
+	}
+	switch {
+	case d.Impersonator != nil:
+	case d.asks(h):
+		u = h.impersonated()
+	case u != nil && slices.Contains(exempt, u.GetName()):
+		return
+	}
+	r := &d.Request
+	q := policy.Request{
+		Namespace: r.Namespace, Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, Verb: r.Verb, APIGroup: r.APIGroup, Path: r.Path, IsResource: r.IsResourceRequest,
+		User: u,
+	}
+	if g.Agents {
+		q.UserAgent = h.get("user-agent")
+	}
+	if g.Sources {
+		q.Source = h.source(d.Credentials.Kind == authn.KindFrontProxy)
+	}
+	q.WholeList = g.Lists && r.Verb == "list" && r.Name == "" && unlimited(h.RawQuery)
+	d.Rule, d.DryRun = g.Find(&q)
+}
+
+// spared reports whether no rule stops a request, whoever sends it: health checks, by which
+// kubelets and load balancers judge the apiserver, and those for the policy itself.
+func (d *Decision) spared(g *policy.Gates) bool {
+	r := &d.Request
+	if !r.IsResourceRequest {
+		first, _, _ := strings.Cut(strings.TrimPrefix(r.Path, "/"), "/")
+		return first == "livez" || first == "readyz" || first == "healthz"
+	}
+	return r.Resource == "configmaps" && r.APIGroup == "" && r.Name != "" && g.Map == types.NamespacedName{Namespace: r.Namespace, Name: r.Name}
+}
+
+// unlimited reports whether a list has neither a resourceVersion nor a limit.
+func unlimited(rawQuery string) bool {
+	if !strings.Contains(rawQuery, "=") {
+		return true
+	}
+	version, _ := param(rawQuery, "resourceVersion")
+	limit, _ := param(rawQuery, "limit")
+	return version == "" && (limit == "" || limit == "0")
+}
+
+// source returns the client's address: behind a trusted front proxy the last one that it has added
+// to X-Forwarded-For, which clients cannot.
+func (h *Head) source(proxied bool) netip.Addr {
+	text := h.RemoteIP
+	if list := h.list("x-forwarded-for"); proxied && list != "" {
+		last := strings.TrimSpace(list[strings.LastIndexByte(list, ',')+1:])
+		if net.ParseIP(last) != nil {
+			text = last
+		}
+	}
+	a, _ := netip.ParseAddr(text)
+	return a.Unmap().WithZone("")
+}
+
+// admit asks the rules that match, once a request is about to be answered. Its places are left when
+// the request ends.
+func (x *exchange) admit() *apierrors.StatusError {
+	d := &x.decision
+	if d.Rule == nil && d.DryRun == nil {
+		return nil
+	}
+	from, now := d.source(x.head), time.Now()
+	if d.user != nil {
+		from = bound.Caller(d.user, x.head.Remote)
+	}
+	var wait time.Duration
+	ok := true
+	if d.DryRun != nil {
+		if x.places[1], _, ok = d.DryRun.Enter(from, now); ok {
+			d.DryRun = nil
+		}
+	}
+	if d.Rule == nil {
+		return nil
+	}
+	if x.places[0], wait, ok = d.Rule.Enter(from, now); ok {
+		return nil
+	}
+	return errRule(d.Rule, wait)
+}
+
+func (x *exchange) leave() {
+	for i := range x.places {
+		x.places[i].Leave()
+	}
+}
+
+// errRule is a rule's refusal. wait is how long it will last, zero if nobody knows.
+func errRule(g *policy.Gate, wait time.Duration) *apierrors.StatusError {
+	why := "rule " + strconv.Quote(g.Name) + " of the cluster's policy "
+	switch g.Action {
+	case policy.Rate:
+		why += "allows " + strconv.FormatFloat(g.PerSecond, 'g', -1, 64) + " requests a second"
+	case policy.InFlight:
+		why += "allows " + strconv.Itoa(int(g.Max)) + " requests at a time"
+	default:
+		why += "refuses this request"
+	}
+	if g.Message != "" {
+		why += ": " + g.Message
+	}
+	if g.Action == policy.Deny {
+		return statusError(http.StatusForbidden, metav1.StatusReasonForbidden, why)
+	}
+	return apierrors.NewTooManyRequests(why, max(retrySoon, int(math.Ceil(wait.Seconds()))))
+}

@@ -1,0 +1,211 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"unicode"
+
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+)
+
+// AccessRule says what happens to the requests that it matches, before anybody answers them: the
+// first that matches decides, and without one nothing changes. A rule never lets anybody in: who
+// is allowed here is authenticated and authorized as before.
+type AccessRule struct {
+	// Name is unique in the policy, and seen in answers, logs and metrics.
+	Name string `json:"name"`
+	// Match matches as a FlowSchema's rules do (flowcontrol.apiserver.k8s.io/v1), except that what
+	// is left out is no condition: without subjects it is anybody, without both kinds of rules any
+	// request. With impersonation the subject is the impersonated user.
+	Match flowcontrolv1.PolicyRulesWithSubjects `json:"match"`
+	// UserAgents are values, or prefixes that end in *. Clients choose theirs.
+	UserAgents []string `json:"userAgents"`
+	// Sources are addresses and networks (CIDR) of clients.
+	Sources []string `json:"sources"`
+	// WholeLists matches only lists of whole collections, with neither resourceVersion nor limit:
+	// the apiserver reads all objects, and holds them in memory.
+	WholeLists bool   `json:"wholeLists"`
+	Action     Action `json:"action"`
+	// PerSecond and Burst belong to Rate. Zero Burst means what a second allows, at least one.
+	PerSecond float64 `json:"perSecond"`
+	Burst     int32   `json:"burst"`
+	// Max belongs to InFlight. A watch counts until it ends.
+	Max int32 `json:"max"`
+	// Shared: all callers together have the limit of Rate or InFlight. If false, each user has it
+	// for itself; where the user is not known, each token, and without one each address.
+	Shared bool `json:"shared"`
+	// Message is for who is refused.
+	Message string `json:"message"`
+	// DryRun: the rule is counted and logged, and the next one decides.
+	DryRun bool `json:"dryRun"`
+}
+
+// Action is what an AccessRule does.
+type Action string
+
+// The actions.
+const (
+	// Allow ends the list: no later rule refuses the request.
+	Allow Action = "Allow"
+	// Deny answers with 403.
+	Deny Action = "Deny"
+	// Rate answers with 429 what exceeds PerSecond, on average.
+	Rate Action = "Rate"
+	// InFlight answers with 429 what comes while Max requests are under way.
+	InFlight Action = "InFlight"
+)
+
+const (
+	maxMessage = 1024 // bytes: a refusal is an answer of a few lines
+	// maxRulesOfMatch bounds what is compared with a request for one rule.
+	maxRulesOfMatch = 16
+	// minPerSecond is one request in 100 seconds, maxPerSecond more than a process forwards.
+	minPerSecond, maxPerSecond = 0.01, 1e6
+	maxAgent                   = 256 // bytes, of which the access log has as many
+)
+
+// check returns what is wrong with a rule.
+func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
+	bad := func(at *field.Path, value any, message string) {
+		wrong = append(wrong, field.Invalid(at, value, message))
+	}
+	if errs := validation.IsDNS1123Subdomain(r.Name); len(errs) > 0 {
+		bad(at.Child("name"), r.Name[:min(len(r.Name), maxAgent)], errs[0])
+	}
+	switch r.Action {
+	case Allow, Deny, Rate, InFlight:
+	default:
+		wrong = append(wrong, field.NotSupported(at.Child("action"), r.Action, []Action{Allow, Deny, Rate, InFlight}))
+	}
+	switch {
+	case r.Action == Rate && !(r.PerSecond >= minPerSecond && r.PerSecond <= maxPerSecond):
+		bad(at.Child("perSecond"), r.PerSecond, fmt.Sprintf("it must be between %v and %v", minPerSecond, maxPerSecond))
+	case r.Action != Rate && (r.PerSecond != 0 || r.Burst != 0):
+		bad(at.Child("perSecond"), r.PerSecond, "perSecond and burst are for action Rate")
+	case r.Burst < 0:
+		bad(at.Child("burst"), r.Burst, "it is negative")
+	case r.Action == InFlight && r.Max < 1:
+		bad(at.Child("max"), r.Max, "it must be at least 1")
+	case r.Action != InFlight && r.Max != 0:
+		bad(at.Child("max"), r.Max, "max is for action InFlight")
+	case r.Shared && r.Action != Rate && r.Action != InFlight:
+		bad(at.Child("shared"), true, "shared is for the actions Rate and InFlight")
+	}
+	if len(r.Message) > maxMessage || strings.ContainsFunc(r.Message, func(c rune) bool { return !unicode.IsPrint(c) }) {
+		bad(at.Child("message"), "", fmt.Sprintf("one line of at most %d bytes", maxMessage))
+	}
+	m := &r.Match
+	if len(m.Subjects)+len(m.ResourceRules)+len(m.NonResourceRules)+len(r.UserAgents)+len(r.Sources) == 0 && !r.WholeLists {
+		wrong = append(wrong, field.Required(at.Child("match"), "a condition: without one it would match all requests"))
+	}
+	wrong = append(wrong, r.checkMatch(at.Child("match"))...)
+	wrong = append(wrong, checkValues(at.Child("userAgents"), r.UserAgents)...)
+	for i, a := range r.UserAgents {
+		if len(a) > maxAgent {
+			wrong = append(wrong, field.TooLong(at.Child("userAgents").Index(i), "", maxAgent))
+		}
+	}
+	if len(r.Sources) > maxValues {
+		wrong = append(wrong, field.TooMany(at.Child("sources"), len(r.Sources), maxValues))
+	}
+	for i, s := range r.Sources {
+		if _, err := network(s); err != nil {
+			bad(at.Child("sources").Index(i), s[:min(len(s), 64)], "an address, or a network such as 10.0.0.0/8")
+		}
+	}
+	return wrong
+}
+
+// network parses an address or a network.
+func network(s string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
+		return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(s)
+	return p.Masked(), err //nolint:wrapcheck // nobody reads it
+}
+
+// checkMatch applies the apiserver's rules for FlowSchemas (in pkg/apis/flowcontrol/validation of
+// k8s.io/kubernetes, which is no library).
+func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
+	m := &r.Match
+	if len(m.Subjects) > maxValues {
+		wrong = append(wrong, field.TooMany(at.Child("subjects"), len(m.Subjects), maxValues))
+	}
+	for i, s := range m.Subjects {
+		if _, _, ok := subject(&s); !ok {
+			wrong = append(wrong, field.Invalid(at.Child("subjects").Index(i), s.Kind,
+				"kind User, Group or ServiceAccount, with the field user.name, group.name, or serviceAccount.namespace and name"))
+		}
+	}
+	if n := len(m.ResourceRules) + len(m.NonResourceRules); n > maxRulesOfMatch {
+		wrong = append(wrong, field.TooMany(at.Child("resourceRules"), n, maxRulesOfMatch))
+	}
+	values := func(at *field.Path, values []string, empty bool) {
+		switch {
+		case len(values) == 0 && !empty:
+			wrong = append(wrong, field.Required(at, ""))
+		case len(values) > maxValues:
+			wrong = append(wrong, field.TooMany(at, len(values), maxValues))
+		case len(values) > 1 && slices.Contains(values, "*"):
+			wrong = append(wrong, field.Invalid(at, values, `if "*" is present, it must be the only value`))
+		}
+	}
+	for i, rr := range m.ResourceRules {
+		at := at.Child("resourceRules").Index(i)
+		values(at.Child("verbs"), rr.Verbs, false)
+		values(at.Child("apiGroups"), rr.APIGroups, false)
+		values(at.Child("resources"), rr.Resources, false)
+		values(at.Child("namespaces"), rr.Namespaces, rr.ClusterScope)
+	}
+	for i, nr := range m.NonResourceRules {
+		at := at.Child("nonResourceRules").Index(i)
+		values(at.Child("verbs"), nr.Verbs, false)
+		values(at.Child("nonResourceURLs"), nr.NonResourceURLs, false)
+		for j, u := range nr.NonResourceURLs {
+			if u != "*" && !strings.HasPrefix(u, "/") || strings.Contains(strings.TrimSuffix(u, "/*"), "*") && u != "*" {
+				wrong = append(wrong, field.Invalid(at.Child("nonResourceURLs").Index(j), u, `a path, or one that ends in "/*"`))
+			}
+		}
+	}
+	return wrong
+}
+
+// subject returns what a subject matches: by user name, group or namespace of service accounts. Of
+// a name, "*" means all.
+func subject(s *flowcontrolv1.Subject) (by dimension, value string, ok bool) {
+	switch {
+	case s.Kind == flowcontrolv1.SubjectKindUser && s.User != nil:
+		return byUser, s.User.Name, s.User.Name != ""
+	case s.Kind == flowcontrolv1.SubjectKindGroup && s.Group != nil:
+		return byGroup, s.Group.Name, s.Group.Name != ""
+	case s.Kind == flowcontrolv1.SubjectKindServiceAccount && s.ServiceAccount != nil:
+		a := s.ServiceAccount
+		if ok = a.Name != "" && a.Namespace != "" && a.Namespace != "*"; a.Name == "*" {
+			return byAccounts, a.Namespace, ok
+		}
+		return byUser, serviceaccount.MakeUsername(a.Namespace, a.Name), ok
+	}
+	return 0, "", false
+}
+
+// checkValues returns what is wrong with a list of values or prefixes.
+func checkValues(at *field.Path, values []string) (wrong field.ErrorList) {
+	if values != nil && len(values) == 0 {
+		wrong = append(wrong, field.Required(at, "it is empty, so nothing would match"))
+	}
+	if len(values) > maxValues {
+		wrong = append(wrong, field.TooMany(at, len(values), maxValues))
+	}
+	for i, v := range values {
+		if v == "" || strings.Contains(strings.TrimSuffix(v, "*"), "*") {
+			wrong = append(wrong, field.Invalid(at.Index(i), v[:min(len(v), 64)], "a value, or a prefix that ends in *"))
+		}
+	}
+	return wrong
+}
