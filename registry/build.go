@@ -259,14 +259,15 @@ func unchanged(a, b *Entry) bool {
 	return a.Name == b.Name && a.GroupVersion == b.GroupVersion && a.Backend == b.Backend && a.Front == b.Front && a.FrontSays == b.FrontSays && a.Verdict == b.Verdict &&
 		a.Hidden == b.Hidden && a.StandIn == b.StandIn && a.Rule == b.Rule && slices.Equal(a.Further, b.Further) &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Problems, b.Problems) &&
-		reflect.DeepEqual(&a.Settings, &b.Settings) && (a.Object == b.Object || sameObject(a.Object, b.Object))
+		reflect.DeepEqual(&a.Settings, &b.Settings) && !b.Edited(a)
 }
 
-// sameObject compares what matters here. It ignores resourceVersion, managed fields and the status,
-// which kube-apiserver's own availability controllers write whenever they disagree.
-func sameObject(a, b *apiregistrationv1.APIService) bool {
-	return a.UID == b.UID && reflect.DeepEqual(&a.Spec, &b.Spec) && a.DeletionTimestamp.Equal(b.DeletionTimestamp) &&
-		maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations)
+// Edited reports whether a user has changed the object. It ignores resourceVersion, managed fields
+// and the status, which kube-apiserver's own availability controllers write whenever they disagree.
+func (e *Entry) Edited(before *Entry) bool {
+	a, b := before.Object, e.Object
+	return a != b && (a.UID != b.UID || !reflect.DeepEqual(&a.Spec, &b.Spec) || !a.DeletionTimestamp.Equal(b.DeletionTimestamp) ||
+		!maps.Equal(a.Labels, b.Labels) || !maps.Equal(a.Annotations, b.Annotations))
 }
 
 // Input is everything that Build reads. Build modifies none of it. APIServices must not be modified

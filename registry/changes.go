@@ -80,9 +80,8 @@ type batch struct {
 	// not used. Nil means that it was not read again.
 	policy       *routings
 	policyFaults []directory.Fault
-	// shadowed are the definitions that APIServices shadow.
-	shadowed    map[schema.GroupVersion]string
-	shadowedSet bool
+	// shadowed are the definitions that APIServices shadow. Nil means that they are as before.
+	shadowed map[schema.GroupVersion]string
 }
 
 func newChanges() *changes {
@@ -219,7 +218,7 @@ func (o *objects) apply(b *batch) {
 	if b.policy != nil {
 		o.policy, o.amiss = b.policy, b.policyFaults
 	}
-	if b.shadowedSet {
+	if b.shadowed != nil {
 		for _, side := range []map[schema.GroupVersion]string{o.shadowed, b.shadowed} {
 			for gv := range side {
 				if o.shadowed[gv] != b.shadowed[gv] {

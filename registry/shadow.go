@@ -72,6 +72,6 @@ func (s *shadows) ask(ctx context.Context, claimed []schema.GroupVersion) bool {
 		return false
 	}
 	s.last = ""
-	s.of.changes.record(func(b *batch) { b.shadowed, b.shadowedSet = found, true })
+	s.of.changes.record(func(b *batch) { b.shadowed = found })
 	return true
 }

@@ -99,7 +99,7 @@ func (s *teller) step(at string, words []string) {
 		s.asked(at, words[1:])
 		return
 	case "hides":
-		b.shadowedSet, b.shadowed = true, map[schema.GroupVersion]string{}
+		b.shadowed = map[schema.GroupVersion]string{}
 		if len(words) > 1 {
 			gv, err := schema.ParseGroupVersion(words[1])
 			must.Do(s, err)

@@ -3,15 +3,11 @@ package documents
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/util/wait"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
@@ -149,15 +145,10 @@ func worthAsking(old, now []*registry.Entry) bool {
 		if c.Old == nil || c.New == nil {
 			return c.Old == nil
 		}
-		return c.New.Verdict.Available() && !c.Old.Verdict.Available() || edited(c.Old.Object, c.New.Object) ||
+		return c.New.Verdict.Available() && !c.Old.Verdict.Available() || c.New.Edited(c.Old) ||
 			(len(c.New.Further) > 0) != (len(c.Old.Further) > 0) ||
 			!slices.EqualFunc(c.Old.Endpoints, c.New.Endpoints, func(a, b registry.Endpoint) bool { return a.Address == b.Address })
 	})
-}
-
-// edited reports whether a user has changed an APIService. Its status does not count.
-func edited(a, b *apiregistrationv1.APIService) bool {
-	return a != b && (!apiequality.Semantic.DeepEqual(a.Spec, b.Spec) || !maps.Equal(a.Labels, b.Labels) || !maps.Equal(a.Annotations, b.Annotations))
 }
 
 // Askable reports whether a backend may be asked for an entry: it has endpoints, and is not known
@@ -168,22 +159,23 @@ func Askable(e *registry.Entry) bool {
 
 // run asks until ctx ends.
 func (b *backend[S, L]) run(ctx context.Context) {
-	failures := 0
+	retry := retries(firstRetry, lastRetry)
 	for {
-		var wait <-chan time.Time // an unavailable backend is asked after a change of the table
+		var due <-chan time.Time // an unavailable backend is asked after a change of the table
 		if entries := b.askable(); len(entries) > 0 {
+			pause := every
 			if err := b.of.ask(ctx, b, entries); err != nil {
-				failures++
+				pause = retry()
 			} else {
-				failures = 0
+				retry = retries(firstRetry, lastRetry)
 			}
 			if !latest.Sleep(ctx, leastGap) {
 				return
 			}
-			wait = time.After(pause(failures))
+			due = time.After(around(pause))
 		}
 		select {
-		case <-wait:
+		case <-due:
 		case <-b.poke:
 		case <-ctx.Done():
 			return
@@ -197,14 +189,4 @@ func (b *backend[S, L]) askable() []*registry.Entry {
 		return cmp.Compare(metric.Number(y.Verdict.Available()), metric.Number(x.Verdict.Available()))
 	})
 	return entries
-}
-
-// pause returns the time until the next request. The jitter keeps replicas and backends from asking
-// in step.
-func pause(failures int) time.Duration {
-	d := every
-	if failures > 0 {
-		d = min(firstRetry<<min(failures-1, 10), lastRetry)
-	}
-	return wait.Jitter(d*4/5, 0.5) // ± 20 %
 }

@@ -33,12 +33,21 @@ const (
 	lastHurry  = time.Second
 )
 
+// retries returns the pauses after failures, doubling.
+func retries(first, last time.Duration) wait.DelayFunc {
+	return wait.Backoff{Duration: min(first, last), Factor: 2, Steps: 10, Cap: last}.DelayFunc()
+}
+
+// around returns d ± 20 %, which keeps replicas and backends from asking in step.
+func around(d time.Duration) time.Duration { return wait.Jitter(d*4/5, 0.5) }
+
 // followLocal asks a local apiserver until ctx ends. Then it is none any more. It is for servers
 // with hints of changes; backends have their own pace, see backend.run.
 func (s *Sources[S, L]) followLocal(ctx context.Context, server string) {
 	l := &local[L]{name: server, hints: make(chan struct{}, 1)}
 	s.locals.Store(server, l)
-	every, hurry, failures := s.kind.Every, time.Duration(0), 0
+	every, hurry := s.kind.Every, time.Duration(0)
+	retry := retries(firstAgain, every)
 	for ctx.Err() == nil {
 		begun := time.Now()
 		err := s.kind.AskLocal(ctx, server, &l.known)
@@ -47,22 +56,18 @@ func (s *Sources[S, L]) followLocal(ctx context.Context, server string) {
 		}
 		s.note(err, &l.failing, "local apiserver", slog.String("endpoint", server))
 		rest := min(max(leastRest, restFactor*time.Since(begun)), every)
-		wait := every
-		switch {
-		case err != nil:
-			failures++
-			wait = min(firstAgain<<min(failures-1, 10), every)
-		case hurry > 0:
-			wait, failures = min(hurry, every), 0
+		pause := every
+		if err != nil {
+			pause = retry()
+		} else if retry = retries(firstAgain, every); hurry > 0 {
+			pause = min(hurry, every)
 			if hurry *= 2; hurry > lastHurry {
 				hurry = 0
 			}
-		default:
-			failures = 0
 		}
 		latest.Sleep(ctx, rest)
 		select {
-		case <-time.After(wait - rest):
+		case <-time.After(pause - rest):
 		case <-l.hints:
 			hurry = firstHurry
 		case <-ctx.Done():
@@ -92,7 +97,7 @@ func Watch(ctx context.Context, do Do, path string, changed func()) error {
 		if err := watchOnce(ctx, do, path, changed); err == nil || time.Since(begun) > lastRewatch {
 			pause = firstRewatch // it has ended normally
 		}
-		if !latest.Sleep(ctx, wait.Jitter(pause*4/5, 0.5)) { // ± 20 %
+		if !latest.Sleep(ctx, around(pause)) {
 			return ctx.Err()
 		}
 		pause = min(2*pause, lastRewatch)

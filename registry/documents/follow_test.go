@@ -85,7 +85,11 @@ func TestWatch(t *testing.T) {
 func TestPauses(t *testing.T) {
 	for failures, want := range map[int]time.Duration{0: every, 1: firstRetry, 2: 2 * firstRetry, 5: 16 * firstRetry, 99: lastRetry} {
 		for range 100 {
-			if got := pause(failures); got < want*8/10 || got > want*12/10 {
+			pause, retry := every, retries(firstRetry, lastRetry)
+			for range failures {
+				pause = retry()
+			}
+			if got := around(pause); got < want*8/10 || got > want*12/10 {
 				t.Fatalf("after %d failures: %s, want about %s", failures, got, want)
 			}
 		}

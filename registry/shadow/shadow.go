@@ -27,23 +27,22 @@ const (
 // returns the name of one definition for each such group-version. An error means that the result is
 // unknown.
 func Find(ctx context.Context, client rest.Interface, claimed []schema.GroupVersion) (map[schema.GroupVersion]string, error) {
-	groups := make(map[string]bool)
+	groups, found := make(map[string]bool), make(map[schema.GroupVersion]string)
 	for _, gv := range claimed {
 		groups[gv.Group] = true
 	}
 	if len(groups) == 0 {
-		return nil, nil //nolint:nilnil // nothing is shadowed
+		return found, nil
 	}
 	var list metav1.PartialObjectMetadataList
 	// Names only, from the apiserver's cache: a thousand definitions in full would be 20 MB.
 	err := getDefinitions(ctx, client, definitions, "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", &list)
 	if apierrors.IsNotFound(err) {
-		return nil, nil //nolint:nilnil // an apiserver without definitions
+		return found, nil // an apiserver without definitions
 	}
 	if err != nil {
 		return nil, err
 	}
-	found := make(map[schema.GroupVersion]string)
 	read := 0
 	for i := range list.Items {
 		name := list.Items[i].Name
