@@ -131,10 +131,7 @@ func (m *remembered) follow(ctx context.Context, table func() *Table) {
 		if failing = err != nil; !failing {
 			last = t.Entries()
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-		}
+		latest.Sleep(ctx, rememberEvery)
 	}
 }
 

@@ -129,7 +129,7 @@ func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
 			continue
 		}
 		s.at[o.Name()] = at
-		s.add(directory.Object{Object: o, File: file})
+		s.add(o)
 	}
 }
 

@@ -27,8 +27,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
 )
 
-// Fault is a fault of a manifest.
-type Fault = manifest.Fault
+// Fault is a fault of a manifest, and Object an object of one.
+type (
+	Fault  = manifest.Fault
+	Object = manifest.Object
+)
 
 // Config configures New.
 type Config struct {
@@ -41,36 +44,9 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Object is an object of a file.
-type Object struct {
-	manifest.Object
-	// File is the file's name.
-	File string
-}
-
-// Fault makes a fault about conflicting claims of the object.
-func (o *Object) Fault(what string) Fault {
-	return Fault{File: o.File, Line: o.Line, Field: "metadata.name", Message: "metadata.name: " + o.Name() + ": " + what}
-}
-
-// FaultAt makes a fault of a field of a Policy.
-func (o *Object) FaultAt(path, message string) Fault {
-	f := o.Object.FaultAt(path, message)
-	f.File = o.File
-	return f
-}
-
 // Decode decodes what is not in a directory. File names it in faults.
-func Decode(file string, data []byte) (objects []Object, faults []Fault) {
-	return decode(manifest.NewDecoder(), file, data)
-}
-
-func decode(d *manifest.Decoder, file string, data []byte) (objects []Object, faults []Fault) {
-	found, faults := d.Decode(file, data)
-	for _, o := range found {
-		objects = append(objects, Object{o, file})
-	}
-	return objects, faults
+func Decode(file string, data []byte) ([]Object, []Fault) {
+	return manifest.NewDecoder().Decode(file, data)
 }
 
 // Load reads a file or directory once.
@@ -86,15 +62,11 @@ func Load(path string) (objects []Object, faults []Fault) {
 			faults = append(faults, Fault{File: file, Message: "reading file: " + plain(err)})
 			continue
 		}
-		found, wrong := decode(decoder, file, data)
+		found, wrong := decoder.Decode(file, data)
 		objects, faults = append(objects, found...), append(faults, wrong...)
 	}
 	return unique(objects, faults)
 }
-
-// Publish is called with all valid APIServices, Services and EndpointSlices, and with the faults of
-// the files. Unchanged objects have the same pointers as before.
-type Publish = func(objects []Object, faults []Fault)
 
 // Directory watches a directory of manifests. Watch and Roles may be called before Run, but nothing
 // is known until Run has read the directory.
@@ -148,8 +120,10 @@ const (
 	settle = 100 * time.Millisecond
 )
 
-// Run watches the directory until ctx ends, and publishes its content whenever that changes.
-func (d *Directory) Run(ctx context.Context, publish Publish) error {
+// Run watches the directory until ctx ends. It calls publish whenever the content changes, with all
+// valid APIServices, Services and EndpointSlices, and with the faults of the files. Unchanged
+// objects have the same pointers as before.
+func (d *Directory) Run(ctx context.Context, publish func([]Object, []Fault)) error {
 	var following sync.WaitGroup
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -192,14 +166,10 @@ func (d *Directory) Run(ctx context.Context, publish Publish) error {
 
 // publish passes the last valid objects of all files to the table and to the watchers of
 // ConfigMaps.
-func (d *Directory) publish(to Publish, faults []Fault) {
+func (d *Directory) publish(to func([]Object, []Fault), faults []Fault) {
 	var all, objects []Object
 	for _, path := range slices.Sorted(maps.Keys(d.files)) {
-		f := d.files[path]
-		faults = append(faults, f.faults...)
-		for _, o := range f.objects {
-			all = append(all, Object{o, path})
-		}
+		all, faults = append(all, d.files[path].objects...), append(faults, d.files[path].faults...)
 	}
 	now := newShown()
 	all, faults = unique(all, faults)
@@ -231,7 +201,7 @@ func unique(objects []Object, faults []Fault) ([]Object, []Fault) {
 
 // identify sets what an API server would: a UID that is the same on every replica, and the file's
 // modification time as creation time. It drops another server's bookkeeping from an export.
-func identify(o manifest.Object, modified time.Time) {
+func identify(o Object, modified time.Time) {
 	m := o.Value
 	m.SetUID(uidOf(o.Name()))
 	m.SetCreationTimestamp(metav1.NewTime(modified.Truncate(time.Second)))

@@ -24,7 +24,7 @@ type file struct {
 	// sum is the digest of the content.
 	sum [sha256.Size]byte
 	// objects are the last valid ones, with the same pointers until the file changes.
-	objects []manifest.Object
+	objects []Object
 	// faults are those of the last read. Empty means that objects are of that read.
 	faults []Fault
 }

@@ -37,7 +37,8 @@ type Object struct {
 		runtime.Object
 		metav1.Object
 	}
-	// Line is the line at which it begins, from 1.
+	// File is the name that was passed to Decode, and Line the line at which it begins, from 1.
+	File string
 	Line int
 
 	kind string    // of Value
@@ -46,7 +47,16 @@ type Object struct {
 }
 
 // FaultAt makes a fault of a field of a Policy.
-func (o *Object) FaultAt(path, message string) Fault { return o.doc.fault(o.at+path, message) }
+func (o *Object) FaultAt(path, message string) Fault {
+	f := o.doc.fault(o.at+path, message)
+	f.File = o.File
+	return f
+}
+
+// Fault makes a fault about conflicting claims of the object.
+func (o *Object) Fault(what string) Fault {
+	return Fault{File: o.File, Line: o.Line, Field: "metadata.name", Message: "metadata.name: " + o.Name() + ": " + what}
+}
 
 // Fault is one fault of a file.
 type Fault struct {
@@ -132,16 +142,16 @@ func (d *Decoder) Decode(file string, data []byte) ([]Object, []Fault) {
 }
 
 // DecodeGood decodes the objects that can be, and returns all faults, but those of duplicates.
-func (d *Decoder) DecodeGood(file string, data []byte) ([]Object, []Fault) {
-	var objects []Object
-	var faults []Fault
+func (d *Decoder) DecodeGood(file string, data []byte) (objects []Object, faults []Fault) {
 	for _, doc := range split(data) {
 		found, wrong := d.document(doc)
-		objects = append(objects, found...)
-		for _, f := range wrong {
-			f.File = file
-			faults = append(faults, f)
-		}
+		objects, faults = append(objects, found...), append(faults, wrong...)
+	}
+	for i := range objects {
+		objects[i].File = file
+	}
+	for i := range faults {
+		faults[i].File = file
 	}
 	return objects, faults
 }
@@ -214,12 +224,10 @@ func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault
 }
 
 // list decodes the items of a List, as kubectl get -o yaml writes them.
-func (d *Decoder) list(l *corev1.List, doc *document, at string) ([]Object, []Fault) {
+func (d *Decoder) list(l *corev1.List, doc *document, at string) (objects []Object, faults []Fault) {
 	if at != "" {
 		return nil, []Fault{doc.fault(at+"kind", "a List in a List is not read")}
 	}
-	var objects []Object
-	var faults []Fault
 	for i := range l.Items {
 		found, wrong := d.value(l.Items[i].Raw, doc, fmt.Sprintf("items[%d].", i))
 		objects, faults = append(objects, found...), append(faults, wrong...)

@@ -79,9 +79,7 @@ func (s *state) version(gv schema.GroupVersion) version {
 // next begins the next state. Group-versions that are not requested now, because they are
 // unavailable for a while, keep theirs.
 func (s *state) next(etag string) *state {
-	next := &state{versions: make(map[schema.GroupVersion]*version, len(s.versions)), etag: etag}
-	maps.Copy(next.versions, s.versions)
-	return next
+	return &state{versions: maps.Collect(maps.All(s.versions)), etag: etag}
 }
 
 // with returns s with a change of each entry's version, and the first failure of these.

@@ -69,8 +69,7 @@ type version struct {
 // next begins the next state.
 func (s *state) next() *state {
 	next := *s
-	next.versions = make(map[schema.GroupVersion]version, len(s.versions))
-	maps.Copy(next.versions, s.versions)
+	next.versions = maps.Collect(maps.All(s.versions))
 	return &next
 }
 
