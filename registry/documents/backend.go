@@ -57,6 +57,8 @@ func (s *Sources[S, L]) update(ctx context.Context, changes []latest.Change[*reg
 		}
 		return groups[of]
 	}
+	// The same Service with other trust: another CA or TLS name does not make it another server.
+	former := make(map[*registry.Backend][]*backend[S, L])
 	for _, c := range changes {
 		was, is := backendOf(c.Old), backendOf(c.New)
 		switch list := group(was); was {
@@ -70,6 +72,9 @@ func (s *Sources[S, L]) update(ctx context.Context, changes []latest.Change[*reg
 		}
 		if is != nil {
 			groups[is] = append(group(is), c.New)
+			if was != nil && was.SameService(is) {
+				former[is] = append(former[is], s.find(was))
+			}
 		}
 	}
 	delete(groups, nil)
@@ -79,19 +84,16 @@ func (s *Sources[S, L]) update(ctx context.Context, changes []latest.Change[*reg
 			b.end()
 			s.ended = append(s.ended, of)
 		case b == nil:
-			s.start(ctx, of, entries)
+			s.start(ctx, of, entries, former[of])
 		default:
 			if old := b.entries.Swap(&entries); worthAsking(*old, entries) {
 				latest.Wake(b.poke)
 			}
 		}
 	}
-	for _, c := range changes {
-		if is := backendOf(c.New); is != nil {
-			s.keep(c.New)
-			s.serving[c.New.Name] = s.find(is)
-		} else if c.Old != nil {
-			delete(s.serving, c.Old.Name)
+	for of, list := range former {
+		for _, was := range list {
+			s.find(of).keep(was.known.Load())
 		}
 	}
 }
@@ -104,36 +106,24 @@ func backendOf(e *registry.Entry) *registry.Backend {
 	return e.Backend
 }
 
-func (s *Sources[S, L]) start(ctx context.Context, of *registry.Backend, entries []*registry.Entry) {
+// start starts a backend. It begins with the state of a former one, if there is one.
+func (s *Sources[S, L]) start(ctx context.Context, of *registry.Backend, entries []*registry.Entry, former []*backend[S, L]) {
 	ctx, cancel := context.WithCancel(ctx) //nolint:gosec // b.end, once the backend has no entry any more
 	b := &backend[S, L]{of: s, poke: make(chan struct{}, 1), end: cancel}
 	b.entries.Store(&entries)
-	b.known.Store(s.before(entries))
+	b.known.Store(new(S))
+	if len(former) > 0 {
+		b.known.Store(former[0].known.Load())
+	}
 	s.backends.Store(of, b)
 	s.running.Go(func() { b.run(ctx) })
 }
 
-// before returns the initial state of a new backend: that of its Service with other trust, because
-// another CA or TLS name does not make it another server.
-func (s *Sources[S, L]) before(entries []*registry.Entry) *S {
-	for _, e := range entries {
-		if was := s.serving[e.Name]; was != nil && (*was.entries.Load())[0].Backend.SameService(e.Backend) {
-			return was.known.Load()
-		}
-	}
-	return new(S)
-}
-
-// keep adds the state of an APIService's former backend, if that is the same Service with other
-// trust, to that of its new one, which other APIServices may have had before.
-func (s *Sources[S, L]) keep(e *registry.Entry) {
-	was, is := s.serving[e.Name], s.find(e.Backend)
-	if was == nil || was == is || !(*was.entries.Load())[0].Backend.SameService(e.Backend) {
-		return
-	}
-	former := was.known.Load()
-	for known := is.known.Load(); known != former && !is.known.CompareAndSwap(known, s.kind.Join(known, former)); {
-		known = is.known.Load()
+// keep adds the state of a former backend of an APIService to that of its new one, which other
+// APIServices may have had before.
+func (b *backend[S, L]) keep(former *S) {
+	for known := b.known.Load(); known != former && !b.known.CompareAndSwap(known, b.of.kind.Join(known, former)); {
+		known = b.known.Load()
 	}
 }
 

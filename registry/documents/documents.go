@@ -115,15 +115,13 @@ type Sources[S, L any] struct {
 	backends sync.Map               // *registry.Backend → *backend[S, L]
 	running  sync.WaitGroup         // the backends' goroutines
 
-	// The fields below belong to Run's goroutine.
-	ended   []*registry.Backend       // to be dropped
-	serving map[string]*backend[S, L] // :: APIService → its backend
+	ended []*registry.Backend // to be dropped; only Run's goroutine uses it
 }
 
 // New makes the Sources of a kind of document.
 func New[S, L any](cfg Config, kind Kind[S, L]) *Sources[S, L] {
 	s := &Sources[S, L]{
-		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), changed: make(chan time.Time, 1), serving: make(map[string]*backend[S, L]),
+		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), changed: make(chan time.Time, 1),
 		polls: metric.Counter("fairlead_"+strings.ToLower(kind.Name)+"_polls_total", fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", kind.Name), "result",
 			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus), string(ReasonTooLarge), string(ReasonInvalid)),
 	}
