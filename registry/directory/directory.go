@@ -27,11 +27,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
 )
 
-// Fault is a fault of a manifest, and Object an object of one.
-type (
-	Fault  = manifest.Fault
-	Object = manifest.Object
-)
+// Fault is a fault of a manifest.
+type Fault = manifest.Fault
+
+// Object is an object of a file.
+type Object = manifest.Object
 
 // Config configures New.
 type Config struct {
