@@ -52,23 +52,7 @@ const (
 )
 
 // costly reports whether a head is too long to be decided on the loop.
-func (h *Head) costly() bool { return h.size() > quickHead || len(h.RawQuery) > quickQuery }
-
-// size returns the size of a head in bytes. It stops counting above quickHead. It looks at each
-// field once.
-func (h *Head) size() int {
-	n := len(h.Path) + len(h.RawQuery)
-	for i := range h.Fields {
-		if n > quickHead {
-			break
-		}
-		n += len(h.Fields[i].Name) + len(h.Fields[i].Value) + fieldCost
-	}
-	return n
-}
-
-// fieldCost is added to the bytes of each field, as in RFC 9113 §6.5.2.
-const fieldCost = 32
+func (h *Head) costly() bool { return h.Size > quickHead || len(h.RawQuery) > quickQuery }
 
 // turn waits for a turn at the desk, in one of its queues.
 func turn(ctx context.Context, q *bound.Queue, h *Head) (leave func(), err error) {
@@ -85,7 +69,7 @@ func turn(ctx context.Context, q *bound.Queue, h *Head) (leave func(), err error
 func (l *frames) decideParked(r *frameRequest) (plan engine.Plan) {
 	ctx, cancel := context.WithDeadline(context.Background(), r.head.Arrived.Add(parkTimeout))
 	defer cancel()
-	n := parkedSize + r.head.size()
+	n := parkedSize + r.head.Size
 	// An accepted token is a source of its own while its user is not known, wherever the request
 	// goes: bad tokens may come over the same connection. The pool is decided again afterwards.
 	r.decision.Pool = l.p.cfg.Authn.Pool(&r.decision.Credentials)

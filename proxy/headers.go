@@ -174,6 +174,7 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 		target += "?" + r.URL.RawQuery
 	}
 	h.SetTarget(target)
+	h.Size = len(target)
 	h.listed, h.invalid = listed(r.Header["Connection"])
 	// Listing a field that says who the caller is must not remove it, as it does not at
 	// kube-apiserver: otherwise a user behind an impersonating proxy would become that proxy.
@@ -187,7 +188,8 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 			continue // a promise of one hop, which net/http keeps
 		}
 		for _, v := range values {
-			h.Fields = append(h.Fields, hpack.HeaderField{Name: lower, Value: v})
+			f := hpack.HeaderField{Name: lower, Value: v}
+			h.Fields, h.Size = append(h.Fields, f), h.Size+int(f.Size())
 		}
 	}
 	h.Upgrade = upgradeOf(r)

@@ -21,6 +21,7 @@ type Head struct {
 	// without host.
 	Fields        []hpack.HeaderField
 	ContentLength int64 // -1 means not declared
+	Size          int   // as FieldSection.Size counts
 	EndStream     bool  // no body follows
 
 	target string // :path as received

@@ -100,7 +100,7 @@ func (s *FieldSection) Request(h *Head) error {
 		return err
 	}
 	h.SetTarget(h.target)
-	h.ContentLength = -1
+	h.ContentLength, h.Size = -1, s.size
 	host, out := "", fields[:0]
 	for i := n; i < len(fields); i++ {
 		f := fields[i]
