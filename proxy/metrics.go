@@ -56,6 +56,7 @@ type series struct {
 	long     bool
 	total    prometheus.Counter
 	duration prometheus.Observer // nil for long-running requests
+	next     *series
 }
 
 // maxSeries limits the cached series of an entry: a backend that answers with every possible status
@@ -64,12 +65,10 @@ const maxSeries = 32
 
 // entrySeries are the series of one registry.Entry.
 type entrySeries struct {
-	list atomic.Pointer[[]series] // copied on write; a handful
+	list atomic.Pointer[series] // the newest first; a handful
 	// current is the generation of the last table that was seen with the group-version.
 	current atomic.Uint64
 	failed  atomic.Uint64 // requests answered with 5xx
-
-	mu sync.Mutex // orders writes of list
 }
 
 func (m *metrics) observe(d *Decision, code int, took time.Duration) {
@@ -114,46 +113,25 @@ func (p *Proxy) Failed(e *registry.Entry) uint64 {
 }
 
 func (m *metrics) series(of *entrySeries, d *Decision, code int) *series {
-	verb, code := boundedVerb(d.Request.Verb), boundedCode(code)
-	if s := of.find(verb, code, d.LongRunning); s != nil {
-		return s
+	verb, first, n := boundedVerb(d.Request.Verb), of.list.Load(), 0
+	for s := first; s != nil; s = s.next {
+		if s.code == code && s.verb == verb && s.long == d.LongRunning {
+			return s
+		}
+		n++
 	}
-	of.mu.Lock()
-	defer of.mu.Unlock()
-	if s := of.find(verb, code, d.LongRunning); s != nil {
-		return s
-	}
-	group, version := "other", ""
+	group, version, status := "other", "", boundedCode(code)
 	if e := d.Entry; e != nil {
 		group, version = e.GroupVersion.Group, e.GroupVersion.Version
 	}
-	status := statusLabel(code)
-	fresh := series{verb: verb, code: code, long: d.LongRunning, total: m.total.WithLabelValues(verb, group, version, status)}
+	s := &series{verb: verb, code: code, long: d.LongRunning, total: m.total.WithLabelValues(verb, group, version, status), next: first}
 	if !d.LongRunning {
-		fresh.duration = m.duration.WithLabelValues(verb, group, version, status)
+		s.duration = m.duration.WithLabelValues(verb, group, version, status)
 	}
-	var list []series
-	if old := of.list.Load(); old != nil {
-		list = append(list, *old...)
+	if n < maxSeries {
+		of.list.CompareAndSwap(first, s) // else another was added: a later request will add this one
 	}
-	if list = append(list, fresh); len(list) <= maxSeries {
-		of.list.Store(&list)
-	}
-	return &list[len(list)-1]
-}
-
-// find searches a list that usually has one or two verbs with one or two statuses.
-func (of *entrySeries) find(verb string, code int, long bool) *series {
-	list := of.list.Load()
-	if list == nil {
-		return nil
-	}
-	for i := range *list {
-		if s := &(*list)[i]; s.code == code && s.verb == verb && s.long == long {
-			return s
-		}
-	}
-	return nil
+	return s
 }
 
 // prune removes the series of group-versions that have left the table, until ctx ends.
@@ -203,22 +181,14 @@ func boundedVerb(verb string) string {
 	return "other"
 }
 
-// boundedCode returns the statuses that HTTP registers, and 499, unchanged. Of others it returns
-// the class: an extension server could make a series of each.
-func boundedCode(code int) int {
-	if code == statusClientGone || http.StatusText(code) != "" {
-		return code
-	}
-	return code / 100
-}
-
-// statusLabel returns a boundedCode as a label: a class is 2xx and the like.
-func statusLabel(code int) string {
+// boundedCode returns the statuses that HTTP registers, and 499, as labels. Of others it returns
+// the class (2xx and the like): an extension server could make a series of each.
+func boundedCode(code int) string {
 	switch {
-	case code >= 100:
+	case code == statusClientGone || http.StatusText(code) != "":
 		return strconv.Itoa(code)
-	case code >= 1 && code <= 5:
-		return strconv.Itoa(code) + "xx"
+	case code >= 100 && code < 600:
+		return strconv.Itoa(code/100) + "xx"
 	}
 	return "other"
 }
