@@ -10,6 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -42,7 +43,7 @@ func (p *Proxy) observe(h *Head, d *Decision, id string) *observer {
 	}
 	r := &audit.Request{
 		Attributes: d.Request.attributes(caller(d)), ID: id, Path: h.Path, RawQuery: h.RawQuery, UserAgent: h.get("user-agent"), SourceIPs: sourceIPs(h, d), Received: h.Arrived,
-		LongRunning: endless(h, d),
+		From: bound.Caller(caller(d), h.Remote).AnyConn(), LongRunning: endless(h, d),
 	}
 	if d.Action == ToLocal && !p.cfg.AuditLocal {
 		f.late = r

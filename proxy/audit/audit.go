@@ -16,7 +16,6 @@ import (
 	"context"
 	"io"
 	"log/slog"
-	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -27,7 +26,6 @@ import (
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/audit"
-	"k8s.io/apiserver/pkg/authentication/user"
 	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
@@ -100,8 +98,7 @@ type entry struct {
 }
 
 // emit puts an event into the queue, or drops it.
-func (l *Log) emit(ev *auditinternal.Event) {
-	from := source(ev)
+func (l *Log) emit(ev *auditinternal.Event, from bound.Source) {
 	e := entry{ev: ev}
 	var ok bool
 	if e.place, ok = l.places.Take(from, 1, queued); ok {
@@ -115,17 +112,6 @@ func (l *Log) emit(ev *auditinternal.Event) {
 		return
 	}
 	l.queue <- e //fairlead:boundary never waits: the queue has room for all places
-}
-
-// source returns the source of an event: a user, or a stranger's address.
-func source(ev *auditinternal.Event) bound.Source {
-	if name := ev.User.Username; name != "" && name != user.Anonymous {
-		return bound.Source{User: name}
-	}
-	if n := len(ev.SourceIPs); n > 0 {
-		return bound.Stranger(net.JoinHostPort(ev.SourceIPs[n-1], "0")).AnyConn() // the connection's; others are the client's claims
-	}
-	return bound.Source{}
 }
 
 func (l *Log) lose(n int) {

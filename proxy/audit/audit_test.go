@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"strings"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
@@ -57,7 +59,7 @@ func widget(verb string) *Request {
 			Verb: verb, ResourceRequest: true, APIGroup: "example.com", APIVersion: "v1", Namespace: "default", Resource: "widgets", Name: "one", Path: "/apis/example.com/v1/namespaces/default/widgets/one",
 		},
 		ID: "id-1", Path: "/apis/example.com/v1/namespaces/default/widgets/one", RawQuery: "pretty=1&access_token=abc", UserAgent: strings.Repeat("a", 2000),
-		SourceIPs: []string{"10.0.0.1"}, Received: time.Now(),
+		SourceIPs: []string{"10.0.0.1"}, Received: time.Now(), From: bound.Source{User: "bob"},
 	}
 }
 
@@ -224,7 +226,7 @@ func (w *narrow) Write(p []byte) (int, error) {
 // update records an update with a body, by a user, without its end.
 func update(l *Log, by, body string) *Event {
 	r := widget("update")
-	r.Attributes.User = &user.DefaultInfo{Name: by}
+	r.Attributes.User, r.From = &user.DefaultInfo{Name: by}, bound.Source{User: by}
 	e := l.Open(r)
 	_, _ = io.Copy(io.Discard, e.Request(io.NopCloser(strings.NewReader(body)), "application/json"))
 	return e
@@ -269,7 +271,7 @@ func TestWaitingEvents(t *testing.T) {
 	for _, tc := range []struct{ path, query, message string }{{path: "/" + long}, {query: long}, {message: long}} {
 		l := atLevel(t, "Metadata", io.Discard)
 		for range 400 {
-			l.Open(&Request{Path: tc.path, RawQuery: tc.query, SourceIPs: []string{"10.0.0.1"}}).Completed(403, tc.message)
+			l.Open(&Request{Path: tc.path, RawQuery: tc.query, From: bound.Stranger("10.0.0.1:1")}).Completed(403, tc.message)
 		}
 		waiting := len(l.queue)
 		for range 400 {
@@ -329,7 +331,10 @@ func TestLossesOfOneSource(t *testing.T) {
 		l := atLevel(t, "Metadata", io.Discard)
 		open := func(name, address string) *Event {
 			r := widget("get")
-			r.Attributes.User, r.SourceIPs = &user.DefaultInfo{Name: name}, []string{"192.0.2.9", address}
+			if r.Attributes.User = nil; name != "" {
+				r.Attributes.User = &user.DefaultInfo{Name: name}
+			}
+			r.From = bound.Caller(r.Attributes.User, net.JoinHostPort(address, "1")).AnyConn()
 			return l.Open(r)
 		}
 		var noisy []*Event

@@ -37,6 +37,8 @@ type Request struct {
 	UserAgent string
 	// SourceIPs are the addresses of the request's hops, the nearest last.
 	SourceIPs []string
+	// From is who sent the request, for bounds.
+	From bound.Source
 	// Received is when the request's head arrived.
 	Received time.Time
 	// LongRunning requests have a stage for the start of the response.
@@ -46,6 +48,7 @@ type Request struct {
 // Event is the record of one request. It is used by one goroutine at a time.
 type Event struct {
 	log         *Log
+	from        bound.Source
 	ev          auditinternal.Event
 	cfg         audit.RequestAuditConfig
 	longRunning bool
@@ -64,7 +67,7 @@ func (l *Log) Open(r *Request) *Event {
 		return nil
 	}
 	a := &r.Attributes
-	e := &Event{log: l, cfg: cfg, longRunning: r.LongRunning, ev: auditinternal.Event{
+	e := &Event{log: l, from: r.From, cfg: cfg, longRunning: r.LongRunning, ev: auditinternal.Event{
 		Level: cfg.Level, AuditID: types.UID(r.ID), RequestURI: r.Path, Verb: a.Verb, UserAgent: r.UserAgent, SourceIPs: r.SourceIPs,
 		RequestReceivedTimestamp: metav1.NewMicroTime(r.Received),
 	}}
@@ -173,7 +176,7 @@ func (e *Event) stage(stage auditinternal.Stage) {
 	}
 	ev := e.ev
 	ev.Stage, ev.StageTimestamp, ev.Annotations = stage, metav1.NewMicroTime(time.Now()), maps.Clone(e.ev.Annotations)
-	e.log.emit(&ev)
+	e.log.emit(&ev, e.from)
 }
 
 // maxBody limits the recorded bodies: nearly every object below etcd's 1.5 MiB fits, and no list of
@@ -265,7 +268,7 @@ func (e *Event) ResponseHead(contentType, encoding string) {
 }
 
 func (e *Event) want(c *copied, contentType, encoding string) *copied {
-	c.wanted, c.of, c.from = true, &e.log.captured, source(&e.ev)
+	c.wanted, c.of, c.from = true, &e.log.captured, e.from
 	c.contentType, c.encoding = contentType, encoding
 	return c
 }
