@@ -40,23 +40,9 @@ func (a *Authenticator) Strip(name string, p Pool) bool {
 		return false
 	}
 	for _, r := range a.nameSet().strip[plain(name[0])] {
-		if hasPrefix(name, r.name) && (r.prefix || len(name) == len(r.name)) {
-			return true
+		if slices.Contains(r.over, p) && hasPrefix(name, r.name) && (r.prefix || len(name) == len(r.name)) {
+			return r.name != fieldProtocol || strings.Contains(name, "_") // exact spelling: see CutProtocol
 		}
-	}
-	// These prove or change the caller's identity. In their exact spelling they may pass to the
-	// local apiserver over the token pools, where the caller speaks for itself. kube-apiserver
-	// ignores spellings with underscores, but other servers may not.
-	asserted := p == PoolRemote || p == PoolImpersonate
-	switch {
-	case len(name) == len("authorization") && hasPrefix(name, "authorization"):
-		return asserted || p == PoolCertificate
-	case len(name) == len("proxy-authorization") && hasPrefix(name, "proxy-authorization"):
-		return true
-	case hasPrefix(name, "impersonate-"):
-		return asserted
-	case len(name) == len(fieldProtocol) && hasPrefix(name, fieldProtocol):
-		return asserted && strings.Contains(name, "_") // exact spelling: see CutProtocol
 	}
 	return false
 }
@@ -65,24 +51,34 @@ func (a *Authenticator) Strip(name string, p Pool) bool {
 // look-up, because no name begins as they do.
 type stripper [256][]rule
 
-// rule matches a name, or all that begin with it. It is in lower case, with dashes only.
+// rule matches a name, or all that begin with it, over some pools. It is in lower case, with dashes
+// only.
 type rule struct {
 	name   string
 	prefix bool
+	over   []Pool
 }
 
 func newStripper(sets ...HeaderNames) (s stripper) {
-	add := func(prefix bool, names ...string) {
+	all := []Pool{PoolRemote, PoolImpersonate, PoolCertificate, PoolProven, PoolUnproven}
+	add := func(over []Pool, prefix bool, names ...string) {
 		for _, name := range names {
 			name = strings.ReplaceAll(name, "_", "-")
-			s[name[0]] = append(s[name[0]], rule{name, prefix})
+			s[name[0]] = append(s[name[0]], rule{name, prefix, over})
 		}
 	}
-	add(true, "x-remote-")
+	add(all, true, "x-remote-")
 	for _, n := range sets {
-		add(false, slices.Concat(n.Username, n.UID, n.Group)...)
-		add(true, n.ExtraPrefix...)
+		add(all, false, slices.Concat(n.Username, n.UID, n.Group)...)
+		add(all, true, n.ExtraPrefix...)
 	}
+	// These prove or change the caller's identity. In their exact spelling they may pass to the
+	// local apiserver over the token pools, where the caller speaks for itself. kube-apiserver
+	// ignores spellings with underscores, but other servers may not.
+	add(all, false, "proxy-authorization")
+	add(all[:3], false, "authorization")
+	add(all[:2], true, "impersonate-")
+	add(all[:2], false, fieldProtocol)
 	return s
 }
 
