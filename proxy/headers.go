@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/textproto"
 	"regexp"
@@ -214,11 +215,11 @@ func upgradeOf(r *http.Request) string {
 }
 
 func hostOnly(addr string) string {
-	i := strings.LastIndexByte(addr, ':')
-	if i < 0 {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
 		return addr
 	}
-	return strings.Trim(addr[:i], "[]")
+	return host
 }
 
 // hopByHop reports whether a field (name in lower case) concerns a single connection (RFC 9110

@@ -111,30 +111,24 @@ func (r *Request) what() schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: r.APIGroup, Version: r.APIVersion, Resource: resource}
 }
 
-// segment cuts the first segment off a path without leading slash.
-func segment(path string) (first, rest string) {
-	first, rest, _ = strings.Cut(path, "/")
-	return first, rest
-}
-
 // parsePath parses a decoded path. It reports whether the path names the verb (/api/v1/watch/pods).
 func parsePath(method, path string) (r Request, viaPath bool) {
 	verb, lower := verbsOf(method)
 	nonResource := Request{Verb: lower, Path: path}
-	prefix, rest := segment(strings.Trim(path, "/"))
+	prefix, rest, _ := strings.Cut(strings.Trim(path, "/"), "/")
 	r = Request{IsResourceRequest: true, Verb: verb, Path: path}
 	switch prefix {
 	case "api":
 	case "apis":
-		r.APIGroup, rest = segment(rest)
+		r.APIGroup, rest, _ = strings.Cut(rest, "/")
 	default:
 		return nonResource, false
 	}
-	r.APIVersion, rest = segment(rest)
+	r.APIVersion, rest, _ = strings.Cut(rest, "/")
 	if rest == "" { // fewer than four segments (three for core): at most the document of a group-version
 		return nonResource, false
 	}
-	first, after := segment(rest)
+	first, after, _ := strings.Cut(rest, "/")
 	viaPath = first == "watch" || first == "proxy"
 	if viaPath {
 		if !strings.Contains(rest, "/") {
@@ -148,21 +142,21 @@ func parsePath(method, path string) (r Request, viaPath bool) {
 
 // parseObject parses [namespaces/<ns>/]<resource>[/<name>[/<subresource>[/…]]].
 func (r *Request) parseObject(rest string) {
-	first, after := segment(rest)
+	first, after, _ := strings.Cut(rest, "/")
 	if first == "namespaces" {
 		var deeper string
-		r.Namespace, deeper = segment(after)
+		r.Namespace, deeper, _ = strings.Cut(after, "/")
 		if strings.Contains(after, "/") {
-			if next, _ := segment(deeper); next != "status" && next != "finalize" {
+			if next, _, _ := strings.Cut(deeper, "/"); next != "status" && next != "finalize" {
 				rest = deeper
 			}
 		}
 	}
 	var more string
-	r.Resource, more = segment(rest)
-	r.Name, more = segment(more)
+	r.Resource, more, _ = strings.Cut(rest, "/")
+	r.Name, more, _ = strings.Cut(more, "/")
 	if r.Verb != "proxy" {
-		r.Subresource, _ = segment(more)
+		r.Subresource, _, _ = strings.Cut(more, "/")
 	}
 }
 
