@@ -56,10 +56,7 @@ func (p *Proxy) observe(h *Head, d *Decision, id string) *observer {
 // open opens the event. As in kube-apiserver's filter, the authorizer's decision is added where it
 // was asked.
 func (f *observer) open(r *audit.Request, d *Decision) {
-	e := f.p.cfg.Audit.Open(r)
-	if f.event = e; e == nil {
-		return
-	}
+	f.event = f.p.cfg.Audit.Open(r)
 	f.named(d)
 }
 

@@ -139,18 +139,8 @@ func (e *Event) Completed(code int, message string) {
 	// The types of extension servers are unknown here, so only JSON can be read. Their clients
 	// rarely use anything else, because protobuf exists only for built-in types and generated
 	// clients.
-	for _, b := range []struct {
-		from *copied
-		to   **runtime.Unknown
-		key  string
-	}{{&e.request, &e.ev.RequestObject, annotateRequest}, {&e.response, &e.ev.ResponseObject, annotateResponse}} {
-		if b.from.wanted {
-			object, why := b.from.object(e.cfg.OmitManagedFields) //fairlead:boundary those with bodies end elsewhere
-			if *b.to = object; why != "" {
-				e.Annotate(b.key, why)
-			}
-		}
-	}
+	e.ev.RequestObject = e.object(&e.request, annotateRequest)    //fairlead:boundary those with bodies end elsewhere
+	e.ev.ResponseObject = e.object(&e.response, annotateResponse) //fairlead:boundary as above
 	e.stage(auditinternal.StageResponseComplete)
 }
 
@@ -300,43 +290,47 @@ func withoutBodies(ev *auditinternal.Event) *auditinternal.Event {
 	return &short.ev
 }
 
-// object returns the body in the form of events, or the reason why there is none.
-func (c *copied) object(omitManagedFields bool) (*runtime.Unknown, string) {
-	data, why := c.end()
-	if len(data) == 0 {
-		return nil, why
+// object returns a recorded body in the form of events. If there is none, an annotation says why.
+func (e *Event) object(c *copied, annotation string) *runtime.Unknown {
+	if !c.wanted {
+		return nil
 	}
+	data, why := c.end()
 	if c.encoding == "gzip" {
-		var long bool
-		if data, long = inflate(data); long {
-			return nil, tooLong
-		}
+		data = inflate(data)
 	}
 	media, _, err := mime.ParseMediaType(c.contentType)
 	// The type of an apply is called YAML, but clients write JSON.
 	types := []string{
 		"application/json", "application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json", "application/apply-patch+yaml",
 	}
-	if err != nil || !slices.Contains(types, media) || !json.Valid(data) {
-		return nil, "not recorded: not JSON"
+	switch {
+	case len(data) == 0:
+	case len(data) > maxBody:
+		why = tooLong
+	case err != nil || !slices.Contains(types, media) || !json.Valid(data):
+		why = "not recorded: not JSON"
+	default:
+		if e.cfg.OmitManagedFields {
+			data = withoutManagedFields(data)
+		}
+		return &runtime.Unknown{Raw: data, ContentType: runtime.ContentTypeJSON}
 	}
-	if omitManagedFields {
-		data = withoutManagedFields(data)
+	if why != "" {
+		e.Annotate(annotation, why)
 	}
-	return &runtime.Unknown{Raw: data, ContentType: runtime.ContentTypeJSON}, ""
+	return nil
 }
 
-// inflate decompresses a body up to maxBody. What is no gzip, and so no JSON, stays unchanged.
-func inflate(data []byte) (plain []byte, long bool) {
-	r, err := gzip.NewReader(bytes.NewReader(data))
-	if err != nil {
-		return data, false
+// inflate decompresses a body up to maxBody and a byte. What is no gzip, and so no JSON, stays
+// unchanged.
+func inflate(data []byte) []byte {
+	if r, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
+		if plain, err := io.ReadAll(io.LimitReader(r, maxBody+1)); err == nil && len(plain) > 0 {
+			return plain
+		}
 	}
-	plain, err = io.ReadAll(io.LimitReader(r, maxBody+1))
-	if err != nil {
-		return data, false
-	}
-	return plain, len(plain) > maxBody
+	return data
 }
 
 // withoutManagedFields removes metadata.managedFields from an object or from a list's items.
