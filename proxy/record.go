@@ -51,17 +51,12 @@ func (rec *recorder) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Flush and Hijack are found by type assertion in net/http/httputil and k8s.io/apiserver; Unwrap is
-// for http.ResponseController.
-func (rec *recorder) Flush() {
-	_ = http.NewResponseController(rec.ResponseWriter).Flush() // as an http.Flusher, without its error
-}
-
 func (rec *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	rec.responded(http.StatusSwitchingProtocols)
 	return http.NewResponseController(rec.ResponseWriter).Hijack()
 }
 
+// Unwrap is for http.ResponseController.
 func (rec *recorder) Unwrap() http.ResponseWriter { return rec.ResponseWriter }
 
 // responded records the final status, just before the head is sent. Responses of this process get
