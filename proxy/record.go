@@ -96,11 +96,7 @@ func (rec *recorder) done() {
 	}
 	e := ending{Outcome: x.ended.get(), proto: rec.request.Proto, conn: crc32.ChecksumIEEE([]byte(rec.request.RemoteAddr))}
 	e.Status, e.Wait, e.Duration = rec.status, rec.first, took
-	e.Sent = rec.bytes
-	if x.ended != nil {
-		e.Sent += x.ended.down
-		e.Placed += x.ended.sent
-	}
+	e.Sent += rec.bytes
 	// Only the server cancels the context, when the client has gone. A body that breaks off as
 	// malformed counts as given up, too.
 	e.gaveUp = rec.request.Context().Err() != nil || e.Reason == engine.ReasonClientReset
@@ -128,6 +124,7 @@ func (e *ended) set(o engine.Outcome) {
 	e.o = o
 }
 
+// get returns the outcome, without what the recorder has sent.
 func (e *ended) get() (o engine.Outcome) {
 	if e == nil {
 		return o
@@ -135,7 +132,7 @@ func (e *ended) get() (o engine.Outcome) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	o = e.o
-	o.Received = e.body.read.Load() + e.up
+	o.Received, o.Sent, o.Placed = e.body.read.Load()+e.up, e.down, o.Placed+e.sent
 	return o
 }
 
@@ -156,9 +153,9 @@ func (e *ended) broke(err error) {
 	if e == nil || !e.offEngine {
 		return
 	}
-	o := e.get()
-	o.Reason = reasonOf(err)
-	e.set(o)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.o.Reason = reasonOf(err)
 }
 
 // ending is how a request has ended, for its client. What only the engine knows is zero if that did

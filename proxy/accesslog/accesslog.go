@@ -253,17 +253,15 @@ func field(b []byte, name, value string) []byte {
 }
 
 func escape(b []byte, s string) []byte {
-	for i := 0; i < len(s); {
-		r, n := utf8.DecodeRuneInString(s[i:])
+	for _, r := range s {
 		switch {
 		case r == '"' || r == '\\':
 			b = append(b, '\\', byte(r))
 		case !unicode.IsGraphic(r) || r == utf8.RuneError: // also of an invalid byte
 			b = printable.Append(b, r)
 		default:
-			b = append(b, s[i:i+n]...)
+			b = utf8.AppendRune(b, r)
 		}
-		i += n
 	}
 	return b
 }

@@ -19,11 +19,8 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 			return PoolImpersonate
 		}
 		return PoolCertificate
-	case KindToken:
-		// With two tokens it is unknown which one was accepted.
-		if !c.Provable() {
-			break
-		}
+	}
+	if c.Provable() {
 		if e := a.proven.Get(c.Token, c.Now); e != nil {
 			c.Payer = e.Value
 			return PoolProven
@@ -32,8 +29,8 @@ func (a *Authenticator) Pool(c *Credentials) Pool {
 	return PoolUnproven
 }
 
-// Provable reports whether the credentials are a single token, which the local apiserver's response
-// can prove.
+// Provable reports whether the local apiserver's response can prove the credentials: they are a
+// token. Of two it is unknown which one was accepted.
 func (c *Credentials) Provable() bool { return c.Kind == KindToken && c.second.none() }
 
 // Seen records the local apiserver's status for a request with these credentials. A status that
