@@ -32,7 +32,6 @@ var listed = []mutex{
 	{name: "registry/policy.state.mu", why: "counts a caller of a rule"},
 	{name: "registry/policy.buckets.mu", why: "makes a limit of a caller, in a bounded cache"},
 	{name: "proxy.ended.mu", leaf: true, why: "a copy"},
-	{name: "proxy.entrySeries.mu", leaf: true, why: "makes series, once for a status"},
 	{name: "internal/memo.Cache.mu", leaf: true, why: "a look-up, and drops some entries"},
 	{name: "proxy/busiest.stripe.mu", leaf: true, why: "a look-up, and adds numbers"},
 	{name: "proxy/busiest.Callers.opens", leaf: true, why: "a look-up"},
