@@ -114,20 +114,24 @@ func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
 		wrong = append(wrong, field.TooMany(at.Child("sources"), len(r.Sources), maxValues))
 	}
 	for i, s := range r.Sources {
-		if _, err := network(s); err != nil {
+		if _, valid := network(s); !valid {
 			bad(at.Child("sources").Index(i), s[:min(len(s), 64)], "an address, or a network such as 10.0.0.0/8")
 		}
 	}
 	return wrong
 }
 
-// network parses an address or a network.
-func network(s string) (netip.Prefix, error) {
+// network parses an address or a network. Mapped IPv4 addresses are IPv4's, as those of clients.
+func network(s string) (p netip.Prefix, valid bool) {
 	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
-		return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()), nil
+		p = netip.PrefixFrom(a, a.BitLen())
+	} else {
+		p, _ = netip.ParsePrefix(s)
 	}
-	p, err := netip.ParsePrefix(s)
-	return p.Masked(), err //nolint:wrapcheck // nobody reads it
+	if a := p.Addr(); a.Is4In6() {
+		p = netip.PrefixFrom(a.Unmap(), p.Bits()-96)
+	}
+	return p.Masked(), p.IsValid()
 }
 
 // checkMatch applies the apiserver's rules for FlowSchemas (in pkg/apis/flowcontrol/validation of
