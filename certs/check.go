@@ -3,7 +3,6 @@ package certs
 import (
 	"cmp"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -245,11 +244,7 @@ func (r *report) bundle(data []byte) []*x509.Certificate {
 }
 
 // remedy returns the advice for a chain that does not verify.
-func remedy(err error, name string) string {
-	var typed *trust.Error
-	if !errors.As(err, &typed) {
-		return "look at the backend's certificate"
-	}
+func remedy(err *trust.Error, name string) string {
 	named := fmt.Sprintf("have the backend's certificate issued for %q, or name the one that it has in the annotation fairlead.dev/tls-server-name", name)
 	return cmp.Or(map[string]string{
 		"InvalidCABundle":        "repair the bundle",
@@ -260,7 +255,7 @@ func remedy(err error, name string) string {
 		"WrongServerName":        named,
 		"InsecureSHA1":           "have the backend's certificate signed with SHA-256",
 		"UnknownAuthority":       "put the CA that signed the backend's certificate into caBundle, or name its ConfigMap in the annotation fairlead.dev/ca-from",
-	}[typed.Reason()], "have the backend's certificate issued anew, with extended key usage serverAuth")
+	}[err.Reason()], "have the backend's certificate issued anew, with extended key usage serverAuth")
 }
 
 func subjects(cas []*x509.Certificate) string {

@@ -188,13 +188,8 @@ func (s *Store) Status() []Status {
 	return out
 }
 
-// leaf returns the leaf in force, if there is one.
-func (p *Pair) leaf() []*x509.Certificate {
-	if c := p.Certificate(); c != nil {
-		return []*x509.Certificate{c.Leaf}
-	}
-	return nil
-}
+// leaf returns the leaf of a followed pair: New has loaded it.
+func (p *Pair) leaf() []*x509.Certificate { return []*x509.Certificate{p.Certificate().Leaf} }
 
 func (s *Store) register(r prometheus.Registerer) {
 	s.reloads = metric.CountBy("fairlead_certificate_reloads_total",

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// maxLeaves bounds the leaves remembered per backend: the status page shows no more.
+	// maxLeaves bounds the leaves remembered per backend: the status page shows no more. Those that
+	// were seen last are kept.
 	maxLeaves = 16
 	// leafMemory is how long a leaf is remembered after it was last presented. The prober dials
 	// every endpoint anew within seconds, so five minutes without it mean that it is gone.
@@ -159,21 +160,23 @@ func (b *backend) setLocked(v *view) {
 	b.current.Store(v)
 }
 
-// handshake verifies the chain that an endpoint has just presented, for each new connection.
+// handshake verifies the chain that an endpoint has just presented, for each new connection. It is
+// not empty: crypto/tls has refused that.
 func (b *backend) handshake(chain []*x509.Certificate) error {
 	now := time.Now()
 	v := b.current.Load()
 	got, old, err := v.verify(chain, now)
 	b.of.count(chain, err)
-	l := leaf{seen: now, refused: err != nil}
+	l := leaf{cert: chain[0], seen: now, refused: err != nil}
 	if got.root != nil {
 		l.root = identify(got.root)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(chain) > 0 {
-		l.cert = chain[0]
-		b.rememberLocked(l)
+	b.leaves[sha256.Sum256(chain[0].Raw)] = l
+	if len(b.leaves) > maxLeaves {
+		oldest := func(x, y [sha256.Size]byte) int { return b.leaves[x].seen.Compare(b.leaves[y].seen) }
+		delete(b.leaves, slices.MinFunc(slices.Collect(maps.Keys(b.leaves)), oldest))
 	}
 	if err != nil {
 		b.of.refused(b.counted, err)
@@ -203,16 +206,6 @@ func (b *backend) keepLocked(v view, some []replaced) {
 	if len(some) == 0 {
 		b.inForce = false
 		b.of.cfg.Logger.Info("replaced bundle no longer trusted", "apiservice", b.name)
-	}
-}
-
-// rememberLocked keeps the leaf for status and metrics, and evicts the least recently seen one if
-// there are too many.
-func (b *backend) rememberLocked(l leaf) {
-	b.leaves[sha256.Sum256(l.cert.Raw)] = l
-	if len(b.leaves) > maxLeaves {
-		oldest := func(x, y [sha256.Size]byte) int { return b.leaves[x].seen.Compare(b.leaves[y].seen) }
-		delete(b.leaves, slices.MinFunc(slices.Collect(maps.Keys(b.leaves)), oldest))
 	}
 }
 

@@ -160,9 +160,6 @@ func newMetrics() metrics {
 // count updates upstream's two counters. Upstream counts requests, this counts handshakes: a
 // certificate is presented once per connection.
 func (t *Trust) count(chain []*x509.Certificate, err *Error) {
-	if len(chain) == 0 {
-		return
-	}
 	if !hasSAN(chain[0]) {
 		t.metrics.missingSAN.Inc()
 	}

@@ -176,17 +176,14 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // VerifyChain verifies the chain that a server presented, leaf first, as a handshake now would:
 // against a bundle (empty means the system's roots) and the name. It returns the root that the
-// chain ends in. An error is an *Error.
-func VerifyChain(data []byte, serverName string, chain []*x509.Certificate) (root *x509.Certificate, err error) {
+// chain ends in.
+func VerifyChain(data []byte, serverName string, chain []*x509.Certificate) (root *x509.Certificate, refusal *Error) {
 	r, refusal := readRoots(data, "")
 	if refusal != nil {
 		return nil, refusal
 	}
 	got, refusal := (&view{name: serverName, current: r}).against(r, chain, time.Now())
-	if refusal != nil {
-		return nil, refusal
-	}
-	return got.root, nil
+	return got.root, refusal
 }
 
 const (

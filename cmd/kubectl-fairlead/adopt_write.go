@@ -34,10 +34,7 @@ func (m *mover) write(ctx context.Context, a *apiregistrationv1.APIService, befo
 		}
 		patch := ours(a)
 		patch["metadata"].(map[string]any)["resourceVersion"] = now.ResourceVersion //nolint:forcetypeassert // ours made it
-		body, err := json.Marshal(patch)
-		if err != nil {
-			return err
-		}
+		body, _ := json.Marshal(patch)                                              // texts, flags and a reference, which it encodes always
 		r := m.apiserver.Patch(types.MergePatchType).AbsPath(pathTo(a.Name)).Param("fieldManager", "kubectl-fairlead").Body(body)
 		if m.dryRun {
 			r.Param("dryRun", metav1.DryRunAll)
