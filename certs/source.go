@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -277,37 +278,31 @@ func (s *Store) runFiles(ctx context.Context) {
 // directories returns the directories in which a change may change the file at path: its own, and
 // those of the symlinks on the way. It watches directories because a replaced or deleted file takes
 // its watch with it, and because in a Kubernetes volume only a symlink next to the file changes.
-func directories(path string) []string {
+func directories(path string) (out []string) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil
 	}
-	var out []string
 	for range maxLinks {
-		dir := filepath.Dir(path)
-		// By its real name: fsnotify identifies a watch by its path, and the same path may later be
-		// another directory.
-		if dirReal, err := filepath.EvalSymlinks(dir); err == nil {
-			if !slices.Contains(out, dirReal) {
-				out = append(out, dirReal)
-			}
-			// If a directory on the path is a symlink, such as ..data, it changes in its parent.
-			for d := dir; d != filepath.Dir(d) && d != dirReal; d = filepath.Dir(d) {
-				if info, err := os.Lstat(d); err == nil && info.Mode()&os.ModeSymlink != 0 {
-					if parent, err := filepath.EvalSymlinks(filepath.Dir(d)); err == nil && !slices.Contains(out, parent) {
-						out = append(out, parent)
-					}
-				}
+		link, target := path, ""
+		for d := path; d != filepath.Dir(d); d = filepath.Dir(d) {
+			if to, err := os.Readlink(d); err == nil {
+				link, target = d, to // above the last one there is none
 			}
 		}
-		target, err := os.Readlink(path)
-		if err != nil {
+		// This is its real name: fsnotify identifies a watch by its path, and the same path may
+		// later be another directory.
+		dir := filepath.Dir(link)
+		if !slices.Contains(out, dir) {
+			out = append(out, dir)
+		}
+		if target == "" {
 			return out
 		}
 		if !filepath.IsAbs(target) {
 			target = filepath.Join(dir, target)
 		}
-		path = target
+		path = filepath.Join(target, strings.TrimPrefix(path, link))
 	}
 	return out
 }

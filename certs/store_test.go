@@ -111,6 +111,16 @@ func TestDirectories(t *testing.T) {
 	if got := directories(filepath.Join(dir, "tls.crt")); !slices.Equal(got, []string{dir, volume}) {
 		t.Errorf("%q", got)
 	}
+	// A folder's link leads to another link.
+	x, y, z := filepath.Join(dir, "x"), filepath.Join(dir, "y"), filepath.Join(dir, "z")
+	must.Do(t, errors.Join(os.Mkdir(x, 0o700), os.Mkdir(y, 0o700), os.Mkdir(z, 0o700), os.Symlink("../y/b", filepath.Join(x, "a")), os.Symlink(z, filepath.Join(y, "b"))))
+	if got := directories(filepath.Join(x, "a", "missing")); !slices.Equal(got, []string{x, y, z}) {
+		t.Errorf("%q", got)
+	}
+	must.Do(t, os.Symlink("loop", filepath.Join(x, "loop")))
+	if got := directories(filepath.Join(x, "loop")); !slices.Equal(got, []string{x}) {
+		t.Errorf("%q", got)
+	}
 }
 
 // The updates of a Kubernetes volume and of files written by hand, as the kubelet and others make
