@@ -25,8 +25,7 @@ type Finding struct {
 	Object string `json:"object"`
 	// Message says what is wrong, Do how to correct it. Neither is ever empty.
 	Message string `json:"message"`
-	// Do is an instruction.
-	Do string `json:"do"`
+	Do      string `json:"do"`
 }
 
 // The severities.
@@ -165,14 +164,11 @@ func CheckServing(object string, chain []*x509.Certificate, names []string) []Fi
 			r.error(fmt.Sprintf("have it issued with %q among its subject alternative names", name), "clients that use %q will refuse it: %v", name, err)
 		}
 	}
-	if !usable(leaf, x509.ExtKeyUsageServerAuth) {
+	serves := func(u x509.ExtKeyUsage) bool { return u == x509.ExtKeyUsageServerAuth || u == x509.ExtKeyUsageAny }
+	if len(leaf.ExtKeyUsage)+len(leaf.UnknownExtKeyUsage) > 0 && !slices.ContainsFunc(leaf.ExtKeyUsage, serves) {
 		r.error("have it issued with extended key usage serverAuth", "it is not a server certificate")
 	}
 	return r.found
-}
-
-func usable(c *x509.Certificate, usage x509.ExtKeyUsage) bool {
-	return len(c.ExtKeyUsage)+len(c.UnknownExtKeyUsage) == 0 || slices.Contains(c.ExtKeyUsage, usage) || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny)
 }
 
 // CheckBundle checks a bundle of ours, such as that of --client-ca-file. object is the Object of

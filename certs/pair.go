@@ -106,29 +106,31 @@ func selfSigned() [][]byte {
 // servingNames maps names to serving pairs. It is immutable.
 type servingNames struct {
 	fallback *tls.Certificate
-	// explicit names come from the flags, implied ones from a certificate without explicit names.
-	// If two pairs have a name, the first gets it.
-	explicit, implied map[string]*tls.Certificate
+	names    map[string]*tls.Certificate // lower case
 }
 
 // newServingNames gives precedence as kube-apiserver does: a full name before a wildcard, an
 // explicit name before one from a certificate, an earlier flag before a later one.
 func newServingNames(fallback *tls.Certificate, sni []*Pair) *servingNames {
-	n := &servingNames{fallback: fallback, explicit: make(map[string]*tls.Certificate), implied: make(map[string]*tls.Certificate)}
+	n := &servingNames{fallback: fallback, names: make(map[string]*tls.Certificate)}
+	implied := make(map[string]*tls.Certificate)
 	for _, p := range sni {
 		cert := p.Certificate()
 		if cert == nil {
 			continue
 		}
 		n.fallback = cmp.Or(n.fallback, cert)
-		into, names := n.explicit, p.names
+		into, names := n.names, p.names
 		if len(names) == 0 {
-			into, names = n.implied, certificateNames(cert)
+			into, names = implied, certificateNames(cert)
 		}
 		for _, name := range names {
 			name = strings.ToLower(name)
 			into[name] = cmp.Or(into[name], cert)
 		}
+	}
+	for name, cert := range implied {
+		n.names[name] = cmp.Or(n.names[name], cert)
 	}
 	return n
 }
@@ -153,40 +155,33 @@ func (n *servingNames) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate
 			name = host
 		}
 	}
-	if c := n.lookup(name); c != nil {
+	if c := cmp.Or(n.lookup(name), n.fallback); c != nil {
 		return c, nil
 	}
-	if n.fallback == nil {
-		return nil, errors.New("there is no serving certificate yet")
-	}
-	return n.fallback, nil
+	return nil, errors.New("there is no serving certificate yet")
 }
 
 func (n *servingNames) lookup(name string) *tls.Certificate {
 	if name == "" {
 		return nil
 	}
-	if c := n.either(name); c != nil {
+	if c := n.names[name]; c != nil {
 		return c
 	}
 	// A wildcard replaces whole labels, from the left, as in crypto/tls and kube-apiserver.
 	labels := strings.Split(name, ".")
 	for i := range min(len(labels), maxWildcards) {
 		labels[i] = "*"
-		if c := n.either(strings.Join(labels, ".")); c != nil {
+		if c := n.names[strings.Join(labels, ".")]; c != nil {
 			return c
 		}
 	}
 	// "*.example.com" for a.example.com was tried above. A lone "*" matches every name.
-	return n.either("*")
+	return n.names["*"]
 }
 
 // maxWildcards bounds the labels tried as wildcards: the name is a stranger's and may have 127.
 const maxWildcards = 8
-
-func (n *servingNames) either(name string) *tls.Certificate {
-	return cmp.Or(n.explicit[name], n.implied[name])
-}
 
 // TLS returns the configuration of the listeners: each handshake uses the current pairs and CAs,
 // open connections stay. Clients are asked for a certificate, which is not verified here:
