@@ -58,7 +58,6 @@ type sent struct{ *registry.Registry }
 
 func (s sent) Table() *registry.Table { return s.Registry.Table().Sent() }
 
-// serveDocument answers with one of them.
 func (s *server) serveDocument(w http.ResponseWriter, r *http.Request) {
 	switch path := r.URL.Path; {
 	case strings.HasPrefix(path, "/openapi/"):

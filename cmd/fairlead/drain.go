@@ -74,7 +74,6 @@ var (
 	errNoVerdicts = errors.New("not every APIService has been probed yet")
 )
 
-// tableReady makes the check of the table.
 func tableReady(table func() *registry.Table) func(*http.Request) error {
 	until := sync.OnceValue(func() time.Time { return time.Now().Add(firstVerdicts) })
 	var passed atomic.Bool

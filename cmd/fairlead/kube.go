@@ -196,7 +196,6 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	return nil
 }
 
-// list returns the servers with their health.
 func (k *kube) list() []registry.Endpoint {
 	if k == nil {
 		return nil

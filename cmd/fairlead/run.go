@@ -50,7 +50,6 @@ func every(pause time.Duration, f func(context.Context)) func(context.Context) e
 	}
 }
 
-// run builds all parts, serves until ctx ends, and drains.
 func run(ctx context.Context, o *options, log *slog.Logger) error {
 	p := newProcess(o, log)
 	if m := keepSmall(); m != nil {
@@ -123,7 +122,6 @@ const (
 	sessionShare = 1. / 8
 )
 
-// ports are the listeners of the front door and of the admin port.
 type ports struct{ front, admin *front.Listener }
 
 func (p *process) listen(ctx context.Context) (l ports, err error) {

@@ -46,7 +46,6 @@ func (s *server) makeStatus() error {
 	return nil
 }
 
-// advertised returns the address at which clients in the cluster reach this replica.
 func (o *options) advertised() (netip.Addr, error) {
 	text := cmp.Or(o.advertiseAddress, os.Getenv("POD_IP"), o.bindAddress)
 	a, err := netip.ParseAddr(text)

@@ -30,7 +30,6 @@ type members struct {
 	last  time.Time          // of the latest list that showed that Leases can be written
 }
 
-// member is one Lease.
 type member struct {
 	version string    // its resourceVersion
 	seen    time.Time // when this replica saw it change, or first saw it

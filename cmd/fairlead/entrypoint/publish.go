@@ -174,7 +174,6 @@ func groups(addresses []netip.AddrPort) []group {
 	return list
 }
 
-// slice returns a group's EndpointSlice.
 func (g *group) slice(name string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}, AddressType: g.kind}
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: Manager}
@@ -267,7 +266,6 @@ type contest struct {
 	until   time.Time     // we write nothing before
 }
 
-// paused reports whether we give way to another writer.
 func (c *contest) paused(now time.Time) bool { return now.Before(c.until) }
 
 // strike counts a foreign write. We give way from the second one on: the first may be a mistake.

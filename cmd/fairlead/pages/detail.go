@@ -13,7 +13,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
-// detail is the page of one APIService.
 func (d *document) detail(v *view) {
 	a := v.One
 	d.begin(a.Name+" · Fairlead", "../")
@@ -33,7 +32,6 @@ func (d *document) detail(v *view) {
 	d.transitions(v.Time, slices.DeleteFunc(slices.Clone(v.Transitions), func(t answer.Transition) bool { return t.APIService != a.Name }))
 }
 
-// facts puts the verdict, the load, and the latencies.
 func (d *document) facts(now time.Time, a *answer.APIService) {
 	d.put(`<section id="summary" data-live aria-labelledby="name">
 <h1 id="name">%s</h1>

@@ -146,7 +146,6 @@ func destination(a proxy.Action) string {
 	return [...]string{proxy.Refuse: "refused", proxy.ToLocal: "local", proxy.ToRemote: "remote", proxy.ToDocument: "document", proxy.ToPage: "page", proxy.ToHealth: "health"}[a]
 }
 
-// names describes what a path names.
 func names(path string) string {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	switch {

@@ -57,7 +57,6 @@ func different(all []answer.Endpoint) string {
 	return strings.Join(each, ", ")
 }
 
-// limited returns what to do about a limit.
 func limited(limit string) string {
 	const theirs = "have who sends most send fewer at once (kubectl get --raw '/fairlead/tap?path=/apis/…' shows requests with their agents), or "
 	switch limit {

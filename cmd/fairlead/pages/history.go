@@ -24,7 +24,6 @@ const maxTransitions = 100
 // flapped for an hour. An endpoint that never changed has none.
 const maxChanges = 32
 
-// history stores the last transitions.
 type history struct {
 	mu   sync.Mutex // guards what follows
 	list []answer.Transition

@@ -51,7 +51,6 @@ func (p *Pages) addHTML() {
 	}
 }
 
-// view is the data of a page.
 type view struct {
 	*answer.Status
 	// List is the requested part of the list.

@@ -9,7 +9,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
-// overview writes the page of this replica.
 func (d *document) overview(v *view) {
 	d.begin(fmt.Sprintf("Fairlead: %d unavailable", len(v.Unavailable())), "")
 	d.put(`<a class="skip" href="#table">Skip to the table</a>

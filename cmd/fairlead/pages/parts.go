@@ -75,7 +75,6 @@ func (d *document) transitions(now time.Time, list []answer.Transition) {
 // markup is HTML in constants of this package, never converted from strings. Other text is a value.
 type markup string
 
-// document is an HTML document that is being written.
 type document struct{ bytes.Buffer }
 
 // put adds markup. Its verbs, all %s, become escaped values between tags or in quoted attributes.

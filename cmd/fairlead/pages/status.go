@@ -143,7 +143,6 @@ func round(v float64) float64 {
 // LocalName is the name under which local apiservers are probed and trusted.
 const LocalName = "local-apiserver"
 
-// status makes the status document.
 func (p *Pages) status() *answer.Status {
 	t := p.cfg.Registry.Table()
 	s := &answer.Status{

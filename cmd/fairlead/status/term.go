@@ -136,7 +136,6 @@ func (t *term) list(ctx context.Context) bool {
 	return true
 }
 
-// read records what an object has.
 func (w *written) read(o *apiregistrationv1.APIService, of apiregistrationv1.APIServiceConditionType) {
 	w.uid, w.version, w.condition, w.since = o.UID, o.ResourceVersion, condition{}, metav1.Time{}
 	for _, c := range o.Status.Conditions {
@@ -255,7 +254,6 @@ func (t *term) watch(ctx context.Context, after string) {
 	})
 }
 
-// receive records the events of a watch.
 func (t *term) receive(ctx context.Context, after string) {
 	w, err := t.writer.config.APIServices.Watch(ctx, metav1.ListOptions{ResourceVersion: after})
 	if err != nil {
