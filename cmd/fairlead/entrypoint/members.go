@@ -1,6 +1,7 @@
 package entrypoint
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -145,10 +146,8 @@ func held(l *coordinationv1.Lease, identity string) bool {
 // renew extends our Lease. It takes the Lease over from an earlier process at our address.
 func (p *Publisher) renew(ctx context.Context, mine *coordinationv1.Lease) error {
 	leases := p.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem)
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: leaseName(p.config.Address)}}
-	if mine != nil {
-		lease = mine.DeepCopy()
-	}
+	lease := cmp.Or(mine, &coordinationv1.Lease{}).DeepCopy()
+	lease.Namespace, lease.Name = metav1.NamespaceSystem, leaseName(p.config.Address)
 	metav1.SetMetaDataLabel(&lease.ObjectMeta, leaseLabel, "")
 	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, addressAnnotation, p.config.Address.String())
 	lease.Spec.HolderIdentity, lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds = &p.config.Identity, new(metav1.NowMicro()), new(int32(leaseDuration/time.Second))

@@ -27,11 +27,11 @@ const (
 	contentAnnotation = "fairlead.dev/published"
 )
 
-// read returns the Endpoints, nil if there are none, and the EndpointSlices.
+// read returns the Endpoints, which have no name if there are none, and the EndpointSlices.
 func (p *Publisher) read(ctx context.Context) (*corev1.Endpoints, []discoveryv1.EndpointSlice, error) {
 	have, err := p.config.Client.CoreV1().Endpoints(metav1.NamespaceDefault).Get(ctx, service, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		have, err = nil, nil
+		have, err = &corev1.Endpoints{}, nil
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading endpoints: %w", err)
@@ -46,57 +46,59 @@ func (p *Publisher) read(ctx context.Context) (*corev1.Endpoints, []discoveryv1.
 // mayWrite checks whether another writer has changed the objects since Fairlead wrote them, and
 // gives way to one that does so repeatedly.
 func (p *Publisher) mayWrite(have *corev1.Endpoints, list []discoveryv1.EndpointSlice, now time.Time) bool {
+	c := &p.contest
 	// An empty list is overwritten at once, whoever wrote it: the last kube-apiserver that
 	// published itself removes itself when it ends, and in-cluster clients would find no server.
-	if p.contest.paused(now) && content(have) != "" {
+	if now.Before(c.until) && content(have) != "" {
 		return false
 	}
-	if !p.contest.until.IsZero() {
-		p.contest.until = time.Time{}
+	if !c.until.IsZero() {
+		c.until = time.Time{}
 		return true // the content is the one we gave way to, not a new write
 	}
-	if foreign(have, list) {
-		p.metrics.foreign.Inc()
-		p.contest.strike(now)
-		p.log.Warn("another writer has changed the endpoints of default/kubernetes", "endpoints", content(have))
-		if p.contest.paused(now) {
-			p.metrics.contested.Set(1)
-			p.log.Error("another writer, probably kube-apiserver's own reconciler, keeps changing the endpoints of default/kubernetes: run kube-apiserver with --endpoint-reconciler-type=none",
-				"pause", p.contest.pause.String())
-			return false
+	if !foreign(have, list) {
+		const quiet = time.Minute // kube-apiserver's reconciler writes every 10 s
+		if c.last.IsZero() || now.Sub(c.last) < quiet {
+			return true
 		}
-	} else if p.contest.settled(now) {
-		p.metrics.contested.Set(0)
-		p.log.Info("no other writer changes the endpoints of default/kubernetes any more")
+		if c.pause > 0 {
+			p.metrics.contested.Set(0)
+			p.log.Info("no other writer changes the endpoints of default/kubernetes any more")
+		}
+		*c = contest{}
+		return true
 	}
-	return true
+	first := c.last.IsZero()
+	c.last = now
+	p.metrics.foreign.Inc()
+	p.log.Warn("another writer has changed the endpoints of default/kubernetes", "endpoints", content(have))
+	if first { // it may be a mistake
+		return true
+	}
+	// Long enough that in-cluster clients do not switch back and forth, short enough that we take
+	// over soon after the last kube-apiserver was restarted without its reconciler.
+	c.pause = min(max(2*c.pause, time.Minute), 5*time.Minute)
+	c.until = now.Add(c.pause)
+	c.last = c.until // the quiet time starts after the pause; one more write after it is enough
+	p.metrics.contested.Set(1)
+	p.log.Error("another writer, probably kube-apiserver's own reconciler, keeps changing the endpoints of default/kubernetes: run kube-apiserver with --endpoint-reconciler-type=none",
+		"pause", c.pause.String())
+	return false
 }
 
 // foreign reports whether another writer has changed objects that Fairlead published.
 // kube-apiserver keeps the annotations of Endpoints and drops those of the EndpointSlice.
 func foreign(have *corev1.Endpoints, list []discoveryv1.EndpointSlice) bool {
-	if have == nil {
-		return false
-	}
-	recorded, ours := have.Annotations[contentAnnotation]
-	if !ours {
-		return false // never published before, so we take the object over
-	}
-	if recorded != content(have) {
-		return true
-	}
-	return slices.ContainsFunc(list, func(s discoveryv1.EndpointSlice) bool {
+	recorded, ours := have.Annotations[contentAnnotation] // if they are not, we take the object over
+	return ours && (recorded != content(have) || slices.ContainsFunc(list, func(s discoveryv1.EndpointSlice) bool {
 		return s.Name == service && s.Annotations[contentAnnotation] != sliceContent(&s)
-	})
+	}))
 }
 
 // writeEndpoints writes the Endpoints, for clients that read no EndpointSlices.
 func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, addresses []netip.AddrPort) error {
-	want := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: service}}
-	if have != nil {
-		want = have.DeepCopy()
-	}
-	want.Subsets = nil
+	want := have.DeepCopy()
+	want.Namespace, want.Name, want.Subsets = metav1.NamespaceDefault, service, nil
 	for _, g := range groups(addresses) { // one for each family and port
 		s := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: portName, Port: g.port, Protocol: corev1.ProtocolTCP}}}
 		for _, a := range g.addresses {
@@ -107,13 +109,13 @@ func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, 
 		}
 	}
 	text := content(want)
-	if have != nil && content(have) == text && have.Annotations[contentAnnotation] == text && have.Labels[discoveryv1.LabelSkipMirror] == "true" {
+	if content(have) == text && have.Annotations[contentAnnotation] == text && have.Labels[discoveryv1.LabelSkipMirror] == "true" {
 		return nil
 	}
 	metav1.SetMetaDataAnnotation(&want.ObjectMeta, contentAnnotation, text)
 	metav1.SetMetaDataLabel(&want.ObjectMeta, discoveryv1.LabelSkipMirror, "true") // the EndpointSlices are ours too
 	var err error
-	if have == nil {
+	if have.Name == "" {
 		_, err = p.config.Client.CoreV1().Endpoints(metav1.NamespaceDefault).Create(ctx, want, metav1.CreateOptions{})
 	} else {
 		_, err = p.config.Client.CoreV1().Endpoints(metav1.NamespaceDefault).Update(ctx, want, metav1.UpdateOptions{})
@@ -127,9 +129,6 @@ func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, 
 
 // content returns the content of Endpoints in canonical order.
 func content(e *corev1.Endpoints) string {
-	if e == nil {
-		return ""
-	}
 	var list []string
 	for _, s := range e.Subsets {
 		for _, port := range s.Ports {
@@ -258,38 +257,9 @@ func sliceContent(s *discoveryv1.EndpointSlice) string {
 	return strings.Join(list, ", ")
 }
 
-// contest decides when to give way to another writer. The zero value means there is none.
+// contest is what is known of another writer. The zero value means there is none.
 type contest struct {
-	strikes int           // foreign writes since the last quiet time
-	last    time.Time     // of the latest strike
-	pause   time.Duration // how long we give way; zero means not yet
-	until   time.Time     // we write nothing before
-}
-
-func (c *contest) paused(now time.Time) bool { return now.Before(c.until) }
-
-// strike counts a foreign write. We give way from the second one on: the first may be a mistake.
-func (c *contest) strike(now time.Time) {
-	c.strikes++
-	c.last = now
-	if c.strikes < 2 {
-		return
-	}
-	// Long enough that in-cluster clients do not switch back and forth, short enough that we take
-	// over soon after the last kube-apiserver was restarted without its reconciler.
-	c.pause = min(max(2*c.pause, time.Minute), 5*time.Minute)
-	c.until = now.Add(c.pause)
-	c.last = c.until // the quiet time starts after the pause
-	c.strikes = 1    // one more after the pause is enough
-}
-
-// settled reports, once, that a conflict has ended.
-func (c *contest) settled(now time.Time) bool {
-	const quiet = time.Minute // kube-apiserver's reconciler writes every 10 s
-	if c.strikes == 0 || now.Sub(c.last) < quiet {
-		return false
-	}
-	was := c.pause > 0
-	*c = contest{}
-	return was
+	last  time.Time     // of its latest write; zero means none since the last quiet time
+	pause time.Duration // how long we give way; zero means not yet
+	until time.Time     // we write nothing before
 }
