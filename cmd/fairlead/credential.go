@@ -25,7 +25,7 @@ import (
 // here, so that no request waits for either.
 type credential struct {
 	log *slog.Logger
-	// source is how client-go obtains the credential. offered, if not nil, replaces it once loaded.
+	// source is how client-go obtains the credential. offered, if not nil, replaces it once used.
 	source, offered atomic.Pointer[source]
 	// authorization is the Authorization header's value, empty if a certificate is used. Never nil.
 	authorization atomic.Pointer[string]
@@ -50,7 +50,7 @@ func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*cred
 		return nil, cli.Usage(err)
 	}
 	looked := make(chan error, 1)
-	go func() { looked <- k.look(k.offered.Swap(nil)) }() // ends with the plugin, or with the process
+	go func() { looked <- k.look(k.offered.Load()) }() // ends with the plugin, or with the process
 	select {
 	case err := <-looked:
 		if err != nil {
@@ -115,6 +115,7 @@ func (k *credential) look(s *source) error {
 		return errors.New("reading kubeconfig: it has no credential to impersonate callers with")
 	}
 	k.source.Store(s)
+	k.offered.CompareAndSwap(s, nil)
 	k.authorization.Store(&own)
 	if !slices.EqualFunc(k.shown, shown, slices.Equal[[]byte]) {
 		k.shown = shown
@@ -175,9 +176,6 @@ func (k *credential) Run(ctx context.Context) error {
 		}
 		if err == nil {
 			err = k.look(s)
-		}
-		if err == nil {
-			k.offered.CompareAndSwap(s, nil)
 		}
 		if failed = err != nil; failed {
 			renewed = time.Now()

@@ -35,12 +35,9 @@ func (o *options) validateEtcd(f *cli.Faults) {
 			f.Add("--registry=etcd: %s is plain text: --etcd-cafile, --etcd-certfile and --etcd-keyfile would have no effect", e)
 		}
 	}
-	switch {
-	case o.writeStatus && o.registry.etcd != nil:
-		f.Add("--write-status is for --registry=kubernetes: with etcd:, one replica writes Available anyway")
-	case o.writeStatus && o.registry.dir != "":
-		f.Add("--write-status is for --registry=kubernetes: the APIServices of a directory are not in the cluster, whose own aggregator writes the status of its own")
-	}
+	f.If(o.writeStatus && o.registry.etcd != nil, "--write-status is for --registry=kubernetes: with etcd:, one replica writes Available anyway")
+	f.If(o.writeStatus && o.registry.etcd == nil && o.registry.dir != "",
+		"--write-status is for --registry=kubernetes: the APIServices of a directory are not in the cluster, whose own aggregator writes the status of its own")
 	for flag, path := range map[string]string{"--etcd-cafile": o.etcd.CAFile, "--etcd-certfile": o.etcd.CertFile, "--etcd-keyfile": o.etcd.KeyFile} {
 		f.If(path != "" && o.registry.etcd == nil, "%s needs --registry=etcd:URL,…", flag)
 		f.Readable(flag, path)

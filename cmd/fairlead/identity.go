@@ -190,12 +190,10 @@ func (o *options) impersonates() bool { return o.LocalIdentity == cli.Impersonat
 
 func (o *options) validateIdentity(f *cli.Faults) {
 	f.If(o.Behind != "" && o.Certs.RequestHeaderCA == "" && !o.Certs.TrustConfigMap, "--behind needs --requestheader-client-ca-file or --authentication-configmap: they say who is the cluster's aggregator")
-	switch {
-	case o.impersonates() && o.alone():
-		f.Add("--local-identity=impersonate needs --kubeconfig: without it, --registry=dir: means that there is no local apiserver")
-	case o.impersonates() && (o.authorization() == authzRBAC || o.authorization() == authzAlwaysAllow):
-		f.Add("--local-identity=impersonate needs --authorization-mode=webhook or backend: only the cluster can decide who may impersonate whom (--as)")
-	case !o.impersonates() && len(o.authn.RefuseUsers)+len(o.authn.RefuseGroups) > 0:
-		f.Add("--impersonate-refuse-users and --impersonate-refuse-groups need --local-identity=impersonate: a front proxy may assert every user")
-	}
+	own := o.authorization() == authzRBAC || o.authorization() == authzAlwaysAllow
+	f.If(o.impersonates() && o.alone(), "--local-identity=impersonate needs --kubeconfig: without it, --registry=dir: means that there is no local apiserver")
+	f.If(o.impersonates() && !o.alone() && own,
+		"--local-identity=impersonate needs --authorization-mode=webhook or backend: only the cluster can decide who may impersonate whom (--as)")
+	f.If(!o.impersonates() && len(o.authn.RefuseUsers)+len(o.authn.RefuseGroups) > 0,
+		"--impersonate-refuse-users and --impersonate-refuse-groups need --local-identity=impersonate: a front proxy may assert every user")
 }

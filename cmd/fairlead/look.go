@@ -37,10 +37,8 @@ func (k *kube) lookServers(time.Time) answer.Check {
 	if bad == 0 {
 		return answer.Check{}
 	}
-	return answer.Check{
-		Status: needs.Failed, Advice: cmp.Or(advice.For(last.Message), "see that kube-apiserver's log"),
-		Message: fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s: %s", bad, len(servers), last.Address, pages.Brief(last.Message)),
-	}
+	return failed(fmt.Errorf("%s: %s", last.Address, pages.Brief(last.Message)), "", fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: ", bad, len(servers)),
+		cmp.Or(advice.For(last.Message), "see that kube-apiserver's log"))
 }
 
 // noted notes how reviews end. A refused token was reviewed.

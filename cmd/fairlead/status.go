@@ -59,17 +59,13 @@ func (o *options) advertised() (netip.Addr, error) {
 }
 
 func (o *options) validateEntrypoint(f *cli.Faults) {
-	if !o.publishEndpoints {
+	if !o.publishEndpoints || o.alone() {
+		f.If(o.publishEndpoints, "--publish-kubernetes-endpoints needs a local apiserver")
 		return
 	}
-	if o.alone() {
-		f.Add("--publish-kubernetes-endpoints needs a local apiserver")
-		return
-	}
-	if o.kubeconfig == "" && len(o.localAPIServer) == 0 {
-		// The pod's own configuration names the Service, which from now on leads to Fairlead.
-		f.Add("--publish-kubernetes-endpoints needs --local-apiserver, or --kubeconfig: in a pod, the Service kubernetes would lead Fairlead to itself")
-	}
+	// The pod's own configuration names the Service, which from now on leads to Fairlead.
+	f.If(o.kubeconfig == "" && len(o.localAPIServer) == 0,
+		"--publish-kubernetes-endpoints needs --local-apiserver, or --kubeconfig: in a pod, the Service kubernetes would lead Fairlead to itself")
 	_, err := o.advertised()
 	f.If(err != nil, "%w", err)
 }

@@ -169,11 +169,9 @@ func (p *Publisher) tryToPublish(ctx context.Context, ready bool) error {
 }
 
 type metrics struct {
-	published prometheus.Gauge
-	replicas  prometheus.Gauge
-	contested prometheus.Gauge
-	foreign   prometheus.Counter
-	rounds    *prometheus.CounterVec // :: result
+	published, replicas, contested prometheus.Gauge
+	foreign                        prometheus.Counter
+	rounds                         *prometheus.CounterVec // :: result
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
