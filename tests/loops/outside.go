@@ -35,6 +35,7 @@ var known = map[string]string{
 	"(*net.OpError).Error":           "a text",
 	"os.NewSyscallError":             "makes an error",
 	"net.JoinHostPort":               "joins texts",
+	"net.SplitHostPort":              "splits a text, once a connection",
 	"net.ParseIP":                    "reads a short text",
 	"(net.IP).String":                "a text",
 	"net/http.StatusText":            "a switch",
