@@ -56,13 +56,8 @@ func (p *Proxy) rule(d *Decision, h *Head, u user.Info) {
 		Namespace: r.Namespace, Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, Verb: r.Verb, APIGroup: r.APIGroup, Path: r.Path, IsResource: r.IsResourceRequest,
 		User: u,
 	}
-	if g.Agents {
-		q.UserAgent = h.get("user-agent")
-	}
-	if g.Sources {
-		q.Source = h.source(d.Credentials.Kind == authn.KindFrontProxy)
-	}
-	q.WholeList = g.Lists && r.Verb == "list" && r.Name == "" && unlimited(h.RawQuery)
+	q.UserAgent, q.Source = h.get("user-agent"), h.source(d.Credentials.Kind == authn.KindFrontProxy)
+	q.WholeList = r.Verb == "list" && r.Name == "" && unlimited(h.RawQuery)
 	d.Rule, d.DryRun = g.Find(&q)
 }
 

@@ -120,7 +120,7 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces, 
 		}
 		for j := range doc.Rules {
 			at := field.NewPath("rules").Index(j)
-			wrong = append(wrong, p.rules.Add(&doc.Rules[j], where(objects[i].FaultAt(at.String(), "")), at, prev)...)
+			wrong = append(wrong, p.rules.Add(&doc.Rules[j], where(objects[i].FaultAt(at.String(), "")), at)...)
 		}
 		for _, e := range wrong {
 			faults = append(faults, objects[i].FaultAt(e.Field, e.ErrorBody()))

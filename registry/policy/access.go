@@ -71,33 +71,29 @@ const (
 
 // check returns what is wrong with a rule.
 func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
-	bad := func(at *field.Path, value any, message string) {
-		wrong = append(wrong, field.Invalid(at, value, message))
+	bad := func(child string, value any, message string) {
+		wrong = append(wrong, field.Invalid(at.Child(child), value, message))
 	}
 	if errs := validation.IsDNS1123Subdomain(r.Name); len(errs) > 0 {
-		bad(at.Child("name"), r.Name[:min(len(r.Name), maxAgent)], errs[0])
+		bad("name", r.Name[:min(len(r.Name), maxAgent)], errs[0])
 	}
-	switch r.Action {
-	case Allow, Deny, Rate, InFlight:
-	default:
-		wrong = append(wrong, field.NotSupported(at.Child("action"), r.Action, []Action{Allow, Deny, Rate, InFlight}))
+	if all := []Action{Allow, Deny, Rate, InFlight}; !slices.Contains(all, r.Action) {
+		wrong = append(wrong, field.NotSupported(at.Child("action"), r.Action, all))
 	}
-	switch {
-	case r.Action == Rate && !(r.PerSecond >= minPerSecond && r.PerSecond <= maxPerSecond):
-		bad(at.Child("perSecond"), r.PerSecond, fmt.Sprintf("it must be between %v and %v", minPerSecond, maxPerSecond))
-	case r.Action != Rate && (r.PerSecond != 0 || r.Burst != 0):
-		bad(at.Child("perSecond"), r.PerSecond, "perSecond and burst are for action Rate")
+	switch rated, counted := r.Action == Rate, r.Action == InFlight; {
+	case rated && !(r.PerSecond >= minPerSecond && r.PerSecond <= maxPerSecond):
+		bad("perSecond", r.PerSecond, fmt.Sprintf("it must be between %v and %v", minPerSecond, maxPerSecond))
+	case !rated && (r.PerSecond != 0 || r.Burst != 0):
+		bad("perSecond", r.PerSecond, "perSecond and burst are for action Rate")
 	case r.Burst < 0:
-		bad(at.Child("burst"), r.Burst, "it is negative")
-	case r.Action == InFlight && r.Max < 1:
-		bad(at.Child("max"), r.Max, "it must be at least 1")
-	case r.Action != InFlight && r.Max != 0:
-		bad(at.Child("max"), r.Max, "max is for action InFlight")
-	case r.Shared && r.Action != Rate && r.Action != InFlight:
-		bad(at.Child("shared"), true, "shared is for the actions Rate and InFlight")
+		bad("burst", r.Burst, "it is negative")
+	case counted != (r.Max > 0) || r.Max < 0:
+		bad("max", r.Max, "at least 1, for action InFlight alone")
+	case r.Shared && !rated && !counted:
+		bad("shared", true, "shared is for the actions Rate and InFlight")
 	}
 	if len(r.Message) > maxMessage || strings.ContainsFunc(r.Message, func(c rune) bool { return !unicode.IsPrint(c) }) {
-		bad(at.Child("message"), "", fmt.Sprintf("one line of at most %d bytes", maxMessage))
+		bad("message", "", fmt.Sprintf("one line of at most %d bytes", maxMessage))
 	}
 	m := &r.Match
 	if len(m.Subjects)+len(m.ResourceRules)+len(m.NonResourceRules)+len(r.UserAgents)+len(r.Sources) == 0 && !r.WholeLists {
@@ -110,15 +106,20 @@ func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
 			wrong = append(wrong, field.TooLong(at.Child("userAgents").Index(i), "", maxAgent))
 		}
 	}
-	if len(r.Sources) > maxValues {
-		wrong = append(wrong, field.TooMany(at.Child("sources"), len(r.Sources), maxValues))
-	}
+	wrong = append(wrong, few(at.Child("sources"), len(r.Sources), maxValues)...)
 	for i, s := range r.Sources {
 		if _, valid := network(s); !valid {
-			bad(at.Child("sources").Index(i), s[:min(len(s), 64)], "an address, or a network such as 10.0.0.0/8")
+			wrong = append(wrong, field.Invalid(at.Child("sources").Index(i), s[:min(len(s), 64)], "an address, or a network such as 10.0.0.0/8"))
 		}
 	}
 	return wrong
+}
+
+func few(at *field.Path, n, most int) field.ErrorList {
+	if n > most {
+		return field.ErrorList{field.TooMany(at, n, most)}
+	}
+	return nil
 }
 
 // network parses an address or a network. Mapped IPv4 addresses are IPv4's, as those of clients.
@@ -138,25 +139,18 @@ func network(s string) (p netip.Prefix, valid bool) {
 // k8s.io/kubernetes, which is no library).
 func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 	m := &r.Match
-	if len(m.Subjects) > maxValues {
-		wrong = append(wrong, field.TooMany(at.Child("subjects"), len(m.Subjects), maxValues))
-	}
+	wrong = append(few(at.Child("subjects"), len(m.Subjects), maxValues), few(at.Child("resourceRules"), len(m.ResourceRules)+len(m.NonResourceRules), maxRulesOfMatch)...)
 	for i, s := range m.Subjects {
-		if _, _, ok := subject(&s); !ok {
+		if _, ok := subject(&s); !ok {
 			wrong = append(wrong, field.Invalid(at.Child("subjects").Index(i), s.Kind,
 				"kind User, Group or ServiceAccount, with the field user.name, group.name, or serviceAccount.namespace and name"))
 		}
 	}
-	if n := len(m.ResourceRules) + len(m.NonResourceRules); n > maxRulesOfMatch {
-		wrong = append(wrong, field.TooMany(at.Child("resourceRules"), n, maxRulesOfMatch))
-	}
 	values := func(at *field.Path, values []string, empty bool) {
-		switch {
-		case len(values) == 0 && !empty:
+		wrong = append(wrong, few(at, len(values), maxValues)...)
+		if len(values) == 0 && !empty {
 			wrong = append(wrong, field.Required(at, ""))
-		case len(values) > maxValues:
-			wrong = append(wrong, field.TooMany(at, len(values), maxValues))
-		case len(values) > 1 && slices.Contains(values, "*"):
+		} else if len(values) > 1 && slices.Contains(values, "*") {
 			wrong = append(wrong, field.Invalid(at, values, `if "*" is present, it must be the only value`))
 		}
 	}
@@ -172,7 +166,7 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 		values(at.Child("verbs"), nr.Verbs, false)
 		values(at.Child("nonResourceURLs"), nr.NonResourceURLs, false)
 		for j, u := range nr.NonResourceURLs {
-			if u != "*" && !strings.HasPrefix(u, "/") || strings.Contains(strings.TrimSuffix(u, "/*"), "*") && u != "*" {
+			if u != "*" && !strings.HasPrefix(u, "/") || strings.Count(u, "/") > maxDepth || strings.Contains(strings.TrimSuffix(u, "/*"), "*") && u != "*" {
 				wrong = append(wrong, field.Invalid(at.Child("nonResourceURLs").Index(j), u, `a path, or one that ends in "/*"`))
 			}
 		}
@@ -180,31 +174,27 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 	return wrong
 }
 
-// subject returns what a subject matches: by user name, group or namespace of service accounts. Of
-// a name, "*" means all.
-func subject(s *flowcontrolv1.Subject) (by dimension, value string, ok bool) {
+// subject returns what a subject matches: a user, a group or the service accounts of a namespace.
+// The name "*" of the first two means all.
+func subject(s *flowcontrolv1.Subject) (k key, ok bool) {
 	switch {
 	case s.Kind == flowcontrolv1.SubjectKindUser && s.User != nil:
-		return byUser, s.User.Name, s.User.Name != ""
+		k = key{by: byUser, value: s.User.Name}
 	case s.Kind == flowcontrolv1.SubjectKindGroup && s.Group != nil:
-		return byGroup, s.Group.Name, s.Group.Name != ""
-	case s.Kind == flowcontrolv1.SubjectKindServiceAccount && s.ServiceAccount != nil:
-		a := s.ServiceAccount
-		if ok = a.Name != "" && a.Namespace != "" && a.Namespace != "*"; a.Name == "*" {
-			return byAccounts, a.Namespace, ok
+		k = key{by: byGroup, value: s.Group.Name}
+	case s.Kind == flowcontrolv1.SubjectKindServiceAccount && s.ServiceAccount != nil && s.ServiceAccount.Namespace != "" && s.ServiceAccount.Name != "":
+		if k = (key{by: byAccounts, value: s.ServiceAccount.Namespace}); s.ServiceAccount.Name != "*" {
+			k = key{by: byUser, value: serviceaccount.MakeUsername(s.ServiceAccount.Namespace, s.ServiceAccount.Name)}
 		}
-		return byUser, serviceaccount.MakeUsername(a.Namespace, a.Name), ok
 	}
-	return 0, "", false
+	return k, k.value != ""
 }
 
 // checkValues returns what is wrong with a list of values or prefixes.
-func checkValues(at *field.Path, values []string) (wrong field.ErrorList) {
+func checkValues(at *field.Path, values []string) field.ErrorList {
+	wrong := few(at, len(values), maxValues)
 	if values != nil && len(values) == 0 {
 		wrong = append(wrong, field.Required(at, "it is empty, so nothing would match"))
-	}
-	if len(values) > maxValues {
-		wrong = append(wrong, field.TooMany(at, len(values), maxValues))
 	}
 	for i, v := range values {
 		if v == "" || strings.Contains(strings.TrimSuffix(v, "*"), "*") {

@@ -1,31 +1,36 @@
 package policy
 
 import (
-	"net/netip"
+	"cmp"
 	"slices"
-	"strings"
 
-	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/authentication/serviceaccount"
-	"k8s.io/apiserver/pkg/authentication/user"
 )
 
 // Gates are the compiled rules of a policy, in its order. They are immutable but for the limits'
 // state. Nil has none.
+//
+// A rule is compiled to alternatives, one for each of its resourceRules and nonResourceRules, and
+// an alternative to conditions: sets of keys, of which a request must have one each. An alternative
+// is found by the one of its conditions whose keys the fewest others share. So the cost is that of
+// the alternatives that share a key with the request in their rarest condition, however many there
+// are.
 type Gates struct {
 	// Map is the ConfigMap that the policy is in, if it is. Its own requests pass, so that nobody
 	// can lock out who may correct it.
 	Map types.NamespacedName
-	// ByUser says that a rule needs the caller's user, Agents, Sources and Lists that one looks at
-	// these.
-	ByUser, Agents, Sources, Lists bool
+	// ByUser says that a rule needs the caller's user.
+	ByUser bool
 
-	all               []*Gate
-	byName            map[string]*Gate
-	resources, others index
-	buckets           *buckets
+	all          []*Gate
+	byName, old  map[string]*Gate // old are those of prev, until Compile
+	alternatives []alternative
+	by           dimensions           // in which alternatives are found or compared
+	found        map[key][]int32      // :: key → alternatives, in order
+	agents       map[int]bool         // lengths of prefixes of user agents
+	nets         map[int]map[int]bool // :: length of addresses → lengths of networks
+	buckets      *buckets
 }
 
 // Gate is a compiled AccessRule.
@@ -37,16 +42,25 @@ type Gate struct {
 
 	*state
 
-	buckets  *buckets
-	subjects map[key]bool // nil means anybody, known or not
-	sources  []netip.Prefix
+	buckets *buckets
 }
 
-// NewGates returns the Gates without rules, whose limits go on where those of prev are.
+type alternative struct {
+	gate int // index in Gates.all
+	all  []condition
+}
+
+// condition is true for requests that have one of the keys.
+type condition struct {
+	by   dimensions // of the keys
+	keys map[key]bool
+}
+
+// NewGates returns Gates without rules. Limits go on where those of prev are, which may be nil.
 func NewGates(prev *Gates) *Gates {
-	g := &Gates{byName: make(map[string]*Gate)}
+	g := &Gates{byName: make(map[string]*Gate), found: make(map[key][]int32), agents: make(map[int]bool), nets: map[int]map[int]bool{32: {}, 128: {}}}
 	if prev != nil {
-		g.buckets = prev.buckets
+		g.old, g.buckets = prev.byName, prev.buckets
 	}
 	return g
 }
@@ -59,8 +73,8 @@ func (g *Gates) All() []*Gate {
 	return g.all
 }
 
-// Add adds a rule, or says what is wrong with it. Prev has the state of rules before.
-func (g *Gates) Add(r *AccessRule, where string, at *field.Path, prev *Gates) field.ErrorList {
+// Add adds a rule, or says what is wrong with it.
+func (g *Gates) Add(r *AccessRule, where string, at *field.Path) field.ErrorList {
 	wrong := r.check(at)
 	if other := g.byName[r.Name]; other != nil {
 		wrong = append(wrong, field.Invalid(at.Child("name"), r.Name, "it is the name of the rule at "+other.Where))
@@ -68,47 +82,75 @@ func (g *Gates) Add(r *AccessRule, where string, at *field.Path, prev *Gates) fi
 	if len(wrong) > 0 {
 		return wrong
 	}
-	c := &Gate{AccessRule: *r, Where: where, subjects: subjectsOf(r.Match.Subjects)}
-	for _, s := range r.Sources {
-		p, _ := network(s)
-		c.sources = append(c.sources, p)
+	c := &Gate{AccessRule: *r, Where: where}
+	c.state = g.stateOf(c, g.old[r.Name])
+	c.buckets = g.buckets
+	for _, all := range r.alternatives() {
+		g.alternatives = append(g.alternatives, alternative{gate: len(g.all), all: all})
+		for _, condition := range all {
+			g.by |= condition.by
+			for k := range condition.keys {
+				switch k.by {
+				case byAgents:
+					g.agents[len(k.value)] = true
+				case bySource:
+					g.nets[k.net.Addr().BitLen()][k.net.Bits()] = true
+				}
+			}
+		}
 	}
-	var old *Gate
-	if prev != nil {
-		old = prev.byName[r.Name]
-	}
-	c.state, c.buckets = g.stateOf(c, old), g.buckets
-	limit := r.Action == Rate || r.Action == InFlight
-	g.ByUser = g.ByUser || c.subjects != nil || limit && !r.Shared
-	g.Agents, g.Sources, g.Lists = g.Agents || r.UserAgents != nil, g.Sources || r.Sources != nil, g.Lists || r.WholeLists
+	g.ByUser = g.ByUser || g.by&(1<<byUser|1<<byGroup|1<<byAccounts) != 0 || (r.Action == Rate || r.Action == InFlight) && !r.Shared
 	g.all, g.byName[r.Name] = append(g.all, c), c
 	return nil
 }
 
 // Compile must be called once all rules are added.
-func (g *Gates) Compile() { g.resources, g.others = newIndex(g.all, true), newIndex(g.all, false) }
+func (g *Gates) Compile() {
+	g.old = nil
+	shared := make(map[key]int)
+	for _, a := range g.alternatives {
+		for _, c := range a.all {
+			for k := range c.keys {
+				shared[k]++
+			}
+		}
+	}
+	sum := func(c condition) (n int) {
+		for k := range c.keys {
+			n += shared[k]
+		}
+		return n
+	}
+	for i, a := range g.alternatives {
+		rarest := slices.MinFunc(a.all, func(x, y condition) int { return cmp.Compare(sum(x), sum(y)) })
+		for k := range rarest.keys {
+			g.found[k] = append(g.found[k], int32(i)) //nolint:gosec // at most maxRules · maxRulesOfMatch
+		}
+	}
+}
 
 // Find returns the first rule that matches a request, and the first one before it that would, if it
 // were no dry run. Nil means none.
 func (g *Gates) Find(q *Request) (found, dry *Gate) {
-	x := &g.others
-	if q.IsResource {
-		x = &g.resources
-	}
+	var room [usualKeys]key
+	keys := g.keys(q, room[:0])
 	first, firstDry := len(g.all), len(g.all)
-	x.candidates(q, func(list []int32) {
-		for _, n := range list {
-			i := int(n)
-			switch c := g.all[i]; {
-			case i >= first:
+	look := func(list []int32) {
+		for _, i := range list {
+			a := &g.alternatives[i]
+			switch c := g.all[a.gate]; {
+			case a.gate >= first:
 				return
-			case c.DryRun && i < firstDry && c.matches(q):
-				firstDry = i
-			case !c.DryRun && c.matches(q):
-				first = i
+			case c.DryRun && a.gate < firstDry && a.matches(keys):
+				firstDry = a.gate
+			case !c.DryRun && a.matches(keys):
+				first = a.gate
 			}
 		}
-	})
+	}
+	for _, k := range keys {
+		look(g.found[k])
+	}
 	if firstDry < first {
 		dry = g.all[firstDry]
 	}
@@ -118,99 +160,20 @@ func (g *Gates) Find(q *Request) (found, dry *Gate) {
 	return found, dry
 }
 
-// matches reports whether a rule matches. What it says of requests is matched as by the apiserver
-// (k8s.io/apiserver/pkg/util/flowcontrol/rule.go, which exports nothing).
-func (c *Gate) matches(q *Request) bool {
-	r := &c.AccessRule
-	if c.subjects != nil && !c.isSubject(q.User) || r.WholeLists && !q.WholeList || r.UserAgents != nil && !matches(r.UserAgents, q.UserAgent) {
-		return false
-	}
-	if c.sources != nil && !slices.ContainsFunc(c.sources, func(p netip.Prefix) bool { return p.Contains(q.Source) }) {
-		return false
-	}
-	if len(r.Match.ResourceRules)+len(r.Match.NonResourceRules) == 0 {
-		return true
-	}
-	if !q.IsResource {
-		for i := range r.Match.NonResourceRules {
-			if m := &r.Match.NonResourceRules[i]; has(m.Verbs, q.Verb) && slices.ContainsFunc(m.NonResourceURLs, q.below) {
-				return true
-			}
+func (a *alternative) matches(keys []key) bool {
+	for i := range a.all {
+		if !a.all[i].has(keys) {
+			return false
 		}
-		return false
 	}
-	for i := range r.Match.ResourceRules {
-		m := &r.Match.ResourceRules[i]
-		if has(m.Verbs, q.Verb) && has(m.APIGroups, q.APIGroup) && q.named(m.Resources) &&
-			(q.Namespace == "" && m.ClusterScope || q.Namespace != "" && has(m.Namespaces, q.Namespace)) {
+	return true
+}
+
+func (c *condition) has(keys []key) bool {
+	for i := range keys {
+		if c.by&(1<<keys[i].by) != 0 && c.keys[keys[i]] {
 			return true
 		}
 	}
 	return false
-}
-
-// subjectsOf returns nil if anybody is one of them.
-func subjectsOf(list []flowcontrolv1.Subject) map[key]bool {
-	all := make(map[key]bool)
-	for i := range list {
-		by, name, _ := subject(&list[i])
-		if name == "*" && by != byAccounts {
-			return nil
-		}
-		all[key{by: by, value: name}] = true
-	}
-	if len(list) == 0 || all[key{by: byGroup, value: user.AllAuthenticated}] && all[key{by: byGroup, value: user.AllUnauthenticated}] {
-		return nil
-	}
-	return all
-}
-
-func (c *Gate) isSubject(u user.Info) bool {
-	if u == nil {
-		return false
-	}
-	name := u.GetName()
-	if c.subjects[key{by: byUser, value: name}] || c.subjects[key{by: byAccounts, value: accountsOf(name)}] { // no namespace is empty
-		return true
-	}
-	for _, group := range u.GetGroups() {
-		if c.subjects[key{by: byGroup, value: group}] {
-			return true
-		}
-	}
-	return false
-}
-
-// accountsOf returns the namespace of a service account. Empty means that it is none.
-func accountsOf(name string) string {
-	rest, ok := strings.CutPrefix(name, serviceaccount.ServiceAccountUsernamePrefix)
-	namespace, _, whole := strings.Cut(rest, serviceaccount.ServiceAccountUsernameSeparator)
-	if !ok || !whole {
-		return ""
-	}
-	return namespace
-}
-
-// has reports whether a list has a value. A single "*" has all.
-func has(list []string, value string) bool {
-	return len(list) == 1 && list[0] == "*" || slices.Contains(list, value)
-}
-
-// named reports whether a list of resources has that of the request. It does not allocate.
-func (q *Request) named(list []string) bool {
-	if q.Subresource == "" || len(list) == 1 && list[0] == "*" {
-		return has(list, q.Resource)
-	}
-	return slices.ContainsFunc(list, func(s string) bool {
-		return len(s) == len(q.Resource)+1+len(q.Subresource) && s[:len(q.Resource)] == q.Resource && s[len(q.Resource)] == '/' && s[len(q.Resource)+1:] == q.Subresource
-	})
-}
-
-// below reports whether the request's path is that of a rule, or below it.
-func (q *Request) below(rule string) bool {
-	if rule == "*" || rule == q.Path {
-		return true
-	}
-	rule = strings.TrimSuffix(rule, "*")
-	return strings.HasPrefix(q.Path, rule) && (strings.HasSuffix(rule, "/") || len(q.Path) > len(rule) && q.Path[len(rule)] == '/')
 }
