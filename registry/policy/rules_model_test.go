@@ -240,7 +240,7 @@ func compiled(tb testing.TB, rules ...*AccessRule) *Gates {
 	tb.Helper()
 	g := NewGates(nil)
 	for i, r := range rules {
-		if errs := g.Add(r, fmt.Sprint("here:", i), field.NewPath("rules").Index(i), nil); len(errs) > 0 {
+		if errs := g.Add(r, fmt.Sprint("here:", i), field.NewPath("rules").Index(i)); len(errs) > 0 {
 			tb.Fatalf("%v: %+v", errs, r)
 		}
 	}
