@@ -101,8 +101,10 @@ func (r *AccessRule) alternatives() (all [][]condition) {
 	for _, m := range r.Match.NonResourceRules {
 		one := common[:len(common):len(common)]
 		paths := named(byPath, m.NonResourceURLs)
-		for i := range paths {
-			paths[i].value = strings.TrimSuffix(strings.TrimSuffix(paths[i].value, "*"), "/")
+		for i, k := range paths {
+			if paths[i].value = strings.TrimSuffix(k.value, "*"); !strings.HasSuffix(paths[i].value, "/") {
+				paths = append(paths, key{by: byPath, value: k.value + "/"})
+			}
 		}
 		add(&one, []key{{by: byKind, value: ofPath}})
 		add(&one, named(byVerb, m.Verbs))
@@ -164,7 +166,7 @@ func (g *Gates) keys(q *Request, keys []key) []key {
 	add(byVerb, q.Verb)
 	add(byAgent, q.UserAgent)
 	for n := range g.agents {
-		if n <= len(q.UserAgent) {
+		if n <= len(q.UserAgent) && q.UserAgent != "" {
 			add(byAgents, q.UserAgent[:n])
 		}
 	}
@@ -199,7 +201,7 @@ func pathKeys(path string, keys []key) []key {
 		if path[i] != '/' {
 			continue
 		}
-		keys = append(keys, key{by: byPath, value: path[:i]})
+		keys = append(keys, key{by: byPath, value: path[:i+1]})
 		if depth++; depth > maxDepth {
 			return keys
 		}
