@@ -73,9 +73,8 @@ func (b *trackedBody) Read(p []byte) (int, error) {
 // boundedWriter is a response with a time limit for its client.
 type boundedWriter struct {
 	http.ResponseWriter
-	control  *http.ResponseController
-	body     *trackedBody // nil means no body
-	hijacked bool
+	control *http.ResponseController
+	body    *trackedBody // nil means no body, or that the connection is the handler's
 }
 
 // head runs before the final head. An unread rest of the body must not be parsed as the next
@@ -89,9 +88,6 @@ func (b *boundedWriter) head() {
 // end runs after the handler: the client gets its response at once, and some time for the rest of
 // its body, so that its connection is not reset while it sends.
 func (b *boundedWriter) end() {
-	if b.hijacked {
-		return
-	}
 	b.head()
 	if b.body == nil || b.body.ended.Load() {
 		return
@@ -124,7 +120,7 @@ func (b *boundedWriter) FlushError() error {
 }
 
 func (b *boundedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	b.hijacked = true
+	b.body = nil
 	return b.control.Hijack() //nolint:wrapcheck // from the wrapped writer
 }
 
@@ -376,11 +372,7 @@ type plainKey struct{}
 // see changed, or closed.
 func countWhole(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c, _ := r.Context().Value(plainKey{}).(*plain)
-		if c == nil {
-			next.ServeHTTP(w, r)
-			return
-		}
+		c := r.Context().Value(plainKey{}).(*plain) //nolint:forcetypeassert // set by connContext for each connection of handedOver
 		// A part that came with the request before is in it, too.
 		head := wire.TextHead{Bytes: len(r.RequestURI), Names: len(r.Header)}
 		for name, values := range r.Header {
