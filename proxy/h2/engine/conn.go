@@ -302,12 +302,12 @@ func (c *Conn) writeHeaders(id uint32, end bool, lists ...[]hpack.HeaderField) {
 // writeSettings opens the connection: SETTINGS, and the rest of the connection's window.
 func (c *Conn) writeSettings() {
 	set := [4]http2.Setting{
-		{ID: http2.SettingInitialWindowSize, Val: uint32(c.e.lim.streamWindow)},
+		{ID: http2.SettingInitialWindowSize, Val: uint32(streamWindow)},
 		{ID: http2.SettingMaxHeaderListSize, Val: uint32(c.e.headLimit(c.side))},
 		{ID: http2.SettingMaxFrameSize, Val: uint32(c.side.maxFrame())},
 		{ID: http2.SettingMaxConcurrentStreams, Val: c.e.lim.maxStreams},
 	}
-	window := c.e.lim.clientWindow
+	window := clientWindow
 	if c.side == down {
 		set[3] = http2.Setting{ID: http2.SettingEnablePush, Val: 0}
 		window = c.e.lim.backendWindow

@@ -25,12 +25,12 @@ func TestTakesLittleThenNothing(t *testing.T) {
 	c.c.take() // the driver's write does not return
 	taken, silence := uint64(0), time.Duration(0)
 	r.e.Taken = func(*Conn) (uint64, bool, time.Duration) { return taken, false, silence }
-	for range 2 * int(r.e.lim.stall/time.Second) {
+	for range 2 * int(stallTime/time.Second) {
 		taken++
 		r.tick(time.Second)
 	}
-	r.tick(r.e.lim.stall - time.Second)
-	silence = r.e.lim.gone + 1
+	r.tick(stallTime - time.Second)
+	silence = goneTime + 1
 	c.wantClosed(false, "closed too early")
 	r.tick(2 * time.Second)
 	if !c.shut {
@@ -97,7 +97,6 @@ func TestSentAwayAFewAtATime(t *testing.T) {
 // accepted long ago, but 1 s after the rest was sent, or 30 s after the client has last taken some.
 // One that is closed for an error is cut after 1 s.
 func TestClosedSlowly(t *testing.T) {
-	lim := defaultLimits()
 	for _, tt := range []struct {
 		name  string
 		wrong bool          // the client breaks the protocol
@@ -105,10 +104,10 @@ func TestClosedSlowly(t *testing.T) {
 		rest  bool          // and then not all
 		want  time.Duration // until the cut
 	}{
-		{name: "has all", want: lim.linger},
-		{name: "takes some every second", takes: time.Minute, want: time.Minute + lim.linger},
-		{name: "takes some, then nothing", takes: time.Minute, rest: true, want: time.Minute + lim.stall},
-		{name: "breaks the protocol", wrong: true, takes: time.Minute, want: lim.linger},
+		{name: "has all", want: lingerTime},
+		{name: "takes some every second", takes: time.Minute, want: time.Minute + lingerTime},
+		{name: "takes some, then nothing", takes: time.Minute, rest: true, want: time.Minute + stallTime},
+		{name: "breaks the protocol", wrong: true, takes: time.Minute, want: lingerTime},
 	} {
 		r, c := newClient(t)
 		var closed time.Duration

@@ -25,19 +25,11 @@ import (
 type limits struct {
 	maxStreams    uint32 // per client connection
 	maxHeader     int    // bytes of a field list, counted as for SETTINGS_MAX_HEADER_LIST_SIZE, and of an encoded block
-	streamWindow  int32  // what one direction of a stream may hold here
-	clientWindow  int32  // connection windows
-	backendWindow int32
+	backendWindow int32  // the window of a backend's connection
 	writeLimit    int    // output of a connection beyond which DATA waits in its stream
 	backlogLimit  int    // output beyond which a connection gets no new streams
 	maxStreamID   uint32 // a connection that reaches it is replaced (§5.1.1)
-
-	stall    time.Duration // how long a backend may accept none of our output, or a client that has left
-	gone     time.Duration // how long a client that accepts none may be silent, as TCP says
-	keyBytes int64         // bytes in one direction after which a connection is replaced
-	linger   time.Duration // how long a peer to which all was sent may keep a closed connection open
-	wait     time.Duration // how long a request waits for room on a backend's connection
-	maxConns int           // to one endpoint: at 250 streams each, far beyond other limits
+	maxConns      int    // to one endpoint: at 250 streams each, far beyond other limits
 }
 
 const (
@@ -46,28 +38,30 @@ const (
 	clientIdle  = 3 * time.Minute  // a client's connection without streams is closed after it
 	backendIdle = 90 * time.Second // a backend's is after it, as in http.DefaultTransport
 	drainTime   = 10 * time.Second // how long an upload is read after its response is complete
-	keyGrace    = time.Minute      // after limits.keyBytes, a connection's long-running streams end
+	stallTime   = 30 * time.Second // how long a backend may accept none of our output, or a client that has left
+	goneTime    = 5 * time.Minute  // of one that accepts none and is silent, as TCP says: two of the kernel's questions, at most 2 min apart, are unanswered
+	lingerTime  = time.Second      // how long a peer to which all was sent may keep a closed connection open
+	waitTime    = 30 * time.Second // how long a request waits for room: kube-apiserver's aggregator's dial timeout
+	// streamWindow is what one direction of a stream may hold here: kube-apiserver's; 1 MiB measured
+	// no faster, 64 KiB 15 % slower on 100 KiB lists.
+	streamWindow int32 = 256 << 10
+	clientWindow int32 = 1 << 20 // of a client's connection
+	// keyBytes in one direction have a connection replaced. RFC 8446 §5.5: AES-GCM's keys are good
+	// for 2^24.5 full records, 388 GB, and crypto/tls never changes them. From 2^38 bytes on a
+	// minute is left at 15 Gbit/s, and all requests with the usual deadline end within keyGrace.
+	keyBytes = 1 << 38
+	keyGrace = time.Minute // then its long-running streams end
 )
 
 func defaultLimits() limits {
 	return limits{
-		maxStreams:    250,       // kube-apiserver's --http2-max-streams-per-connection
-		maxHeader:     1 << 20,   // as in kube-apiserver: a front proxy may name thousands of groups
-		streamWindow:  256 << 10, // kube-apiserver's; 1 MiB measured no faster, 64 KiB 15 % slower on 100 KiB lists
-		clientWindow:  1 << 20,
+		maxStreams:    250,     // kube-apiserver's --http2-max-streams-per-connection
+		maxHeader:     1 << 20, // as in kube-apiserver: a front proxy may name thousands of groups
 		backendWindow: 1 << 30, // Go's: it is refilled on receipt, because the streams' windows are the bound
 		writeLimit:    128 << 10,
 		backlogLimit:  1 << 20,
 		maxStreamID:   topStreamID,
-		stall:         30 * time.Second,
-		gone:          5 * time.Minute, // two of the kernel's questions, at most 2 min apart, are unanswered
-		linger:        time.Second,
-		wait:          30 * time.Second, // kube-apiserver's aggregator's dial timeout
 		maxConns:      1024,
-		// RFC 8446 §5.5: AES-GCM's keys are good for 2^24.5 full records, 388 GB, and crypto/tls
-		// never changes them. From 2^38 bytes on a minute is left at 15 Gbit/s, and all requests
-		// with the usual deadline end within a minute, keyGrace.
-		keyBytes: 1 << 38,
 	}
 }
 

@@ -174,8 +174,8 @@ func TestGuestEndsItsStream(t *testing.T) {
 // data they send before that would be an error.
 func TestWindowsAreNotBelowTheDefault(t *testing.T) {
 	lim := defaultLimits()
-	if lim.streamWindow < defaultWindow || lim.clientWindow < defaultWindow || lim.backendWindow < defaultWindow {
-		t.Errorf("windows of %d, %d and %d bytes", lim.streamWindow, lim.clientWindow, lim.backendWindow)
+	if streamWindow < defaultWindow || clientWindow < defaultWindow || lim.backendWindow < defaultWindow {
+		t.Errorf("windows of %d, %d and %d bytes", streamWindow, clientWindow, lim.backendWindow)
 	}
 	r := newRig(t)
 	c := r.peer(r.e.AcceptClient())

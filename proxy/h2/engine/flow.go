@@ -202,7 +202,7 @@ func (s *stream) discardUpload() {
 func (c *Conn) giveCredit() {
 	step := c.e.lim.backendWindow / 2
 	if c.side == up {
-		step = c.e.lim.clientWindow / 2 // also of a wider window
+		step = clientWindow / 2 // also of a wider window
 	}
 	if c.credit < step || c.closing || c.side == up && c.greedy() {
 		return
@@ -223,7 +223,7 @@ func (s *stream) giveStreamCredit(d dir, n int) {
 		return
 	}
 	src.fit(s, h)
-	if h.credit < s.e.lim.streamWindow/2 { // also of a wider window
+	if h.credit < streamWindow/2 { // also of a wider window
 		return
 	}
 	src.writeWindow(s.id[d], h.credit)

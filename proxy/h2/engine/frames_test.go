@@ -255,9 +255,9 @@ func (s *teller) speak(p *peer, words []string, rest string) {
 	case "removed":
 		s.e.remove(p.c)
 	case "read":
-		p.c.bytesIn = s.e.lim.keyBytes
+		p.c.bytesIn = keyBytes
 	case "written":
-		p.c.bytesOut = s.e.lim.keyBytes
+		p.c.bytesOut = keyBytes
 	default:
 		s.t.Fatalf("%s: unknown step", s.at)
 	}

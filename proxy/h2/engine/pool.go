@@ -102,7 +102,7 @@ func (e *Engine) put(s *stream, ep *Endpoint) {
 		}
 	}
 	if s.sending.until == 0 {
-		s.sending.until = e.now + e.lim.wait
+		s.sending.until = e.now + waitTime
 	}
 	p.waiting.push(&s.wait)
 	p.grow()
@@ -341,7 +341,7 @@ func (e *Engine) open(s *stream, c *Conn) {
 	s.sending.slot = len(c.streams)
 	u, d := &s.half[up], &s.half[down]
 	u.window, u.head = c.peerWindow, true
-	d.recv, d.full, d.credit = e.lim.streamWindow, e.lim.streamWindow, 0
+	d.recv, d.full, d.credit = streamWindow, streamWindow, 0
 	if u.end && u.q.size == 0 {
 		u.sentEnd = true
 		c.writeHeaders(id, true, s.sending.fields)

@@ -143,7 +143,7 @@ func (m *poolModel) check() {
 			m.r.t.Errorf("nothing will wake %d streams that wait; %d connections", p.waiting.n, len(p.conns))
 		}
 		for n := p.waiting.first; n != nil; n = n.next {
-			if u := n.s.sending.until; u == 0 || u > e.now+e.lim.wait || u < e.now-TickEvery {
+			if u := n.s.sending.until; u == 0 || u > e.now+waitTime || u < e.now-TickEvery {
 				m.r.t.Errorf("a stream waits until %v at %v", u, e.now)
 			}
 		}
@@ -153,7 +153,7 @@ func (m *poolModel) check() {
 // end makes every dial fail and every backend silent: all waiting requests are answered in time.
 func (m *poolModel) end() {
 	r := m.r
-	for range int((r.e.lim.wait + 3*time.Second) / time.Second) {
+	for range int((waitTime + 3*time.Second) / time.Second) {
 		for len(r.held) > 0 {
 			m.dialEnds(false)
 		}

@@ -178,7 +178,7 @@ func (e *Engine) newStream(c *Conn, id uint32) *stream {
 	s := e.freshStream()
 	s.leg[up], s.id[up] = c, id
 	s.half[down].window = c.peerWindow
-	s.half[up].recv, s.half[up].full = e.lim.streamWindow, e.lim.streamWindow
+	s.half[up].recv, s.half[up].full = streamWindow, streamWindow
 	c.streams[id] = s
 	return s
 }

@@ -170,7 +170,7 @@ func (e *Engine) check(c *Conn) {
 	switch {
 	case c.closing: // with the last stream that was ended
 	case e.stalled(c):
-		err = fmt.Errorf("peer accepted no output for %v", e.lim.stall)
+		err = fmt.Errorf("peer accepted no output for %v", stallTime)
 	case c.side == up:
 		err = e.checkClient(c)
 	default:
@@ -193,7 +193,7 @@ func (e *Engine) stalled(c *Conn) bool {
 	if more {
 		c.flushAt = e.now
 	}
-	return e.now-c.flushAt > e.lim.stall && (c.side == down || silence > e.lim.gone)
+	return e.now-c.flushAt > stallTime && (c.side == down || silence > goneTime)
 }
 
 // accepted reports whether the peer has acknowledged output since the last call, and whether none
@@ -208,7 +208,7 @@ func (e *Engine) accepted(c *Conn) (more, sent bool, silence time.Duration) {
 
 // checkKey has a connection replaced before its keys have encrypted too much.
 func (e *Engine) checkKey(c *Conn) {
-	if max(c.bytesIn, c.bytesOut) < e.lim.keyBytes || c.cutAt < never {
+	if max(c.bytesIn, c.bytesOut) < keyBytes || c.cutAt < never {
 		return
 	}
 	c.cutAt = e.now + keyGrace
@@ -225,7 +225,7 @@ func (e *Engine) checkKey(c *Conn) {
 // side. A cut while the peer still reads would cost it the end of its last response.
 func (e *Engine) checkClosing(c *Conn) {
 	defer e.rescue(c)
-	limit, waits := e.lim.linger, len(c.out)+c.inflight > 0
+	limit, waits := lingerTime, len(c.out)+c.inflight > 0
 	if c.orderly {
 		more, sent, _ := e.accepted(c)
 		if more {
@@ -234,7 +234,7 @@ func (e *Engine) checkClosing(c *Conn) {
 		waits = waits || !sent // a peer that is gone only misses our GOAWAY, which was sent
 	}
 	if waits {
-		limit = e.lim.stall
+		limit = stallTime
 	}
 	if e.now-c.closingAt > limit && !c.cut {
 		c.cut = true
@@ -246,7 +246,7 @@ func (e *Engine) checkClient(c *Conn) error {
 	switch {
 	case (c.preface > 0 || !c.started || c.blockID != 0) && e.now-c.blockAt > headTime:
 		return fmt.Errorf("head not complete after %v", headTime)
-	case c.goAway == goAwaySoon && e.now-c.goAwayAt > e.lim.linger:
+	case c.goAway == goAwaySoon && e.now-c.goAwayAt > lingerTime:
 		e.finalGoAway(c) // the client does not answer PING
 	case len(c.streams) == 0 && e.now-c.idleSince > clientIdle:
 		e.drainConn(c)

@@ -99,7 +99,7 @@ func (c *Conn) received(n int32) {
 	if took == 0 || c.side == down { // no line fills the window of a backend's connection
 		return
 	}
-	size := max(c.e.lim.clientWindow, c.reach.conn) // what it is when all bytes are credited
+	size := max(clientWindow, c.reach.conn) // what it is when all bytes are credited
 	c.reach.conn = c.reach.judge(c.e.now, took, size)
 	c.credit += c.reach.conn - size
 }
@@ -125,7 +125,7 @@ func (h *half) keepsUp() bool { return h.q.size <= int(h.full)/2 && !h.discard }
 // fit adjusts a stream's window. All wide windows get equal shares of what the connection may
 // promise. A promise is never broken: a window that is too wide gets no credit until it was used.
 func (c *Conn) fit(s *stream, h *half) {
-	r, first := &c.reach, c.e.lim.streamWindow
+	r, first := &c.reach, streamWindow
 	if r.stream == 0 && h.full == first {
 		return
 	}
@@ -152,7 +152,7 @@ func (c *Conn) widen(h *half, by int32) {
 	if by == 0 || !c.e.Memory.Promise(int64(by)) {
 		return
 	}
-	r, first := &c.reach, c.e.lim.streamWindow
+	r, first := &c.reach, streamWindow
 	if h.full == first {
 		r.wide++
 	}
@@ -169,7 +169,7 @@ func (c *Conn) streamEnded(id uint32, h *half) {
 	if c.reach.id == id {
 		c.reach.one.at = 0
 	}
-	c.widen(h, c.e.lim.streamWindow-h.full)
+	c.widen(h, streamWindow-h.full)
 }
 
 // credited starts measuring after a stream's update, with which the peer may send left bytes.

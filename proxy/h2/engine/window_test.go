@@ -130,7 +130,7 @@ func TestShares(t *testing.T) {
 	const room, promised = 128 << 20, 1000
 	r := newRig(t)
 	c := r.client().c
-	first := r.e.lim.streamWindow
+	first := streamWindow
 	for _, tt := range []struct {
 		name         string
 		stream, wide int32
@@ -276,17 +276,17 @@ func TestWindowsStayNarrow(t *testing.T) {
 		r := newRig(t)
 		c, b := r.downloads(1)
 		b.rounds(near/2, 1, 16<<20, false, b.download(c))
-		check.Same(t, r.e.lim.streamWindow, full(b), "window")
+		check.Same(t, streamWindow, full(b), "window")
 	})
 	t.Run("slow reader", func(t *testing.T) {
-		r, c, b := asked(t)
+		_, c, b := asked(t)
 		b.say("HEADERS 1 :status=200")
 		b.rounds(50*time.Millisecond, 1, 4<<20, false, func(id uint32, n int) {
 			c.say("WINDOW 0 %d", 64<<10)
 			c.say("WINDOW %d %d", id, 64<<10)
 			b.download(c)(id, n)
 		})
-		if full(b) > growth*r.e.lim.streamWindow { // the first burst was not slowed down
+		if full(b) > growth*streamWindow { // the first burst was not slowed down
 			t.Errorf("a window of %d", full(b))
 		}
 	})
@@ -304,7 +304,7 @@ func TestWindowsStayNarrow(t *testing.T) {
 		c, b := r.downloads(1)
 		b.rounds(50*time.Millisecond, 1, 32<<20, false, b.download(c))
 		wide := full(b)
-		if int64(wide-r.e.lim.streamWindow) != b.c.reach.promised || wide < 4<<20 {
+		if int64(wide-streamWindow) != b.c.reach.promised || wide < 4<<20 {
 			t.Errorf("a window of %d, and %d are promised", wide, b.c.reach.promised)
 		}
 		b.pong() // otherwise it is silent
@@ -315,7 +315,7 @@ func TestWindowsStayNarrow(t *testing.T) {
 		h := &b.c.streams[1].half[down]
 		check.Same(t, wide, h.recv+h.credit, "bytes that may be sent, of those promised")
 		b.rounds(far+time.Millisecond, 1, int(wide), false, b.download(c)) // as much as a slow watch sends in days
-		if full(b) != r.e.lim.streamWindow || b.c.reach.promised != 0 || h.recv+h.credit != full(b) {
+		if full(b) != streamWindow || b.c.reach.promised != 0 || h.recv+h.credit != full(b) {
 			t.Errorf("a window of %d after a rest; %d may be sent, and %d are promised", full(b), h.recv+h.credit, b.c.reach.promised)
 		}
 	})
