@@ -98,23 +98,27 @@ type Conn struct {
 	isCut  atomic.Bool // its watches had to end
 	long   atomic.Bool // carries a long-running request over HTTP/1.1
 	last   atomic.Bool // carries a response over HTTP/1.1 after which the server closes it
-	answer answerHeads // over HTTP/1.1
+
+	// The heads of answers over HTTP/1.1 are counted before net/http has read them: it makes a map
+	// of all names.
+	begins atomic.Bool   // the next bytes begin an answer
+	head   wire.TextHead // for the reader, as inHead
+	inHead bool
 }
 
 // Read counts the heads of answers. Interim heads are followed by another.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	h := &c.answer
-	if h.begin.Swap(false) {
-		h.head, h.in = wire.TextHead{}, true
+	if c.begins.Swap(false) {
+		c.head, c.inHead = wire.TextHead{}, true
 	}
-	for rest := p[:n]; h.in && len(rest) > 0; {
-		k, ended := h.head.Read(rest)
+	for rest := p[:n]; c.inHead && len(rest) > 0; {
+		k, ended := c.head.Read(rest)
 		if rest = rest[k:]; ended {
-			h.in, h.head = h.head.Interim, wire.TextHead{}
+			c.inHead, c.head = c.head.Interim, wire.TextHead{}
 		}
 	}
-	if err == nil && h.head.Over() {
+	if err == nil && c.head.Over() {
 		p[0] = 0 // no part of a line, which could pass for a whole one; without bytes net/http would send the request again
 		return 1, errHugeHead
 	}
@@ -170,7 +174,7 @@ func (u *Upstream) DialUpgrade(ctx context.Context, by *Stay) (*Conn, error) {
 	if f != nil {
 		return nil, f
 	}
-	c.answer.begin.Store(true)
+	c.begins.Store(true)
 	return c, nil
 }
 

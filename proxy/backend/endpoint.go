@@ -82,7 +82,6 @@ func (e *endpoint) lost() { e.suspicion.doubted.Store(time.Now().Add(e.up.target
 // sayAgain is the time between lines of log about an endpoint's GOAWAYs: users cause them.
 const sayAgain = 10 * time.Second
 
-// tell records a GOAWAY.
 func (e *endpoint) tell(g *engine.GoAway) {
 	now, was := time.Now(), e.saidAt.Load()
 	e.said.Store(new(now.UTC().Format(time.RFC3339) + " " + g.Error()))

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 const (
@@ -167,7 +165,7 @@ const quickBody = 32 << 10
 // use prepares the connection for a request with a body of n bytes, -1 if unknown, that may be
 // long-running. Requests do not overlap.
 func (c *pooled) use(n int64, long bool) {
-	c.answer.begin.Store(true)
+	c.begins.Store(true)
 	c.begun = false
 	if c.long.Store(long); long {
 		_ = c.SetReadDeadline(time.Now().Add(hungTime)) // net/http reads already
@@ -219,14 +217,4 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 		})
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
-}
-
-// answerHeads counts the heads of answers before net/http has read them: it makes a map of all
-// names.
-type answerHeads struct {
-	begin atomic.Bool // the next bytes begin an answer
-
-	// For the reader.
-	head wire.TextHead
-	in   bool
 }

@@ -160,7 +160,6 @@ func (e *endpoint) ill() int {
 	return 0
 }
 
-// pick chooses the endpoint for a request.
 func (s *Stay) pick(u *Upstream, avoid []Lease) *endpoint {
 	at, own, tried := s.at.Load(), (*endpoint)(nil), false
 	if at != nil {

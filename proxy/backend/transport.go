@@ -138,7 +138,6 @@ func (c *call) patience(l Lease) time.Duration {
 	return queueTimeout
 }
 
-// try sends the request to one endpoint.
 func (c *call) try(l Lease) *engine.Failure {
 	e := l.e
 	p := e.http1()
@@ -374,7 +373,6 @@ func (b *body) Close() error {
 // touched reports whether a try has read some of the body.
 func (b *body) touched() bool { return b != nil && b.begun.Load() }
 
-// end closes the body.
 func (b *body) end() {
 	if b != nil {
 		_ = b.ReadCloser.Close() // nothing reads any more

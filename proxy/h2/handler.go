@@ -49,7 +49,6 @@ func (sh *shard) local(c *engine.Conn, h *wire.Head, handler http.Handler) (*eng
 	return &l.Local, func() { sh.links.Go(l.run) }
 }
 
-// run runs the handler.
 func (l *local) run() {
 	ctx, cancel := context.WithCancel(l.info.Context())
 	defer cancel()
@@ -73,7 +72,7 @@ func (l *local) run() {
 	defer func() {
 		// As in net/http, a panic aborts the response, and http.ErrAbortHandler is not logged.
 		if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // the value itself is the sign, as in net/http
-			l.sh.log.Error("handler panicked", "panic", fmt.Sprint(v), "path", l.head.Path, "stack", string(debug.Stack()))
+			l.sh.cfg.Logger.Error("handler panicked", "panic", fmt.Sprint(v), "path", l.head.Path, "stack", string(debug.Stack()))
 		}
 		if !complete {
 			l.abort()
@@ -90,7 +89,6 @@ func (l *local) abort() {
 	l.Abort(nil)
 }
 
-// request makes the handler's request.
 func (l *local) request(ctx context.Context) (*http.Request, error) {
 	// The target is valid, and url.ParseRequestURI would read it four times more.
 	path, err := url.PathUnescape(l.head.Path)
@@ -376,7 +374,6 @@ func (w *writer) flush(p []byte) error {
 	return w.l.send(p)
 }
 
-// begin sends a head.
 func (l *local) begin(status int, fields []hpack.HeaderField) {
 	l.sh.lock()
 	defer l.sh.leave(l)

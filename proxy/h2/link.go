@@ -53,7 +53,6 @@ func (l *link) discard() {
 	_ = l.raw.Conn.Close()
 }
 
-// linkOf returns the link of a connection.
 func linkOf(c *engine.Conn) *link { return c.Value.(*link) } //nolint:forcetypeassert // Serve and connect set it
 
 // serve returns when the connection has ended. Its socket is closed by then: Close is for wrappers,

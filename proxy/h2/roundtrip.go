@@ -84,7 +84,6 @@ func (g *guest) abandon(err error) {
 // guestChunk is how much of a request's body is read at a time; a blocked body holds as much.
 const guestChunk = 16 << 10
 
-// upload sends the request's body.
 func (g *guest) upload() {
 	body := g.request.Body
 	defer body.Close()
@@ -108,7 +107,6 @@ func (g *guest) pass(p []byte, err error) (more, wait bool) {
 	return g.Pass(p, err)
 }
 
-// answer waits for the response.
 func (g *guest) answer() (*http.Response, error) {
 	for {
 		select {

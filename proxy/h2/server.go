@@ -136,7 +136,7 @@ func (s *Server) Serve(ctx context.Context, conn *tls.Conn) {
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	l, err := sh.newLink(conn)
 	if err != nil {
-		sh.log.Warn("serving a client", "err", err)
+		s.cfg.Logger.Warn("serving a client", "err", err)
 		return
 	}
 	l.info = info

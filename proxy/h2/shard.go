@@ -2,11 +2,8 @@ package h2
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
-	"net"
 	"slices"
 	"sync"
 	"time"
@@ -20,12 +17,10 @@ import (
 type shard struct {
 	mu  sync.Mutex // guards e and everything reachable from it, and the fields of links whose comments say so
 	e   *engine.Engine
-	log *slog.Logger
+	cfg *Config
 
-	ctx context.Context // ends with the server: for dials
-	// dial is Config.Dial.
-	dial    func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error)
-	started time.Time // zero of the engine's clock
+	ctx     context.Context // ends with the server: for dials
+	started time.Time       // zero of the engine's clock
 	pool    *buffers
 	work    sync.Pool       // of *engine.Work
 	links   *sync.WaitGroup // counts links and the goroutines they started
@@ -41,7 +36,7 @@ type shard struct {
 const dialTimeout = 10 * time.Second
 
 func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers) *shard {
-	sh := &shard{log: cfg.Logger, ticks: time.NewTimer(engine.TickEvery), pace: engine.TickEvery, ctx: ctx, dial: cfg.Dial, started: time.Now(), pool: bufs, links: links}
+	sh := &shard{cfg: cfg, ticks: time.NewTimer(engine.TickEvery), pace: engine.TickEvery, ctx: ctx, started: time.Now(), pool: bufs, links: links}
 	sh.e = engine.New(engine.Config{
 		Decide: func(c *engine.Conn, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool) {
 			return cfg.Decide(linkOf(c).info, h, resume)
@@ -53,7 +48,7 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 			links.Go(func() { sh.connect(ep, dialled) })
 		},
 		Caught: func(v any, stack []byte) {
-			sh.log.Error("engine panicked", "panic", fmt.Sprint(v), "stack", string(stack)) //fairlead:boundary after a panic
+			cfg.Logger.Error("engine panicked", "panic", fmt.Sprint(v), "stack", string(stack)) //fairlead:boundary after a panic
 		},
 		Memory: cfg.Memory, MaxStreams: cfg.MaxStreams,
 	})
@@ -136,14 +131,14 @@ func (sh *shard) runTimers() {
 			sh.ticks.Reset(sh.pace)
 		}
 		sh.settle()
-		sh.e.Memory.Log(sh.log)
+		sh.e.Memory.Log(sh.cfg.Logger)
 	}
 }
 
 // connect dials an endpoint and serves the connection until it ends.
 func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) {
 	ctx, cancel := context.WithTimeout(sh.ctx, dialTimeout)
-	tc, closed, err := sh.dial(ctx, ep, Wrap)
+	tc, closed, err := sh.cfg.Dial(ctx, ep, Wrap)
 	cancel()
 	if err == nil {
 		defer closed()

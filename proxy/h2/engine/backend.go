@@ -75,7 +75,6 @@ func (s *stream) keep(fields []hpack.HeaderField) []hpack.HeaderField {
 	return slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return remove(f.Name) })
 }
 
-// response forwards the final head.
 func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	if !c.useful {
 		c.useful = true
@@ -144,7 +143,6 @@ func (s *stream) bodyFollows() bool {
 // maxDelayed is how much output may be delayed: about twenty heads.
 const maxDelayed = 4 << 10
 
-// backendReset handles RST_STREAM from a backend.
 func (s *stream) backendReset(code http2.ErrCode) {
 	c := s.leg[down]
 	s.unlinkLeg(down)

@@ -127,7 +127,6 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 	s.apply(h, p)
 }
 
-// apply executes the plan.
 func (s *stream) apply(h *wire.Head, p Plan) {
 	s.plan = kept{
 		Forward: p.Forward, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done,
@@ -235,7 +234,6 @@ func (s *stream) badMessage(side dir, why string) {
 	}
 }
 
-// respond sends a prepared answer.
 func (s *stream) respond(a *Answer, date, set []hpack.HeaderField) {
 	s.status, s.waited = int16(a.Status), s.e.now
 	d := &s.half[down]

@@ -33,7 +33,6 @@ func (c *Conn) priceData(s *stream, content int) int {
 	return budget.Frame
 }
 
-// spend charges the budget.
 func (c *Conn) spend(n int) *connError {
 	if !c.budget.Spend(n, c.e.now) {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "flood: too many frames, resets or bad requests"}

@@ -190,7 +190,6 @@ func (e *Engine) Advance(now time.Duration) { e.now = max(e.now, now) }
 // callLater has the driver call f without the mutex, see RunCalls.
 func (e *Engine) callLater(f func()) { e.calls = append(e.calls, call{do: f}) }
 
-// dropSpares releases the free lists.
 func (e *Engine) dropSpares() {
 	e.spares = spares{}
 	e.buffers.Drop()
@@ -272,7 +271,6 @@ func (e *Engine) lose(c *Conn, err error) {
 	c.weigh()
 }
 
-// cutOff closes a connection at once.
 func (e *Engine) cutOff(c *Conn, err error) {
 	c.cut = true
 	e.lose(c, err)

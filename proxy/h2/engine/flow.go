@@ -43,7 +43,6 @@ func (s *stream) push(d dir, p []byte, end bool) {
 	s.advance(d)
 }
 
-// dropped accounts for bytes of an upload that are dropped.
 func (s *stream) dropped(d dir, n int) {
 	h := &s.half[d]
 	if !h.end && s.draining && h.got-h.sent > maxDrained {

@@ -86,7 +86,6 @@ func (e *Engine) wakeGuest(g *Guest, d dir) {
 	e.calls = append(e.calls, call{guest: g, dir: d})
 }
 
-// wake signals a direction.
 func (g *Guest) wake(d dir) {
 	select {
 	case g.ready[d] <- struct{}{}:

@@ -33,7 +33,6 @@ func (s *stream) serveLocal(h *wire.Head, handler http.Handler) {
 	s.e.callLater(run)
 }
 
-// stopLocal detaches the stream from its handler.
 func (s *stream) stopLocal() {
 	l := s.local
 	if l == nil {

@@ -262,7 +262,6 @@ func (e *Engine) body(c *Conn, s *stream, p []byte, end bool) {
 	s.push(d, p, end)
 }
 
-// headersFrame begins a field block.
 func (e *Engine) headersFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	if h.StreamID == 0 || h.StreamID%2 == 0 { // §5.1.1: clients use odd ids, and pushes are disabled
 		return &connError{http2.ErrCodeProtocol, "HEADERS on stream 0 or an even stream"}

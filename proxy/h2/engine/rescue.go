@@ -54,7 +54,6 @@ func (e *Engine) recovered(c *Conn, v any) {
 	e.dropSpares()
 }
 
-// caught reports a panic to the driver.
 func (e *Engine) caught(v any) {
 	stack := debug.Stack() //fairlead:boundary after a panic
 	e.callLater(func() { e.Caught(v, stack) })

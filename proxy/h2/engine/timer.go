@@ -119,7 +119,6 @@ func (e *Engine) Overslept(now time.Duration) {
 	}
 }
 
-// expired ends a stream whose time is over.
 func (s *stream) expired() {
 	if s.guest != nil {
 		defer s.e.rescueStream(s) // its only connection is the backend's, which carries others' streams
