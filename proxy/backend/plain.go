@@ -15,8 +15,6 @@ import (
 )
 
 const (
-	// maxResponseHeader is net/http's default limit for servers.
-	maxResponseHeader = 1 << 20
 	// staleIdle closes a connection that was idle for so long. If an HTTP/1.1 server closes an idle
 	// connection, the client cannot know whether it has read a request that was just sent. So a
 	// write must not use a connection that the server may be about to close.
@@ -49,17 +47,14 @@ func (e *endpoint) http1() *plain {
 	defer e.mu.Unlock()
 	if e.plain == nil && e.gone.Err() == nil {
 		p := &plain{e: e, dialing: make(chan struct{}, maxDialing)}
-		var protocols http.Protocols
-		protocols.SetHTTP1(true)
 		p.transport = &http.Transport{
-			DialTLSContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return p.dial(ctx) },
-			DisableCompression:     true, // bodies are passed on unchanged
+			DialTLSContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return p.dial(ctx) }, // so no HTTP/2
+			DisableCompression:     true,                                                                            // bodies are passed on unchanged
 			ExpectContinueTimeout:  expectTimeout,
-			MaxResponseHeaderBytes: maxResponseHeader,
+			MaxResponseHeaderBytes: http.DefaultMaxHeaderBytes, // as of requests
 			MaxConnsPerHost:        e.up.target.maxConns,
 			MaxIdleConnsPerHost:    e.up.target.maxConns,
 			IdleConnTimeout:        staleIdle,
-			Protocols:              &protocols,
 		}
 		e.plain = p
 	}

@@ -139,15 +139,13 @@ func (e *Engine) newConn(side dir) *Conn {
 		peerWindow: defaultWindow, peerFrame: minMaxFrame, peerStreams: assumedStreams, peerHeaders: topStreamID,
 		window: defaultWindow, recv: defaultWindow, budget: budget.New(e.now, budget.Burst),
 		lastRead: e.now, idleSince: e.now, blockAt: e.now, cutAt: never,
+		dec: e.fields.NewDecoder(), enc: wire.NewEncoder(), at: len(e.conns),
 	}
-	c.dec = e.fields.NewDecoder()
-	c.enc = wire.NewEncoder()
 	if side == up {
 		c.preface = len(http2.ClientPreface)
 	} else {
 		c.budget = budget.New(e.now, budget.Saved)
 	}
-	c.at = len(e.conns)
 	e.conns = append(e.conns, c)
 	e.Count.Conns[side].Add(1)
 	return c

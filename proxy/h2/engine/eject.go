@@ -6,8 +6,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Eject moves requests away from an unhealthy endpoint: those that wait for a connection to it,
-// which were not sent yet, and those that wait for its answer and may be retried.
+// Eject implements Server.Eject, also for those that wait for a connection and were not sent yet.
 func (e *Engine) Eject(ep *Endpoint) {
 	defer e.rescue(nil)
 	// The connections may be shared with others. After Retire, an endpoint has another pointer.

@@ -351,8 +351,7 @@ func (e *Engine) open(s *stream, c *Conn) {
 	s.advance(up)
 }
 
-// Retire takes an endpoint out of service: its connections finish their streams, long-running ones
-// end after grace. When it is called again, the earliest end counts.
+// Retire implements Server.Retire. When it is called again, the earliest end counts.
 func (e *Engine) Retire(ep *Endpoint, grace time.Duration) {
 	defer e.rescue(nil)
 	pools := e.pools[ep]
