@@ -252,7 +252,6 @@ func (l *Local) publishLocked(all []*localServer) {
 	}
 	for i, u := range l.pools {
 		u.update(&view{
-			pingTimeout:    defaultPing,
 			maxInFlight:    [pools]int64{PoolUnproven - 1: maxUnproven, PoolHealth - 1: maxHealth}[i],
 			maxLongRunning: [pools]int64{PoolUnproven - 1: maxUnprovenLong, PoolHealth - 1: maxHealth}[i],
 		}, list)

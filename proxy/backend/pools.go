@@ -273,7 +273,6 @@ func (p *Pools) newCarrier(of *registry.Backend, reporter *remote) *carrier {
 		signal:    func(address string, err error) { c.reporter.Load().target.signal(address, err) },
 		observe:   func(string, time.Duration) {}, // members observe their own requests
 		protocols: func() []string { return only },
-		maxConns:  1, // for RoundTrip, which is never called: the engine has its own limit
 		doubt:     suspicionTime,
 	})
 	c.reporter.Store(reporter)

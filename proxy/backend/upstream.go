@@ -86,7 +86,7 @@ type target struct {
 	// protocols are offered by ALPN. A server that selects none speaks HTTP/1.1, if that is one of
 	// them.
 	protocols func() []string
-	// maxConns limits the connections to an endpoint.
+	// maxConns limits the connections to an endpoint over HTTP/1.1.
 	maxConns int
 	// doubt is how long an endpoint that has lost a connection is avoided, unless a probe judges it
 	// first.

@@ -407,8 +407,5 @@ func (p *Port) connContext(ctx context.Context, c net.Conn) context.Context {
 		}
 		c.mu.Unlock()
 	}
-	if p.cfg.ConnContext != nil {
-		ctx = p.cfg.ConnContext(ctx, c)
-	}
-	return ctx
+	return p.cfg.ConnContext(ctx, c)
 }

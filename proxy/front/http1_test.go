@@ -111,10 +111,13 @@ func serve(t *testing.T, most int, handler http.Handler) *served {
 	t.Cleanup(func() { cancel(); <-stopped })
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()}))(t)
 	ca := pki.NewCA("serving")
-	p := New(Config{Listener: l, Handler: handler, Frames: frames, TLS: &tls.Config{
+	p := New(Config{Listener: l, Handler: handler, Frames: frames, ConnContext: same, TLS: &tls.Config{
 		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
 	}})
 	go func() { _ = p.Serve() }() // ends with Close
 	t.Cleanup(func() { _ = p.Close() })
 	return &served{p, l, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}}
 }
+
+// same is a ConnContext that adds nothing.
+func same(ctx context.Context, _ net.Conn) context.Context { return ctx }

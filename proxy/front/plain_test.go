@@ -229,7 +229,7 @@ func plaintext(t *testing.T, memory *hold.Bound, serve http.HandlerFunc) (p *Por
 	t.Helper()
 	ca := pki.NewCA("serving")
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", MaxConnections: 8}))(t)
-	p = New(Config{Listener: l, Memory: memory, Handler: serve, Frames: h2.New(h2.Config{}), TLS: &tls.Config{
+	p = New(Config{Listener: l, Memory: memory, Handler: serve, Frames: h2.New(h2.Config{}), ConnContext: same, TLS: &tls.Config{
 		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true,
 	}})
 	go func() { _ = p.http1.Serve(handedOver{p}) }() // ends with Close

@@ -47,8 +47,8 @@ type Config struct {
 	TLS *tls.Config
 	// Handler answers requests over HTTP/1.1: the front door's is a proxy.Proxy. Required.
 	Handler http.Handler
-	// ConnContext is http.Server's (Proxy.ConnContext); its context ends with the connection. It
-	// may be nil.
+	// ConnContext is http.Server's (Proxy.ConnContext); its context ends with the connection.
+	// Required.
 	ConnContext func(context.Context, net.Conn) context.Context
 	// Frames serves the HTTP/2 connections; its Run must run. Required.
 	Frames *h2.Server

@@ -81,7 +81,7 @@ func TestShutdown(t *testing.T) {
 func TestServeFails(t *testing.T) {
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 100}))(t)
 	_ = l.Close()
-	p := New(Config{Listener: l, TLS: &tls.Config{Certificates: make([]tls.Certificate, 1), MinVersion: tls.VersionTLS12}, Frames: h2.New(h2.Config{})})
+	p := New(Config{Listener: l, TLS: &tls.Config{Certificates: make([]tls.Certificate, 1), MinVersion: tls.VersionTLS12}, Frames: h2.New(h2.Config{}), ConnContext: same})
 	if err := p.Serve(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("Serve: %v", err)
 	}

@@ -346,10 +346,8 @@ func (s *stream) resend() {
 func (s *stream) answerFailure() {
 	s.e.leaveWait(s)
 	if s.plan.Fail != nil {
-		if h := s.plan.Fail(s.outcome()); h != nil {
-			s.serveInstead(h)
-			return
-		}
+		s.serveInstead(s.plan.Fail(s.outcome()))
+		return
 	}
 	if s.guest != nil {
 		s.dismiss(nil)
