@@ -42,8 +42,8 @@ const (
 	goneTime    = 5 * time.Minute  // of one that accepts none and is silent, as TCP says: two of the kernel's questions, at most 2 min apart, are unanswered
 	lingerTime  = time.Second      // how long a peer to which all was sent may keep a closed connection open
 	waitTime    = 30 * time.Second // how long a request waits for room: kube-apiserver's aggregator's dial timeout
-	// streamWindow is what one direction of a stream may hold here: kube-apiserver's; 1 MiB measured
-	// no faster, 64 KiB 15 % slower on 100 KiB lists.
+	// streamWindow is what one direction of a stream may hold here: kube-apiserver's; 1 MiB
+	// measured no faster, 64 KiB 15 % slower on 100 KiB lists.
 	streamWindow int32 = 256 << 10
 	clientWindow int32 = 1 << 20 // of a client's connection
 	// keyBytes in one direction have a connection replaced. RFC 8446 §5.5: AES-GCM's keys are good
