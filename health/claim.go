@@ -210,22 +210,18 @@ func (c *claim) sendReport() {
 		return
 	}
 	if was := c.reported; was.Health != c.report.Health || was.Slow != c.report.Slow {
-		c.logChange()
+		log := c.target.prober.log.With("apiservice", c.name, "endpoint", c.target.key.address)
+		switch {
+		case c.report.Health == registry.Unhealthy:
+			log.Warn("endpoint is unhealthy", "reason", c.report.Reason, "err", c.report.Message)
+		case c.report.Slow:
+			log.Warn("endpoint is slow compared with its peers")
+		default:
+			log.Info("endpoint is healthy")
+		}
 	}
 	c.reported = c.report
 	c.healthy.Store(c.report.Health == registry.Healthy)
 	c.gauge.Set(metric.Number(c.report.Health == registry.Healthy))
 	c.target.prober.config.Report(c.report)
-}
-
-func (c *claim) logChange() {
-	log := c.target.prober.log.With("apiservice", c.name, "endpoint", c.target.key.address)
-	switch {
-	case c.report.Health == registry.Unhealthy:
-		log.Warn("endpoint is unhealthy", "reason", c.report.Reason, "err", c.report.Message)
-	case c.report.Slow:
-		log.Warn("endpoint is slow compared with its peers")
-	default:
-		log.Info("endpoint is healthy")
-	}
 }
