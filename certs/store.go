@@ -136,7 +136,6 @@ func newClients(cfg Config, changed func()) *Clients {
 	return c
 }
 
-// sources lists the values to follow.
 func (s *Store) sources() {
 	c := s.cfg
 	s.follow("serving", c.Serving, s.pair, s.rebuild)

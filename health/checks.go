@@ -136,9 +136,8 @@ func (c *Checks) logChange(r *http.Request) {
 // drains or is not ready, the response is 500 with the check name fairlead. Otherwise it is that of
 // the local apiserver, sub-checks and query included. ?exclude=fairlead asks only the latter.
 type Relay struct {
-	// Ready is this process's own readiness.
+	// Ready is this process's own readiness. Local forwards to the local apiserver.
 	Ready *Checks
-	// Local forwards to the local apiserver.
 	Local http.Handler
 }
 

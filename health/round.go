@@ -48,7 +48,6 @@ type probeConn struct {
 
 func newProbeConn(f finding) *probeConn { return &probeConn{finding: f, answered: make(chan struct{})} }
 
-// RoundTrip sends a request.
 func (l *probeConn) RoundTrip(r *http.Request) (*http.Response, error) {
 	if l.err != nil {
 		return nil, l.err

@@ -88,7 +88,6 @@ func newTarget(p *Prober, k key) *target {
 	}
 }
 
-// set sets one of the flags.
 func (t *target) set(flag *atomic.Bool) {
 	if !flag.Swap(true) {
 		t.poke()

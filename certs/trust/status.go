@@ -61,10 +61,9 @@ type Certificate struct {
 	Subject string `json:"subject"`
 	// Fingerprint is the first half of its SHA-256, in hexadecimal.
 	Fingerprint string `json:"fingerprint"`
-	// NotAfter is when it expires.
-	NotAfter time.Time `json:"notAfter"`
-	// NotBefore is when it becomes valid.
+	// NotBefore is when it becomes valid, NotAfter when it expires.
 	NotBefore time.Time `json:"-"`
+	NotAfter  time.Time `json:"notAfter"`
 	// Live says of a CA that a chain presented in the last minutes ends in it.
 	Live bool `json:"live,omitempty"`
 	// Refused says of a leaf that it was not accepted when it was last presented.
@@ -190,7 +189,6 @@ func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 	t.cfg.Logger.Info("bundle loaded", "apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
 }
 
-// gauges makes gauges of the status.
 func (t *Trust) gauges() metric.Gauges {
 	expiry := prometheus.NewDesc("fairlead_certificate_backend_expiration_timestamp_seconds",
 		"When a certificate of a backend expires: a CA of its bundle (kind ca) or what an endpoint presented (kind leaf).",

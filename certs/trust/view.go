@@ -31,7 +31,6 @@ type view struct {
 	changed time.Time
 }
 
-// replaced are replaced roots and the end of their overlap.
 type replaced struct {
 	roots *roots
 	until time.Time

@@ -21,7 +21,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
-// usage is a mistake in the command line.
 type usage struct{ error }
 
 // Usage marks err as a mistake in the command line. err has one line per fault.

@@ -134,7 +134,6 @@ func (l *linter) validate(files []string) error {
 	return errors.Join(*f...)
 }
 
-// error and warn add a finding.
 func (l *linter) error(object, do, format string, args ...any) {
 	l.add(certs.SeverityError, object, do, format, args...)
 }

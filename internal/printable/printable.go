@@ -34,7 +34,6 @@ func JSON(w io.Writer) io.Writer { return writer{w} }
 
 type writer struct{ io.Writer }
 
-// Write implements io.Writer.
 func (w writer) Write(p []byte) (int, error) {
 	if _, err := io.WriteString(w.Writer, escape(string(p), "\n\t", "")); err != nil {
 		return 0, err //nolint:wrapcheck // this is the writer
