@@ -42,13 +42,10 @@ func (a *Authenticator) Assert(dst []hpack.HeaderField, u user.Info, p Pool) ([]
 		return dst, errors.New("asserting a user: there is no credential that may impersonate")
 	}
 	set, err := a.as.assert(dst, u, 1)
-	if err != nil {
-		return set, err
-	}
-	if own := a.cfg.Impersonate(); own != "" {
+	if own := a.cfg.Impersonate(); err == nil && own != "" {
 		set = append(set, hpack.HeaderField{Name: "authorization", Value: own, Sensitive: true})
 	}
-	return set, nil
+	return set, err
 }
 
 // assert appends a user's fields. An identity caches them at the index place.

@@ -111,23 +111,20 @@ func (a *Authenticator) Nobody() user.Info { return a.nobody }
 // that the caller is refused; any other error means that the review failed, and the request must be
 // refused, too.
 func (a *Authenticator) Review(ctx context.Context, c *Credentials, from bound.Source) (user.Info, error) {
-	id, err := a.shared(ctx, c.Token, from)
-	if err != nil && !c.second.none() {
-		var again error
-		if id, again = a.shared(ctx, c.second, from); again == nil {
-			return id, nil
-		}
-		err = errors.Join(err, again)
+	u, err := a.shared(ctx, c.Token, from)
+	if err == nil || c.second.none() {
+		return u, err
 	}
-	if err != nil {
-		return nil, err
+	u, again := a.shared(ctx, c.second, from)
+	if again != nil {
+		return nil, errors.Join(err, again)
 	}
-	return id, nil
+	return u, nil
 }
 
 // shared reviews a token once for all concurrent callers. The review outlives a caller that gives
 // up; its timeout ends it.
-func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Source) (*identity, error) {
+func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Source) (user.Info, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("reviewing token: %w", err)
 	}
@@ -135,8 +132,10 @@ func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Sour
 	ch := a.flight.DoChan(token.Secret(), func() (any, error) { return a.review(token, from) })
 	select {
 	case r := <-ch:
-		id, _ := r.Val.(*identity)
-		return id, r.Err
+		if r.Err != nil { // r.Val is a nil identity, and no nil user.Info
+			return nil, r.Err
+		}
+		return r.Val.(*identity), nil //nolint:forcetypeassert // of review
 	case <-ctx.Done():
 		return nil, fmt.Errorf("reviewing token: %w", ctx.Err())
 	}
