@@ -97,8 +97,7 @@ func (b *uploaded) end() {
 	_ = b.Close() // nothing reads any more
 }
 
-// Fetch sends a request of this process itself, by a Stay to the local apiserver. It counts against
-// no limit.
+// Fetch sends a request of this process, by a Stay to the local apiserver, outside all limits.
 func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool, by *backend.Stay) (*http.Response, error) {
 	if u == nil {
 		return nil, backend.Unreachable()
@@ -269,8 +268,7 @@ type exchange struct {
 	events events
 	// page answers instead of Config.Pages if it is not nil.
 	page http.Handler
-	// own is the error with which this process has answered. Nil means that it has not answered
-	// with an error.
+	// own is the error with which this process has answered. Nil means that it has not.
 	own error
 	// ended is the outcome of a request that ServeHTTP forwards, else nil.
 	ended *ended
@@ -335,8 +333,7 @@ func (x *exchange) finite() bool {
 	return !ok || !saysYes(follow)
 }
 
-// onResponse is called for every final response head. A non-nil handler answers instead of the
-// backend.
+// onResponse is called for every final response head. A handler answers instead of the backend.
 func (x *exchange) onResponse(status int, leads bool) http.Handler {
 	d := &x.decision
 	if d.Action == ToLocal {

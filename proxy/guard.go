@@ -48,8 +48,7 @@ func (p *Proxy) Guard(page http.Handler) http.Handler {
 
 const (
 	// scraperMemory is how long an admitted scraper is remembered for times when the local
-	// apiserver is down. Without it the metrics of an outage would be missing from its first minute
-	// on.
+	// apiserver is down: else an outage would have no metrics from its first minute on.
 	scraperMemory = 5 * time.Minute
 	// maxScrapers limits the remembered scrapers: a few Prometheus replicas and an agent. Of more,
 	// those that have not come lately are forgotten.
@@ -71,8 +70,7 @@ type scraper struct {
 	user, uid, groups string
 }
 
-// scraperOf returns the caller of a scrape. It reports false if the request is no scrape, or
-// impersonates.
+// scraperOf returns the caller of a scrape, and false for other requests and if it impersonates.
 func scraperOf(d *Decision) (s scraper, ok bool) {
 	c := &d.Credentials
 	if d.Request.Path != metricsPath || d.Request.Verb != "get" || c.Impersonates {

@@ -93,8 +93,7 @@ func (x *exchange) startRecords() {
 	if ours {
 		id = newAuditID()
 	}
-	// Sensitive keeps the ID out of HPACK's tables, where it would evict reusable fields with every
-	// request.
+	// Sensitive keeps the ID out of HPACK's tables, where each would evict reusable fields.
 	d.Set = append(d.Set, hpack.HeaderField{Name: auditHeader, Value: id, Sensitive: ours})
 	x.audit, x.observer = id, x.p.observe(x.head, d, id)
 }

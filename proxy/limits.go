@@ -250,8 +250,7 @@ func (x *exchange) noPlace(w http.ResponseWriter, r *http.Request, err error) {
 // proxy/h2's limits for a connection do not stop a user who opens one connection after another. A
 // user over the limit gets 429 until the debt has run down; no backend gets the request.
 //
-// Only users who cancel are charged. Other requests read one atomic, unless some user is over the
-// limit.
+// Only users who cancel are charged. Others read one atomic, unless some user is over the limit.
 type givenUp struct {
 	burst int                            // requests that may be canceled at once
 	pause time.Duration                  // time after which one more may be canceled

@@ -157,8 +157,7 @@ func (f *observer) authorized(d *Decision) {
 	f.event.Annotate("authorization.k8s.io/reason", d.verdict.Reason)
 }
 
-// caller returns the user that sent the request, even if it impersonates another. Nil means
-// unknown.
+// caller returns who sent the request, even if it impersonates another. Nil means unknown.
 func caller(d *Decision) user.Info {
 	if d.Impersonator != nil {
 		return d.Impersonator

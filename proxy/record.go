@@ -18,8 +18,7 @@ import (
 // statusClientGone is counted when the client went away before a response; it is never sent.
 const statusClientGone = 499
 
-// recorder records one request of ServeHTTP: it counts the request and writes its line of the
-// access log.
+// recorder counts one request of ServeHTTP, and writes its line of the access log.
 type recorder struct {
 	http.ResponseWriter
 	request  *http.Request

@@ -6,8 +6,7 @@
 // is slower than the requests, events are dropped and counted, as in kube-apiserver's batch mode:
 // the log must not take the front door down.
 //
-// This package decides nothing and sees no credentials. It masks secrets in a query before it keeps
-// the query.
+// This package decides nothing and sees no credentials. It masks secrets in a query that it keeps.
 package audit
 
 import (

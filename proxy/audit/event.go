@@ -322,8 +322,7 @@ func (e *Event) object(c *copied, annotation string) *runtime.Unknown {
 	return nil
 }
 
-// inflate decompresses a body up to maxBody and a byte. What is no gzip, and so no JSON, stays
-// unchanged.
+// inflate decompresses a body up to maxBody and a byte. What is no gzip stays: it is no JSON.
 func inflate(data []byte) []byte {
 	if r, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
 		if plain, err := io.ReadAll(io.LimitReader(r, maxBody+1)); err == nil && len(plain) > 0 {

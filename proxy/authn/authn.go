@@ -40,8 +40,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
-// ErrUnauthenticated is the cause of every refusal that is the caller's fault. It is answered with
-// 401.
+// ErrUnauthenticated is the cause of every refusal that is the caller's fault, answered with 401.
 var ErrUnauthenticated = errors.New("unauthenticated")
 
 // Config configures an Authenticator (makeAuthn in cmd/fairlead). The zero Config refuses all
@@ -89,8 +88,7 @@ type Config struct {
 	// Anonymous allows requests without credentials as system:anonymous. If false, they are refused
 	// wherever Fairlead must know the caller.
 	Anonymous bool
-	// AnonymousPaths limits Anonymous to these exact paths (--authentication-config). Empty means
-	// every path.
+	// AnonymousPaths limits Anonymous to these exact paths (--authentication-config), if any.
 	AnonymousPaths []string
 	// TokenTTL is how long the result of a TokenReview is cached, positive or negative. Zero means
 	// 10 s, as in k8s.io/apiserver's delegating options. Negative means no cache.
@@ -147,8 +145,7 @@ func New(cfg Config) (*Authenticator, error) {
 		// valid tokens are kept here.
 		known:  newCache[*identity](memo.Config{Entries: 1 << 18, Bytes: 160 << 20, Generation: cfg.ReviewGeneration}),
 		proven: newCache[string](memo.Config{Entries: 1 << 18, Bytes: 160 << 20}),
-		// Invalid tokens have a cache of their own, so that a flood of them does not evict valid
-		// ones.
+		// Invalid tokens have a cache of their own, so that a flood of them evicts no valid ones.
 		refused: newCache[struct{}](memo.Config{Entries: 4096, Bytes: 8 << 20, Generation: cfg.ReviewGeneration}),
 		hits: metric.Count("fairlead_authentication_cache_hits_total",
 			"Bearer tokens whose owner, or whose invalidity, was known without asking."),

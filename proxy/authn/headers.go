@@ -13,8 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// identity is a user of this package. It caches its header fields, which are the same for all its
-// requests.
+// identity is a user of this package. It caches its header fields: all its requests have them.
 type identity struct {
 	user.DefaultInfo
 	rendered [2]atomic.Pointer[rendering] // in X-Remote-*, and in Impersonate-*

@@ -35,8 +35,7 @@ const (
 	remoteExtra = "x-remote-extra-"
 )
 
-// lower returns valid names in lower case. It refuses an empty name, because as a prefix it would
-// match every field.
+// lower returns valid names in lower case. It refuses an empty one: a prefix of every field.
 func (n HeaderNames) lower() (HeaderNames, error) {
 	var errs []error
 	all := func(names []string) (low []string) {
@@ -58,8 +57,7 @@ func (n HeaderNames) lower() (HeaderNames, error) {
 type nameSet struct {
 	target *HeaderNames
 	known  bool
-	// user and group are always the standard names; uid and extra are empty if the target trusts
-	// none.
+	// user and group are the standard names; uid and extra are empty if the target trusts none.
 	user, group, uid, extra string
 	// completes says that the target adds groups itself: see implied.
 	completes bool
@@ -69,8 +67,7 @@ type nameSet struct {
 	err error
 }
 
-// nameSet returns the set of the current target. Concurrent rebuilds are harmless: the results are
-// equal.
+// nameSet returns the set of the current target. Concurrent rebuilds have equal results.
 func (a *Authenticator) nameSet() *nameSet {
 	var target *HeaderNames
 	known := true

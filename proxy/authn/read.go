@@ -16,8 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// Head is the fields of a request head in order, with names in lower case. Pseudo-header fields are
-// ignored.
+// Head is the fields of a request head in order, names in lower case. Pseudo-fields are ignored.
 type Head []hpack.HeaderField
 
 const fieldProtocol = "sec-websocket-protocol"
@@ -59,8 +58,7 @@ type Credentials struct {
 	// once per request. If zero, Cached and Pool read it.
 	Now time.Time
 
-	// second is the WebSocket token if there is also a bearer token. It is tried if the first
-	// fails.
+	// second is the WebSocket token beside a bearer token. It is tried if the first fails.
 	second Token
 	// issued and alsoIssued are the result of Config.Issued for both. Set by FindIssuer.
 	issued, alsoIssued bool
@@ -163,8 +161,7 @@ type authorization struct {
 	token Token
 }
 
-// maxRemembered limits the value that a connection remembers: longer ones do not fit in an HPACK
-// table either.
+// maxRemembered limits the value that a connection remembers: longer ones fit in no HPACK table.
 const maxRemembered = 4 << 10
 
 // token returns the bearer token of an Authorization value. Most clients repeat the last value:
@@ -225,8 +222,7 @@ func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) 
 		return err
 	}
 	defer leave()
-	// Read the generation before verifying: if the CA changes meanwhile, the verdict is outdated at
-	// once.
+	// Read the generation first: if the CA changes meanwhile, the verdict is outdated at once.
 	v, now := &verdict{generation: a.cfg.Generation(), until: c.Peer[0].NotAfter}, time.Now()
 	v.front = v.chain(a.cfg.VerifyFrontProxy, c.Peer) != nil
 	if client := v.chain(a.cfg.VerifyClient, c.Peer); client != nil {

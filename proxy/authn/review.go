@@ -141,8 +141,7 @@ func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Sour
 	}
 }
 
-// remembered returns the cached result for a token: the identity or the error, if ok. The zero now
-// means time.Now.
+// remembered returns the cached result for a token, if ok. The zero now means time.Now.
 func (a *Authenticator) remembered(token Token, now time.Time) (id *identity, ok bool, err error) {
 	if e := a.known.Get(token, now); e != nil {
 		return e.Value, true, nil

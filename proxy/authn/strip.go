@@ -51,10 +51,9 @@ func (a *Authenticator) Strip(name string, p Pool) bool {
 // look-up, because no name begins as they do.
 type stripper [256][]rule
 
-// rule matches a name, or all that begin with it, over some pools. It is in lower case, with dashes
-// only.
+// rule matches a name, or all that begin with it, over some pools.
 type rule struct {
-	name   string
+	name   string // in lower case, with dashes only
 	prefix bool
 	over   []Pool
 }

@@ -5,8 +5,7 @@
 // The concurrency rule: Start is safe for concurrent use; a Span belongs to its request. The
 // provider exports spans in a goroutine of its own, with limits of its own.
 //
-// This package does not make or end the provider. Neither a query nor a credential becomes an
-// attribute.
+// This package does not make or end the provider. No query or credential becomes an attribute.
 package tracing
 
 import (
