@@ -302,15 +302,6 @@ type Input struct {
 	Now time.Time
 }
 
-// backing returns the named Service and its slices, both from one source: a writer of the other
-// source must not be able to add an address.
-func (in *Input) backing(name types.NamespacedName) (*corev1.Service, []*discoveryv1.EndpointSlice) {
-	if s, list := in.Services[name], in.Slices[name]; s != nil || len(list) > 0 {
-		return s, list
-	}
-	return in.FallbackServices[name], in.FallbackSlices[name]
-}
-
 // Options are the settings of Build. The zero value means the documented defaults.
 type Options struct {
 	// ClusterIPRouting sends requests to a Service's ClusterIP rather than to its endpoints

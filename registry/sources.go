@@ -117,8 +117,8 @@ func (m *sources) serviceListers(to *changes) []*lister {
 }
 
 // watch watches one ConfigMap until ctx ends. It calls f from one goroutine, with nil if the
-// ConfigMap does not exist. It calls denied if only the local apiserver has it, and forbids to read
-// it.
+// ConfigMap does not exist: that of the directory or, if that does not have it, of the cluster. It
+// calls denied if only the local apiserver has it, and forbids to read it.
 func (m *sources) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap), denied func()) error {
 	if m.cluster != nil && (!m.files || ref == types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}) {
 		// Only the local apiserver can say which CAs its extension servers should trust.
@@ -127,7 +127,22 @@ func (m *sources) watch(ctx context.Context, ref types.NamespacedName, f func(*c
 	if !m.withCluster {
 		return m.Watch(ctx, ref.Namespace, ref.Name, f)
 	}
-	return m.watchBoth(ctx, ref, f)
+	var mu sync.Mutex // guards known and found, and serializes calls of f
+	var known [2]bool // :: the directory's, the cluster's
+	var found [2]*corev1.ConfigMap
+	deliver := func(whose int) func(*corev1.ConfigMap) {
+		return func(cm *corev1.ConfigMap) {
+			mu.Lock()
+			defer mu.Unlock()
+			if known[whose], found[whose] = true, cm; known[0] && (found[0] != nil || known[1]) {
+				f(cmp.Or(found[0], found[1]))
+			}
+		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return m.Watch(ctx, ref.Namespace, ref.Name, deliver(0)) })
+	g.Go(func() error { return m.cluster.watch(ctx, ref, deliver(1), func() { deliver(1)(nil) }) })
+	return g.Wait()
 }
 
 // Roles returns the ClusterRoles by name and the ClusterRoleBindings of the directory, and a number
@@ -147,24 +162,4 @@ func asLocal(o runtime.Object) {
 	maps.DeleteFunc(a.Annotations, func(key, _ string) bool { return strings.HasPrefix(key, prefix) })
 	a.Spec.Service, a.Spec.CABundle, a.Spec.InsecureSkipTLSVerify = nil, nil, false
 	a.ResourceVersion = "" // it would not fit the lists of this process
-}
-
-// watchBoth watches a ConfigMap of the directory or, if that does not have it, of the cluster.
-func (m *sources) watchBoth(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap)) error {
-	var mu sync.Mutex // guards known and found, and serializes calls of f
-	var known [2]bool // :: the directory's, the cluster's
-	var found [2]*corev1.ConfigMap
-	deliver := func(whose int) func(*corev1.ConfigMap) {
-		return func(cm *corev1.ConfigMap) {
-			mu.Lock()
-			defer mu.Unlock()
-			if known[whose], found[whose] = true, cm; known[0] && (found[0] != nil || known[1]) {
-				f(cmp.Or(found[0], found[1]))
-			}
-		}
-	}
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return m.Watch(ctx, ref.Namespace, ref.Name, deliver(0)) })
-	g.Go(func() error { return m.cluster.watch(ctx, ref, deliver(1), func() { deliver(1)(nil) }) })
-	return g.Wait()
 }

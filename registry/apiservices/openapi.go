@@ -75,5 +75,4 @@ func installOpenAPI(container *restful.Container, to *mux.PathRecorderMux, v2 *c
 // oneSpec registers only the existing document: kube-openapi's handler would answer 200 for others.
 type oneSpec struct{ *mux.PathRecorderMux }
 
-// HandlePrefix implements common.PathHandlerByGroupVersion.
 func (o oneSpec) HandlePrefix(_ string, h http.Handler) { o.Handle("/openapi/v3"+root+"/v1", h) }

@@ -48,7 +48,6 @@ const gone = "writing to a client of APIServices"
 // disconnected before the end of its response.
 func ClientGone(err error) bool { return strings.Contains(err.Error(), gone) } // some wrap only the text
 
-// Write implements io.Writer.
 func (w *flushing) Write(b []byte) (int, error) {
 	n, err := w.ResponseWriter.Write(b)
 	if err != nil {
@@ -57,19 +56,17 @@ func (w *flushing) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Flush implements http.Flusher.
 func (w *flushing) Flush() {
 	_ = http.NewResponseController(w.ResponseWriter).Flush() // a writer that cannot flush has nothing buffered
 }
 
-// CloseNotify implements http.CloseNotifier.
 func (w *flushing) CloseNotify() <-chan bool {
 	gone := make(chan bool, 1)
 	context.AfterFunc(w.ctx, func() { gone <- true })
 	return gone
 }
 
-// Hijack implements http.Hijacker, for a watch by WebSocket.
+// Hijack is for a watch by WebSocket.
 func (w *flushing) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return http.NewResponseController(w.ResponseWriter).Hijack()
 }
@@ -101,7 +98,6 @@ type protection struct {
 
 var _ admission.ValidationInterface = protection{}
 
-// Validate implements admission.ValidationInterface.
 func (p protection) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	o, ok := a.GetObject().(*apiregistration.APIService)
 	if !ok || a.GetSubresource() != "" || !p.Protects(o.Spec.Group) {

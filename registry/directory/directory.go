@@ -79,36 +79,30 @@ type Directory struct {
 	shown   atomic.Pointer[shown]
 }
 
-// New checks that the directory exists. It reads nothing: see Run.
+// New checks that the directory exists, and finds its real parent. It reads nothing: see Run.
 func New(c Config) (*Directory, error) {
 	d := &Directory{cfg: c, decoder: manifest.NewDecoder(), files: make(map[string]*file)}
-	d.shown.Store(newShown())
-	return d, d.find()
-}
-
-// find checks that the directory exists, and finds its real parent.
-func (d *Directory) find() error {
-	if d.cfg.Path == "" {
-		return nil
+	if d.shown.Store(newShown()); c.Path == "" {
+		return d, nil
 	}
-	info, err := os.Stat(d.cfg.Path)
+	info, err := os.Stat(c.Path)
 	if err != nil {
-		return fmt.Errorf("following directory: %w", err)
+		return nil, fmt.Errorf("following directory: %w", err)
 	}
-	if !info.IsDir() && !d.cfg.Files {
-		return fmt.Errorf("following directory: %s is not a directory", d.cfg.Path)
+	if !info.IsDir() && !c.Files {
+		return nil, fmt.Errorf("following directory: %s is not a directory", c.Path)
 	}
-	absolute, err := filepath.Abs(d.cfg.Path)
+	absolute, err := filepath.Abs(c.Path)
 	if err != nil {
-		return fmt.Errorf("following directory %s: %w", d.cfg.Path, err)
+		return nil, fmt.Errorf("following directory %s: %w", c.Path, err)
 	}
 	if info.IsDir() {
 		d.base = filepath.Base(absolute)
 	}
 	if d.parent, err = filepath.EvalSymlinks(filepath.Dir(absolute)); err != nil {
-		return fmt.Errorf("following directory %s: %w", d.cfg.Path, err)
+		return nil, fmt.Errorf("following directory %s: %w", c.Path, err)
 	}
-	return nil
+	return d, nil
 }
 
 const (

@@ -161,7 +161,6 @@ func at(gzip bool) int {
 // addresses are the local apiserver's addresses, as it reports them.
 type addresses []metav1.ServerAddressByClientCIDR
 
-// ServerAddressByClientCIDRs implements discovery.Addresses.
 func (a addresses) ServerAddressByClientCIDRs(net.IP) []metav1.ServerAddressByClientCIDR { return a }
 
 // choice is the form negotiated by an Accept field.

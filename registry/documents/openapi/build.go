@@ -184,7 +184,6 @@ type plain struct {
 	z  *gzip.Reader // nil before the first Read
 }
 
-// Read implements io.Reader.
 func (p *plain) Read(b []byte) (n int, err error) {
 	if p.z == nil {
 		if p.z, err = gzip.NewReader(bytes.NewReader(p.of.zipped)); err != nil {
