@@ -106,7 +106,7 @@ func newClaim(t *target, e *registry.Entry) *claim {
 		target: t, name: e.Name, at: probeURL(e, t.key.address), due: time.Now(),
 		passed: m.probes.WithLabelValues(e.Name, "passed"), failed: m.probes.WithLabelValues(e.Name, "failed"),
 		gauge:  m.healthy.WithLabelValues(e.Name, t.key.address),
-		report: registry.Report{Name: e.Name, Backend: t.key.backend, Address: t.key.address},
+		report: registry.Report{Name: e.Name, Backend: t.key.backend, Endpoint: registry.Endpoint{Address: t.key.address}},
 	}
 }
 

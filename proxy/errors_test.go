@@ -89,7 +89,7 @@ func TestNoRetryOfTheLost(t *testing.T) {
 		check.Same(t, "1", after(recent, gone), "during a restart")
 		check.Same(t, "", after(time.Second, gone), "later")
 		check.Same(t, "1", after(0, errBusy("v1.a")), "429")
-		local.Report(registry.Report{Address: "192.0.2.1:6443", Health: registry.Healthy})
+		local.Report(registry.Report{Endpoint: registry.Endpoint{Address: "192.0.2.1:6443", Health: registry.Healthy}})
 		check.Same(t, "1", after(time.Hour, gone), "once it is back")
 	})
 }

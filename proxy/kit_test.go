@@ -115,7 +115,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		}, IdentityChanged: c.pools.IdentityChanged, Signal: func(string, error) {},
 	})
 	must.Do(t, err)
-	local.Report(registry.Report{Address: w.local.Listener.Addr().String(), Health: registry.Healthy})
+	local.Report(registry.Report{Endpoint: registry.Endpoint{Address: w.local.Listener.Addr().String(), Health: registry.Healthy}})
 	cfg := c.Config
 	cfg.CredentialRejected, cfg.Tables, cfg.Backends, cfg.Local = func() { w.rejections.Add(1) }, scene.TableFunc(w.table), pools, local
 	cfg.Authn, cfg.Authz = w.authenticator(t, c), newTestAuthorizer(t, c)

@@ -140,7 +140,7 @@ func (s *stage) localIs(how string) {
 	if how == "gone" {
 		s.local.Close()
 	}
-	s.proxy.cfg.Local.Report(registry.Report{Address: s.local.Listener.Addr().String(), Health: registry.Unhealthy, Message: "down"})
+	s.proxy.cfg.Local.Report(registry.Report{Endpoint: registry.Endpoint{Address: s.local.Listener.Addr().String(), Health: registry.Unhealthy, Message: "down"}})
 }
 
 func (s *stage) givenUp(who string) {

@@ -63,7 +63,7 @@ func buildTable(t testing.TB, w *world, c worldConfig) *registry.Table {
 	first := registry.Build(in, w.current.Load())
 	for _, e := range first.Entries() {
 		for _, ep := range e.Endpoints {
-			h := registry.Report{Name: e.Name, Backend: e.Backend, Address: ep.Address, Health: registry.Healthy}
+			h := registry.Report{Name: e.Name, Backend: e.Backend, Endpoint: registry.Endpoint{Address: ep.Address, Health: registry.Healthy}}
 			if c.unhealthy {
 				h.Health, h.Reason, h.Message = registry.Unhealthy, registry.ReasonFailedDiscoveryCheck, "dial tcp 10.1.2.3:443: refused"
 			}

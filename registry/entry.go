@@ -149,7 +149,8 @@ type Endpoint struct {
 	Health Health
 	// Slow endpoints get a trickle (1 %) of requests: their latency is far above the peers' median.
 	Slow bool
-	// Hung is as in Report.
+	// Hung says that the endpoint accepts connections and does no TLS handshakes: its process does
+	// not run. A bad or slow answer is none of that.
 	Hung bool
 	// Reason says why it is Unhealthy: ReasonFailedDiscoveryCheck or ReasonInvalidCABundle.
 	Reason string
@@ -236,19 +237,6 @@ type Report struct {
 	// Backend is the Backend of the probed entry. A report is dropped if the entry has another
 	// Backend by now: its result would be about the old one.
 	Backend *Backend
-	// Address is the Endpoint's.
-	Address string
-	// Health is Healthy or Unhealthy.
-	Health Health
-	// Reason says why the endpoint is unhealthy: ReasonFailedDiscoveryCheck or
-	// ReasonInvalidCABundle. Empty when Healthy.
-	Reason string
-	// Message is the cause, for the operator. Empty when Healthy.
-	Message string
-	// Slow says that the endpoint should get only a trickle of requests: its latency is far above
-	// its peers' median.
-	Slow bool
-	// Hung says that the endpoint accepts connections and does no TLS handshakes: its process does
-	// not run. A bad or slow answer is none of that.
-	Hung bool
+	// Endpoint is what was found of the endpoint at the Address.
+	Endpoint
 }

@@ -77,7 +77,7 @@ func BenchmarkStep(b *testing.B) {
 		},
 		"report": func(r *Registry, i int) {
 			e := r.Table().Entries()[n/2]
-			r.Report(Report{Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: Healthy + Health(i%2)})
+			r.Report(Report{Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: e.Endpoints[0].Address, Health: Healthy + Health(i%2)}})
 		},
 		"apiservice": func(r *Registry, i int) {
 			if put(r.changes, extra); i%2 == 1 {

@@ -115,7 +115,7 @@ func TestInProportion(t *testing.T) {
 				in.Slices[one] = endpoints(n)
 				e := Build(*in, nil).Entries()[0]
 				for _, endpoint := range e.Endpoints {
-					in.Reports = append(in.Reports, Report{Name: a.Name, Backend: e.Backend, Address: endpoint.Address, Health: Healthy})
+					in.Reports = append(in.Reports, Report{Name: a.Name, Backend: e.Backend, Endpoint: Endpoint{Address: endpoint.Address, Health: Healthy}})
 				}
 			})
 		}},

@@ -70,7 +70,7 @@ func TestReportDuringBuild(t *testing.T) {
 	o := newObjects()
 	r.step(o)
 	e := r.Table().named("v1.a.io")
-	good := Report{Name: e.Name, Backend: e.Backend, Address: "10.0.0.1:8443", Health: Healthy}
+	good := Report{Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: "10.0.0.1:8443", Health: Healthy}}
 	bad := good
 	bad.Health, bad.Reason, bad.Message = Unhealthy, ReasonFailedDiscoveryCheck, "refused"
 	r.Report(good)
@@ -141,8 +141,8 @@ func TestReportOfAFormerBackend(t *testing.T) {
 	if e.Backend == former {
 		t.Fatal("the Backend stays")
 	}
-	r.Report(Report{Name: e.Name, Backend: e.Backend, Address: "10.0.0.1:8443", Health: Healthy})
-	r.Report(Report{Name: e.Name, Backend: former, Address: "10.0.0.1:8443", Health: Unhealthy})
+	r.Report(Report{Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: "10.0.0.1:8443", Health: Healthy}})
+	r.Report(Report{Name: e.Name, Backend: former, Endpoint: Endpoint{Address: "10.0.0.1:8443", Health: Unhealthy}})
 	r.step(o)
 	check.Same(t, Healthy, r.Table().named("v1.a.io").Endpoints[0].Health, "health")
 }
@@ -207,11 +207,11 @@ func TestReport(t *testing.T) {
 			return r.Table()
 		}
 		e := settle().named("v1.a.io")
-		good := Report{Name: e.Name, Backend: e.Backend, Address: "10.0.0.1:8443", Health: Healthy}
+		good := Report{Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: "10.0.0.1:8443", Health: Healthy}}
 		for what, bad := range map[string]Report{
-			"another name":    {Name: "v1.b.io", Backend: e.Backend, Address: good.Address, Health: Healthy},
-			"another backend": {Name: e.Name, Backend: &Backend{}, Address: good.Address, Health: Healthy},
-			"another address": {Name: e.Name, Backend: e.Backend, Address: "10.0.0.9:8443", Health: Healthy},
+			"another name":    {Name: "v1.b.io", Backend: e.Backend, Endpoint: Endpoint{Address: good.Address, Health: Healthy}},
+			"another backend": {Name: e.Name, Backend: &Backend{}, Endpoint: Endpoint{Address: good.Address, Health: Healthy}},
+			"another address": {Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: "10.0.0.9:8443", Health: Healthy}},
 		} {
 			before := r.Table()
 			r.Report(bad)
@@ -275,7 +275,7 @@ func TestMetrics(t *testing.T) {
 	for _, reason := range unavailableReasons {
 		check.Same(t, 0, value(reason), "series of %s at the start", reason)
 	}
-	report := Report{Name: e.Name, Backend: e.Backend, Address: "10.0.0.1:8443", Health: Healthy}
+	report := Report{Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: "10.0.0.1:8443", Health: Healthy}}
 	for range 2 {
 		report.Health = Healthy
 		r.Report(report)

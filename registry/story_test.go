@@ -230,7 +230,7 @@ func (s *teller) report(words []string, b *batch) {
 	if e == nil {
 		s.Fatalf("report about %s, which is not in the table", words[0])
 	}
-	r := Report{Name: words[0], Backend: e.Backend, Address: words[1], Message: strings.Join(words[3:], " ")}
+	r := Report{Name: words[0], Backend: e.Backend, Endpoint: Endpoint{Address: words[1], Message: strings.Join(words[3:], " ")}}
 	switch words[2] {
 	case "healthy", "slow":
 		r.Health, r.Slow = Healthy, words[2] == "slow"

@@ -112,7 +112,7 @@ func BenchmarkMany(b *testing.B) {
 		"endpoint": func(i int) { c.Put(c.slice(5, i%2 == 0)) },
 		"verdict": func(i int) {
 			e := d.registry.Table().Entries()[apiServices/3]
-			report := registry.Report{Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: registry.Healthy}
+			report := registry.Report{Name: e.Name, Backend: e.Backend, Endpoint: registry.Endpoint{Address: e.Endpoints[0].Address, Health: registry.Healthy}}
 			if i%2 == 0 {
 				report.Health, report.Reason, report.Message = registry.Unhealthy, registry.ReasonFailedDiscoveryCheck, "no"
 			}
@@ -184,7 +184,7 @@ func (c *crowd) start(b *testing.B) *server {
 	for waiting := apiServices; waiting > 0 || c.written.Load() < apiServices; <-time.After(time.Second) {
 		for _, e := range d.registry.Table().Entries() {
 			for _, p := range e.Endpoints {
-				d.registry.Report(registry.Report{Name: e.Name, Backend: e.Backend, Address: p.Address, Health: registry.Healthy})
+				d.registry.Report(registry.Report{Name: e.Name, Backend: e.Backend, Endpoint: registry.Endpoint{Address: p.Address, Health: registry.Healthy}})
 			}
 		}
 		waiting = apiServices

@@ -61,7 +61,7 @@ func TestLocalApiserverIsProbed(t *testing.T) {
 func TestDocumentsOfAReadyApiserver(t *testing.T) {
 	var d *server
 	report := func(h registry.Health) {
-		d.kube.pools.Report(registry.Report{Address: d.kube.list()[0].Address, Health: h})
+		d.kube.pools.Report(registry.Report{Endpoint: registry.Endpoint{Address: d.kube.list()[0].Address, Health: h}})
 	}
 	restarts, asked := false, 0
 	d = doorBefore(t, serverAt(t, "127.0.0.1", func(http.ResponseWriter, *http.Request) {

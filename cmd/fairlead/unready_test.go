@@ -69,7 +69,7 @@ func TestReadyWithVerdicts(t *testing.T) {
 	add("remote.example.com", map[string]string{"fairlead.dev/url": "https://10.0.0.1"})
 	unprobed := registry.Build(in, local)
 	e := unprobed.Entries()[1]
-	in.Reports = []registry.Report{{Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: registry.Unhealthy}}
+	in.Reports = []registry.Report{{Name: e.Name, Backend: e.Backend, Endpoint: registry.Endpoint{Address: e.Endpoints[0].Address, Health: registry.Unhealthy}}}
 	probed := registry.Build(in, unprobed)
 	for _, tc := range []struct {
 		name   string

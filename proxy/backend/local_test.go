@@ -97,7 +97,7 @@ func TestLocalPools(t *testing.T) {
 				return inner(certificate)
 			}
 		}, well, old)
-		l.Report(registry.Report{Address: well, Health: registry.Healthy})
+		l.Report(registry.Report{Endpoint: registry.Endpoint{Address: well, Health: registry.Healthy}})
 		for _, p := range []Pool{PoolCertificate, PoolProven} {
 			c := must.Get(dialWatched(t.Context(), l.Upstream(p).at(well)))(t)
 			check.Same(t, true, l.Upstream(p).HTTP2(), "HTTP/2 of pool %d", p)
@@ -175,7 +175,7 @@ func TestLocalLost(t *testing.T) {
 			{registry.Unhealthy, restart, false, defaultWait}, {registry.Unhealthy, time.Millisecond, true, 0}, {registry.Healthy, time.Hour, false, defaultWait},
 			{registry.Unhealthy, restart, false, defaultWait},
 		} {
-			l.Report(registry.Report{Address: place1, Health: step.health})
+			l.Report(registry.Report{Endpoint: registry.Endpoint{Address: place1, Health: step.health}})
 			time.Sleep(step.after)
 			start := time.Now()
 			check.Same(t, step.lost, l.Lost(), "%+v: lost", step)
@@ -204,7 +204,7 @@ func TestLocalReport(t *testing.T) {
 		{other, registry.Unhealthy, "connection refused", []string{one, other}, false}, // never none
 		{one, registry.Healthy, "", []string{one}, true},
 	} {
-		l.Report(registry.Report{Address: step.address, Health: step.health, Message: step.message})
+		l.Report(registry.Report{Endpoint: registry.Endpoint{Address: step.address, Health: step.health, Message: step.message}})
 		var preferred []string
 		for _, e := range l.Upstream(PoolProven).view.Load().preferred {
 			preferred = append(preferred, e.address)
@@ -284,8 +284,8 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		}
 		ask(100)
 		check.Same(t, 0, s.hits.Load(), "requests of a server that may not be ready")
-		l.Report(registry.Report{Address: restarted, Health: registry.Healthy})
-		l.Report(registry.Report{Address: other, Health: registry.Healthy})
+		l.Report(registry.Report{Endpoint: registry.Endpoint{Address: restarted, Health: registry.Healthy}})
+		l.Report(registry.Report{Endpoint: registry.Endpoint{Address: other, Health: registry.Healthy}})
 		ask(20)
 		if s.hits.Load() == 0 {
 			t.Error("the server gets no requests after it is ready")
@@ -304,7 +304,7 @@ func TestHungLocalApiserver(t *testing.T) {
 		l := newLocal(t, n, nil, place1)
 		res := must.Get(l.Upstream(PoolUnproven).RoundTrip(newRequest(t, http.MethodGet, ""), true, nil))(t)
 		begun := time.Now()
-		l.Report(registry.Report{Address: place1, Health: registry.Unhealthy, Hung: true})
+		l.Report(registry.Report{Endpoint: registry.Endpoint{Address: place1, Health: registry.Unhealthy, Hung: true}})
 		if _, err := io.ReadAll(res.Body); !errors.Is(err, net.ErrClosed) || time.Since(begun) != hungTime {
 			t.Errorf("ended after %v with %v", time.Since(begun), err)
 		}

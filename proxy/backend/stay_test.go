@@ -39,7 +39,7 @@ func newCrowd(t *testing.T, n int, change func(*LocalConfig)) *crowd {
 
 func (c *crowd) report(h registry.Health, addresses ...string) {
 	for _, a := range addresses {
-		c.l.Report(registry.Report{Address: a, Health: h})
+		c.l.Report(registry.Report{Endpoint: registry.Endpoint{Address: a, Health: h}})
 	}
 }
 

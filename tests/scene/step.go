@@ -151,7 +151,7 @@ func (s *Scene) Report(name string, healthy bool) {
 		s.Fatalf("no entry %s", name)
 	}
 	e := s.Table().Servers()[at]
-	r := registry.Report{Name: name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: registry.Healthy}
+	r := registry.Report{Name: name, Backend: e.Backend, Endpoint: registry.Endpoint{Address: e.Endpoints[0].Address, Health: registry.Healthy}}
 	if !healthy {
 		r.Health, r.Reason, r.Message = registry.Unhealthy, registry.ReasonFailedDiscoveryCheck, "no"
 	}

@@ -56,7 +56,7 @@ func newStand(t *testing.T, policy ...string) *stand {
 	s.await(t, 4, true)
 	for _, e := range s.registry.Table().Servers() { // as a prober would
 		if len(e.Endpoints) > 0 {
-			report := registry.Report{Name: e.Name, Backend: e.Backend, Address: e.Endpoints[0].Address, Health: registry.Healthy}
+			report := registry.Report{Name: e.Name, Backend: e.Backend, Endpoint: registry.Endpoint{Address: e.Endpoints[0].Address, Health: registry.Healthy}}
 			if strings.HasSuffix(e.Name, "bad.example.com") {
 				report.Health, report.Reason, report.Message = registry.Unhealthy, registry.ReasonFailedDiscoveryCheck, refused
 			}
