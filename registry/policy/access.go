@@ -85,8 +85,8 @@ func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
 		bad("perSecond", r.PerSecond, fmt.Sprintf("it must be between %v and %v", minPerSecond, maxPerSecond))
 	case !rated && (r.PerSecond != 0 || r.Burst != 0):
 		bad("perSecond", r.PerSecond, "perSecond and burst are for action Rate")
-	case r.Burst < 0:
-		bad("burst", r.Burst, "it is negative")
+	case r.Burst < 0 || float64(r.Burst) > max(1, r.PerSecond*maxRefill.Seconds()):
+		bad("burst", r.Burst, fmt.Sprintf("it must be between 0 and what %v allow", maxRefill))
 	case counted != (r.Max > 0) || r.Max < 0:
 		bad("max", r.Max, "at least 1, for action InFlight alone")
 	case r.Shared && !rated && !counted:

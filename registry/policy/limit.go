@@ -49,8 +49,9 @@ const (
 	bucketBytes = 16 << 20
 	bucketSize  = 256 // with its limiter
 	// bucketTime is how long a caller that does not come back is remembered. It is renewed in its
-	// second half; minPerSecond fills one request's place long before.
+	// second half; until then a full burst has come back anyway, which may take maxRefill.
 	bucketTime = time.Hour
+	maxRefill  = bucketTime / 2
 )
 
 // stateOf returns the state of a rule: old's, if its limit is the same.
@@ -78,7 +79,7 @@ func (r *AccessRule) limiter() *rate.Limiter {
 func (b *buckets) of(c *Gate, from bound.Source, now time.Time) *rate.Limiter {
 	k := bucket{c.state, from}
 	e := b.Get(k, now)
-	if e != nil && e.Until.Sub(now) > bucketTime/2 {
+	if e != nil && e.Until.Sub(now) > maxRefill {
 		return e.Value
 	}
 	b.mu.Lock()
@@ -112,11 +113,9 @@ func (c *Gate) Enter(from bound.Source, now time.Time) (p Place, wait time.Durat
 		if !c.Shared {
 			l = c.buckets.of(c, from, now)
 		}
-		r := l.ReserveN(now, 1)
-		if wait = r.DelayFrom(now); wait > 0 {
-			r.CancelAt(now)
+		if ok = l.AllowN(now, 1); !ok { // a Reservation that is canceled would not be given back if there are later ones
+			wait = time.Duration((1 - l.TokensAt(now)) / c.PerSecond * float64(time.Second))
 		}
-		ok = wait == 0
 	case InFlight:
 		c.mu.Lock()
 		if ok = c.inFlight[from] < c.Max; ok {

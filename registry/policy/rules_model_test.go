@@ -47,8 +47,9 @@ var (
 	townNamespaces = []string{"n", "nn", "kube-system", "n-n"}
 	townPaths      = []string{
 		"/", "/a", "/ab", "/a/", "/a/b", "/a//b", "/a//", "/healthz", "/healthzz", "/healthz/a", "//healthz", "/1/2/3/4/5/6/7/8/9/10", "/1/2/3/4/5/6/7/8/9/10/11",
-		"/1/2/3/4/5/6/7/8", "/1/2/3/4/5/6/7/8/", "/1/2/3/4/5/6/7/9", "/ü", "",
+		"/1/2/3/4/5/6/7/8", "/1/2/3/4/5/6/7/8/", "/1/2/3/4/5/6/7/9", townDeep, townDeep + "/", townDeep + "/16", townDeep + "/16/", townDeep + "/16/17", townDeep + "/16/17/18", "/ü", "",
 	}
+	townDeep    = "/1/2/3/4/5/6/7/8/9/10/11/12/13/14/15"
 	townAgents  = []string{"argocd", "argocd-server", "kubectl/v1", "kubectl", "k", "a", ""}
 	townSources = []string{"10.0.0.1", "10.0.0.2", "10.0.1.1", "10.1.0.1", "192.0.2.7", "2001:db8::1", "2001:db8::2", "2001:db8:1::1", "::1", "::ffff:10.0.0.1"}
 	townNets    = []string{
@@ -93,9 +94,12 @@ func (w town) rule(name string) *AccessRule {
 	for range max(0, w.IntN(4)-1) {
 		nr := flowcontrolv1.NonResourcePolicyRule{Verbs: w.some(townVerbs...)}
 		for range 1 + w.IntN(3) {
-			p := w.of(townPaths[:len(townPaths)-1]...)
+			p := w.of(townPaths...)
 			if w.IntN(2) == 0 {
 				p = strings.TrimSuffix(p, "/") + "/*"
+			}
+			if strings.Count(p, "/") > maxDepth || p == "" {
+				p = townDeep // no policy may have more
 			}
 			nr.NonResourceURLs = append(nr.NonResourceURLs, p)
 		}
