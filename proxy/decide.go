@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2/hpack"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -89,13 +88,8 @@ type Decision struct {
 	learned *learned
 }
 
-const (
-	// discoveryTimeout limits requests for /apis/<group>/<version> itself, with any method, at a
-	// remote: kubectl waits for that document (kubernetes/kubernetes#82172).
-	discoveryTimeout = 5 * time.Second
-	// loopHeader lists the Fairleads that a request has passed.
-	loopHeader = "fairlead-via"
-)
+// loopHeader lists the Fairleads that a request has passed.
+const loopHeader = "fairlead-via"
 
 // decide decides where a request goes, as far as that is known without waiting: it returns d.Err,
 // which is a Need if it is not. settle then looks that up and decides again. now is the time, zero
@@ -350,25 +344,6 @@ func (p *Proxy) ownHealth(path string) bool {
 func longPage(h *Head) bool {
 	page := strings.TrimPrefix(h.Path, "/fairlead")
 	return page == "/events" || page == "/tap"
-}
-
-// requestTimeout returns the time limit of a remote request that is not long-running: the smallest
-// of the policy's timeout, ?timeout= and, for a path without a resource, discoveryTimeout. Like
-// k8s.io/apiserver's WithRequestDeadline it reads ?timeout= as a Go duration, of which zero means
-// the server's default. Anything else is a bad request.
-func requestTimeout(rawQuery string, r *Request, limit time.Duration) (time.Duration, error) {
-	if !r.IsResourceRequest {
-		limit = min(limit, discoveryTimeout)
-	}
-	if !strings.Contains(rawQuery, "timeout=") {
-		return limit, nil // most requests have none, and need no parsing
-	}
-	value, _ := param(rawQuery, "timeout")
-	asked, err := time.ParseDuration(cmp.Or(value, "0"))
-	if err != nil || asked < 0 {
-		return 0, apierrors.NewBadRequest("invalid timeout specified in the request URL")
-	}
-	return min(limit, cmp.Or(asked, limit)), nil
 }
 
 // name returns the destination's name for error messages.

@@ -1,11 +1,14 @@
 package proxy
 
 import (
+	"cmp"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
@@ -215,4 +218,27 @@ func (d *Decision) ForPolicy(userAgent string) *policy.Request {
 		Namespace: r.Namespace, Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, LabelSelector: r.LabelSelector,
 		User: d.User, UserAgent: userAgent,
 	}
+}
+
+// discoveryTimeout limits requests for /apis/<group>/<version> itself, with any method, at a
+// remote: kubectl waits for that document (kubernetes/kubernetes#82172).
+const discoveryTimeout = 5 * time.Second
+
+// requestTimeout returns the time limit of a remote request that is not long-running: the smallest
+// of the policy's timeout, ?timeout= and, for a path without a resource, discoveryTimeout. Like
+// k8s.io/apiserver's WithRequestDeadline it reads ?timeout= as a Go duration, of which zero means
+// the server's default. Anything else is a bad request.
+func requestTimeout(rawQuery string, r *Request, limit time.Duration) (time.Duration, error) {
+	if !r.IsResourceRequest {
+		limit = min(limit, discoveryTimeout)
+	}
+	if !strings.Contains(rawQuery, "timeout=") {
+		return limit, nil // most requests have none, and need no parsing
+	}
+	value, _ := param(rawQuery, "timeout")
+	asked, err := time.ParseDuration(cmp.Or(value, "0"))
+	if err != nil || asked < 0 {
+		return 0, apierrors.NewBadRequest("invalid timeout specified in the request URL")
+	}
+	return min(limit, cmp.Or(asked, limit)), nil
 }

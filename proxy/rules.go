@@ -108,7 +108,7 @@ func (x *exchange) admit() *apierrors.StatusError {
 		from = bound.Caller(d.user, x.head.Remote)
 	}
 	var wait time.Duration
-	ok := true
+	var ok bool
 	if d.DryRun != nil {
 		if x.places[1], _, ok = d.DryRun.Enter(from, now); ok {
 			d.DryRun = nil
