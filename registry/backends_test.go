@@ -3,6 +3,7 @@ package registry
 import (
 	"bytes"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -84,8 +85,9 @@ func TestBundles(t *testing.T) {
 	} {
 		b := parseBundle(tc.pem)
 		certs, err := bundle.Parse(tc.pem) // as trust does
-		if len(certs) != tc.certs || b.warning != tc.warning || (b.err == nil) != (tc.certs > 0) || (err == nil) != (tc.certs > 0 && tc.warning == "") {
-			t.Errorf("%s: %d certificates, %v; warning %q, %v", name, len(certs), err, b.warning, b.err)
+		warning, rest := strings.CutSuffix(b.problem, "; the rest is used")
+		if len(certs) != tc.certs || rest != (tc.warning != "") || rest && warning != tc.warning || b.unusable != (tc.certs == 0) || (b.problem == "") != (err == nil) || (err == nil) != (tc.certs > 0 && tc.warning == "") {
+			t.Errorf("%s: %d certificates, %v; problem %q, unusable: %v", name, len(certs), err, b.problem, b.unusable)
 		}
 	}
 }

@@ -47,11 +47,8 @@ func (b *builder) remote(e *Entry, s *annotated, old *Entry) {
 	if found.unused > 0 {
 		e.Problems = append(e.Problems, fmt.Sprintf("its Service has more than %d endpoints: the others are not used", maxEndpoints))
 	}
-	if e.kept.ca != nil && e.kept.ca.warning != "" {
-		e.Problems = append(e.Problems, "caBundle: "+e.kept.ca.warning+"; the rest is used")
-	}
-	if e.kept.ca != nil && e.kept.ca.err != nil {
-		e.Problems = append(e.Problems, "caBundle: "+e.kept.ca.err.Error())
+	if e.kept.ca != nil && e.kept.ca.problem != "" {
+		e.Problems = append(e.Problems, "caBundle: "+e.kept.ca.problem)
 	}
 	b.carry(e, old)
 	b.apply(e)
@@ -131,8 +128,8 @@ func (b *builder) verdict(e *Entry, static Verdict, old *Entry) Verdict {
 	// While it has been available until now, a newly unreadable bundle does not decide: the last
 	// valid one is trusted for the overlap of a rotation, and after that probes fail with
 	// InvalidCABundle.
-	case e.kept.ca != nil && e.kept.ca.err != nil && (old == nil || !old.Verdict.Available()):
-		return no(ReasonInvalidCABundle, "caBundle: "+e.kept.ca.err.Error())
+	case e.kept.ca != nil && e.kept.ca.unusable && (old == nil || !old.Verdict.Available()):
+		return no(ReasonInvalidCABundle, "caBundle: "+e.kept.ca.problem)
 	case e.Backend.CAFrom != "" && (e.kept.ca != nil || e.Backend.Insecure):
 		message := "annotation " + prefix + "ca-from and spec.caBundle exclude each other"
 		if e.Backend.Insecure {
@@ -298,10 +295,9 @@ func (b *builder) over(until time.Time) bool {
 // parsedBundle is a parsed caBundle, kept with the entry: parsing costs 20 µs per certificate.
 type parsedBundle struct {
 	pem string
-	// err says why it has no usable certificate.
-	err error
-	// warning says what is not usable beside a certificate that is. Empty means nothing.
-	warning string
+	// problem says what is not usable of it, empty means nothing, and unusable that all of it is.
+	problem  string
+	unusable bool
 }
 
 // bundle returns an APIService's parsed caBundle, nil if it has none. Was is the previous result.
@@ -327,9 +323,9 @@ func parseBundle(raw []byte) *parsedBundle {
 	switch {
 	case err == nil:
 	case len(certs) == 0:
-		b.err = err
+		b.problem, b.unusable = err.Error(), true
 	default:
-		b.warning = strings.ReplaceAll(err.Error(), "\n", "; ")
+		b.problem = strings.ReplaceAll(err.Error(), "\n", "; ") + "; the rest is used"
 	}
 	return b
 }

@@ -215,8 +215,8 @@ func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong 
 		bad("service", behind.Format(b.Service), "the port is not between 1 and 65535")
 	case isLocal(f.object):
 		bad("service", behind.Format(b.Service), "it is the local apiserver's: only extension servers can be further backends")
-	case len(b.CABundle) > 0 && parseBundle(b.CABundle).err != nil:
-		bad("caBundle", "", parseBundle(b.CABundle).err.Error())
+	case len(b.CABundle) > 0 && parseBundle(b.CABundle).unusable:
+		bad("caBundle", "", parseBundle(b.CABundle).problem)
 	case b.InsecureSkipTLSVerify && len(b.CABundle) > 0:
 		bad("insecureSkipTLSVerify", "true", "not with caBundle")
 	case f.name == "" && b.URL != "":

@@ -103,7 +103,10 @@ func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.E
 	}
 	next, err = d.answer(ctx, known, entries)
 	next.tried = true
-	return next, !sameContent(known, next), err // a confirmation changes nothing
+	same := maps.EqualFunc(known.versions, next.versions, func(x, y *version) bool { // a confirmation changes nothing, now or after StaleAfter
+		return x.doc == y.doc && (x.err == nil) == (y.err == nil)
+	})
+	return next, !same || !known.tried, err
 }
 
 // answer asks, and returns the next state and the first failure.
@@ -272,11 +275,6 @@ func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry
 	next, err := old.with(entries, func(i int, v *version) { *v = found[i] })
 	next.etag = ""
 	return next, err
-}
-
-// sameContent reports whether two states make the same document, now and after StaleAfter.
-func sameContent(a, b *state) bool {
-	return a.tried == b.tried && maps.EqualFunc(a.versions, b.versions, func(x, y *version) bool { return x.doc == y.doc && (x.err == nil) == (y.err == nil) })
 }
 
 // legacyVersion requests one group-version's APIResourceList and converts it as kube-aggregator
