@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
@@ -117,7 +119,7 @@ func live(previous []replaced, now time.Time) []replaced {
 }
 
 // drop removes an edited bundle's CAs from the replaced roots: the new one has those still trusted.
-func drop(previous []replaced, ids map[identity]bool) []replaced {
+func drop(previous []replaced, ids sets.Set[identity]) []replaced {
 	var out []replaced
 	for _, p := range previous {
 		if r := p.roots.without(ids); r != nil {
@@ -141,7 +143,7 @@ func identify(c *x509.Certificate) identity {
 // roots is an immutable set of trust anchors. Zero are the system's, which an empty caBundle means.
 type roots struct {
 	certs []*x509.Certificate
-	ids   map[identity]bool
+	ids   sets.Set[identity]
 	// pool is nil for the system's roots.
 	pool *x509.CertPool
 	// warning says which part of the bundle was unreadable. Empty means none.
@@ -149,9 +151,9 @@ type roots struct {
 }
 
 func newRoots(certs []*x509.Certificate) *roots {
-	r := &roots{certs: certs, ids: make(map[identity]bool, len(certs)), pool: x509.NewCertPool()}
+	r := &roots{certs: certs, ids: sets.New[identity](), pool: x509.NewCertPool()}
 	for _, c := range certs {
-		r.ids[identify(c)] = true
+		r.ids.Insert(identify(c))
 		r.pool.AddCert(c)
 	}
 	return r
@@ -183,20 +185,15 @@ func (r *roots) same(o *roots) bool {
 // shares reports whether both have a CA in common: then the newer one is an edit of the older, not
 // its replacement. The system's roots are not listed, and share none.
 func (r *roots) shares(o *roots) bool {
-	for id := range r.ids {
-		if o.ids[id] {
-			return true
-		}
-	}
-	return false
+	return r.ids.Intersection(o.ids).Len() > 0
 }
 
 // without returns r without the CAs in drop, nil when none is left.
-func (r *roots) without(drop map[identity]bool) *roots {
+func (r *roots) without(drop sets.Set[identity]) *roots {
 	if r.system() {
 		return r
 	}
-	left := slices.DeleteFunc(slices.Clone(r.certs), func(c *x509.Certificate) bool { return drop[identify(c)] })
+	left := slices.DeleteFunc(slices.Clone(r.certs), func(c *x509.Certificate) bool { return drop.Has(identify(c)) })
 	switch len(left) {
 	case 0:
 		return nil

@@ -77,10 +77,9 @@ func (m *mover) runs(ctx context.Context) error {
 	if err := m.get(ctx, "/apis/discovery.k8s.io/v1/namespaces/"+m.own.Namespace+"/endpointslices", query, list); err != nil {
 		return err
 	}
-	for _, s := range list.Items {
-		if slices.ContainsFunc(s.Endpoints, func(e discoveryv1.Endpoint) bool { return ptr.Deref(e.Conditions.Ready, true) }) {
-			return nil
-		}
+	ready := func(e discoveryv1.Endpoint) bool { return ptr.Deref(e.Conditions.Ready, true) }
+	if slices.ContainsFunc(list.Items, func(s discoveryv1.EndpointSlice) bool { return slices.ContainsFunc(s.Endpoints, ready) }) {
+		return nil
 	}
 	return fmt.Errorf("the Service %s has no ready endpoint: no Fairlead runs there", behind.Format(m.own))
 }

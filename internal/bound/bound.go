@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -79,12 +80,7 @@ func (p *Places) Shares(s Source, n, most int64) bool {
 }
 
 func (p *Places) sharesLocked(keys []share, n, most int64) bool {
-	for _, k := range keys {
-		if p.by[k.key]+n > k.of(most) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(keys, func(k share) bool { return p.by[k.key]+n > k.of(most) })
 }
 
 // Held returns the number of places taken.
