@@ -84,19 +84,15 @@ func (c *Clients) VerifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Certific
 	return chains, nil
 }
 
-func verify(peer []*x509.Certificate, pool *x509.CertPool) ([][]*x509.Certificate, error) {
-	if pool == nil || len(peer) == 0 {
+func verify(peer []*x509.Certificate, roots *x509.CertPool) ([][]*x509.Certificate, error) {
+	if roots == nil || len(peer) == 0 {
 		// In crypto/x509 a nil pool would mean the system's roots.
 		return nil, nil
 	}
 	if err := trust.Bounded(peer); err != nil {
 		return nil, err //nolint:wrapcheck // the callers wrap it
 	}
-	opts := x509.VerifyOptions{Roots: pool, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
-	for _, c := range peer[1:] {
-		opts.Intermediates.AddCert(c)
-	}
-	return peer[0].Verify(opts)
+	return peer[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: pool(peer[1:]), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 }
 
 // update edits the candidate and puts it in force if it passes. Otherwise the former trust stays in

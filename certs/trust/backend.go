@@ -294,9 +294,5 @@ func (b *backend) tick(now time.Time) {
 			b.checkLocked(g, v, now)
 		}
 	}
-	for k, l := range b.leaves {
-		if now.Sub(l.seen) > leafMemory {
-			delete(b.leaves, k)
-		}
-	}
+	maps.DeleteFunc(b.leaves, func(_ [sha256.Size]byte, l leaf) bool { return now.Sub(l.seen) > leafMemory })
 }

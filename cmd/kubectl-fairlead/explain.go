@@ -114,10 +114,8 @@ func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, a := range s.APIServices {
-		if a.Name == subject {
-			return a.Path(), nil
-		}
+	if found := s.Those(func(a *answer.APIService) bool { return a.Name == subject }); len(found) > 0 {
+		return found[0].Path(), nil
 	}
 	mapper, err := c.flags.ToRESTMapper()
 	if err != nil {
