@@ -161,7 +161,8 @@ func (i *initiator) good(pem []byte, template *x509.Certificate) bool {
 // issue makes a key and its certificate. Without a template that is a CA's, valid for ten years.
 func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error) {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // it never fails
-	cert, ca, err := &x509.Certificate{}, i.ca.Leaf, error(nil)
+	cert, ca := &x509.Certificate{}, i.ca.Leaf
+	var err error
 	if template == nil {
 		// The time makes the name unique, so that this CA is not confused with the next one.
 		cert, err = certutil.NewSelfSignedCACert(certutil.Config{CommonName: fmt.Sprintf("fairlead-ca-%d", time.Now().Unix())}, key)
