@@ -192,6 +192,10 @@ soak: ## Random faults of all parts under load, with every request checked, for 
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go test -tags e2e -count=1 -timeout 0 -v ./tests/soak -args -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
 
+.PHONY: storm
+storm: parts ## What one who lists 20,000 pods every second does to others, without a rule, with one, and with priority and fairness (5 min, otherwise idle)
+	$(call suite,-timeout 30m) -v
+
 .PHONY: routes
 routes: parts netns ## Several metrics servers behind one APIService: autoscalers on prometheus-adapter and KEDA, one killed at a time; a standby (5 min, and 15 for building KEDA once; root, otherwise idle)
 	$(TOOLS) -q test-adapter prometheus-adapter keda-adapter keda-operator # before the tests: their network has no way out
