@@ -3,9 +3,7 @@ package proxy
 import (
 	"cmp"
 	"context"
-	"hash/maphash"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
@@ -14,130 +12,97 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/busiest"
 )
 
-// callers counts requests by caller. Tokens that only the local apiserver knows have labels there,
-// until their users are asked for, when they are shown.
-type callers struct {
-	*busiest.Callers
-	seed   maphash.Seed
-	labels *memo.Cache[authn.Token, string] // label or user
-	tokens *memo.Cache[string, authn.Token] // by label
-}
-
-const (
-	// maxLabels and labelBytes limit the tokens that are kept; both caches have the same ones.
-	maxLabels  = 2048
-	labelBytes = 2 << 20
-	// labelTime is how long a token's user is remembered, although it may have been replaced: rows
-	// are for people, and no older.
-	labelTime = time.Hour
-	// namesTime limits the reviews for an answer. In one second there is time for hundreds.
-	namesTime = time.Second
-)
-
-func newCallers() callers {
-	c := memo.Config{Entries: maxLabels, Bytes: labelBytes, Largest: labelBytes / 64}
-	return callers{busiest.New(), maphash.MakeSeed(), memo.New[authn.Token, string](c), memo.New[string, authn.Token](c)}
-}
-
-// label returns what stands for a token.
-func (c *callers) label(t authn.Token, now time.Time) string {
-	if e := c.labels.Get(t, now); e != nil {
-		return e.Value
+// counted returns what is counted of a request. Of a token that the local apiserver has not
+// accepted the user stays unknown.
+func (x *exchange) counted() busiest.Row {
+	h, d, r := x.head, &x.decision, &x.decision.Request
+	row := busiest.Row{
+		Who:   busiest.Who{Agent: cmp.Or(x.agent, h.agent()), Source: h.RemoteIP, Verb: r.Verb, Resource: r.Resource, Server: "fairlead"},
+		Group: r.APIGroup, Subresource: r.Subresource,
 	}
-	label := "token " + strconv.FormatUint(maphash.Comparable(c.seed, t), 16)
-	c.keep(t, label, now)
-	c.tokens.Put(&memo.Entry[string, authn.Token]{Key: label, Value: t, Size: len(t.Secret()), Until: now.Add(labelTime)})
-	return label
-}
-
-func (c *callers) keep(t authn.Token, name string, now time.Time) {
-	c.labels.Put(&memo.Entry[authn.Token, string]{Key: t, Value: name, Size: len(t.Secret()), Until: now.Add(labelTime)})
-}
-
-// request returns what is counted of a request. Of a token that the local apiserver has not
-// accepted yet the user is unknown, and stays so.
-func (x *exchange) request(now time.Time) busiest.Request {
-	h, d := x.head, &x.decision
-	r := busiest.Request{
-		Agent: cmp.Or(x.agent, h.agent()), Source: h.RemoteIP, Verb: d.Request.Verb, Group: d.Request.APIGroup, Resource: d.Request.Resource, Subresource: d.Request.Subresource,
-		Server: "fairlead",
-	}
-	switch {
-	case d.User != nil:
-		r.User = d.User.GetName()
-	case d.Credentials.Kind == authn.KindToken && x.p.cfg.Authn.Pool(&d.Credentials) == authn.PoolProven:
-		r.User = x.p.callers.label(d.Credentials.Token, now)
-	}
-	if d.Impersonator != nil {
-		r.Impersonator = d.Impersonator.GetName()
-	}
-	if !d.Request.IsResourceRequest {
-		r.Resource = d.Request.Path
+	if !r.IsResourceRequest {
+		row.Resource = r.Path
 	}
 	switch {
 	case d.Entry != nil && !d.Entry.Local():
-		r.Server = d.Entry.Name
+		row.Server = d.Entry.Name
 	case d.leads == ToLocal:
-		r.Server = "local"
+		row.Server = "local"
 	}
-	return r
+	// A longer token is not kept for up to an hour: no service account's is.
+	const maxToken = 4 << 10
+	switch c := &d.Credentials; {
+	case d.User != nil:
+		row.User = d.User.GetName()
+	case c.Kind == authn.KindToken && len(c.Token.Secret()) <= maxToken && x.p.cfg.Authn.Pool(c) == authn.PoolProven:
+		row.Token = c.Token
+	}
+	return row
 }
 
 // begin counts a long-running request as open until count.
 func (x *exchange) begin() {
 	if x.decision.LongRunning {
-		r := x.request(x.head.Arrived)
-		x.open = x.p.callers.Begin(&r)
+		row := x.counted()
+		x.close = x.p.callers.Begin(&row)
 	}
 }
 
 // count counts a request that has ended.
 func (x *exchange) count(e *ending) {
-	x.open.End()
-	x.open = nil
-	r := x.request(x.head.Arrived.Add(e.Duration))
-	r.Counts = busiest.Counts{Requests: 1, In: e.Received, Out: e.Sent}
-	if !x.decision.LongRunning {
-		r.Slowest = e.Duration.Seconds()
+	if x.close != nil {
+		x.close()
+		x.close = nil
+	}
+	row := x.counted()
+	if row.Requests, row.In, row.Out = 1, e.Received, e.Sent; !x.decision.LongRunning {
+		row.Slowest = e.Duration.Seconds()
 	}
 	switch {
 	case e.Status >= http.StatusInternalServerError:
-		r.Errors = 1
+		row.Errors = 1
 	case e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden || e.Status == http.StatusTooManyRequests:
-		r.Refused = 1
+		row.Refused = 1
 	}
-	x.p.callers.Add(e.conn, &r)
+	x.p.callers.Add(e.conn, &row)
 }
 
-// Busiest returns the n busiest callers of a view and a window of package busiest. It asks the
-// local apiserver for the users of tokens among the first busiest.MaxRows.
+const (
+	// maxNamed limits the rows of an answer, whose tokens' users are asked for within namesTime.
+	maxNamed, namesTime = 100, time.Second
+	// nameTime is how long a token's user is remembered: rows are no older.
+	nameTime = time.Hour
+)
+
+// Busiest returns the n busiest callers of a view and a window of package busiest, in an order. Nil
+// means that there is no such. The local apiserver is asked for the users of tokens that only it
+// knows.
 func (p *Proxy) Busiest(ctx context.Context, view, window, order string, n int) *busiest.Answer {
 	a := p.callers.Ask(view, window)
-	a.Top(order, busiest.MaxRows)
+	if a == nil || !a.Top(order, maxNamed) {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, namesTime)
 	defer cancel()
 	for i := range a.Rows {
-		r := &a.Rows[i]
-		r.User = p.callers.name(ctx, r.User, p.cfg.Authn)
+		if token, ok := a.Rows[i].Token.(authn.Token); ok {
+			a.Rows[i].User = cmp.Or(p.nameOf(ctx, token), a.Rows[i].User)
+		}
 	}
-	a.Top(order, n)
+	a.Top(order, n) // rows of one user are one now
 	return a
 }
 
-// name returns the user of a label, or what is no label, or not known.
-func (c *callers) name(ctx context.Context, label string, who *authn.Authenticator) string {
+// nameOf returns the user of a token, or nothing if there is no answer.
+func (p *Proxy) nameOf(ctx context.Context, token authn.Token) string {
 	now := time.Now()
-	token := c.tokens.Get(label, now)
-	if token == nil {
-		return label
-	}
-	if e := c.labels.Get(token.Value, now); e != nil && e.Value != label {
+	if e := p.names.Get(token, now); e != nil {
 		return e.Value
 	}
-	u, err := who.Review(ctx, &authn.Credentials{Kind: authn.KindToken, Token: token.Value}, bound.Source{User: label})
+	u, err := p.cfg.Authn.Review(ctx, &authn.Credentials{Kind: authn.KindToken, Token: token}, bound.Source{User: "busiest"})
 	if err != nil {
-		return label
+		return ""
 	}
-	c.keep(token.Value, u.GetName(), now)
+	p.names.Put(&memo.Entry[authn.Token, string]{Key: token, Value: u.GetName(), Size: len(token.Secret()), Until: now.Add(nameTime)})
 	return u.GetName()
 }

@@ -53,7 +53,7 @@ func TestBusiest(t *testing.T) {
 		for range 2 { // reviewed, and remembered
 			var rows []busiest.Row
 			must.Soon(t, 10*time.Second, "all requests are counted", func() bool {
-				a := w.proxy.Busiest(t.Context(), "caller", "minute", "requests", busiest.MaxRows)
+				a := w.proxy.Busiest(t.Context(), "caller", "minute", "requests", maxNamed)
 				rows = a.Rows
 				return a.Total.Requests == 6
 			})

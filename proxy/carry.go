@@ -15,7 +15,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/busiest"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 	"github.com/fairlead-proxy/fairlead/registry/policy"
@@ -260,8 +259,8 @@ type exchange struct {
 	audit    string          // Audit-ID
 	// agent is the client's User-Agent if the fields of head are dropped.
 	agent string
-	// open counts a long-running request among its caller's. Nil means that it is none.
-	open *busiest.Open
+	// close is set while a long-running request is counted as open.
+	close func()
 	// observer is set if there is an audit log or tracing.
 	observer *observer
 	// events describes the body of a long-running response.

@@ -27,11 +27,13 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/busiest"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
@@ -55,7 +57,8 @@ type Proxy struct {
 	sessionPlaces bound.Places // MaxSessions
 	limits        limits
 	givenUp       *givenUp
-	callers       callers
+	callers       *busiest.Callers
+	names         *memo.Cache[authn.Token, string] // of users whose tokens are among callers
 	desk          desk
 	unsure        uncertain
 	scrapers      scrapers
@@ -75,10 +78,11 @@ type Proxy struct {
 func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
-		instance: rand.Text()[:16], givenUp: newGivenUp(), callers: newCallers(), desk: newDesk(), unsure: newUncertain(), scrapers: newScrapers(),
+		instance: rand.Text()[:16], givenUp: newGivenUp(), callers: busiest.New(), desk: newDesk(), unsure: newUncertain(), scrapers: newScrapers(),
 		sessionPlaces: bound.Places{Lend: true}, limits: limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)},
 		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
 	}
+	p.names = memo.New[authn.Token, string](memo.Config{Entries: 1024, Bytes: 1 << 20})
 	var err error
 	if p.browsers, err = newBrowsers(cfg.AllowedOrigins, cfg.HSTS); err != nil {
 		return nil, err

@@ -9,151 +9,134 @@ import (
 	"time"
 )
 
-// Answer has the busiest callers of a window, or those of several replicas.
-type Answer struct {
-	// From and To are the begin and end of the window: requests count that ended between them.
-	From time.Time `json:"from"`
-	To   time.Time `json:"to"`
-	// Total counts all requests, Others those of callers without a row.
-	Total  Counts `json:"total"`
-	Others Counts `json:"others"`
-	// Missed is the most that a row can lack, or a caller without a row can have, in bytes of
-	// bodies and 4 KiB a request.
-	Missed int64 `json:"missed"`
-	// Rows are the busiest first.
-	Rows []Row `json:"rows"`
+// Who says whose row it is, and what they do; in another view than by caller, one of both.
+type Who struct {
+	// User is the effective user. Source is the client's address, Agent its User-Agent.
+	User   string `json:"user,omitempty"`
+	Agent  string `json:"agent,omitempty"`
+	Source string `json:"source,omitempty"`
+	// Verb and Resource are what is asked for: pods, deployments.apps/scale, or a path. Server is the
+	// APIService that answers, local or fairlead.
+	Verb     string `json:"verb,omitempty"`
+	Resource string `json:"resource,omitempty"`
+	Server   string `json:"server,omitempty"`
 }
 
-// Row is what one caller did.
+// Counts are what was counted of requests when they ended.
+type Counts struct {
+	// Requests have ended, Errors of them with 5xx, Refused with 401, 403 or 429. In and Out are
+	// bytes of their bodies. Slowest, in seconds, leaves long-running ones out.
+	Requests int64   `json:"requests"`
+	Errors   int64   `json:"errors"`
+	Refused  int64   `json:"refused"`
+	In       int64   `json:"in"`
+	Out      int64   `json:"out"`
+	Slowest  float64 `json:"slowest"`
+	// Watches are long-running requests and sessions that are open now.
+	Watches int64 `json:"watches"`
+}
+
+// Add adds others, or with the sign -1 subtracts them.
+func (c *Counts) Add(o *Counts, sign int64) {
+	c.Requests, c.Errors, c.Refused = c.Requests+sign*o.Requests, c.Errors+sign*o.Errors, c.Refused+sign*o.Refused
+	c.In, c.Out, c.Watches, c.Slowest = c.In+sign*o.In, c.Out+sign*o.Out, c.Watches+sign*o.Watches, max(c.Slowest, o.Slowest)
+}
+
+// weight decides which rows are kept. A request weighs as much as 4 KiB, so that both who lists
+// 40 MB once a minute and who gets one object a thousand times a second are heavy.
+func (c *Counts) weight() int64 { return c.Requests<<12 + c.In + c.Out }
+
+// Answer has the busiest callers of a window, or those of several replicas.
+type Answer struct {
+	// From and To are when the window begins and ends: requests count that ended between them.
+	From time.Time `json:"from"`
+	To   time.Time `json:"to"`
+	// Total counts all requests, Others those that have no row.
+	Total  Counts `json:"total"`
+	Others Counts `json:"others"`
+	// Rows are the busiest, in order.
+	Rows []Row `json:"rows"`
+	// Missed is the weight that a row may lack, and that a caller without one has at most: bytes,
+	// and 4 KiB a request.
+	Missed int64 `json:"missed"`
+}
+
+// Row is what one caller did, or a request that is counted as its.
 type Row struct {
 	Who
 	Counts
+	// Token stands for a user who is not known. It is comparable, or nil.
+	Token any `json:"-"`
+	// Group and Subresource belong to the Resource of a request that is counted.
+	Group, Subresource string `json:"-"`
 }
 
-// Who says whose row it is. With another view than by caller, only one field is set.
-type Who struct {
-	// User, Impersonator, Agent and Source are as in Request.
-	User         string `json:"user,omitempty"`
-	Impersonator string `json:"impersonator,omitempty"`
-	Agent        string `json:"agent,omitempty"`
-	Source       string `json:"source,omitempty"`
-	// Verb and Resource are what was asked for: pods, deployments.apps/scale, or a path.
-	Verb     string `json:"verb,omitempty"`
-	Resource string `json:"resource,omitempty"`
-	// Server is the APIService that answered, local or fairlead.
-	Server string `json:"server,omitempty"`
-}
-
-// Choice is one of what can be chosen for an answer. The first of its values is the default.
-type Choice struct {
-	// Name is that of a flag and of a parameter.
-	Name string
-	// Values are all.
-	Values []string
-}
-
-// String says what can be chosen.
-func (c Choice) String() string {
-	return "give " + c.Name + " as one of " + strings.Join(c.Values, ", ")
-}
-
-// Choices are the view, the window, and the order of an answer.
-func Choices() []Choice {
-	return []Choice{
-		{"by", names()}, {"window", []string{"minute", "hour"}},
-		{"sort", []string{"weight", "requests", "bytes", "watches", "errors", "refused", "slowest"}},
+// Ask returns all rows of a view in the last minute or hour, or nil if there is no such.
+func (c *Callers) Ask(view, length string) *Answer {
+	c.flush()
+	at := slices.Index([]string{"caller", "user", "agent", "resource", "source"}, view)
+	w := slices.IndexFunc(c.windows[:], func(each window) bool { return each.name == length })
+	if at < 0 || w < 0 {
+		return nil
 	}
-}
-
-// MaxRows limits the rows of an answer that people get: of so many, users of tokens are asked for.
-const MaxRows = 100
-
-func (c *Counts) by(order string) float64 {
-	switch order {
-	case "requests":
-		return float64(c.Requests)
-	case "bytes":
-		return float64(c.In + c.Out)
-	case "watches":
-		return float64(c.Watches)
-	case "errors":
-		return float64(c.Errors)
-	case "refused":
-		return float64(c.Refused)
-	case "slowest":
-		return c.Slowest
-	}
-	return float64(c.weight())
-}
-
-// Ask returns all rows of a view and a window that are known.
-func (c *Callers) Ask(view, window string) *Answer {
-	c.flush(false)
-	at := max(0, slices.Index(names(), view))
-	all := sketch{rows: make(map[string]*row), most: math.MaxInt}
-	a := &Answer{To: time.Now()}
+	a, rows := &Answer{To: time.Now()}, map[string]*row{}
 	c.mu.Lock()
-	from := c.minute[:]
-	if window == "hour" { // minute's open slot is not in it yet
-		from = append([]*slot{c.minute[0]}, c.hour[:]...)
-	}
-	for _, s := range from {
-		if s != nil {
-			a.From = s.began
-			a.Total.add(&s.total)
-			all.merge(&s.by[at])
+	for _, s := range c.windows[w].slots {
+		a.From, a.Missed = s.began, a.Missed+s.by[at].missed
+		a.Total.Add(&s.total, 1)
+		for key, r := range s.by[at].rows {
+			place(rows, math.MaxInt, key, r.token).Add(&r.Counts, 1)
 		}
 	}
 	c.mu.Unlock()
 	c.opens.Lock()
 	for key, o := range c.open {
-		split := split(key)
-		a.Total.Watches += o.n
-		all.add(viewed(at, key, &split), &Counts{Watches: o.n}, 0)
+		a.Total.Add(&o.Counts, 1)
+		place(rows, math.MaxInt, viewed(key)[at], o.token).Add(&o.Counts, 1)
 	}
-	a.Total.Watches += c.rest.n
 	c.opens.Unlock()
-	a.Missed = all.missed
-	for _, key := range slices.Sorted(maps.Keys(all.rows)) { // so that ties do not change places
-		f := split(key)
-		a.Rows = append(a.Rows, Row{Who{f[user], f[impersonator], f[agent], f[source], f[verb], f[resource], f[server]}, all.rows[key].Counts})
+	for _, key := range slices.Sorted(maps.Keys(rows)) { // so that ties do not change places
+		f := strings.SplitN(key, "\x00", fields)
+		one := Row{Who: Who{f[user], f[agent], f[source], f[verb], f[resource], f[server]}, Counts: rows[key].Counts}
+		if one.User != "" {
+			one.Token = rows[key].token
+		}
+		a.Rows = append(a.Rows, one)
 	}
 	return a
 }
 
-// Top makes one row of equal ones, orders them, and leaves the first n; Others are the rest.
-func (a *Answer) Top(order string, n int) {
-	at := make(map[Who]int, len(a.Rows))
-	rows := []Row{} // [] rather than null
-	for i := range a.Rows {
-		r := &a.Rows[i]
-		if j, ok := at[r.Who]; ok {
-			rows[j].add(&r.Counts)
+// Top makes one row of equal ones, and leaves the n first in an order. It reports whether there is
+// such an order.
+func (a *Answer) Top(order string, n int) bool {
+	key, ok := map[string]func(*Counts) float64{
+		"weight":   func(c *Counts) float64 { return float64(c.weight()) },
+		"requests": func(c *Counts) float64 { return float64(c.Requests) },
+		"bytes":    func(c *Counts) float64 { return float64(c.In + c.Out) },
+		"watches":  func(c *Counts) float64 { return float64(c.Watches) },
+		"errors":   func(c *Counts) float64 { return float64(c.Errors) },
+		"refused":  func(c *Counts) float64 { return float64(c.Refused) },
+		"slowest":  func(c *Counts) float64 { return c.Slowest },
+	}[order]
+	if !ok {
+		return false
+	}
+	at, rows := make(map[Who]int, len(a.Rows)), []Row{} // [] rather than null
+	for _, r := range a.Rows {
+		if i, ok := at[r.Who]; ok {
+			rows[i].Add(&r.Counts, 1)
 			continue
 		}
 		at[r.Who] = len(rows)
-		rows = append(rows, *r)
+		rows = append(rows, r)
 	}
 	slices.SortStableFunc(rows, func(x, y Row) int {
-		return cmp.Or(cmp.Compare(y.by(order), x.by(order)), cmp.Compare(y.weight(), x.weight()))
+		return cmp.Or(cmp.Compare(key(&y.Counts), key(&x.Counts)), cmp.Compare(y.weight(), x.weight()))
 	})
 	a.Rows, a.Others = rows[:min(n, len(rows))], a.Total
-	a.Others.Slowest = 0
 	for i := range a.Rows {
-		r := a.Rows[i].Counts
-		a.Others.add(&Counts{Requests: -r.Requests, Errors: -r.Errors, Refused: -r.Refused, In: -r.In, Out: -r.Out, Watches: -r.Watches})
+		a.Others.Add(&a.Rows[i].Counts, -1)
 	}
-}
-
-// Add adds the answer of another replica.
-func (a *Answer) Add(o *Answer) {
-	if a.From.IsZero() || o.From.Before(a.From) {
-		a.From = o.From
-	}
-	if o.To.After(a.To) {
-		a.To = o.To
-	}
-	a.Total.add(&o.Total)
-	a.Missed += o.Missed
-	a.Rows = append(a.Rows, o.Rows...)
+	a.Others.Slowest = 0 // not known
+	return true
 }

@@ -1,214 +1,166 @@
-// Package busiest counts who sends the requests: in the last minute and the last hour, by caller
-// (user, agent and address, with what they do), and by each of these alone. Its memory is fixed,
-// however many callers there are: it keeps the heaviest (Misra and Gries, with Anderson et al.'s
-// purge of a half at once), and knows how much of one that it does not keep it can have missed.
+// Package busiest counts who sends the requests of the last minute and the last hour: by caller, and
+// by user, agent, resource and source alone. Its memory is fixed. Of many rows it keeps the heaviest
+// (Misra and Gries, with Anderson et al.'s purge of a half at once).
 //
-// The concurrency rule: a request is counted under the mutex of its stripe, in a map of the rows
-// since the last flush. Run flushes them into the sketches, never under that mutex. Callers is safe
-// for concurrent use.
-//
-// It keeps no memory of a request, only copies of bounded length, and knows no credentials.
+// The concurrency rule: a request is counted under its stripe's mutex, in a map that is flushed into
+// the sketches elsewhere. Callers is safe for concurrent use. It keeps nothing of a request but
+// copies of bounded length, and tokens that its owner lets it have.
 package busiest
 
 import (
 	"context"
+	"hash/maphash"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
 
-// Request is what is counted of a request.
-type Request struct {
-	// User is the effective user, Impersonator who impersonates it. Agent is the User-Agent, Source
-	// the client's address. Empty means unknown, or none.
-	User, Impersonator, Agent, Source string
-	// Verb, Group, Resource and Subresource are what is asked for. Resource is the path of what is
-	// no resource.
-	Verb, Group, Resource, Subresource string
-	// Server is the APIService that answers, or another name of who does.
-	Server string
-	// Counts are those of this request.
-	Counts
-}
-
-// Counts are what was counted of some requests, when they ended.
-type Counts struct {
-	// Requests have ended, Errors of them with 5xx, Refused with 401, 403 or 429.
-	Requests int64 `json:"requests"`
-	Errors   int64 `json:"errors"`
-	Refused  int64 `json:"refused"`
-	// In and Out are bytes of their bodies, and of upgraded sessions.
-	In  int64 `json:"in"`
-	Out int64 `json:"out"`
-	// Slowest is the longest of them in seconds, without long-running ones.
-	Slowest float64 `json:"slowest"`
-	// Watches are long-running requests and sessions that are open now.
-	Watches int64 `json:"watches"`
-}
-
-func (c *Counts) add(o *Counts) {
-	c.Requests, c.Errors, c.Refused = c.Requests+o.Requests, c.Errors+o.Errors, c.Refused+o.Refused
-	c.In, c.Out, c.Watches, c.Slowest = c.In+o.In, c.Out+o.Out, c.Watches+o.Watches, max(c.Slowest, o.Slowest)
-}
-
-// weight decides which rows are kept. A request weighs as much as 4 KiB, so that both who lists
-// 40 MB once a minute and who gets one object a thousand times a second are heavy.
-func (c *Counts) weight() int64 { return c.Requests<<12 + c.In + c.Out }
-
 const (
 	// stripes is enough that cores rarely wait for each other: each is locked for about 200 ns.
 	stripes = 4
-	// maxGathered limits the rows of a stripe between two flushes. Run is woken when it is half
-	// full; it flushes a row in a few µs, so few requests find no room.
-	maxGathered = 256
-	// slotTime is the length of a minute's slots, slotsOfHour how many are in one of an hour's.
-	slotTime    = 10 * time.Second
-	slotsOfHour = 60
-	// slots is how many a window has, the open one included.
+	// maxGathered limits the rows of a stripe between flushes; when it is half full, Run is woken.
+	// maxOpen limits those of long-running requests. What finds no room has a row without a name.
+	maxGathered, maxOpen = 256, 2048
+	// slots are the parts of a window, the open one included.
 	slots = 6
-	// maxOpen limits the rows of open long-running requests: 1.3 MiB. Others are only counted.
-	maxOpen = 2048
+	// turn is how often they are flushed, at least.
+	turn = time.Second
 )
 
 // Callers counts requests. Make one with New. It forgets nothing until Run runs.
 type Callers struct {
+	seed    maphash.Seed
 	stripes [stripes]stripe
 	wake    chan struct{} // a stripe is half full
 
-	mu           sync.Mutex // guards the sketches, and flushes
-	minute, hour [slots]*slot
-	turns        int // slots of the open one of hour
-
-	opens sync.Mutex // guards what follows, and fields of Open
-	open  map[string]*Open
-	rest  Open // those without a row
+	mu      sync.Mutex // guards the windows, and flushes
+	windows [2]window
+	opens   sync.Mutex // guards open
+	open    map[string]*row
 }
 
 type stripe struct {
 	mu         sync.Mutex // guards the fields below
 	key        []byte     // buffer
-	now, spare map[string]*Counts
-	lost       Counts // of requests that found no room
+	now, spare map[string]*row
 }
 
 // New returns Callers.
 func New() *Callers {
-	c := &Callers{wake: make(chan struct{}, 1), open: make(map[string]*Open)}
+	c := &Callers{seed: maphash.MakeSeed(), wake: make(chan struct{}, 1), open: map[string]*row{}}
+	c.windows = [...]window{{"minute", 10 * time.Second, []*slot{newSlot()}}, {"hour", 10 * time.Minute, []*slot{newSlot()}}}
 	for i := range c.stripes {
-		c.stripes[i].now, c.stripes[i].spare = make(map[string]*Counts), make(map[string]*Counts)
+		c.stripes[i].now, c.stripes[i].spare = map[string]*row{}, map[string]*row{}
 	}
-	c.minute[0], c.hour[0] = newSlot(time.Now()), newSlot(time.Now())
 	return c
 }
 
 // Add counts a request. Requests of one connection, by its number, share a stripe.
-func (c *Callers) Add(conn uint32, r *Request) {
+func (c *Callers) Add(conn uint32, r *Row) {
 	s := &c.stripes[conn%stripes]
 	s.mu.Lock()
-	s.key = r.append(s.key[:0])
+	s.key = c.key(s.key[:0], r)
 	into, half := s.now[string(s.key)], false
-	switch {
-	case into != nil:
-	case len(s.now) < maxGathered:
-		into = new(Counts)
-		s.now[string(s.key)] = into
+	if into == nil {
+		into = place(s.now, maxGathered, string(s.key), r.Token)
 		half = len(s.now) == maxGathered/2
-	default:
-		into = &s.lost
 	}
-	into.add(&r.Counts)
+	into.Add(&r.Counts, 1)
 	s.mu.Unlock()
 	if half {
 		latest.Wake(c.wake)
 	}
 }
 
-// Open are the open long-running requests of one row.
-type Open struct {
-	of  *Callers
-	key string
-	n   int64
-}
-
-// Begin counts a long-running request as open until End.
-func (c *Callers) Begin(r *Request) *Open {
+// Begin counts a long-running request as open until end is called.
+func (c *Callers) Begin(r *Row) (end func()) {
 	c.opens.Lock()
 	defer c.opens.Unlock()
-	key := string(r.append(nil))
-	o := c.open[key]
+	key := string(c.key(nil, r))
+	o := place(c.open, maxOpen, key, r.Token)
+	o.Watches++
+	return func() {
+		c.opens.Lock()
+		defer c.opens.Unlock()
+		if o.Watches--; o.Watches == 0 && c.open[key] == o {
+			delete(c.open, key)
+		}
+	}
+}
+
+// key appends the key of a request's row: texts, with a zero byte between two. No name in
+// Kubernetes' own components is longer than the bounds; of a longer one the beginning counts. The
+// resource is last, because a path may have zero bytes.
+func (c *Callers) key(b []byte, r *Row) []byte {
+	if b = text(b, 128, r.User); r.Token != nil {
+		b = strconv.AppendUint(append(b, "token "...), maphash.Comparable(c.seed, r.Token), 16)
+	}
+	b = text(append(b, 0), 128, r.Agent)
+	b = text(append(b, 0), 45, r.Source) // an address of IPv6 in its longest form
+	b = text(append(b, 0), 16, r.Verb)   // deletecollection
+	b = append(text(append(b, 0), 64, r.Server), 0)
 	switch {
-	case o != nil:
-	case len(c.open) < maxOpen:
-		o = &Open{of: c, key: key}
-		c.open[key] = o
-	default:
-		c.rest.of, o = c, &c.rest
+	case r.Subresource != "":
+		return text(b, 96, r.Resource, ".", r.Group, "/", r.Subresource)
+	case r.Group != "":
+		return text(b, 96, r.Resource, ".", r.Group)
 	}
-	o.n++
-	return o
+	return text(b, 96, r.Resource)
 }
 
-// End ends one of them. A nil Open is none.
-func (o *Open) End() {
-	if o == nil {
-		return
+func text(b []byte, most int, parts ...string) []byte {
+	for end := len(b) + most; len(parts) > 0; parts = parts[1:] {
+		b = append(b, parts[0][:min(len(parts[0]), end-len(b))]...)
 	}
-	o.of.opens.Lock()
-	defer o.of.opens.Unlock()
-	if o.n--; o.n == 0 {
-		delete(o.of.open, o.key) // rest is not in it
-	}
+	return b
 }
 
-// Run flushes and closes slots until ctx ends.
+// place returns the row of a key, which may be new, or among most rows the nameless one.
+func place(rows map[string]*row, most int, key string, token any) *row {
+	if len(rows) >= most && rows[key] == nil {
+		key, token = only(0, ""), nil
+	}
+	if rows[key] == nil {
+		rows[strings.Clone(key)] = &row{token: token}
+	}
+	return rows[key]
+}
+
+// Run flushes until ctx ends.
 func (c *Callers) Run(ctx context.Context) error {
-	tick := time.NewTicker(slotTime)
+	tick := time.NewTicker(turn)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-c.wake:
-			c.flush(false)
 		case <-tick.C:
-			c.flush(true)
 		}
+		c.flush()
 	}
 }
 
-// flush moves what the stripes have gathered to the open slot, and closes it if that is asked for.
-func (c *Callers) flush(closes bool) {
+// flush moves what the stripes have gathered to the open slots, and closes those whose time is over.
+func (c *Callers) flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range c.stripes {
 		s := &c.stripes[i]
 		s.mu.Lock()
-		gathered, lost := s.now, s.lost
-		s.now, s.lost = s.spare, Counts{}
+		s.now, s.spare = s.spare, s.now
 		s.mu.Unlock()
-		for key, counts := range gathered {
-			c.minute[0].add(key, counts)
+		for key, r := range s.spare { // only a flush uses it
+			for w := range c.windows {
+				c.windows[w].slots[0].add(key, r)
+			}
 		}
-		c.minute[0].miss(&lost)
-		clear(gathered)
-		s.spare = gathered // only flush uses it
+		clear(s.spare)
 	}
-	if !closes {
-		return
+	for i := range c.windows {
+		c.windows[i].turn()
 	}
-	now := time.Now()
-	c.hour[0].merge(c.minute[0])
-	next(&c.minute, now)
-	if c.turns++; c.turns == slotsOfHour {
-		c.turns = 0
-		next(&c.hour, now)
-	}
-}
-
-// next closes the open slot of a window, and forgets the oldest.
-func next(w *[slots]*slot, now time.Time) {
-	w[0].close()
-	copy(w[1:], w[:])
-	w[0] = newSlot(now)
 }
