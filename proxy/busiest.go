@@ -31,9 +31,9 @@ func (x *exchange) counted() busiest.Row {
 	}
 	// A longer token is not kept for up to an hour: no service account's is.
 	const maxToken = 4 << 10
-	switch c := &d.Credentials; {
-	case d.User != nil:
-		row.User = d.User.GetName()
+	switch c, u := &d.Credentials, cmp.Or(d.User, d.user); { // d.user is known if a rule asks for it
+	case u != nil:
+		row.User = u.GetName()
 	case c.Kind == authn.KindToken && len(c.Token.Secret()) <= maxToken && x.p.cfg.Authn.Pool(c) == authn.PoolProven:
 		row.Token = c.Token
 	}

@@ -15,8 +15,8 @@ type Who struct {
 	User   string `json:"user,omitempty"`
 	Agent  string `json:"agent,omitempty"`
 	Source string `json:"source,omitempty"`
-	// Verb and Resource are what is asked for: pods, deployments.apps/scale, or a path. Server is the
-	// APIService that answers, local or fairlead.
+	// Verb and Resource are what is asked for: pods, deployments.apps/scale, or a path. Server is
+	// the APIService that answers, local or fairlead.
 	Verb     string `json:"verb,omitempty"`
 	Resource string `json:"resource,omitempty"`
 	Server   string `json:"server,omitempty"`

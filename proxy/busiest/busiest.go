@@ -1,10 +1,10 @@
-// Package busiest counts who sends the requests of the last minute and the last hour: by caller, and
-// by user, agent, resource and source alone. Its memory is fixed. Of many rows it keeps the heaviest
-// (Misra and Gries, with Anderson et al.'s purge of a half at once).
+// Package busiest counts who sends the requests of the last minute and the last hour: by caller,
+// and by user, agent, resource and source alone. Its memory is fixed. Of many rows it keeps the
+// heaviest (Misra and Gries, with Anderson et al.'s purge of a half at once).
 //
-// The concurrency rule: a request is counted under its stripe's mutex, in a map that is flushed into
-// the sketches elsewhere. Callers is safe for concurrent use. It keeps nothing of a request but
-// copies of bounded length, and tokens that its owner lets it have.
+// The concurrency rule: a request is counted under its stripe's mutex, in a map that is flushed
+// into the sketches elsewhere. Callers is safe for concurrent use. It keeps nothing of a request
+// but copies of bounded length, and tokens that its owner lets it have.
 package busiest
 
 import (
@@ -144,7 +144,7 @@ func (c *Callers) Run(ctx context.Context) error {
 	}
 }
 
-// flush moves what the stripes have gathered to the open slots, and closes those whose time is over.
+// flush moves what the stripes have gathered to the open slots, and closes those that are over.
 func (c *Callers) flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
