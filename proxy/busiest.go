@@ -75,11 +75,11 @@ const (
 )
 
 // Busiest returns the n busiest callers of a view and a window of package busiest, in an order. Nil
-// means that there is no such. The local apiserver is asked for the users of tokens that only it
+// means that there is no such, or that n is not from 1 to maxNamed. The local apiserver is asked for the users of tokens that only it
 // knows.
 func (p *Proxy) Busiest(ctx context.Context, view, window, order string, n int) *busiest.Answer {
 	a := p.callers.Ask(view, window)
-	if a == nil || !a.Top(order, maxNamed) {
+	if a == nil || n < 1 || n > maxNamed || !a.Top(order, maxNamed) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, namesTime)

@@ -32,6 +32,7 @@ func main() { cli.Exit(cli.Run(root())) }
 func root() *cobra.Command {
 	return cli.Root("fairlead", "The front door of a Kubernetes cluster: API aggregation as a program of its own", version, serveCommand(),
 		pluginCommand("status", "Show the APIServices in order, and whether each can be used"),
+		pluginCommand("top", "Show who sends the requests, and what they do"),
 		pluginCommand("explain", "Explain where a request goes, why, as which user, and what is wrong there"),
 		pluginCommand("lint", "Find what is wrong, or soon will be, with APIServices and certificates"))
 }

@@ -1,4 +1,4 @@
-// Command kubectl-fairlead has Fairlead's subcommands for people: status and explain query a
+// Command kubectl-fairlead has Fairlead's subcommands for people: status, top and explain query a
 // running Fairlead through its front door, lint finds what is wrong, init makes certificates for
 // clusters whose CAs are not available, version prints the version. kubectl finds it in PATH as a
 // plugin, and fairlead executes it for these subcommands. It is a separate program because
@@ -53,7 +53,7 @@ func main() {
 
 func root() *cobra.Command {
 	cmd := cli.Root("kubectl-fairlead", "Ask Fairlead, the front door of a cluster, about its state and where requests go", version,
-		statusCommand(), explainCommand(), lintCommand(), initCommand(), adoptCommand(), releaseCommand())
+		statusCommand(), topCommand(), explainCommand(), lintCommand(), initCommand(), adoptCommand(), releaseCommand())
 	cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: called(os.Args[0])}
 	return cmd
 }

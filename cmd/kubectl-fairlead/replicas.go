@@ -23,40 +23,39 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
-// replica is one replica of Fairlead.
-type replica struct {
+// replica is one replica of Fairlead, with what it has answered.
+type replica[T any] struct {
 	address string
-	status  *answer.Status // nil if err is set
+	status  T // nothing if err is set
 	err     error
 }
 
-// replicas shows the state that each replica reports. They are the endpoints of the admin Service,
-// and are asked with the kubeconfig's user. Each must prove that it is the kubeconfig's server
-// before it receives the credential.
-func (c *client) replicas(ctx context.Context) error {
+// askEach asks all replicas. They are the endpoints of the admin Service, and are asked with the
+// kubeconfig's user. Each must prove that it is the kubeconfig's server before it receives the
+// credential.
+func askEach[T any](ctx context.Context, c *client, ask func(context.Context, *client) (T, error)) (all []replica[T], err error) {
 	list := &discoveryv1.EndpointSliceList{}
 	query := url.Values{"labelSelector": {discoveryv1.LabelServiceName + "=fairlead-admin"}}
 	if err := c.get(ctx, "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices", query, list); err != nil {
-		return err
+		return nil, err
 	}
-	var all []replica
 	for _, a := range addresses(list, "admin") {
-		all = append(all, replica{address: a})
+		all = append(all, replica[T]{address: a})
 	}
 	if len(all) == 0 {
-		return errors.New("the Service kube-system/fairlead-admin, which lists the replicas, has no endpoints")
+		return nil, errors.New("the Service kube-system/fairlead-admin, which lists the replicas, has no endpoints")
 	}
 	rc, err := c.flags.ToRESTConfig()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if rc.Insecure {
-		return errors.New("the kubeconfig verifies no server certificate, so its credential is not sent to addresses from an EndpointSlice")
+		return nil, errors.New("the kubeconfig verifies no server certificate, so its credential is not sent to addresses from an EndpointSlice")
 	}
 	rc.ServerName = cmp.Or(rc.ServerName, c.base.Hostname()) // all replicas have one name in their certificates
 	hc, err := rest.HTTPClientFor(rc)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	hc.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	defer hc.CloseIdleConnections()
@@ -68,11 +67,20 @@ func (c *client) replicas(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
 			one := &client{base: &url.URL{Scheme: "https", Host: all[i].address}, http: hc}
-			all[i].status, all[i].err = one.status(ctx)
+			all[i].status, all[i].err = ask(ctx, one)
 			return nil
 		})
 	}
 	_ = g.Wait() // no function returns an error
+	return all, nil
+}
+
+// replicas shows the state that each replica reports.
+func (c *client) replicas(ctx context.Context) error {
+	all, err := askEach(ctx, c, func(ctx context.Context, one *client) (*answer.Status, error) { return one.status(ctx) })
+	if err != nil {
+		return err
+	}
 	if err := c.palette.table(c.out, replicaRows(all)); err != nil {
 		return err
 	}
@@ -81,7 +89,7 @@ func (c *client) replicas(ctx context.Context) error {
 			return err
 		}
 	}
-	if slices.ContainsFunc(all, func(r replica) bool { return r.err != nil || sound(r.status) != nil }) {
+	if slices.ContainsFunc(all, func(r replica[*answer.Status]) bool { return r.err != nil || sound(r.status) != nil }) {
 		return errUnavailable
 	}
 	return nil
@@ -106,7 +114,7 @@ func addresses(list *discoveryv1.EndpointSliceList, port string) (all []string) 
 	return slices.Compact(all)
 }
 
-func replicaRows(all []replica) [][]cell {
+func replicaRows(all []replica[*answer.Status]) [][]cell {
 	rows := [][]cell{{{text: "REPLICA"}, {text: "ADDRESS"}, {text: "READY"}, {text: "UP"}, {text: "AVAILABLE"}, {text: "VERSION"}}}
 	for _, r := range all {
 		s := r.status
@@ -125,7 +133,7 @@ func replicaRows(all []replica) [][]cell {
 
 // differences returns a line for each replica that did not answer or is not ready, and for each
 // verdict that differs.
-func differences(all []replica) (lines []string) {
+func differences(all []replica[*answer.Status]) (lines []string) {
 	verdicts := map[string]map[string][]string{} // :: APIService → verdict → replicas
 	asked := 0
 	for _, r := range all {

@@ -158,7 +158,7 @@ func testCallers(t *testing.T, w *world) {
 	viewer, tapper, scraper := w.bound(t, "system:fairlead-viewer"), w.bound(t, "system:fairlead-tap"), suite.Token(t, w.core, "operate", "fairlead-metrics")
 	const status, tap, widgets = "/fairlead/status", "/fairlead/tap?path=/version&seconds=1", "/apis/guarded.example.com/v1/namespaces/default/widgets"
 	for path, token := range map[string]string{
-		widgets: may, tap: tapper, "/fairlead": viewer, "/fairlead/": viewer, status: viewer, "/fairlead/explain?path=/api/v1/pods": viewer,
+		widgets: may, tap: tapper, "/fairlead/busiest?by=user": tapper, "/fairlead/busiest/": tapper, "/fairlead": viewer, "/fairlead/": viewer, status: viewer, "/fairlead/explain?path=/api/v1/pods": viewer,
 		"/fairlead/apiservice/v9.batch": viewer, "/fairlead/style.css": viewer,
 	} {
 		w.serves(t, 30*time.Second, w.front.Endpoint, path, token)

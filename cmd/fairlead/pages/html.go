@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/proxy/busiest"
 )
 
 //go:embed assets
@@ -43,6 +44,10 @@ func (p *Pages) addHTML() {
 		}
 		render(w, &view{Status: s, One: found[0]}, (*document).detail)
 	})
+	p.mux.HandleFunc("GET /busiest/{$}", func(w http.ResponseWriter, r *http.Request) {
+		const rows = 10
+		render(w, &view{Busiest: p.cfg.Proxy.Busiest(r.Context(), "caller", "minute", "weight", rows)}, (*document).busiest)
+	})
 	for name, kind := range map[string]string{"style.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"} {
 		p.mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", kind)
@@ -57,6 +62,8 @@ type view struct {
 	List listing
 	// One is the APIService of the detail page.
 	One *answer.APIService
+	// Busiest are the callers of their page.
+	Busiest *busiest.Answer
 	// Asked is the path in the explain box, Explanation the result.
 	Asked       string
 	Explanation *answer.Explanation

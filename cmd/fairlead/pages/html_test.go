@@ -25,7 +25,7 @@ import (
 // Hostile values do not change a page's elements and attributes, and appear as text.
 func TestValuesStayText(t *testing.T) {
 	const hostile = `"'><script>alert(1)</script> %s %!d <!-- &lt; ` + "`javascript:"
-	for name, page := range map[string]func(*document, *view){"overview": (*document).overview, "detail": (*document).detail} {
+	for name, page := range map[string]func(*document, *view){"overview": (*document).overview, "detail": (*document).detail, "busiest": (*document).busiest} {
 		for _, yes := range []bool{true, false} {
 			plain, _ := tags(t, viewOf("text", yes), page)
 			got, text := tags(t, viewOf(hostile, yes), page)

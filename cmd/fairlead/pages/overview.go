@@ -14,7 +14,7 @@ func (d *document) overview(v *view) {
 	d.put(`<a class="skip" href="#table">Skip to the table</a>
 <header>
 <p class="brand">Fairlead <span class="dim">%s%s</span></p>
-<p class="dim"><span id="live" role="status">not live</span> · %s · <a href="status">JSON</a></p>
+<p class="dim"><span id="live" role="status">not live</span> · %s · <a href="busiest/">busiest callers</a> · <a href="status">JSON</a></p>
 </header>
 <main>`, v.Replica, when(v.Cluster != "", " in cluster ")+v.Cluster, v.Version)
 	d.summary(v)

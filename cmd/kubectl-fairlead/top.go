@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/proxy/busiest"
+)
+
+func topCommand() *cobra.Command {
+	flags := genericclioptions.NewConfigFlags(true)
+	var form form
+	var by, window, order string
+	var limit int
+	var replicas bool
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show who sends the requests, and what they do",
+		Long: `Show the busiest callers of the last minute or hour: what they ask for and how often, the bytes
+that they send (IN) and get (OUT), the watches and sessions that they have open, their slowest
+request, errors (5xx) and refusals (401, 403, 429). A request counts when it ends.
+
+It needs the ClusterRole system:fairlead-tap.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			printer, err := form.printer()
+			if err != nil {
+				return cli.Usage(err)
+			}
+			c, err := connect(flags, cmd.OutOrStdout())
+			if err != nil {
+				return err
+			}
+			get := func(ctx context.Context, from *client, rows int) (*busiest.Answer, error) {
+				query := url.Values{"by": {by}, "window": {window}, "sort": {order}, "limit": {strconv.Itoa(rows)}}
+				a := &busiest.Answer{}
+				return a, from.get(ctx, answer.Below+"/busiest", query, a)
+			}
+			var a *busiest.Answer
+			if replicas {
+				const most = 100 // that one shows
+				a, err = c.addUp(cmd.Context(), func(ctx context.Context, one *client) (*busiest.Answer, error) { return get(ctx, one, most) })
+				a.Top(order, limit)
+			} else {
+				a, err = get(cmd.Context(), c, limit)
+			}
+			switch {
+			case a.To.IsZero(): // nobody has answered
+				return err
+			case printer != nil:
+				return errors.Join(encode(c.out, printer, "Busiest", a), err)
+			}
+			return errors.Join(c.busiest(a, form.wide()), err)
+		},
+	}
+	cmd.Flags().StringVar(&by, "by", "caller", "One row for each caller, user, agent, resource or source.")
+	cmd.Flags().StringVar(&window, "window", "minute", "The last minute, or the last hour.")
+	cmd.Flags().StringVar(&order, "sort", "weight", "Most first: weight (bytes, and 4 KiB a request), requests, bytes, watches, errors, refused or slowest.")
+	cmd.Flags().IntVar(&limit, "limit", 20, "The most rows, up to 100.")
+	cmd.Flags().BoolVar(&replicas, "replicas", false, "Ask each replica of Fairlead, on its admin port, and add their rows up.")
+	form.addFlags(cmd)
+	groupFlags(cmd, flags)
+	return cmd
+}
+
+// addUp adds up what all replicas answer, without those that do not, which are its error.
+func (c *client) addUp(ctx context.Context, ask func(context.Context, *client) (*busiest.Answer, error)) (*busiest.Answer, error) {
+	sum := &busiest.Answer{}
+	all, err := askEach(ctx, c, ask)
+	for _, r := range all {
+		if r.err != nil {
+			err = errors.Join(err, fmt.Errorf("replica %s: %w", r.address, r.err))
+			continue
+		}
+		a := r.status
+		if sum.To.IsZero() || a.From.Before(sum.From) {
+			sum.From = a.From
+		}
+		if a.To.After(sum.To) {
+			sum.To = a.To
+		}
+		sum.Missed, sum.Rows = sum.Missed+a.Missed, append(sum.Rows, a.Rows...)
+		sum.Total.Add(&a.Total, 1)
+	}
+	return sum, err
+}
+
+// busiest prints a line about all, and the table.
+func (c *client) busiest(a *busiest.Answer, wide bool) error {
+	summary, table := answer.Busiest(a, wide)
+	var rows [][]cell
+	for _, texts := range table {
+		rows = append(rows, nil)
+		for _, text := range texts {
+			rows[len(rows)-1] = append(rows[len(rows)-1], cell{text: text})
+		}
+	}
+	_, err := fmt.Fprintln(c.out, summary)
+	return errors.Join(err, c.palette.table(c.out, rows))
+}
