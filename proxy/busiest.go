@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/busiest"
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/busiest"
 )
 
 // counted returns what is counted of a request. Of a token that the local apiserver has not
@@ -75,8 +75,8 @@ const (
 )
 
 // Busiest returns the n busiest callers of a view and a window of package busiest, in an order. Nil
-// means that there is no such, or that n is not from 1 to maxNamed. The local apiserver is asked for the users of tokens that only it
-// knows.
+// means that there is no such, or that n is not from 1 to maxNamed. It asks the local apiserver for
+// the users of tokens that only that knows.
 func (p *Proxy) Busiest(ctx context.Context, view, window, order string, n int) *busiest.Answer {
 	a := p.callers.Ask(view, window)
 	if a == nil || n < 1 || n > maxNamed || !a.Top(order, maxNamed) {

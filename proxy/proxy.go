@@ -27,13 +27,13 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/busiest"
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
-	"github.com/fairlead-proxy/fairlead/proxy/busiest"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 

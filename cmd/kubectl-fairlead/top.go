@@ -12,7 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
-	"github.com/fairlead-proxy/fairlead/proxy/busiest"
+	"github.com/fairlead-proxy/fairlead/internal/busiest"
 )
 
 func topCommand() *cobra.Command {
@@ -95,7 +95,7 @@ func (c *client) addUp(ctx context.Context, ask func(context.Context, *client) (
 
 // busiest prints a line about all, and the table.
 func (c *client) busiest(a *busiest.Answer, wide bool) error {
-	summary, table := answer.Busiest(a, wide)
+	summary, table := a.Table(wide)
 	var rows [][]cell
 	for _, texts := range table {
 		rows = append(rows, nil)

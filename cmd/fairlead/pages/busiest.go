@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"net/http"
 	"strconv"
-
-	"github.com/fairlead-proxy/fairlead/cmd/answer"
 )
 
 // serveBusiest answers with the busiest callers.
@@ -24,7 +22,7 @@ func (p *Pages) serveBusiest(w http.ResponseWriter, r *http.Request) {
 // busiest writes the page of the busiest callers. It is not a part of the overview, because other
 // people may see it.
 func (d *document) busiest(v *view) {
-	summary, table := answer.Busiest(v.Busiest, true)
+	summary, table := v.Busiest.Table(true)
 	d.begin("Busiest · Fairlead", "../")
 	d.put(`<header>
 <p class="brand"><a href="../">Fairlead</a></p>

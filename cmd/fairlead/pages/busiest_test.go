@@ -21,5 +21,5 @@ func TestBusiest(t *testing.T) {
 		}
 	}
 	_, text := s.get(t, "/fairlead/busiest/")
-	says(t, text, "Busiest callers of the last minute", "0 requests (-), 0 in, 0 out, 0 watches open", "<td>others</td>", `href="../busiest"`, `href="../style.css"`)
+	says(t, text, "Busiest callers of the last minute", "0 requests (0.0/s), 0.0Mi in, 0.0Mi out, 0 watches open", "<td>others</td>", `href="../busiest"`, `href="../style.css"`)
 }

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
-	"github.com/fairlead-proxy/fairlead/proxy/busiest"
+	"github.com/fairlead-proxy/fairlead/internal/busiest"
 )
 
 //go:embed assets

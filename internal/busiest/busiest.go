@@ -14,8 +14,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
 
 const (
@@ -71,7 +69,10 @@ func (c *Callers) Add(conn uint32, r *Row) {
 	into.Add(&r.Counts, 1)
 	s.mu.Unlock()
 	if half {
-		latest.Wake(c.wake)
+		select {
+		case c.wake <- struct{}{}:
+		default:
+		}
 	}
 }
 
