@@ -56,7 +56,12 @@ func (p *Proxy) rule(d *Decision, h *Head, u user.Info) {
 		Namespace: r.Namespace, Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, Verb: r.Verb, APIGroup: r.APIGroup, Path: r.Path, IsResource: r.IsResourceRequest,
 		User: u,
 	}
-	q.UserAgent, q.Source = h.get("user-agent"), h.source(d.Credentials.Kind == authn.KindFrontProxy)
+	if g.Agents {
+		q.UserAgent = h.get("user-agent")
+	}
+	if g.Sources {
+		q.Source = h.source(d.Credentials.Kind == authn.KindFrontProxy)
+	}
 	q.WholeList = r.Verb == "list" && r.Name == "" && unlimited(h.RawQuery)
 	d.Rule, d.DryRun = g.Find(&q)
 }
@@ -103,7 +108,7 @@ func (x *exchange) admit() *apierrors.StatusError {
 	if d.Rule == nil && d.DryRun == nil {
 		return nil
 	}
-	from, now := d.source(x.head), time.Now()
+	from, now := d.source(x.head), x.head.Arrived
 	if d.user != nil {
 		from = bound.Caller(d.user, x.head.Remote)
 	}

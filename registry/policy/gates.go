@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -20,16 +21,16 @@ type Gates struct {
 	// Map is the ConfigMap that the policy is in, if it is. Its own requests pass, so that nobody
 	// can lock out who may correct it.
 	Map types.NamespacedName
-	// ByUser says that a rule needs the caller's user.
-	ByUser bool
+	// ByUser says that a rule needs the caller's user, Agents and Sources that one looks at these.
+	ByUser, Agents, Sources bool
 
 	all          []*Gate
 	byName, old  map[string]*Gate // old are those of prev, until Compile
 	alternatives []alternative
-	by           dimensions           // in which alternatives are found or compared
-	found        map[key][]int32      // :: key → alternatives, in order
-	agents       map[int]bool         // lengths of prefixes of user agents
-	nets         map[int]map[int]bool // :: length of addresses → lengths of networks
+	ids          [dimensions]map[string]int32 // of keys. Nil where no rule has any
+	nets         map[netip.Prefix]int32       // the same, of bySource
+	found        [][]int32                    // :: id → alternatives, in order
+	lengths      map[int]map[int]bool         // of prefixes :: 0 for user agents, or length of addresses
 	buckets      *buckets
 }
 
@@ -50,15 +51,12 @@ type alternative struct {
 	all  []condition
 }
 
-// condition is true for requests that have one of the keys.
-type condition struct {
-	by   dimensions // of the keys
-	keys map[key]bool
-}
+// condition has the ids of keys, ascending. It is true for requests that have one of them.
+type condition []int32
 
 // NewGates returns Gates without rules. Limits go on where those of prev are, which may be nil.
 func NewGates(prev *Gates) *Gates {
-	g := &Gates{byName: make(map[string]*Gate), found: make(map[key][]int32), agents: make(map[int]bool), nets: map[int]map[int]bool{32: {}, 128: {}}}
+	g := &Gates{byName: make(map[string]*Gate), nets: make(map[netip.Prefix]int32), found: make([][]int32, ofKinds), lengths: map[int]map[int]bool{0: {}, 32: {}, 128: {}}}
 	if prev != nil {
 		g.old, g.buckets = prev.byName, prev.buckets
 	}
@@ -86,45 +84,68 @@ func (g *Gates) Add(r *AccessRule, where string, at *field.Path) field.ErrorList
 	c.state = g.stateOf(c, g.old[r.Name])
 	c.buckets = g.buckets
 	for _, all := range r.alternatives() {
-		g.alternatives = append(g.alternatives, alternative{gate: len(g.all), all: all})
-		for _, condition := range all {
-			g.by |= condition.by
-			for k := range condition.keys {
-				switch k.by {
-				case byAgents:
-					g.agents[len(k.value)] = true
-				case bySource:
-					g.nets[k.net.Addr().BitLen()][k.net.Bits()] = true
-				}
+		a := alternative{gate: len(g.all)}
+		for _, keys := range all {
+			var ids condition
+			for _, k := range keys {
+				ids = append(ids, g.id(k))
 			}
+			slices.Sort(ids)
+			a.all = append(a.all, slices.Compact(ids))
 		}
+		g.alternatives = append(g.alternatives, a)
 	}
-	g.ByUser = g.ByUser || g.by&(1<<byUser|1<<byGroup|1<<byAccounts) != 0 || (r.Action == Rate || r.Action == InFlight) && !r.Shared
+	g.ByUser = g.ids[byUser] != nil || g.ids[byGroup] != nil || g.ids[byAccounts] != nil || g.ByUser || (r.Action == Rate || r.Action == InFlight) && !r.Shared
+	g.Agents, g.Sources = g.Agents || r.UserAgents != nil, g.Sources || r.Sources != nil
 	g.all, g.byName[r.Name] = append(g.all, c), c
 	return nil
+}
+
+// id returns the id of a key, which may be new.
+func (g *Gates) id(k key) int32 {
+	next := int32(len(g.found)) //nolint:gosec // a policy is smaller
+	switch k.by {
+	case byKind:
+		return k.kind
+	case bySource:
+		if id, ok := g.nets[k.net]; ok {
+			return id
+		}
+		g.nets[k.net] = next
+		g.lengths[k.net.Addr().BitLen()][k.net.Bits()] = true
+	default:
+		if id, ok := g.ids[k.by][k.value]; ok {
+			return id
+		}
+		if g.ids[k.by] == nil {
+			g.ids[k.by] = make(map[string]int32)
+		}
+		if g.ids[k.by][k.value] = next; k.by == byAgents {
+			g.lengths[0][len(k.value)] = true
+		}
+	}
+	g.found = append(g.found, nil)
+	return next
 }
 
 // Compile must be called once all rules are added.
 func (g *Gates) Compile() {
 	g.old = nil
-	shared := make(map[key]int)
+	shared := make([]int, len(g.found))
 	for _, a := range g.alternatives {
-		for _, c := range a.all {
-			for k := range c.keys {
-				shared[k]++
-			}
+		for _, id := range slices.Concat(a.all...) {
+			shared[id]++
 		}
 	}
 	sum := func(c condition) (n int) {
-		for k := range c.keys {
-			n += shared[k]
+		for _, id := range c {
+			n += shared[id]
 		}
 		return n
 	}
 	for i, a := range g.alternatives {
-		rarest := slices.MinFunc(a.all, func(x, y condition) int { return cmp.Compare(sum(x), sum(y)) })
-		for k := range rarest.keys {
-			g.found[k] = append(g.found[k], int32(i)) //nolint:gosec // at most maxRules · maxRulesOfMatch
+		for _, id := range slices.MinFunc(a.all, func(x, y condition) int { return cmp.Compare(sum(x), sum(y)) }) {
+			g.found[id] = append(g.found[id], int32(i)) //nolint:gosec // at most maxRules · maxRulesOfMatch
 		}
 	}
 }
@@ -132,24 +153,21 @@ func (g *Gates) Compile() {
 // Find returns the first rule that matches a request, and the first one before it that would, if it
 // were no dry run. Nil means none.
 func (g *Gates) Find(q *Request) (found, dry *Gate) {
-	var room [usualKeys]key
-	keys := g.keys(q, room[:0])
+	var room [usualKeys]int32
+	ids := g.keys(q, room[:0])
 	first, firstDry := len(g.all), len(g.all)
-	look := func(list []int32) {
-		for _, i := range list {
+	for _, id := range ids {
+		for _, i := range g.found[id] {
 			a := &g.alternatives[i]
-			switch c := g.all[a.gate]; {
-			case a.gate >= first:
-				return
-			case c.DryRun && a.gate < firstDry && a.matches(keys):
+			if a.gate >= first {
+				break
+			}
+			if c := g.all[a.gate]; c.DryRun && a.gate < firstDry && a.matches(ids) {
 				firstDry = a.gate
-			case !c.DryRun && a.matches(keys):
+			} else if !c.DryRun && a.matches(ids) {
 				first = a.gate
 			}
 		}
-	}
-	for _, k := range keys {
-		look(g.found[k])
 	}
 	if firstDry < first {
 		dry = g.all[firstDry]
@@ -160,20 +178,11 @@ func (g *Gates) Find(q *Request) (found, dry *Gate) {
 	return found, dry
 }
 
-func (a *alternative) matches(keys []key) bool {
-	for i := range a.all {
-		if !a.all[i].has(keys) {
+func (a *alternative) matches(ids []int32) bool {
+	for _, c := range a.all {
+		if !slices.ContainsFunc(ids, func(id int32) bool { _, has := slices.BinarySearch(c, id); return has }) {
 			return false
 		}
 	}
 	return true
-}
-
-func (c *condition) has(keys []key) bool {
-	for i := range keys {
-		if c.by&(1<<keys[i].by) != 0 && c.keys[keys[i]] {
-			return true
-		}
-	}
-	return false
 }

@@ -14,6 +14,7 @@ type key struct {
 	by    dimension
 	value string
 	net   netip.Prefix // of bySource
+	kind  int32        // of byKind
 }
 
 // dimension is what a key is a value of.
@@ -33,31 +34,32 @@ const (
 	byAgent  // the whole
 	byAgents // a prefix
 	bySource
+	dimensions
 )
 
-// dimensions is a set of them.
-type dimensions uint16
+// The ids of the keys of byKind, which every policy has.
+const (
+	ofResource int32 = iota
+	ofPath
+	ofWholeList
+	ofNamespace
+	ofKinds
+)
 
 const (
 	// usualKeys is room for the keys of a request whose user has some ten groups.
 	usualKeys = 24
 	// maxDepth bounds the segments of a path that have keys.
 	maxDepth = 16
-
-	ofResource, ofPath, ofWholeList, ofNamespace = "resource", "path", "list", "namespaced"
 )
 
 // alternatives compiles a valid rule. What it says of requests means what it means to the apiserver
 // (k8s.io/apiserver/pkg/util/flowcontrol/rule.go, which exports nothing).
-func (r *AccessRule) alternatives() (all [][]condition) {
-	var common []condition
-	add := func(to *[]condition, keys []key) {
-		c := condition{keys: make(map[key]bool)}
-		for _, k := range keys {
-			c.keys[k], c.by = true, c.by|1<<k.by
-		}
+func (r *AccessRule) alternatives() (all [][][]key) {
+	var common [][]key
+	add := func(to *[][]key, keys []key) {
 		if len(keys) > 0 {
-			*to = append(*to, c)
+			*to = append(*to, keys)
 		}
 	}
 	add(&common, subjects(r.Match.Subjects))
@@ -72,7 +74,7 @@ func (r *AccessRule) alternatives() (all [][]condition) {
 		return key{by: bySource, net: net}
 	}))
 	if r.WholeLists {
-		add(&common, []key{{by: byKind, value: ofWholeList}})
+		add(&common, []key{{by: byKind, kind: ofWholeList}})
 	}
 	named := func(by dimension, values []string) []key {
 		if len(values) == 1 && values[0] == "*" {
@@ -84,14 +86,14 @@ func (r *AccessRule) alternatives() (all [][]condition) {
 		one := common[:len(common):len(common)]
 		namespaces := keysOf(m.Namespaces, func(s string) key {
 			if s == "*" {
-				return key{by: byKind, value: ofNamespace}
+				return key{by: byKind, kind: ofNamespace}
 			}
 			return key{by: byNamespace, value: s}
 		})
 		if m.ClusterScope {
 			namespaces = append(namespaces, key{by: byNamespace})
 		}
-		add(&one, []key{{by: byKind, value: ofResource}})
+		add(&one, []key{{by: byKind, kind: ofResource}})
 		add(&one, named(byVerb, m.Verbs))
 		add(&one, named(byAPIGroup, m.APIGroups))
 		add(&one, named(byResource, m.Resources))
@@ -106,14 +108,14 @@ func (r *AccessRule) alternatives() (all [][]condition) {
 				paths = append(paths, key{by: byPath, value: k.value + "/"})
 			}
 		}
-		add(&one, []key{{by: byKind, value: ofPath}})
+		add(&one, []key{{by: byKind, kind: ofPath}})
 		add(&one, named(byVerb, m.Verbs))
 		add(&one, paths)
 		all = append(all, one)
 	}
 	if all == nil {
-		add(&common, []key{{by: byKind, value: ofResource}, {by: byKind, value: ofPath}})
-		all = [][]condition{common}
+		add(&common, []key{{by: byKind, kind: ofResource}, {by: byKind, kind: ofPath}})
+		all = [][][]key{common}
 	}
 	return all
 }
@@ -142,11 +144,11 @@ func subjects(list []flowcontrolv1.Subject) (keys []key) {
 	return keys
 }
 
-// keys appends the keys of a request that rules ask for.
-func (g *Gates) keys(q *Request, keys []key) []key {
+// keys appends the ids of those keys of a request that rules have.
+func (g *Gates) keys(q *Request, ids []int32) []int32 {
 	add := func(by dimension, value string) {
-		if g.by&(1<<by) != 0 {
-			keys = append(keys, key{by: by, value: value})
+		if id, ok := g.ids[by][value]; ok {
+			ids = append(ids, id)
 		}
 	}
 	if q.User != nil {
@@ -160,51 +162,43 @@ func (g *Gates) keys(q *Request, keys []key) []key {
 			add(byGroup, group)
 		}
 	}
-	if q.WholeList {
-		add(byKind, ofWholeList)
-	}
 	add(byVerb, q.Verb)
 	add(byAgent, q.UserAgent)
-	for n := range g.agents {
+	for n := range g.lengths[0] {
 		if n <= len(q.UserAgent) && q.UserAgent != "" {
 			add(byAgents, q.UserAgent[:n])
 		}
 	}
-	for n := range g.nets[q.Source.BitLen()] {
-		net, _ := q.Source.Prefix(n)
-		keys = append(keys, key{by: bySource, net: net})
+	if q.Source.IsValid() {
+		for n := range g.lengths[q.Source.BitLen()] {
+			net, _ := q.Source.Prefix(n)
+			if id, ok := g.nets[net]; ok {
+				ids = append(ids, id)
+			}
+		}
 	}
 	if !q.IsResource {
-		add(byKind, ofPath)
-		if g.by&(1<<byPath) != 0 {
-			keys = pathKeys(q.Path, keys)
+		depth := 0
+		for i := range len(q.Path) {
+			if q.Path[i] == '/' && depth <= maxDepth { // what it is below
+				add(byPath, q.Path[:i+1])
+				depth++
+			}
 		}
-		return keys
+		add(byPath, q.Path)
+		return append(ids, ofPath)
 	}
-	add(byKind, ofResource)
 	add(byAPIGroup, q.APIGroup)
-	if add(byNamespace, q.Namespace); q.Namespace != "" {
-		add(byKind, ofNamespace)
-	}
 	resource := q.Resource
-	if q.Subresource != "" && g.by&(1<<byResource) != 0 {
+	if q.Subresource != "" {
 		resource += "/" + q.Subresource
 	}
 	add(byResource, resource)
-	return keys
-}
-
-// pathKeys appends the keys of a path: itself, and what it is below.
-func pathKeys(path string, keys []key) []key {
-	depth := 0
-	for i := range len(path) {
-		if path[i] != '/' {
-			continue
-		}
-		keys = append(keys, key{by: byPath, value: path[:i+1]})
-		if depth++; depth > maxDepth {
-			return keys
-		}
+	if ids = append(ids, ofResource); q.WholeList {
+		ids = append(ids, ofWholeList)
 	}
-	return append(keys, key{by: byPath, value: path})
+	if add(byNamespace, q.Namespace); q.Namespace != "" {
+		ids = append(ids, ofNamespace)
+	}
+	return ids
 }

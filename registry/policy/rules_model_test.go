@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -275,11 +276,20 @@ func TestRulesAgainstModel(t *testing.T) {
 		}
 		g := compiled(t, rules...)
 		by := make(map[dimension]bool)
-		for k := range g.found {
-			by[k.by] = true
+		finds := func(d dimension, ids ...int32) {
+			for _, id := range ids {
+				by[d] = by[d] || len(g.found[id]) > 0
+			}
 		}
-		for d := range by {
-			indexed[d]++
+		for d, ids := range g.ids {
+			finds(dimension(d), slices.Collect(maps.Values(ids))...) //nolint:gosec // at most dimensions
+		}
+		finds(bySource, slices.Collect(maps.Values(g.nets))...)
+		finds(byKind, ofResource, ofPath, ofWholeList, ofNamespace)
+		for d, used := range by {
+			if used {
+				indexed[d]++
+			}
 		}
 		for range 3 {
 			q := w.request()
@@ -318,7 +328,7 @@ func TestRulesAgainstModel(t *testing.T) {
 			t.Errorf("%d requests had outcome %q: the rounds say little", outcomes[of], of)
 		}
 	}
-	for by := range bySource + 1 {
+	for by := range dimensions {
 		if indexed[by] < 50 {
 			t.Errorf("%d policies had rules found by dimension %d: the rounds say little", indexed[by], by)
 		}
