@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -93,11 +94,15 @@ func (h *Head) impersonated() user.Info {
 			u.Groups = append(u.Groups, f.Value)
 		}
 	}
-	if namespace, _, err := serviceaccount.SplitUsername(u.Name); err == nil && len(u.Groups) == 0 {
+	switch namespace, _, err := serviceaccount.SplitUsername(u.Name); {
+	case len(u.Groups) > 0:
+	case err == nil:
 		u.Groups = serviceaccount.MakeGroupNames(namespace)
+	case strings.HasPrefix(u.Name, "system:node:"): // if the apiserver constrains impersonation
+		u.Groups = []string{user.NodesGroup}
 	}
 	everybody := user.AllAuthenticated
-	if u.Name == user.Anonymous {
+	if u.Name == user.Anonymous || slices.Contains(u.Groups, user.AllUnauthenticated) {
 		everybody = user.AllUnauthenticated
 	}
 	u.Groups = append(u.Groups, everybody)

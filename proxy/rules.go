@@ -77,14 +77,20 @@ func (d *Decision) spared(g *policy.Gates) bool {
 	return r.Resource == "configmaps" && r.APIGroup == "" && r.Name != "" && g.Map == types.NamespacedName{Namespace: r.Namespace, Name: r.Name}
 }
 
-// unlimited reports whether a list has neither a resourceVersion nor a limit.
+// maxPage is how many objects kube-apiserver reads from etcd at once (maxLimit in
+// k8s.io/apiserver/pkg/storage/etcd3). Who asks for more at a time has no limit in mind.
+const maxPage = 10_000
+
+// unlimited reports whether a list has neither a resourceVersion nor a limit that counts: the
+// apiserver takes negative ones for none.
 func unlimited(rawQuery string) bool {
 	if !strings.Contains(rawQuery, "=") {
 		return true
 	}
 	version, _ := param(rawQuery, "resourceVersion")
-	limit, _ := param(rawQuery, "limit")
-	return version == "" && (limit == "" || limit == "0")
+	text, _ := param(rawQuery, "limit")
+	limit, _ := strconv.ParseInt(text, 10, 64) // 0 if it is none, which the apiserver refuses
+	return version == "" && (limit <= 0 || limit > maxPage)
 }
 
 // source returns the client's address: behind a trusted front proxy the last one that it has added

@@ -27,8 +27,8 @@ type AccessRule struct {
 	UserAgents []string `json:"userAgents"`
 	// Sources are addresses and networks (CIDR) of clients.
 	Sources []string `json:"sources"`
-	// WholeLists matches only lists of whole collections, with neither resourceVersion nor limit:
-	// the apiserver reads all objects, and holds them in memory.
+	// WholeLists matches only lists of whole collections, with neither resourceVersion nor a limit
+	// of at most 10,000: the apiserver reads all objects, and holds them in memory.
 	WholeLists bool   `json:"wholeLists"`
 	Action     Action `json:"action"`
 	// PerSecond and Burst belong to Rate. Zero Burst means what a second allows, at least one.
