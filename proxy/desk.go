@@ -67,14 +67,22 @@ func turn(ctx context.Context, q *bound.Queue, h *Head) (leave func(), err error
 // panic there would end the process, for example one caused by a stranger's certificate chain
 // (CVE-2025-58188).
 func (l *frames) decideParked(r *frameRequest) (plan engine.Plan) {
-	ctx, cancel := context.WithDeadline(context.Background(), r.head.Arrived.Add(parkTimeout))
+	limit, unneeded := parkTimeout, r.decision.Err == needBearer //nolint:errorlint // nobody wraps it
+	if unneeded {
+		limit = callerTime
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), r.head.Arrived.Add(limit))
 	defer cancel()
 	n := parkedSize + r.head.Size
 	// An accepted token is a source of its own while its user is not known, wherever the request
 	// goes: bad tokens may come over the same connection. The pool is decided again afterwards.
 	r.decision.Pool = l.p.cfg.Authn.Pool(&r.decision.Credentials)
 	leave, err := l.p.desk.parked.Enter(ctx, r.decision.source(r.head), n)
-	if err != nil { // recorded like any other; its user may be unknown
+	switch {
+	case err != nil && unneeded:
+		r.decision.learned, leave = &learned{caller: r.decision.Credentials, bearer: true}, func() {}
+		l.p.unsure.requests.Inc()
+	case err != nil: // recorded like any other; its user may be unknown
 		busy := errBusy("the front door")
 		r.decision.refuse(busy)
 		r.startRecords()
