@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,13 +11,16 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
 
 // Explain says why a review failed, which the answer to the request does not.
 func TestExplainFailedReview(t *testing.T) {
 	w := newWorld(t, worldConfig{reviewed: func() error { return errors.New("dial tcp 10.0.0.1:6443: connection refused") }})
-	_, denied := w.proxy.Explain(t.Context(), http.MethodGet, remoteGV+"/widgets", "", &user.DefaultInfo{Name: "jane"})
+	_, denied := w.proxy.Explain(t.Context(), http.MethodGet, remoteGV+"/widgets", "", "", &user.DefaultInfo{Name: "jane"})
 	check.Same(t, "the request could not be authorized: authorizing: dial tcp 10.0.0.1:6443: connection refused", fmt.Sprint(denied), "denied")
 }
 
@@ -24,7 +28,7 @@ func TestExplainFailedReview(t *testing.T) {
 func TestExplainAtTheLimit(t *testing.T) {
 	w := newWorld(t, worldConfig{Config: Config{MaxInFlight: 2}})
 	code := func(target string) int {
-		d, denied := w.proxy.Explain(t.Context(), http.MethodGet, target, "", &user.DefaultInfo{Name: "bob"})
+		d, denied := w.proxy.Explain(t.Context(), http.MethodGet, target, "", "", &user.DefaultInfo{Name: "bob"})
 		if denied != nil {
 			t.Errorf("%s: %v", target, denied)
 		}
@@ -45,4 +49,50 @@ func TestExplainAtTheLimit(t *testing.T) {
 	before := w.upstream().Limits()
 	check.Same(t, [2]int{0, 429}, [2]int{code(widgets), code(widgets + "?watch=1")}, "the backend has no place for a watch")
 	check.Same(t, before[0].Refused, w.upstream().Limits()[0].Refused, "refused requests")
+}
+
+// A rule stands before the local apiserver, which authorizes what passes. To explain counts none.
+func TestExplainRuled(t *testing.T) {
+	const text = `apiVersion: fairlead.dev/v1
+kind: Policy
+rules:
+- {name: office, sources: [192.0.2.0/24], action: Allow}
+- {name: trial, match: {subjects: [{kind: User, user: {name: dora}}]}, action: Deny, dryRun: true}
+- {name: slow, match: {resourceRules: [{verbs: [list], apiGroups: ["*"], resources: ["*"], namespaces: ["*"]}]}, action: Rate, perSecond: 0.01}
+- {name: freeze, match: {resourceRules: [{verbs: [create], apiGroups: ["*"], resources: ["*"], namespaces: ["*"], clusterScope: true}]}, action: Deny}
+`
+	w := newWorld(t, worldConfig{also: func(in *registry.Input) { scene.SetPolicy(t, in, "p.yaml", text) }})
+	ctx := context.WithValue(t.Context(), exchangeKey{}, &exchange{head: &Head{RemoteIP: "192.0.2.9"}}) // who asks
+	for _, tt := range []struct {
+		method, target, user, source string
+		want                         string // rule, dry run, code
+	}{
+		{http.MethodPost, "/api/v1/namespaces/a/pods", "jane", "10.0.0.7", "freeze  403"},
+		{http.MethodPost, remoteGV + "/widgets", "jane", "10.0.0.7", "freeze  403"},
+		{http.MethodPost, "/api/v1/namespaces/a/pods", "jane", "192.0.2.7", "office  0"},
+		{http.MethodPost, "/api/v1/namespaces/a/pods", "jane", "", "office  0"},
+		{http.MethodGet, "/api/v1/namespaces/a/pods", "jane", "10.0.0.7", "slow  0"},
+		{http.MethodGet, "/api/v1/namespaces/a/pods", "dora", "10.0.0.7", "slow trial 0"},
+		{http.MethodPost, "/api/v1/namespaces/a/pods", "system:fairlead", "10.0.0.7", "  0"},
+		{http.MethodGet, "/readyz", "dora", "10.0.0.7", "  0"},
+		{http.MethodGet, "/livez", "dora", "10.0.0.7", "  0"},
+	} {
+		for range 3 { // a second is not too many
+			d, denied := w.proxy.Explain(ctx, tt.method, tt.target, "", tt.source, &user.DefaultInfo{Name: tt.user})
+			status, _ := errors.AsType[*apierrors.StatusError](denied)
+			code := int32(0)
+			if status != nil {
+				code = status.ErrStatus.Code
+			}
+			name := func(g *policy.Gate) string {
+				if g == nil {
+					return ""
+				}
+				refused, passed := g.Count()
+				check.Same(t, 0, int(refused+passed), "requests of %s", g.Name)
+				return g.Name
+			}
+			check.Same(t, tt.want, fmt.Sprintf("%s %s %d", name(d.Rule), name(d.DryRun), code), "%s %s by %s from %s", tt.method, tt.target, tt.user, tt.source)
+		}
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // Guard protects one of Fairlead's own pages on the admin port. Callers are authenticated as on the
@@ -101,11 +102,14 @@ func (k *scrapers) knows(d *Decision, now time.Time) bool {
 }
 
 // Explain returns decide's decision for a user with a client certificate, and the reason if the
-// user may not send the request, or why that is not known. ctx is that of a request over the same
-// connection. It uses the same code without authentication, so an explanation cannot differ from
-// the behavior. For the local apiserver, denied predicts its answer.
-func (p *Proxy) Explain(ctx context.Context, method, target, agent string, u user.Info) (d Decision, denied error) {
-	h := &Head{Head: wire.Head{Method: method, Fields: []hpack.HeaderField{{Name: "user-agent", Value: agent}}}}
+// user may not send the request, or a rule refuses it, or why that is not known. ctx is that of a
+// request over the same connection, whose source is the default. But for authentication it is the
+// same code, so it cannot differ from the behavior. For the local apiserver, denied predicts it.
+func (p *Proxy) Explain(ctx context.Context, method, target, agent, source string, u user.Info) (d Decision, denied error) {
+	h := &Head{Head: wire.Head{Method: method, Fields: []hpack.HeaderField{{Name: "user-agent", Value: agent}}}, RemoteIP: source}
+	if x := exchangeOf(ctx); x != nil && source == "" {
+		h.RemoteIP = x.head.RemoteIP
+	}
 	h.SetTarget(target)
 	p.locate(&d, h)
 	if d.Err != nil {
@@ -117,15 +121,20 @@ func (p *Proxy) Explain(ctx context.Context, method, target, agent string, u use
 	if denied = p.permit(ctx, &d); d.learned != nil && d.learned.why != nil {
 		denied = fmt.Errorf("%w: %w", denied, d.learned.why)
 	}
-	if d.Action != ToLocal {
+	if d.leads == ToLocal {
+		d.Credentials = authn.Credentials{Kind: authn.KindCertificate, User: u}
+		p.decideLocal(&d, h)
+		d.Server = p.cfg.Local.Which(slotOf(ctx).stay, d.Request.what())
+	} else {
 		p.dispatch(&d, h)
-		if from := d.source(h); denied == nil && d.Action == ToRemote && !p.room(&d, from) {
-			d.refuse(errBusy(d.name()))
-		}
-		return d, denied
 	}
-	d.Credentials = authn.Credentials{Kind: authn.KindCertificate, User: u}
-	p.decideLocal(&d, h)
-	d.Server = p.cfg.Local.Which(slotOf(ctx).stay, d.Request.what())
+	switch {
+	case denied != nil && d.leads != ToLocal:
+		d.Rule, d.DryRun = nil, nil // it does not get so far
+	case d.Err == nil && d.Rule != nil && d.Rule.Action == policy.Deny:
+		denied = errRule(d.Rule, 0) // before the local apiserver authorizes
+	case d.Action == ToRemote && !p.room(&d, d.source(h)):
+		d.refuse(errBusy(d.name()))
+	}
 	return d, denied
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"math"
 	"net"
 	"net/http"
@@ -142,15 +143,7 @@ func (x *exchange) leave() {
 
 // errRule is a rule's refusal. wait is how long it will last, zero if nobody knows.
 func errRule(g *policy.Gate, wait time.Duration) *apierrors.StatusError {
-	why := "rule " + strconv.Quote(g.Name) + " of the cluster's policy "
-	switch g.Action {
-	case policy.Rate:
-		why += "allows " + strconv.FormatFloat(g.PerSecond, 'g', -1, 64) + " requests a second"
-	case policy.InFlight:
-		why += "allows " + strconv.Itoa(int(g.Max)) + " requests at a time"
-	default:
-		why += "refuses this request"
-	}
+	why := "rule " + strconv.Quote(g.Name) + " of the cluster's policy " + cmp.Or(g.Limit(), "refuses this request")
 	if g.Message != "" {
 		why += ": " + g.Message
 	}

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -92,6 +93,64 @@ func TestDocumentedPolicy(t *testing.T) {
 	wrong, unknown := in.SetPolicy(objects)
 	check.Same(t, 0, len(faults)+len(wrong), "faults: %v %v", faults, wrong)
 	check.Same(t, 3, len(unknown), "APIServices of its routes: %v", unknown)
+}
+
+// Each example of docs/rules.md is a valid policy, and does what the page says.
+func TestDocumentedRules(t *testing.T) {
+	blocks := strings.Split(string(must.Get(os.ReadFile("../docs/rules.md"))(t)), "```yaml\n")[1:]
+	found := make(map[string]*policy.Gates) // :: the first rule's name
+	for i, text := range blocks {
+		text, _, _ = strings.Cut(text, "```")
+		objects, faults := directory.Decode(fmt.Sprintf("block %d of docs/rules.md", i+1), []byte(text))
+		in := Input{Options: &Options{}}
+		wrong, _ := in.SetPolicy(objects)
+		if len(faults)+len(wrong) > 0 || in.policy.rules == nil {
+			t.Errorf("block %d: %v %v", i+1, faults, wrong)
+			continue
+		}
+		found[in.policy.rules.All()[0].Name] = in.policy.rules
+	}
+	pods := policy.Request{Verb: "create", Resource: "pods", Namespace: "a", IsResource: true}
+	as := func(q policy.Request, verb, resource, name string, groups ...string) policy.Request {
+		q.Verb, q.User = verb, &user.DefaultInfo{Name: name, Groups: append(groups, user.AllAuthenticated)}
+		q.Resource, q.Subresource, _ = strings.Cut(resource, "/")
+		return q
+	}
+	far, near := pods, pods
+	far.Source, near.Source = netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("10.0.0.9")
+	everywhere := pods
+	everywhere.Namespace, everywhere.WholeList = "", true
+	for _, tt := range []struct {
+		first string
+		q     policy.Request
+		want  string
+	}{
+		{"break-glass", as(pods, "create", "pods", "jane"), "freeze Deny"},
+		{"break-glass", as(pods, "delete", "pods", "jane"), "freeze Deny"},
+		{"break-glass", as(pods, "list", "pods", "jane"), ""},
+		{"break-glass", as(pods, "create", "pods", "root", user.SystemPrivilegedGroup), "break-glass Allow"},
+		{"break-glass", as(pods, "patch", "pods/status", "system:node:a", "system:nodes"), "cluster-itself Allow"},
+		{"break-glass", as(pods, "create", "pods", "system:serviceaccount:kube-system:replicaset-controller"), "cluster-itself Allow"},
+		{"agents-only-read", as(pods, "list", "pods", "bot", "agents"), ""},
+		{"agents-only-read", as(pods, "get", "pods/log", "bot", "agents"), ""},
+		{"agents-only-read", as(pods, "get", "pods/exec", "bot", "agents"), "agents-only-read Deny"},
+		{"agents-only-read", as(pods, "get", "secrets", "bot", "agents"), "agents-only-read Deny"},
+		{"agents-only-read", as(pods, "patch", "deployments", "system:serviceaccount:agents:x"), "agents-only-read Deny"},
+		{"agents-only-read", as(pods, "patch", "deployments", "jane"), ""},
+		{"runner", as(pods, "list", "pods", "system:serviceaccount:ci:runner"), "runner Rate"},
+		{"runner", as(everywhere, "list", "pods", "jane"), "whole-lists Rate"},
+		{"runner", as(pods, "list", "pods", "jane"), ""},
+		{"masters-here", as(near, "delete", "nodes", "root", user.SystemPrivilegedGroup), "masters-here Allow"},
+		{"masters-here", as(far, "get", "nodes", "root", user.SystemPrivilegedGroup), "no-other-masters Deny"},
+		{"masters-here", as(far, "get", "nodes", "jane"), ""},
+	} {
+		got := ""
+		if g, _ := found[tt.first].Find(&tt.q); g != nil {
+			got = g.Name + " " + string(g.Action)
+		}
+		check.Same(t, tt.want, got, "%s: %s %s by %s", tt.first, tt.q.Verb, tt.q.Resource, tt.q.User.GetName())
+	}
+	check.Same(t, 4, len(found), "examples")
 }
 
 // What is reported of one policy is the same each time, also where all of it is on one line.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/cmd/answer/rules"
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
@@ -55,10 +56,12 @@ type Status struct {
 	Certificates []certs.Status `json:"certificates"`
 	// Problems are faults of the registry that belong to no APIService.
 	Problems []string `json:"problems,omitempty"`
-	// Notes say which of two sources of the registry counts, where both have an APIService.
+	// Notes say which of two sources of the registry has what both have, and what is not listed.
 	Notes []string `json:"notes,omitempty"`
 	// Transitions are the last changes of verdicts, newest first.
 	Transitions []Transition `json:"transitions"`
+	// Rules are the policy's, a hundred at most. Those that have refused most come first.
+	Rules []*rules.Rule `json:"rules,omitempty"`
 }
 
 // APIService is one entry of the table.
@@ -204,6 +207,8 @@ type Explanation struct {
 	Destination string `json:"destination"`
 	// Why explains how the path leads to the destination, one step each.
 	Why []string `json:"why"`
+	// Rules are those of the policy that match: a dry run, and the one that decides.
+	Rules []*rules.Rule `json:"rules,omitempty"`
 	// APIService is the entry that claims the path. Nil means none does.
 	APIService *APIService `json:"apiService,omitempty"`
 	// Authorization is allowed, or denied with the reason. Empty means that it is not checked here.

@@ -2,11 +2,13 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
+	"time"
 
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
@@ -40,9 +42,12 @@ func (s *server) makeStatus() error {
 		c.APIServices = s.objects
 		s.loops["status writer"] = status.New(c).Run
 	}
+	e := new(status.Events)
 	if s.o.emitEvents {
-		s.loops["events"] = status.NewEvents(c).Run
+		e = status.NewEvents(c)
+		s.loops["events"] = e.Run
 	}
+	s.loops["rules"] = every(5*time.Second, func(context.Context) { e.Refusals(s.registry.Table().Rules(), s.log) })
 	return nil
 }
 

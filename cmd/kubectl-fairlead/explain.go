@@ -24,7 +24,7 @@ import (
 func explainCommand() *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
 	flags.ImpersonateUserExtra = nil // Fairlead is asked about a name, a UID and groups only
-	var method, agent string
+	var method, agent, source string
 	var form form
 	cmd := &cobra.Command{
 		Use:   "explain PATH|RESOURCE|APISERVICE",
@@ -57,13 +57,14 @@ Exit code 0: the request is forwarded or answered. 1: Fairlead did not answer. 2
 			if err != nil {
 				return err
 			}
-			query := url.Values{"method": {method}, "agent": {agent}, "user": {user}, "uid": {uid}, "group": groups}
+			query := url.Values{"method": {method}, "agent": {agent}, "source": {source}, "user": {user}, "uid": {uid}, "group": groups}
 			return c.explain(cmd.Context(), args[0], query, printer)
 		},
 		ValidArgsFunction: completion(flags, 1),
 	}
 	cmd.Flags().StringVar(&method, "method", "GET", "HTTP method of the request.")
 	cmd.Flags().StringVar(&agent, "agent", "", "User agent of the request, for rules of the policy.")
+	cmd.Flags().StringVar(&source, "source", "", "IP address of the client, for rules of the policy. Empty: yours.")
 	form.addFlags(cmd)
 	groupFlags(cmd, flags)
 	return cmd

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/user"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -66,12 +67,28 @@ func (l *linter) files(paths []string) {
 			l.warn(place(f), "correct the name, or give lint the APIService, too", "%s", f.Message)
 		}
 	}
-	for _, e := range registry.Build(s.in, nil).Servers() {
+	t := registry.Build(s.in, nil)
+	l.lockout(t.Rules())
+	for _, e := range t.Servers() {
 		at := s.at["APIService "+e.Name]
 		if e.Rule != nil {
 			at = e.Rule.Where
 		}
 		l.entry(e, at+": ", s)
+	}
+}
+
+// lockout reports a rule that stops even system:masters, if no rule before it lets anybody pass.
+func (l *linter) lockout(rules *policy.Gates) {
+	masters := &user.DefaultInfo{Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
+	q := &policy.Request{Verb: "update", Resource: "configmaps", Namespace: "kube-system", IsResource: true, User: masters}
+	for _, g := range rules.All() {
+		switch stops, _ := rules.Find(q); {
+		case g.Action == policy.Allow && !g.DryRun:
+			return
+		case g == stops:
+			l.warn(g.Where, "put one with action Allow before it, for break-glass (docs/rules.md)", "rule %s (%s) can stop everybody, system:masters too", g.Name, g.Action)
+		}
 	}
 }
 

@@ -71,6 +71,7 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 		return
 	}
 	l.faults(t.Problems(), "correct the policy")
+	l.lockout(t.Rules())
 	entries := t.Servers()
 	l.usable = usable(ctx, client.RESTClient())
 	answers := l.ask(ctx, entries)

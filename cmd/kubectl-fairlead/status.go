@@ -184,6 +184,9 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 			line(map[bool]string{true: warn, false: bad}[a.Available()], a.Name, ": ", a.Cause)
 		}
 	}
+	for _, r := range s.Rules {
+		line(dim, "rule ", r.String())
+	}
 	for _, p := range s.Problems {
 		line(bad, p)
 	}

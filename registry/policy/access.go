@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -120,6 +121,14 @@ func few(at *field.Path, n, most int) field.ErrorList {
 		return field.ErrorList{field.TooMany(at, n, most)}
 	}
 	return nil
+}
+
+// Limit says what Rate and InFlight allow. Empty means no limit.
+func (r *AccessRule) Limit() string {
+	return map[Action]string{
+		Rate:     "allows " + strconv.FormatFloat(r.PerSecond, 'g', -1, 64) + " requests a second",
+		InFlight: "allows " + strconv.Itoa(int(r.Max)) + " requests at a time",
+	}[r.Action] + map[bool]string{true: " in all"}[r.Shared]
 }
 
 // network parses an address or a network. Mapped IPv4 addresses are IPv4's, as those of clients.

@@ -19,6 +19,8 @@ type state struct {
 	// refused and passed count requests that matched. Those of a dry run are refused if it would
 	// refuse them.
 	refused, passed atomic.Uint64
+	told            uint64    // those refused that Begins has seen
+	toldAt          time.Time // when it last saw more
 
 	all *rate.Limiter // of Rate, if all share it
 
@@ -29,6 +31,16 @@ type state struct {
 // Count returns how many requests a rule has refused and let pass since it has its name. Those of a
 // dry run are refused if it would refuse them.
 func (s *state) Count() (refused, passed uint64) { return s.refused.Load(), s.passed.Load() }
+
+// Begins reports whether a rule refused since its caller's last call, and had not for calm.
+func (s *state) Begins(now time.Time) bool {
+	const calm = 5 * time.Minute // clients that try again wait less
+	told, last := s.told, s.toldAt
+	if s.told = s.refused.Load(); s.told != told {
+		s.toldAt = now
+	}
+	return s.told != told && now.Sub(last) > calm
+}
 
 // buckets are the callers' own limits. One that is pushed out begins again with a full burst.
 type buckets struct {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -29,6 +30,7 @@ func TestSchema(t *testing.T) {
 	service := s.Defs["Backend"].Properties["service"]
 	for of, shown := range map[reflect.Type]*described{
 		reflect.TypeFor[Policy](): &s, reflect.TypeFor[Route](): s.Defs["Route"], reflect.TypeFor[Backend](): s.Defs["Backend"], reflect.TypeFor[When](): s.Defs["When"],
+		reflect.TypeFor[AccessRule](): s.Defs["Rule"], reflect.TypeFor[flowcontrolv1.PolicyRulesWithSubjects](): s.Defs["Match"],
 		reflect.TypeFor[apiregistrationv1.ServiceReference](): service,
 	} {
 		var want, got []string
@@ -47,6 +49,7 @@ func TestSchema(t *testing.T) {
 		check.Same(t, want, got, "fields of %s", of)
 	}
 	check.Same(t, maxValues, s.Defs["values"].MaxItems, "values of a field")
+	check.Same(t, maxRulesOfMatch, s.Defs["Match"].Properties["resourceRules"].MaxItems, "rules of a match")
 	lists := 0
 	(&When{}).lists(func(field string, _ []string) {
 		lists++

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -17,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/cmd/answer/rules"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -40,7 +42,7 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if name := q.Get("user"); name != "" {
-		d, denied := p.cfg.Proxy.Explain(r.Context(), http.MethodPost, "/apis/authorization.k8s.io/v1/subjectaccessreviews", "", u)
+		d, denied := p.cfg.Proxy.Explain(r.Context(), http.MethodPost, "/apis/authorization.k8s.io/v1/subjectaccessreviews", "", "", u)
 		if d.User == nil { // refused before it was authorized
 			denied = d.Err
 		}
@@ -51,7 +53,11 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 		u = subject(name, q.Get("uid"), q["group"])
 	}
 	method := cmp.Or(strings.ToUpper(q.Get("method")), http.MethodGet)
-	writeJSON(w, p.explain(r.Context(), method, target, q.Get("agent"), u))
+	if _, err := netip.ParseAddr(cmp.Or(q.Get("source"), "::")); err != nil {
+		http.Error(w, "source must be an IP address", http.StatusBadRequest)
+		return
+	}
+	writeJSON(w, p.explain(r.Context(), method, target, q.Get("agent"), q.Get("source"), u))
 }
 
 // subject returns a user with its implicit groups, as in impersonation.
@@ -68,8 +74,8 @@ func subject(name, uid string, groups []string) user.Info {
 	return u
 }
 
-func (p *Pages) explain(ctx context.Context, method, target, agent string, u user.Info) *answer.Explanation {
-	d, denied := p.cfg.Proxy.Explain(ctx, method, target, agent, u)
+func (p *Pages) explain(ctx context.Context, method, target, agent, source string, u user.Info) *answer.Explanation {
+	d, denied := p.cfg.Proxy.Explain(ctx, method, target, agent, source, u)
 	return p.explanation(method, target, agent, u, d, denied)
 }
 
@@ -78,6 +84,10 @@ func (p *Pages) explanation(method, target, agent string, u user.Info, d proxy.D
 	x := &answer.Explanation{Method: method, Path: target, Verb: d.Request.Verb, Destination: destination(d.Action)}
 	e := p.claimant(path, d.Entry)
 	x.Why = slices.Concat([]string{names(path)}, p.claims(e), further(e, &d, agent), []string{leads(&d)})
+	x.Rules = rules.Of(d.DryRun, d.Rule)
+	for _, r := range x.Rules {
+		x.Why = append(x.Why, "it matches rule "+r.String())
+	}
 	if e := cmp.Or(d.Entry, e); e != nil {
 		a := p.apiService(e)
 		x.APIService = &a
@@ -101,6 +111,8 @@ func (p *Pages) explanation(method, target, agent string, u user.Info, d proxy.D
 	}
 	x.Cause = Brief(x.Cause)
 	switch {
+	case forbidden && d.Rule != nil && d.Rule.Action == "Deny":
+		x.Advice = "correct the rule, or put one with action Allow before it (docs/rules.md)"
 	case forbidden:
 		x.Advice = "grant it by a Role or ClusterRole and a binding, which takes effect within 10 s (--authorization-webhook-cache-unauthorized-ttl); kubectl auth can-i asks the same question"
 	case denied != nil:

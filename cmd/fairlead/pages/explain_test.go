@@ -214,7 +214,7 @@ func TestOverload(t *testing.T) {
 	_, body = s.get(t, "/")
 	says(t, body, "19 of 20 places are held, at least 14 by user")
 	for name, code := range map[string]int{"jane": 429, "alice": 0} {
-		x := s.explain(t.Context(), http.MethodGet, "/apis/good.example.com/v1/widgets", "", &user.DefaultInfo{Name: name, Groups: []string{user.SystemPrivilegedGroup}})
+		x := s.explain(t.Context(), http.MethodGet, "/apis/good.example.com/v1/widgets", "", "", &user.DefaultInfo{Name: name, Groups: []string{user.SystemPrivilegedGroup}})
 		check.Same(t, code, x.Code, "the code for %s", name)
 		says(t, x.Cause, "at least 14 by user")
 		says(t, x.Advice, "raise fairlead.dev/max-inflight")

@@ -30,7 +30,7 @@ func (p *Pages) addHTML() {
 		if q := r.URL.Query().Get("explain"); q != "" {
 			v.Asked = q
 			if u, ok := request.UserFrom(r.Context()); ok && q[0] == '/' && len(q) <= maxPath {
-				v.Explanation = p.explain(r.Context(), http.MethodGet, q, "", u)
+				v.Explanation = p.explain(r.Context(), http.MethodGet, q, "", "", u)
 			}
 		}
 		render(w, v, (*document).overview)

@@ -22,7 +22,13 @@ func (d *document) overview(v *view) {
 	d.remotes(v)
 	d.question(v)
 	d.transitions(v.Time, v.Transitions)
-	d.put(`<div class="two">`)
+	d.put(`<section id="rules" data-live aria-label="Rules of the policy">`)
+	d.some(`<h2>%s</h2>`, when(len(v.Rules) > 0, "Rules of the policy"))
+	for _, r := range v.Rules {
+		d.put(`<p class="%s">%s</p>`, cmp.Or(when(r.Refused > 0, "warn"), "dim"), r)
+	}
+	d.put(`</section>
+<div class="two">`)
 	d.localServers(v)
 	d.certificates(v)
 	d.put(`</div>`)

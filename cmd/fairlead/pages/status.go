@@ -2,6 +2,7 @@ package pages
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"runtime"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/cmd/answer/rules"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -159,6 +161,11 @@ func (p *Pages) status() *answer.Status {
 		byName[e.Name] = &s.APIServices[i]
 	}
 	p.details(s, byName)
+	s.Rules = rules.Of(t.Rules().All()...)
+	slices.SortStableFunc(s.Rules, func(a, b *rules.Rule) int { return cmp.Compare(b.Refused, a.Refused) })
+	if n := len(s.Rules) - 100; n > 0 {
+		s.Rules, s.Notes = s.Rules[:100], []string{fmt.Sprintf("%d more rules of the policy are not listed", n)}
+	}
 	s.Certificates = append([]certs.Status{}, p.cfg.Certificates()...)
 	for _, f := range t.Problems() {
 		if f.Note {

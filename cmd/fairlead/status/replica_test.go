@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -13,8 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationfake "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1/fake"
 
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -26,6 +29,7 @@ type replica struct {
 	entries    []*registry.Entry
 	superseded chan struct{}
 	faults     map[string]string
+	rules      *policy.Gates
 
 	log    logbook.Book
 	writer *Writer // nil: it writes Events
@@ -92,11 +96,53 @@ func (s *stage) start(name, kind string, entries []*registry.Entry) {
 			defer r.mu.Unlock()
 			return r.faults
 		}
+		rules := func() *policy.Gates {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.rules
+		}
 		e := NewEvents(Config{Table: c.Table, Client: c.Client, Identity: name, Faults: faults})
-		r.stop = must.Run(s, e.Run)
+		events := must.Run(s, e.Run)
+		look := must.Run(s, func(ctx context.Context) error {
+			for latest.Sleep(ctx, 5*time.Second) {
+				e.Refusals(rules(), c.Logger)
+			}
+			return ctx.Err()
+		})
+		r.stop = func() { events(); look() }
 	} else {
 		r.writer = New(c)
 		r.stop = must.Run(s, r.writer.Run)
+	}
+}
+
+// apply sets the rules of the policy, each name[=dry-run]: a ConfigMap's, or a file's if in is "-".
+func (r *replica) apply(t *testing.T, in string, words []string) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := policy.NewGates(r.rules)
+	for i, w := range words {
+		name, dry, _ := strings.Cut(w, "=")
+		rule := policy.AccessRule{Name: name, UserAgents: []string{"*"}, Action: policy.Deny, DryRun: dry != ""}
+		check.Same(t, 0, len(g.Add(&rule, fmt.Sprintf("p.yaml:%d", i+1), nil)), "faults of %s", w)
+	}
+	if g.Compile(); in != "-" {
+		g.Map.Namespace, g.Map.Name, _ = strings.Cut(in, "/")
+	}
+	r.rules = g
+}
+
+// use sends so many requests that match a rule.
+func (r *replica) use(name string, times int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range r.rules.All() {
+		for range times {
+			if g.Name == name {
+				_, _, _ = g.Enter(bound.Source{User: "jane"}, time.Now())
+			}
+		}
 	}
 }
 

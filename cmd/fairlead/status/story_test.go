@@ -52,6 +52,10 @@ func (s *stage) do(at string, words ...string) {
 			r.faults = map[string]string{rest[0]: strings.Join(rest[1:], " ")}
 		}
 		r.mu.Unlock()
+	case "rules": // replica namespace/configmap rule..., which may be "-"
+		r.apply(s.T, rest[0], rest[1:])
+	case "use": // replica rule times
+		r.use(rest[0], number(3))
 	case "stop": // replica
 		r.stop()
 	case "pass": // duration

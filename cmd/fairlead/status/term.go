@@ -3,22 +3,26 @@ package status
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/tools/record"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	apply "k8s.io/kube-aggregator/pkg/client/applyconfiguration/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 const (
@@ -307,6 +311,26 @@ func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now latest
 	for _, e := range now.Servers() {
 		if differ[e.Name] && e.Object.UID == t.entries[e.Name].uid { // otherwise the table will bring the new object
 			t.todo[e.Name] = e
+		}
+	}
+}
+
+// leading has the recorder of Events while this replica leads.
+type leading = atomic.Pointer[record.EventRecorder]
+
+// Refusals tells which rules began to refuse since its last call, in Events if this replica leads.
+func (e *Events) Refusals(rules *policy.Gates, log *slog.Logger) {
+	for _, g := range rules.All() {
+		if g.Begins(time.Now()) {
+			log.Info("a rule "+map[bool]string{true: "would refuse", false: "refuses"}[g.DryRun]+" requests", "rule", g.Name, "action", g.Action, "place", g.Where)
+			if to := e.leads.Load(); to != nil && !g.DryRun {
+				on := &corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: rules.Map.Namespace, Name: rules.Map.Name}
+				if on.Name == "" {
+					on.Kind, on.Name = "Namespace", metav1.NamespaceSystem
+				}
+				e.emitted.WithLabelValues(corev1.EventTypeWarning).Inc()
+				(*to).Event(on, corev1.EventTypeWarning, "RuleRefuses", "rule "+g.Name+" ("+string(g.Action)+") refuses requests")
+			}
 		}
 	}
 }

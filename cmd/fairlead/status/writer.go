@@ -45,7 +45,7 @@ type Config struct {
 	APIServices typed.APIServiceInterface
 	// Client elects one replica by a Lease, where Identity is this replica's unique name; it needs
 	// the verbs get, create and update on leases. It also writes Events, for which it needs create
-	// and patch on events in namespace default, which holds those of cluster-scoped objects.
+	// and patch on events beside the policy's ConfigMap, and in default for cluster-scoped objects.
 	Client   kubernetes.Interface
 	Identity string
 	// Elect elects the writer otherwise: it calls lead while this replica leads, until ctx ends.
@@ -145,12 +145,13 @@ type Events struct {
 	config  Config
 	log     *slog.Logger
 	emitted *prometheus.CounterVec // :: type
+	leads   leading
 }
 
 // NewEvents makes Events. It does nothing until Run.
 func NewEvents(c Config) *Events {
 	e := &Events{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), emitted: metric.Counter("fairlead_event_total",
-		"Events emitted for APIServices, by type (Normal, Warning), before similar ones are merged.", "type", corev1.EventTypeNormal, corev1.EventTypeWarning)}
+		"Events emitted, by type (Normal, Warning), before similar ones are merged.", "type", corev1.EventTypeNormal, corev1.EventTypeWarning)}
 	metric.Register(c.Metrics, e.emitted)
 	return e
 }
@@ -165,7 +166,10 @@ func (e *Events) Run(ctx context.Context) error {
 		broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: e.config.Client.CoreV1().Events("")})
 		defer broadcaster.Shutdown()
 		host := corev1.EventSource{Component: "fairlead", Host: e.config.Identity}
-		e.report(ctx, broadcaster.NewRecorder(runtime.NewScheme(), host))
+		var to record.EventRecorder = broadcaster.NewRecorder(runtime.NewScheme(), host)
+		e.leads.Store(&to)
+		defer e.leads.Store(nil)
+		e.report(ctx, to)
 	})
 }
 
