@@ -67,19 +67,19 @@ func TestLarge(t *testing.T) {
 		next, _, err := st.d.ask(t.Context(), known, st.Table().Entries())
 		known = next
 		for i, e := range st.Table().Entries() {
-			if v := next.version(e.GroupVersion); v.doc == nil && want[i] > 0 || v.doc != nil && len(v.doc.Resources) != want[i] {
+			if v := next.versions[e.GroupVersion]; v.doc == nil && want[i] > 0 || v.doc != nil && len(v.doc.Resources) != want[i] {
 				t.Errorf("%s: not %d resources: %v", e.Name, want[i], v.err)
 			}
 		}
 		return fmt.Sprint(err)
 	}
 	check.Same(t, "<nil>", ask(entries, entries, 3), "error")
-	first := known.version(st.Table().Entries()[0].GroupVersion).doc
+	first := known.versions[st.Table().Entries()[0].GroupVersion].doc
 	says["/apis/b.example.com/v1"] = metrics(entries + 1<<14)
 	if err := ask(entries, entries, 3); !strings.Contains(err, "getting /apis/b.example.com/v1: ") || !strings.Contains(err, "at most 3145728") {
 		t.Errorf("too large: %s", err)
 	}
-	if known.version(st.Table().Entries()[0].GroupVersion).doc != first {
+	if known.versions[st.Table().Entries()[0].GroupVersion].doc != first {
 		t.Error("decoded again")
 	}
 	check.Same(t, 0, len(st.d.turn), "turns taken")

@@ -56,7 +56,7 @@ func FuzzBackendSays(f *testing.F) {
 	f.Add([]byte(`{"items":[{"metadata":{"name":"own.example.com"},"versions":[{"version":"v1","resources":[{"subresources":[{}]}]}]}]}`), false, false)
 	f.Add([]byte("k8s\x00\xff\xff"), true, false)
 	own := &registry.Entry{Name: "v1.own.example.com", GroupVersion: schema.GroupVersion{Group: "own.example.com", Version: "v1"}}
-	empty := &state{versions: map[schema.GroupVersion]*version{}}
+	empty := &state{versions: map[schema.GroupVersion]version{}}
 	f.Fuzz(func(t *testing.T, body []byte, proto, legacy bool) {
 		media := runtime.ContentTypeJSON
 		if proto {

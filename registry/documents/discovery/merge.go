@@ -40,11 +40,7 @@ func (m *merge) groups() []*registry.Group {
 	if strays := m.strays(); len(strays) > 0 {
 		groups = m.table.GroupsWith(strays)
 	}
-	core := slices.IndexFunc(groups, func(g *registry.Group) bool { return g.Name == "" })
-	if core < 0 {
-		return groups
-	}
-	return slices.Concat(groups[:core], groups[core+1:])
+	return slices.DeleteFunc(slices.Clone(groups), func(g *registry.Group) bool { return g.Name == "" })
 }
 
 // part is a group-version of the aggregated document.
@@ -163,7 +159,7 @@ func listOfParts(parts []part) *apidiscoveryv2.APIGroupDiscoveryList {
 
 // version returns what a remote entry's backend has, whose state is s.
 func (m *merge) version(e *registry.Entry, s *state) *apidiscoveryv2.APIVersionDiscovery {
-	v := s.version(e.GroupVersion)
+	v := s.versions[e.GroupVersion]
 	if v.doc == nil {
 		return &apidiscoveryv2.APIVersionDiscovery{Version: e.GroupVersion.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessStale}
 	}

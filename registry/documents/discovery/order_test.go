@@ -59,9 +59,9 @@ func TestOrdersAreKubernetes(t *testing.T) {
 			} else {
 				if sources[e.Backend] == nil {
 					sources[e.Backend] = &source{}
-					sources[e.Backend].Store(&state{versions: map[schema.GroupVersion]*version{}})
+					sources[e.Backend].Store(&state{versions: map[schema.GroupVersion]version{}})
 				}
-				sources[e.Backend].Load().versions[e.GroupVersion] = &version{doc: &v}
+				sources[e.Backend].Load().versions[e.GroupVersion] = version{doc: &v}
 			}
 			rm := theirs.WithSource(from)
 			rm.AddGroupVersion(e.GroupVersion.Group, v)

@@ -42,7 +42,7 @@ func TestInProportion(t *testing.T) {
 		legacy   = `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"own.example.com/v1","resources":[`
 	)
 	own := &registry.Entry{Name: "v1.own.example.com", GroupVersion: schema.GroupVersion{Group: "own.example.com", Version: "v1"}}
-	empty := &state{versions: map[schema.GroupVersion]*version{}}
+	empty := &state{versions: map[schema.GroupVersion]version{}}
 	var rows []proportion.Row
 	for _, of := range []struct {
 		name   string

@@ -48,12 +48,12 @@ type source = atomic.Pointer[state]
 
 // state is the state of one backend. It is immutable.
 type state struct {
-	versions map[schema.GroupVersion]*version
+	versions map[schema.GroupVersion]version
 	etag     string
 	tried    bool // at least one request has ended
 }
 
-// version is the state of one group-version.
+// version is the state of one group-version. Zero means unknown.
 type version struct {
 	// doc is the backend's last document. Nil means none yet.
 	doc *apidiscoveryv2.APIVersionDiscovery
@@ -68,14 +68,6 @@ type version struct {
 	err error
 }
 
-// version returns the state of a group-version. Zero means unknown.
-func (s *state) version(gv schema.GroupVersion) version {
-	if v := s.versions[gv]; v != nil {
-		return *v
-	}
-	return version{}
-}
-
 // next begins the next state. Group-versions that are not requested now, because they are
 // unavailable for a while, keep theirs.
 func (s *state) next(etag string) *state {
@@ -86,9 +78,9 @@ func (s *state) next(etag string) *state {
 func (s *state) with(entries []*registry.Entry, change func(i int, v *version)) (next *state, first error) {
 	next = s.next(s.etag)
 	for i, e := range entries {
-		v := s.version(e.GroupVersion)
+		v := s.versions[e.GroupVersion]
 		change(i, &v)
-		next.versions[e.GroupVersion] = &v
+		next.versions[e.GroupVersion] = v
 		first = cmp.Or(first, v.err)
 	}
 	return next, first
@@ -103,7 +95,7 @@ func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.E
 	}
 	next, err = d.answer(ctx, known, entries)
 	next.tried = true
-	same := maps.EqualFunc(known.versions, next.versions, func(x, y *version) bool { // a confirmation changes nothing, now or after StaleAfter
+	same := maps.EqualFunc(known.versions, next.versions, func(x, y version) bool { // a confirmation changes nothing, now or after StaleAfter
 		return x.doc == y.doc && (x.err == nil) == (y.err == nil)
 	})
 	return next, !same || !known.tried, err
@@ -163,7 +155,7 @@ func (d *Discovery) several(gv schema.GroupVersion) bool {
 // may have been left out.
 func (d *Discovery) covers(s *state, entries []*registry.Entry) bool {
 	for _, e := range entries {
-		if v := s.version(e.GroupVersion); v.doc == nil || v.tag != s.etag || len(v.doc.Resources) == 0 && d.several(e.GroupVersion) {
+		if v := s.versions[e.GroupVersion]; v.doc == nil || v.tag != s.etag || len(v.doc.Resources) == 0 && d.several(e.GroupVersion) {
 			return false
 		}
 	}
@@ -218,7 +210,7 @@ func (d *Discovery) room(of schema.GroupVersion) int {
 	room := 2 * int(d.cfg.MaxBody)
 	for _, e := range d.cfg.Tables.Table().Servers() {
 		if s := d.Known(e.Backend); s != nil && e.GroupVersion != of {
-			if size := s.Load().version(e.GroupVersion).size; size > small {
+			if size := s.Load().versions[e.GroupVersion].size; size > small {
 				room -= size
 			}
 		}
@@ -248,7 +240,7 @@ func join(s, former *state) *state {
 	next := s.next("")
 	next.tried = s.tried || former.tried
 	for gv, v := range former.versions {
-		if v.confirmed.After(s.version(gv).confirmed) {
+		if v.confirmed.After(s.versions[gv].confirmed) {
 			next.versions[gv] = v
 		}
 	}
@@ -267,7 +259,7 @@ func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry
 	asking.SetLimit(maxLegacy)
 	for i, e := range entries {
 		asking.Go(func() error {
-			found[i] = d.legacyVersion(ctx, old.version(e.GroupVersion), e)
+			found[i] = d.legacyVersion(ctx, old.versions[e.GroupVersion], e)
 			return nil
 		})
 	}

@@ -35,7 +35,7 @@ func TestUnchanged(t *testing.T) {
 	say := func(e *registry.Entry, names ...string) {
 		v := resources(e.GroupVersion.Version, append(names, "<&>\u2028", "\xff")...)
 		next := sources[e.Backend].Load().next("")
-		next.versions[e.GroupVersion] = &version{doc: &v}
+		next.versions[e.GroupVersion] = version{doc: &v}
 		sources[e.Backend].Store(next)
 	}
 	for _, e := range s.Table().Entries() {

@@ -39,7 +39,7 @@ func TestUnion(t *testing.T) {
 				r := resources(gv.Version, words).Resources[0]
 				doc.Resources = append(doc.Resources, r)
 			}
-			known := &state{versions: map[schema.GroupVersion]*version{gv: {doc: &doc}}}
+			known := &state{versions: map[schema.GroupVersion]version{gv: {doc: &doc}}}
 			if rnd.IntN(6) == 0 {
 				known, doc.Resources, answered = &state{}, nil, false // has not answered yet
 			} else {
@@ -118,7 +118,7 @@ func TestSilentServer(t *testing.T) {
 		}
 		next, _, err := s.d.ask(t.Context(), known, []*registry.Entry{s.Table().Entry(gv)})
 		must.Do(t, err)
-		check.Same(t, want, len(next.version(gv).doc.Resources), "turn %d: resources", i)
+		check.Same(t, want, len(next.versions[gv].doc.Resources), "turn %d: resources", i)
 		known = next
 	}
 }
