@@ -45,50 +45,32 @@ type backend[S, L any] struct {
 	failing Reason // why the last request failed, owned by the goroutine
 }
 
-// update applies the changes of a table: it starts, ends and wakes goroutines, and waits for none.
-// They all end with ctx.
-func (s *Sources[S, L]) update(ctx context.Context, changes []latest.Change[*registry.Entry]) {
-	groups := make(map[*registry.Backend][]*registry.Entry) // of backends with other entries than before
-	group := func(of *registry.Backend) []*registry.Entry {
-		if groups[of] == nil {
-			if b := s.find(of); b != nil {
-				groups[of] = slices.Clone(*b.entries.Load())
-			}
-		}
-		return groups[of]
+// update applies a table: it starts, ends and wakes goroutines, and waits for none. They all end
+// with ctx. It returns the backends that have left.
+func (s *Sources[S, L]) update(ctx context.Context, t *registry.Table, changes []latest.Change[*registry.Entry]) (ended []*registry.Backend) {
+	if len(changes) == 0 {
+		return nil
 	}
+	groups := make(map[*registry.Backend][]*registry.Entry)
+	for _, e := range t.Servers() {
+		groups[e.Backend] = append(groups[e.Backend], e)
+	}
+	delete(groups, nil)
 	// The same Service with other trust: another CA or TLS name does not make it another server.
 	former := make(map[*registry.Backend][]*backend[S, L])
 	for _, c := range changes {
-		was, is := backendOf(c.Old), backendOf(c.New)
-		switch list := group(was); was {
-		case nil:
-		case is:
-			list[slices.Index(list, c.Old)] = c.New
+		if c.Old == nil || c.New == nil || c.Old.Backend == nil || c.New.Backend == nil {
 			continue
-		default:
-			at := slices.Index(list, c.Old)
-			groups[was] = slices.Delete(list, at, at+1)
 		}
-		if is != nil {
-			groups[is] = append(group(is), c.New)
-			if was != nil && was.SameService(is) {
-				former[is] = append(former[is], s.find(was))
-			}
+		if was, is := c.Old.Backend, c.New.Backend; was != is && was.SameService(is) {
+			former[is] = append(former[is], s.find(was))
 		}
 	}
-	delete(groups, nil)
 	for of, entries := range groups {
-		switch b := s.find(of); {
-		case len(entries) == 0:
-			b.end()
-			s.ended = append(s.ended, of)
-		case b == nil:
+		if b := s.find(of); b == nil {
 			s.start(ctx, of, entries, former[of])
-		default:
-			if old := b.entries.Swap(&entries); worthAsking(*old, entries) {
-				latest.Wake(b.poke)
-			}
+		} else if old := b.entries.Swap(&entries); worthAsking(*old, entries) {
+			latest.Wake(b.poke)
 		}
 	}
 	for of, list := range former {
@@ -96,14 +78,13 @@ func (s *Sources[S, L]) update(ctx context.Context, changes []latest.Change[*reg
 			s.find(of).keep(was.known.Load())
 		}
 	}
-}
-
-// backendOf returns an entry's backend. Nil means that it has none, or that there is no entry.
-func backendOf(e *registry.Entry) *registry.Backend {
-	if e == nil {
-		return nil
+	for k, b := range s.backends.Range {
+		if of := k.(*registry.Backend); groups[of] == nil { //nolint:forcetypeassert // nothing else is stored
+			b.(*backend[S, L]).end() //nolint:forcetypeassert // nothing else is stored
+			ended = append(ended, of)
+		}
 	}
-	return e.Backend
+	return ended
 }
 
 // start starts a backend. It begins with the state of a former one, if there is one.

@@ -114,8 +114,6 @@ type Sources[S, L any] struct {
 	locals   sync.Map               // name → *local[L]
 	backends sync.Map               // *registry.Backend → *backend[S, L]
 	running  sync.WaitGroup         // the backends' goroutines
-
-	ended []*registry.Backend // to be dropped; only Run's goroutine uses it
 }
 
 // New makes the Sources of a kind of document.
@@ -177,7 +175,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 			s.LocalChanged("")
 		}
 		asked = true
-		s.update(ctx, changes)
+		ended := s.update(ctx, t, changes)
 		news := s.touched.Swap(false) || complete != t.Complete() || slices.ContainsFunc(changes, s.matters)
 		if complete = t.Complete(); news {
 			if at := s.kind.Publish(t); !at.IsZero() {
@@ -186,10 +184,9 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 		}
 		// Not before: until documents without a backend are published, those before may still read
 		// its state.
-		for _, of := range s.ended {
+		for _, of := range ended {
 			s.backends.Delete(of)
 		}
-		s.ended = nil
 		latest.Sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
 	return ctx.Err()
