@@ -27,6 +27,7 @@ import (
 // the bytes are the same as kube-apiserver's.
 type codecs struct {
 	aggregated, legacy runtime.NegotiatedSerializer
+	supported          []string // media types, by name
 }
 
 func newCodecs() *codecs {
@@ -38,7 +39,9 @@ func newCodecs() *codecs {
 	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage) {
 		options = append(options, serializer.WithSerializer(cbor.NewSerializerInfo))
 	}
-	return &codecs{aggregated: serializer.NewCodecFactory(agg, options...), legacy: serializer.NewCodecFactory(legacy, options...)}
+	c := &codecs{aggregated: serializer.NewCodecFactory(agg, options...), legacy: serializer.NewCodecFactory(legacy, options...)}
+	c.supported, _ = negotiation.MediaTypesForSerializer(c.legacy)
+	return c
 }
 
 // aggregatedParams are the parameters that ask for aggregated discovery.

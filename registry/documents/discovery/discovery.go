@@ -29,6 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
@@ -62,8 +63,8 @@ type Discovery struct {
 	turn         chan struct{} // of large documents
 	own          versions      // written once, by Run
 
-	view         atomic.Pointer[view]
-	root, legacy *negotiator
+	view   atomic.Pointer[view]
+	chosen *memo.Cache[string, choice] // by Accept
 
 	// The fields below belong to Run's goroutine.
 	told     map[string]string // :: server → its conflicts
@@ -87,8 +88,8 @@ func New(cfg Config) *Discovery {
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: newCodecs(), turn: make(chan struct{}, 1), departed: make(map[schema.GroupVersion]bool), told: make(map[string]string),
 		aggregations: metric.Count("aggregator_discovery_aggregation_count_total",
 			"Counter of number of times discovery was aggregated"),
+		chosen: memo.New[string, choice](memo.Config{Entries: maxAccepts, Bytes: maxAccepts * maxAccept, Largest: maxAccept}),
 	}
-	d.root, d.legacy = newNegotiator(d.codecs, true), newNegotiator(d.codecs, false)
 	d.sources = documents.New(cfg.Config, documents.Kind[state, localState]{
 		Name: "discovery", Ask: d.ask, Join: join, AskLocal: d.askLocal, AskOwn: d.askOwn, Every: localEvery, Publish: d.publish, Verdicts: cfg.StaleAfter > 0,
 		Status: d.showStatus, Sizes: d.showSizes, SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",

@@ -38,7 +38,7 @@ type document struct {
 
 	once  sync.Once
 	known atomic.Pointer[tag] // nil before the first request
-	forms [2 * len(medias{})]form
+	forms [len(medias{})][2]form
 }
 
 // public lets shared caches keep a document. As in kube-apiserver, only aggregated discovery is
@@ -99,13 +99,7 @@ func (d *document) common(etag string, gzip bool) []hpack.HeaderField {
 }
 
 // at returns the slot of a form.
-func (d *document) at(c choice) *form {
-	i := 2 * c.media
-	if c.pretty {
-		i++
-	}
-	return &d.forms[i]
-}
+func (d *document) at(c choice) *form { return &d.forms[c.media][at(c.pretty)] }
 
 // form returns a form, which it renders on first use.
 func (d *document) form(c choice) *form {
@@ -150,9 +144,9 @@ func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 	return a.made.Load()
 }
 
-// at returns the index for clients with or without gzip.
-func at(gzip bool) int {
-	if gzip {
+// at returns the index of the plain one, or of the other one, compressed or indented.
+func at(other bool) int {
+	if other {
 		return 1
 	}
 	return 0
@@ -178,23 +172,6 @@ const (
 	maxAccept = 512
 )
 
-// negotiator chooses forms as k8s.io/apiserver does, and caches its choices: parsing an Accept
-// field costs ten times as much as serving a document.
-type negotiator struct {
-	codecs *codecs
-	// aggregates says that aggregated discovery is available.
-	aggregates bool
-	// supported are the media types, by name.
-	supported []string
-	known     *memo.Cache[string, choice]
-}
-
-func newNegotiator(c *codecs, aggregates bool) *negotiator {
-	supported, _ := negotiation.MediaTypesForSerializer(c.legacy)
-	known := memo.New[string, choice](memo.Config{Entries: maxAccepts, Bytes: maxAccepts * maxAccept, Largest: maxAccept})
-	return &negotiator{codecs: c, aggregates: aggregates, supported: supported, known: known}
-}
-
 // of returns the chosen document.
 func (c choice) of(aggregated, legacy *document) *document {
 	if c.aggregated {
@@ -203,25 +180,25 @@ func (c choice) of(aggregated, legacy *document) *document {
 	return legacy
 }
 
-func (n *negotiator) choose(accept string) choice {
-	if e := n.known.Get(accept, time.Time{}); e != nil {
+// choose chooses between both kinds of documents, as k8s.io/apiserver does. It caches its choices:
+// parsing an Accept field costs ten times as much as serving a document.
+func (d *Discovery) choose(accept string) choice {
+	if e := d.chosen.Get(accept, time.Time{}); e != nil {
 		return e.Value
 	}
-	c := n.negotiate(accept)
-	n.known.Put(&memo.Entry[string, choice]{Key: strings.Clone(accept), Value: c, Size: len(accept), Until: time.Now().AddDate(1, 0, 0)}) // it stays right
+	// v2beta1 is no longer recognised, as in kube-apiserver since 1.35: the next clause decides.
+	m, _ := negotiation.NegotiateMediaTypeOptions(accept, d.codecs.aggregated.SupportedMediaTypes(), aggregated.DiscoveryEndpointRestrictions)
+	c := choice{media: mediaNumber(m.Accepted), aggregated: true, pretty: m.Pretty}
+	if !aggregated.IsAggregatedDiscoveryGVK(m.Convert) {
+		c = d.codecs.legacyChoice(accept)
+	}
+	d.chosen.Put(&memo.Entry[string, choice]{Key: strings.Clone(accept), Value: c, Size: len(accept), Until: time.Now().AddDate(1, 0, 0)}) // it stays right
 	return c
 }
 
-func (n *negotiator) negotiate(accept string) choice {
-	if n.aggregates {
-		// v2beta1 is no longer recognised, as in kube-apiserver since 1.35: the next clause
-		// decides.
-		m, _ := negotiation.NegotiateMediaTypeOptions(accept, n.codecs.aggregated.SupportedMediaTypes(), aggregated.DiscoveryEndpointRestrictions)
-		if aggregated.IsAggregatedDiscoveryGVK(m.Convert) {
-			return choice{media: mediaNumber(m.Accepted), aggregated: true, pretty: m.Pretty}
-		}
-	}
-	m, ok := negotiation.NegotiateMediaTypeOptions(accept, n.codecs.legacy.SupportedMediaTypes(), negotiation.DefaultEndpointRestrictions)
+// legacyChoice chooses a form of a legacy document, for which alone few ask.
+func (c *codecs) legacyChoice(accept string) choice {
+	m, ok := negotiation.NegotiateMediaTypeOptions(accept, c.legacy.SupportedMediaTypes(), negotiation.DefaultEndpointRestrictions)
 	if !ok {
 		return choice{refused: true}
 	}

@@ -117,7 +117,6 @@ func FuzzAccept(f *testing.F) {
 		f.Add(s)
 	}
 	d := New(Config{Config: scene.New(f).Config()})
-	n := newNegotiator(d.codecs, true)
 	rich := &document{params: aggregatedParams, write: func(w http.ResponseWriter, r *http.Request) { d.codecs.writeAggregated(w, r, listOf()) }}
 	legacy := &document{write: func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, &metav1.APIGroupList{}) }}
 	theirs := aggregated.WrapAggregatedDiscoveryToHandler(apidiscovery.NewRootAPIsHandler(addresses{}, d.codecs.legacy), aggregated.NewResourceManager("apis"), nil)
@@ -131,7 +130,7 @@ func FuzzAccept(f *testing.F) {
 		}
 		begun, want := time.Now(), answer(theirs.ServeHTTP)
 		for range 2 { // the second time from the cache
-			if got := answer(func(w http.ResponseWriter, r *http.Request) { d.serve(w, r, n, rich, legacy) }); got != want {
+			if got := answer(func(w http.ResponseWriter, r *http.Request) { d.serve(w, r, d.choose, rich, legacy) }); got != want {
 				t.Errorf("%q is answered %s, want %s", accept, got, want)
 			}
 		}

@@ -87,15 +87,14 @@ func TestInProportion(t *testing.T) {
 			}
 		}})
 	}
-	n := newNegotiator(d.codecs, true)
 	for _, s := range proportion.Heads() {
 		if strings.HasPrefix(s.Name, "Accept") || s.Name == "If-None-Match" {
 			rows = append(rows, proportion.Row{Name: s.Name, N: s.Small, Of: func(size int) (int, func() any) {
 				h := s.Of("/apis", size)
 				return h.Size(), func() any {
 					for _, f := range h.Fields {
-						n.choose(f.Value)
-						produces(f.Value, n.supported)
+						d.choose(f.Value)
+						produces(f.Value, d.codecs.supported)
 						negotiate.TakesGzip(f.Value)
 						negotiate.Matches(`"none"`, f.Value)
 					}

@@ -92,9 +92,9 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			d.writeError(w, r, errNotFound())
 			return
 		}
-		d.serve(w, r, d.root, docs.groups, docs.legacy)
+		d.serve(w, r, d.choose, docs.groups, docs.legacy)
 	case "/apis/":
-		d.serve(w, r, d.legacy, nil, docs.legacy)
+		d.serve(w, r, d.codecs.legacyChoice, nil, docs.legacy)
 	case "/api", "/api/":
 		d.serveCore(w, r, docs)
 	default:
@@ -103,7 +103,7 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			d.writeError(w, r, err)
 			return
 		}
-		d.serve(w, r, d.legacy, nil, doc)
+		d.serve(w, r, d.codecs.legacyChoice, nil, doc)
 	}
 }
 
@@ -147,19 +147,19 @@ func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *view
 	case r.Method != http.MethodGet:
 		w.Header().Set("Allow", http.MethodGet)
 		d.writeError(w, r, apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "", 0, false))
-	case !produces(r.Header.Get("Accept"), d.root.supported):
-		message := "406: Not Acceptable\n\nAvailable representations: " + strings.Join(d.root.supported, ", ")
+	case !produces(r.Header.Get("Accept"), d.codecs.supported):
+		message := "406: Not Acceptable\n\nAvailable representations: " + strings.Join(d.codecs.supported, ", ")
 		d.writeError(w, r, apierrors.NewGenericServerResponse(http.StatusNotAcceptable, "", schema.GroupResource{}, "", message, 0, false))
 	default:
-		d.serve(w, r, d.root, docs.core, docs.versions)
+		d.serve(w, r, d.choose, docs.core, docs.versions)
 	}
 }
 
 // serve writes the form of a document that a request asks for.
-func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, n *negotiator, aggregated, legacy *document) {
-	c := n.choose(r.Header.Get("Accept")) // as kube-apiserver: the first line only
+func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, choose func(accept string) choice, aggregated, legacy *document) {
+	c := choose(r.Header.Get("Accept")) // as kube-apiserver: the first line only
 	if c.refused {
-		status := responsewriters.ErrorToAPIStatus(negotiation.NewNotAcceptableError(n.supported)) // as k8s.io/apiserver
+		status := responsewriters.ErrorToAPIStatus(negotiation.NewNotAcceptableError(d.codecs.supported)) // as k8s.io/apiserver
 		responsewriters.WriteRawJSON(int(status.Code), status, w)
 		return
 	}
@@ -199,13 +199,13 @@ func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *ne
 	switch path {
 	case "/apis":
 	case "/api":
-		if aggregated, legacy = docs.core, docs.versions; legacy == nil || !produces(asked.accept, d.root.supported) {
+		if aggregated, legacy = docs.core, docs.versions; legacy == nil || !produces(asked.accept, d.codecs.supported) {
 			return nil
 		}
 	default:
 		return nil
 	}
-	known := d.root.known.Get(asked.accept, time.Time{})
+	known := d.chosen.Get(asked.accept, time.Time{})
 	if known == nil || known.Value.refused {
 		return nil
 	}
