@@ -91,16 +91,15 @@ const (
 // keeps no objects. do sends a request that may last for hours. Watch returns when ctx ends. If the
 // collection cannot be watched, it tries again and again: only the hints are missing meanwhile.
 func Watch(ctx context.Context, do Do, path string, changed func()) error {
-	pause := firstRewatch
+	retry := retries(firstRewatch, lastRewatch)
 	for {
 		begun := time.Now()
 		if err := watchOnce(ctx, do, path, changed); err == nil || time.Since(begun) > lastRewatch {
-			pause = firstRewatch // it has ended normally
+			retry = retries(firstRewatch, lastRewatch) // it has ended normally
 		}
-		if !latest.Sleep(ctx, around(pause)) {
+		if !latest.Sleep(ctx, around(retry())) {
 			return ctx.Err()
 		}
-		pause = min(2*pause, lastRewatch)
 	}
 }
 

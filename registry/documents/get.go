@@ -192,7 +192,9 @@ func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 		case q.Turn <- struct{}{}:
 			a.turn = q.Turn
 			timer.Reset(turnTime)
-			err = a.readOn(res.Body, max(res.ContentLength, 2*first), limit)
+			b := bytes.NewBuffer(append(make([]byte, 0, min(max(res.ContentLength, 2*first), limit)+bytes.MinRead), a.Body...))
+			_, err = b.ReadFrom(io.LimitReader(res.Body, limit+1-int64(b.Len())))
+			a.Body = b.Bytes()
 		case <-ctx.Done():
 			err = fmt.Errorf("waiting for another large document: %w", context.Cause(ctx))
 		}
@@ -209,14 +211,6 @@ func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 	}
 	a.Done()
 	return Answer{}, err
-}
-
-// readOn reads the rest of a body, of size bytes as it seems.
-func (a *Answer) readOn(from io.Reader, size, limit int64) error {
-	b := bytes.NewBuffer(append(make([]byte, 0, min(size, limit)+bytes.MinRead), a.Body...))
-	_, err := b.ReadFrom(io.LimitReader(from, limit+1-int64(len(a.Body))))
-	a.Body = b.Bytes()
-	return err //nolint:wrapcheck // the caller says what was read
 }
 
 func newRequest(ctx context.Context, q Question) *http.Request {

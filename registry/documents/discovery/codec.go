@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"fmt"
 	"mime"
 	"net/http"
@@ -75,12 +76,9 @@ func decode(s runtime.NegotiatedSerializer, media string, body []byte, into runt
 // decodeForeign decodes a backend's document. A backend is asked for JSON, and a body without a
 // Content-Type is JSON.
 func decodeForeign(s runtime.NegotiatedSerializer, a *documents.Answer, into runtime.Object) error {
-	media := runtime.ContentTypeJSON
-	if t := a.Header.Get("Content-Type"); t != "" {
-		var err error
-		if media, _, err = mime.ParseMediaType(t); err != nil {
-			return err //nolint:wrapcheck // it says what it read
-		}
+	media, _, err := mime.ParseMediaType(cmp.Or(a.Header.Get("Content-Type"), runtime.ContentTypeJSON))
+	if err != nil {
+		return err //nolint:wrapcheck // it says what it read
 	}
 	if media != runtime.ContentTypeJSON {
 		return fmt.Errorf("the media type %q is not JSON", media)

@@ -120,11 +120,8 @@ func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string)
 		return nil, "", a.Invalid(errors.New("the local apiserver has no aggregated discovery v2: it must be Kubernetes 1.30 or later"))
 	}
 	list := &apidiscoveryv2.APIGroupDiscoveryList{}
-	media, _, err := mime.ParseMediaType(a.Header.Get("Content-Type"))
-	if err == nil {
-		err = decode(d.codecs.aggregated, media, a.Body, list)
-	}
-	if err != nil {
+	media, _, _ := mime.ParseMediaType(a.Header.Get("Content-Type")) // it cannot fail: it is aggregated
+	if err := decode(d.codecs.aggregated, media, a.Body, list); err != nil {
 		return nil, "", a.Invalid(err)
 	}
 	return list, a.Header.Get("Etag"), nil
