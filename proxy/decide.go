@@ -236,7 +236,8 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 		return
 	}
 	if len(d.Entry.Further) > 0 { // a policy gives the APIService several servers
-		d.Entry = d.Entry.For(d.ForPolicy(h.get("user-agent")))
+		q := d.Request.ForPolicy(d.User, h.get("user-agent"))
+		d.Entry = d.Entry.For(&q)
 	}
 	e := d.Entry
 	if e.Settings.Maintenance != "" || !e.Verdict.Available() {

@@ -14,6 +14,7 @@ import (
 	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/registry/policy"
@@ -211,12 +212,11 @@ func (r *Request) longRunning(declared []string) bool {
 	return slices.Contains(declared, r.Subresource)
 }
 
-// ForPolicy returns what rules of the policy look at.
-func (d *Decision) ForPolicy(userAgent string) *policy.Request {
-	r := &d.Request
-	return &policy.Request{
+// ForPolicy returns what all rules of the policy look at, for a user. Nil means that nobody knows.
+func (r *Request) ForPolicy(u user.Info, userAgent string) policy.Request {
+	return policy.Request{
 		Namespace: r.Namespace, Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, LabelSelector: r.LabelSelector,
-		User: d.User, UserAgent: userAgent,
+		Verb: r.Verb, APIGroup: r.APIGroup, Path: r.Path, IsResource: r.IsResourceRequest, User: u, UserAgent: userAgent,
 	}
 }
 

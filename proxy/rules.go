@@ -52,18 +52,14 @@ func (p *Proxy) rule(d *Decision, h *Head, u user.Info) {
 	case u != nil && slices.Contains(exempt, u.GetName()):
 		return
 	}
-	r := &d.Request
-	q := policy.Request{
-		Namespace: r.Namespace, Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, Verb: r.Verb, APIGroup: r.APIGroup, Path: r.Path, IsResource: r.IsResourceRequest,
-		User: u,
-	}
+	q := d.Request.ForPolicy(u, "")
 	if g.Agents {
 		q.UserAgent = h.get("user-agent")
 	}
 	if g.Sources {
 		q.Source = h.source(d.Credentials.Kind == authn.KindFrontProxy)
 	}
-	q.WholeList = r.Verb == "list" && r.Name == "" && unlimited(h.RawQuery)
+	q.WholeList = q.Verb == "list" && q.Name == "" && unlimited(h.RawQuery)
 	d.Rule, d.DryRun = g.Find(&q)
 }
 

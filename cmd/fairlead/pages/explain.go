@@ -193,9 +193,9 @@ func further(e *registry.Entry, d *proxy.Decision, agent string) (steps []string
 	if e == nil {
 		return nil
 	}
-	chosen, q := false, d.ForPolicy(agent)
+	chosen, q := false, d.Request.ForPolicy(d.User, agent)
 	for _, f := range e.Further {
-		text, field := "not to ", f.Rule.Fails(q)
+		text, field := "not to ", f.Rule.Fails(&q)
 		why := "its " + field + " do not match"
 		switch {
 		case d.Entry == nil: // a document of all
