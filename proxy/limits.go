@@ -102,14 +102,15 @@ func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.
 	}
 	var ok bool
 	if l := p.limits.of(d.Request.Verb); d.Action == ToRemote && !d.LongRunning && l.max > 0 {
-		if held.server, ok = l.places.Take(from, 1, l.max); !ok {
+		whose := "the front door"
+		if held.server, ok = l.places.Take(from, 1, l.max); ok {
+			whose = d.name()
+			held.share, ok = u.Share(l.write).Take(from, 1, l.share)
+		}
+		if !ok {
 			u.Refuse(from, false)
 			held.leave()
-			return errBusy("the front door")
-		}
-		if held.share, ok = u.AcquireShare(from, l.write, l.share); !ok {
-			held.leave()
-			return errBusy(d.name())
+			return errBusy(whose)
 		}
 	}
 	if held.backend, ok = u.Acquire(from, d.LongRunning || held.slow); !ok {
@@ -122,9 +123,8 @@ func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.
 // room reports whether enter would let a request of from to a remote in now.
 func (p *Proxy) room(d *Decision, from bound.Source) bool {
 	l, u := p.limits.of(d.Request.Verb), p.upstream(d, false)
-	server, ok := l.places.Take(from, 1, l.max)
-	server.Leave()
-	return (ok || d.LongRunning) && (u == nil || u.Room(from, d.LongRunning, l.write, l.share))
+	server := d.LongRunning || l.places.Room(from, l.max) && (u == nil || u.Share(l.write).Room(from, l.share))
+	return server && (u == nil || u.Room(from, d.LongRunning))
 }
 
 func (h *place) leave() {

@@ -53,6 +53,13 @@ func (p *Places) Take(s Source, n, most int64) (Place, bool) {
 	return Place{of: p, source: s, n: n, counted: counted}, true
 }
 
+// Room reports whether Take would give a place now.
+func (p *Places) Room(s Source, most int64) bool {
+	place, ok := p.Take(s, 1, most)
+	place.Leave()
+	return ok
+}
+
 // count adds n for s, unless that exceeds its share. held is the total with them.
 func (p *Places) count(s Source, n, most, held int64) bool {
 	lends := p.Lend && most-held >= spared(most)

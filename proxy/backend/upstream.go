@@ -60,7 +60,7 @@ type Upstream struct {
 	carrier atomic.Pointer[Upstream]
 
 	inFlight, longRunning bound.Places
-	// reads and writes are the places that AcquireShare has given.
+	// reads and writes are the places that Share gives.
 	reads, writes bound.Places
 	// budget is for retries, budgetApart for those of requests that Plan sends apart.
 	budget, budgetApart budget.Retries
@@ -187,34 +187,20 @@ func (u *Upstream) Acquire(from bound.Source, longRunning bool) (place bound.Pla
 	return place, ok
 }
 
-// Room reports whether Acquire, and AcquireShare if there is a share, would give from a place now.
-// It counts nothing.
-func (u *Upstream) Room(from bound.Source, longRunning, write bool, share int64) bool {
+// Room reports whether Acquire would give from a place now. It counts nothing.
+func (u *Upstream) Room(from bound.Source, longRunning bool) bool {
 	_, places, most := u.limit(longRunning)
-	place, ok := places.Take(from, 1, most)
-	place.Leave()
-	if ok && !longRunning && share > 0 {
-		place, ok = u.ofShare(write).Take(from, 1, share)
-		place.Leave()
-	}
-	return ok
+	return places.Room(from, most)
 }
 
-func (u *Upstream) ofShare(write bool) *bound.Places {
+// Share returns the places among the reads or writes of this backend: its share of a limit of the
+// whole server, so that a slow backend cannot use all of it; one source leaves some of that to
+// others. They are taken in addition to Acquire.
+func (u *Upstream) Share(write bool) *bound.Places {
 	if write {
 		return &u.writes
 	}
 	return &u.reads
-}
-
-// AcquireShare takes a place among the reads or writes of this backend. limit is the backend's
-// share of a limit of the whole server, so that a slow backend cannot use all of it; one source
-// leaves some of that to others. It is called in addition to Acquire.
-func (u *Upstream) AcquireShare(from bound.Source, write bool, limit int64) (place bound.Place, ok bool) {
-	if place, ok = u.ofShare(write).Take(from, 1, limit); !ok {
-		u.Refuse(from, false)
-	}
-	return place, ok
 }
 
 // update applies a new view: it adds new endpoints, and drains removed ones. It reports whether any

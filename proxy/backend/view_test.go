@@ -227,7 +227,7 @@ func TestLimits(t *testing.T) {
 		u := f.Upstream(f.set(healthy("10.0.0.1:443")))
 		jane, bob := bound.Source{User: "jane"}, bound.Source{User: "bob"}
 		check.Same(t, 0, len(u.Limits()), "limits at rest")
-		check.Same(t, true, u.Room(jane, false, false, 0), "room at rest")
+		check.Same(t, true, u.Room(jane, false), "room at rest")
 		var held []bound.Place
 		for range 30 {
 			if place, ok := u.Acquire(jane, false); ok {
@@ -241,12 +241,12 @@ func TestLimits(t *testing.T) {
 			return text
 		}
 		check.Same(t, "inflight 19/20 user \"jane\" 14, 11 user \"jane\" 11;", describe(), "one user has all but one place")
-		check.Same(t, [2]bool{false, true}, [2]bool{u.Room(jane, false, false, 0), u.Room(bob, false, false, 0)}, "room for the two")
-		check.Same(t, true, u.Room(jane, true, false, 1), "room for a watch")
-		if _, ok := u.AcquireShare(bob, true, 1); !ok {
+		check.Same(t, [2]bool{false, true}, [2]bool{u.Room(jane, false), u.Room(bob, false)}, "room for the two")
+		check.Same(t, true, u.Room(jane, true), "room for a watch")
+		if _, ok := u.Share(true).Take(bob, 1, 1); !ok {
 			t.Error("no share")
 		}
-		check.Same(t, [2]bool{false, true}, [2]bool{u.Room(bob, false, true, 1), u.Room(bob, false, false, 1)}, "room in the shares of writes and reads")
+		check.Same(t, [2]bool{false, true}, [2]bool{u.Share(true).Room(bob, 1), u.Share(false).Room(bob, 1)}, "room in the shares of writes and reads")
 		check.Same(t, 11, u.meter.rejected[limitInFlight].Load(), "refused, without the questions")
 		u.Refuse(bob, true)
 		check.Same(t, "inflight 19/20 user \"jane\" 14, 11 user \"jane\" 11;sessions 0/0  0, 1 user \"bob\" 1;", describe(), "and a session")
