@@ -240,19 +240,19 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	c.closed, c.end = context.WithCancel(context.Background())
 	u.shared.spawn(func() {
 		defer release()
-		c.watch(changed, lost, u.shared.ctx.Done())
+		c.watch(&c.how, c.closed.Done(), changed, lost, u.shared.ctx.Done())
 	})
 	return c, nil
 }
 
-// watch drains and cuts the connection when its time has come, see dialing. It returns when the
-// connection is closed, or stop is.
-func (c *Conn) watch(changed, lost, stop <-chan struct{}) {
-	drain := sync.OnceFunc(c.how.drain)
+// watch drains and cuts the connection when its time has come, see dialing. It returns when over
+// is closed, at the connection's end at the latest, or stop is.
+func (c *Conn) watch(how *dialing, over, changed, lost, stop <-chan struct{}) {
+	drain := sync.OnceFunc(how.drain)
 	var grace <-chan time.Time // set while the trust is lost, and watches continue
 	for ended := false; !ended; {
 		select {
-		case <-c.closed.Done():
+		case <-over:
 			return
 		case <-changed:
 			changed = nil
@@ -268,7 +268,7 @@ func (c *Conn) watch(changed, lost, stop <-chan struct{}) {
 			ended = true
 		}
 		c.isCut.Store(true)
-		c.how.cut(c)
+		how.cut(c)
 	}
 }
 

@@ -392,32 +392,16 @@ func (p *Pools) guardHeld(h heldConn, end func()) {
 		return
 	}
 	p.shared.spawn(func() {
-		cut := p.awaitEnd(h)
+		lost, release := h.u.target.guard(h.on.ConnectionState().PeerCertificates)
+		ctx, cut := context.WithCancel(h.on.closed)
+		h.on.watch(&dialing{drain: func() {}, cut: func(*Conn) { cut() }}, ctx.Done(), nil, lost, p.shared.ctx.Done())
+		release()
+		cut()
 		p.mu.Lock()
 		delete(p.guarded, h) // before end: if the APIService leaves again, it needs a new guard
 		p.mu.Unlock()
-		if cut {
+		if h.on.closed.Err() == nil && p.shared.ctx.Err() == nil { // else its requests have ended
 			end()
 		}
 	})
-}
-
-// awaitEnd returns false when the connection has ended, and true when its long-running requests
-// must end.
-func (p *Pools) awaitEnd(h heldConn) (cut bool) {
-	lost, release := h.u.target.guard(h.on.ConnectionState().PeerCertificates)
-	defer release()
-	var grace <-chan time.Time
-	for {
-		select {
-		case <-lost:
-			lost, grace = nil, time.After(watchGrace)
-		case <-grace:
-			return true
-		case <-h.on.closed.Done():
-			return false
-		case <-p.shared.ctx.Done():
-			return false
-		}
-	}
 }
