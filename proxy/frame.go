@@ -47,9 +47,7 @@ func (p *Proxy) Frames(cfg h2.Config) *h2.Server {
 	}
 	cfg.Decide = l.decide
 	cfg.Source = func(remote string) string { return bound.Stranger(remote).Address }
-	cfg.Dial = func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error) {
-		return ep.Value.(backend.Lease).Dial(ctx, ep, wrap) //nolint:forcetypeassert // set by backend's Pick
-	}
+	cfg.Dial = backend.Dial
 	l.server = h2.New(cfg)
 	p.frames = l
 	p.cfg.Backends.SetEngine(l.server)

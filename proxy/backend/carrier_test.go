@@ -67,9 +67,9 @@ func TestWhoShares(t *testing.T) {
 	used := map[string]map[string]bool{"a": {}, "b": {}}
 	for range 100 {
 		for name := range used {
-			l, _ := s.up(name).Pick(nil)
-			used[name][l.Address()] = true
-			l.Release()
+			l := s.up(name).take(nil)
+			used[name][l.address] = true
+			l.release()
 		}
 	}
 	check.Same(t, map[string]map[string]bool{"a": {place2: true}, "b": {place1: true, place2: true}}, used, "endpoints used")

@@ -90,7 +90,7 @@ func (u *Upstream) handshake(ctx context.Context, c *tls.Conn) (err error) {
 type Conn struct {
 	*tls.Conn
 	how    dialing
-	lease  Lease           // what it was dialled for; upgraded connections hold it
+	at     *endpoint       // where it was dialled; upgraded connections have taken it
 	closed context.Context // canceled by Close
 	end    context.CancelFunc
 	once   sync.Once
@@ -125,7 +125,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// dialing says how to make a connection, and what happens to it: see Lease.Dial, dialAny and
+// dialing says how to make a connection, and what happens to it: see Dial, dialAny and
 // plain.dial.
 type dialing struct {
 	// protocols are offered by ALPN.
@@ -143,7 +143,7 @@ type dialing struct {
 }
 
 // Address returns the address of the endpoint.
-func (c *Conn) Address() string { return c.lease.Address() }
+func (c *Conn) Address() string { return c.at.address }
 
 // Failed returns the error of a request that was sent on the connection, and got no response head
 // because of err.
@@ -184,18 +184,18 @@ func (u *Upstream) dialAny(ctx context.Context, by *Stay, protocols ...string) (
 		protocols: protocols,
 		drain:     func() {},                       // it carries one request
 		cut:       func(c *Conn) { _ = c.Close() }, // its session must end
-		closed:    func(c *Conn) { c.lease.Release() },
+		closed:    func(c *Conn) { c.at.release() },
 	}
-	f = c.run(ctx, func(l Lease) *engine.Failure {
-		within, cancel := context.WithTimeout(ctx, c.patience(l))
+	f = c.run(ctx, func(e *endpoint) *engine.Failure {
+		within, cancel := context.WithTimeout(ctx, c.patience(e))
 		defer cancel()
 		var err error
-		if conn, err = u.dialOwned(within, l.e, how); err != nil {
+		if conn, err = u.dialOwned(within, e, how); err != nil {
 			reason := engine.ReasonDial
 			if ctx.Err() != nil {
 				reason = over(ctx)
 			}
-			return fail(reason, l.e.address, err)
+			return fail(reason, e.address, err)
 		}
 		return nil
 	})
@@ -236,7 +236,7 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	m.dials[dialOK].Add(1)
 	e.suspicion.failed.Store(0)
 	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)
-	c := &Conn{Conn: tc, how: how, lease: Lease{e}}
+	c := &Conn{Conn: tc, how: how, at: e}
 	c.closed, c.end = context.WithCancel(context.Background())
 	u.shared.spawn(func() {
 		defer release()

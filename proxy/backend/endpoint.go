@@ -37,7 +37,7 @@ type endpoint struct {
 	inEngine atomic.Pointer[engine.Endpoint] // nil if no request was sent since its last connection drained
 	said     atomic.Pointer[string]          // the last GOAWAY with an error, and when it came; nil if none has
 	saidAt   atomic.Int64                    // when one was last logged, in Unix nanoseconds; zero means never
-	// inFlight counts the Leases.
+	// inFlight counts the requests that have taken the endpoint.
 	inFlight  atomic.Int64
 	suspicion suspicion
 	// out says that the endpoint is unhealthy while others are not. It is set before verdict ends.
@@ -306,10 +306,10 @@ func (e *endpoint) rank(by *Stay) uint64 {
 }
 
 // other returns the least loaded endpoint that is not in avoid, or nil.
-func (v *view) other(avoid []Lease) *endpoint {
+func (v *view) other(avoid []*endpoint) *endpoint {
 	var best *endpoint
 	for _, e := range v.preferred {
-		if !slices.Contains(avoid, Lease{e}) && (best == nil || e.load() < best.load()) {
+		if !slices.Contains(avoid, e) && (best == nil || e.load() < best.load()) {
 			best = e
 		}
 	}
@@ -317,28 +317,12 @@ func (v *view) other(avoid []Lease) *endpoint {
 		return best
 	}
 	for _, e := range slices.Concat(v.slow, v.rest) {
-		if !slices.Contains(avoid, Lease{e}) {
+		if !slices.Contains(avoid, e) {
 			return e
 		}
 	}
 	return nil
 }
 
-// Lease is one request's place at an endpoint: while held, it counts in the endpoint's load. The
-// zero Lease holds nothing.
-type Lease struct{ e *endpoint }
-
-// Address returns the endpoint's host:port, empty for the zero Lease.
-func (l Lease) Address() string {
-	if l.e == nil {
-		return ""
-	}
-	return l.e.address
-}
-
-// Release gives the place back. It must be called once for every Lease that Pick has returned.
-func (l Lease) Release() {
-	if l.e != nil {
-		l.e.inFlight.Add(-1)
-	}
-}
+// release undoes take, once for each.
+func (e *endpoint) release() { e.inFlight.Add(-1) }

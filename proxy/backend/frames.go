@@ -37,19 +37,15 @@ func (u *Upstream) Plan(apart bool, by *Stay) engine.Plan {
 // pick is engine.Upstream.Pick: it chooses an endpoint for a Stay, if possible none that was tried.
 func (u *Upstream) pick(client any, tried []*engine.Endpoint) *engine.Endpoint {
 	by, _ := client.(*Stay)
-	var avoid [maxRetries]Lease
-	n := 0
-	for _, t := range tried[:min(len(tried), len(avoid))] {
-		if lease, ok := t.Value.(Lease); ok {
-			avoid[n] = lease
-			n++
-		}
+	var avoid [maxRetries]*endpoint
+	n := min(len(tried), len(avoid))
+	for i, t := range tried[:n] {
+		avoid[i], _ = t.Value.(*endpoint) // set by forEngine
 	}
-	lease, ok := u.Pick(by, avoid[:n]...)
-	if !ok {
-		return nil
+	if e := u.take(by, avoid[:n]...); e != nil {
+		return e.forEngine()
 	}
-	return lease.e.forEngine()
+	return nil
 }
 
 // forEngine returns the endpoint for the engine. It has its own connections or its carrier's, and
@@ -64,9 +60,8 @@ func (e *endpoint) forEngine() *engine.Endpoint {
 		if was != nil && was.Via == via {
 			return was
 		}
-		lease := Lease{e}
 		next := &engine.Endpoint{
-			Name: e.address, Via: via, Value: lease, Release: lease.Release, Told: e.tell, PingTimeout: e.up.pingTimeout(),
+			Name: e.address, Via: via, Value: e, Release: e.release, Told: e.tell, PingTimeout: e.up.pingTimeout(),
 			Failed: func(err error) {
 				e.lost()
 				e.up.target.signal(e.address, err)
@@ -78,11 +73,12 @@ func (e *endpoint) forEngine() *engine.Endpoint {
 	}
 }
 
-// Dial is h2.Config.Dial for an endpoint whose Value is l. When the connection must drain, the
-// engine retires the endpoint. Long-running requests end only on a connection that is no longer
-// trusted: the server may have shown a newer certificate on others.
-func (l Lease) Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error) {
-	e, shared := l.e, l.e.up.shared
+// Dial is h2.Config.Dial. When the connection must drain, the engine retires the endpoint.
+// Long-running requests end only on a connection that is no longer trusted: the server may have
+// shown a newer certificate on others.
+func Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error) {
+	e := ep.Value.(*endpoint) //nolint:forcetypeassert // set by forEngine
+	shared := e.up.shared
 	conn, err := e.dialH2(ctx, dialing{
 		wrap: wrap,
 		drain: func() { // replaces the endpoint for the engine, so that the next pick dials again

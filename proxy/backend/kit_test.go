@@ -158,16 +158,16 @@ func (f *fixture) up(name string) *Upstream { return f.Upstream(f.entries[name])
 // via returns the carrier that a request uses, or nil if it uses its own connections.
 func (f *fixture) via(name string) *Upstream {
 	f.t.Helper()
-	l, ok := f.up(name).Pick(nil)
-	if !ok {
+	l := f.up(name).take(nil)
+	if l == nil {
 		f.t.Fatalf("%s has no endpoint", name)
 	}
-	defer l.Release()
-	at := l.e.via.Load()
+	defer l.release()
+	at := l.via.Load()
 	if at == nil {
 		return nil
 	}
-	check.Same(f.t, l.Address(), at.address, "%s: the address of its carrier's endpoint", name)
+	check.Same(f.t, l.address, at.address, "%s: the address of its carrier's endpoint", name)
 	return at.up
 }
 

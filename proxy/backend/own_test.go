@@ -17,7 +17,7 @@ type audience struct {
 	t     *testing.T
 	u     *Upstream
 	stays []*Stay
-	held  []Lease
+	held  []*endpoint
 }
 
 func newAudience(t *testing.T, clients int, endpoints ...registry.Endpoint) *audience {
@@ -33,9 +33,9 @@ func newAudience(t *testing.T, clients int, endpoints ...registry.Endpoint) *aud
 // at returns where a request of each connection goes.
 func (a *audience) at() (out []string) {
 	for _, s := range a.stays {
-		l, _ := a.u.Pick(s)
-		l.Release()
-		out = append(out, l.Address())
+		l := a.u.take(s)
+		l.release()
+		out = append(out, l.address)
 	}
 	return out
 }
@@ -45,7 +45,7 @@ func (a *audience) at() (out []string) {
 func (a *audience) hold(n int) map[string]int64 {
 	for range n {
 		for _, s := range a.stays {
-			l, _ := a.u.Pick(s)
+			l := a.u.take(s)
 			a.held = append(a.held, l)
 		}
 	}
@@ -55,7 +55,7 @@ func (a *audience) hold(n int) map[string]int64 {
 
 func (a *audience) release() {
 	for _, l := range a.held {
-		l.Release()
+		l.release()
 	}
 	a.held = nil
 }
@@ -78,9 +78,9 @@ func TestOwn(t *testing.T) {
 	again, other := a.at(), a.up("v2.example.com")
 	a.set(three[0], three[2])
 	for i, now := range a.at() {
-		l, _ := other.Plan(false, a.stays[i]).Forward.Pick(a.stays[i], nil).Value.(Lease)
-		l.Release()
-		check.Same(t, []string{before[i], before[i]}, []string{again[i], l.Address()}, "endpoint of connection %d, then and for another APIService", i)
+		l, _ := other.Plan(false, a.stays[i]).Forward.Pick(a.stays[i], nil).Value.(*endpoint)
+		l.release()
+		check.Same(t, []string{before[i], before[i]}, []string{again[i], l.address}, "endpoint of connection %d, then and for another APIService", i)
 		if before[i] != place2 && now != before[i] || now == place2 {
 			t.Errorf("connection %d: %s, without %s %s", i, before[i], place2, now)
 		}
@@ -137,7 +137,7 @@ func TestOwnBesideOthers(t *testing.T) {
 func TestOwnIsUsable(t *testing.T) {
 	a := newAudience(t, 1, three...)
 	own := a.at()[0]
-	var of Lease
+	var of *endpoint
 	lists := map[string][]registry.Endpoint{}
 	for _, e := range three {
 		slow, ill := e, e
@@ -148,7 +148,7 @@ func TestOwnIsUsable(t *testing.T) {
 	}
 	for _, e := range a.u.snapshot() {
 		if e.address == own {
-			of = Lease{e}
+			of = e
 		}
 	}
 	next := func(is string) {
@@ -158,14 +158,14 @@ func TestOwnIsUsable(t *testing.T) {
 			t.Errorf("its endpoint %s is %s: %v", own, is, got)
 		}
 	}
-	of.e.suspicion.doubted.Store(time.Now().Add(time.Hour).UnixNano())
+	of.suspicion.doubted.Store(time.Now().Add(time.Hour).UnixNano())
 	next("suspect")
-	of.e.suspicion.doubted.Store(0)
+	of.suspicion.doubted.Store(0)
 	check.Same(t, []string{own}, a.at(), "endpoint when trusted again")
-	if l, _ := a.u.Plan(false, a.stays[0]).Forward.Pick(a.stays[0], []*engine.Endpoint{of.e.forEngine()}).Value.(Lease); l == of {
+	if l, _ := a.u.Plan(false, a.stays[0]).Forward.Pick(a.stays[0], []*engine.Endpoint{of.forEngine()}).Value.(*endpoint); l == of {
 		t.Error("a retry goes to the same endpoint")
 	} else {
-		l.Release()
+		l.release()
 	}
 	check.Same(t, false, a.u.Plan(false, a.stays[0]).Stays, "a retry stays")
 	a.set(lists["unhealthy"]...)
@@ -198,8 +198,8 @@ func BenchmarkPick(b *testing.B) {
 			b.Run(fmt.Sprint(name, "/", n), func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
-					l, _ := u.Pick(by)
-					l.Release()
+					l := u.take(by)
+					l.release()
 				}
 			})
 		}

@@ -167,7 +167,7 @@ func (c *pooled) use(n int64, long bool) {
 	}
 	if paused := n < 0 || n > quickBody; paused != c.paused {
 		c.paused = paused
-		limit := c.lease.e.up.pingTimeout()
+		limit := c.at.up.pingTimeout()
 		if paused {
 			limit = 0
 		}
@@ -195,7 +195,7 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 		}
 		n, err = c.Conn.Read(p)
 		if again = errors.Is(err, os.ErrDeadlineExceeded); again {
-			if _ = c.SetReadDeadline(time.Time{}); c.long.Load() && c.lease.e.hung.Load() {
+			if _ = c.SetReadDeadline(time.Time{}); c.long.Load() && c.at.hung.Load() {
 				c.isCut.Store(true)
 				return 0, net.ErrClosed
 			}
@@ -207,8 +207,8 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 	announced := err == errHugeHead || err == io.EOF && c.last.Load() //nolint:errorlint // nobody wraps them
 	if err != nil && !announced && c.closed.Err() == nil && !errors.Is(err, context.Canceled) {
 		c.ended.Do(func() {
-			c.lease.e.lost()
-			c.lease.e.up.target.signal(c.lease.e.address, errLost)
+			c.at.lost()
+			c.at.up.target.signal(c.at.address, errLost)
 		})
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped

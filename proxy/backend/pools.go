@@ -262,7 +262,6 @@ func (p *Pools) move(r *remote, to *registry.Backend) {
 // newCarrier makes the carrier of a Backend. Its dials are counted, and its failures signaled, for
 // reporter.
 func (p *Pools) newCarrier(of *registry.Backend, reporter *remote) *carrier {
-	only := []string{"h2"}
 	c := &carrier{of: of, members: make(map[*remote]struct{})}
 	c.Upstream = newUpstream(of.String(), p.shared, target{
 		tls:   func() (*tls.Config, error) { return p.cfg.TLS(of.Owner, of) },
@@ -270,10 +269,9 @@ func (p *Pools) newCarrier(of *registry.Backend, reporter *remote) *carrier {
 		dial:  p.cfg.Dial,
 		// The engine signals failures to APIServices with requests on the connection. This signal
 		// is for idle connections.
-		signal:    func(address string, err error) { c.reporter.Load().target.signal(address, err) },
-		observe:   func(string, time.Duration) {}, // members observe their own requests
-		protocols: func() []string { return only },
-		doubt:     suspicionTime,
+		signal:  func(address string, err error) { c.reporter.Load().target.signal(address, err) },
+		observe: func(string, time.Duration) {}, // members observe their own requests
+		doubt:   suspicionTime,
 	})
 	c.reporter.Store(reporter)
 	c.view.Store(&view{pingTimeout: of.PingTimeout})

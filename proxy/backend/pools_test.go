@@ -102,7 +102,7 @@ func TestOtherTables(t *testing.T) {
 		t.Error("a removed entry has an upstream")
 	}
 	u.update(&view{}, []registry.Endpoint{healthy(place1)})
-	if _, ok := u.Pick(nil); ok || len(u.snapshot()) > 1 {
+	if u.take(nil) != nil || len(u.snapshot()) > 1 {
 		t.Errorf("a closed upstream has %d endpoints", len(u.snapshot()))
 	}
 }

@@ -160,11 +160,11 @@ func (e *endpoint) ill() int {
 	return 0
 }
 
-func (s *Stay) pick(u *Upstream, avoid []Lease) *endpoint {
+func (s *Stay) pick(u *Upstream, avoid []*endpoint) *endpoint {
 	at, own, tried := s.at.Load(), (*endpoint)(nil), false
 	if at != nil {
 		own = at.of[u.pool-1]
-		tried = slices.Contains(avoid, Lease{own})
+		tried = slices.Contains(avoid, own)
 		if s.stuck || !tried && own.ill() == 0 {
 			return own
 		}

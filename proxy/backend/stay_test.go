@@ -59,14 +59,14 @@ func (c *crowd) at() []string {
 	var out []string
 	for i, s := range c.stays {
 		for _, u := range c.l.pools {
-			l, _ := u.Pick(s)
-			l.Release()
+			l := u.take(s)
+			l.release()
 			if u.HTTP2() {
-				l, _ = u.Plan(false, s).Forward.Pick(s, nil).Value.(Lease)
-				l.Release()
+				l, _ = u.Plan(false, s).Forward.Pick(s, nil).Value.(*endpoint)
+				l.release()
 			}
-			if out = append(out, l.Address())[:i+1]; out[i] != l.Address() {
-				c.t.Errorf("connection %d is at %s and %s", i, out[i], l.Address())
+			if out = append(out, l.address)[:i+1]; out[i] != l.address {
+				c.t.Errorf("connection %d is at %s and %s", i, out[i], l.address)
 			}
 		}
 	}
@@ -158,8 +158,8 @@ func leaves(t *testing.T) {
 	retry := func() { // as the engine does
 		p := u.Plan(false, c.stays[0])
 		check.Same(t, true, p.Stays, "it retries what was processed there")
-		l, _ := p.Forward.Pick(p.Client, []*engine.Endpoint{p.Forward.Pick(p.Client, nil)}).Value.(Lease)
-		l.Release()
+		l, _ := p.Forward.Pick(p.Client, []*engine.Endpoint{p.Forward.Pick(p.Client, nil)}).Value.(*endpoint)
+		l.release()
 	}
 	retry()
 	at(place2)
@@ -179,9 +179,9 @@ func leaves(t *testing.T) {
 	goes := func(want string, what schema.GroupVersionResource) {
 		t.Helper()
 		s := c.l.For(c.stays[0], what)
-		l, _ := u.Pick(s)
-		l.Release()
-		check.Same(t, want, l.Address(), "where %v goes", what)
+		l := u.take(s)
+		l.release()
+		check.Same(t, want, l.address, "where %v goes", what)
 	}
 	check.Same(t, true, c.l.Alike(), "all servers are alike")
 	c.l.Only("discovery", all, map[schema.GroupVersionResource][]string{things: {place1, place2}, things.GroupVersion().WithResource(""): {place1}})

@@ -73,23 +73,24 @@ type call struct {
 	body *body          // nil means none
 	res  *http.Response // when a try has succeeded
 
-	tried   []Lease // released, only to be avoided
+	tried   []*endpoint // released, only to be avoided
 	retries int
 	until   time.Time // when to stop waiting for any endpoint; zero means that all tries had one
 }
 
-// run tries one endpoint after the other. If try succeeds, it keeps the Lease.
-func (c *call) run(ctx context.Context, try func(Lease) *engine.Failure) *engine.Failure {
+// run tries one endpoint after the other. If try succeeds, it keeps the endpoint.
+func (c *call) run(ctx context.Context, try func(*endpoint) *engine.Failure) *engine.Failure {
 	for {
-		l, ok := c.u.Pick(c.by, c.tried...)
+		e := c.u.take(c.by, c.tried...)
 		var f *engine.Failure
-		if !ok {
+		if e == nil {
 			f = fail(engine.ReasonDial, "", errNoEndpoint)
-		} else if f = try(l); f == nil {
+		} else if f = try(e); f == nil {
 			return nil
+		} else {
+			e.release()
 		}
-		l.Release()
-		if !c.again(ctx, l, f) {
+		if !c.again(ctx, e, f) {
 			if f.Reason == engine.ReasonEjected { // only says why to try again
 				f.Reason = engine.ReasonLost
 			}
@@ -99,13 +100,13 @@ func (c *call) run(ctx context.Context, try func(Lease) *engine.Failure) *engine
 }
 
 // again reports whether to retry. It pauses first if necessary.
-func (c *call) again(ctx context.Context, l Lease, f *engine.Failure) bool {
+func (c *call) again(ctx context.Context, e *endpoint, f *engine.Failure) bool {
 	unsent := f.Reason == engine.ReasonDial
 	if ctx.Err() != nil || !unsent && (!c.safe || f.Reason != engine.ReasonLost && f.Reason != engine.ReasonEjected) || c.body.touched() {
 		return false
 	}
-	if l.e != nil {
-		c.tried = append(c.tried, l)
+	if e != nil {
+		c.tried = append(c.tried, e)
 	}
 	another := c.u.view.Load().other(c.tried) != nil
 	if c.until.IsZero() {
@@ -125,21 +126,20 @@ func (c *call) again(ctx context.Context, l Lease, f *engine.Failure) bool {
 	return true
 }
 
-// elsewhere reports whether another endpoint may be tried after l.
-func (c *call) elsewhere(l Lease) bool {
-	return c.retries < maxRetries && c.u.view.Load().other(append(slices.Clip(c.tried), l)) != nil
+// elsewhere reports whether another endpoint may be tried after e.
+func (c *call) elsewhere(e *endpoint) bool {
+	return c.retries < maxRetries && c.u.view.Load().other(append(slices.Clip(c.tried), e)) != nil
 }
 
 // patience returns how long to wait for a connection.
-func (c *call) patience(l Lease) time.Duration {
-	if c.elsewhere(l) {
+func (c *call) patience(e *endpoint) time.Duration {
+	if c.elsewhere(e) {
 		return impatience
 	}
 	return queueTimeout
 }
 
-func (c *call) try(l Lease) *engine.Failure {
-	e := l.e
+func (c *call) try(e *endpoint) *engine.Failure {
 	p := e.http1()
 	if p == nil {
 		return fail(engine.ReasonDial, e.address, errGone)
@@ -154,7 +154,7 @@ func (c *call) try(l Lease) *engine.Failure {
 		}
 	}, WroteRequest: func(httptrace.WroteRequestInfo) { sent.Store(int64(time.Since(start))) }})
 	verdict, out := e.state()
-	if out && c.elsewhere(l) { // ejected since it was chosen
+	if out && c.elsewhere(e) { // ejected since it was chosen
 		cancel(nil)
 		return fail(engine.ReasonDial, e.address, errEjected)
 	}
@@ -163,7 +163,7 @@ func (c *call) try(l Lease) *engine.Failure {
 			cancel(errEjected)
 		}
 	})
-	patience := time.AfterFunc(c.patience(l), func() {
+	patience := time.AfterFunc(c.patience(e), func() {
 		if on.Load() == nil {
 			cancel(errPatience)
 		}
@@ -204,7 +204,7 @@ func (c *call) try(l Lease) *engine.Failure {
 	answer.done = func() {
 		stays()
 		cancel(nil)
-		l.Release()
+		e.release()
 		c.body.end()
 	}
 	res.Body, c.res = answer, res

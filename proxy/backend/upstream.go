@@ -84,7 +84,7 @@ type target struct {
 	// observe reports response times of live traffic to health. Never nil.
 	observe func(address string, took time.Duration)
 	// protocols are offered by ALPN. A server that selects none speaks HTTP/1.1, if that is one of
-	// them.
+	// them. Nil for a carrier, of which only HTTP/2 is asked.
 	protocols func() []string
 	// maxConns limits the connections to an endpoint over HTTP/1.1.
 	maxConns int
@@ -154,10 +154,10 @@ func newUpstream(name string, o *shared, t target) *Upstream {
 	return u
 }
 
-// Pick chooses an endpoint: that of a client connection, without one the less loaded of two random
-// healthy ones, and none of avoid if possible. It reports false if there is no endpoint at all. The
-// caller must release the Lease when the request has ended.
-func (u *Upstream) Pick(by *Stay, avoid ...Lease) (Lease, bool) {
+// take chooses an endpoint, and counts a request there until release: that of a client connection,
+// without one the less loaded of two random healthy ones, and none of avoid if possible. It returns
+// nil if there is no endpoint at all.
+func (u *Upstream) take(by *Stay, avoid ...*endpoint) *endpoint {
 	v := u.view.Load()
 	var e *endpoint
 	switch {
@@ -169,11 +169,10 @@ func (u *Upstream) Pick(by *Stay, avoid ...Lease) (Lease, bool) {
 	if e == nil {
 		e = v.choose(u.picks.Add(1), by)
 	}
-	if e == nil {
-		return Lease{}, false
+	if e != nil {
+		e.inFlight.Add(1)
 	}
-	e.inFlight.Add(1)
-	return Lease{e}, true
+	return e
 }
 
 // Acquire takes a place among the requests in flight, or among the long-running ones, for a request

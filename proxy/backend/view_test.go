@@ -96,14 +96,14 @@ func TestPickSpreads(t *testing.T) {
 		}
 		u := f.Upstream(f.set(list...))
 		got := 0
-		var leases []Lease
+		var leases []*endpoint
 		for range tt.n {
-			l, _ := u.Pick(nil)
-			if l.Address() == tt.of {
+			l := u.take(nil)
+			if l.address == tt.of {
 				got++
 			}
 			if tt.slow {
-				l.Release()
+				l.release()
 			} else {
 				leases = append(leases, l)
 			}
@@ -112,7 +112,7 @@ func TestPickSpreads(t *testing.T) {
 			t.Errorf("%s got %d of %d among %d", tt.of, got, tt.n, len(list))
 		}
 		for _, l := range leases {
-			l.Release()
+			l.release()
 		}
 		for _, e := range u.snapshot() {
 			check.Same(t, 0, e.inFlight.Load(), "requests in flight at %s", e.address)
@@ -126,25 +126,25 @@ func TestPickAvoids(t *testing.T) {
 	e := f.set(healthy("a:1"), healthy("b:1"), registry.Endpoint{Address: "c:1"}, registry.Endpoint{Address: "d:1", Health: registry.Unhealthy})
 	u := f.Upstream(e)
 	for range 100 {
-		var avoid []Lease
+		var avoid []*endpoint
 		var got []string
 		for range 3 {
-			l, ok := u.Pick(nil, avoid...)
-			if !ok {
+			l := u.take(nil, avoid...)
+			if l == nil {
 				t.Fatal("no endpoint")
 			}
-			l.Release()
+			l.release()
 			avoid = append(avoid, l)
-			got = append(got, l.Address())
+			got = append(got, l.address)
 		}
 		slices.Sort(got[:2])
 		if d := cmp.Diff([]string{"a:1", "b:1", "c:1"}, got); d != "" {
 			t.Fatal(d)
 		}
-		if l, ok := u.Pick(nil, avoid...); !ok || l.Address() == "c:1" || l.Address() == "d:1" {
-			t.Errorf("with all avoided: got %q, %v", l.Address(), ok)
+		if l := u.take(nil, avoid...); l == nil || l.address == "c:1" || l.address == "d:1" {
+			t.Errorf("with all avoided: got %v", l)
 		} else {
-			l.Release()
+			l.release()
 		}
 	}
 }
@@ -156,18 +156,15 @@ func TestNoAllocations(t *testing.T) {
 	e := f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"))
 	by := (*Local)(nil).Stay(t.Context())
 	check.Same(t, 0, testing.AllocsPerRun(1000, func() {
-		n, _ := f.Upstream(e).Pick(by)
-		n.Release()
-		l, _ := f.Upstream(e).Pick(nil)
-		m, _ := f.Upstream(e).Pick(nil, l)
-		m.Release()
-		l.Release()
+		n := f.Upstream(e).take(by)
+		n.release()
+		l := f.Upstream(e).take(nil)
+		m := f.Upstream(e).take(nil, l)
+		m.release()
+		l.release()
 		place, _ := f.Upstream(e).Acquire(bound.Source{User: "ann"}, true)
 		place.Leave()
 	}), "allocations")
-	var none Lease
-	none.Release()
-	check.Same(t, "", none.Address(), "address of no lease")
 }
 
 func TestAcquire(t *testing.T) {
