@@ -172,6 +172,9 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 		l.root = identify(got.root)
 	}
 	b.mu.Lock()
+	if err != nil {
+		defer b.of.refused(b.counted, err) // after the unlock: it logs
+	}
 	defer b.mu.Unlock()
 	b.leaves[sha256.Sum256(chain[0].Raw)] = l
 	if len(b.leaves) > maxLeaves {
@@ -179,7 +182,6 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 		delete(b.leaves, slices.MinFunc(slices.Collect(maps.Keys(b.leaves)), oldest))
 	}
 	if err != nil {
-		b.of.refused(b.counted, err)
 		return err
 	}
 	if b.current.Load() != v {
