@@ -7,7 +7,7 @@ SHELL       := /usr/bin/env bash
 # The version that every binary prints and sends in its User-Agent.
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 # Static and reproducible: no cgo, no build paths, no state of a clone, no symbol tables.
-# grpcnotrace removes gRPC's debug pages, so that the linker can drop 9 MB (docs/decisions/0023).
+# grpcnotrace removes gRPC's debug pages, which nothing serves (docs/decisions/0047).
 GOBUILD := CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
 
 # The real parts (etcd, kube-apiserver, kubectl, …) and the linters are built once, from Go modules, into this folder.

@@ -148,11 +148,11 @@ func TestForbiddenEdge(t *testing.T) {
 }
 
 // The process that holds the front-proxy key must not link kubectl's code: its subcommands for
-// people are in kubectl-fairlead, which forwards nothing. Nor may it link what calls methods by
-// name, because then the linker keeps unused ones: 9 MB (docs/decisions/0023).
+// people are in kubectl-fairlead, which forwards nothing. Nor may it link debug pages that
+// nothing serves (gRPC's).
 func TestUnwantedPackages(t *testing.T) {
 	kubectl := []string{"k8s.io/cli-runtime/", "k8s.io/kubectl/", "sigs.k8s.io/kustomize/"}
-	if found := packagesOf(t, "fairlead", append(kubectl, "html/template", "golang.org/x/net/trace")...); len(found) > 0 {
+	if found := packagesOf(t, "fairlead", append(kubectl, "golang.org/x/net/trace")...); len(found) > 0 {
 		t.Errorf("cmd/fairlead links %s", strings.Join(found, ", "))
 	}
 	if found := packagesOf(t, "kubectl-fairlead", module+"/proxy", module+"/health"); len(found) > 0 {
@@ -160,6 +160,24 @@ func TestUnwantedPackages(t *testing.T) {
 	}
 	if len(packagesOf(t, "kubectl-fairlead", kubectl...)) == 0 {
 		t.Error("cmd/kubectl-fairlead links no kubectl code: this test looks for the wrong packages")
+	}
+}
+
+// Only pages for people are made by templates, which are slow, and whose faults show when they run
+// (docs/decisions/0047).
+func TestTemplates(t *testing.T) {
+	_, all := sources(t)
+	users := 0
+	for _, s := range all {
+		if found := imports(s); s.isTest() || s.under("tests") || !slices.Contains(found, "html/template") && !slices.Contains(found, "text/template") {
+			continue
+		}
+		if users++; s.dir != "cmd/fairlead/pages" {
+			t.Errorf("%s uses templates", s.name)
+		}
+	}
+	if users == 0 {
+		t.Error("no file uses templates: this test looks for the wrong packages")
 	}
 }
 

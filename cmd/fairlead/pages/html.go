@@ -5,7 +5,6 @@ import (
 	"embed"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
-	"github.com/fairlead-proxy/fairlead/internal/busiest"
 )
 
 //go:embed assets
@@ -33,7 +31,7 @@ func (p *Pages) addHTML() {
 				v.Explanation = p.explain(r.Context(), http.MethodGet, q, "", "", u)
 			}
 		}
-		render(w, v, (*document).overview)
+		p.render(w, "overview.html", v)
 	})
 	p.mux.HandleFunc("GET /apiservice/{name}", func(w http.ResponseWriter, r *http.Request) {
 		s := p.status()
@@ -42,11 +40,15 @@ func (p *Pages) addHTML() {
 			http.Error(w, "there is no such APIService", http.StatusNotFound)
 			return
 		}
-		render(w, &view{Status: s, One: found[0]}, (*document).detail)
+		s.Transitions = slices.DeleteFunc(s.Transitions, func(t answer.Transition) bool { return t.APIService != found[0].Name })
+		p.render(w, "apiservice.html", &view{Status: s, One: found[0]})
 	})
+	// It is not a part of the overview, because other people may see it.
 	p.mux.HandleFunc("GET /busiest/{$}", func(w http.ResponseWriter, r *http.Request) {
 		const rows = 10
-		render(w, &view{Busiest: p.cfg.Proxy.Busiest(r.Context(), "caller", "minute", "weight", rows)}, (*document).busiest)
+		v := &view{}
+		v.Summary, v.Busiest = p.cfg.Proxy.Busiest(r.Context(), "caller", "minute", "weight", rows).Table(true)
+		p.render(w, "busiest.html", v)
 	})
 	for name, kind := range map[string]string{"style.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"} {
 		p.mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
@@ -62,8 +64,9 @@ type view struct {
 	List listing
 	// One is the APIService of the detail page.
 	One *answer.APIService
-	// Busiest are the callers of their page.
-	Busiest *busiest.Answer
+	// Busiest are the callers of their page, with a head, and Summary a line about all.
+	Busiest [][]string
+	Summary string
 	// Asked is the path in the explain box, Explanation the result.
 	Asked       string
 	Explanation *answer.Explanation
@@ -87,17 +90,21 @@ func (v *view) Headline() string {
 	return fmt.Sprintf("%d of %d APIServices of extension servers cannot be used.", bad, all)
 }
 
-func render(w http.ResponseWriter, v *view, page func(*document, *view)) {
-	var d document
-	page(&d, v)
-	d.put(`</main>
-</body>
-</html>`)
-	h := w.Header()
-	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Content-Security-Policy", policy)
-	h.Set("Referrer-Policy", "no-referrer")
-	_, _ = w.Write(d.Bytes()) // the client may have gone
+// Sum is what all APIServices of extension servers have, with watches in flight.
+func (v *view) Sum() (sum struct {
+	Rate, Errors float64
+	InFlight     int64
+}) {
+	for _, a := range v.Remotes() {
+		t := cmp.Or(a.Traffic, &answer.Traffic{})
+		sum.Rate, sum.Errors, sum.InFlight = sum.Rate+t.Rate, sum.Errors+t.Errors, sum.InFlight+a.InFlight+a.LongRunning
+	}
+	return sum
+}
+
+// Locals returns the APIServices of the local apiserver.
+func (v *view) Locals() []*answer.APIService {
+	return v.Those(func(a *answer.APIService) bool { return a.Kind == "local" })
 }
 
 // listing is the requested part of the list, from the query of the page's URL.
@@ -106,6 +113,8 @@ type listing struct {
 	Page  int    // from 1
 	Pages int
 	Found int
+	// Previous and Next are other pages. Zero means that there is none.
+	Previous, Next int
 }
 
 // maxQuery is longer than any name.
@@ -121,8 +130,8 @@ func listingOf(r *http.Request) listing {
 	return l
 }
 
-// rows returns the APIServices of the page, the most urgent first.
-func (v *view) rows() []*answer.APIService {
+// Rows returns the APIServices of the page, the most urgent first.
+func (v *view) Rows() []*answer.APIService {
 	const pageSize = 100 // nobody reads a thousand, and drawing them is slow
 	l := &v.List
 	list := v.Remotes()
@@ -135,6 +144,9 @@ func (v *view) rows() []*answer.APIService {
 	l.Found = len(list)
 	l.Pages = max(1, (l.Found+pageSize-1)/pageSize)
 	l.Page = min(max(l.Page, 1), l.Pages)
+	if l.Previous = l.Page - 1; l.Page < l.Pages {
+		l.Next = l.Page + 1
+	}
 	from := (l.Page - 1) * pageSize
 	return list[from:min(from+pageSize, l.Found)]
 }
@@ -150,48 +162,4 @@ func (v *view) rank(a *answer.APIService) int {
 		return 2
 	}
 	return 3
-}
-
-// address returns the URL of another page of the same list.
-func (l *listing) address(page int) string {
-	q := url.Values{"page": {strconv.Itoa(page)}}
-	if l.Query != "" {
-		q.Set("q", l.Query)
-	}
-	return "?" + q.Encode()
-}
-
-// search puts the box that filters the list. It is not redrawn with the list.
-func (d *document) search(v *view) {
-	d.put(`<section aria-labelledby="table-title">
-<h2 id="table-title">APIServices of extension servers <span class="dim">broken ones first</span></h2>
-<form action="./" method="get" role="search">
-<label for="q" class="hidden">Filter by name, service, owner or cause</label>
-<input id="q" name="q" type="search" value="%s" placeholder="name, service, owner or cause" spellcheck="false" autocomplete="off" autocapitalize="off" maxlength="%s">
-<button>Filter</button>
-</form>
-</section>`, v.List.Query, maxQuery)
-}
-
-// turn puts links to the other pages of the list.
-func (d *document) turn(l *listing) {
-	if l.Query != "" {
-		d.put(`<p class="dim">%s with “%s” · <a href="./">all</a></p>`, l.Found, l.Query)
-	}
-	if l.Pages == 1 {
-		return
-	}
-	d.put(`<nav aria-label="Pages of the list"><p>Page %s of %s`, l.Page, l.Pages)
-	d.some(` · <a rel="prev" href="%s">previous</a>`, when(l.Page > 1, l.address(l.Page-1)))
-	d.some(` · <a rel="next" href="%s">next</a>`, when(l.Page < l.Pages, l.address(l.Page+1)))
-	d.put(`</p></nav>`)
-}
-
-// help puts what to do about an APIService: the advice, a command to copy, and the alert's runbook.
-func (d *document) help(a *answer.APIService) {
-	d.some(`<span class="sub">%s</span>`, a.Advice)
-	d.some(`<span class="sub"><code class="copy">%s</code></span>`, a.Command)
-	if strings.HasPrefix(a.Runbook, Runbooks) { // a link must begin with a constant
-		d.put(`<span class="sub"><a href="%s" rel="noreferrer" aria-label="Runbook for %s">runbook</a></span>`, a.Runbook, a.Name)
-	}
 }

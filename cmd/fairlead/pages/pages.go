@@ -11,6 +11,7 @@ package pages
 import (
 	"context"
 	"encoding/json"
+	"html/template"
 	"net/http"
 	"strings"
 	"sync"
@@ -78,11 +79,12 @@ type Pages struct {
 	traffic     traffic
 	subscribers bound.Places // of the event stream
 	mux         *http.ServeMux
+	templates   *template.Template
 }
 
 // New makes Pages.
 func New(cfg Config) *Pages {
-	p := &Pages{cfg: cfg, started: time.Now(), history: history{endpoints: make(map[string]map[string][]answer.Change)}, mux: http.NewServeMux()}
+	p := &Pages{cfg: cfg, started: time.Now(), history: history{endpoints: make(map[string]map[string][]answer.Change)}, mux: http.NewServeMux(), templates: parse()}
 	p.mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.status()) })
 	p.mux.HandleFunc("GET /explain", p.serveExplain)
 	p.mux.HandleFunc("GET /events", p.serveEvents)
