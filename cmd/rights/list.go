@@ -72,7 +72,8 @@ func roles(f Features) []role {
 		{"Role fairlead-events", "deploy/components/events/rbac.yaml", []rule{
 			{f.Events, 6, "create patch", "", "events", fallback, "", noEvents},
 			{f.Events, 18, "get update", coordination, "leases", system, "fairlead-events", noEvents},
-			{f.Events, 19, "create", coordination, "leases", system, "", noEvents},
+			{f.Events && f.Policy != "", 19, "create patch", "", "events", system, "", noEvents},
+			{f.Events, 20, "create", coordination, "leases", system, "", noEvents},
 		}},
 		{"Role fairlead-entrypoint", "deploy/components/entrypoint/rbac.yaml", []rule{
 			{f.Entrypoint || f.Servers == "lease", 7, "list", coordination, "leases", system, "", noEndpoints},
