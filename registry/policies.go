@@ -112,6 +112,9 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 			}
 		}
 	}
+	if len(faults) > 0 && p.last.of == nil {
+		faults = append(faults, directory.Fault{File: faults[0].File, Message: "no valid policy was read since the start: no route and no rule is in force"})
+	}
 	if p.last.labels != nil {
 		if p.listed == nil {
 			p.listed = make(chan struct{})

@@ -27,7 +27,7 @@ func (a *Answer) Table(wide bool) (summary string, table [][]string) {
 	table = make([][]string, len(all))
 	for i, name := range all[0] {
 		inNone := !slices.ContainsFunc(all[1:], func(r []string) bool { return r[i] != "" })
-		if inNone || !wide && slices.Contains([]string{"SERVER", "RATE", "IN", "REFUSED"}, name) {
+		if inNone || !wide && slices.Contains([]string{"SERVER", "RATE", "IN"}, name) {
 			continue
 		}
 		for j, row := range all {

@@ -22,7 +22,8 @@ type AccessRule struct {
 	Name string `json:"name"`
 	// Match matches as a FlowSchema's rules do (flowcontrol.apiserver.k8s.io/v1), except that what
 	// is left out is no condition: without subjects it is anybody, without both kinds of rules any
-	// request. With impersonation the subject is the impersonated user.
+	// request to a resource: kubectl needs discovery to correct a policy. With impersonation the
+	// subject is the impersonated user.
 	Match flowcontrolv1.PolicyRulesWithSubjects `json:"match"`
 	// UserAgents are values, or prefixes that end in *. Clients choose theirs.
 	UserAgents []string `json:"userAgents"`
@@ -83,7 +84,7 @@ func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
 	}
 	switch rated, counted := r.Action == Rate, r.Action == InFlight; {
 	case rated && !(r.PerSecond >= minPerSecond && r.PerSecond <= maxPerSecond):
-		bad("perSecond", r.PerSecond, fmt.Sprintf("it must be between %v and %v", minPerSecond, maxPerSecond))
+		bad("perSecond", r.PerSecond, fmt.Sprintf("it must be between %v and %.0f", minPerSecond, maxPerSecond))
 	case !rated && (r.PerSecond != 0 || r.Burst != 0):
 		bad("perSecond", r.PerSecond, "perSecond and burst are for action Rate")
 	case r.Burst < 0 || float64(r.Burst) > max(1, r.PerSecond*maxRefill.Seconds()):
@@ -93,8 +94,8 @@ func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
 	case r.Shared && !rated && !counted:
 		bad("shared", true, "shared is for the actions Rate and InFlight")
 	}
-	if len(r.Message) > maxMessage || strings.ContainsFunc(r.Message, func(c rune) bool { return !unicode.IsPrint(c) }) {
-		bad("message", "", fmt.Sprintf("one line of at most %d bytes", maxMessage))
+	if r.Message = strings.TrimSpace(r.Message); len(r.Message) > maxMessage || strings.ContainsFunc(r.Message, func(c rune) bool { return !unicode.IsPrint(c) }) {
+		bad("message", r.Message[:min(len(r.Message), maxAgent)], fmt.Sprintf("one line of at most %d bytes", maxMessage))
 	}
 	m := &r.Match
 	if len(m.Subjects)+len(m.ResourceRules)+len(m.NonResourceRules)+len(r.UserAgents)+len(r.Sources) == 0 && !r.WholeLists {
@@ -155,25 +156,27 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 				"kind User, Group or ServiceAccount, with the field user.name, group.name, or serviceAccount.namespace and name"))
 		}
 	}
-	values := func(at *field.Path, values []string, empty bool) {
+	values := func(at *field.Path, values []string, otherwise string) {
 		wrong = append(wrong, few(at, len(values), maxValues)...)
-		if len(values) == 0 && !empty {
-			wrong = append(wrong, field.Required(at, ""))
+		if len(values) == 0 {
+			wrong = append(wrong, field.Required(at, otherwise))
 		} else if len(values) > 1 && slices.Contains(values, "*") {
 			wrong = append(wrong, field.Invalid(at, values, `if "*" is present, it must be the only value`))
 		}
 	}
 	for i, rr := range m.ResourceRules {
 		at := at.Child("resourceRules").Index(i)
-		values(at.Child("verbs"), rr.Verbs, false)
-		values(at.Child("apiGroups"), rr.APIGroups, false)
-		values(at.Child("resources"), rr.Resources, false)
-		values(at.Child("namespaces"), rr.Namespaces, rr.ClusterScope)
+		values(at.Child("verbs"), rr.Verbs, "")
+		values(at.Child("apiGroups"), rr.APIGroups, "")
+		values(at.Child("resources"), rr.Resources, "")
+		if len(rr.Namespaces) > 0 || !rr.ClusterScope {
+			values(at.Child("namespaces"), rr.Namespaces, "or clusterScope: true")
+		}
 	}
 	for i, nr := range m.NonResourceRules {
 		at := at.Child("nonResourceRules").Index(i)
-		values(at.Child("verbs"), nr.Verbs, false)
-		values(at.Child("nonResourceURLs"), nr.NonResourceURLs, false)
+		values(at.Child("verbs"), nr.Verbs, "")
+		values(at.Child("nonResourceURLs"), nr.NonResourceURLs, "")
 		for j, u := range nr.NonResourceURLs {
 			if u != "*" && !strings.HasPrefix(u, "/") || strings.Count(u, "/") > maxDepth || strings.Contains(strings.TrimSuffix(u, "/*"), "*") && u != "*" {
 				wrong = append(wrong, field.Invalid(at.Child("nonResourceURLs").Index(j), u, `a path, or one that ends in "/*"`))

@@ -114,7 +114,7 @@ func (r *AccessRule) alternatives() (all [][][]key) {
 		all = append(all, one)
 	}
 	if all == nil {
-		add(&common, []key{{by: byKind, kind: ofResource}, {by: byKind, kind: ofPath}})
+		add(&common, []key{{by: byKind, kind: ofResource}})
 		all = [][][]key{common}
 	}
 	return all

@@ -220,7 +220,7 @@ func ruleHolds(r *AccessRule, q *Request) bool {
 	}
 	resources, urls := r.Match.ResourceRules, r.Match.NonResourceRules
 	if len(resources) == 0 && len(urls) == 0 {
-		return true
+		return q.IsResource
 	}
 	for _, rr := range resources {
 		what := strings.TrimSuffix(q.Resource+"/"+q.Subresource, "/")
