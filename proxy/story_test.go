@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"net/http/httptrace"
 	"net/textproto"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -52,6 +53,7 @@ type stage struct {
 	*world
 	t          *testing.T
 	http1      bool // the remote speaks only that
+	ruled      bool // with the policy neverMatches
 	ways, also []string
 	pairs      map[string]*pki.Pair
 	admin      *httptest.Server
@@ -99,9 +101,14 @@ func TestStories(t *testing.T) {
 				}
 			}
 		}
-		for _, remote := range []string{"h2", "http1"} {
-			t.Run("to "+remote, func(t *testing.T) {
-				s, only := &stage{Story: told, t: t, http1: remote == "http1", hanging: make(chan struct{}, 64)}, remote
+		for _, run := range []string{"to h2", "to http1", "to h2, ruled"} {
+			_, remote, _ := strings.Cut(run, " ")
+			remote, ruled := strings.CutSuffix(remote, ", ruled")
+			if name := path.Base(t.Name()); ruled && name != "identity" && name != "impersonate" && name != "behind" {
+				continue
+			}
+			t.Run(run, func(t *testing.T) {
+				s, only := &stage{Story: told, t: t, http1: remote == "http1", ruled: ruled, hanging: make(chan struct{}, 64)}, remote
 				for _, one := range steps {
 					if one.words[0] == "only" {
 						if only = cmp.Or(strings.Join(one.words[1:], ""), remote); only != "h2" && only != "http1" {

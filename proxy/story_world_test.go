@@ -40,6 +40,14 @@ type records struct {
 	stop        func()
 }
 
+// neverMatches is a policy whose rules need every caller's user, and match none: nothing may change.
+const neverMatches = `apiVersion: fairlead.dev/v1
+kind: Policy
+rules:
+- {name: nobody, match: {subjects: [{kind: User, user: {name: nobody-has-this-name}}]}, action: Deny}
+- {name: rare, match: {subjects: [{kind: Group, group: {name: no-such-group}}]}, action: Rate, perSecond: 1}
+`
+
 // anew begins with a new world. Options: impersonate, unhealthy, incomplete, redirects, which are
 // forwarded, pages, directory, pools, forgetful, where verdicts are not cached, burst, of two
 // requests that are given up, trace=samples of a million, log, audit=policy and audit-local=policy,
@@ -61,6 +69,9 @@ func (s *stage) anew(options []string) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = fmt.Fprintf(w, `{"page":%q}`, name)
 	})
+	if s.ruled {
+		c.also = func(in *registry.Input) { scene.SetPolicy(s.t, in, "ruled.yaml", neverMatches) }
+	}
 	burst := givenUpBurst
 	for _, option := range options {
 		key, value, _ := strings.Cut(option, "=")
