@@ -1,0 +1,135 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
+	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/scene"
+)
+
+const held = `
+apiVersion: fairlead.dev/v1
+kind: Policy
+rules:
+- name: tried
+  match: {subjects: [{kind: Group, group: {name: "*"}}]}
+  action: InFlight
+  max: 10
+  shared: true
+  dryRun: true
+- name: all
+  match: {subjects: [{kind: Group, group: {name: "*"}}]}
+  action: InFlight
+  max: 15
+  shared: true
+`
+
+// A request gives its place of a rule back, however it ends: answered, refused by the rule or by
+// the next limit, broken off by its backend or its client at any moment, after an upgrade, as a
+// watch, or while it waits for its user.
+func TestPlacesOfRulesComeBack(t *testing.T) {
+	act := func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Query().Get("do") {
+		case "cut":
+			panic(http.ErrAbortHandler)
+		case "half":
+			w.Header().Set("Content-Length", "2")
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		case "hang":
+			<-r.Context().Done()
+		case "stream":
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		default:
+			if r.Header.Get("Upgrade") != "" {
+				switching(w, r)
+				return
+			}
+			_, _ = io.WriteString(w, "ok")
+		}
+	}
+	for _, http1 := range []bool{false, true} {
+		w := newWorld(t, worldConfig{
+			local: act, remote: act, remoteHTTP1: http1, change: annotate("max-inflight", "4"),
+			tokenReviewed: func() error {
+				if rand.IntN(2) == 0 { //nolint:gosec // no secret
+					time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond) //nolint:gosec // as above
+				}
+				return nil
+			},
+			also: func(in *registry.Input) { scene.SetPolicy(t, in, "p.yaml", held) },
+		})
+		clients := map[string]*http.Client{"http/1.1": w.httpClient(t, "http/1.1", nil), "h2": w.httpClient(t, "h2", nil)}
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		ends := make(map[string]int)
+		for i := range 600 {
+			proto := []string{"http/1.1", "h2"}[i%2]
+			all.Go(func() {
+				rnd := rand.New(rand.NewPCG(uint64(i), 1)) //nolint:gosec // no secret, and not negative
+				of := func(s ...string) string { return s[rnd.IntN(len(s))] }
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rnd.IntN(600))*time.Millisecond)
+				defer cancel()
+				target := of("/api/v1/pods", remoteGV+"/widgets", remoteGV+"/widgets", "/apis/apps/v1/deployments", "/version", "/apis/none.example.com/v1/x")
+				r := w.request(t, of("GET", "GET", "POST"), target+"?"+of("do=cut", "do=half", "do=hang", "do=stream&watch=1", "do=hang&watch=1", "do=ok", "do=ok"), nil).WithContext(ctx)
+				r.Header.Set("Authorization", fmt.Sprint("Bearer token-of-", rnd.IntN(300)))
+				if of("", "", "", "impersonates") != "" {
+					r.Header.Set("Impersonate-User", "jane")
+				}
+				if proto == "http/1.1" && of("", "", "", "upgrades") != "" {
+					r.Header.Set("Connection", "Upgrade")
+					r.Header.Set("Upgrade", "websocket")
+				}
+				end := "none"
+				if res, err := clients[proto].Do(r); err == nil {
+					end = fmt.Sprint(res.StatusCode)
+					if res.StatusCode != http.StatusSwitchingProtocols {
+						_, _ = io.Copy(io.Discard, io.LimitReader(res.Body, int64(rnd.IntN(4))))
+					}
+					_ = res.Body.Close()
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				ends[end]++
+			})
+			if i%60 == 59 {
+				all.Wait()
+			}
+		}
+		all.Wait()
+		must.Soon(t, 20*time.Second, "no request is under way", func() bool { return w.proxy.UnderWay() == 0 && w.proxy.serving.Load() == 0 && w.proxy.Sessions() == 0 })
+		for _, end := range []string{"200", "none", "429", "101"} {
+			if ends[end] < 5 {
+				t.Errorf("%d requests ended with %s: the rounds say little: %v", ends[end], end, ends)
+			}
+		}
+		for _, g := range w.table().Rules().All() {
+			if refused, passed := g.Count(); passed < 100 || refused < 1 {
+				t.Errorf("rule %s: %d refused, %d passed", g.Name, refused, passed)
+			}
+			must.Soon(t, 10*time.Second, "all places of rule "+g.Name+" come back", func() bool {
+				var taken []policy.Place
+				for range g.Max + 1 {
+					if p, _, ok := g.Enter(bound.Source{}, time.Now()); ok {
+						taken = append(taken, p)
+					}
+				}
+				for i := range taken {
+					taken[i].Leave()
+				}
+				return len(taken) == int(g.Max)
+			})
+		}
+	}
+}
