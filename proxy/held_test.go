@@ -64,7 +64,7 @@ func TestPlacesOfRulesComeBack(t *testing.T) {
 			local: act, remote: act, remoteHTTP1: http1, change: annotate("max-inflight", "4"),
 			tokenReviewed: func() error {
 				if rand.IntN(2) == 0 { //nolint:gosec // no secret
-					time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond) //nolint:gosec // as above
+					<-time.After(time.Duration(rand.IntN(20)) * time.Millisecond) //nolint:gosec // as above
 				}
 				return nil
 			},

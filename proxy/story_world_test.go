@@ -40,7 +40,8 @@ type records struct {
 	stop        func()
 }
 
-// neverMatches is a policy whose rules need every caller's user, and match none: nothing may change.
+// neverMatches is a policy whose rules need every caller's user, and match none: nothing may
+// change.
 const neverMatches = `apiVersion: fairlead.dev/v1
 kind: Policy
 rules:
