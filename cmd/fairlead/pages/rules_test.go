@@ -52,7 +52,7 @@ func TestExplainRules(t *testing.T) {
 	}{
 		{widgets, url.Values{"user": {"bob"}}, "refused 403 denied soon freeze", []string{
 			`rule \"freeze\" of the cluster's policy refuses this request: until <b>Monday</b>`, "it matches rule freeze (", "policy.yaml:18), 0 refused, 0 passed: Deny, until", `"action": "Deny"`,
-			"it matches rule soon (", "policy.yaml:7), 0 refused, 0 passed: InFlight, dry run, allows 3 requests at a time", `"dryRun": true`, `"cause": "rule \"freeze\"`, "put one with action Allow before it",
+			"it matches rule soon (", "policy.yaml:7), 0 would be refused, 0 passed: InFlight, dry run, allows 3 requests at a time", `"dryRun": true`, `"cause": "rule \"freeze\"`, "put one with action Allow before it",
 		}},
 		{gadgets, url.Values{"user": {"bob"}}, "refused 403 denied", []string{"cannot list"}},
 		{widgets, url.Values{"user": {"bob"}, "source": {"198.51.100.7"}}, "remote 0 allowed office", []string{"office (", "policy.yaml:4), 0 refused, 0 passed: Allow"}},
