@@ -26,8 +26,10 @@ type merged struct {
 
 func (s *server) makeDocuments() {
 	cfg := documents.Config{Tables: s.registry, Logger: s.log, Metrics: s.metrics}
-	cfg.Fetch = func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
-		return s.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // within no limit: only one runs at a time
+	cfg.From = func(e *registry.Entry) documents.Do {
+		return func(_ context.Context, r *http.Request) (*http.Response, error) {
+			return s.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // within no limit: only one runs at a time
+		}
 	}
 	if s.o.Behind != "" { // they ask once more, and so are small: extension servers answer 304 while nothing changes
 		cfg := cfg
@@ -38,7 +40,7 @@ func (s *server) makeDocuments() {
 		s.behind, s.loops["discovery behind"], s.loops["OpenAPI behind"] = mux, groups.Run, schemas.Run
 	}
 	if s.kube != nil {
-		cfg.FetchLocal, cfg.Only, cfg.Each = s.fetchLocal, s.kube.pools.Only, s.kube.pools.Each
+		cfg.Local, cfg.Only, cfg.Each = s.fromLocal, s.kube.pools.Only, s.kube.pools.Each
 		s.loops["CRD watches"] = func(ctx context.Context) error { return s.kube.pools.Each(ctx, s.followCRDs) }
 	}
 	if s.apiServices != nil {
@@ -88,26 +90,28 @@ func asAggregator(r *http.Request) *http.Request {
 
 var errNotHealthy = errors.New("it is not healthy")
 
-// fetchLocal sends a request to a local apiserver, once it is ready. One that has just started
+// fromLocal sends requests to a local apiserver, once it is ready. One that has just started
 // serves documents without CRDs for a second or two: it has not read them yet.
-func (s *server) fetchLocal(ctx context.Context, server string, r *http.Request) (*http.Response, error) {
-	at := s.kube.pools.At(server)
-	for !at.Ready() {
-		// Documents are asked for at once after a restart. Nobody notices twenty looks a second.
-		const pause = 50 * time.Millisecond
-		if !latest.Sleep(ctx, pause) {
+func (s *server) fromLocal(server string) documents.Do {
+	return func(ctx context.Context, r *http.Request) (*http.Response, error) {
+		at := s.kube.pools.At(server)
+		for !at.Ready() {
+			// Documents are asked for at once after a restart. Nobody notices 20 looks a second.
+			const pause = 50 * time.Millisecond
+			if !latest.Sleep(ctx, pause) {
+				return nil, errNotHealthy
+			}
+		}
+		res, err := s.proxy.Fetch(s.kube.pools.Upstream(backend.PoolCertificate), s.kube.asOurselves(r), false, at)
+		if err != nil {
+			return nil, err
+		}
+		if !at.Ready() { // it restarted, and the request was sent again
+			_ = res.Body.Close()
 			return nil, errNotHealthy
 		}
+		return res, nil
 	}
-	res, err := s.proxy.Fetch(s.kube.pools.Upstream(backend.PoolCertificate), s.kube.asOurselves(r), false, at)
-	if err != nil {
-		return nil, err
-	}
-	if !at.Ready() { // it restarted, and the request was sent again
-		_ = res.Body.Close()
-		return nil, errNotHealthy
-	}
-	return res, nil
 }
 
 // asOurselves gives one of our own requests the identity that the local apiserver knows us by.

@@ -72,7 +72,7 @@ func TestDocumentsOfAReadyApiserver(t *testing.T) {
 	must.Run(t, d.loops["local apiserver's pools"])
 	must.Run(t, func(ctx context.Context) error { return cmp.Or(d.frames.Run(ctx), ctx.Err()) })
 	fetch := func(ctx context.Context) error {
-		res, err := d.fetchLocal(ctx, d.kube.list()[0].Address, must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://local/apis", nil))(t))
+		res, err := d.fromLocal(d.kube.list()[0].Address)(ctx, must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://local/apis", nil))(t))
 		if err == nil {
 			_ = res.Body.Close()
 		}

@@ -3,6 +3,7 @@ package documents
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -27,13 +28,8 @@ const (
 	leastGap = 100 * time.Millisecond
 )
 
-// find returns a backend, nil when there is none.
-func (s *Sources[S, L]) find(of *registry.Backend) *backend[S, L] {
-	if b, ok := s.backends.Load(of); ok {
-		return b.(*backend[S, L]) //nolint:forcetypeassert // nothing else is stored
-	}
-	return nil
-}
+// backends are those of one moment.
+type backends[S, L any] map[*registry.Backend]*backend[S, L]
 
 // backend is one backend and its goroutine.
 type backend[S, L any] struct {
@@ -46,16 +42,14 @@ type backend[S, L any] struct {
 }
 
 // update applies a table: it starts, ends and wakes goroutines, and waits for none. They all end
-// with ctx. It returns the backends that have left.
-func (s *Sources[S, L]) update(ctx context.Context, t *registry.Table, changes []latest.Change[*registry.Entry]) (ended []*registry.Backend) {
-	if len(changes) == 0 {
-		return nil
-	}
+// with ctx. It returns the table's backends; those that have left it are still stored.
+func (s *Sources[S, L]) update(ctx context.Context, t *registry.Table, changes []latest.Change[*registry.Entry]) *backends[S, L] {
 	groups := make(map[*registry.Backend][]*registry.Entry)
 	for _, e := range t.Servers() {
 		groups[e.Backend] = append(groups[e.Backend], e)
 	}
 	delete(groups, nil)
+	last, now := *s.backends.Load(), make(backends[S, L], len(groups))
 	// The same Service with other trust: another CA or TLS name does not make it another server.
 	former := make(map[*registry.Backend][]*backend[S, L])
 	for _, c := range changes {
@@ -63,32 +57,36 @@ func (s *Sources[S, L]) update(ctx context.Context, t *registry.Table, changes [
 			continue
 		}
 		if was, is := c.Old.Backend, c.New.Backend; was != is && was.SameService(is) {
-			former[is] = append(former[is], s.find(was))
+			former[is] = append(former[is], last[was])
 		}
 	}
 	for of, entries := range groups {
-		if b := s.find(of); b == nil {
-			s.start(ctx, of, entries, former[of])
+		b := last[of]
+		if b == nil {
+			b = s.start(ctx, entries, former[of])
 		} else if old := b.entries.Swap(&entries); worthAsking(*old, entries) {
 			latest.Wake(b.poke)
 		}
+		now[of] = b
 	}
 	for of, list := range former {
 		for _, was := range list {
-			s.find(of).keep(was.known.Load())
+			now[of].keep(was.known.Load())
 		}
 	}
-	for k, b := range s.backends.Range {
-		if of := k.(*registry.Backend); groups[of] == nil { //nolint:forcetypeassert // nothing else is stored
-			b.(*backend[S, L]).end() //nolint:forcetypeassert // nothing else is stored
-			ended = append(ended, of)
+	all := maps.Clone(now)
+	for of, b := range last {
+		if now[of] == nil {
+			b.end()
+			all[of] = b
 		}
 	}
-	return ended
+	s.backends.Store(&all)
+	return &now
 }
 
 // start starts a backend. It begins with the state of a former one, if there is one.
-func (s *Sources[S, L]) start(ctx context.Context, of *registry.Backend, entries []*registry.Entry, former []*backend[S, L]) {
+func (s *Sources[S, L]) start(ctx context.Context, entries []*registry.Entry, former []*backend[S, L]) *backend[S, L] {
 	ctx, cancel := context.WithCancel(ctx) //nolint:gosec // b.end, once the backend has no entry any more
 	b := &backend[S, L]{of: s, poke: make(chan struct{}, 1), end: cancel}
 	b.entries.Store(&entries)
@@ -96,8 +94,8 @@ func (s *Sources[S, L]) start(ctx context.Context, of *registry.Backend, entries
 	if len(former) > 0 {
 		b.known.Store(former[0].known.Load())
 	}
-	s.backends.Store(of, b)
 	s.running.Go(func() { b.run(ctx) })
+	return b
 }
 
 // keep adds the state of a former backend of an APIService to that of its new one, which other

@@ -36,16 +36,16 @@ import (
 // Do sends a request to one server.
 type Do = func(ctx context.Context, r *http.Request) (*http.Response, error)
 
-// Config is common to all documents. Tables and Fetch are required, and FetchLocal, Each and Only
-// unless there is no local apiserver.
+// Config is common to all documents. Tables and From are required, and Local, Each and Only unless
+// there is no local apiserver.
 type Config struct {
 	// Tables has the current table. Required.
 	Tables latest.Tables[*registry.Table]
-	// Fetch sends a request to a remote entry's backend, under an identity that may read its
+	// From sends requests to a remote entry's backend, under an identity that may read its
 	// documents. Required.
-	Fetch func(ctx context.Context, e *registry.Entry, r *http.Request) (*http.Response, error)
-	// FetchLocal sends a request to a local apiserver, likewise. Nil means that there is none.
-	FetchLocal func(ctx context.Context, server string, r *http.Request) (*http.Response, error)
+	From func(e *registry.Entry) Do
+	// Local sends requests to a local apiserver, likewise. Nil means that there is none.
+	Local func(server string) Do
 	// Each calls f for each local apiserver, on a goroutine of its own with a context that lasts as
 	// long as the server is one, and returns when ctx has ended and all have returned.
 	Each func(ctx context.Context, f func(ctx context.Context, server string)) error
@@ -60,11 +60,6 @@ type Config struct {
 	Logger *slog.Logger
 	// Metrics registers fairlead_<document>_*. Nil means that they are unregistered.
 	Metrics prometheus.Registerer
-}
-
-// From sends requests to an entry's backend.
-func (c *Config) From(e *registry.Entry) Do {
-	return func(ctx context.Context, r *http.Request) (*http.Response, error) { return c.Fetch(ctx, e, r) }
 }
 
 // Kind is one kind of document: what is fetched, and what is made of it. S is the state of one
@@ -112,8 +107,8 @@ type Sources[S, L any] struct {
 	changed  chan time.Time         // one slot: something to publish
 	touched  atomic.Bool            // publish even if the table has not changed
 	locals   sync.Map               // name → *local[L]
-	backends sync.Map               // *registry.Backend → *backend[S, L]
-	running  sync.WaitGroup         // the backends' goroutines
+	backends atomic.Pointer[backends[S, L]]
+	running  sync.WaitGroup // the backends' goroutines
 }
 
 // New makes the Sources of a kind of document.
@@ -123,6 +118,7 @@ func New[S, L any](cfg Config, kind Kind[S, L]) *Sources[S, L] {
 		polls: metric.Counter("fairlead_"+strings.ToLower(kind.Name)+"_polls_total", fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", kind.Name), "result",
 			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus), string(ReasonTooLarge), string(ReasonInvalid)),
 	}
+	s.backends.Store(&backends[S, L]{})
 	metric.Register(cfg.Metrics, append(kind.Metrics, s.polls, kind.gauges())...)
 	return s
 }
@@ -135,7 +131,7 @@ func (s *Sources[S, L]) Touch() {
 
 // Known returns where the state of a backend is stored. Nil means that there is no such backend.
 func (s *Sources[S, L]) Known(of *registry.Backend) *atomic.Pointer[S] {
-	if b := s.find(of); b != nil {
+	if b := (*s.backends.Load())[of]; b != nil {
 		return &b.known
 	}
 	return nil
@@ -162,7 +158,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var local sync.WaitGroup
 	defer func() { cancel(); local.Wait(); s.running.Wait() }()
-	if s.cfg.FetchLocal != nil {
+	if s.cfg.Local != nil {
 		local.Go(func() { _ = s.cfg.Each(ctx, s.followLocal) }) // that of ctx
 	}
 	again := time.AfterFunc(time.Hour, s.Touch) // stopped at once: Publish says when
@@ -175,7 +171,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 			s.LocalChanged("")
 		}
 		asked = true
-		ended := s.update(ctx, t, changes)
+		now := s.update(ctx, t, changes)
 		news := s.touched.Swap(false) || complete != t.Complete() || slices.ContainsFunc(changes, s.matters)
 		if complete = t.Complete(); news {
 			if at := s.kind.Publish(t); !at.IsZero() {
@@ -184,9 +180,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 		}
 		// Not before: until documents without a backend are published, those before may still read
 		// its state.
-		for _, of := range ended {
-			s.backends.Delete(of)
-		}
+		s.backends.Store(now)
 		latest.Sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
 	return ctx.Err()

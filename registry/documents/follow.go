@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apimachinery/pkg/util/wait"
 
@@ -110,11 +111,7 @@ func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
 	if err != nil {
 		return err
 	}
-	var list struct {
-		Metadata struct {
-			ResourceVersion string `json:"resourceVersion"`
-		} `json:"metadata"`
-	}
+	var list struct{ Metadata metav1.ListMeta }
 	if err := json.Unmarshal(a.Body, &list); err != nil || a.Status != http.StatusOK || list.Metadata.ResourceVersion == "" {
 		return errors.Join(err, fmt.Errorf("listing %s: %d %s", path, a.Status, http.StatusText(a.Status)))
 	}
@@ -145,13 +142,6 @@ type local[L any] struct {
 	hints   chan struct{} // one slot: its documents may have changed
 	known   atomic.Pointer[L]
 	failing Reason // why the last request failed, owned by its goroutine
-}
-
-// Local sends requests to a local apiserver.
-func (c *Config) Local(server string) Do {
-	return func(ctx context.Context, r *http.Request) (*http.Response, error) {
-		return c.FetchLocal(ctx, server, r)
-	}
 }
 
 // Release asks for a local apiserver's release, such as v1.36.3. Where servers have no names, it is

@@ -79,7 +79,7 @@ func TestStories(t *testing.T) {
 				cfg := s.Config()
 				fetch := cfg.Local("")
 				if !home {
-					cfg.FetchLocal = nil
+					cfg.Local = nil
 				}
 				sources = documents.New(cfg, documents.Kind[words, words]{
 					Name: "test", Ask: ask, Verdicts: len(w) > 0,

@@ -70,11 +70,15 @@ func New(tb testing.TB) *Scene {
 func (s *Scene) Config() documents.Config {
 	c := documents.Config{
 		Tables: s, Logger: slog.New(slog.DiscardHandler),
-		Fetch: func(_ context.Context, e *registry.Entry, r *http.Request) (*http.Response, error) {
-			return s.Answer(e.Backend.Service, r)
+		From: func(e *registry.Entry) documents.Do {
+			return func(_ context.Context, r *http.Request) (*http.Response, error) {
+				return s.Answer(e.Backend.Service, r)
+			}
 		},
-		FetchLocal: func(_ context.Context, server string, r *http.Request) (*http.Response, error) {
-			return s.Answer(cmp.Or(server, Home), r)
+		Local: func(server string) documents.Do {
+			return func(_ context.Context, r *http.Request) (*http.Response, error) {
+				return s.Answer(cmp.Or(server, Home), r)
+			}
 		},
 		Each: func(ctx context.Context, f func(context.Context, string)) error { f(ctx, ""); return nil },
 	}

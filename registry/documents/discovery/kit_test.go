@@ -77,7 +77,7 @@ func (s *stage) make(cfg Config) {
 	}
 	cfg.Only = func(_ string, _ []string, by map[schema.GroupVersionResource][]string) { s.only.Store(&by) }
 	if s.alone {
-		cfg.FetchLocal = nil
+		cfg.Local = nil
 	}
 	if s.own {
 		cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer("own", r) }

@@ -149,7 +149,7 @@ type versions map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
 // tells which of them serve what. They are in an order that does not depend on their names, so that
 // all replicas make the same documents. Nil means that none is known.
 func (d *Discovery) together(m *merge) *localState {
-	if d.cfg.FetchLocal == nil {
+	if d.cfg.Local == nil {
 		return &localState{groups: d.own}
 	}
 	var all []*localState
@@ -159,7 +159,10 @@ func (d *Discovery) together(m *merge) *localState {
 		}
 	}
 	slices.SortFunc(all, func(a, b *localState) int {
-		return cmp.Or(documents.Newer(a.release, b.release), cmp.Compare(a.groupsTag, b.groupsTag), cmp.Compare(a.coreTag, b.coreTag), cmp.Compare(a.address(), b.address()))
+		return cmp.Or(documents.Newer(a.release, b.release), cmp.Compare(a.groupsTag, b.groupsTag), cmp.Compare(a.coreTag, b.coreTag),
+			slices.CompareFunc(a.versions.ServerAddressByClientCIDRs, b.versions.ServerAddressByClientCIDRs, func(x, y metav1.ServerAddressByClientCIDR) int {
+				return cmp.Compare(x.ServerAddress, y.ServerAddress) // by which servers with equal documents differ
+			}))
 	})
 	if len(all) == 0 {
 		return nil
@@ -192,14 +195,6 @@ func (d *Discovery) Release(server string) string {
 		if name == server && s != nil {
 			return s.release
 		}
-	}
-	return ""
-}
-
-// address is what tells servers with equal documents apart.
-func (s *localState) address() string {
-	for _, a := range s.versions.ServerAddressByClientCIDRs {
-		return a.ServerAddress
 	}
 	return ""
 }

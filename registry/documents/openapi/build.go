@@ -40,7 +40,7 @@ const restFactor = 4
 // during a merge wait for its result.
 func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 	v := o.view.Load()
-	if v == nil || v.local.spec == nil && o.cfg.FetchLocal != nil {
+	if v == nil || v.local.spec == nil && o.cfg.Local != nil {
 		return nil, errors.New("the local apiserver's OpenAPI is not known yet")
 	}
 	last := o.built.Load()

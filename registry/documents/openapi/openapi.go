@@ -160,10 +160,11 @@ func (o *OpenAPI) remote(v *view, gv schema.GroupVersion) *document {
 func (o *OpenAPI) collect(v *view) *inputs {
 	in, place := &inputs{local: v.local.spec, sources: slices.Clone(v.parts)}, places(v.table)
 	for _, e := range v.table.Entries() {
-		if e.Hidden != "" {
-			in.remote = append(in.remote, e.GroupVersion)
+		if e.Hidden == "" {
+			continue
 		}
-		if group := e.GroupVersion.Group; e.Hidden != "" && !ofLocal(v.table, "apis/"+group, false) {
+		in.remote = append(in.remote, e.GroupVersion)
+		if group := e.GroupVersion.Group; !ofLocal(v.table, "apis/"+group, false) {
 			in.remote = append(in.remote, schema.GroupVersion{Group: group})
 		}
 	}
@@ -219,7 +220,7 @@ func same(a, b *inputs) bool {
 
 // mergeIndex makes the v3 index. A group-version has one owner, as the table says.
 func (o *OpenAPI) mergeIndex(v *view) *packed {
-	if o.cfg.FetchLocal != nil && v.local.index == nil {
+	if o.cfg.Local != nil && v.local.index == nil {
 		return nil
 	}
 	index := handler3.OpenAPIV3Discovery{Paths: make(map[string]handler3.OpenAPIV3DiscoveryGroupVersion)}

@@ -30,7 +30,7 @@ func TestStories(t *testing.T) {
 		s.Show = s.show
 		s.Own = map[string]func([]string){
 			"alone": func([]string) {
-				s.cfg.FetchLocal = nil
+				s.cfg.Local = nil
 				s.make()
 			},
 			"own": func([]string) {
