@@ -154,12 +154,10 @@ func (d *Discovery) several(gv schema.GroupVersion) bool {
 // that was unavailable then kept an earlier document, and one that several servers have since then
 // may have been left out.
 func (d *Discovery) covers(s *state, entries []*registry.Entry) bool {
-	for _, e := range entries {
-		if v := s.versions[e.GroupVersion]; v.doc == nil || v.tag != s.etag || len(v.doc.Resources) == 0 && d.several(e.GroupVersion) {
-			return false
-		}
-	}
-	return s.etag != ""
+	return s.etag != "" && !slices.ContainsFunc(entries, func(e *registry.Entry) bool {
+		v := s.versions[e.GroupVersion]
+		return v.doc == nil || v.tag != s.etag || len(v.doc.Resources) == 0 && d.several(e.GroupVersion)
+	})
 }
 
 // parse reads a backend's aggregated document, which must be JSON as asked: protobuf may have texts
@@ -221,15 +219,12 @@ func (d *Discovery) room(of schema.GroupVersion) int {
 // repair fills in a missing responseKind, at which client-go 0.26.0–0.26.3 panics
 // (kubernetes/kubernetes#118361), as kube-aggregator does.
 func repair(doc *apidiscoveryv2.APIVersionDiscovery) {
+	none := &metav1.GroupVersionKind{}
 	for i := range doc.Resources {
 		r := &doc.Resources[i]
-		if r.ResponseKind == nil {
-			r.ResponseKind = &metav1.GroupVersionKind{}
-		}
+		r.ResponseKind = cmp.Or(r.ResponseKind, none)
 		for j := range r.Subresources {
-			if r.Subresources[j].ResponseKind == nil {
-				r.Subresources[j].ResponseKind = &metav1.GroupVersionKind{}
-			}
+			r.Subresources[j].ResponseKind = cmp.Or(r.Subresources[j].ResponseKind, none)
 		}
 	}
 }

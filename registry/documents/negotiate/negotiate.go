@@ -21,9 +21,7 @@ import (
 func TakesGzip(lines ...string) bool {
 	takes, named := false, false
 	for _, line := range lines {
-		for line != "" {
-			var item string
-			item, line, _ = strings.Cut(line, ",")
+		for item := range strings.SplitSeq(line, ",") {
 			name, weight, _ := strings.Cut(item, ";")
 			name = strings.TrimSpace(name)
 			gzip := strings.EqualFold(name, "gzip")

@@ -48,10 +48,9 @@ func (o *OpenAPI) claim(v, last *view) {
 	v.claimed = make(map[string]bool)
 	asked := make(map[*source]bool)
 	for _, s := range o.remotes(v.table) {
-		if asked[s] {
-			continue
-		}
 		asked[s] = true
+	}
+	for s := range asked {
 		paths := s.Load().claims.paths()
 		if slices.Contains(paths, everything) {
 			paths = slices.AppendSeq(paths, maps.Keys(v.local.index))
