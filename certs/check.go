@@ -171,8 +171,7 @@ func CheckServing(object string, chain []*x509.Certificate, names []string) []Fi
 	return r.found
 }
 
-// CheckBundle checks a bundle of ours, such as that of --client-ca-file. object is the Object of
-// the findings.
+// CheckBundle checks a bundle of ours, such as that of --client-ca-file. object is the Object of the findings.
 func CheckBundle(object string, data []byte) []Finding {
 	r := &report{object: object}
 	cas, err := bundle.Parse(data)

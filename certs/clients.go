@@ -25,8 +25,7 @@ type Clients struct {
 	// known is set after headers: the ConfigMap was read, or is found not to exist.
 	known atomic.Bool
 
-	// mu guards the candidate: what was read last. It is put in force only if the whole passes
-	// check.
+	// mu guards the candidate: what was read last. It is put in force only if the whole passes check.
 	mu        sync.Mutex
 	candidate clientTrust
 	refusal   error
@@ -43,8 +42,7 @@ type clientTrust struct {
 	clientPool, proxyPool, union *x509.CertPool
 }
 
-// Generation counts the changes of client trust. Results of another generation must be verified
-// again.
+// Generation counts the changes of client trust. Results of another generation must be verified again.
 func (c *Clients) Generation() uint64 { return c.current.Load().generation }
 
 // Headers returns the header names in the cluster's authentication ConfigMap, nil if there is none.
@@ -128,9 +126,8 @@ func (t *clientTrust) check() error {
 		for _, o := range t.proxy {
 			// The same CA may be in another certificate.
 			shared := c.Equal(o) || bytes.Equal(c.RawSubject, o.RawSubject) && bytes.Equal(c.RawSubjectPublicKeyInfo, o.RawSubjectPublicKeyInfo)
-			// If a request-header CA signed the client CA c, a user who presents c as an
-			// intermediate has a chain to the request-header CA. Dates do not matter: an expired
-			// CA may be renewed.
+			// If a request-header CA signed the client CA c, a user who presents c as an intermediate has a chain to
+			// the request-header CA. Dates do not matter: an expired CA may be renewed.
 			if shared || bytes.Equal(c.RawIssuer, o.RawSubject) && c.CheckSignatureFrom(o) == nil {
 				return fmt.Errorf("%w (%q)", errShared, trust.Describe(c).Subject)
 			}
@@ -151,11 +148,9 @@ func pool(certs []*x509.Certificate) *x509.CertPool {
 	return p
 }
 
-// HeaderNames are the header names in the cluster's authentication ConfigMap, which extension
-// servers trust.
+// HeaderNames are the header names in the cluster's authentication ConfigMap, which extension servers trust.
 type HeaderNames struct {
-	// Username, UID and Group are header names in order of preference. Nil means that the ConfigMap
-	// has none.
+	// Username, UID and Group are header names in order of preference. Nil means that the ConfigMap has none.
 	Username, UID, Group []string
 	// ExtraPrefix are prefixes of header names.
 	ExtraPrefix []string

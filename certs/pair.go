@@ -65,9 +65,8 @@ func (p *Pair) GetClientCertificate(*tls.CertificateRequestInfo) (*tls.Certifica
 	return cmp.Or(p.Certificate(), &tls.Certificate{}), nil
 }
 
-// take parses data (certificate, key) and puts it in force. Calls must not overlap. It refuses a
-// truncated certificate file even if its first certificate is complete: clients would miss the
-// intermediates.
+// take parses data (certificate, key) and puts it in force. Calls must not overlap. It refuses a truncated certificate
+// file even if its first certificate is complete: clients would miss the intermediates.
 func (p *Pair) take(data [][]byte) error {
 	_, err := bundle.Parse(data[0])
 	var cert tls.Certificate
@@ -84,8 +83,7 @@ func (p *Pair) take(data [][]byte) error {
 	return nil
 }
 
-// selfSigned makes a pair (certificate, key), so that a first start needs no preparation. No client
-// trusts it.
+// selfSigned makes a pair (certificate, key), so that a first start needs no preparation. No client trusts it.
 func selfSigned() [][]byte {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // nothing here can fail
 	now := time.Now()

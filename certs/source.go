@@ -77,9 +77,8 @@ func (f *followed) deliver(data map[string][]byte, err error) (changed bool, _ e
 	return f.offer(all, nil, func() error { return f.whole(data, err) })
 }
 
-// offer calls take, unless data is what is in force: a file that comes back unchanged is no change.
-// Refused data is taken again: a file may name another one that was still missing. With an error,
-// nothing could be read.
+// offer calls take, unless data is what is in force: a file that comes back unchanged is no change. Refused data is
+// taken again: a file may name another one that was still missing. With an error, nothing could be read.
 func (f *followed) offer(data [][]byte, err error, take func() error) (changed bool, _ error) {
 	h := sha256.New()
 	for _, d := range data {

@@ -1,11 +1,10 @@
 // Package certs holds the certificates of this process, and the CAs by which it verifies its
 // clients. Each follows its source.
 //
-// A Store has three sides. TLS is the server's: the serving pair, the SNI pairs, and the CAs that
-// the server names to clients. Clients verifies the certificates of clients: against the client CA
-// (then the leaf is a user) and against the request-header CA (then the peer is a front proxy that
-// may assert X-Remote-*). ProxyClient is the pair that this process presents to the local apiserver
-// and to backends. The child package trust verifies backends.
+// A Store has three sides. TLS is the server's: the serving pair, the SNI pairs, and the CAs that the server names to
+// clients. Clients verifies the certificates of clients: against the client CA (then the leaf is a user) and against
+// the request-header CA (then the peer is a front proxy that may assert X-Remote-*). ProxyClient is the pair that this
+// process presents to the local apiserver and to backends. The child package trust verifies backends.
 //
 // Every source is read in the same way: parse all of it, check it, then swap. After an error the
 // last good value stays, and log, metric and Status say so. The one exception is the cluster's
@@ -57,8 +56,7 @@ type Config struct {
 	// AllowedNames are the common names that front proxies may have. Empty means all that
 	// RequestHeaderCA signed, or those of a trusted ConfigMap.
 	AllowedNames []string
-	// ConfigMap is the cluster's authentication ConfigMap, read for its header names. Zero means
-	// that it is not read.
+	// ConfigMap is the cluster's authentication ConfigMap, read for its header names. Zero means that it is not read.
 	ConfigMap types.NamespacedName
 	// TrustConfigMap takes its CAs too, where ClientCA or RequestHeaderCA is empty. False means
 	// that only files give CAs, because kube-apiserver never removes a CA from the ConfigMap.

@@ -18,9 +18,8 @@ import (
 // ownCheck names this process's readiness check, on the admin port and in responses for clusters.
 const ownCheck = "fairlead"
 
-// Checks answers a health path as kube-apiserver does: /readyz with ?verbose and ?exclude=, and
-// /readyz/<check> for one of them. Two checks come before those listed: ping, which always passes,
-// and fairlead, which fails while draining.
+// Checks answers a health path as kube-apiserver does: /readyz with ?verbose and ?exclude=, and /readyz/<check> for one
+// of them. Two checks come before those listed: ping, which always passes, and fairlead, which fails while draining.
 type Checks struct {
 	// Name is the path without its slash: livez, readyz.
 	Name string

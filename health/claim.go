@@ -17,24 +17,22 @@ const (
 	// fall is how many probes in a row must fail before an endpoint is unhealthy: one lost probe
 	// changes nothing. One probe that passes makes it healthy.
 	fall = 2
-	// firstRetry is the pause after a failed probe. It stays the same while not even the dial
-	// succeeds: such an attempt costs one SYN. An endpoint that answers with an error is probed
-	// again after a fraction (retryFraction) of the time since its first error, up to lastRetry: an
-	// extension server that comes back answers 403 or 500 until its informers have synced, a second
-	// at most. It must be served again within 0.3 s of its first good response: a pause, a probe on
-	// a busy machine, and the table.
+	// firstRetry is the pause after a failed probe. It stays the same while not even the dial succeeds: such an attempt
+	// costs one SYN. An endpoint that answers with an error is probed again after a fraction (retryFraction) of the
+	// time since its first error, up to lastRetry: an extension server that comes back answers 403 or 500 until its
+	// informers have synced, a second at most. It must be served again within 0.3 s of its first good response: a
+	// pause, a probe on a busy machine, and the table.
 	firstRetry    = 100 * time.Millisecond
 	lastRetry     = 5 * time.Second
 	retryFraction = 8
 	// unread is how long after a failure a server counts as one that has not read its rules. A
 	// kube-apiserver answers before it has read roles and bindings, for seconds if there are many.
 	unread = 30 * time.Second
-	// dialShare and probeShare stretch the pause where many endpoints fail in the same way. The
-	// pause is at least this share times their number: 4,000 redials a second at some 50 µs, or 200
-	// handshakes at a millisecond, a fifth of a processor each. 400 endpoints that refuse are asked
-	// every 100 ms, 10,000 every 2.5 s. All claims of an endpoint share one connection, so each
-	// further claim costs a twentieth (oneMore) of the first: some 50 µs, against a handshake.
-	// Backends share this equally: whoever writes the EndpointSlices of one must not delay others.
+	// dialShare and probeShare stretch the pause where many endpoints fail in the same way. The pause is at least this
+	// share times their number: 4,000 redials a second at some 50 µs, or 200 handshakes at a millisecond, a fifth of a
+	// processor each. 400 endpoints that refuse are asked every 100 ms, 10,000 every 2.5 s. All claims of an endpoint
+	// share one connection, so each further claim costs a twentieth (oneMore) of the first: some 50 µs, against a
+	// handshake. Backends share this equally: whoever writes the EndpointSlices of one must not delay others.
 	dialShare  = 250 * time.Microsecond
 	probeShare = 5 * time.Millisecond
 	oneMore    = 20

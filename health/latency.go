@@ -10,9 +10,8 @@ import (
 const (
 	// judgeEvery is how often latencies are compared.
 	judgeEvery = time.Second
-	// slowFactor and slowFor make an endpoint slow: its latency is slowFactor times its peers'
-	// median, for slowFor. Recovery takes as long. Ten times is more than nodes and zones differ
-	// by.
+	// slowFactor and slowFor make an endpoint slow: its latency is slowFactor times its peers' median, for slowFor.
+	// Recovery takes as long. Ten times is more than nodes and zones differ by.
 	slowFactor = 10
 	slowFor    = 10 * time.Second
 	// slowFloor is the latency up to which no endpoint is slow, whatever its peers do: below it ten

@@ -23,9 +23,8 @@ import (
 const (
 	// probeTimeout is the same as kube-aggregator's.
 	probeTimeout = 5 * time.Second
-	// dialTimeout is the part of probeTimeout that the dial may take. One lost SYN is sent again
-	// after 1 s (RFC 6298) and still arrives. A host whose packets vanish is ejected within 2 s
-	// (keep-alive) + 0.25 s + 2 s.
+	// dialTimeout is the part of probeTimeout that the dial may take. One lost SYN is sent again after 1 s (RFC 6298)
+	// and still arrives. A host whose packets vanish is ejected within 2 s (keep-alive) + 0.25 s + 2 s.
 	dialTimeout = 2 * time.Second
 	// maxBody is how much of a body is drained, so that the backend sees its response read to the
 	// end (kubernetes/kubernetes#133644). A group-version's discovery document is some 100 KiB at
@@ -262,11 +261,10 @@ func explain(err error, url string) (reason, message string) {
 func bounded(text string) string { return strings.ToValidUTF8(printable.Cut(text, maxMessage), "�") }
 
 const (
-	// gateSlots and gateHold bound how many probes start at once. The cost of a start is the
-	// handshake, about a millisecond of CPU: a process with 1,000 entries takes a second or two to
-	// start, instead of all CPUs at once. A slot is held for gateHold at most, so that backends
-	// that do not answer never keep others from being probed: in the worst case, when none answers,
-	// 640 probes start each second.
+	// gateSlots and gateHold bound how many probes start at once. The cost of a start is the handshake, about a
+	// millisecond of CPU: a process with 1,000 entries takes a second or two to start, instead of all CPUs at once. A
+	// slot is held for gateHold at most, so that backends that do not answer never keep others from being probed: in
+	// the worst case, when none answers, 640 probes start each second.
 	gateSlots = 64
 	gateHold  = 100 * time.Millisecond
 )

@@ -77,11 +77,10 @@ func (l *probeConn) spent(room int) bool {
 	}
 }
 
-// round probes claims on one connection that is dialled for it: nothing of an earlier connection
-// can answer for the endpoint. The round owns the connection until it ends. It dials another where
-// a server limits the requests of a connection. A failure of one claim there does not count against
-// the others: where the connection is lost, or busy with unanswered requests, a claim is probed on
-// a connection of its own.
+// round probes claims on one connection that is dialled for it: nothing of an earlier connection can answer for the
+// endpoint. The round owns the connection until it ends. It dials another where a server limits the requests of a
+// connection. A failure of one claim there does not count against the others: where the connection is lost, or busy
+// with unanswered requests, a claim is probed on a connection of its own.
 type round struct {
 	target  *target
 	started time.Time

@@ -284,11 +284,10 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// lightTimeout is how long a light check may stay unanswered before the endpoint is probed. It
-// decides nothing, so it may be short. And it must be: the kernel sends no keep-alive while a
-// request is under way, so a host whose packets vanish may get a light check just before the 2 s
-// after which keep-alive would have failed. It is then ejected within 2 s + 0.5 s + 0.25 s + 2 s
-// (dialTimeout), where 5 s are promised.
+// lightTimeout is how long a light check may stay unanswered before the endpoint is probed. It decides nothing, so it
+// may be short. And it must be: the kernel sends no keep-alive while a request is under way, so a host whose packets
+// vanish may get a light check just before the 2 s after which keep-alive would have failed. It is then ejected within
+// 2 s + 0.5 s + 0.25 s + 2 s (dialTimeout), where 5 s are promised.
 const lightTimeout = 500 * time.Millisecond
 
 // keep takes over a connection on which a claim has passed, if its round is later than that of the

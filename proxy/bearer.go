@@ -41,9 +41,8 @@ func newUncertain() uncertain {
 	}
 }
 
-// bearer returns the user of a token that the local apiserver will authenticate, or of no
-// credentials, if a rule looks at users. Its error is needBearer, or nil: nobody is stopped because
-// the user is unknown.
+// bearer returns the user of a token that the local apiserver will authenticate, or of no credentials, if a rule looks
+// at users. Its error is needBearer, or nil: nobody is stopped because the user is unknown.
 func (p *Proxy) bearer(d *Decision, h *Head) (user.Info, error) {
 	if d.rules == nil || !d.rules.ByUser || d.asks(h) || d.spared(d.rules) {
 		return nil, nil
@@ -79,8 +78,7 @@ func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) {
 	}
 }
 
-// asks reports whether the local apiserver is asked to impersonate. Without a name its filter does
-// nothing.
+// asks reports whether the local apiserver is asked to impersonate. Without a name its filter does nothing.
 func (d *Decision) asks(h *Head) bool {
 	return d.Credentials.Impersonates && h.get("impersonate-user") != ""
 }

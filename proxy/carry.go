@@ -56,9 +56,8 @@ func (x *exchange) carry(w http.ResponseWriter, r *http.Request, from bound.Sour
 	}
 }
 
-// uploaded is a client's body that other goroutines may read, and that they may close at any time:
-// net/http's Close blocks while a Read is in progress, which a client can prolong. end must be
-// called before the handler returns.
+// uploaded is a client's body that other goroutines may read, and that they may close at any time: net/http's Close
+// blocks while a Read is in progress, which a client can prolong. end must be called before the handler returns.
 type uploaded struct {
 	io.ReadCloser
 	w        http.ResponseWriter
@@ -206,8 +205,7 @@ type flusher struct {
 	waits   bool
 }
 
-// flushAfter is longer than servers take between a head and a body that is ready, and shorter than
-// anybody notices.
+// flushAfter is longer than servers take between a head and a body that is ready, and shorter than anybody notices.
 const flushAfter = 5 * time.Millisecond
 
 // wait begins before a Read, and came ends it.
@@ -250,8 +248,7 @@ type exchange struct {
 	conn     *authn.Conn
 	stay     *backend.Stay // where the connection's requests go; may be nil
 	decision Decision
-	// upstream carries the request once it is forwarded. relayed says that the request is for the
-	// health relay.
+	// upstream carries the request once it is forwarded. relayed says that the request is for the health relay.
 	upstream *backend.Upstream
 	relayed  bool
 	held     place
@@ -289,8 +286,7 @@ func (x *exchange) bind() {
 	}
 }
 
-// reach chooses the local apiserver for a request: another than the connection's if that lacks what
-// it asks for.
+// reach chooses the local apiserver for a request: another than the connection's if that lacks what it asks for.
 func (x *exchange) reach() {
 	local, d := x.p.cfg.Local, &x.decision
 	if d.Action == ToLocal && !local.Alike() {

@@ -35,11 +35,9 @@ const (
 	// ToPage answers with a page of this process: below /fairlead/, and without a local apiserver
 	// everything that nothing else answers.
 	ToPage
-	// ToHealth answers /readyz or /healthz: this process's readiness first, then the local
-	// apiserver's.
+	// ToHealth answers /readyz or /healthz: this process's readiness first, then the local apiserver's.
 	ToHealth
-	// Impersonate passes the request to the impersonation filter, which decides again for the
-	// requested user.
+	// Impersonate passes the request to the impersonation filter, which decides again for the requested user.
 	Impersonate
 )
 
@@ -48,9 +46,8 @@ const (
 type Decision struct {
 	// Action is how the request is answered.
 	Action Action
-	// route is the route of the path in the table of Entry. A request keeps both, whatever table is
-	// current when it is served. It does not keep the table, which a watch would hold in memory
-	// until it ends.
+	// route is the route of the path in the table of Entry. A request keeps both, whatever table is current when it is
+	// served. It does not keep the table, which a watch would hold in memory until it ends.
 	route registry.Route
 	// Pool is the pool over which the request is sent: a remote's, or that of the local apiserver
 	// that matches the credentials. It decides which of the client's fields are forwarded.
@@ -69,8 +66,7 @@ type Decision struct {
 	User user.Info
 	// Impersonator is the caller that impersonates User. Nil means no impersonation.
 	Impersonator user.Info
-	// Credentials are the caller's. The local apiserver's response to a token shows whether the
-	// token is valid.
+	// Credentials are the caller's. The local apiserver's response to a token shows whether the token is valid.
 	Credentials authn.Credentials
 	// Set are the fields that Fairlead adds; they replace fields of the same name.
 	Set []hpack.HeaderField
@@ -95,8 +91,7 @@ const loopHeader = "fairlead-via"
 // which is a Need if it is not. settle then looks that up and decides again. now is the time, zero
 // if the caches must read the clock. It keeps nothing of h but strings.
 //
-// It fills d in place and reuses the room of d.Set: a Decision is half a kilobyte, and copying it
-// showed in profiles.
+// It fills d in place and reuses the room of d.Set: a Decision is half a kilobyte, and copying it showed in profiles.
 func (p *Proxy) decide(d *Decision, h *Head, c *authn.Conn, now time.Time) error {
 	if _, again := d.Err.(Need); again { //nolint:errorlint // nobody wraps it
 		d.Action, d.Err, d.Pool, d.User = d.leads, nil, 0, nil // by the same table, and its rules
@@ -159,13 +154,11 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 
 func (d *Decision) refuse(err error) { d.Action, d.Err = Refuse, err }
 
-// decideLocal passes the caller's credentials on: the local apiserver authenticates tokens and
-// authorizes all requests.
+// decideLocal passes the caller's credentials on: the local apiserver authenticates tokens and authorizes all requests.
 func (p *Proxy) decideLocal(d *Decision, h *Head) {
 	switch d.Credentials.Kind {
 	case authn.KindInvalid:
-		// Forwarded without its bad certificate, the request would be anonymous; kube-apiserver
-		// would have refused it.
+		// Forwarded without its bad certificate, the request would be anonymous; kube-apiserver would have refused it.
 		d.refuse(errUnauthorized)
 		return
 	case authn.KindCertificate, authn.KindFrontProxy, authn.KindIssued:
@@ -221,8 +214,7 @@ func (p *Proxy) decideOwn(d *Decision, h *Head) error {
 	return nil
 }
 
-// dispatch decides for an authorized user: whether the backend is available, and the request's
-// limits.
+// dispatch decides for an authorized user: whether the backend is available, and the request's limits.
 func (p *Proxy) dispatch(d *Decision, h *Head) {
 	if d.route == registry.RouteHidden || d.Action == ToPage && d.route == registry.RouteLocal && strings.HasPrefix(h.Path, "/api") {
 		d.refuse(errNotFound) // hidden, or an API that nothing serves: there is no local apiserver
@@ -395,9 +387,8 @@ func (p *Proxy) identify(d *Decision, h *Head, conn *authn.Conn, now time.Time) 
 	return nil
 }
 
-// checkImpersonated refuses impersonated users for whom this process must not speak. It also
-// refuses Impersonate- fields that the filter has left: they mean nothing to kube-apiserver now,
-// but might in a later version.
+// checkImpersonated refuses impersonated users for whom this process must not speak. It also refuses Impersonate-
+// fields that the filter has left: they mean nothing to kube-apiserver now, but might in a later version.
 func (p *Proxy) checkImpersonated(d *Decision, left http.Header) error {
 	if p.cfg.Authn.Pool(&d.Credentials) != authn.PoolImpersonate {
 		return nil
@@ -413,9 +404,8 @@ func (p *Proxy) checkImpersonated(d *Decision, left http.Header) error {
 	return nil
 }
 
-// rejectedOwn returns the client's error if a 401 of the local apiserver rejects this process's
-// credential rather than the caller's, and reports that to Config.CredentialRejected. A 401 from a
-// pod, Service or node behind it is theirs.
+// rejectedOwn returns the client's error if a 401 of the local apiserver rejects this process's credential rather than
+// the caller's, and reports that to Config.CredentialRejected. A 401 from a pod, Service or node behind it is theirs.
 func (p *Proxy) rejectedOwn(d *Decision, status int) error {
 	if status != http.StatusUnauthorized || d.Action != ToLocal || d.Pool != authn.PoolImpersonate || d.Request.proxied() {
 		return nil

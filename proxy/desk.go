@@ -20,10 +20,9 @@ import (
 // desk has the queues for costly decisions: long heads, certificate chains, and requests over
 // HTTP/2 that wait for a look-up. Who finds a queue full gets 429.
 //
-// At most half of the processors work on heads and chains, so that strangers cannot use all of
-// them, and each source has its own queues. Chains have a queue beside that of heads: every client
-// behind a load balancer has its address, and needs one turn; a stranger there may send long heads
-// without end.
+// At most half of the processors work on heads and chains, so that strangers cannot use all of them, and each source
+// has its own queues. Chains have a queue beside that of heads: every client behind a load balancer has its address,
+// and needs one turn; a stranger there may send long heads without end.
 type desk struct{ heads, chains, parked *bound.Queue }
 
 func newDesk() desk {
@@ -42,12 +41,10 @@ const (
 	maxParked = 128 << 20
 	// parkedSize is charged for a parked request in addition to its head: a goroutine's stack.
 	parkedSize = 5 << 10
-	// maxAtDesk limits the waiting decisions of each kind. One connection may use a sixteenth: 64
-	// heads of 256 KB.
+	// maxAtDesk limits the waiting decisions of each kind. One connection may use a sixteenth: 64 heads of 256 KB.
 	maxAtDesk = 1024
-	// quickHead and quickQuery limit the head that is decided on the engine's loop: 16 KiB hold a
-	// token of 4 KB and three times as much again. The limit for queries is lower because selectors
-	// are parsed.
+	// quickHead and quickQuery limit the head that is decided on the engine's loop: 16 KiB hold a token of 4 KB and
+	// three times as much again. The limit for queries is lower because selectors are parsed.
 	quickHead, quickQuery = 16 << 10, 1 << 10
 )
 
@@ -63,9 +60,8 @@ func turn(ctx context.Context, q *bound.Queue, h *Head) (leave func(), err error
 	return leave, nil
 }
 
-// decideParked decides on a goroutine that may block, and ends with the look-ups' own timeouts. A
-// panic there would end the process, for example one caused by a stranger's certificate chain
-// (CVE-2025-58188).
+// decideParked decides on a goroutine that may block, and ends with the look-ups' own timeouts. A panic there would end
+// the process, for example one caused by a stranger's certificate chain (CVE-2025-58188).
 func (l *frames) decideParked(r *frameRequest) (plan engine.Plan) {
 	limit, unneeded := parkTimeout, r.decision.Err == needBearer //nolint:errorlint // nobody wraps it
 	if unneeded {
@@ -104,8 +100,7 @@ func (l *frames) decideParked(r *frameRequest) (plan engine.Plan) {
 	return l.plan(r)
 }
 
-// parkTimeout limits how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s
-// each.
+// parkTimeout limits how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s each.
 const parkTimeout = 25 * time.Second
 
 // Need is what a decision lacks, because finding it out waits or takes long. It is an error: a

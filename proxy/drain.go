@@ -15,10 +15,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// EndLongRunning ends every watch and followed log cleanly: the client sees the end of the body, as
-// after kube-apiserver's watch timeout, and starts a new watch elsewhere. Long-running responses
-// with an end of their own are reset, and other requests continue. It is the step of a drain after
-// the grace period for watches.
+// EndLongRunning ends every watch and followed log cleanly: the client sees the end of the body, as after
+// kube-apiserver's watch timeout, and starts a new watch elsewhere. Long-running responses with an end of their own are
+// reset, and other requests continue. It is the step of a drain after the grace period for watches.
 func (p *Proxy) EndLongRunning() {
 	p.end()
 	p.frames.server.EndLongRunning()

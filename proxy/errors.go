@@ -22,16 +22,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Only this file turns errors into responses. A client learns the group-version and a short cause,
-// never an address.
+// Only this file turns errors into responses. A client learns the group-version and a short cause, never an address.
 
 // retrySoon is the Retry-After of errors that should pass within seconds. client-go retries such
 // responses up to ten times, so it is only set where a retry helps: a client of a backend that has
 // been down for an hour should learn so at once.
 const retrySoon = 1
 
-// recent is how long an unavailable backend counts as restarting: the usual time of a rolling
-// update's step.
+// recent is how long an unavailable backend counts as restarting: the usual time of a rolling update's step.
 const recent = 10 * time.Second
 
 func statusError(code int32, reason metav1.StatusReason, message string) *apierrors.StatusError {
@@ -61,8 +59,7 @@ func errNotImpersonated(name, group string) error {
 	return statusError(http.StatusForbidden, metav1.StatusReasonForbidden, who+" may not be impersonated ("+flag+"): the cluster accepts such users only with their own token")
 }
 
-// errNested refuses a header field that the impersonation filter does not know, and that nothing
-// else would check.
+// errNested refuses a header field that the impersonation filter does not know, and that nothing else would check.
 func errNested(name string) error {
 	return apierrors.NewBadRequest(name + " is not a supported impersonation header")
 }
@@ -77,8 +74,7 @@ func errForbidden(d *Decision) error {
 	return responsewriters.ForbiddenStatusError(&a, d.verdict.Reason) //fairlead:boundary formats what was authorized, once
 }
 
-// errAuthenticating means that no server could authenticate the caller. A 401 would make a good
-// client give up.
+// errAuthenticating means that no server could authenticate the caller. A 401 would make a good client give up.
 var errAuthenticating = unavailable("the caller could not be authenticated")
 
 // errAuthorizing fails closed, as kube-apiserver does with 500. Here the authorizer is another
@@ -95,13 +91,11 @@ func forbidden(err *apierrors.StatusError) error {
 
 var errPanicked = apierrors.NewInternalError(errors.New("internal error in this process"))
 
-// errConnect refuses tunnels: the API does not use them, and over HTTP/2 CONNECT has no path (RFC
-// 9113 §8.5).
+// errConnect refuses tunnels: the API does not use them, and over HTTP/2 CONNECT has no path (RFC 9113 §8.5).
 var errConnect = statusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed,
 	"CONNECT is not offered")
 
-// errInvalidPath answers as kube-apiserver, which finds nothing at such a path, except that it
-// decodes escapes first.
+// errInvalidPath answers as kube-apiserver, which finds nothing at such a path, except that it decodes escapes first.
 func errInvalidPath(path string) error {
 	const message = "the path is ambiguous: its normalized form would select something else"
 	if strings.Contains(path, "%") {
@@ -125,8 +119,7 @@ var errLoop = statusError(http.StatusLoopDetected, metav1.StatusReasonInternalEr
 var errNotFound = statusError(http.StatusNotFound, metav1.StatusReasonNotFound,
 	"the server could not find the requested resource")
 
-// errNotSwitched is kube-aggregator's answer to a status below 400 instead of 101: clients then ask
-// without an upgrade.
+// errNotSwitched is kube-aggregator's answer to a status below 400 instead of 101: clients then ask without an upgrade.
 func errNotSwitched(name string, status int) error {
 	return apierrors.NewServiceUnavailable(name + " did not switch protocols: it answered with status " + strconv.Itoa(status))
 }
@@ -221,8 +214,7 @@ func forwardError(name string, err error) error {
 	case engine.ReasonBadResponse:
 		return badGateway("the backend sent a response that cannot be understood")
 	}
-	// The backend may have executed the request, so no Retry-After: client-go would repeat even a
-	// write.
+	// The backend may have executed the request, so no Retry-After: client-go would repeat even a write.
 	return apierrors.NewServiceUnavailable(name + " ended the connection before it had answered")
 }
 

@@ -25,8 +25,7 @@ import (
 // forward forwards a request that does not go frame by frame.
 func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 	d := &x.decision
-	// A load balancer's probe may share its address with a client that gives requests up. The relay
-	// has its own limit.
+	// A load balancer's probe may share its address with a client that gives requests up. The relay has its own limit.
 	if !x.relayed && x.p.givenUp.overLimit(d, x.head) {
 		x.p.givenUp.refused.Inc()
 		x.p.writeError(w, r, errGivenUp)
@@ -67,8 +66,7 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *uploaded, from bound.Source) {
 	d := &x.decision
 	if x.head.Upgrade != "" {
-		// Bytes after the client's head were meant for the tunnel: they must not be read as a
-		// request.
+		// Bytes after the client's head were meant for the tunnel: they must not be read as a request.
 		w.Header().Set("Connection", "close")
 	}
 	end, err := x.hold(w, r, from)
@@ -77,10 +75,9 @@ func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *up
 		return
 	}
 	defer end()
-	// A stranger can make such a request last for all of its time, by sending its body slowly or by
-	// not reading the answer. It counts with the long-running ones: all clients behind a load
-	// balancer share an address, and the places of short requests are those with which their new
-	// tokens are proven.
+	// A stranger can make such a request last for all of its time, by sending its body slowly or by not reading the
+	// answer. It counts with the long-running ones: all clients behind a load balancer share an address, and the places
+	// of short requests are those with which their new tokens are proven.
 	x.held.slow = strangersTime(d) != 0 && (x.upstream.Streams(r) || len(x.head.Path)+len(x.head.RawQuery) > maxEchoed)
 	if err := x.p.enter(&x.held, d, x.upstream, from); err != nil {
 		x.noPlace(w, r, err)
@@ -203,9 +200,8 @@ func (d *Decision) host(h *Head) string {
 	return ""
 }
 
-// targetURL returns a URL with the client's request target, byte for byte. An opaque part is not
-// escaped again, and the query is kept even if it does not parse (upstream decodes and re-encodes
-// both).
+// targetURL returns a URL with the client's request target, byte for byte. An opaque part is not escaped again, and the
+// query is kept even if it does not parse (upstream decodes and re-encodes both).
 func targetURL(h *Head) *url.URL {
 	u := &url.URL{Scheme: "https", RawQuery: h.RawQuery, ForceQuery: strings.HasSuffix(h.Target(), "?")}
 	if strings.HasPrefix(h.Path, "//") { // as an opaque part it would be parsed as an authority
@@ -410,8 +406,7 @@ func (x *exchange) tunnel(w http.ResponseWriter, res *http.Response, conn net.Co
 	<-ended //nolint:errcheck // however it ended
 }
 
-// pump copies until the source ends. Then it closes the destination for writing; the other
-// direction continues.
+// pump copies until the source ends. Then it closes the destination for writing; the other direction continues.
 func pump(dst net.Conn, src io.Reader, count *int64) (err error) {
 	if *count, err = io.Copy(dst, src); err != nil {
 		return err

@@ -72,8 +72,7 @@ type slot struct {
 
 type slotKey struct{}
 
-// ConnContext gives a connection its slot; it fits http.Server.ConnContext. ctx should end with the
-// connection.
+// ConnContext gives a connection its slot; it fits http.Server.ConnContext. ctx should end with the connection.
 func (p *Proxy) ConnContext(ctx context.Context, _ net.Conn) context.Context {
 	return context.WithValue(ctx, slotKey{}, &slot{stay: p.cfg.Local.Stay(ctx)})
 }
@@ -103,12 +102,10 @@ type frameRequest struct {
 	done  func(engine.Outcome) // onEnd, set by Frames
 }
 
-// usualSet is the number of fields set for most requests: a user with a few groups, and the fields
-// of forwarded.
+// usualSet is the number of fields set for most requests: a user with a few groups, and the fields of forwarded.
 const usualSet = 12
 
-// slot returns the connection's slot, which Proxy.ServeHTTP uses, too, so that its certificates are
-// verified once.
+// slot returns the connection's slot, which Proxy.ServeHTTP uses, too, so that its certificates are verified once.
 func (l *frames) slot(c *h2.ConnInfo) *slot {
 	s := slotOf(c.Context())
 	s.of(&c.TLS)
@@ -205,8 +202,7 @@ func (r *frameRequest) prepared(a *engine.Answer) engine.Plan {
 	return engine.Plan{Answer: a, Set: r.answerFields(), Done: r.done, GoAway: p.goAway(), Deadline: p.pageTime + p.unreadRest}
 }
 
-// acceptsJSON reports whether readyAnswer suits: the client accepts JSON first, and nothing else is
-// needed.
+// acceptsJSON reports whether readyAnswer suits: the client accepts JSON first, and nothing else is needed.
 func (r *frameRequest) acceptsJSON() bool {
 	accept := r.head.get("accept")
 	return (accept == "" || strings.HasPrefix(accept, "application/json") || strings.HasPrefix(accept, "*/*")) && r.plain()

@@ -64,8 +64,7 @@ func newScrapers() scrapers {
 	return scrapers{memo.New[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers})}
 }
 
-// scraper identifies a caller by its credentials: another token, or a certificate of another user,
-// is another caller.
+// scraper identifies a caller by its credentials: another token, or a certificate of another user, is another caller.
 type scraper struct {
 	token             authn.Token
 	user, uid, groups string

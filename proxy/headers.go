@@ -101,8 +101,7 @@ func (x *exchange) startRecords() {
 // auditHeader correlates the logs of all servers that handle a request.
 const auditHeader = "audit-id"
 
-// maxAuditID is the length at which k8s.io/apiserver truncates an ID in its log (truncateAuditID in
-// pkg/audit).
+// maxAuditID is the length at which k8s.io/apiserver truncates an ID in its log (truncateAuditID in pkg/audit).
 const maxAuditID = 64
 
 // maxVia limits the loop header to about sixty hops; a longer one is replaced. A chain of that
@@ -147,8 +146,7 @@ func (h *Head) get(name string) string {
 	return ""
 }
 
-// list returns the values of all fields of a name as one list (RFC 9110 §5.3). The name must be in
-// lower case.
+// list returns the values of all fields of a name as one list (RFC 9110 §5.3). The name must be in lower case.
 func (h *Head) list(name string) string {
 	var values []string
 	for i := range h.Fields {
@@ -196,11 +194,10 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 	return h
 }
 
-// upgradeOf returns the protocol that a request asks to switch to, and the empty string if it is no
-// upgrade. It is the only check. HTTP/2 has no upgrades (RFC 9113 §8.6), HTTP/1.0 had none (RFC
-// 9110 §7.8). Protocols that Kubernetes does not use are ignored, as RFC 9110 allows: an h2c tunnel
-// to a backend would carry our client certificate, and through it the client could send any
-// X-Remote-User. kube-apiserver also accepts x-upgrade in Connection
+// upgradeOf returns the protocol that a request asks to switch to, and the empty string if it is no upgrade. It is the
+// only check. HTTP/2 has no upgrades (RFC 9113 §8.6), HTTP/1.0 had none (RFC 9110 §7.8). Protocols that Kubernetes does
+// not use are ignored, as RFC 9110 allows: an h2c tunnel to a backend would carry our client certificate, and through
+// it the client could send any X-Remote-User. kube-apiserver also accepts x-upgrade in Connection
 // (k8s.io/streaming/pkg/httpstream); we follow RFC 9110 §7.6.1.
 func upgradeOf(r *http.Request) string {
 	protocol := r.Header.Get("Upgrade")
@@ -270,10 +267,9 @@ const maxInterims = 16
 
 var errInterims = errors.New("backend sent too many interim responses")
 
-// interims passes 1xx heads on while its request is in progress. net/http reads them on a goroutine
-// of the backend's connection, which may continue after the request has ended. Later heads must
-// touch neither the header of another response to the request nor the client's connection, whose
-// next response may have begun.
+// interims passes 1xx heads on while its request is in progress. net/http reads them on a goroutine of the backend's
+// connection, which may continue after the request has ended. Later heads must touch neither the header of another
+// response to the request nor the client's connection, whose next response may have begun.
 type interims struct {
 	mu   sync.Mutex // guards the fields below, and w until over
 	w    http.ResponseWriter
@@ -282,10 +278,9 @@ type interims struct {
 	over bool
 }
 
-// interimsOf passes 1xx heads on until its caller calls end, which must be before the response is
-// written. An HTTP/1.0 client gets none: it would take the first one for the response (RFC 9110
-// §15.2). Nor does a client to which net/http writes 100 Continue when the body is read, which may
-// be within other output.
+// interimsOf passes 1xx heads on until its caller calls end, which must be before the response is written. An HTTP/1.0
+// client gets none: it would take the first one for the response (RFC 9110 §15.2). Nor does a client to which net/http
+// writes 100 Continue when the body is read, which may be within other output.
 func interimsOf(r *http.Request, w http.ResponseWriter, d *Decision) *interims {
 	return &interims{w: w, d: d, over: !r.ProtoAtLeast(1, 1) || expects(r)}
 }
@@ -321,9 +316,8 @@ func (h *interims) end() {
 	h.over = true
 }
 
-// browsers sets the fields of kube-apiserver's filters WithCORS and WithHSTS
-// (k8s.io/apiserver/pkg/server/filters) on all answers but the local apiserver's, which has filters
-// of its own. The filters themselves would link flow control.
+// browsers sets the fields of kube-apiserver's filters WithCORS and WithHSTS (k8s.io/apiserver/pkg/server/filters) on
+// all answers but the local apiserver's, which has filters of its own. The filters themselves would link flow control.
 type browsers struct {
 	origins []*regexp.Regexp // those whose pages may read answers
 	hsts    string           // empty means none

@@ -59,9 +59,8 @@ type place struct {
 	count                  *atomic.Int64
 }
 
-// source returns the source of a request for all limits: its user, or with impersonation the
-// impersonator; the token if it is proven, because only the local apiserver knows its user;
-// otherwise the client's address and connection.
+// source returns the source of a request for all limits: its user, or with impersonation the impersonator; the token if
+// it is proven, because only the local apiserver knows its user; otherwise the client's address and connection.
 func (d *Decision) source(h *Head) bound.Source {
 	u := caller(d)
 	if u == nil && d.Pool == authn.PoolProven {
@@ -88,9 +87,8 @@ func (p *Proxy) active() prometheus.Collector {
 	}}
 }
 
-// enter takes the places of a request that is ready to be forwarded: for a remote, one of all
-// remotes and one of its upstream; for an unproven token, one of its pool. The local apiserver
-// limits other requests itself.
+// enter takes the places of a request that is ready to be forwarded: for a remote, one of all remotes and one of its
+// upstream; for an unproven token, one of its pool. The local apiserver limits other requests itself.
 func (p *Proxy) enter(held *place, d *Decision, u *backend.Upstream, from bound.Source) *apierrors.StatusError {
 	held.count = &p.underWay.requests
 	if d.LongRunning {
@@ -142,9 +140,8 @@ func full(err error) bool { return errors.Is(err, bound.ErrFull) }
 
 // A request takes its places when it is ready to be sent, and gives them back by these times.
 const (
-	// bodyTime limits the wait for a body that is read before its request is sent, of at most 256
-	// KiB: kube-apiserver's limit for the whole request (--request-timeout), so a slower client was
-	// never served.
+	// bodyTime limits the wait for a body that is read before its request is sent, of at most 256 KiB: kube-apiserver's
+	// limit for the whole request (--request-timeout), so a slower client was never served.
 	bodyTime = time.Minute
 	// strangerTime limits how long a request of the unproven pool may hold its place:
 	// kube-apiserver's --request-timeout.
@@ -154,8 +151,7 @@ const (
 	strangerWatch = time.Hour
 )
 
-// strangersTime returns how long a request may hold its place. Zero means that it holds no place of
-// the unproven pool.
+// strangersTime returns how long a request may hold its place. Zero means that it holds no place of the unproven pool.
 func strangersTime(d *Decision) time.Duration {
 	switch {
 	case d.Action != ToLocal || d.Pool != authn.PoolUnproven:
@@ -170,8 +166,7 @@ func strangersTime(d *Decision) time.Duration {
 // not read: kube-apiserver's 403 repeats the path, and JSON has six bytes for some.
 const maxEchoed = 8 << 10
 
-// within limits a request to its time or that for its place, and lets EndLongRunning end a
-// long-running one.
+// within limits a request to its time or that for its place, and lets EndLongRunning end a long-running one.
 func (x *exchange) within(r *http.Request) (*http.Request, context.CancelFunc) {
 	d := &x.decision
 	ctx, cancel := r.Context(), context.CancelFunc(func() {})
@@ -186,11 +181,10 @@ func (x *exchange) within(r *http.Request) (*http.Request, context.CancelFunc) {
 	return r, func() { end(); cancel() }
 }
 
-// prove asks the local apiserver whether it accepts the unproven token of a long-running request,
-// so that the request can use the proven pool. After a restart of Fairlead, all watches and
-// sessions of the cluster return with tokens that it has not seen. They must neither hold a place
-// of the unproven pool for hours nor share a connection with tokens that may be bad. Concurrent
-// requests with one token share a proof.
+// prove asks the local apiserver whether it accepts the unproven token of a long-running request, so that the request
+// can use the proven pool. After a restart of Fairlead, all watches and sessions of the cluster return with tokens that
+// it has not seen. They must neither hold a place of the unproven pool for hours nor share a connection with tokens
+// that may be bad. Concurrent requests with one token share a proof.
 func (x *exchange) prove(ctx context.Context, from bound.Source) error {
 	d := &x.decision
 	if d.Action != ToLocal || d.Pool != authn.PoolUnproven || !d.LongRunning || !d.Credentials.Provable() {
@@ -231,9 +225,8 @@ func (x *exchange) hold(w http.ResponseWriter, r *http.Request, from bound.Sourc
 	return end, err
 }
 
-// noPlace answers a request that got no place. Callers of the health relay are load balancers. Load
-// from other callers must not make them take this replica out, and the prober's own result is at
-// most two seconds old.
+// noPlace answers a request that got no place. Callers of the health relay are load balancers. Load from other callers
+// must not make them take this replica out, and the prober's own result is at most two seconds old.
 func (x *exchange) noPlace(w http.ResponseWriter, r *http.Request, err error) {
 	if x.relayed && x.p.cfg.Local.Ready() == nil {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -244,11 +237,10 @@ func (x *exchange) noPlace(w http.ResponseWriter, r *http.Request, err error) {
 	x.p.writeError(w, r, err)
 }
 
-// givenUp limits how fast one user may cancel requests that have just begun. Each is work for a
-// backend at no cost to the user (CVE-2023-44487), and users share the backends' connections: Go's
-// HTTP/2 server closes a connection on which requests come and go faster than it starts them.
-// proxy/h2's limits for a connection do not stop a user who opens one connection after another. A
-// user over the limit gets 429 until the debt has run down; no backend gets the request.
+// givenUp limits how fast one user may cancel requests that have just begun. Each is work for a backend at no cost to
+// the user (CVE-2023-44487), and users share the backends' connections: Go's HTTP/2 server closes a connection on which
+// requests come and go faster than it starts them. proxy/h2's limits for a connection do not stop a user who opens one
+// connection after another. A user over the limit gets 429 until the debt has run down; no backend gets the request.
 //
 // Only users who cancel are charged. Others read one atomic, unless some user is over the limit.
 type givenUp struct {
@@ -257,8 +249,7 @@ type givenUp struct {
 	debts *memo.Cache[account, struct{}] // each expires when its user's debt is zero
 
 	mu sync.Mutex // orders charges
-	// until is when the last user will be below the limit again, in Unix nanoseconds. Zero means
-	// all are.
+	// until is when the last user will be below the limit again, in Unix nanoseconds. Zero means all are.
 	until   atomic.Int64
 	refused prometheus.Counter
 	answer  *engine.Answer // errGivenUp over HTTP/2, always in JSON: encoding it for each refusal would cost too much
@@ -273,9 +264,8 @@ type account struct {
 }
 
 const (
-	// quickly is the time within which a canceled request is charged. A request that ran longer
-	// held a place of its APIService's limit, or the local apiserver limited it; and a client may
-	// well end all its watches at once.
+	// quickly is the time within which a canceled request is charged. A request that ran longer held a place of its
+	// APIService's limit, or the local apiserver limited it; and a client may well end all its watches at once.
 	quickly = time.Second
 	// givenUpBurst and the rate of givenUpPause, 200 a second, are twice proxy/h2's limits for one
 	// connection; controllers stay far below one.
@@ -294,8 +284,7 @@ func newGivenUp() *givenUp {
 	}
 }
 
-// ended is called for every forwarded request that its client has given up. A watch that was
-// answered has no other end.
+// ended is called for every forwarded request that its client has given up. A watch that was answered has no other end.
 func (g *givenUp) ended(d *Decision, h *Head, status int, took time.Duration) {
 	if took >= quickly || d.LongRunning && status != statusClientGone || d.Action != ToLocal && d.Action != ToRemote {
 		return

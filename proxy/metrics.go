@@ -20,8 +20,7 @@ import (
 // tables has the current table.
 type tables = latest.Tables[*registry.Table]
 
-// metrics counts requests. Its labels are bounded by the table and by lists in this file, never by
-// a client's input.
+// metrics counts requests. Its labels are bounded by the table and by lists in this file, never by a client's input.
 type metrics struct {
 	total    *prometheus.CounterVec
 	duration *prometheus.HistogramVec
@@ -39,8 +38,7 @@ func newMetrics(reg prometheus.Registerer, tables tables, active ...prometheus.C
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "fairlead_request_duration_seconds",
 			Help: "Time from a request's head to its last byte, without long-running requests.",
-			// From a cached answer to the request timeout; ten buckets keep a thousand
-			// group-versions affordable.
+			// From a cached answer to the request timeout; ten buckets keep a thousand group-versions affordable.
 			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, labels),
 	}
@@ -102,8 +100,7 @@ func (m *metrics) observe(d *Decision, code int, took time.Duration) {
 	}
 }
 
-// Failed returns the number of requests for an entry that were answered with 5xx. A replaced entry
-// starts from zero.
+// Failed returns the number of requests for an entry that were answered with 5xx. A replaced entry starts from zero.
 func (p *Proxy) Failed(e *registry.Entry) uint64 {
 	known, ok := p.metrics.seen.Load(e)
 	if !ok {

@@ -23,8 +23,7 @@ type observer struct {
 	p     *Proxy
 	span  *tracing.Span // nil means no tracing
 	event *audit.Event  // nil means that the policy leaves the request out, or that late is set
-	// late is set if the local apiserver will record the request. It is recorded here only if it
-	// did not get there.
+	// late is set if the local apiserver will record the request. It is recorded here only if it did not get there.
 	late *audit.Request
 }
 
@@ -53,8 +52,7 @@ func (p *Proxy) observe(h *Head, d *Decision, id string) *observer {
 	return f
 }
 
-// open opens the event. As in kube-apiserver's filter, the authorizer's decision is added where it
-// was asked.
+// open opens the event. As in kube-apiserver's filter, the authorizer's decision is added where it was asked.
 func (f *observer) open(r *audit.Request, d *Decision) {
 	f.event = f.p.cfg.Audit.Open(r)
 	f.named(d)
@@ -185,10 +183,9 @@ func endless(h *Head, d *Decision) bool {
 	return h.Upgrade != "" || longPage(h) || d.Request.longRunning(declared)
 }
 
-// sourceIPs returns the client's addresses: those of a trusted front proxy's X-Forwarded-For, and
-// the other end of the connection. From other clients that header is not trusted. As in
-// kube-apiserver, what is no address is left out: a proxy passes on what its client has sent. So
-// the nearest addresses, which proxies have added, are kept.
+// sourceIPs returns the client's addresses: those of a trusted front proxy's X-Forwarded-For, and the other end of the
+// connection. From other clients that header is not trusted. As in kube-apiserver, what is no address is left out: a
+// proxy passes on what its client has sent. So the nearest addresses, which proxies have added, are kept.
 func sourceIPs(h *Head, d *Decision) []string {
 	ips := []string{h.RemoteIP}
 	if d.Credentials.Kind != authn.KindFrontProxy {
@@ -208,9 +205,8 @@ func sourceIPs(h *Head, d *Decision) []string {
 // maxSources bounds the addresses of a chain of proxies.
 const maxSources = 16
 
-// trusted reports whether a caller's trace is continued, by kube-apiserver's rule
-// (filters.WithTracing). Other callers could make this process sample every request, or write into
-// foreign traces; they get a new trace with a link.
+// trusted reports whether a caller's trace is continued, by kube-apiserver's rule (filters.WithTracing). Other callers
+// could make this process sample every request, or write into foreign traces; they get a new trace with a link.
 func trusted(u user.Info) bool {
 	return u != nil && (slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) || slices.Contains(u.GetGroups(), user.MonitoringGroup))
 }

@@ -63,8 +63,7 @@ type Proxy struct {
 	unsure        uncertain
 	scrapers      scrapers
 	browsers      browsers
-	// rejecting refuses every new request. leaving closes each HTTP/1.1 connection after its
-	// response.
+	// rejecting refuses every new request. leaving closes each HTTP/1.1 connection after its response.
 	rejecting, leaving atomic.Bool
 	// ending is done when long-running requests must end; end cancels it.
 	ending context.Context
@@ -118,8 +117,7 @@ func exchangeOf(ctx context.Context) *exchange {
 	return x
 }
 
-// ServeHTTP serves the requests of HTTP/1.1 clients, and those of HTTP/2 clients that are not
-// forwarded frame by frame.
+// ServeHTTP serves the requests of HTTP/1.1 clients, and those of HTTP/2 clients that are not forwarded frame by frame.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.serve(w, r, time.Now(), nil) }
 
 // serve is ServeHTTP for a request whose head arrived at that time, of which something is known.
@@ -198,8 +196,7 @@ func (p *Proxy) limitReading(w http.ResponseWriter) *time.Timer {
 	return time.AfterFunc(p.pageTime, func() { p.hasten(w) })
 }
 
-// serveLocal forwards a request of the health relay to the local apiserver, with its caller's
-// credentials.
+// serveLocal forwards a request of the health relay to the local apiserver, with its caller's credentials.
 func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 	x := exchangeOf(r.Context())
 	x.decision.Action, x.relayed = ToLocal, true
@@ -223,8 +220,7 @@ type Config struct {
 	// CredentialRejected is called when the local apiserver rejects the credential with which this
 	// process impersonates. It must not block. It may be nil.
 	CredentialRejected func()
-	// Documents answers /api, /apis, /apis/<group> and /openapi. If nil, the local apiserver
-	// answers them.
+	// Documents answers /api, /apis, /apis/<group> and /openapi. If nil, the local apiserver answers them.
 	Documents http.Handler
 	// Claimed reports whether Documents answers for a path, too, that the table leaves to the local
 	// apiserver. It must not block. If nil, it does for none.
@@ -239,27 +235,23 @@ type Config struct {
 	// Pages answers /fairlead/, apiregistration.k8s.io with the dir: registry, and without Local
 	// all requests that nothing else answers. Nil means 404.
 	Pages http.Handler
-	// Health combines the local apiserver's /readyz and /healthz with this process's readiness.
-	// Without Local it gets nil, and answers these and /livez alone. If nil, they are forwarded
-	// unchanged.
+	// Health combines the local apiserver's /readyz and /healthz with this process's readiness. Without Local it gets
+	// nil, and answers these and /livez alone. If nil, they are forwarded unchanged.
 	Health func(local http.Handler) http.Handler
 	// MaxInFlight and MaxMutating limit the requests in flight to all remotes together, without
 	// long-running ones. Zero means no limit.
 	MaxInFlight, MaxMutating int
-	// MaxSessions limits the upgrades to all backends, including the local apiserver, and the
-	// long-running requests to remotes over HTTP/1.1 together: each takes a descriptor for itself.
-	// Zero means no limit.
+	// MaxSessions limits the upgrades to all backends, including the local apiserver, and the long-running requests to
+	// remotes over HTTP/1.1 together: each takes a descriptor for itself. Zero means no limit.
 	MaxSessions int
-	// ForwardRedirects forwards a remote's redirects
-	// (--aggregator-reject-forwarding-redirect=false). If false, they are answered with 502,
-	// because a client that follows a redirect sends its credentials to any address that the
+	// ForwardRedirects forwards a remote's redirects (--aggregator-reject-forwarding-redirect=false). If false, they
+	// are answered with 502, because a client that follows a redirect sends its credentials to any address that the
 	// backend names.
 	ForwardRedirects bool
 	// GoAwayChance is the probability with which an HTTP/2 client is asked to reconnect after a
 	// request. Zero means never.
 	GoAwayChance float64
-	// AllowedOrigins are regular expressions of origins whose pages may read answers (CORS). None
-	// means no CORS.
+	// AllowedOrigins are regular expressions of origins whose pages may read answers (CORS). None means no CORS.
 	AllowedOrigins []string
 	// HSTS has the directives of Strict-Transport-Security. None means that the field is not set.
 	HSTS []string
@@ -267,14 +259,12 @@ type Config struct {
 	AccessLog *accesslog.Log
 	// Taps shows the requests of single users to operators. Nil means no taps.
 	Taps *accesslog.Taps
-	// Audit gets an event for each stage of the requests that its policy selects. Nil means no
-	// audit log.
+	// Audit gets an event for each stage of the requests that its policy selects. Nil means no audit log.
 	Audit *audit.Log
 	// AuditLocal also records requests that the local apiserver answers. If false, it records them
 	// itself, with the same Audit-ID and the user of the token.
 	AuditLocal bool
-	// Tracer makes a span of each request. Nil means no tracing; a client's trace context is then
-	// forwarded unchanged.
+	// Tracer makes a span of each request. Nil means no tracing; a client's trace context is then forwarded unchanged.
 	Tracer trace.Tracer
 	// Logger logs failures. Nil discards.
 	Logger *slog.Logger

@@ -79,8 +79,7 @@ func (rec *recorder) responded(status int) {
 	}
 }
 
-// done must be deferred: a handler that panics with http.ErrAbortHandler has ended its request,
-// too.
+// done must be deferred: a handler that panics with http.ErrAbortHandler has ended its request, too.
 func (rec *recorder) done() {
 	if rec.exchange.observer != nil {
 		if cause := recover(); cause != nil {

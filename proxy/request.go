@@ -25,9 +25,8 @@ import (
 // resources. Its strings share the path's memory.
 type Request request.RequestInfo
 
-// parseRequest parses a request head. It has the result of upstream's
-// RequestInfoFactory.NewRequestInfo, but parses selectors only where they change the result:
-// upstream needs half a second for 240 KB of them.
+// parseRequest parses a request head. It has the result of upstream's RequestInfoFactory.NewRequestInfo, but parses
+// selectors only where they change the result: upstream needs half a second for 240 KB of them.
 func parseRequest(method, path, rawQuery string) Request {
 	if strings.IndexByte(path, '%') >= 0 {
 		if p, err := url.PathUnescape(path); err == nil {
@@ -224,10 +223,9 @@ func (r *Request) ForPolicy(u user.Info, userAgent string) policy.Request {
 // remote: kubectl waits for that document (kubernetes/kubernetes#82172).
 const discoveryTimeout = 5 * time.Second
 
-// requestTimeout returns the time limit of a remote request that is not long-running: the smallest
-// of the policy's timeout, ?timeout= and, for a path without a resource, discoveryTimeout. Like
-// k8s.io/apiserver's WithRequestDeadline it reads ?timeout= as a Go duration, of which zero means
-// the server's default. Anything else is a bad request.
+// requestTimeout returns the time limit of a remote request that is not long-running: the smallest of the policy's
+// timeout, ?timeout= and, for a path without a resource, discoveryTimeout. Like k8s.io/apiserver's WithRequestDeadline
+// it reads ?timeout= as a Go duration, of which zero means the server's default. Anything else is a bad request.
 func requestTimeout(rawQuery string, r *Request, limit time.Duration) (time.Duration, error) {
 	if !r.IsResourceRequest {
 		limit = min(limit, discoveryTimeout)

@@ -3,7 +3,6 @@ package proxy
 import (
 	"cmp"
 	"math"
-	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -81,9 +80,6 @@ const maxPage = 10_000
 // unlimited reports whether a list has neither a resourceVersion nor a limit that counts: the
 // apiserver takes negative ones for none.
 func unlimited(rawQuery string) bool {
-	if !strings.Contains(rawQuery, "=") {
-		return true
-	}
 	version, _ := param(rawQuery, "resourceVersion")
 	text, _ := param(rawQuery, "limit")
 	limit, _ := strconv.ParseInt(text, 10, 64) // 0 if it is none, which the apiserver refuses
@@ -93,19 +89,16 @@ func unlimited(rawQuery string) bool {
 // source returns the client's address: behind a trusted front proxy the last one that it has added
 // to X-Forwarded-For, which clients cannot.
 func (h *Head) source(proxied bool) netip.Addr {
-	text := h.RemoteIP
-	if list := h.list("x-forwarded-for"); proxied && list != "" {
-		last := strings.TrimSpace(list[strings.LastIndexByte(list, ',')+1:])
-		if net.ParseIP(last) != nil {
-			text = last
+	a, _ := netip.ParseAddr(h.RemoteIP)
+	if list := h.list("x-forwarded-for"); proxied {
+		if last, err := netip.ParseAddr(strings.TrimSpace(list[strings.LastIndexByte(list, ',')+1:])); err == nil {
+			a = last
 		}
 	}
-	a, _ := netip.ParseAddr(text)
 	return a.Unmap().WithZone("")
 }
 
-// admit asks the rules that match, once a request is about to be answered. Its places are left when
-// the request ends.
+// admit asks the rules that match, once a request is about to be answered. Its places are left when the request ends.
 func (x *exchange) admit() *apierrors.StatusError {
 	d := &x.decision
 	if d.Rule == nil && d.DryRun == nil {
@@ -115,8 +108,7 @@ func (x *exchange) admit() *apierrors.StatusError {
 	if d.user != nil {
 		from = bound.Caller(d.user, x.head.Remote)
 	}
-	var wait time.Duration
-	var ok bool
+	wait, ok := time.Duration(0), false
 	if d.DryRun != nil {
 		if x.places[1], _, ok = d.DryRun.Enter(from, now); ok {
 			d.DryRun = nil

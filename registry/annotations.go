@@ -205,8 +205,7 @@ func bounded(s string) string { return printable.Cut(s, 64) }
 // urlAnnotation names a backend by comma-separated URLs. Its Service is then not looked up.
 const urlAnnotation = prefix + "url"
 
-// maxURLs bounds the URLs of an APIService: each is probed, and each host is compared with the
-// certificate.
+// maxURLs bounds the URLs of an APIService: each is probed, and each host is compared with the certificate.
 const maxURLs = 32
 
 // urls is the parsed annotation.

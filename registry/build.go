@@ -210,10 +210,9 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 	return e
 }
 
-// isLocal reports whether the local apiserver serves the APIService: it names no URL, and either no
-// Service or the apiserver's own. Upstream has the same special case (loopback resolver,
-// pkg/apiserver/resolvers.go). Without it, Fairlead would call itself through the cluster's
-// Service.
+// isLocal reports whether the local apiserver serves the APIService: it names no URL, and either no Service or the
+// apiserver's own. Upstream has the same special case (loopback resolver, pkg/apiserver/resolvers.go). Without it,
+// Fairlead would call itself through the cluster's Service.
 func isLocal(object *apiregistrationv1.APIService) bool {
 	if _, ok := object.Annotations[urlAnnotation]; ok {
 		return false
@@ -282,9 +281,8 @@ type Input struct {
 	// FallbackServices and FallbackSlices count if Services and Slices lack the name. Nil: none.
 	FallbackServices map[types.NamespacedName]*corev1.Service
 	FallbackSlices   map[types.NamespacedName][]*discoveryv1.EndpointSlice
-	// Touched names the APIServices of which an object has changed since prev: the APIService, its
-	// Service, a slice, or a CustomResourceDefinition that it shadows. Build then skips all others.
-	// Nil means that any may have changed.
+	// Touched names the APIServices of which an object has changed since prev: the APIService, its Service, a slice, or
+	// a CustomResourceDefinition that it shadows. Build then skips all others. Nil means that any may have changed.
 	Touched sets.Set[string]
 	// Reports are the prober's reports since prev. Earlier ones are carried over from prev.
 	Reports []Report
@@ -315,17 +313,15 @@ type Options struct {
 	// Front is Fairlead's own Service, to which the cluster's aggregator sends APIServices: none
 	// may have it as its extension server. Zero means that none is known.
 	Front types.NamespacedName
-	// Directory selects the rules of the registries dir: and etcd:, where this process serves
-	// apiregistration.k8s.io itself and a claim of a protected group is ignored, so that the group
-	// stays Local, rather than refused. New sets it if Config.Directory or Config.APIServices is
-	// set.
+	// Directory selects the rules of the registries dir: and etcd:, where this process serves apiregistration.k8s.io
+	// itself and a claim of a protected group is ignored, so that the group stays Local, rather than refused. New sets
+	// it if Config.Directory or Config.APIServices is set.
 	Directory bool
 	// ProtectedGroups are the groups that no remote may claim, "" or "core" for the core group. Nil
 	// means Kubernetes' built-in groups, empty but not nil means none.
 	ProtectedGroups []string
-	// Defaults are the settings of an APIService without annotations. Zero means: RequestTimeout
-	// 60 s, MaxInFlight 400, MaxLongRunning 10,000, CAOverlap 1 min (negative: none),
-	// ProbeInterval 10 s, PingTimeout 5 s.
+	// Defaults are the settings of an APIService without annotations. Zero means: RequestTimeout 60 s, MaxInFlight 400,
+	// MaxLongRunning 10,000, CAOverlap 1 min (negative: none), ProbeInterval 10 s, PingTimeout 5 s.
 	Defaults Settings
 }
 

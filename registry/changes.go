@@ -54,9 +54,8 @@ type reportKey struct {
 	of            *Backend
 }
 
-// changes collects the news of the sources and the prober until the writer takes them. Only the
-// last state of each object is kept, so the number of objects and endpoints bounds it,
-// independently of the rate of changes.
+// changes collects the news of the sources and the prober until the writer takes them. Only the last state of each
+// object is kept, so the number of objects and endpoints bounds it, independently of the rate of changes.
 type changes struct {
 	// signal holds a token for Registry.write while there are changes.
 	signal chan struct{}

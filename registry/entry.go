@@ -177,8 +177,7 @@ type Settings struct {
 	// PingTimeout is how long an HTTP/2 connection may be silent before it is closed. After a fifth
 	// of this time it gets a PING. Annotation ping-timeout.
 	PingTimeout time.Duration
-	// Maintenance is the message of the 503 that all requests get. Empty means no maintenance.
-	// Annotation maintenance.
+	// Maintenance is the message of the 503 that all requests get. Empty means no maintenance. Annotation maintenance.
 	Maintenance string
 	// Owner is who should be alerted when the APIService fails: a label of metrics and alerts.
 	// Empty means unset. Annotation owner.
@@ -203,9 +202,8 @@ const (
 	ReasonInvalidURL           = "InvalidURL"
 )
 
-// Verdict says whether an APIService can be used, in the words of its Available condition. The zero
-// Verdict means "not yet checked" (status Unknown, no reason), and requests are answered as if it
-// were unavailable.
+// Verdict says whether an APIService can be used, in the words of its Available condition. The zero Verdict means "not
+// yet checked" (status Unknown, no reason), and requests are answered as if it were unavailable.
 type Verdict struct {
 	// Status is True, False or Unknown. Empty means Unknown: not yet checked.
 	Status corev1.ConditionStatus `json:"status"`

@@ -19,8 +19,7 @@ func nameOf(ref *apiregistrationv1.ServiceReference) types.NamespacedName {
 	return types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
 }
 
-// front sets Entry.Front and FrontSays. An APIService that would only lead back to Fairlead has a
-// fault.
+// front sets Entry.Front and FrontSays. An APIService that would only lead back to Fairlead has a fault.
 func (b *builder) front(e *Entry, byURL bool) (loop Verdict) {
 	ref, own := e.Object.Spec.Service, b.options.Front
 	known := behind.Server(e.Object) != ref

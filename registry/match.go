@@ -35,8 +35,7 @@ const (
 type Match struct {
 	// Route says who serves the path.
 	Route Route
-	// Entry is set for RouteRemote, RouteRefused and RouteHidden, and for RouteLocal if an
-	// APIService names it.
+	// Entry is set for RouteRemote, RouteRefused and RouteHidden, and for RouteLocal if an APIService names it.
 	Entry *Entry
 	// Group is set for RouteDocument of /apis/<group>.
 	Group string

@@ -26,8 +26,7 @@ func inspect(path string) shape {
 		c := path[i]
 		switch {
 		case c <= ' ' || c == 0x7f:
-			// No server accepts a control byte or a space. From an HTTP/2 client, it could split a
-			// request in HTTP/1.1.
+			// No server accepts a control byte or a space. From an HTTP/2 client, it could split a request in HTTP/1.1.
 			return brokenPath
 		case c == '%' || c == '\\' || c == '#' || c == '?' || last == '/' && (c == '/' || c == '.'):
 			found = oddPath
@@ -37,12 +36,11 @@ func inspect(path string) shape {
 	return found
 }
 
-// oddity is what one pass over an odd path finds. Servers decode a path or not, treat backslashes
-// as slashes (IIS, browsers), cut it at an unexpected fragment or query, cut parameters off its
-// segments, so that "..;" is ".." (Java servers), merge slashes (nginx, path.Clean), and resolve
-// dot segments with merging and without (RFC 3986 §5.2.4). We do not try each of these readings:
-// there are many, and strangers can send long paths. Instead a segment ends wherever any server
-// would end it, and depth counts only the segments that every server sees.
+// oddity is what one pass over an odd path finds. Servers decode a path or not, treat backslashes as slashes (IIS,
+// browsers), cut it at an unexpected fragment or query, cut parameters off its segments, so that "..;" is ".." (Java
+// servers), merge slashes (nginx, path.Clean), and resolve dot segments with merging and without (RFC 3986 §5.2.4). We
+// do not try each of these readings: there are many, and strangers can send long paths. Instead a segment ends wherever
+// any server would end it, and depth counts only the segments that every server sees.
 type oddity struct {
 	settled int // slashes before the part that no longer selects anything
 	slashes int

@@ -50,19 +50,16 @@ type Config struct {
 	// watched. With Directory, it is only asked for the group-versions that it serves, which are
 	// registered as Local. Nil means that there is no local apiserver.
 	Client *rest.Config
-	// Cluster adds the APIServices, Services and EndpointSlices of Client whose names Directory and
-	// APIServices do not have. These APIServices are Local, even those of extension servers:
-	// requests go to the cluster's own aggregator.
+	// Cluster adds the APIServices, Services and EndpointSlices of Client whose names Directory and APIServices do not
+	// have. These APIServices are Local, even those of extension servers: requests go to the cluster's own aggregator.
 	Cluster bool
-	// Directory is the directory of manifests (--registry=dir:PATH). Every .yaml, .yml and .json
-	// file in it and below it is read, except names that begin with a dot. Empty means that
-	// APIServices come from Client.
+	// Directory is the directory of manifests (--registry=dir:PATH). Every .yaml, .yml and .json file in it and below
+	// it is read, except names that begin with a dot. Empty means that APIServices come from Client.
 	Directory string
 	// Policy is the file or directory of the policy, or configmap:<namespace>/<name>, of which each
 	// key is a file. Empty means that there is none.
 	Policy string
-	// CacheFile stores the last known APIServices of etcd, for a start at which etcd cannot be
-	// read. Empty means none.
+	// CacheFile stores the last known APIServices of etcd, for a start at which etcd cannot be read. Empty means none.
 	CacheFile string
 	// Options are the settings of the table. Zero means the documented defaults.
 	Options Options
@@ -137,9 +134,8 @@ func newRegistry(c Config, from *sources) *Registry {
 // Table returns the current table. It is never nil.
 func (r *Registry) Table() *Table { return r.table.Load() }
 
-// Watch watches a ConfigMap until ctx ends, and returns ctx's error. It calls changed from one
-// goroutine with the data of every state, including the first, and with an error that wraps
-// fs.ErrNotExist if the ConfigMap does not exist.
+// Watch watches a ConfigMap until ctx ends, and returns ctx's error. It calls changed from one goroutine with the data
+// of every state, including the first, and with an error that wraps fs.ErrNotExist if the ConfigMap does not exist.
 func (r *Registry) Watch(ctx context.Context, ref types.NamespacedName, changed func(map[string][]byte, error)) error {
 	return r.watch(ctx, ref, changed, nil)
 }
@@ -189,8 +185,7 @@ func (r *Registry) Run(ctx context.Context) error {
 const (
 	// leastPause batches the events of a change: a rollout writes slices and Service in 1–2 ms.
 	leastPause = 2 * time.Millisecond
-	// mostPause bounds the age of the table, far below the 0.1 s within which a new APIService must
-	// be routable.
+	// mostPause bounds the age of the table, far below the 0.1 s within which a new APIService must be routable.
 	mostPause = 40 * time.Millisecond
 )
 

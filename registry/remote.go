@@ -125,9 +125,8 @@ func (b *builder) verdict(e *Entry, static Verdict, old *Entry) Verdict {
 	switch {
 	case e.Settings.Maintenance != "":
 		return no(ReasonMaintenance, e.Settings.Maintenance)
-	// While it has been available until now, a newly unreadable bundle does not decide: the last
-	// valid one is trusted for the overlap of a rotation, and after that probes fail with
-	// InvalidCABundle.
+	// While it has been available until now, a newly unreadable bundle does not decide: the last valid one is trusted
+	// for the overlap of a rotation, and after that probes fail with InvalidCABundle.
 	case e.kept.ca != nil && e.kept.ca.unusable && (old == nil || !old.Verdict.Available()):
 		return no(ReasonInvalidCABundle, "caBundle: "+e.kept.ca.problem)
 	case e.Backend.CAFrom != "" && (e.kept.ca != nil || e.Backend.Insecure):
@@ -167,8 +166,7 @@ func probed(e, old *Entry) Verdict {
 	return Verdict{}
 }
 
-// failed returns the verdict when every endpoint is unhealthy: the cause of the first one, in
-// upstream's form
+// failed returns the verdict when every endpoint is unhealthy: the cause of the first one, in upstream's form
 // (remote_available_controller.go: "failing or missing response from <url>: <cause>").
 func failed(e *Entry) Verdict {
 	at := slices.IndexFunc(e.Endpoints, func(o Endpoint) bool { return o.Reason == ReasonFailedDiscoveryCheck })
@@ -186,11 +184,10 @@ func failed(e *Entry) Verdict {
 // maxCause fits the longest of Go's TLS errors with a few names.
 const maxCause = 1024
 
-// normalizeCause removes from an error what differs from probe to probe: the local address of "read
-// tcp 10.0.0.1:34567->10.0.0.2:443", and the time T of "current time T is after T2" in
-// crypto/x509's error for an expired certificate. Otherwise a backend that keeps failing in the
-// same way would make a new table every time. It also bounds the text, some of which the backend
-// chose.
+// normalizeCause removes from an error what differs from probe to probe: the local address of "read tcp
+// 10.0.0.1:34567->10.0.0.2:443", and the time T of "current time T is after T2" in crypto/x509's error for an expired
+// certificate. Otherwise a backend that keeps failing in the same way would make a new table every time. It also bounds
+// the text, some of which the backend chose.
 func normalizeCause(message string) string {
 	message = printable.Cut(message, maxCause)
 	if before, rest, ok := strings.Cut(message, "current time "); ok {

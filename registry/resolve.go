@@ -90,10 +90,9 @@ func (r *resolver) one(host, what string) resolution {
 	return resolution{endpoints: []Endpoint{{Address: net.JoinHostPort(host, strconv.Itoa(int(r.port)))}}}
 }
 
-// fromSlices returns the endpoints of the slices that have the port: those of the Service's primary
-// IP family if there are any (those of the other family are the same pods), ready ones first.
-// Terminating ones that still serve come last: kube-proxy uses them if no others are left
-// (KEP-1669), upstream's resolver does not.
+// fromSlices returns the endpoints of the slices that have the port: those of the Service's primary IP family if there
+// are any (those of the other family are the same pods), ready ones first. Terminating ones that still serve come last:
+// kube-proxy uses them if no others are left (KEP-1669), upstream's resolver does not.
 func (r *resolver) fromSlices(port string) resolution {
 	var preferred, others []Endpoint
 	var res resolution
@@ -130,9 +129,8 @@ func (r *resolver) fromSlices(port string) resolution {
 	return fault(ReasonFailedDiscoveryCheck, "no endpoints available for service %q", r.ref.Name)
 }
 
-// maxEndpoints bounds the endpoints of an APIService. The authors of EndpointSlices decide how many
-// there are, and each is probed, compared with the others, and looked up whenever one changes. As
-// many fit into an Endpoints object.
+// maxEndpoints bounds the endpoints of an APIService. The authors of EndpointSlices decide how many there are, and each
+// is probed, compared with the others, and looked up whenever one changes. As many fit into an Endpoints object.
 const maxEndpoints = 1000
 
 // maxRefused bounds how many refused addresses a message names.

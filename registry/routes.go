@@ -91,8 +91,7 @@ const (
 	maxRoutes = 1000
 	// maxRules bounds the rules, of which each has metrics.
 	maxRules = 10_000
-	// maxBackends bounds the further backends of an APIService: each is probed, and compared with
-	// every request of it.
+	// maxBackends bounds the further backends of an APIService: each is probed, and compared with every request of it.
 	maxBackends = 32
 )
 

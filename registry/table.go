@@ -162,8 +162,7 @@ func (b *builder) group(of *Entry) *Group {
 	return g
 }
 
-// arrange sets what a table has beside its entries: their servers, and the groups of prev with the
-// changes applied.
+// arrange sets what a table has beside its entries: their servers, and the groups of prev with the changes applied.
 func (b *builder) arrange(t *Table) {
 	t.servers = t.entries
 	if slices.ContainsFunc(t.entries, func(e *Entry) bool { return len(e.Further) > 0 }) {
@@ -226,11 +225,10 @@ func merge[T any](kept, fresh []*T, compare func(a, b *T) int) []*T {
 	return append(out, fresh...)
 }
 
-// The two orders of Kubernetes break ties between groups differently: the legacy APIGroupList by
-// the name of the APIService (version first: v1.zebra before v1beta1.ape), aggregated discovery by
-// the name of the group. Each has one comparison here, and no other code compares: kube-aggregator
-// has three sorts, one of which has compared an element with itself since 2017
-// (openapi/aggregator/priority.go:49).
+// The two orders of Kubernetes break ties between groups differently: the legacy APIGroupList by the name of the
+// APIService (version first: v1.zebra before v1beta1.ape), aggregated discovery by the name of the group. Each has one
+// comparison here, and no other code compares: kube-aggregator has three sorts, one of which has compared an element
+// with itself since 2017 (openapi/aggregator/priority.go:49).
 
 // compareLegacy orders APIServices: groupPriorityMinimum descending, then name.
 func compareLegacy(a, b *Entry) int {
@@ -249,9 +247,8 @@ func (g *Group) compare(other *Group) int {
 // microsecond of regular expressions: a thousand groups have the same few versions.
 type versionOrder map[[2]string]int
 
-// compare orders by versionPriority descending, then as Kubernetes compares versions (v10 before v2
-// before v1beta1 before names that are not Kubernetes versions). Ties are broken by name, so that
-// the order is total.
+// compare orders by versionPriority descending, then as Kubernetes compares versions (v10 before v2 before v1beta1
+// before names that are not Kubernetes versions). Ties are broken by name, so that the order is total.
 func (o versionOrder) compare(a, b *Entry) int {
 	if c := cmp.Compare(b.Object.Spec.VersionPriority, a.Object.Spec.VersionPriority); c != 0 {
 		return c

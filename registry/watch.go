@@ -45,8 +45,7 @@ func (c *cluster) apiServiceLister(to *changes, what kind) *lister {
 	return c.lister(to, what, &apiregistrationv1.APIService{}, c.apiServices.RESTClient(), "apiservices")
 }
 
-// watch is sources.watch. It calls denied if reading the ConfigMap is forbidden and never
-// succeeded.
+// watch is sources.watch. It calls denied if reading the ConfigMap is forbidden and never succeeded.
 func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap), denied func()) error {
 	deliver := func(o runtime.Object) {
 		cm, _ := o.(*corev1.ConfigMap)

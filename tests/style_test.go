@@ -26,7 +26,7 @@ const (
 	// The engine has the names of plans, and those that its driver uses.
 	maxEngineExported = 20
 	maxNewParams      = 2
-	maxCommentColumns = 100
+	maxCommentColumns = 120
 	tabWidth          = 4
 )
 

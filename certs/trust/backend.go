@@ -28,9 +28,8 @@ const (
 	unreadTime = time.Minute
 )
 
-// backend is the trust of one APIService's backend. It outlives the *registry.Backend values, which
-// change with every caBundle. Or it is the trust shared by all users of one *registry.Backend, and
-// then it keeps that one.
+// backend is the trust of one APIService's backend. It outlives the *registry.Backend values, which change with every
+// caBundle. Or it is the trust shared by all users of one *registry.Backend, and then it keeps that one.
 type backend struct {
 	name    string // the APIService's; empty means shared
 	of      *Trust

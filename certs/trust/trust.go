@@ -1,10 +1,9 @@
 // Package trust decides, for each APIService's backend, which certificates its servers may present.
 //
-// A Trust follows the registry's table. For every remote entry it keeps one immutable view of the
-// current trust: the roots of the caBundle (or of the ConfigMap in the annotation
-// fairlead.dev/ca-from, or the system's), the name to verify, and for a while the replaced roots.
-// TLS returns a client configuration whose verification reads that view at the moment of the
-// handshake. Guard watches an open connection and signals when its chain is no longer valid.
+// A Trust follows the registry's table. For every remote entry it keeps one immutable view of the current trust: the
+// roots of the caBundle (or of the ConfigMap in the annotation fairlead.dev/ca-from, or the system's), the name to
+// verify, and for a while the replaced roots. TLS returns a client configuration whose verification reads that view at
+// the moment of the handshake. Guard watches an open connection and signals when its chain is no longer valid.
 //
 // The rules of a rotation, in the order in which they are applied:
 //
@@ -135,12 +134,11 @@ func (t *Trust) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// TLS returns a client configuration for dialling b. It sends the server name (the caller sets it
-// to b.NameAt where b has several), presents the client certificate, and verifies the server by
-// what the APIService trusts at the moment of the handshake. An empty apiService means a connection
-// shared by all users of b: then b must have no Owner, and only b's bundle counts, so that what one
-// APIService trusts in addition holds for no other. The caller owns the result and adds its
-// NextProtos. An error, always an *Error, means that no handshake could succeed now.
+// TLS returns a client configuration for dialling b. It sends the server name (the caller sets it to b.NameAt where b
+// has several), presents the client certificate, and verifies the server by what the APIService trusts at the moment of
+// the handshake. An empty apiService means a connection shared by all users of b: then b must have no Owner, and only
+// b's bundle counts, so that what one APIService trusts in addition holds for no other. The caller owns the result and
+// adds its NextProtos. An error, always an *Error, means that no handshake could succeed now.
 func (t *Trust) TLS(apiService string, b *registry.Backend) (*tls.Config, error) {
 	s, err := t.lookup(apiService, b)
 	if err != nil {
@@ -166,12 +164,11 @@ func (t *Trust) TLS(apiService string, b *registry.Backend) (*tls.Config, error)
 	}, nil
 }
 
-// Guard watches an open connection to b whose server presented chain, leaf first. lost is closed
-// when the APIService (or b, if apiService is empty) no longer trusts the chain: from then on the
-// connection must take no new stream, and its watches must end within 5 s. It is closed at once if
-// the chain does not verify now, so call Guard after the handshake. lost is also closed when the
-// APIService is deleted; if apiService is empty only time closes it. release ends the guard. It
-// must be called when the connection closes, and may be called more than once.
+// Guard watches an open connection to b whose server presented chain, leaf first. lost is closed when the APIService
+// (or b, if apiService is empty) no longer trusts the chain: from then on the connection must take no new stream, and
+// its watches must end within 5 s. It is closed at once if the chain does not verify now, so call Guard after the
+// handshake. lost is also closed when the APIService is deleted; if apiService is empty only time closes it. release
+// ends the guard. It must be called when the connection closes, and may be called more than once.
 func (t *Trust) Guard(apiService string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
 	s, err := t.lookup(apiService, b)
 	if err != nil {

@@ -174,9 +174,8 @@ func isSHA1(a x509.SignatureAlgorithm) bool { return a == x509.SHA1WithRSA || a 
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// VerifyChain verifies the chain that a server presented, leaf first, as a handshake now would:
-// against a bundle (empty means the system's roots) and the name. It returns the root that the
-// chain ends in.
+// VerifyChain verifies the chain that a server presented, leaf first, as a handshake now would: against a bundle (empty
+// means the system's roots) and the name. It returns the root that the chain ends in.
 func VerifyChain(data []byte, serverName string, chain []*x509.Certificate) (root *x509.Certificate, refusal *Error) {
 	r, refusal := readRoots(data, "")
 	if refusal != nil {
@@ -189,17 +188,15 @@ func VerifyChain(data []byte, serverName string, chain []*x509.Certificate) (roo
 const (
 	// maxChain bounds the certificates that a peer may present. Real chains have two to four.
 	maxChain = 16
-	// maxChecks bounds the signatures of presented certificates that one verification may check. A
-	// chain needs one for each intermediate; two CAs above each other that are both cross-signed
-	// need six. One check takes up to 2 ms if the peer has chosen P-521 or RSA of 8192 bits, and
-	// crypto/x509 alone stops only after 100.
+	// maxChecks bounds the signatures of presented certificates that one verification may check. A chain needs one for
+	// each intermediate; two CAs above each other that are both cross-signed need six. One check takes up to 2 ms if
+	// the peer has chosen P-521 or RSA of 8192 bits, and crypto/x509 alone stops only after 100.
 	maxChecks = 8
 )
 
-// Bounded refuses a peer's chain, leaf first, if verifying it could cost more than a fixed bound: a
-// stranger's chain is verified before its owner is known. Path building tries every presented
-// certificate whose subject is the wanted issuer, so intermediates with the same subject multiply
-// the work.
+// Bounded refuses a peer's chain, leaf first, if verifying it could cost more than a fixed bound: a stranger's chain is
+// verified before its owner is known. Path building tries every presented certificate whose subject is the wanted
+// issuer, so intermediates with the same subject multiply the work.
 func Bounded(chain []*x509.Certificate) error {
 	if len(chain) > maxChain {
 		return fmt.Errorf("%d certificates, more than %d", len(chain), maxChain)

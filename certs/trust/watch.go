@@ -21,10 +21,9 @@ import (
 // long to recover from a hiccup, and one object's watch costs little.
 const rewatchAfter = 2 * time.Second
 
-// Watch follows one ConfigMap until ctx ends: it calls changed with its data, once at the start and
-// after every change. An error that wraps fs.ErrNotExist means that the ConfigMap does not exist
-// (now). Any other means that it could not be read and that the former data stays valid.
-// Calls of changed do not overlap.
+// Watch follows one ConfigMap until ctx ends: it calls changed with its data, once at the start and after every change.
+// An error that wraps fs.ErrNotExist means that the ConfigMap does not exist (now). Any other means that it could not
+// be read and that the former data stays valid. Calls of changed do not overlap.
 type Watch func(ctx context.Context, ref types.NamespacedName, changed func(data map[string][]byte, err error)) error
 
 // Keep runs the watch until ctx ends, and starts it again after a pause if it ends earlier.

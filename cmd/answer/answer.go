@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -96,8 +97,7 @@ type APIService struct {
 	Runbook string `json:"runbook,omitempty"`
 	// Flaps counts how often it became unavailable in the last hour, as far as Transitions go back.
 	Flaps int `json:"flaps,omitempty"`
-	// Endpoints are the addresses that Fairlead may dial; in an explanation of a local request, the
-	// local apiservers.
+	// Endpoints are the addresses that Fairlead may dial; in an explanation of a local request, the local apiservers.
 	Endpoints []Endpoint `json:"endpoints,omitempty"`
 	// InFlight and LongRunning count the requests in flight; the limits are the policy's.
 	InFlight       int64 `json:"inFlight"`
@@ -283,8 +283,7 @@ func (a *APIService) served() bool { return a.StandIn != "" || a.Standby }
 
 func (a *APIService) hidden() bool { return a.Rule != "" && a.BackendOf == "" }
 
-// SetTrust sets Trust. An overlap of CAs is what is wrong with it, if nothing else is: it works
-// only for a while.
+// SetTrust sets Trust. An overlap of CAs is what is wrong with it, if nothing else is: it works only for a while.
 func (a *APIService) SetTrust(t *trust.Status) {
 	a.Trust = t
 	if t.OverlapInForce && a.Available() && a.Cause == "" {
@@ -308,8 +307,7 @@ func (s *Status) Remotes() []*APIService {
 	return s.Those(func(a *APIService) bool { return a.Kind != "local" })
 }
 
-// Unavailable returns the APIServices that receive no requests, without those that the policy
-// hides.
+// Unavailable returns the APIServices that receive no requests, without those that the policy hides.
 func (s *Status) Unavailable() []*APIService {
 	return s.Those(func(a *APIService) bool { return !a.Available() && !a.hidden() })
 }
@@ -329,9 +327,8 @@ func healthy(list []Endpoint) (n int) {
 	return n
 }
 
-// Expires returns when the backend can no longer be verified: when the first certificate that it
-// presents, or that verifies one, expires; or, if none was seen lately, when the bundle's last
-// one expires. Zero means unknown.
+// Expires returns when the backend can no longer be verified: when the first certificate that it presents, or that
+// verifies one, expires; or, if none was seen lately, when the bundle's last one expires. Zero means unknown.
 func (a *APIService) Expires() time.Time {
 	if a.Trust == nil {
 		return time.Time{}
@@ -414,4 +411,75 @@ func Rate(perSecond float64) string {
 		return fmt.Sprintf("%.1f/s", perSecond)
 	}
 	return fmt.Sprintf("%.0f/s", perSecond)
+}
+
+// Check is one of Fairlead's own needs: a right, a certificate, an apiserver.
+type Check struct {
+	// Name is the check's. They are listed in docs/operations.md.
+	Name string `json:"name"`
+	// Status is passed, failed or unknown (not checked yet, or it cannot be), since Since. Zero means since the start.
+	Status string    `json:"status"`
+	Since  time.Time `json:"since,omitzero"`
+	// Message says what is wrong, or what is known. Empty means nothing.
+	Message string `json:"message,omitempty"`
+	// Users says what users notice of the failure: a sentence without its full stop. Empty means nothing.
+	Users string `json:"users,omitempty"`
+	// Gates means that this replica is not ready while it fails.
+	Gates bool `json:"gates"`
+	// Advice is what to check, Command what to run, Runbook where to read on. Empty means nothing.
+	Advice  string `json:"advice,omitempty"`
+	Command string `json:"command,omitempty"`
+	Runbook string `json:"runbook,omitempty"`
+}
+
+// Failing returns the checks that fail: first those without which this replica takes no requests,
+// then those that users notice.
+func (s *Status) Failing() []Check {
+	failing := slices.DeleteFunc(slices.Clone(s.Checks), func(c Check) bool { return !c.Failed() })
+	slices.SortStableFunc(failing, func(a, b Check) int { return a.rank() - b.rank() })
+	return failing
+}
+
+// Failed reports whether the check fails.
+func (c *Check) Failed() bool { return c.Status == "failed" }
+
+func (c *Check) rank() int {
+	switch {
+	case c.Gates:
+		return 0
+	case c.Users != "":
+		return 1
+	}
+	return 2
+}
+
+// Served says in one line whether users can be served, and if not, why. It is ok only if this
+// replica is ready, no check fails and every APIService is available.
+func (s *Status) Served() (line string, ok bool) {
+	failing, unavailable, worst := s.Failing(), s.Unavailable(), Check{}
+	away := slices.DeleteFunc(slices.Clone(unavailable), (*APIService).served)
+	if len(failing) > 0 {
+		worst = failing[0]
+	}
+	switch {
+	case worst.Gates:
+		causes := make([]string, 0, len(failing)) // the others may say why
+		for _, c := range failing {
+			causes = append(causes, c.Name+": "+c.Message)
+		}
+		return "This replica takes no requests: " + strings.Join(causes, "; "), false
+	case s.Ready != "": // it shuts down
+		return "This replica takes no requests: " + s.Ready, false
+	case worst.Users != "":
+		return worst.Users + ": " + worst.Message, false
+	case len(away) == 1:
+		return "Users are served, but get 503 from " + away[0].Name, false
+	case len(away) > 1:
+		return fmt.Sprintf("Users are served, but get 503 from %s and %d more", away[0].Name, len(away)-1), false
+	case worst.Failed():
+		return "Users are served, but " + worst.Name + ": " + worst.Message, false
+	case len(unavailable) > 0:
+		return "Users are served, but " + unavailable[0].Name + " is unavailable", false
+	}
+	return "Users are served.", true
 }

@@ -174,8 +174,7 @@ func (f *follower) reload(path string) (*rest.Config, error) {
 	return c, nil
 }
 
-// caFile returns the file with the CA of a kubeconfig. Empty means that the CA is embedded, or that
-// there is none.
+// caFile returns the file with the CA of a kubeconfig. Empty means that the CA is embedded, or that there is none.
 func caFile(c *rest.Config) string {
 	if len(c.CAData) > 0 {
 		return ""

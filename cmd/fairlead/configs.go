@@ -73,9 +73,8 @@ func readTracing(file string) (*tracingapi.TracingConfiguration, error) {
 	return &config.TracingConfiguration, nil
 }
 
-// egressDialer returns the dialer of an egress selector configuration's entry "cluster", as
-// kube-apiserver reads it. Live traffic and probes must use the same one. Nil means direct
-// connections: there is no file, or it says so.
+// egressDialer returns the dialer of an egress selector configuration's entry "cluster", as kube-apiserver reads it.
+// Live traffic and probes must use the same one. Nil means direct connections: there is no file, or it says so.
 func egressDialer(file string) (utilnet.DialFunc, error) {
 	if file == "" {
 		return nil, nil

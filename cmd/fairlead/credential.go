@@ -81,8 +81,7 @@ func (k *credential) take(c *rest.Config) error {
 	return nil
 }
 
-// newSource makes a source whose fake server answers every request with status and the request's
-// own header.
+// newSource makes a source whose fake server answers every request with status and the request's own header.
 func newSource(c *rest.Config, status int) (*source, error) {
 	ask, err1 := rest.HTTPWrappersForConfig(c, promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: status, Header: r.Header, Body: http.NoBody, Request: r}, nil

@@ -97,13 +97,11 @@ func tableReady(table func() *registry.Table) func(*http.Request) error {
 // unless a local apiserver reports news: a load balancer takes seconds to notice, too.
 const lookUnready, lookReady = 250 * time.Millisecond, time.Second
 
-// followReadiness notifies systemd when this process is first ready, and closes client connections
-// while it is not ready, until ctx ends. Behind a TCP load balancer nothing else moves clients to
-// another replica, and here they would get 503 for as long as their connection lasts.
-// kube-apiserver closes connections when it shuts down. New connections are still served, each
-// until its first response: the load balancer may not have noticed yet, or there may be no other
-// replica. A local apiserver becomes unhealthy only with its second failed probe, so one lost probe
-// moves no client.
+// followReadiness notifies systemd when this process is first ready, and closes client connections while it is not
+// ready, until ctx ends. Behind a TCP load balancer nothing else moves clients to another replica, and here they would
+// get 503 for as long as their connection lasts. kube-apiserver closes connections when it shuts down. New connections
+// are still served, each until its first response: the load balancer may not have noticed yet, or there may be no other
+// replica. A local apiserver becomes unhealthy only with its second failed probe, so one lost probe moves no client.
 //
 // It also moves Fairlead's own connections away from unhealthy local apiservers.
 //

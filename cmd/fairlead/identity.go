@@ -55,8 +55,7 @@ func (s *server) makeTrust(files []certs.File) (err error) {
 	return nil
 }
 
-// makeTokens makes the token authenticator that works without the local apiserver. It returns the
-// files that feed it.
+// makeTokens makes the token authenticator that works without the local apiserver. It returns the files that feed it.
 func (p *process) makeTokens() (*tokens.Tokens, []certs.File) {
 	own := p.o.alone() || p.o.impersonates()
 	tokens := tokens.New(tokens.Config{Judged: !own, Logger: p.log})
@@ -73,8 +72,7 @@ func (p *process) makeTokens() (*tokens.Tokens, []certs.File) {
 	return tokens, files
 }
 
-// makeAuthn makes the authenticator. The local apiserver verifies tokens; without one, the token
-// files do.
+// makeAuthn makes the authenticator. The local apiserver verifies tokens; without one, the token files do.
 func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) {
 	c, clients := s.o.authn, s.certs.Clients()
 	c.VerifyClient, c.VerifyFrontProxy, c.Generation, c.Target = clients.VerifyUser, clients.VerifyFrontProxy, clients.Generation, s.clusterNames

@@ -26,8 +26,7 @@ import (
 // kube is the local apiserver, or several: how Fairlead itself and its clients' requests get there.
 type kube struct {
 	*process
-	// config is the kubeconfig's at the start. Our own clients use client, which follows the
-	// kubeconfig.
+	// config is the kubeconfig's at the start. Our own clients use client, which follows the kubeconfig.
 	config, client *rest.Config
 	api            *kubernetes.Clientset // of client
 	clock          needs.Clock           // compared by what api is answered

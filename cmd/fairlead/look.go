@@ -155,8 +155,7 @@ func (s *server) lookKubeconfig(found answer.Check) answer.Check {
 	return found
 }
 
-// nearly is the share of a bound from which on it counts as reached: a tenth is left to find out
-// why.
+// nearly is the share of a bound from which on it counts as reached: a tenth is left to find out why.
 const nearly = .9
 
 // countDescriptors counts those in use, which takes 20 ms for 100,000. Their highest number says

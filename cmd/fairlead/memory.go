@@ -68,10 +68,9 @@ func keepSmall() *memory {
 	}}
 }
 
-// look sets the pace of collections. It returns memory if there was no collection since the last
-// look, and an eighth of the live heap could be returned. After a burst it always returns memory:
-// what a collection found alive in the burst may have been dropped since, and the statistics do not
-// show it.
+// look sets the pace of collections. It returns memory if there was no collection since the last look, and an eighth of
+// the live heap could be returned. After a burst it always returns memory: what a collection found alive in the burst
+// may have been dropped since, and the statistics do not show it.
 func (m *memory) look(now heap) {
 	collected := now.cycles - m.last.cycles
 	m.burst = m.burst || collected > 1

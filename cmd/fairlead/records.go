@@ -127,9 +127,8 @@ func (p *process) makeAccessLog() error {
 	return nil
 }
 
-// wholeLines starts a new line after a write that failed in the middle of a line, for example on a
-// full disk. Otherwise the next line would be lost together with the partial one. It notes how its
-// writes end.
+// wholeLines starts a new line after a write that failed in the middle of a line, for example on a full disk. Otherwise
+// the next line would be lost together with the partial one. It notes how its writes end.
 type wholeLines struct {
 	io.Writer
 	cut  bool

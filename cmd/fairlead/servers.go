@@ -25,8 +25,7 @@ import (
 // the EndpointSlice first, and serves on for its --shutdown-delay-duration.
 const followEvery = 5 * time.Second
 
-// maxFollowed is how many are followed. There are a handful; 500 strangers cost 50 MiB and a
-// quarter of a core.
+// maxFollowed is how many are followed. There are a handful; 500 strangers cost 50 MiB and a quarter of a core.
 const maxFollowed = 32
 
 // The values of --local-apiservers-from.

@@ -34,9 +34,8 @@ type mover struct {
 	patience time.Duration
 }
 
-// steady successes, one each poll, count as available: 5 s. The cluster looks at once when an
-// APIService has changed, but until then it answers by its condition of before (kube-aggregator,
-// remote_available_controller.go).
+// steady successes, one each poll, count as available: 5 s. The cluster looks at once when an APIService has changed,
+// but until then it answers by its condition of before (kube-aggregator, remote_available_controller.go).
 const steady, poll = 20, time.Second / 4
 
 // change changes an APIService as it is to be after both writes.
@@ -126,9 +125,8 @@ func (m *mover) release(_ context.Context, a *apiregistrationv1.APIService) (err
 	return nil
 }
 
-// move shows and makes the two writes, of which one changes the spec, and undoes them if the
-// cluster does not find the APIService available then. While the spec names Fairlead, the
-// annotations are there.
+// move shows and makes the two writes, of which one changes the spec, and undoes them if the cluster does not find the
+// APIService available then. While the spec names Fairlead, the annotations are there.
 func (m *mover) move(ctx context.Context, name string, change change) error {
 	from := &apiregistrationv1.APIService{}
 	if err := m.get(ctx, pathTo(name), nil, from); err != nil {

@@ -21,8 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 )
 
-// The ConfigMap in which kube-apiserver tells extension servers whom to trust, and its keys for
-// front proxies.
+// The ConfigMap in which kube-apiserver tells extension servers whom to trust, and its keys for front proxies.
 const (
 	authenticationMap = "extension-apiserver-authentication"
 
@@ -127,8 +126,7 @@ func (a *appender) change(data map[string]string, ca *x509.Certificate, name str
 	return changes, err
 }
 
-// authentication reads the cluster's authentication ConfigMap. It returns false if the cluster
-// cannot be reached.
+// authentication reads the cluster's authentication ConfigMap. It returns false if the cluster cannot be reached.
 func (l *linter) authentication(ctx context.Context, client corev1client.CoreV1Interface) (map[string][]byte, bool) {
 	cm, err := client.ConfigMaps(metav1.NamespaceSystem).Get(ctx, authenticationMap, metav1.GetOptions{})
 	if network := net.Error(nil); errors.As(err, &network) {

@@ -241,8 +241,7 @@ func (i *installer) write() error {
 	return err
 }
 
-// patches add the arguments, and change the ports of a node. Of a flag that is given twice, the
-// last one counts.
+// patches add the arguments, and change the ports of a node. Of a flag that is given twice, the last one counts.
 func (i *installer) patches(to layout, spec string) []types.Patch {
 	var ops []string
 	for _, a := range i.args {

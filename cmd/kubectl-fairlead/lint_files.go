@@ -32,8 +32,7 @@ type set struct {
 	at       map[string]string // :: object → "file:line"
 }
 
-// files checks manifests without a cluster, and the policy with them. A faulty one is not used with
-// a cluster either.
+// files checks manifests without a cluster, and the policy with them. A faulty one is not used with a cluster either.
 func (l *linter) files(paths []string) {
 	options := l.TableOptions()
 	if l.kubeconfig == "" && !slices.ContainsFunc(paths, func(path string) bool { return !isFolder(path) }) {

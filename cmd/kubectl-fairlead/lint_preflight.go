@@ -50,8 +50,7 @@ func (l *linter) preflight(ctx context.Context, s *survey, kube kubernetes.Inter
 	l.clientNames(ctx, s)
 }
 
-// pending is the severity of what Fairlead would meet: while it does not run, it is a step of the
-// installation.
+// pending is the severity of what Fairlead would meet: while it does not run, it is a step of the installation.
 func (s *survey) pending() string {
 	if len(s.replicas) > 0 {
 		return certs.SeverityWarning
@@ -159,8 +158,7 @@ func (l *linter) servers(s *survey) {
 	l.byClusterIP = flags["enable-aggregator-routing"] != "true"
 }
 
-// published compares the endpoints of the Service kubernetes with the nodes: by them Fairlead finds
-// kube-apiservers.
+// published compares the endpoints of the Service kubernetes with the nodes: by them Fairlead finds kube-apiservers.
 func (l *linter) published(s *survey) {
 	if len(s.nodes) == 0 || s.flags()["publish-kubernetes-endpoints"] != "" {
 		return // managed by somebody else, or Fairlead's own
@@ -190,8 +188,7 @@ func (l *linter) published(s *survey) {
 	}
 }
 
-// clientNames asks the kube-apiservers for their certificates, which Fairlead will present on their
-// nodes.
+// clientNames asks the kube-apiservers for their certificates, which Fairlead will present on their nodes.
 func (l *linter) clientNames(ctx context.Context, s *survey) {
 	if len(s.nodes) == 0 {
 		return // nobody can log in there

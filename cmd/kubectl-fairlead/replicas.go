@@ -30,9 +30,8 @@ type replica[T any] struct {
 	err     error
 }
 
-// askEach asks all replicas. They are the endpoints of the admin Service, and are asked with the
-// kubeconfig's user. Each must prove that it is the kubeconfig's server before it receives the
-// credential.
+// askEach asks all replicas. They are the endpoints of the admin Service, and are asked with the kubeconfig's user.
+// Each must prove that it is the kubeconfig's server before it receives the credential.
 func askEach[T any](ctx context.Context, c *client, ask func(context.Context, *client) (T, error)) (all []replica[T], err error) {
 	list := &discoveryv1.EndpointSliceList{}
 	query := url.Values{"labelSelector": {discoveryv1.LabelServiceName + "=fairlead-admin"}}
@@ -131,8 +130,7 @@ func replicaRows(all []replica[*answer.Status]) [][]cell {
 	return rows
 }
 
-// differences returns a line for each replica that did not answer or is not ready, and for each
-// verdict that differs.
+// differences returns a line for each replica that did not answer or is not ready, and for each verdict that differs.
 func differences(all []replica[*answer.Status]) (lines []string) {
 	verdicts := map[string]map[string][]string{} // :: APIService → verdict → replicas
 	asked := 0

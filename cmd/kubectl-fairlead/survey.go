@@ -126,9 +126,8 @@ func (s *survey) flags() map[string]string {
 	return flagsOf(&s.replicas[0])
 }
 
-// taken returns the pods other than Fairlead's that use a port of a control-plane node. Load
-// balancers there (HAProxy of kubeadm's guide, kube-vip) declare none: in pods on the host network
-// probes, arguments and variables count, too.
+// taken returns the pods other than Fairlead's that use a port of a control-plane node. Load balancers there (HAProxy
+// of kubeadm's guide, kube-vip) declare none: in pods on the host network probes, arguments and variables count, too.
 func (s *survey) taken(port int32) (by []string) {
 	declared := regexp.MustCompile(fmt.Sprintf(`"hostPort":%d\b`, port))
 	said := regexp.MustCompile(fmt.Sprintf(`"(\w*[pP]ort|value)":"?:?%[1]d\b|"-[^"]*(port|addr|listen|bind)[^"]*[=:]%[1]d"`, port))

@@ -17,8 +17,7 @@ import (
 
 // Right is one thing that Fairlead may do.
 type Right struct {
-	// Verb is a verb of the API. Group is empty for the core group. Resource may have a subresource
-	// after a slash.
+	// Verb is a verb of the API. Group is empty for the core group. Resource may have a subresource after a slash.
 	Verb, Group, Resource string
 	// Namespace and Name limit it. Empty means all of them.
 	Namespace, Name string

@@ -1,5 +1,4 @@
-// Package hold bounds the bytes that wait in the process for all connections: input, output and
-// bodies.
+// Package hold bounds the bytes that wait in the process for all connections: input, output and bodies.
 package hold
 
 import (
@@ -14,8 +13,7 @@ import (
 )
 
 const (
-	// fraction is the part of the memory that connections may hold: caches and garbage need the
-	// rest.
+	// fraction is the part of the memory that connections may hold: caches and garbage need the rest.
 	fraction = 4
 	// assumed is the memory of a process that has no memory limit.
 	assumed = 2 << 30
@@ -23,8 +21,7 @@ const (
 	// share has to wait. A single holder is stopped at a fifth of the limit, ten holders at a
 	// fourteenth each, so there is always room for those that hold little.
 	shares = 4
-	// Least is what every connection may hold, whatever others hold: half of one write to a
-	// connection.
+	// Least is what every connection may hold, whatever others hold: half of one write to a connection.
 	Least = 64 << 10
 	// logEvery is the shortest time between two log messages about refusals.
 	logEvery = 10 * time.Second
@@ -83,8 +80,7 @@ func (b *Bound) Hold(n int64) bool {
 	return true
 }
 
-// Share returns what one holder may hold now. It shrinks as others hold more, so the largest stop
-// first.
+// Share returns what one holder may hold now. It shrinks as others hold more, so the largest stop first.
 func (b *Bound) Share() int64 { return max(Least, (b.limit-b.held.Load())/shares) }
 
 // Short returns what the heads of a connection may hold without asking: Least while half of the
@@ -199,9 +195,8 @@ func (s *Source) Add(n int64) {
 // Greedy reports whether the source holds more than its share.
 func (s *Source) Greedy() bool { return s != nil && s.held.Load() > s.b.Share() }
 
-// Take asks for n more bytes for a connection that holds held, and counts them in the Bound, too. A
-// connection gets a quarter of its address's share, because all strangers behind a load balancer
-// have one address.
+// Take asks for n more bytes for a connection that holds held, and counts them in the Bound, too. A connection gets a
+// quarter of its address's share, because all strangers behind a load balancer have one address.
 func (s *Source) Take(n, held int64) bool {
 	if share := s.b.Share(); held+n > max(Least/2, share/shares) || s.held.Load()+n > share {
 		return false

@@ -1,5 +1,4 @@
-// Package latest is the loop of the readers of a state that one writer replaces, such as a
-// *registry.Table.
+// Package latest is the loop of the readers of a state that one writer replaces, such as a *registry.Table.
 //
 // Concurrency: the writer stores the new state where load finds it, and then closes Superseded of
 // the old one. In this order, a reader that wakes up finds the new one. A state never changes.
@@ -58,8 +57,7 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// window is how many adjacent entries may have been added or removed before Diff matches the others
-// by key.
+// window is how many adjacent entries may have been added or removed before Diff matches the others by key.
 const window = 64
 
 // Element is an element of a state. Unchanged ones are the same pointers, and keys are unique.

@@ -28,8 +28,7 @@ type Config struct {
 	Generation func() uint64
 }
 
-// Cache keeps entries until they expire. The hash of a key, with a secret seed, selects its set.
-// Make a Cache with New.
+// Cache keeps entries until they expire. The hash of a key, with a secret seed, selects its set. Make a Cache with New.
 type Cache[K comparable, V any] struct {
 	cfg  Config
 	seed maphash.Seed
@@ -97,8 +96,7 @@ func (c *Cache[K, V]) Get(key K, now time.Time) *Entry[K, V] {
 	return nil
 }
 
-// Put caches an entry. It replaces the one with the same key. The cache owns the entry from then
-// on.
+// Put caches an entry. It replaces the one with the same key. The cache owns the entry from then on.
 func (c *Cache[K, V]) Put(e *Entry[K, V]) {
 	if c.cfg.Largest > 0 && e.Size > c.cfg.Largest {
 		return
@@ -106,8 +104,7 @@ func (c *Cache[K, V]) Put(e *Entry[K, V]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now, generation := time.Now(), c.cfg.Generation()
-	// Every writer also sweeps another set, so that expired entries disappear even if their sets
-	// are never used again.
+	// Every writer also sweeps another set, so that expired entries disappear even if their sets are never used again.
 	c.sweepLocked(func(old *Entry[K, V]) bool { return !old.alive(now, generation) })
 	s := c.set(e.Key)
 	c.setLocked(&s[c.placeLocked(s, e.Key, now, generation)], e)
@@ -116,8 +113,7 @@ func (c *Cache[K, V]) Put(e *Entry[K, V]) {
 	}
 }
 
-// placeLocked chooses the place for a key: its own, one without a live entry, one not used lately,
-// or any.
+// placeLocked chooses the place for a key: its own, one without a live entry, one not used lately, or any.
 func (c *Cache[K, V]) placeLocked(s *set[K, V], key K, now time.Time, generation uint64) int {
 	free, unused := -1, int(c.hand%Ways)
 	for i := range s {

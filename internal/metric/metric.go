@@ -1,5 +1,4 @@
-// Package metric has the helpers for metrics that all packages share: registering, and counters
-// that start at 0.
+// Package metric has the helpers for metrics that all packages share: registering, and counters that start at 0.
 //
 // It is used while components are constructed. It defines no metric and holds no state.
 package metric

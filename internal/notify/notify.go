@@ -1,6 +1,5 @@
-// Package notify signals that something in directories may have changed, for readers of files. It
-// signals when the kernel reports events, once they have stopped, and every minute, because network
-// file systems report nothing.
+// Package notify signals that something in directories may have changed, for readers of files. It signals when the
+// kernel reports events, once they have stopped, and every minute, because network file systems report nothing.
 //
 // Concurrency: Run's goroutine waits for events. Meanwhile one goroutine may call Watch. Watch
 // before reading: a change in between is then seen twice, never missed.
@@ -69,10 +68,9 @@ func (w *Watcher) Changed() <-chan struct{} { return w.changed }
 // maxLists bounds how often a Watch lists directories that keep changing.
 const maxLists = 10
 
-// Watch watches the directories that list returns, instead of the earlier ones. It lists again
-// until all of them were watched before list was called, so that no later change is missed. Names
-// must be real (without links), because a watch stays with the directory that had the name when the
-// watch was made.
+// Watch watches the directories that list returns, instead of the earlier ones. It lists again until all of them were
+// watched before list was called, so that no later change is missed. Names must be real (without links), because a
+// watch stays with the directory that had the name when the watch was made.
 func (w *Watcher) Watch(list func() []string) {
 	for range maxLists {
 		w.watch(w.listed)

@@ -28,8 +28,7 @@ func Cut(text string, most int) string {
 	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
-// JSON makes a writer for text in JSON: escaped, it still means the same. Each write must end with
-// a whole character.
+// JSON makes a writer for text in JSON: escaped, it still means the same. Each write must end with a whole character.
 func JSON(w io.Writer) io.Writer { return writer{w} }
 
 type writer struct{ io.Writer }

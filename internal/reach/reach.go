@@ -18,11 +18,10 @@ import (
 	"time"
 )
 
-// Rules say what may be dialled. A writer of EndpointSlices or Services chooses the addresses of
-// backends, and so which servers receive our client certificate, with which we can act as any user.
-// Loopback and link-local addresses are this machine's, not the cluster's, and the metadata
-// services of clouds give credentials to every caller on this machine. The zero value refuses all
-// of them.
+// Rules say what may be dialled. A writer of EndpointSlices or Services chooses the addresses of backends, and so which
+// servers receive our client certificate, with which we can act as any user. Loopback and link-local addresses are this
+// machine's, not the cluster's, and the metadata services of clouds give credentials to every caller on this machine.
+// The zero value refuses all of them.
 type Rules struct {
 	// AllowLoopback allows loopback (--allow-loopback-backends, and the dir: registry). An egress
 	// proxy then also gets names unresolved.
@@ -206,9 +205,8 @@ func (r *Rules) via(ctx context.Context, network, address string) (net.Conn, err
 	return first(ctx, ctx.Done(), 1, func(ctx context.Context, _ int) (net.Conn, error) { return r.Via(ctx, network, address) })
 }
 
-// first makes up to n dials, the next one when one has failed or has not answered for attemptDelay,
-// and returns the first connection. If all fail, it returns the error of the first dial. When done
-// delivers, it waits for none.
+// first makes up to n dials, the next one when one has failed or has not answered for attemptDelay, and returns the
+// first connection. If all fail, it returns the error of the first dial. When done delivers, it waits for none.
 func first(ctx context.Context, done <-chan struct{}, n int, dial func(ctx context.Context, i int) (net.Conn, error)) (net.Conn, error) {
 	dialling, cancel := context.WithCancel(ctx) // ends a little after ctx
 	defer cancel()                              // ends the other dials

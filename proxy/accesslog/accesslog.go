@@ -1,6 +1,5 @@
-// Package accesslog writes one line of JSON per request without making requests wait: a line is
-// encoded by hand into a buffer, which does not allocate, and one goroutine (Run) writes the
-// buffers, many lines in one system call.
+// Package accesslog writes one line of JSON per request without making requests wait: a line is encoded by hand into a
+// buffer, which does not allocate, and one goroutine (Run) writes the buffers, many lines in one system call.
 //
 // The concurrency rule: a line is added under the mutex of its stripe, never during I/O.
 // Connections are spread over the stripes, so that no lock is shared by all. Lines of different

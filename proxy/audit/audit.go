@@ -1,10 +1,9 @@
 // Package audit writes an audit log like kube-apiserver's: the same policy, events and format.
 // Rules and encoding are k8s.io/apiserver's; this package keeps the cost for a request small.
 //
-// The concurrency rule: an Event belongs to its request, and is used by one goroutine at a time. It
-// emits copies into a bounded queue, and one goroutine (Run) encodes and writes them. If the writer
-// is slower than the requests, events are dropped and counted, as in kube-apiserver's batch mode:
-// the log must not take the front door down.
+// The concurrency rule: an Event belongs to its request, and is used by one goroutine at a time. It emits copies into a
+// bounded queue, and one goroutine (Run) encodes and writes them. If the writer is slower than the requests, events are
+// dropped and counted, as in kube-apiserver's batch mode: the log must not take the front door down.
 //
 // This package decides nothing and sees no credentials. It masks secrets in a query that it keeps.
 package audit

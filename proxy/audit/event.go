@@ -136,9 +136,8 @@ func (e *Event) Impersonated(as user.Info) {
 func (e *Event) Completed(code int, message string) {
 	e.Started(code)
 	e.status(code, message)
-	// The types of extension servers are unknown here, so only JSON can be read. Their clients
-	// rarely use anything else, because protobuf exists only for built-in types and generated
-	// clients.
+	// The types of extension servers are unknown here, so only JSON can be read. Their clients rarely use anything
+	// else, because protobuf exists only for built-in types and generated clients.
 	e.ev.RequestObject = e.object(&e.request, annotateRequest)    //fairlead:boundary those with bodies end elsewhere
 	e.ev.ResponseObject = e.object(&e.response, annotateResponse) //fairlead:boundary as above
 	e.stage(auditinternal.StageResponseComplete)
@@ -173,8 +172,7 @@ func (e *Event) stage(stage auditinternal.Stage) {
 // thousands. A body is recorded whole or not at all.
 const maxBody = 1 << 20
 
-// maxCaptured limits the bodies of requests under way that are recorded: a slow upload is held for
-// as long as it lasts.
+// maxCaptured limits the bodies of requests under way that are recorded: a slow upload is held for as long as it lasts.
 const maxCaptured = 64 << 20
 
 // copied is a recorded body.

@@ -1,20 +1,18 @@
 // Package authn authenticates callers, and decides which identity is sent to which side.
 //
-// Read parses the credentials of a request's head. It uses what this process can verify alone: the
-// peer's certificate against the request-header CA and the client CA, once per connection and CA
-// generation. It does no I/O. Only a bearer token may need I/O: Cached looks it up, Review asks the
-// local apiserver (TokenReview). The order is that of kube-apiserver's union: request headers,
-// certificate, token. All are tried and the first success wins. A request is refused only if one
-// failed and none succeeded, and is anonymous only if it has no credentials. A differential test
+// Read parses the credentials of a request's head. It uses what this process can verify alone: the peer's certificate
+// against the request-header CA and the client CA, once per connection and CA generation. It does no I/O. Only a bearer
+// token may need I/O: Cached looks it up, Review asks the local apiserver (TokenReview). The order is that of
+// kube-apiserver's union: request headers, certificate, token. All are tried and the first success wins. A request is
+// refused only if one failed and none succeeded, and is anonymous only if it has no credentials. A differential test
 // compares it with k8s.io/apiserver's own authenticators.
 //
 // Strip removes identity and secrets from a forwarded request; Assert adds the identity that
 // Fairlead asserts. The caller must strip, and drop the fields that a Connection header lists,
 // before it adds: otherwise a client could list our own header there to have it dropped.
 //
-// The concurrency rule: an Authenticator and a Conn are safe for concurrent use; no lock is held
-// during I/O; every returned user.Info is read-only. The only goroutines are TokenReviews, each
-// ended by its timeout.
+// The concurrency rule: an Authenticator and a Conn are safe for concurrent use; no lock is held during I/O; every
+// returned user.Info is read-only. The only goroutines are TokenReviews, each ended by its timeout.
 //
 // This package has no CA (VerifyClient and VerifyFrontProxy do), dials nothing (Config.Review
 // does), does not authorize (proxy/authz does) and writes no responses.
@@ -62,28 +60,24 @@ type Config struct {
 	// ReviewGeneration changes whenever Review's result may change, which drops cached results. If
 	// nil, they only expire.
 	ReviewGeneration func() uint64
-	// Impersonate returns the credential of this process as an Authorization value. It is for a
-	// local apiserver that gets users by Impersonate-*. Empty means that the connection's
-	// certificate is the credential. It does no I/O. If Impersonate is nil, the local apiserver
-	// gets users by X-Remote-*.
+	// Impersonate returns the credential of this process as an Authorization value. It is for a local apiserver that
+	// gets users by Impersonate-*. Empty means that the connection's certificate is the credential. It does no I/O. If
+	// Impersonate is nil, the local apiserver gets users by X-Remote-*.
 	Impersonate func() string
 	// Issued reports whether a token claims an issuer whose tokens Review verifies itself. Such a
 	// token is never forwarded, valid or not. Nil means that there is none.
 	Issued func(token string) bool
-	// RefuseUsers and RefuseGroups must not be impersonated; a trailing * makes a name a prefix.
-	// They are users whom the cluster would refuse anyway, and identities of this process itself,
-	// which have its rights. Empty means none.
+	// RefuseUsers and RefuseGroups must not be impersonated; a trailing * makes a name a prefix. They are users whom
+	// the cluster would refuse anyway, and identities of this process itself, which have its rights. Empty means none.
 	RefuseUsers, RefuseGroups []string
-	// RequestHeaders are the header fields in which a verified front proxy asserts its user. Zero
-	// means X-Remote-User, X-Remote-Group and X-Remote-Extra-, as kube-apiserver's flags do. There
-	// is no field for the UID then: a front proxy that does not know the field would let its
-	// clients set it.
+	// RequestHeaders are the header fields in which a verified front proxy asserts its user. Zero means X-Remote-User,
+	// X-Remote-Group and X-Remote-Extra-, as kube-apiserver's flags do. There is no field for the UID then: a front
+	// proxy that does not know the field would let its clients set it.
 	RequestHeaders HeaderNames
-	// Target returns the names that the receiver trusts (the cluster's ConfigMap). They must be
-	// immutable; another pointer means other names. If Target or the pointer is nil, they are
-	// X-Remote-User, X-Remote-Uid, X-Remote-Group and X-Remote-Extra-, as kube-aggregator sends.
-	// Until known is true no user is asserted: a client's field that the receiver trusts might not
-	// be stripped.
+	// Target returns the names that the receiver trusts (the cluster's ConfigMap). They must be immutable; another
+	// pointer means other names. If Target or the pointer is nil, they are X-Remote-User, X-Remote-Uid, X-Remote-Group
+	// and X-Remote-Extra-, as kube-aggregator sends. Until known is true no user is asserted: a client's field that the
+	// receiver trusts might not be stripped.
 	Target func() (names *HeaderNames, known bool)
 	// Anonymous allows requests without credentials as system:anonymous. If false, they are refused
 	// wherever Fairlead must know the caller.
@@ -140,9 +134,8 @@ func New(cfg Config) (*Authenticator, error) {
 		read:   read,
 		as:     &nameSet{user: "impersonate-user", uid: "impersonate-uid", group: "impersonate-group", extra: "impersonate-extra-", completes: true},
 		nobody: &identity{DefaultInfo: user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
-		// A hundred thousand tokens are more than a cluster of Kubernetes' largest supported size
-		// uses. With a service account's usual 1.2 KB they take 120 MB, shared by both caches. Only
-		// valid tokens are kept here.
+		// A hundred thousand tokens are more than a cluster of Kubernetes' largest supported size uses. With a service
+		// account's usual 1.2 KB they take 120 MB, shared by both caches. Only valid tokens are kept here.
 		known:  newCache[*identity](memo.Config{Entries: 1 << 18, Bytes: 160 << 20, Generation: cfg.ReviewGeneration}),
 		proven: newCache[string](memo.Config{Entries: 1 << 18, Bytes: 160 << 20}),
 		// Invalid tokens have a cache of their own, so that a flood of them evicts no valid ones.

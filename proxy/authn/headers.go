@@ -27,12 +27,11 @@ type rendering struct {
 }
 
 // Assert appends the fields that assert a user over a pool. They are those of client-go's
-// transport.SetAuthProxyHeaders, under the names that the target trusts, and Sensitive so that no
-// HPACK table keeps them; over PoolImpersonate those with which the local apiserver serves a user,
-// with our credential last. It fails and appends nothing for a user without a name, because the
-// request would run as this process, and if HTTP would change a value: cut or trimmed, a name could
-// become another user's. Append them last, after all stripping. For a user of this package it
-// allocates only dst.
+// transport.SetAuthProxyHeaders, under the names that the target trusts, and Sensitive so that no HPACK table keeps
+// them; over PoolImpersonate those with which the local apiserver serves a user, with our credential last. It fails and
+// appends nothing for a user without a name, because the request would run as this process, and if HTTP would change a
+// value: cut or trimmed, a name could become another user's. Append them last, after all stripping. For a user of this
+// package it allocates only dst.
 func (a *Authenticator) Assert(dst []hpack.HeaderField, u user.Info, p Pool) ([]hpack.HeaderField, error) {
 	if p != PoolImpersonate {
 		return a.nameSet().assert(dst, u, 0)
@@ -134,9 +133,8 @@ func implied(u user.Info) bool {
 	return !strings.HasPrefix(u.GetName(), "system:") || slices.ContainsFunc(u.GetGroups(), func(g string) bool { return g != "" && g != user.AllAuthenticated })
 }
 
-// Refuses returns the name or the group that must not be impersonated, or two empty strings. named
-// says that a caller impersonates the user: then the cluster decides about the name, and only
-// groups are checked.
+// Refuses returns the name or the group that must not be impersonated, or two empty strings. named says that a caller
+// impersonates the user: then the cluster decides about the name, and only groups are checked.
 func (a *Authenticator) Refuses(u user.Info, named bool) (name, group string) {
 	for _, g := range u.GetGroups() {
 		// The first two only say whether the user is known.

@@ -85,9 +85,8 @@ func (a *Authenticator) nameSet() *nameSet {
 	return s
 }
 
-// Unfit returns why no user can be asserted to the target now, which is no caller's fault: its
-// names, and perhaps the CAs of callers, are not read yet or cannot be used. Nil means that all
-// can.
+// Unfit returns why no user can be asserted to the target now, which is no caller's fault: its names, and perhaps the
+// CAs of callers, are not read yet or cannot be used. Nil means that all can.
 func (a *Authenticator) Unfit() error { return a.nameSet().err }
 
 func newNameSet(target *HeaderNames, read HeaderNames) *nameSet {
@@ -122,10 +121,9 @@ func preferred(trusted []string, standard string) string {
 	return trusted[0]
 }
 
-// user returns the user that a verified front proxy asserts, nil if it asserts none: then the
-// certificate and the token are tried, as in
-// k8s.io/apiserver/pkg/authentication/request/headerrequest. Strings are cloned, because an
-// identity outlives the request's buffers.
+// user returns the user that a verified front proxy asserts, nil if it asserts none: then the certificate and the token
+// are tried, as in k8s.io/apiserver/pkg/authentication/request/headerrequest. Strings are cloned, because an identity
+// outlives the request's buffers.
 func (n *HeaderNames) user(h Head) *identity {
 	name := first(h, n.Username)
 	if name == "" {

@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// provenTTL is how long a token stays proven after the local apiserver last accepted it: a client
-// that sends a request every few seconds stays proven, and each revoked token is refused at most
-// once on a proven connection.
+// provenTTL is how long a token stays proven after the local apiserver last accepted it: a client that sends a request
+// every few seconds stays proven, and each revoked token is refused at most once on a proven connection.
 const provenTTL = time.Minute
 
 // Pool returns the pool of the local apiserver for credentials. KindInvalid is not forwarded: it is

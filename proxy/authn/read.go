@@ -31,8 +31,7 @@ const (
 	KindFrontProxy
 	// KindCertificate is the user of a verified client certificate.
 	KindCertificate
-	// KindToken is a bearer token, not yet reviewed. It decides even if a certificate came with it
-	// and failed.
+	// KindToken is a bearer token, not yet reviewed. It decides even if a certificate came with it and failed.
 	KindToken
 	// KindInvalid means that credentials failed and there are no others: 401, on either side.
 	// Without its failed certificate the forwarded request would be anonymous.
@@ -70,11 +69,10 @@ func (c *Credentials) Same(other *Credentials) bool {
 	return c.Kind == other.Kind && c.Token == other.Token && c.second == other.second
 }
 
-// Read returns the caller's credentials, as far as they can be checked without I/O. It reports
-// false if the connection's certificates must be verified first. upgrade is the protocol to which
-// the forwarded request will ask to switch, or empty: only a WebSocket upgrade carries a token in
-// its subprotocols. It must match the forwarded request; otherwise a response could prove a token
-// that was not forwarded.
+// Read returns the caller's credentials, as far as they can be checked without I/O. It reports false if the
+// connection's certificates must be verified first. upgrade is the protocol to which the forwarded request will ask to
+// switch, or empty: only a WebSocket upgrade carries a token in its subprotocols. It must match the forwarded request;
+// otherwise a response could prove a token that was not forwarded.
 func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool) {
 	v, known := a.verdict(c)
 	if !known {
@@ -145,8 +143,7 @@ func bearerToken(authorization string) string {
 // per connection and CA generation. The result expires with the earliest NotAfter of the chains. A
 // nil Conn has no certificate. A Conn belongs to one Authenticator and must not be copied.
 type Conn struct {
-	// Peer is the peer's certificates, leaf first. It may be empty. Set it before the first Read
-	// and do not change it.
+	// Peer is the peer's certificates, leaf first. It may be empty. Set it before the first Read and do not change it.
 	Peer []*x509.Certificate
 
 	last    atomic.Pointer[authorization]

@@ -21,9 +21,8 @@ import (
 )
 
 const (
-	// maxReviews limits the concurrent TokenReviews. One takes a millisecond or two, so these are
-	// tens of thousands a second, and a flood of bad tokens loads the local apiserver no more than
-	// a busy controller does.
+	// maxReviews limits the concurrent TokenReviews. One takes a millisecond or two, so these are tens of thousands a
+	// second, and a flood of bad tokens loads the local apiserver no more than a busy controller does.
 	maxReviews = 64
 	// maxWaiting limits the running and waiting ones. More are refused at once. Both limits apply
 	// to strangers, with a quarter for one address, and separately to proven tokens.
@@ -71,9 +70,8 @@ func TokenReview(client authenticationv1client.AuthenticationV1Interface) func(c
 	}
 }
 
-// Cached returns the user of credentials without I/O, for requests whose caller Fairlead must know.
-// A nil user with known means refused: 401. If known is false, Review must be called. path is the
-// decoded path, for AnonymousPaths.
+// Cached returns the user of credentials without I/O, for requests whose caller Fairlead must know. A nil user with
+// known means refused: 401. If known is false, Review must be called. path is the decoded path, for AnonymousPaths.
 func (a *Authenticator) Cached(c *Credentials, path string) (u user.Info, known bool) {
 	switch c.Kind {
 	case KindFrontProxy, KindCertificate, KindIssued:
@@ -106,10 +104,9 @@ func (a *Authenticator) Cached(c *Credentials, path string) (u user.Info, known 
 // Nobody is who has no credentials.
 func (a *Authenticator) Nobody() user.Info { return a.nobody }
 
-// Review asks the local apiserver for the user of a token that Cached does not know. A stranger's
-// review counts for from: no address may take all places of the queue. ErrUnauthenticated means
-// that the caller is refused; any other error means that the review failed, and the request must be
-// refused, too.
+// Review asks the local apiserver for the user of a token that Cached does not know. A stranger's review counts for
+// from: no address may take all places of the queue. ErrUnauthenticated means that the caller is refused; any other
+// error means that the review failed, and the request must be refused, too.
 func (a *Authenticator) Review(ctx context.Context, c *Credentials, from bound.Source) (user.Info, error) {
 	u, err := a.shared(ctx, c.Token, from)
 	if err == nil || c.second.none() {

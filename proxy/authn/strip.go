@@ -20,21 +20,18 @@ const (
 	// PoolProven leads to the local apiserver without a client certificate, for recently accepted
 	// tokens, which are forwarded unchanged.
 	PoolProven
-	// PoolUnproven is the same for anonymous requests and other tokens. kube-apiserver answers an
-	// unauthenticated HTTP/2 request with GOAWAY, so such requests must not share a connection with
-	// long-running ones.
+	// PoolUnproven is the same for anonymous requests and other tokens. kube-apiserver answers an unauthenticated
+	// HTTP/2 request with GOAWAY, so such requests must not share a connection with long-running ones.
 	PoolUnproven
-	// PoolImpersonate leads to the local apiserver with a credential of this process that may
-	// impersonate. It gets the identity in Impersonate-*, and of the caller's fields only those
-	// that an extension server gets.
+	// PoolImpersonate leads to the local apiserver with a credential of this process that may impersonate. It gets the
+	// identity in Impersonate-*, and of the caller's fields only those that an extension server gets.
 	PoolImpersonate
 )
 
-// Strip reports whether a client's field must not be forwarded over a pool. It matches all fields
-// that could assert an identity (X-Remote-*, every name and prefix of our flags and of the target),
-// in any spelling, and fields that are secret or already used. Underscores count as dashes, because
-// CGI-like servers treat them alike. The caller drops hop-by-hop fields itself. It does not
-// allocate.
+// Strip reports whether a client's field must not be forwarded over a pool. It matches all fields that could assert an
+// identity (X-Remote-*, every name and prefix of our flags and of the target), in any spelling, and fields that are
+// secret or already used. Underscores count as dashes, because CGI-like servers treat them alike. The caller drops
+// hop-by-hop fields itself. It does not allocate.
 func (a *Authenticator) Strip(name string, p Pool) bool {
 	if name == "" {
 		return false

@@ -43,9 +43,8 @@ func (t Token) Secret() string {
 	return t.handle.Value()
 }
 
-// payer identifies an accepted token, however it is written: it is the hash of a JWT's claims.
-// Base64 decoders ignore the last bits of each part, so that a JWT can be written in up to 4,096
-// ways, and its user would be as many.
+// payer identifies an accepted token, however it is written: it is the hash of a JWT's claims. Base64 decoders ignore
+// the last bits of each part, so that a JWT can be written in up to 4,096 ways, and its user would be as many.
 func (t Token) payer() string {
 	parts := strings.SplitN(t.Secret(), ".", jwtParts+1)
 	if len(parts) == jwtParts {
@@ -104,8 +103,7 @@ func CutProtocol(line string) string {
 	}
 	var kept []string
 	for protocol := range strings.SplitSeq(line, ",") {
-		// In any case and position: even if upstream would not accept it as a token, it must not
-		// appear in a log.
+		// In any case and position: even if upstream would not accept it as a token, it must not appear in a log.
 		if !hasBearer(protocol) {
 			kept = append(kept, strings.TrimSpace(protocol))
 		}

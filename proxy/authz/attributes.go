@@ -58,8 +58,7 @@ func (a *Attributes) appendKey(key []byte) []byte {
 	return key
 }
 
-// usualExtra is how many fields of extra a user may have without an allocation: a ServiceAccount's
-// have five.
+// usualExtra is how many fields of extra a user may have without an allocation: a ServiceAccount's have five.
 const usualExtra = 8
 
 // Equal reports whether two questions are equal in every field that is sent.
@@ -76,9 +75,8 @@ func (a *Attributes) record() authorizer.Attributes {
 }
 
 const (
-	// maxEntries limits the cached results, so that a hundred thousand users with one question each
-	// fit (with half as many sets, 6,000 did not fit and evicted others). An ordinary result takes
-	// 1 KB.
+	// maxEntries limits the cached results, so that a hundred thousand users with one question each fit (with half as
+	// many sets, 6,000 did not fit and evicted others). An ordinary result takes 1 KB.
 	maxEntries = 1 << 18
 	// maxBytes limits their total size: a result may have up to maxCached bytes that its caller
 	// chose, and a front proxy's user of up to a whole head.

@@ -39,12 +39,10 @@ type Config struct {
 	// Review decides everything except the short-cuts; see SubjectAccessReview. Nil means that
 	// everything else is refused.
 	Review func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error)
-	// Generation changes whenever Review's result may change, which drops cached results. If nil,
-	// they only expire.
+	// Generation changes whenever Review's result may change, which drops cached results. If nil, they only expire.
 	Generation func() uint64
-	// Ready reports whether Review's server has read its rules: a kube-apiserver that has just
-	// started refuses requests until then. While Ready returns false, a refusal is an error. Nil
-	// means always ready.
+	// Ready reports whether Review's server has read its rules: a kube-apiserver that has just started refuses requests
+	// until then. While Ready returns false, a refusal is an error. Nil means always ready.
 	Ready func() bool
 	// LeaveRemotes allows every request with Attributes.Remote, so that the backend decides
 	// (--authorization-mode=backend). If false, they are reviewed.
@@ -99,8 +97,7 @@ const (
 	// maxReviews limits the concurrent SubjectAccessReviews: at a millisecond or two each, tens of
 	// thousands a second, with a quarter for one user.
 	maxReviews = 64
-	// maxWaiting limits the running and waiting ones, with a quarter for one user; more are refused
-	// at once.
+	// maxWaiting limits the running and waiting ones, with a quarter for one user; more are refused at once.
 	maxWaiting = 4096
 	// reviewTimeout limits one SubjectAccessReview with its retries, as upstream.
 	reviewTimeout = 10 * time.Second

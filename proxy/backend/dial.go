@@ -99,8 +99,7 @@ type Conn struct {
 	long   atomic.Bool // carries a long-running request over HTTP/1.1
 	last   atomic.Bool // carries a response over HTTP/1.1 after which the server closes it
 
-	// The heads of answers over HTTP/1.1 are counted before net/http has read them: it makes a map
-	// of all names.
+	// The heads of answers over HTTP/1.1 are counted before net/http has read them: it makes a map of all names.
 	begins atomic.Bool   // the next bytes begin an answer
 	head   wire.TextHead // for the reader, as inHead
 	inHead bool
@@ -125,8 +124,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// dialing says how to make a connection, and what happens to it: see Dial, dialAny and
-// plain.dial.
+// dialing says how to make a connection, and what happens to it: see Dial, dialAny and plain.dial.
 type dialing struct {
 	// protocols are offered by ALPN.
 	protocols []string
@@ -135,8 +133,7 @@ type dialing struct {
 	// drain is called when the connection must take no new stream: the endpoint is gone, the trust
 	// has ended, or our certificate has changed.
 	drain func()
-	// cut is called when watches must end, too: at most 5 s after the end of the trust, and when
-	// Run ends.
+	// cut is called when watches must end, too: at most 5 s after the end of the trust, and when Run ends.
 	cut func(*Conn)
 	// closed is called once when the connection is closed. Nil means no callback.
 	closed func(*Conn)
@@ -145,8 +142,7 @@ type dialing struct {
 // Address returns the address of the endpoint.
 func (c *Conn) Address() string { return c.at.address }
 
-// Failed returns the error of a request that was sent on the connection, and got no response head
-// because of err.
+// Failed returns the error of a request that was sent on the connection, and got no response head because of err.
 func (c *Conn) Failed(err error) error {
 	reason := engine.ReasonBadResponse
 	if isConnectionError(err) {
@@ -202,8 +198,7 @@ func (u *Upstream) dialAny(ctx context.Context, by *Stay, protocols ...string) (
 	return conn, f
 }
 
-// dialOwned dials a connection and watches it until it is closed. It counts failures and signals
-// them to health.
+// dialOwned dials a connection and watches it until it is closed. It counts failures and signals them to health.
 func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()

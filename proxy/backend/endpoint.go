@@ -14,9 +14,8 @@ import (
 )
 
 const (
-	// dialTimeout limits resolving, connecting and TLS together. A SYN is resent after 1 s and 3 s,
-	// so two may get lost. It must stay below 5 s, within which an unreachable host must be
-	// noticed.
+	// dialTimeout limits resolving, connecting and TLS together. A SYN is resent after 1 s and 3 s, so two may get
+	// lost. It must stay below 5 s, within which an unreachable host must be noticed.
 	dialTimeout = 4 * time.Second
 	// dialPause is how long later dials return the error of a failed one: an endpoint that refuses
 	// connections gets at most ten dials a second.
@@ -55,8 +54,7 @@ type endpoint struct {
 	plain *plain // HTTP/1.1 connections; nil if there are none since the last drain
 	// changed is closed by drain: older connections must take no new requests. It is then replaced.
 	changed chan struct{}
-	// verdict is canceled by eject, when the endpoint becomes unhealthy while others are not. It is
-	// then replaced.
+	// verdict is canceled by eject, when the endpoint becomes unhealthy while others are not. It is then replaced.
 	verdict context.Context
 	ejected context.CancelFunc
 }
@@ -170,8 +168,7 @@ func (e *endpoint) load() int64 {
 	return n
 }
 
-// slowEvery sets the share of a slow endpoint: one request in 128, below 1 %, is enough to notice
-// its recovery.
+// slowEvery sets the share of a slow endpoint: one request in 128, below 1 %, is enough to notice its recovery.
 const slowEvery = 128
 
 // view is the set of endpoints for choosing. It is immutable.
@@ -186,8 +183,7 @@ type view struct {
 	slow []*endpoint
 	// usable says that preferred are not unhealthy.
 	usable bool
-	// rest are the lower tiers, best first, for retries after the preferred ones. Unhealthy
-	// endpoints are left out.
+	// rest are the lower tiers, best first, for retries after the preferred ones. Unhealthy endpoints are left out.
 	rest []*endpoint
 
 	// maxInFlight and maxLongRunning are limits. Zero means no limit.

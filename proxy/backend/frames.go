@@ -17,11 +17,10 @@ import (
 // noEnd lets the watches of a draining connection continue.
 const noEnd = 365 * 24 * time.Hour
 
-// Plan returns the plan of a request over HTTP/2, as far as it depends on the backend. apart sends
-// it over connections that carry only such requests (…/proxy): what a pod, a Service or a node
-// answers through kube-apiserver, or somebody else through an extension server, may end its
-// connection, such as a head without end. Nor does it use up the retries of other requests. by is
-// the client connection's; nil spreads requests.
+// Plan returns the plan of a request over HTTP/2, as far as it depends on the backend. apart sends it over connections
+// that carry only such requests (…/proxy): what a pod, a Service or a node answers through kube-apiserver, or somebody
+// else through an extension server, may end its connection, such as a head without end. Nor does it use up the retries
+// of other requests. by is the client connection's; nil spreads requests.
 func (u *Upstream) Plan(apart bool, by *Stay) engine.Plan {
 	b := &u.budget
 	if apart {
@@ -73,9 +72,8 @@ func (e *endpoint) forEngine() *engine.Endpoint {
 	}
 }
 
-// Dial is h2.Config.Dial. When the connection must drain, the engine retires the endpoint.
-// Long-running requests end only on a connection that is no longer trusted: the server may have
-// shown a newer certificate on others.
+// Dial is h2.Config.Dial. When the connection must drain, the engine retires the endpoint. Long-running requests end
+// only on a connection that is no longer trusted: the server may have shown a newer certificate on others.
 func Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error) {
 	e := ep.Value.(*endpoint) //nolint:forcetypeassert // set by forEngine
 	shared := e.up.shared

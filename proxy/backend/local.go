@@ -27,9 +27,8 @@ type Pool uint8
 
 // The pools.
 const (
-	// PoolCertificate carries the proxy client certificate, with which any user can be asserted by
-	// X-Remote-*. If Fairlead impersonates callers, it carries this process's own certificate, if
-	// it has one. HTTP/2 only.
+	// PoolCertificate carries the proxy client certificate, with which any user can be asserted by X-Remote-*. If
+	// Fairlead impersonates callers, it carries this process's own certificate, if it has one. HTTP/2 only.
 	PoolCertificate Pool = iota + 1
 	// PoolProven has no client certificate. It is for recently accepted tokens. HTTP/2 only.
 	PoolProven
@@ -46,9 +45,8 @@ const (
 )
 
 const (
-	// maxUnproven limits the unproven pool's requests in flight. A token is unproven for one
-	// request, and refused within a millisecond. One address may use a quarter: enough if all
-	// clients behind a load balancer are new.
+	// maxUnproven limits the unproven pool's requests in flight. A token is unproven for one request, and refused
+	// within a millisecond. One address may use a quarter: enough if all clients behind a load balancer are new.
 	maxUnproven = 1024
 	// maxUnprovenLong limits its long-running requests and upgraded sessions, each with its own
 	// connection: those without a token, or with one that was not accepted.
@@ -74,9 +72,8 @@ type LocalConfig struct {
 	Servers []string
 	// First prefers the first usable server. False means the one with the fewest clients.
 	First bool
-	// TLS makes the configuration of one connection, with the proxy client certificate if
-	// certificate is set, otherwise without one. An empty ServerName becomes the server's host. The
-	// caller may change the result.
+	// TLS makes the configuration of one connection, with the proxy client certificate if certificate is set, otherwise
+	// without one. An empty ServerName becomes the server's host. The caller may change the result.
 	TLS func(certificate bool) (*tls.Config, error)
 	// Name is PoolCertificate's name in metrics. Empty means local-certificate.
 	Name string
@@ -291,18 +288,16 @@ func (s *servers) find(address string) *localServer {
 	return nil
 }
 
-// Servers returns the local apiservers with their health, in the order in which they were named,
-// and a channel that is closed once that has changed. Those that are named no longer are
-// Terminating and come last.
+// Servers returns the local apiservers with their health, in the order in which they were named, and a channel that is
+// closed once that has changed. Those that are named no longer are Terminating and come last.
 func (l *Local) Servers() (list []registry.Endpoint, superseded <-chan struct{}) {
 	now := l.servers.Load()
 	return now.list, now.superseded
 }
 
-// Follow sets the addresses of the local apiservers. A new one gets clients once all documents
-// know it. Once there is one with clients, one that is named no longer gets no new requests, unless
-// only it serves what is asked for. It is forgotten by a call after 15 minutes, but not while it is
-// healthy and none is to take over.
+// Follow sets the addresses of the local apiservers. A new one gets clients once all documents know it. Once there is
+// one with clients, one that is named no longer gets no new requests, unless only it serves what is asked for. It is
+// forgotten by a call after 15 minutes, but not while it is healthy and none is to take over.
 func (l *Local) Follow(addresses []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

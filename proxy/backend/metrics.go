@@ -39,8 +39,7 @@ func dialResult(i int) string { return [...]string{"ok", "resolve", "connect", "
 // bounds returns the buckets of a histogram: from a backend on this machine to the request timeout.
 func bounds() [11]float64 { return [...]float64{.001, .005, .025, .1, .5, 1, 2.5, 5, 10, 30, 60} }
 
-// histogram takes 110 bytes: each APIService has one for each phase, and there may be 10,000
-// APIServices.
+// histogram takes 110 bytes: each APIService has one for each phase, and there may be 10,000 APIServices.
 type histogram struct {
 	buckets [12]atomic.Uint64
 	sum     atomic.Uint64 // nanoseconds
@@ -67,8 +66,7 @@ func (h *histogram) collect(ch chan<- prometheus.Metric, desc *prometheus.Desc, 
 	}
 }
 
-// meter has the counters of one Upstream. They disappear with it, so no series outlives its
-// APIService.
+// meter has the counters of one Upstream. They disappear with it, so no series outlives its APIService.
 type meter struct {
 	connections atomic.Int64
 	rejected    [limits]atomic.Uint64
@@ -263,9 +261,8 @@ func (l *Local) Which(s *Stay, what schema.GroupVersionResource) string {
 	return l.pools[0].view.Load().other(nil).address + " (where a new connection goes)"
 }
 
-// latencies counts requests by duration, in powers of two of a microsecond: fine enough for a
-// percentile on a page, at the cost of one addition per request. The last element holds all
-// requests that took more than two minutes.
+// latencies counts requests by duration, in powers of two of a microsecond: fine enough for a percentile on a page, at
+// the cost of one addition per request. The last element holds all requests that took more than two minutes.
 type latencies [28]atomic.Uint64
 
 // Finish records how long a request that is not long-running took, from its arrival to its last

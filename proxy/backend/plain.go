@@ -113,9 +113,8 @@ func (p *plain) dial(ctx context.Context) (net.Conn, error) {
 	return &pooled{Conn: c}, nil
 }
 
-// expire makes the kernel end a connection whose peer has not acknowledged anything for about ping.
-// HTTP/1.1 has no ping, some servers count those of HTTP/2, and a request to a host that is gone
-// would wait until its timeout.
+// expire makes the kernel end a connection whose peer has not acknowledged anything for about ping. HTTP/1.1 has no
+// ping, some servers count those of HTTP/2, and a request to a host that is gone would wait until its timeout.
 func expire(c net.Conn, ping time.Duration) {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
@@ -152,9 +151,8 @@ type pooled struct {
 // errHugeHead is returned before net/http has read the rest.
 var errHugeHead = errors.New("the head of the response has too many fields")
 
-// quickBody is the longest body that surely fits into a server's window. The kernel does not
-// distinguish a server that is gone from one that does not read: a longer body is limited by its
-// request's deadline only.
+// quickBody is the longest body that surely fits into a server's window. The kernel does not distinguish a server that
+// is gone from one that does not read: a longer body is limited by its request's deadline only.
 const quickBody = 32 << 10
 
 // use prepares the connection for a request with a body of n bytes, -1 if unknown, that may be

@@ -24,13 +24,11 @@ import (
 type Config struct {
 	// Tables has the current table.
 	Tables latest.Tables[*registry.Table]
-	// TLS makes the configuration of one connection to a backend: the trust and our client
-	// certificate. apiService is the APIService for which it is dialed, or empty for all that have
-	// the Backend. The caller may change the result.
+	// TLS makes the configuration of one connection to a backend: the trust and our client certificate. apiService is
+	// the APIService for which it is dialed, or empty for all that have the Backend. The caller may change the result.
 	TLS func(apiService string, b *registry.Backend) (*tls.Config, error)
-	// Guard watches a connection whose server presented chain. lost is closed when the chain is no
-	// longer trusted by the APIService, or by b if apiService is empty. release is called when the
-	// connection has ended.
+	// Guard watches a connection whose server presented chain. lost is closed when the chain is no longer trusted by
+	// the APIService, or by b if apiService is empty. release is called when the connection has ended.
 	Guard func(apiService string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func())
 	// IdentityChanged returns a channel that is closed when the proxy client certificate is
 	// replaced; the next call returns a new one. All connections then drain.
@@ -41,9 +39,8 @@ type Config struct {
 	// Signal reports to health that live traffic found an endpoint failing: a dial, a handshake, an
 	// unanswered ping, a lost connection. It must not block.
 	Signal func(apiService, address string, err error)
-	// Observe reports to health how long an endpoint took from the end of a request to the
-	// first byte of its response, for every request that is not long-running. It is on the hot
-	// path: it must not block, lock or allocate.
+	// Observe reports to health how long an endpoint took from the end of a request to the first byte of its response,
+	// for every request that is not long-running. It is on the hot path: it must not block, lock or allocate.
 	Observe func(apiService, address string, took time.Duration)
 	// Logger logs failed dials (debug). Nil discards.
 	Logger *slog.Logger
@@ -121,8 +118,7 @@ func (p *Pools) Upstream(e *registry.Entry) *Upstream {
 	if u, ok := p.byEntry.Load(e); ok {
 		return u.(*Upstream) //nolint:forcetypeassert // nothing else is stored
 	}
-	// The request's table differs from Run's: if it is newer, apply it first. Then look the
-	// APIService up by name.
+	// The request's table differs from Run's: if it is newer, apply it first. Then look the APIService up by name.
 	if t := p.cfg.Tables.Table(); t.Generation() > p.applied.Load() {
 		p.apply(t.Generation(), t.Servers())
 	}
@@ -227,11 +223,10 @@ func (p *Pools) upstreams() []*Upstream {
 	return list
 }
 
-// carrier is an Upstream with the HTTP/2 connections of one registry.Backend. They carry the
-// requests of all APIServices that have the Backend. They are verified with the Backend's trust,
-// which never changes, so no request goes over a connection that its APIService would not trust.
-// Each APIService keeps its own limits, verdict, ejections and choice of endpoints. Guarded by
-// Pools.mu.
+// carrier is an Upstream with the HTTP/2 connections of one registry.Backend. They carry the requests of all
+// APIServices that have the Backend. They are verified with the Backend's trust, which never changes, so no request
+// goes over a connection that its APIService would not trust. Each APIService keeps its own limits, verdict, ejections
+// and choice of endpoints. Guarded by Pools.mu.
 type carrier struct {
 	*Upstream
 	of      *registry.Backend
@@ -259,8 +254,7 @@ func (p *Pools) move(r *remote, to *registry.Backend) {
 	}
 }
 
-// newCarrier makes the carrier of a Backend. Its dials are counted, and its failures signaled, for
-// reporter.
+// newCarrier makes the carrier of a Backend. Its dials are counted, and its failures signaled, for reporter.
 func (p *Pools) newCarrier(of *registry.Backend, reporter *remote) *carrier {
 	c := &carrier{of: of, members: make(map[*remote]struct{})}
 	c.Upstream = newUpstream(of.String(), p.shared, target{
@@ -290,8 +284,7 @@ func (u *Upstream) provide(address string) *endpoint {
 	return e
 }
 
-// detach removes r from its carrier: later decisions do not use the carrier's connections.
-// moveDetached does the rest.
+// detach removes r from its carrier: later decisions do not use the carrier's connections. moveDetached does the rest.
 func (p *Pools) detach(r *remote) {
 	c := r.on
 	if c == nil {
@@ -345,16 +338,14 @@ func (p *Pools) SetEngine(s *h2.Server) { p.shared.engine.Store(s) }
 // SetEngine sets the engine.
 func (l *Local) SetEngine(s *h2.Server) { l.shared.engine.Store(s) }
 
-// heldConn is a carrier's connection that still has long-running requests of an Upstream that has
-// left the carrier.
+// heldConn is a carrier's connection that still has long-running requests of an Upstream that has left the carrier.
 type heldConn struct {
 	u  *Upstream
 	on *Conn
 }
 
-// moveDetached moves the requests of upstreams that apply has taken off their carriers;
-// long-running ones stay and are guarded. The mutex must be held. The engine is called without it,
-// because the engine needs it for pick.
+// moveDetached moves the requests of upstreams that apply has taken off their carriers; long-running ones stay and are
+// guarded. The mutex must be held. The engine is called without it, because the engine needs it for pick.
 func (p *Pools) moveDetached() {
 	server, left := p.shared.engine.Load(), p.detached
 	p.detached = nil

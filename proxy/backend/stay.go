@@ -66,8 +66,7 @@ func (l *Local) Stay(ctx context.Context) *Stay {
 	return s
 }
 
-// At returns a server's own Stay: whatever happens, its requests go there. If it is none any more,
-// it is never Ready.
+// At returns a server's own Stay: whatever happens, its requests go there. If it is none any more, it is never Ready.
 func (l *Local) At(address string) *Stay {
 	if s := l.servers.Load().find(address); s != nil {
 		return &s.fixed
@@ -87,9 +86,8 @@ type told struct {
 	by    map[schema.GroupVersionResource][]string
 }
 
-// Only sets which of the servers known to a document serve what not all of them do: a resource, a
-// group-version without one, or a path as the resource. A server that it does not know gets clients
-// only if no other one can be used.
+// Only sets which of the servers known to a document serve what not all of them do: a resource, a group-version without
+// one, or a path as the resource. A server that it does not know gets clients only if no other one can be used.
 func (l *Local) Only(document string, known []string, by map[schema.GroupVersionResource][]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -47,8 +47,7 @@ const (
 // net/http itself sends a GET or HEAD again, outside the budget, if a connection that was idle
 // before is lost: at most once for each such connection.
 //
-// As in net/http, the body of req is closed, also on errors, and the caller must close the
-// response's.
+// As in net/http, the body of req is closed, also on errors, and the caller must close the response's.
 func (u *Upstream) RoundTrip(req *http.Request, longRunning bool, by *Stay) (*http.Response, error) {
 	u.budget.Deposit()
 	c := &call{u: u, by: by, req: req, long: longRunning}
@@ -231,9 +230,8 @@ func (c *call) outgoing(ctx context.Context, address string) *http.Request {
 		out.Header = out.Header.Clone()
 		out.Header["User-Agent"] = []string{""}
 	}
-	// These make net/http resend a write when a connection is lost (http.Transport): a client's
-	// field must not decide that. net/http checks the canonical spelling only; to the backend,
-	// spelling makes no difference.
+	// These make net/http resend a write when a connection is lost (http.Transport): a client's field must not decide
+	// that. net/http checks the canonical spelling only; to the backend, spelling makes no difference.
 	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
 		if values, ok := out.Header[name]; ok && !c.safe {
 			out.Header = out.Header.Clone()
@@ -281,8 +279,7 @@ func (b *responseBody) end() {
 	}
 }
 
-// classify returns how a round trip failed. sent says that it had a connection, so the request may
-// have been sent.
+// classify returns how a round trip failed. sent says that it had a connection, so the request may have been sent.
 func classify(ctx context.Context, err error, sent bool) engine.Reason {
 	switch cause := context.Cause(ctx); {
 	case (cause == errEjected || cause == errPatience) && !sent: //nolint:errorlint // they are ours
@@ -311,11 +308,10 @@ const (
 	minCharged = 4 << 10
 )
 
-// Hold reads a short body of known length into memory and replaces r.Body, before a place is taken
-// for a stranger's request: neither the local apiserver nor a place waits for a slow client. It
-// returns when the body was read or failed; a deadline must be set on the connection. A body that
-// is long, of unknown length, or beyond the share of from is left to be streamed. The caller must
-// call end when the request has ended.
+// Hold reads a short body of known length into memory and replaces r.Body, before a place is taken for a stranger's
+// request: neither the local apiserver nor a place waits for a slow client. It returns when the body was read or
+// failed; a deadline must be set on the connection. A body that is long, of unknown length, or beyond the share of from
+// is left to be streamed. The caller must call end when the request has ended.
 func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err error) {
 	n, memory := r.ContentLength, u.shared.memory
 	if r.Body == nil || r.Body == http.NoBody || n <= 0 || n > maxHeld {
@@ -425,8 +421,7 @@ func over(ctx context.Context) engine.Reason {
 	return engine.ReasonDrain
 }
 
-// ErrBody is to be the cause of an error of a request's own body: it is the caller's fault, not the
-// backend's.
+// ErrBody is to be the cause of an error of a request's own body: it is the caller's fault, not the backend's.
 var ErrBody = errors.New("the request's body cannot be read")
 
 var (

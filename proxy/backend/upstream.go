@@ -6,9 +6,8 @@
 // owns its connections; this package chooses and dials for it (Plan). HTTP/1.1 requests are
 // forwarded here (RoundTrip), with an http.Transport for each endpoint.
 //
-// The concurrency rule: requests choose endpoints from an immutable view, which is swapped as a
-// whole. No mutex is held during I/O. The goroutines that watch connections end with the Run of the
-// Pools or the Local.
+// The concurrency rule: requests choose endpoints from an immutable view, which is swapped as a whole. No mutex is held
+// during I/O. The goroutines that watch connections end with the Run of the Pools or the Local.
 //
 // This package does not decide where a request goes, changes no header fields, writes no responses,
 // and does not probe. It reports the failures of live traffic to health, which probes.
@@ -71,8 +70,7 @@ type Upstream struct {
 	closed    bool
 }
 
-// target describes how to reach the endpoints of an Upstream. newRemote, newCarrier and newPool
-// make one from a Config.
+// target describes how to reach the endpoints of an Upstream. newRemote, newCarrier and newPool make one from a Config.
 type target struct {
 	// tls makes the configuration of one connection. The caller may change it.
 	tls func() (*tls.Config, error)
@@ -88,8 +86,7 @@ type target struct {
 	protocols func() []string
 	// maxConns limits the connections to an endpoint over HTTP/1.1.
 	maxConns int
-	// doubt is how long an endpoint that has lost a connection is avoided, unless a probe judges it
-	// first.
+	// doubt is how long an endpoint that has lost a connection is avoided, unless a probe judges it first.
 	doubt time.Duration
 	// wait returns how long a request waits if no endpoint can be reached. Nil means not at all.
 	wait func() time.Duration
@@ -154,9 +151,8 @@ func newUpstream(name string, o *shared, t target) *Upstream {
 	return u
 }
 
-// take chooses an endpoint, and counts a request there until release: that of a client connection,
-// without one the less loaded of two random healthy ones, and none of avoid if possible. It returns
-// nil if there is no endpoint at all.
+// take chooses an endpoint, and counts a request there until release: that of a client connection, without one the less
+// loaded of two random healthy ones, and none of avoid if possible. It returns nil if there is no endpoint at all.
 func (u *Upstream) take(by *Stay, avoid ...*endpoint) *endpoint {
 	v := u.view.Load()
 	var e *endpoint
@@ -192,9 +188,8 @@ func (u *Upstream) Room(from bound.Source, longRunning bool) bool {
 	return places.Room(from, most)
 }
 
-// Share returns the places among the reads or writes of this backend: its share of a limit of the
-// whole server, so that a slow backend cannot use all of it; one source leaves some of that to
-// others. They are taken in addition to Acquire.
+// Share returns the places among the reads or writes of this backend: its share of a limit of the whole server, so that
+// a slow backend cannot use all of it; one source leaves some of that to others. They are taken in addition to Acquire.
 func (u *Upstream) Share(write bool) *bound.Places {
 	if write {
 		return &u.writes
@@ -202,8 +197,7 @@ func (u *Upstream) Share(write bool) *bound.Places {
 	return &u.reads
 }
 
-// update applies a new view: it adds new endpoints, and drains removed ones. It reports whether any
-// were removed.
+// update applies a new view: it adds new endpoints, and drains removed ones. It reports whether any were removed.
 func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 	u.mu.Lock()
 	if u.closed {

@@ -155,9 +155,8 @@ type heads struct {
 	all map[*plain]struct{}
 }
 
-// take takes n bytes for a connection. Idle ones make room, as servers may let them (RFC 9112
-// §9.5): those of from, which may be a load balancer, and only if all is taken and from has not had
-// its share, others.
+// take takes n bytes for a connection. Idle ones make room, as servers may let them (RFC 9112 §9.5): those of from,
+// which may be a load balancer, and only if all is taken and from has not had its share, others.
 func (h *heads) take(from bound.Source, n int64) (place bound.Place, ok bool) {
 	for {
 		limit := h.memory.Limit()
@@ -167,8 +166,7 @@ func (h *heads) take(from bound.Source, n int64) (place bound.Place, ok bool) {
 	}
 }
 
-// evict closes an idle connection of from, or, if all is true, of others. It reports false if it
-// finds none.
+// evict closes an idle connection of from, or, if all is true, of others. It reports false if it finds none.
 func (h *heads) evict(from bound.Source, all bool) bool {
 	h.mu.Lock()
 	var idle *plain
@@ -358,8 +356,7 @@ func (c *plain) late() bool {
 	return over || c.all.memory.Over() > 0 || now.Sub(c.begun) > patience
 }
 
-// refuse answers an unfinished head. net/http closes the connection after the returned error, in
-// silence.
+// refuse answers an unfinished head. net/http closes the connection after the returned error, in silence.
 func (c *plain) refuse(status int) error {
 	_ = c.SetWriteDeadline(time.Now().Add(leastPatience))
 	_, _ = io.WriteString(c.Conn, "HTTP/1.1 "+strconv.Itoa(status)+" "+http.StatusText(status)+"\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")

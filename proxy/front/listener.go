@@ -44,8 +44,7 @@ type Address struct {
 	Share          float64
 	// Logger logs when connections wait. Nil discards.
 	Logger *slog.Logger
-	// Metrics registers fairlead_connections and fairlead_accept_stalls_total. Nil means
-	// unregistered.
+	// Metrics registers fairlead_connections and fairlead_accept_stalls_total. Nil means unregistered.
 	Metrics prometheus.Registerer
 }
 
@@ -103,8 +102,7 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	return l, nil
 }
 
-// Own returns the addresses of the port: a backend that resolves to one of them would be this
-// process itself.
+// Own returns the addresses of the port: a backend that resolves to one of them would be this process itself.
 func (l *Listener) Own() ([]netip.AddrPort, error) {
 	bound, err := netip.ParseAddrPort(l.Addr().String())
 	if err != nil {
@@ -184,8 +182,7 @@ type placed struct {
 	net.Conn
 	leave  func()
 	closed atomic.Bool
-	// counts is told of what is read during the handshake, and reports whether there is room for
-	// it. Nil afterwards.
+	// counts is told of what is read during the handshake, and reports whether there is room for it. Nil afterwards.
 	counts func(n int) bool
 }
 
@@ -205,9 +202,8 @@ const (
 	mostRest = 1 << 20
 )
 
-// Close lets the client send the rest of what it sends: for unread input, or input after the end,
-// the kernel resets the connection (RFC 1122 §4.2.2.13), and what the client has not read yet of an
-// answer, such as 431, is lost.
+// Close lets the client send the rest of what it sends: for unread input, or input after the end, the kernel resets the
+// connection (RFC 1122 §4.2.2.13), and what the client has not read yet of an answer, such as 431, is lost.
 func (p *placed) Close() error {
 	if p.closed.Swap(true) {
 		return net.ErrClosed
@@ -228,6 +224,5 @@ func (p *placed) Close() error {
 	return nil
 }
 
-// Wraps lets the engine use the socket directly: the bytes are unchanged, and Close gives the place
-// back.
+// Wraps lets the engine use the socket directly: the bytes are unchanged, and Close gives the place back.
 func (p *placed) Wraps() net.Conn { return p.Conn }

@@ -1,6 +1,5 @@
-// Package front serves clients on a port: it accepts connections up to a share of the file
-// descriptors, serves HTTP/1.1, passes HTTP/2 connections to the engine (proxy/h2), and ends both
-// when the port is drained.
+// Package front serves clients on a port: it accepts connections up to a share of the file descriptors, serves
+// HTTP/1.1, passes HTTP/2 connections to the engine (proxy/h2), and ends both when the port is drained.
 //
 // The concurrency rule: a Listener and a Port are safe for concurrent use. The goroutines of a
 // connection are net/http's or the engine's.
@@ -32,9 +31,8 @@ import (
 )
 
 const (
-	// readHeaderTimeout and idleTimeout are kube-apiserver's
-	// (k8s.io/apiserver/pkg/server/secure_serving.go): a slow head is an attack, and an idle
-	// connection is kept a little longer than the 90 s of clients.
+	// readHeaderTimeout and idleTimeout are kube-apiserver's (k8s.io/apiserver/pkg/server/secure_serving.go): a slow
+	// head is an attack, and an idle connection is kept a little longer than the 90 s of clients.
 	readHeaderTimeout = 32 * time.Second
 	idleTimeout       = 2 * time.Minute
 )
@@ -47,8 +45,7 @@ type Config struct {
 	TLS *tls.Config
 	// Handler answers requests over HTTP/1.1: the front door's is a proxy.Proxy. Required.
 	Handler http.Handler
-	// ConnContext is http.Server's (Proxy.ConnContext); its context ends with the connection.
-	// Required.
+	// ConnContext is http.Server's (Proxy.ConnContext); its context ends with the connection. Required.
 	ConnContext func(context.Context, net.Conn) context.Context
 	// Frames serves the HTTP/2 connections; its Run must run. Required.
 	Frames *h2.Server

@@ -24,8 +24,7 @@ import (
 // localBuffer is how much of a handler's response may wait before the handler blocks.
 const localBuffer = 64 << 10
 
-// local is a running handler. Its goroutine ends when the handler returns; the request's context
-// ends with the stream.
+// local is a running handler. Its goroutine ends when the handler returns; the request's context ends with the stream.
 type local struct {
 	engine.Local // guarded by the shard's mutex
 	sh           *shard
@@ -207,8 +206,7 @@ func (b *body) Close() error {
 	return nil
 }
 
-// SetReadDeadline implements http.ResponseController's method. The rest of the body cannot be read
-// after it.
+// SetReadDeadline implements http.ResponseController's method. The rest of the body cannot be read after it.
 func (w *writer) SetReadDeadline(t time.Time) error {
 	l := w.l
 	l.sh.lock()

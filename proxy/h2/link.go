@@ -36,8 +36,7 @@ type link struct {
 // plainBuffer is how much is decrypted before the engine is called: one turn for four full records.
 const plainBuffer = 64 << 10
 
-// newLink returns a link for a connection after its handshake. With an error, the connection is
-// closed.
+// newLink returns a link for a connection after its handshake. With an error, the connection is closed.
 func (sh *shard) newLink(tc *tls.Conn) (*link, error) {
 	raw := tc.NetConn().(*rawConn) //nolint:forcetypeassert // see Wrap
 	if err := sh.loop.own(raw); err != nil {
@@ -63,9 +62,8 @@ func (l *link) serve() {
 	_ = l.raw.Conn.Close()
 }
 
-// turnRecords bounds the work of a turn. A buffer of ordinary input has about four records, one of
-// the shortest records three thousand. Each record costs TLS as much as a frame costs the engine,
-// and a key update ten times as much.
+// turnRecords bounds the work of a turn. A buffer of ordinary input has about four records, one of the shortest records
+// three thousand. Each record costs TLS as much as a frame costs the engine, and a key update ten times as much.
 const turnRecords = 256
 
 // decrypt decrypts what was read from the socket and passes it to the engine. If the turn is over
@@ -100,8 +98,7 @@ func (l *link) gather(buf []byte, last int) (n int, err error) {
 	for n < len(buf) {
 		k, err := l.tls.Read(buf[n:]) //fairlead:boundary of what raw has, else errNoInput
 		n += k
-		// The records before the one that has brought k bytes were idle: TLS uses each up before
-		// the next.
+		// The records before the one that has brought k bytes were idle: TLS uses each up before the next.
 		if k > 0 && l.raw.records > l.seen {
 			l.idle += l.raw.records - l.seen - 1
 			l.seen = l.raw.records
@@ -134,8 +131,7 @@ func (l *link) take(p []byte) []byte {
 	return p
 }
 
-// write encrypts and writes output without blocking. It reports true if some is left, which the
-// loop then writes.
+// write encrypts and writes output without blocking. It reports true if some is left, which the loop then writes.
 func (l *link) write(p []byte) (bool, error) {
 	l.raw.reserve(len(p))
 	if err := l.encrypt(p); err != nil {

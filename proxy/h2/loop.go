@@ -14,14 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loop is the goroutine that reads all connections of a shard. One turn of it takes every
-// connection that has input, has the engine handle all of it, and then writes each connection that
-// has output once: what came on many connections leaves in few system calls, and no goroutine is
-// woken for each. It runs from Server.Run until close.
+// loop is the goroutine that reads all connections of a shard. One turn of it takes every connection that has input,
+// has the engine handle all of it, and then writes each connection that has output once: what came on many connections
+// leaves in few system calls, and no goroutine is woken for each. It runs from Server.Run until close.
 //
-// The connections' descriptors are watched by an epoll instance of its own, and that one by Go's
-// netpoller: waiting costs no thread, and a thread in epoll_wait gathers less in a turn
-// (docs/evidence/measurements.md).
+// The connections' descriptors are watched by an epoll instance of its own, and that one by Go's netpoller: waiting
+// costs no thread, and a thread in epoll_wait gathers less in a turn (docs/evidence/measurements.md).
 type loop struct {
 	sh   *shard
 	fd   int
@@ -77,8 +75,7 @@ func newLoop(sh *shard) *loop {
 	return lp
 }
 
-// run serves connections until close. If it cannot wait for input it closes all connections, and
-// returns why.
+// run serves connections until close. If it cannot wait for input it closes all connections, and returns why.
 func (lp *loop) run() error {
 	err := fmt.Errorf("waiting for connections: %w", cmp.Or(lp.dead, lp.wait()))
 	lp.mu.Lock()
@@ -289,9 +286,8 @@ func bridge(c net.Conn) (fd int, err error) {
 	return pair[0], nil
 }
 
-// watch begins to serve a link whose connection is owned: takeTurn reads and writes it. If that is
-// not possible it ends the link. The first event, that the socket takes output, also has the loop
-// handle input that came with the handshake.
+// watch begins to serve a link whose connection is owned: takeTurn reads and writes it. If that is not possible it ends
+// the link. The first event, that the socket takes output, also has the loop handle input that came with the handshake.
 func (lp *loop) watch(l *link) {
 	fd := l.raw.fd
 	lp.mu.Lock()

@@ -44,8 +44,7 @@ type rawConn struct {
 // rawBuffer is how much is read from a socket at once: four records; more gained little.
 const rawBuffer = 64 << 10
 
-// earlyBuffer is how much is read at once before a loop owns the connection: handshake messages are
-// short.
+// earlyBuffer is how much is read at once before a loop owns the connection: handshake messages are short.
 const earlyBuffer = 2 << 10
 
 const recordHeader = 5 // RFC 8446 §5.1

@@ -37,23 +37,20 @@ import (
 // Config is the configuration of a Server. Proxy.Frames sets Decide, Dial and Source, adminEngine
 // in cmd/fairlead those of the admin port.
 type Config struct {
-	// Decide returns the plan for a request. It is called under the mutex of a shard, so it must
-	// not block, nor call resume itself. If it needs to wait it returns false, and arranges that
-	// another goroutine calls resume once: the stream is parked, other streams continue. Plan.Done
-	// is always called.
+	// Decide returns the plan for a request. It is called under the mutex of a shard, so it must not block, nor call
+	// resume itself. If it needs to wait it returns false, and arranges that another goroutine calls resume once: the
+	// stream is parked, other streams continue. Plan.Done is always called.
 	Decide func(c *ConnInfo, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool)
 
-	// Dial connects to an endpoint and finishes the TLS handshake with ALPN h2. It runs on its own
-	// goroutine and must obey ctx. It passes the TCP connection through wrap before it calls
-	// tls.Client. closed is called once when the connection has ended, on that connection's own
-	// goroutine.
+	// Dial connects to an endpoint and finishes the TLS handshake with ALPN h2. It runs on its own goroutine and must
+	// obey ctx. It passes the TCP connection through wrap before it calls tls.Client. closed is called once when the
+	// connection has ended, on that connection's own goroutine.
 	Dial func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error)
 
 	MaxStreams uint32       // per client connection (--http2-max-streams-per-connection); 0 means 250
 	Shards     int          // engines with own backend connections; 0 means one per two processors, at least one
 	Logger     *slog.Logger // nil discards
-	// Memory bounds what all connections of the process hold; all Servers share it. Nil means its
-	// own.
+	// Memory bounds what all connections of the process hold; all Servers share it. Nil means its own.
 	Memory *hold.Bound
 	// Source returns whose share of Memory a client's heads count for. Nil means none.
 	Source func(remote string) string
@@ -61,8 +58,7 @@ type Config struct {
 	Metrics prometheus.Registerer
 }
 
-// Server is the engines with their drivers. Run must be running while it serves: it moves bytes and
-// runs timers.
+// Server is the engines with their drivers. Run must be running while it serves: it moves bytes and runs timers.
 type Server struct {
 	cfg    Config
 	shards []*shard
@@ -71,8 +67,7 @@ type Server struct {
 	cancel context.CancelFunc
 }
 
-// New returns a Server. Give its Serve the connections that agreed on h2, as front.Port does, with
-// Wrap below TLS.
+// New returns a Server. Give its Serve the connections that agreed on h2, as front.Port does, with Wrap below TLS.
 func New(cfg Config) *Server {
 	ctx, cancel := context.WithCancel(context.Background()) // ends with Run
 	cfg.Memory, cfg.Logger = cmp.Or(cfg.Memory, hold.New(0)), cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
@@ -221,15 +216,13 @@ func (s *Server) SendAway() {
 	}
 }
 
-// EndLongRunning ends all long-running requests between two events, like Shutdown, and those that
-// begin later.
+// EndLongRunning ends all long-running requests between two events, like Shutdown, and those that begin later.
 func (s *Server) EndLongRunning() {
 	s.each(func(e *engine.Engine) { e.EndLongRunning(0) })
 }
 
-// Shutdown sends GOAWAY to all clients, lets their requests finish and ends long-running ones after
-// grace. It returns when no client is left, or with ctx's error when ctx ends; then it closes the
-// rest.
+// Shutdown sends GOAWAY to all clients, lets their requests finish and ends long-running ones after grace. It returns
+// when no client is left, or with ctx's error when ctx ends; then it closes the rest.
 func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 	s.each(func(e *engine.Engine) { e.Drain(grace) })
 	const every = 20 * time.Millisecond // short compared with any grace, long compared with the check
@@ -250,8 +243,7 @@ func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 	}
 }
 
-// metrics returns metrics that add up the counters of all shards at scrape time: working shards
-// share nothing.
+// metrics returns metrics that add up the counters of all shards at scrape time: working shards share nothing.
 func metrics(shards []*shard) (all []prometheus.Collector) {
 	type labels = prometheus.Labels
 	sum := func(of func(n *engine.Counters) *atomic.Int64) func() float64 {

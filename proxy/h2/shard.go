@@ -31,8 +31,7 @@ type shard struct {
 	resumed resumptions
 }
 
-// dialTimeout bounds a dial with its handshake if Config.Dial does not: a request should not wait
-// longer.
+// dialTimeout bounds a dial with its handshake if Config.Dial does not: a request should not wait longer.
 const dialTimeout = 10 * time.Second
 
 func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers) *shard {
@@ -167,8 +166,7 @@ func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) 
 	l.serve()
 }
 
-// resumptions are the plans of parked streams that wait to be applied. There is at most one per
-// stream.
+// resumptions are the plans of parked streams that wait to be applied. There is at most one per stream.
 type resumptions struct {
 	mu   sync.Mutex // guards the following fields; taken without the shard's mutex, or within it
 	list []func()
@@ -199,8 +197,7 @@ func (sh *shard) resume(apply func()) {
 	}
 }
 
-// turnPlans is how many plans are applied in one turn: as many as requests of a connection in a
-// turn.
+// turnPlans is how many plans are applied in one turn: as many as requests of a connection in a turn.
 const turnPlans = 64
 
 // take returns all pending plans. Nil means none: the next resume call applies its own.

@@ -7,10 +7,9 @@ import (
 	"unsafe"
 )
 
-// The loops' system calls never block: sockets are non-blocking, and epoll_wait has a timeout of 0.
-// So they need not inform the scheduler. Package syscall does, which wakes the scheduler's monitor
-// thread whenever the process was idle, and that thread then polls every 20 µs: for single requests
-// this was four of six context switches each.
+// The loops' system calls never block: sockets are non-blocking, and epoll_wait has a timeout of 0. So they need not
+// inform the scheduler. Package syscall does, which wakes the scheduler's monitor thread whenever the process was idle,
+// and that thread then polls every 20 µs: for single requests this was four of six context switches each.
 
 func sysRead(fd int, p []byte) (int, error) {
 	n, _, errno := syscall.RawSyscall(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))

@@ -1,6 +1,5 @@
-// Package tracing makes an OpenTelemetry span of each request, over either protocol, like
-// kube-apiserver: with the same span names, the same rule for continuing a trace, and the same
-// header to the backend.
+// Package tracing makes an OpenTelemetry span of each request, over either protocol, like kube-apiserver: with the same
+// span names, the same rule for continuing a trace, and the same header to the backend.
 //
 // The concurrency rule: Start is safe for concurrent use; a Span belongs to its request. The
 // provider exports spans in a goroutine of its own, with limits of its own.
@@ -31,8 +30,7 @@ const (
 	stateHeader  = "tracestate"
 )
 
-// Carries reports whether Span.Fields sets a field, so that the client's is replaced. The name must
-// be in lower case.
+// Carries reports whether Span.Fields sets a field, so that the client's is replaced. The name must be in lower case.
 func Carries(name string) bool { return name == parentHeader || name == stateHeader }
 
 // Span is one request's span.

@@ -123,8 +123,7 @@ func (s *state) update(e *registry.Entry, before *apiregistration.APIService) *a
 	return object
 }
 
-// record adds a change with a new revision. object is the new state, or the last one of a deleted
-// object.
+// record adds a change with a new revision. object is the new state, or the last one of a deleted object.
 func (s *state) record(kind watch.EventType, object *apiregistration.APIService) {
 	s.revision++
 	object.ResourceVersion = strconv.FormatUint(s.revision, 10)

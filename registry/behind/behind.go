@@ -27,8 +27,7 @@ const (
 	Insecure = "fairlead.dev/insecure-skip-tls-verify"
 )
 
-// Parse reads NAMESPACE/NAME:PORT. The cluster's own apiserver is no extension server: it
-// would ask Fairlead again.
+// Parse reads NAMESPACE/NAME:PORT. The cluster's own apiserver is no extension server: it would ask Fairlead again.
 func Parse(text string) (*apiregistrationv1.ServiceReference, error) {
 	at, number, err := net.SplitHostPort(text)
 	namespace, name, _ := strings.Cut(at, "/")

@@ -10,10 +10,9 @@ type group struct {
 	versions map[string]int32
 }
 
-// groups are those that kube-apiserver v1.36 registers for itself
-// (cmd/kube-apiserver/app/aggregator.go and pkg/controlplane/apiserver/aggregator.go).
-// apiregistration.k8s.io has no APIService and comes first, above the highest priority of one
-// (20000).
+// groups are those that kube-apiserver v1.36 registers for itself (cmd/kube-apiserver/app/aggregator.go and
+// pkg/controlplane/apiserver/aggregator.go). apiregistration.k8s.io has no APIService and comes first, above the
+// highest priority of one (20000).
 var groups = map[string]group{ //nolint:gochecknoglobals // nothing writes it
 	"apiregistration.k8s.io":       {20001, map[string]int32{"v1": 1}},
 	"":                             {18000, map[string]int32{"v1": 1}},
@@ -46,9 +45,8 @@ func Group(name string) bool {
 	return ok
 }
 
-// Priorities returns the priorities of a group-version of kube-apiserver, and reports whether its
-// group is built in. A version that is not known comes last in its group. A group that is not built
-// in is a CRD's.
+// Priorities returns the priorities of a group-version of kube-apiserver, and reports whether its group is built in. A
+// version that is not known comes last in its group. A group that is not built in is a CRD's.
 func Priorities(gv schema.GroupVersion) (ofGroup, ofVersion int32, ok bool) {
 	g, ok := groups[gv.Group]
 	if !ok {

@@ -10,8 +10,7 @@ import (
 	"fmt"
 )
 
-// Max bounds a bundle. etcd refuses objects above 1.5 MiB, and a bundle of every public CA
-// has a quarter of this.
+// Max bounds a bundle. etcd refuses objects above 1.5 MiB, and a bundle of every public CA has a quarter of this.
 const Max = 1 << 20
 
 // Parse parses the certificates of a PEM bundle. Like kube-apiserver, it ignores blocks of

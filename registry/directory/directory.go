@@ -1,9 +1,8 @@
 // Package directory reads the registry from a directory of manifests (--registry=dir:PATH) and
 // watches it. Its child package manifest decodes them.
 //
-// Run is the only writer. It publishes the objects that the table is made from to its caller, and
-// keeps ConfigMaps and roles itself, in one immutable state behind an atomic pointer: any goroutine
-// may call Watch and Roles.
+// Run is the only writer. It publishes the objects that the table is made from to its caller, and keeps ConfigMaps and
+// roles itself, in one immutable state behind an atomic pointer: any goroutine may call Watch and Roles.
 //
 // This package makes no table and knows nothing about requests.
 package directory
@@ -114,9 +113,8 @@ const (
 	settle = 100 * time.Millisecond
 )
 
-// Run watches the directory until ctx ends. It calls publish whenever the content changes, with all
-// valid APIServices, Services and EndpointSlices, and with the faults of the files. Unchanged
-// objects have the same pointers as before.
+// Run watches the directory until ctx ends. It calls publish whenever the content changes, with all valid APIServices,
+// Services and EndpointSlices, and with the faults of the files. Unchanged objects have the same pointers as before.
 func (d *Directory) Run(ctx context.Context, publish func([]Object, []Fault)) error {
 	var following sync.WaitGroup
 	defer following.Wait()
@@ -158,8 +156,7 @@ func (d *Directory) Run(ctx context.Context, publish func([]Object, []Fault)) er
 	}
 }
 
-// publish passes the last valid objects of all files to the table and to the watchers of
-// ConfigMaps.
+// publish passes the last valid objects of all files to the table and to the watchers of ConfigMaps.
 func (d *Directory) publish(to func([]Object, []Fault), faults []Fault) {
 	var all, objects []Object
 	for _, path := range slices.Sorted(maps.Keys(d.files)) {

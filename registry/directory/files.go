@@ -47,9 +47,8 @@ const (
 	clockTick = 2 * time.Second
 )
 
-// list finds the manifests. Directories are listed by their real names, because a watch stays with
-// the directory that had the name when the watch was made, and a ConfigMap's mount links to a new
-// directory with every change.
+// list finds the manifests. Directories are listed by their real names, because a watch stays with the directory that
+// had the name when the watch was made, and a ConfigMap's mount links to a new directory with every change.
 func list(path string, watched ...string) listing {
 	l := listing{directories: watched}
 	l.walk(path)

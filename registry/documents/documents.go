@@ -3,9 +3,8 @@
 // time to time. One goroutine for each local apiserver asks it after hints of a change. One
 // publishes the results. documents/discovery and documents/openapi are the two kinds of documents.
 //
-// The concurrency rule: the goroutine of Sources.Run publishes. A backend's goroutine stores its
-// result as an immutable value behind an atomic pointer. No goroutine waits for another one's
-// backend, so a hung backend delays only itself.
+// The concurrency rule: the goroutine of Sources.Run publishes. A backend's goroutine stores its result as an immutable
+// value behind an atomic pointer. No goroutine waits for another one's backend, so a hung backend delays only itself.
 //
 // This package knows nothing of the documents' content.
 package documents
@@ -41,8 +40,7 @@ type Do = func(ctx context.Context, r *http.Request) (*http.Response, error)
 type Config struct {
 	// Tables has the current table. Required.
 	Tables latest.Tables[*registry.Table]
-	// From sends requests to a remote entry's backend, under an identity that may read its
-	// documents. Required.
+	// From sends requests to a remote entry's backend, under an identity that may read its documents. Required.
 	From func(e *registry.Entry) Do
 	// Local sends requests to a local apiserver, likewise. Nil means that there is none.
 	Local func(server string) Do
@@ -52,9 +50,8 @@ type Config struct {
 	// Only is told, before a document lists it, what not all of the known servers serve, and by
 	// whom: a resource, a group-version without one, or a path as the resource.
 	Only func(document string, known []string, by map[schema.GroupVersionResource][]string)
-	// FetchOwn sends a request to this process for what it serves itself: apiregistration.k8s.io
-	// with the dir: registry, whatever the local apiserver has. Run uses it once. Nil means
-	// nothing.
+	// FetchOwn sends a request to this process for what it serves itself: apiregistration.k8s.io with the dir:
+	// registry, whatever the local apiserver has. Run uses it once. Nil means nothing.
 	FetchOwn Do
 	// Logger gets failures. Nil discards.
 	Logger *slog.Logger
@@ -62,15 +59,13 @@ type Config struct {
 	Metrics prometheus.Registerer
 }
 
-// Kind is one kind of document: what is fetched, and what is made of it. S is the state of one
-// backend, L that of a local apiserver, immutable once returned. Every field but Metrics is
-// required.
+// Kind is one kind of document: what is fetched, and what is made of it. S is the state of one backend, L that of a
+// local apiserver, immutable once returned. Every field but Metrics is required.
 type Kind[S, L any] struct {
 	// Name is the document's, in texts and (in lower case) in metrics.
 	Name string
-	// Ask asks a backend once and returns its next state, and whether that changes the document.
-	// entries are those of the backend that may be asked now; there is at least one. A nil state
-	// means that there is nothing to ask.
+	// Ask asks a backend once and returns its next state, and whether that changes the document. entries are those of
+	// the backend that may be asked now; there is at least one. A nil state means that there is nothing to ask.
 	Ask func(ctx context.Context, known *S, entries []*registry.Entry) (next *S, changed bool, err error)
 	// Join returns s with the parts of former that s lacks, or for which former was answered later.
 	// Both are of one Service and unchanged.
@@ -144,8 +139,7 @@ func (s *Sources[S, L]) NotReady() *apierrors.StatusError {
 	return err
 }
 
-// mostRest bounds how long Run rests after publishing: every change is seen within a quarter of a
-// second.
+// mostRest bounds how long Run rests after publishing: every change is seen within a quarter of a second.
 const mostRest = 200 * time.Millisecond
 
 // Run follows the table, the local apiserver and the backends until ctx ends.
@@ -178,8 +172,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 				again.Reset(time.Until(at))
 			}
 		}
-		// Not before: until documents without a backend are published, those before may still read
-		// its state.
+		// Not before: until documents without a backend are published, those before may still read its state.
 		s.backends.Store(now)
 		latest.Sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
@@ -261,8 +254,7 @@ func (s *Sources[S, L]) note(err error, failing *Reason, of string, which slog.A
 	*failing = reason
 }
 
-// gauges show how current and how large the document is: fairlead_<document>_failing, _age_seconds
-// and _document_bytes.
+// gauges show how current and how large the document is: fairlead_<document>_failing, _age_seconds and _document_bytes.
 func (k *Kind[S, L]) gauges() metric.Gauges {
 	name := "fairlead_" + strings.ToLower(k.Name)
 	failing := prometheus.NewDesc(name+"_failing",

@@ -21,9 +21,8 @@ import (
 const (
 	// leastRest is the least pause between two requests: events of one change cause one request.
 	leastRest = 20 * time.Millisecond
-	// restFactor is how much longer than a request or a publication the pause after it is: in a
-	// storm of changes fetching, reading and merging growing documents takes a fifth of a core
-	// each.
+	// restFactor is how much longer than a request or a publication the pause after it is: in a storm of changes
+	// fetching, reading and merging growing documents takes a fifth of a core each.
 	restFactor = 4
 	// firstAgain is the pause after a first failure; it doubles up to Every.
 	firstAgain = 100 * time.Millisecond
@@ -144,8 +143,7 @@ type local[L any] struct {
 	failing Reason // why the last request failed, owned by its goroutine
 }
 
-// Release asks for a local apiserver's release, such as v1.36.3. Where servers have no names, it is
-// of no use.
+// Release asks for a local apiserver's release, such as v1.36.3. Where servers have no names, it is of no use.
 func (c *Config) Release(ctx context.Context, server string) (string, error) {
 	if server == "" {
 		return "", nil

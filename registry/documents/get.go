@@ -34,8 +34,7 @@ type Question struct {
 	Turn chan struct{}
 }
 
-// Answer is a response. Its body has been read to its end, so that the connection can be used
-// again.
+// Answer is a response. Its body has been read to its end, so that the connection can be used again.
 type Answer struct {
 	// Status is the HTTP status.
 	Status int
@@ -146,8 +145,7 @@ func (e *Error) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// reasonOf returns the reason of an error of this package, else ReasonUnreachable. A nil error has
-// none.
+// reasonOf returns the reason of an error of this package, else ReasonUnreachable. A nil error has none.
 func reasonOf(err error) Reason {
 	if err == nil {
 		return ""

@@ -20,10 +20,9 @@ import (
 type AccessRule struct {
 	// Name is unique in the policy, and seen in answers, logs and metrics.
 	Name string `json:"name"`
-	// Match matches as a FlowSchema's rules do (flowcontrol.apiserver.k8s.io/v1), except that what
-	// is left out is no condition: without subjects it is anybody, without both kinds of rules any
-	// request to a resource: kubectl needs discovery to correct a policy. With impersonation the
-	// subject is the impersonated user.
+	// Match matches as a FlowSchema's rules do (flowcontrol.apiserver.k8s.io/v1), except that what is left out is no
+	// condition: without subjects it is anybody, without both kinds of rules any request to a resource: kubectl needs
+	// discovery to correct a policy. With impersonation the subject is the impersonated user.
 	Match flowcontrolv1.PolicyRulesWithSubjects `json:"match"`
 	// UserAgents are values, or prefixes that end in *. Clients choose theirs.
 	UserAgents []string `json:"userAgents"`

@@ -23,9 +23,8 @@ const (
 	mostDefinitions = 500
 )
 
-// Find asks an apiserver which CustomResourceDefinitions also serve the claimed group-versions, and
-// returns the name of one definition for each such group-version. An error means that the result is
-// unknown.
+// Find asks an apiserver which CustomResourceDefinitions also serve the claimed group-versions, and returns the name of
+// one definition for each such group-version. An error means that the result is unknown.
 func Find(ctx context.Context, client rest.Interface, claimed []schema.GroupVersion) (map[schema.GroupVersion]string, error) {
 	groups, found := make(map[string]bool), make(map[schema.GroupVersion]string)
 	for _, gv := range claimed {

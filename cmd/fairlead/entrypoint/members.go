@@ -42,9 +42,8 @@ func leaseName(a netip.AddrPort) string {
 	return fmt.Sprintf("fairlead-entrypoint-%s-%d", strings.NewReplacer(":", "-", ".", "-").Replace(a.Addr().StringExpanded()), a.Port())
 }
 
-// observe returns the live Leases and the expired ones. wrote says that this replica has just
-// written its own. A Lease expires only while it, or another one, can be written: an apiserver
-// whose etcd is full still lists.
+// observe returns the live Leases and the expired ones. wrote says that this replica has just written its own. A Lease
+// expires only while it, or another one, can be written: an apiserver whose etcd is full still lists.
 func (m *members) observe(leases []coordinationv1.Lease, wrote bool, now time.Time) (alive, dead []*coordinationv1.Lease) {
 	writable := wrote || slices.ContainsFunc(leases, func(l coordinationv1.Lease) bool {
 		k := m.known[l.Name]

@@ -50,9 +50,8 @@ type Config struct {
 const (
 	// leaseDuration is how long a Lease lasts: three renewals may be lost before it expires.
 	leaseDuration = 8 * time.Second
-	// interval is the time between two rounds of four small requests each, of which one writes.
-	// Another replica sees a Lease change, and its expiry, up to one interval late: a dead replica
-	// stays published for at most 12 s.
+	// interval is the time between two rounds of four small requests each, of which one writes. Another replica sees a
+	// Lease change, and its expiry, up to one interval late: a dead replica stays published for at most 12 s.
 	interval = 2 * time.Second
 	// readyInterval is how often readiness is checked between rounds. It costs no request.
 	readyInterval = 250 * time.Millisecond
@@ -99,8 +98,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 	due, was := time.Now(), false
 	for {
 		ready := !p.withdrawn && p.config.Ready() == nil
-		// A replica that was never ready must not write: it would replace what kube-apiserver
-		// published with nothing.
+		// A replica that was never ready must not write: it would replace what kube-apiserver published with nothing.
 		p.served = p.served || ready
 		if p.served && (ready != was || !time.Now().Before(due)) {
 			was = ready

@@ -182,8 +182,7 @@ func (o *Outcome) Note(err error) {
 // fresh is how long a fault counts if none was done since, but a like one succeeded.
 const fresh = time.Minute
 
-// Err returns the last one's error. like is when something like it last succeeded; zero means
-// never.
+// Err returns the last one's error. like is when something like it last succeeded; zero means never.
 func (o *Outcome) Err(like time.Time) error {
 	f := o.fault.Load()
 	if f == nil || time.Since(f.at) > fresh && like.After(f.at) {

@@ -138,8 +138,7 @@ func (r *Rights) Of(name string) answer.Check {
 	return c
 }
 
-// Passed returns when the last question of all was answered, and every one with yes. Zero means
-// that they were not.
+// Passed returns when the last question of all was answered, and every one with yes. Zero means that they were not.
 func (r *Rights) Passed() time.Time { return r.last.Load().passed }
 
 // Credential returns whether the local apiserver accepts this process's own credential.

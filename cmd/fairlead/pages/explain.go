@@ -187,8 +187,7 @@ func (p *Pages) claimant(path string, e *registry.Entry) *registry.Entry {
 	return cmp.Or(p.cfg.Registry.Table().Entry(e.GroupVersion), e)
 }
 
-// further describes what the policy says of a request: which of the servers answers, and why no
-// other one does.
+// further describes what the policy says of a request: which of the servers answers, and why no other one does.
 func further(e *registry.Entry, d *proxy.Decision, agent string) (steps []string) {
 	if e == nil {
 		return nil

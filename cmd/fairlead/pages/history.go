@@ -31,8 +31,7 @@ type history struct {
 	endpoints map[string]map[string][]answer.Change
 }
 
-// changed records how the verdict of a remote APIService has changed, and the health of its
-// endpoints.
+// changed records how the verdict of a remote APIService has changed, and the health of its endpoints.
 func (h *history) changed(was, is *registry.Entry, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -98,8 +97,7 @@ func remote(e *registry.Entry) *registry.Entry {
 	return e
 }
 
-// maxSubscribers bounds the event streams, a quarter for one user: each is a goroutine and a
-// connection's stream.
+// maxSubscribers bounds the event streams, a quarter for one user: each is a goroutine and a connection's stream.
 const maxSubscribers = 64
 
 // serveEvents streams one event per change of the table, as server-sent events (HTML Standard,

@@ -18,8 +18,7 @@ import (
 //go:embed *.html
 var files embed.FS
 
-// parse returns the templates of the pages, which escape values as their place needs it. A faulty
-// one ends the start.
+// parse returns the templates of the pages, which escape values as their place needs it. A faulty one ends the start.
 func parse() *template.Template {
 	return template.Must(template.New("").Funcs(template.FuncMap{
 		"ago": now(answer.Ago), "left": now(answer.Left), "urgency": now(answer.Urgency), "stamp": now(stamp),

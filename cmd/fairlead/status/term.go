@@ -202,8 +202,7 @@ func (t *term) work(ctx context.Context) {
 	}
 }
 
-// settle applies the condition of one APIService if it differs and may be written now, and else
-// comes back.
+// settle applies the condition of one APIService if it differs and may be written now, and else comes back.
 func (t *term) settle(ctx context.Context, name string) {
 	object, exists, _ := t.objects.GetByKey(name) // from memory
 	entry, wanted := t.entries.Load(name)
@@ -295,9 +294,8 @@ func (t *term) wanted(e *registry.Entry) (want condition, known bool) {
 	return condition{apiregistrationv1.ConditionStatus(v.Status), v.Reason, printable.Line(v.Message)}, true
 }
 
-// see notes what the watch has brought of an APIService. After each loss against another writer the
-// next write waits longer, up to repair: a kube-apiserver's own aggregator over the same keys would
-// always write again.
+// see notes what the watch has brought of an APIService. After each loss against another writer the next write waits
+// longer, up to repair: a kube-apiserver's own aggregator over the same keys would always write again.
 func (t *term) see(have *written, o *apiregistrationv1.APIService) {
 	const behind = time.Minute // may the watch be. Later, etcd was restored from a backup
 	if order, err := resourceversion.CompareResourceVersion(o.ResourceVersion, have.version); err == nil &&

@@ -1,11 +1,10 @@
 // Package status writes verdicts where users look: the condition fairlead.dev/Available of each
 // remote APIService, and Events when a verdict changes.
 //
-// kube-apiserver's own controllers own the condition Available and cannot be switched off. This
-// package writes Available only where they do not run: if APIServices are in an etcd of our own.
-// Only one replica writes, elected by a Lease: kube-aggregator lets every replica write the same
-// object, and replicas that see the network differently fight (kubernetes/kubernetes#81504,
-// #64698). The leader writes its own verdicts.
+// kube-apiserver's own controllers own the condition Available and cannot be switched off. This package writes
+// Available only where they do not run: if APIServices are in an etcd of our own. Only one replica writes, elected by a
+// Lease: kube-aggregator lets every replica write the same object, and replicas that see the network differently fight
+// (kubernetes/kubernetes#81504, #64698). The leader writes its own verdicts.
 //
 // While this replica leads, Run waits for the goroutines of a controller: its watch and its worker.
 // Package status decides no verdict, and nothing reads the condition back to route by it.
@@ -41,8 +40,7 @@ import (
 type Config struct {
 	// Table returns the current table.
 	Table func() latest.State[*registry.Entry]
-	// APIServices writes conditions; it needs list and watch on apiservices, and patch on
-	// apiservices/status.
+	// APIServices writes conditions; it needs list and watch on apiservices, and patch on apiservices/status.
 	APIServices typed.APIServiceInterface
 	// Client elects one replica by a Lease, where Identity is this replica's unique name; it needs
 	// the verbs get, create and update on leases. It also writes Events, for which it needs create

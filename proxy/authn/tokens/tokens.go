@@ -97,9 +97,8 @@ func (t *Tokens) Anonymous() (configured, allowed bool, paths []string) {
 // Generation changes whenever Review's result may change.
 func (t *Tokens) Generation() uint64 { return t.generation.Load() }
 
-// Review authenticates a token: by the file, then by the issuers. An error means that an issuer's
-// keys are still missing, so the token cannot be verified. A JWT that its issuer's rules refuse is
-// reported as not authenticated.
+// Review authenticates a token: by the file, then by the issuers. An error means that an issuer's keys are still
+// missing, so the token cannot be verified. A JWT that its issuer's rules refuse is reported as not authenticated.
 func (t *Tokens) Review(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	if file := t.file.Load(); file != nil {
 		if r, ok, _ := file.AuthenticateToken(ctx, token); ok { // it has no errors
@@ -122,9 +121,8 @@ func (t *Tokens) Review(ctx context.Context, token string) (*authenticator.Respo
 	return nil, false, nil
 }
 
-// parseTokens parses a file of kube-apiserver's --token-auth-file. It is stricter in two cases of
-// which kube-apiserver only warns: an empty token and a repeated token are errors. No error holds a
-// token.
+// parseTokens parses a file of kube-apiserver's --token-auth-file. It is stricter in two cases of which kube-apiserver
+// only warns: an empty token and a repeated token are errors. No error holds a token.
 func parseTokens(data []byte) (map[string]*user.DefaultInfo, error) {
 	known := make(map[string]*user.DefaultInfo)
 	r := csv.NewReader(bytes.NewReader(data))

@@ -1,9 +1,7 @@
-// Package rbac authorizes by the ClusterRoles and ClusterRoleBindings of a directory, for control
-// planes without a kube-apiserver. k8s.io/component-helpers compares the rules, so a rule means
-// here what it means in Kubernetes.
+// Package rbac authorizes by the ClusterRoles and ClusterRoleBindings of a directory, for control planes without a
+// kube-apiserver. k8s.io/component-helpers compares the rules, so a rule means here what it means in Kubernetes.
 //
-// An Authorizer is safe for concurrent use; it reads the current roles for every question and does
-// no I/O.
+// An Authorizer is safe for concurrent use; it reads the current roles for every question and does no I/O.
 package rbac
 
 import (

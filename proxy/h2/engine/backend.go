@@ -120,11 +120,10 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	return nil
 }
 
-// finalHead writes the head of a response. If the head declares a length and there is no other
-// output, it waits for the first bytes of the body: Go's servers write the two separately, and the
-// head alone is of no use to the client. The wait ends with the next output on the connection, or
-// the next tick. It is only for requests that are complete, so that the backend does not wait for
-// the client, and for clients whose window allows a body.
+// finalHead writes the head of a response. If the head declares a length and there is no other output, it waits for the
+// first bytes of the body: Go's servers write the two separately, and the head alone is of no use to the client. The
+// wait ends with the next output on the connection, or the next tick. It is only for requests that are complete, so
+// that the backend does not wait for the client, and for clients whose window allows a body.
 func (c *Conn) finalHead(s *stream, end bool, lists ...[]hpack.HeaderField) {
 	idle := !c.dirty && !c.flushing && !c.closing && len(c.out) < maxDelayed
 	c.writeHeaders(s.id[up], end, lists...)
@@ -315,10 +314,9 @@ func (s *stream) mayRetry(f failure) bool {
 	return (f.unprocessed || to.again || f.unacked && to.safe()) && (to.budget == nil || to.budget())
 }
 
-// safe reports whether a request changes nothing at the backend (RFC 9110 §9.2.1). Watches are
-// safe, too. They are not retried once they may have begun, but net/http's servers close a
-// connection, with all requests on it, whose SETTINGS they did not read within two seconds. A crowd
-// of clients can keep a server as busy as that.
+// safe reports whether a request changes nothing at the backend (RFC 9110 §9.2.1). Watches are safe, too. They are not
+// retried once they may have begun, but net/http's servers close a connection, with all requests on it, whose SETTINGS
+// they did not read within two seconds. A crowd of clients can keep a server as busy as that.
 func (to *sending) safe() bool {
 	return len(to.fields) > 0 && (to.fields[0].Value == "GET" || to.fields[0].Value == "HEAD")
 }

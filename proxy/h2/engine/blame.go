@@ -10,11 +10,10 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// What one user sends must not end the streams of others (decision 0039). A server ends the whole
-// connection for a head that it does not like, and for resets beyond its budget. So heads that a
-// server may not like, requests whose connection was lost, and those of owners who have ended
-// connections or canceled much go over connections of their owner alone; and a request that was the
-// cause is not sent again.
+// What one user sends must not end the streams of others (decision 0039). A server ends the whole connection for a head
+// that it does not like, and for resets beyond its budget. So heads that a server may not like, requests whose
+// connection was lost, and those of owners who have ended connections or canceled much go over connections of their
+// owner alone; and a request that was the cause is not sent again.
 
 const (
 	// longHead is the least limit of usual servers on a head, or on one field of it: nginx's and
@@ -28,9 +27,8 @@ const (
 	// suspectTime is far above a round trip: a server reads a head at once, and an older one was
 	// not what it did not like.
 	suspectTime = time.Second
-	// exileAfter is the debt beyond which an owner gets connections of its own: 50 resets within 30
-	// s. Netty's servers end a connection with 200 in 30 s, nghttp2's after 1,000 one with 33 a
-	// second.
+	// exileAfter is the debt beyond which an owner gets connections of its own: 50 resets within 30 s. Netty's servers
+	// end a connection with 200 in 30 s, nghttp2's after 1,000 one with 33 a second.
 	exileAfter = 30 * time.Second
 	resetCost  = exileAfter / 50
 	// lateEvery lets out 60 resets in 30 s, of at most maxLate that wait on a connection. With the
@@ -105,9 +103,8 @@ type lateReset struct {
 	sent bool // the request, whole: the stream ends with the answer
 }
 
-// delays charges the reset of a stream to its owner, and reports whether it waits: others' streams
-// are there, and this owner cancels hundreds at once. Until then the server has the stream, and may
-// send what its window allows.
+// delays charges the reset of a stream to its owner, and reports whether it waits: others' streams are there, and this
+// owner cancels hundreds at once. Until then the server has the stream, and may send what its window allows.
 func (e *Engine) delays(c *Conn, s *stream) bool {
 	if c.pool.owner == "" {
 		e.charge(s.plan.Owner, resetCost)

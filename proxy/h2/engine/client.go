@@ -20,8 +20,7 @@ import (
 // backends: 16 KiB for each of 250 streams, of which tokens and groups fill a tenth.
 const maxHeads = 4 << 20
 
-// requestBlock handles a field block from a client: a request, or trailers. The fields are in
-// e.fields.
+// requestBlock handles a field block from a client: a request, or trailers. The fields are in e.fields.
 func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError {
 	if s := c.streams[id]; s != nil {
 		return e.trailers(c, s)
@@ -211,9 +210,8 @@ func (e *Engine) trailers(c *Conn, s *stream) *connError {
 	return nil
 }
 
-// violation ends a stream whose peer on one side broke the protocol. A backend is only charged for
-// the frame: clients decide how often they ask for what it answers wrongly, and others share its
-// connection.
+// violation ends a stream whose peer on one side broke the protocol. A backend is only charged for the frame: clients
+// decide how often they ask for what it answers wrongly, and others share its connection.
 func (s *stream) violation(side dir, code http2.ErrCode, why string) *connError {
 	s.e.Count.reset(resetProtocol)
 	if side == down {

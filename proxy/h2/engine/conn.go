@@ -13,8 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Conn is one HTTP/2 connection as the engine sees it: of a client (side up) or of a backend (side
-// down).
+// Conn is one HTTP/2 connection as the engine sees it: of a client (side up) or of a backend (side down).
 type Conn struct {
 	e    *Engine
 	side dir
@@ -192,9 +191,8 @@ func (c *Conn) Over() bool {
 	return c.side == up && len(c.out)+c.inflight > pauseLimit && !c.closing
 }
 
-// pauseLimit is the output of a client's connection beyond which nothing is read from it: a client
-// that does not read answers cannot send requests. DATA alone stays below the limit; heads and
-// resets could exceed it.
+// pauseLimit is the output of a client's connection beyond which nothing is read from it: a client that does not read
+// answers cannot send requests. DATA alone stays below the limit; heads and resets could exceed it.
 const pauseLimit = 256 << 10
 
 // Closing reports whether the connection is being closed: further input need not be decrypted.
@@ -215,8 +213,7 @@ func (c *Conn) frame(length int, kind http2.FrameType, flags http2.Flags, id uin
 	c.out = wire.FrameHeader{Length: length, Type: kind, Flags: flags, StreamID: id}.Append(c.out)
 }
 
-// writeData appends DATA. It extends the last frame if that is the same stream's: fewer frames are
-// cheaper.
+// writeData appends DATA. It extends the last frame if that is the same stream's: fewer frames are cheaper.
 func (c *Conn) writeData(id uint32, p []byte, end bool) {
 	c.touch()
 	for {

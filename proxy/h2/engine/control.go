@@ -10,18 +10,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// useful is how much content of a client's DATA makes its frame free: one that sends less at a time
-// sends more bytes of frame headers than of content. What a backend sends, a client has asked for,
-// and its windows bound it.
+// useful is how much content of a client's DATA makes its frame free: one that sends less at a time sends more bytes of
+// frame headers than of content. What a backend sends, a client has asked for, and its windows bound it.
 const useful = 16
 
 // inFlight is what a frame on a stream that we have reset takes of what is owed, at least: servers
 // that write smaller frames have fewer bytes on their way.
 const inFlight = 512
 
-// priceData returns the cost of DATA with that much content for s, nil if the stream has ended. For
-// what a backend has sent before it sees our reset, that reset accounts: clients decide about it.
-// While resets wait, it does not see them.
+// priceData returns the cost of DATA with that much content for s, nil if the stream has ended. For what a backend has
+// sent before it sees our reset, that reset accounts: clients decide about it. While resets wait, it does not see them.
 func (c *Conn) priceData(s *stream, content int) int {
 	switch {
 	case s != nil && (content >= useful || content > 0 && c.side == down), s == nil && content > 0 && len(c.late) > 0:
@@ -58,10 +56,9 @@ func (e *Engine) IdleRecords(c *Conn, n int) {
 // costUnwelcome allows 90 at once and 20 a second, less the refund at the stream's end.
 const costUnwelcome = 60
 
-// unwelcome charges for a request that was answered here with 401, which costs us a goroutine and
-// an encoded Status, or with Plan.Answer. When the budget is exhausted, the client must reconnect:
-// kube-apiserver closes a connection with the first 401. The other requests on the connection,
-// which may be a proxy's, are still answered.
+// unwelcome charges for a request that was answered here with 401, which costs us a goroutine and an encoded Status, or
+// with Plan.Answer. When the budget is exhausted, the client must reconnect: kube-apiserver closes a connection with
+// the first 401. The other requests on the connection, which may be a proxy's, are still answered.
 func (e *Engine) unwelcome(c *Conn) {
 	const kept = budget.Burst / 10 // for frames of the streams in flight, which the client sends at once
 	if c.goAway == goAwayFinal {

@@ -28,8 +28,7 @@ func (e *Engine) Eject(ep *Endpoint) {
 	}
 }
 
-// moveWaiting calls move for each request that waits for a connection. Those for which it returns
-// false wait on.
+// moveWaiting calls move for each request that waits for a connection. Those for which it returns false wait on.
 func (e *Engine) moveWaiting(p *pool, move func(*stream) bool) {
 	for s := range p.waiting.drain {
 		if !move(s) {

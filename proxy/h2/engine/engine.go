@@ -65,8 +65,7 @@ func defaultLimits() limits {
 	}
 }
 
-// Engine is the state of one shard: clients' connections, and those to backends to forward their
-// streams.
+// Engine is the state of one shard: clients' connections, and those to backends to forward their streams.
 type Engine struct {
 	Config
 	lim          limits
@@ -161,9 +160,8 @@ type Config struct {
 	// Caught reports a panic that the engine survived; it is called without the mutex. Nil means
 	// that panics are not caught.
 	Caught func(v any, stack []byte)
-	// Taken returns how many bytes the peer has acknowledged, and whether all others that were
-	// written are on their way to it; zero and true mean unknown. Silence is how long its kernel
-	// has acknowledged nothing, not even a question.
+	// Taken returns how many bytes the peer has acknowledged, and whether all others that were written are on their way
+	// to it; zero and true mean unknown. Silence is how long its kernel has acknowledged nothing, not even a question.
 	Taken func(c *Conn) (n uint64, sent bool, silence time.Duration)
 	// Unread reports whether unread input waits in the socket: then this process was slow, not the
 	// peer. It is only called before a peer is given up, because it is a system call.
@@ -214,8 +212,7 @@ func (e *Engine) remove(c *Conn) {
 	c.Source, c.shared = nil, 0
 }
 
-// AcceptClient adds a client's new connection. Our SETTINGS are sent first: they need not wait for
-// the client's (§3.4).
+// AcceptClient adds a client's new connection. Our SETTINGS are sent first: they need not wait for the client's (§3.4).
 func (e *Engine) AcceptClient() *Conn {
 	c := e.newConn(up)
 	c.writeSettings()
@@ -329,8 +326,7 @@ func (s *stream) refuses() bool {
 // sentAwayAtOnce bounds how long the shard's mutex is held: two frames and a write take some 10 µs.
 const sentAwayAtOnce = 64
 
-// SendAway sends GOAWAY to clients that have sent requests, a few at a time. It reports whether
-// there are more.
+// SendAway sends GOAWAY to clients that have sent requests, a few at a time. It reports whether there are more.
 func (e *Engine) SendAway() (more bool) {
 	if e.now-e.awayAt > awayGap || e.awayAt == 0 {
 		e.awayFrom = e.now

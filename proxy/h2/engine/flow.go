@@ -9,9 +9,8 @@ import (
 const (
 	// quantum is what a stream may send before the next stream's turn: a full default frame.
 	quantum = minMaxFrame
-	// maxDrained is how much of an upload is read after its response is complete, so that the
-	// client sees the response (curl ignores it if a reset comes first). Then the stream is reset
-	// with NO_ERROR (§8.1).
+	// maxDrained is how much of an upload is read after its response is complete, so that the client sees the response
+	// (curl ignores it if a reset comes first). Then the stream is reset with NO_ERROR (§8.1).
 	maxDrained = 32 << 20
 )
 

@@ -17,8 +17,7 @@ import (
 // mirrors Local, which takes the backend's place.
 type Guest struct {
 	e *Engine
-	// ready signals that another look is worthwhile: at the response [down], or for room in the
-	// request body [up].
+	// ready signals that another look is worthwhile: at the response [down], or for room in the request body [up].
 	ready [2]chan struct{}
 	// Over says that Plan.Done has returned. It needs no mutex; Came signals the change.
 	Over atomic.Bool
@@ -215,8 +214,7 @@ func (g *Guest) Take() (interims []wire.ResponseHead, head wire.ResponseHead, bo
 	return interims, head, body, nil
 }
 
-// Read reads the body's available bytes, and reports whether there are more. At the end it returns
-// io.EOF.
+// Read reads the body's available bytes, and reports whether there are more. At the end it returns io.EOF.
 func (g *Guest) Read(p []byte) (n int, more bool, err error) {
 	if g.s == nil {
 		if len(g.rest) == 0 {

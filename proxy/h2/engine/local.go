@@ -77,8 +77,7 @@ func (l *Local) Continue() bool {
 // Waits reports whether Read has nothing to return yet.
 func (l *Local) Waits() bool { return l.s != nil && l.s.half[up].q.size == 0 && !l.s.half[up].end }
 
-// Read reads what has come of the request's body, if Waits and Gone report false. Zero means its
-// end.
+// Read reads what has come of the request's body, if Waits and Gone report false. Zero means its end.
 func (l *Local) Read(p []byte) (n int) { return l.s.readBody(up, p) }
 
 // Queued returns how many bytes of the response wait for the client.

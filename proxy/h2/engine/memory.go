@@ -23,9 +23,8 @@ func (e *Engine) report(step int64) {
 	}
 }
 
-// weigh counts what the connection itself holds: output, which exists twice while it is written
-// (plain and encrypted), the frame or field block that is being received, input that waits for a
-// turn, and heads of waiting requests.
+// weigh counts what the connection itself holds: output, which exists twice while it is written (plain and encrypted),
+// the frame or field block that is being received, input that waits for a turn, and heads of waiting requests.
 func (c *Conn) weigh() {
 	heads := c.blockSize() + c.heads
 	n := len(c.out) + 2*c.inflight + len(c.in) + c.left + heads
@@ -84,8 +83,7 @@ func (e *Engine) weigh(s *stream) {
 	}
 }
 
-// keepTrailers stores the response's trailers until its body was sent; nil removes them. They count
-// like the body.
+// keepTrailers stores the response's trailers until its body was sent; nil removes them. They count like the body.
 func (s *stream) keepTrailers(list []hpack.HeaderField) {
 	n := int32(0)
 	for i := range list {
@@ -96,8 +94,7 @@ func (s *stream) keepTrailers(list []hpack.HeaderField) {
 	s.e.weigh(s)
 }
 
-// greedy reports whether a connection holds more than its share: then its peer gets no credit
-// and no new streams.
+// greedy reports whether a connection holds more than its share: then its peer gets no credit and no new streams.
 func (c *Conn) greedy() bool {
 	n := int64(c.queued + c.weight)
 	return n > hold.Least && n > c.e.Memory.Share()

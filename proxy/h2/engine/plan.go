@@ -8,8 +8,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Plan says how a stream is answered. In package proxy exchange.plan makes it; its Done is
-// frameRequest.onEnd.
+// Plan says how a stream is answered. In package proxy exchange.plan makes it; its Done is frameRequest.onEnd.
 type Plan struct {
 	Forward *Upstream    // the backend to forward to; nil means Answer or Serve
 	Client  any          // whose request it is, for Upstream.Pick; may be nil
@@ -17,9 +16,8 @@ type Plan struct {
 	Serve   http.Handler // answers the request on its own goroutine; without Forward and Answer either, the answer is 500
 
 	Remove func(name string) bool // client's fields to drop; nil means only connection-specific ones
-	// Set adds fields, also to Answer. Remove must report the client's of the same names. The
-	// engine copies the fields before it calls Decide for the same connection again; those of a
-	// plan for resume must not change any more.
+	// Set adds fields, also to Answer. Remove must report the client's of the same names. The engine copies the fields
+	// before it calls Decide for the same connection again; those of a plan for resume must not change any more.
 	Set []hpack.HeaderField
 	// RemoveResponse reports the response's fields and trailers to drop, like Remove.
 	RemoveResponse func(name string) bool
@@ -47,8 +45,7 @@ type Plan struct {
 	// others have a state of their own.
 	Stays  bool
 	Budget func() bool // is called before each retry except after a failed dial; nil means always true
-	// Wait is how long the request waits for an endpoint that can be dialled, if none can be; zero
-	// means not at all.
+	// Wait is how long the request waits for an endpoint that can be dialled, if none can be; zero means not at all.
 	Wait time.Duration
 
 	// Accept is called with the status of every final response head before it is forwarded, and
@@ -73,8 +70,7 @@ type Answer struct {
 // Reason says why a stream ended without a complete response.
 type Reason string
 
-// From ReasonNoEndpoint to ReasonTooLarge, and for ReasonDeadline, Plan.Fail answers unless the
-// response had begun.
+// From ReasonNoEndpoint to ReasonTooLarge, and for ReasonDeadline, Plan.Fail answers unless the response had begun.
 const (
 	ReasonNone        Reason = ""             // complete
 	ReasonNoEndpoint  Reason = "no-endpoint"  // Upstream.Pick returned nil
@@ -109,32 +105,27 @@ type Outcome struct {
 	Wait     time.Duration // from the head's arrival to the final response head; 0 means there was none
 	Placed   time.Duration // from the head's arrival until it was last sent to Endpoint; 0 means at once or never
 	New      bool          // sent over a connection that had answered nothing yet
-	// Answer is the time from the end of the request to the final response head of Endpoint, on
-	// which a slow upload has no effect. Zero means that there was no such head, or that it came
-	// before the end of the request.
+	// Answer is the time from the end of the request to the final response head of Endpoint, on which a slow upload has
+	// no effect. Zero means that there was no such head, or that it came before the end of the request.
 	Answer time.Duration
 }
 
 // Upstream chooses the endpoints of a backend, for Fairlead a proxy/backend.Upstream. All requests
 // to the backend share it.
 type Upstream struct {
-	// Pick chooses an endpoint for one request of a Plan.Client, if possible one that is not in
-	// tried, and counts the request as in flight there. Nil means that there is none. Pick must not
-	// block.
+	// Pick chooses an endpoint for one request of a Plan.Client, if possible one that is not in tried, and counts the
+	// request as in flight there. Nil means that there is none. Pick must not block.
 	Pick func(client any, tried []*Endpoint) *Endpoint
-	// Retried is called before each further try, with the reason why the previous one failed. It
-	// must not block.
+	// Retried is called before each further try, with the reason why the previous one failed. It must not block.
 	Retried func(after Reason)
 }
 
-// Endpoint is one address of a backend. The pointer identifies its connection pool: an Upstream
-// returns the same pointer while address and trust stay the same, and Server.Retire is called when
-// they change.
+// Endpoint is one address of a backend. The pointer identifies its connection pool: an Upstream returns the same
+// pointer while address and trust stay the same, and Server.Retire is called when they change.
 type Endpoint struct {
 	Name string // for Outcome and logs
-	// Via is the endpoint whose connections carry the requests, together with those of others. With
-	// Via, only Name, Value, Release and Failed of this endpoint count. Nil means its own
-	// connections.
+	// Via is the endpoint whose connections carry the requests, together with those of others. With Via, only Name,
+	// Value, Release and Failed of this endpoint count. Nil means its own connections.
 	Via *Endpoint
 	// Value is free for the endpoint's owner. Endpoints with equal Values, other than nil, are the
 	// same for Eject: it also concerns requests that were sent before the endpoint was retired.
@@ -142,9 +133,8 @@ type Endpoint struct {
 
 	// Release undoes Pick's count, once per Pick. It must not block.
 	Release func()
-	// Failed reports a failed dial, handshake or ping, or a broken connection: a hint, not a
-	// verdict. It is called at once, under the shard's mutex, so the next Pick knows. It must not
-	// block.
+	// Failed reports a failed dial, handshake or ping, or a broken connection: a hint, not a verdict. It is called at
+	// once, under the shard's mutex, so the next Pick knows. It must not block.
 	Failed func(err error)
 
 	// Told reports a GOAWAY with an error code, the first one of a connection. It must not block.

@@ -14,10 +14,9 @@ import (
 
 // pool holds one engine's connections to one endpoint, and the streams that wait for one.
 //
-// A stream waits only while no connection takes it, and at most limits.wait. Something always
-// reconsiders it before: a dial is in progress, or a connection will take a stream when one ends,
-// its output is written or its SETTINGS come, or redialAt is set. TestPoolModel checks this with
-// random events.
+// A stream waits only while no connection takes it, and at most limits.wait. Something always reconsiders it before: a
+// dial is in progress, or a connection will take a stream when one ends, its output is written or its SETTINGS come, or
+// redialAt is set. TestPoolModel checks this with random events.
 type pool struct {
 	e  *Engine
 	ep *Endpoint
@@ -25,9 +24,8 @@ type pool struct {
 	conns   []*Conn // the first with room is used: filling one before the next makes larger batches
 	waiting list
 	dialing int
-	// perConn is how many streams a connection takes, from the last SETTINGS; known means that some
-	// have come, else it is one. A connection gets no more before its own: the backend would refuse
-	// them.
+	// perConn is how many streams a connection takes, from the last SETTINGS; known means that some have come, else it
+	// is one. A connection gets no more before its own: the backend would refuse them.
 	perConn int
 	known   bool
 
@@ -39,10 +37,9 @@ type pool struct {
 
 const (
 	defaultPing = 5 * time.Second
-	// maxDialing bounds concurrent dials to one endpoint. When fifty thousand watches come together
-	// (clients reconnect after a restart), five hundred handshakes at once would be mostly in vain,
-	// and a busy server that needs more than two seconds to read our SETTINGS closes the connection
-	// with all its requests.
+	// maxDialing bounds concurrent dials to one endpoint. When fifty thousand watches come together (clients reconnect
+	// after a restart), five hundred handshakes at once would be mostly in vain, and a busy server that needs more than
+	// two seconds to read our SETTINGS closes the connection with all its requests.
 	maxDialing = 8
 	// firstRedial and maxRedial bound the backoff after failed dials while a connection exists.
 	firstRedial = 250 * time.Millisecond
@@ -198,9 +195,8 @@ func (p *pool) dialled(err error) (c *Conn) {
 	return c
 }
 
-// failed handles a failed dial, or a useless connection, for the waiting streams. If another
-// connection may take them soon, some move to other endpoints, and the rest wait for it and for the
-// next dial. Otherwise all of them fail.
+// failed handles a failed dial, or a useless connection, for the waiting streams. If another connection may take them
+// soon, some move to other endpoints, and the rest wait for it and for the next dial. Otherwise all of them fail.
 func (p *pool) failed(err error) {
 	e := p.e
 	if p.dialing > 0 {

@@ -1,7 +1,6 @@
 package engine
 
-// chunkSize is a page less the chunk's own fields: small enough for one stuck event, large enough
-// to copy at once.
+// chunkSize is a page less the chunk's own fields: small enough for one stuck event, large enough to copy at once.
 const chunkSize = 4096 - 24
 
 // maxFreeChunks bounds a shard's free list: 1 MiB.
@@ -148,9 +147,8 @@ func (e *Engine) freeChunk(c *chunk) {
 	e.freeChunks++
 }
 
-// freed marks an object that is on a free list. Memory that is freed twice would be given to two
-// connections, and one would read the other's data: freeing it again panics. The panic closes the
-// connection on which it happens.
+// freed marks an object that is on a free list. Memory that is freed twice would be given to two connections, and one
+// would read the other's data: freeing it again panics. The panic closes the connection on which it happens.
 type freed bool
 
 func (f *freed) free() {

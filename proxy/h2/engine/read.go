@@ -91,8 +91,7 @@ func (e *Engine) feedFrame(c *Conn, p []byte) (int, *connError) {
 
 var errFrameTooLarge = &connError{http2.ErrCodeFrameSize, "frame larger than our SETTINGS_MAX_FRAME_SIZE"} // §4.2
 
-// smallFrame is the largest buffer kept for the next frame that comes in two parts: most control
-// frames and heads fit.
+// smallFrame is the largest buffer kept for the next frame that comes in two parts: most control frames and heads fit.
 const smallFrame = 1 << 10
 
 // handle handles a whole frame, or the beginning of a DATA frame.
@@ -162,9 +161,8 @@ func (e *Engine) dataBegin(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		return &connError{http2.ErrCodeFlowControl, "connection window exceeded"}
 	}
 	c.recv -= int32(h.Length)
-	// The connection's credit is returned on receipt: one stuck stream must not stop the others
-	// (RFC 9113 §5.2.2). The streams' windows bound what waits. DATA of ended streams is credited,
-	// too.
+	// The connection's credit is returned on receipt: one stuck stream must not stop the others (RFC 9113 §5.2.2). The
+	// streams' windows bound what waits. DATA of ended streams is credited, too.
 	c.credit += int32(h.Length)
 	c.received(int32(h.Length))
 	c.giveCredit()
@@ -308,9 +306,8 @@ func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connE
 	return err
 }
 
-// growBlock takes the kept buffer for a block that n more bytes make larger than its own one, from
-// an eighth of its size on and if it has room: a peer holds what it has sent, not what another one
-// sent before.
+// growBlock takes the kept buffer for a block that n more bytes make larger than its own one, from an eighth of its
+// size on and if it has room: a peer holds what it has sent, not what another one sent before.
 func (e *Engine) growBlock(c *Conn, n int) {
 	if n += len(c.block); n > cap(c.block) && n <= cap(e.block) && cap(e.block) <= 8*n && !c.crowded(cap(e.block)) {
 		c.block, e.block = append(e.block[:0], c.block...), nil

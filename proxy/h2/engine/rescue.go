@@ -9,15 +9,13 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// A panic under the shard's mutex closes the connection that the engine was working for, and the
-// connection to which it was writing a frame: its output may end with half a frame. The rest of the
-// engine is in its state before the turn, except for the free lists: an object that was being freed
-// may still be in use, so all free lists are dropped.
+// A panic under the shard's mutex closes the connection that the engine was working for, and the connection to which it
+// was writing a frame: its output may end with half a frame. The rest of the engine is in its state before the turn,
+// except for the free lists: an object that was being freed may still be in use, so all free lists are dropped.
 
 var errPanicked = errors.New("internal error in this process")
 
-// rescue must be deferred where the engine begins to work for a connection. A nil c means that the
-// work is for none.
+// rescue must be deferred where the engine begins to work for a connection. A nil c means that the work is for none.
 func (e *Engine) rescue(c *Conn) {
 	if v := recover(); v != nil {
 		e.recovered(c, v)
@@ -77,8 +75,7 @@ func (e *Engine) closePanicked(c *Conn) {
 	e.close(c, errPanicked)
 }
 
-// abandon removes a connection's streams from all tables without calling anything else. It frees
-// nothing for reuse.
+// abandon removes a connection's streams from all tables without calling anything else. It frees nothing for reuse.
 func (e *Engine) abandon(c *Conn) {
 	c.closing, c.closingAt = true, e.now
 	c.in, c.block, c.left, c.data, c.ready = nil, nil, 0, dataFrame{}, list{}

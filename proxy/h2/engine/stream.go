@@ -11,8 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// dir is a direction of a stream, and the index of its source leg: bytes arrive on leg[d] and leave
-// on leg[1-d].
+// dir is a direction of a stream, and the index of its source leg: bytes arrive on leg[d] and leave on leg[1-d].
 type dir uint8
 
 const (
@@ -97,8 +96,7 @@ type kept struct {
 	Owner               string
 }
 
-// sending is what a forwarded request needs until the response's head: until then it may be sent
-// again.
+// sending is what a forwarded request needs until the response's head: until then it may be sent again.
 type sending struct {
 	fields    []hpack.HeaderField // the head as forwarded, pseudo-fields first
 	tried     []*Endpoint

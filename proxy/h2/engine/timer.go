@@ -11,20 +11,17 @@ import (
 )
 
 const (
-	// TickEvery is the resolution of all timers: deadlines are seconds, and 4 ticks a second are
-	// cheap.
+	// TickEvery is the resolution of all timers: deadlines are seconds, and 4 ticks a second are cheap.
 	TickEvery = 250 * time.Millisecond
 	// restEvery is enough while no frames of streams come: timeouts and PINGs take seconds.
 	restEvery = 2 * TickEvery
-	// wheelSlots times TickEvery is 64 s, above the usual deadline of 60 s, so most timers are
-	// checked once.
+	// wheelSlots times TickEvery is 64 s, above the usual deadline of 60 s, so most timers are checked once.
 	wheelSlots = 256
 	// never is later than any time.
 	never time.Duration = 1<<63 - 1
 )
 
-// wheel holds the streams' timers in slots by the tick they expire at. Setting and clearing take
-// constant time.
+// wheel holds the streams' timers in slots by the tick they expire at. Setting and clearing take constant time.
 type wheel struct {
 	slots [wheelSlots]list
 	done  int64 // the last tick handled
@@ -180,10 +177,9 @@ func (e *Engine) check(c *Conn) {
 	}
 }
 
-// stalled reports whether the peer has accepted nothing of our output for too long. A slow reader
-// always accepts some, although its socket may have no room for minutes. A client that reads
-// nothing is kept until its kernel is silent, too, or others want the memory (shed): a stopped
-// kubectl goes on with its watch later.
+// stalled reports whether the peer has accepted nothing of our output for too long. A slow reader always accepts some,
+// although its socket may have no room for minutes. A client that reads nothing is kept until its kernel is silent,
+// too, or others want the memory (shed): a stopped kubectl goes on with its watch later.
 func (e *Engine) stalled(c *Conn) bool {
 	if c.inflight == 0 {
 		return false
@@ -268,8 +264,7 @@ const (
 	nothingDue = 8
 	// offence is how soon after a PING a connection ends because of it.
 	offence = time.Second
-	// tooOften is how many such ends are no accident. GOAWAY with ENHANCE_YOUR_CALM is none,
-	// either.
+	// tooOften is how many such ends are no accident. GOAWAY with ENHANCE_YOUR_CALM is none, either.
 	tooOften = 3
 )
 
@@ -326,12 +321,11 @@ func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason) {
 	}
 }
 
-// endLongRunning ends a watch like kube-apiserver's own watch timeout: what has come is delivered,
-// and then the body ends. A client takes that as the end of the watch and begins the next one; it
-// would log a reset as an error. For the rest of an ended watch a client has until endBy; a
-// response that its backend has ended is complete, and delivered like any other. A response with a
-// declared length cannot end early unnoticed, a finite one must not, and one that has not begun has
-// no body to end: all are reset.
+// endLongRunning ends a watch like kube-apiserver's own watch timeout: what has come is delivered, and then the body
+// ends. A client takes that as the end of the watch and begins the next one; it would log a reset as an error. For the
+// rest of an ended watch a client has until endBy; a response that its backend has ended is complete, and delivered
+// like any other. A response with a declared length cannot end early unnoticed, a finite one must not, and one that has
+// not begun has no body to end: all are reset.
 func (s *stream) endLongRunning(r Reason) {
 	h := &s.half[down]
 	if h.end && (s.endBy == 0 || s.e.now < s.endBy) {
@@ -354,8 +348,7 @@ func (s *stream) endLongRunning(r Reason) {
 }
 
 const (
-	// eventGap is the silence after which a watch's last event is complete: its bytes come
-	// together.
+	// eventGap is the silence after which a watch's last event is complete: its bytes come together.
 	eventGap = TickEvery
 	// eventPatience bounds the wait for the end of an event: a drain gives watches a second to end.
 	eventPatience = 3 * TickEvery

@@ -5,8 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// Work is what the driver has to do after one turn of an engine. It is filled under the mutex, done
-// without it.
+// Work is what the driver has to do after one turn of an engine. It is filled under the mutex, done without it.
 type Work struct {
 	Writes []Write // each must be followed by Conn.Wrote
 	Closes []*Conn // to be closed
@@ -28,8 +27,7 @@ func (e *Engine) Due() bool {
 	return len(e.dirty) > 0 || len(e.calls) > 0
 }
 
-// Collect moves the pending work to w for the driver (shard.settle). It reports whether there is
-// some.
+// Collect moves the pending work to w for the driver (shard.settle). It reports whether there is some.
 func (e *Engine) Collect(w *Work) bool {
 	clear(w.Writes)
 	clear(w.Closes)

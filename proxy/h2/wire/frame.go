@@ -46,10 +46,9 @@ func PutFrameLength(b []byte, length int) {
 	b[0], b[1], b[2] = byte(length>>16), byte(length>>8), byte(length)
 }
 
-// NextFrame reads the header of the frame at the start of b. It returns how many bytes from the
-// start of b are needed before the frame can be handled: the whole frame, except for DATA, whose
-// content is forwarded as it comes. As long as b is shorter than need, h may be empty. It reports
-// false if the frame is larger than maxFrame (§4.2).
+// NextFrame reads the header of the frame at the start of b. It returns how many bytes from the start of b are needed
+// before the frame can be handled: the whole frame, except for DATA, whose content is forwarded as it comes. As long as
+// b is shorter than need, h may be empty. It reports false if the frame is larger than maxFrame (§4.2).
 func NextFrame(b []byte, maxFrame int) (h FrameHeader, need int, ok bool) {
 	if len(b) < FrameHeaderLen {
 		return h, FrameHeaderLen, true
@@ -66,8 +65,7 @@ func NextFrame(b []byte, maxFrame int) (h FrameHeader, need int, ok bool) {
 	return h, need, h.Length <= maxFrame
 }
 
-// Whole returns how many bytes of a client's output are whole frames, of at most that many together
-// but for the first.
+// Whole returns how many bytes of a client's output are whole frames, of at most that many together but for the first.
 func Whole(b []byte, most int) int {
 	n := 0
 	if b[0] == http2.ClientPreface[0] { // as a frame's it would be 5 MiB

@@ -2,9 +2,8 @@ package wire
 
 import "golang.org/x/net/http2/hpack"
 
-// Encoder writes field blocks (RFC 7541). It costs a fifth of x/net's encoder, which hashes every
-// field's name and value two to four times and tries Huffman coding on every string that it has not
-// seen:
+// Encoder writes field blocks (RFC 7541). It costs a fifth of x/net's encoder, which hashes every field's name and
+// value two to four times and tries Huffman coding on every string that it has not seen:
 //
 //   - A field is added to the dynamic table when it is sent the second time. Fields that are sent
 //     once (a path, an ETag, another server's request id) would evict fields that are sent with
@@ -225,9 +224,8 @@ func staticTable() (fields [staticFields + 1]hpack.HeaderField, names [28][]stat
 	return fields, names
 }
 
-// staticField returns the index of a field, name and value, in the static table. Zero means that it
-// is not there. It looks up pseudo-fields only: the table has one other field with a value, which
-// clients do not send today.
+// staticField returns the index of a field, name and value, in the static table. Zero means that it is not there. It
+// looks up pseudo-fields only: the table has one other field with a value, which clients do not send today.
 func staticField(f *hpack.HeaderField) uint8 {
 	if f.Name == "" || f.Name[0] != ':' {
 		return 0
@@ -241,8 +239,7 @@ func staticField(f *hpack.HeaderField) uint8 {
 	return 0
 }
 
-// staticName returns the first index of a name in the static table. Zero means that it is not
-// there.
+// staticName returns the first index of a name in the static table. Zero means that it is not there.
 func staticName(name string) uint8 {
 	if len(name) >= len(staticNames) {
 		return 0

@@ -12,16 +12,14 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Head is one decoded request head. Its strings stay valid; Fields only during the call that
-// receives it.
+// Head is one decoded request head. Its strings stay valid; Fields only during the call that receives it.
 type Head struct {
 	Method    string // :method
 	Scheme    string // :scheme
 	Authority string // :authority, or the host field if there is none
 	Path      string // :path as received, up to the first '?'
 	RawQuery  string // :path as received, after the first '?'
-	// Fields are the other fields in the order received: valid lower-case names (RFC 9113 §8.2),
-	// without host.
+	// Fields are the other fields in the order received: valid lower-case names (RFC 9113 §8.2), without host.
 	Fields        []hpack.HeaderField
 	ContentLength int64 // -1 means not declared
 	Size          int   // as FieldSection.Size counts
@@ -94,8 +92,7 @@ func (h *Head) check(seen uint8) error {
 	return nil
 }
 
-// ResponseHead is one decoded response head. Its strings stay valid; Fields only until the next
-// section is decoded.
+// ResponseHead is one decoded response head. Its strings stay valid; Fields only until the next section is decoded.
 type ResponseHead struct {
 	Status        int                 // :status
 	ContentLength int64               // -1 means not declared
@@ -156,9 +153,8 @@ func ConnectionSpecific(name string) bool {
 	return false
 }
 
-// Credential reports whether the field with this lower-case name is never indexed towards backends.
-// Many users' requests share a table, and one user must not learn another's credential from the
-// size of requests (RFC 7541 §7.1.3).
+// Credential reports whether the field with this lower-case name is never indexed towards backends. Many users'
+// requests share a table, and one user must not learn another's credential from the size of requests (RFC 7541 §7.1.3).
 func Credential(name string) bool {
 	switch name {
 	case "authorization", "proxy-authorization", "cookie", "set-cookie":
@@ -181,8 +177,7 @@ func AppendField(fields []hpack.HeaderField, key string, values []string) []hpac
 	return fields
 }
 
-// TextHead counts what has come of a head over HTTP/1.1, before net/http has read it whole. It is
-// for one goroutine.
+// TextHead counts what has come of a head over HTTP/1.1, before net/http has read it whole. It is for one goroutine.
 type TextHead struct {
 	Bytes, Lines, Names int  // Lines and Names include the first line
 	Interim             bool // a response's status is 1xx, but for 101: another head follows
@@ -242,12 +237,10 @@ func (h *TextHead) Over() bool { // of which the first line is none
 	return h.Names > MaxNames+1 || h.Lines > MaxFields+1
 }
 
-// tableSize is the default of SETTINGS_HEADER_TABLE_SIZE, used for both directions: 4 KiB each per
-// connection.
+// tableSize is the default of SETTINGS_HEADER_TABLE_SIZE, used for both directions: 4 KiB each per connection.
 const tableSize = 4096
 
-// FieldSection is the last decoded field section (RFC 9113 §8.1). Many connections share one in
-// turn.
+// FieldSection is the last decoded field section (RFC 9113 §8.1). Many connections share one in turn.
 type FieldSection struct {
 	// Max is the size limit in bytes, counted as for SETTINGS_MAX_HEADER_LIST_SIZE: fields beyond
 	// it, and beyond MaxNames and MaxFields, are dropped (RFC 9113 §10.5.1).
@@ -311,8 +304,7 @@ const (
 // literals (the shortest Huffman code has 5 bits) and the table: its excess is zero.
 func (s *FieldSection) Excess() int { return max(0, s.size-2*s.block-2*tableSize) }
 
-// Request checks a request's head (RFC 9113 §8.3.1) and stores it in h. h.Fields is valid until the
-// next Decode.
+// Request checks a request's head (RFC 9113 §8.3.1) and stores it in h. h.Fields is valid until the next Decode.
 func (s *FieldSection) Request(h *Head) error {
 	var seen uint8
 	fields, n := s.fields, 0
@@ -345,8 +337,7 @@ func (s *FieldSection) Request(h *Head) error {
 		}
 	}
 	h.Fields = out
-	// They become one: if they differed, one could select a backend here and the other another one
-	// there (§8.3.1).
+	// They become one: if they differed, one could select a backend here and the other another one there (§8.3.1).
 	h.Authority = cmp.Or(h.Authority, host)
 	if host != "" && !strings.EqualFold(host, h.Authority) {
 		return errors.New("host differs from :authority")

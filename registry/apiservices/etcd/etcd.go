@@ -1,10 +1,8 @@
-// Package etcd stores APIServices as kube-apiserver does: with the same keys and encoding, by
-// k8s.io/apiserver's storage and watch cache, and with kube-aggregator's strategy. Any number of
-// processes may share them.
+// Package etcd stores APIServices as kube-apiserver does: with the same keys and encoding, by k8s.io/apiserver's
+// storage and watch cache, and with kube-aggregator's strategy. Any number of processes may share them.
 //
-// A Store may be made and used while etcd is unreachable: it connects when it can, and until then
-// returns errors that say "unavailable". Any goroutine may call its methods. The watch cache has
-// its own goroutines, which end with Run.
+// A Store may be made and used while etcd is unreachable: it connects when it can, and until then returns errors that
+// say "unavailable". Any goroutine may call its methods. The watch cache has its own goroutines, which end with Run.
 //
 // This package serves nothing, and knows neither table nor requests.
 package etcd
@@ -61,9 +59,8 @@ const (
 	// pings, and etcd's default of --grpc-keepalive-min-time is 5 s.
 	keepAlive        = 10 * time.Second
 	keepAliveTimeout = 5 * time.Second
-	// againAfter is the longest pause before another try to connect. It is the registry's after a
-	// failure to list: the table is outdated meanwhile. With gRPC's own, two minutes, an outage of
-	// minutes lasts that much longer.
+	// againAfter is the longest pause before another try to connect. It is the registry's after a failure to list: the
+	// table is outdated meanwhile. With gRPC's own, two minutes, an outage of minutes lasts that much longer.
 	againAfter = 3 * time.Second
 	// leaseSeconds is how long a dead leader's lease lasts, as for Kubernetes' own components.
 	leaseSeconds = 15

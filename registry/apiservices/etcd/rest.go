@@ -27,9 +27,8 @@ const resourcePrefix = "/" + apiregistration.GroupName + "/apiservices"
 
 func one() runtime.Object { return &apiregistration.APIService{} }
 
-// codec returns kube-apiserver's codec for this group (kubernetes
-// pkg/controlplane/apiserver/aggregator.go): it writes v1 as JSON, independently of
-// --storage-media-type, and also reads protobuf.
+// codec returns kube-apiserver's codec for this group (kubernetes pkg/controlplane/apiserver/aggregator.go): it writes
+// v1 as JSON, independently of --storage-media-type, and also reads protobuf.
 func codec(scheme *runtime.Scheme) runtime.Codec {
 	return serializer.NewCodecFactory(scheme).LegacyCodec(apiregistrationv1.SchemeGroupVersion, v1beta1.SchemeGroupVersion)
 }
@@ -73,8 +72,7 @@ func (r REST) ConvertToTable(ctx context.Context, o, options runtime.Object) (*m
 	return t, nil
 }
 
-// Over makes kube-aggregator's REST storage on top of raw, with k8s.io/apiserver's watch cache in
-// between.
+// Over makes kube-aggregator's REST storage on top of raw, with k8s.io/apiserver's watch cache in between.
 func Over(scheme *runtime.Scheme, raw storage.Interface) (r REST, cached *cacher.Cacher) {
 	config := storagebackend.Config{
 		Codec: codec(scheme), EventsHistoryWindow: storagebackend.DefaultEventsHistoryWindow,

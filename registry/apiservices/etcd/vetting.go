@@ -24,11 +24,10 @@ const Corrupt = "Corrupt"
 // maxFault bounds the error text about an object: it may contain the whole object.
 const maxFault = 1 << 10
 
-// vetting is a value.Transformer that replaces objects that cannot be decoded by stand-ins: one
-// such object would otherwise fail every list, and with it the watch cache, as it does in
-// kube-apiserver. The stand-in has the object's name and an error message. It claims no
-// group-version, so nothing is routed by it. It can be deleted or replaced by a valid object, but
-// kube-aggregator's validation rejects partial changes.
+// vetting is a value.Transformer that replaces objects that cannot be decoded by stand-ins: one such object would
+// otherwise fail every list, and with it the watch cache, as it does in kube-apiserver. The stand-in has the object's
+// name and an error message. It claims no group-version, so nothing is routed by it. It can be deleted or replaced by a
+// valid object, but kube-aggregator's validation rejects partial changes.
 type vetting struct {
 	codec  runtime.Codec
 	prefix string // of the keys

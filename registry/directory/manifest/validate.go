@@ -24,8 +24,7 @@ import (
 )
 
 // setDefaults sets kube-apiserver's defaults for the kinds whose defaults are not in a library
-// (pkg/apis/{core,discovery,rbac}/v1/defaults.go), for the fields that are used
-// here.
+// (pkg/apis/{core,discovery,rbac}/v1/defaults.go), for the fields that are used here.
 func setDefaults(value runtime.Object) {
 	switch o := value.(type) {
 	case *corev1.Service:

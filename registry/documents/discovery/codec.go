@@ -73,8 +73,7 @@ func decode(s runtime.NegotiatedSerializer, media string, body []byte, into runt
 	return nil
 }
 
-// decodeForeign decodes a backend's document. A backend is asked for JSON, and a body without a
-// Content-Type is JSON.
+// decodeForeign decodes a backend's document. A backend is asked for JSON, and a body without a Content-Type is JSON.
 func decodeForeign(s runtime.NegotiatedSerializer, a *documents.Answer, into runtime.Object) error {
 	media, _, err := mime.ParseMediaType(cmp.Or(a.Header.Get("Content-Type"), runtime.ContentTypeJSON))
 	if err != nil {

@@ -2,16 +2,14 @@
 // /apis/<group>/<version>: the group-versions and resources of the cluster, merged from the table,
 // the local apiserver's own document and those of the backends, in its forms and order.
 //
-// Sources: a Local group-version comes from the local apiserver's document, but not a version whose
-// table entry is remote (its own aggregator lists those, too). A remote one comes only from its
-// backend, which has its own goroutine (registry/documents) and is believed only about its own
-// group-versions. A backend that fails keeps its last known resources as Current: client-go ignores
-// Stale ones, which makes namespaces hang. In this it deliberately differs from kube-aggregator. It
-// is safe: where a deletable resource cannot be listed, deletion waits.
+// Sources: a Local group-version comes from the local apiserver's document, but not a version whose table entry is
+// remote (its own aggregator lists those, too). A remote one comes only from its backend, which has its own goroutine
+// (registry/documents) and is believed only about its own group-versions. A backend that fails keeps its last known
+// resources as Current: client-go ignores Stale ones, which makes namespaces hang. In this it deliberately differs from
+// kube-aggregator. It is safe: where a deletable resource cannot be listed, deletion waits.
 //
-// The concurrency rule: one goroutine, Run's, merges and renders. Documents are immutable behind
-// one atomic pointer, so a request waits for nothing. A rarely used form is rendered from the
-// document once, on first request.
+// The concurrency rule: one goroutine, Run's, merges and renders. Documents are immutable behind one atomic pointer, so
+// a request waits for nothing. A rarely used form is rendered from the document once, on first request.
 //
 // This package fetches nothing while serving a request, and neither authenticates nor authorizes.
 package discovery
@@ -99,13 +97,11 @@ func New(cfg Config) *Discovery {
 	return d
 }
 
-// settling bounds how long the first documents wait for backends that have not answered yet: at
-// start all backends are new, and a document that has them Stale for a moment would fail every
-// namespace deletion of that moment.
+// settling bounds how long the first documents wait for backends that have not answered yet: at start all backends are
+// new, and a document that has them Stale for a moment would fail every namespace deletion of that moment.
 const settling = 2 * time.Second
 
-// publish merges and renders the current state. It returns when to do so again even without a
-// change. Zero means never.
+// publish merges and renders the current state. It returns when to do so again even without a change. Zero means never.
 func (d *Discovery) publish(t *registry.Table) time.Time {
 	d.depart(t)
 	m := &merge{table: t, sources: d.Known, departed: d.departed, staleAfter: d.cfg.StaleAfter, now: time.Now()}

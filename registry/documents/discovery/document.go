@@ -23,8 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
-// document is one object in all its forms. It never changes. Each form, and the ETag, is made on
-// first request.
+// document is one object in all its forms. It never changes. Each form, and the ETag, is made on first request.
 type document struct {
 	// write writes the form that a request asks for: a media type, with params.
 	write  http.HandlerFunc
@@ -41,8 +40,7 @@ type document struct {
 	forms [len(medias{})][2]form
 }
 
-// public lets shared caches keep a document. As in kube-apiserver, only aggregated discovery is
-// public.
+// public lets shared caches keep a document. As in kube-apiserver, only aggregated discovery is public.
 const public, private = "public", "no-cache, private"
 
 // tag is a document's ETag, with the responses made from it.
@@ -129,8 +127,7 @@ func (d *document) made(c choice, query, agent string, encodings, tags []string)
 	return d.at(c).answers[at(gzip)].made.Load(), c, gzip
 }
 
-// answer returns the response with a form, which it makes on first use. A small one is not
-// compressed.
+// answer returns the response with a form, which it makes on first use. A small one is not compressed.
 func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 	a := &d.at(c).answers[at(gzip)]
 	a.once.Do(func() {
@@ -224,8 +221,7 @@ func produces(accept string, supported []string) bool {
 	return false
 }
 
-// wantsPretty reports whether a request asks for indented text, by its query, or comes from a tool
-// that people read.
+// wantsPretty reports whether a request asks for indented text, by its query, or comes from a tool that people read.
 func wantsPretty(query, agent string) bool {
 	if strings.Contains(query, "pretty") {
 		values, _ := url.ParseQuery(query) //fairlead:boundary 1 KiB, else at the desk; as far as it can be parsed

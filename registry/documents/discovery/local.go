@@ -43,8 +43,7 @@ type localState struct {
 	groupsTag, coreTag string
 }
 
-// askLocal requests all documents of a server and stores the changed ones. An error changes no
-// document.
+// askLocal requests all documents of a server and stores the changed ones. An error changes no document.
 func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.Pointer[localState]) error {
 	last := cmp.Or(known.Load(), &localState{server: server})
 	next, from := *last, d.cfg.Local(server)

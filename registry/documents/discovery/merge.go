@@ -24,8 +24,7 @@ type merge struct {
 	table   *registry.Table
 	local   versions
 	sources func(*registry.Backend) *source
-	// departed were remote and have left the table. The local apiserver's document still lists them
-	// for a moment.
+	// departed were remote and have left the table. The local apiserver's document still lists them for a moment.
 	departed   map[schema.GroupVersion]bool
 	staleAfter time.Duration
 	now        time.Time
@@ -172,8 +171,7 @@ func (m *merge) version(e *registry.Entry, s *state) *apidiscoveryv2.APIVersionD
 	return &stale
 }
 
-// goesStale reports whether what was last confirmed at that time is Stale, and else notes when it
-// will be.
+// goesStale reports whether what was last confirmed at that time is Stale, and else notes when it will be.
 func (m *merge) goesStale(confirmed time.Time) bool {
 	at := confirmed.Add(m.staleAfter)
 	if !at.After(m.now) {

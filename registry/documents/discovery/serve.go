@@ -46,8 +46,7 @@ func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 	return next
 }
 
-// aggregated makes a document of a list. Its ETag is the hash of the JSON without its kind, as in
-// kube-apiserver.
+// aggregated makes a document of a list. Its ETag is the hash of the JSON without its kind, as in kube-apiserver.
 func (d *Discovery) aggregated(of any, list func() *apidiscoveryv2.APIGroupDiscoveryList) *document {
 	d.aggregations.Inc()
 	return &document{
@@ -138,8 +137,7 @@ func (p part) resourceList() runtime.Object {
 	return list
 }
 
-// serveCore serves /api. In kube-apiserver go-restful handles it first, which knows only GET, and
-// no type/*.
+// serveCore serves /api. In kube-apiserver go-restful handles it first, which knows only GET, and no type/*.
 func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *view) {
 	switch {
 	case docs.versions == nil:

@@ -26,9 +26,8 @@ import (
 )
 
 const (
-	// small is the size up to which the resources of a group-version need no share of what all
-	// large ones take together: every client of the cluster downloads it. The largest in
-	// Kubernetes, core, takes 15 KB.
+	// small is the size up to which the resources of a group-version need no share of what all large ones take
+	// together: every client of the cluster downloads it. The largest in Kubernetes, core, takes 15 KB.
 	small = 4 << 20
 	// maxObjects and maxValues bound the memory of a small decoded document, bytesObject and
 	// bytesValue that of a larger one: an object of two bytes takes hundreds. 40,000 metrics have
@@ -37,13 +36,11 @@ const (
 	maxValues   = 1_000_000
 	bytesObject = 64
 	bytesValue  = 10
-	// maxLegacy bounds how many group-versions are requested at a time from a backend that knows
-	// legacy discovery only.
+	// maxLegacy bounds how many group-versions are requested at a time from a backend that knows legacy discovery only.
 	maxLegacy = 4
 )
 
-// source holds the state of one backend. Only the backend's goroutine writes it, any goroutine may
-// read it.
+// source holds the state of one backend. Only the backend's goroutine writes it, any goroutine may read it.
 type source = atomic.Pointer[state]
 
 // state is the state of one backend. It is immutable.
@@ -137,9 +134,8 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 	return d.askEach(ctx, old, entries)
 }
 
-// silent reports whether the document leaves out a group-version that several servers have. Those
-// of the custom-metrics library list nothing there, only below /apis/<group>/<version>, which is
-// then of what all have.
+// silent reports whether the document leaves out a group-version that several servers have. Those of the custom-metrics
+// library list nothing there, only below /apis/<group>/<version>, which is then of what all have.
 func (d *Discovery) silent(entries []*registry.Entry, found versions) bool {
 	return slices.ContainsFunc(entries, func(e *registry.Entry) bool { return found[e.GroupVersion] == nil && d.several(e.GroupVersion) })
 }
@@ -150,9 +146,8 @@ func (d *Discovery) several(gv schema.GroupVersion) bool {
 	return e != nil && len(e.Further) > 0
 }
 
-// covers reports whether the ETag covers all entries: the document of each is of that response. One
-// that was unavailable then kept an earlier document, and one that several servers have since then
-// may have been left out.
+// covers reports whether the ETag covers all entries: the document of each is of that response. One that was
+// unavailable then kept an earlier document, and one that several servers have since then may have been left out.
 func (d *Discovery) covers(s *state, entries []*registry.Entry) bool {
 	return s.etag != "" && !slices.ContainsFunc(entries, func(e *registry.Entry) bool {
 		v := s.versions[e.GroupVersion]
@@ -185,8 +180,7 @@ func (d *Discovery) taken(old *state, entries []*registry.Entry, found versions,
 	return next, err
 }
 
-// accept makes v the version of a backend's document: bounded, and repaired where clients are known
-// to fail.
+// accept makes v the version of a backend's document: bounded, and repaired where clients are known to fail.
 func (d *Discovery) accept(v *version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersionDiscovery) {
 	doc.Version, doc.Freshness = gv.Version, apidiscoveryv2.DiscoveryFreshnessCurrent
 	repair(doc)
@@ -229,8 +223,7 @@ func repair(doc *apidiscoveryv2.APIVersionDiscovery) {
 	}
 }
 
-// join returns s with the group-versions that former confirmed later. They need not be those of the
-// ETag of s.
+// join returns s with the group-versions that former confirmed later. They need not be those of the ETag of s.
 func join(s, former *state) *state {
 	next := s.next("")
 	next.tried = s.tried || former.tried
@@ -264,8 +257,7 @@ func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry
 	return next, err
 }
 
-// legacyVersion requests one group-version's APIResourceList and converts it as kube-aggregator
-// does.
+// legacyVersion requests one group-version's APIResourceList and converts it as kube-aggregator does.
 func (d *Discovery) legacyVersion(ctx context.Context, v version, e *registry.Entry) version {
 	a, err := documents.Get(ctx, d.cfg.From(e), documents.Question{OK: true, Path: e.Path(), Accept: runtime.ContentTypeJSON, Limit: d.cfg.MaxBody, Turn: d.turn})
 	defer a.Done()

@@ -1,7 +1,6 @@
-// Package negotiate reads the two request fields on which the response with a rendered document
-// depends: the encodings that the client accepts, and the version that it has. These functions are
-// pure, allocate nothing and may be called by any goroutine. An Answer is a rendered response.
-// Media types are negotiated by the package of the document.
+// Package negotiate reads the two request fields on which the response with a rendered document depends: the encodings
+// that the client accepts, and the version that it has. These functions are pure, allocate nothing and may be called by
+// any goroutine. An Answer is a rendered response. Media types are negotiated by the package of the document.
 package negotiate
 
 import (
@@ -79,8 +78,7 @@ func Matches(tag string, lines ...string) bool {
 	return false
 }
 
-// Answer is a complete response that was rendered beforehand. All requests share it, so it is
-// immutable.
+// Answer is a complete response that was rendered beforehand. All requests share it, so it is immutable.
 type Answer struct {
 	// Status is the HTTP status.
 	Status int

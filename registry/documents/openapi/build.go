@@ -31,9 +31,8 @@ type built struct {
 	done time.Time
 }
 
-// restFactor is how long a merged document stays good enough, as a multiple of the time it took to
-// merge: in a storm of CRDs, merging for every request would take all CPU. A backend rests as long
-// after its documents were decoded.
+// restFactor is how long a merged document stays good enough, as a multiple of the time it took to merge: in a storm of
+// CRDs, merging for every request would take all CPU. A backend rests as long after its documents were decoded.
 const restFactor = 4
 
 // document returns the v2 document, and merges it if something has changed. Requests that come
@@ -154,8 +153,7 @@ func add(merged *spec.Swagger, s input) (out *spec.Swagger, err error) {
 	return &next, nil
 }
 
-// packed is a compressed document: OpenAPI shrinks to a tenth, and nearly every client accepts it
-// compressed.
+// packed is a compressed document: OpenAPI shrinks to a tenth, and nearly every client accepts it compressed.
 type packed struct {
 	zipped []byte
 	size   int
@@ -177,8 +175,7 @@ func (p *packed) open() []byte {
 	return out
 }
 
-// plain unpacks a document while it is read. A client that does not read its response keeps some 40
-// KB of it, not all.
+// plain unpacks a document while it is read. A client that does not read its response keeps some 40 KB of it, not all.
 type plain struct {
 	of *packed
 	z  *gzip.Reader // nil before the first Read

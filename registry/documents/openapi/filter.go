@@ -25,9 +25,8 @@ func pathOf(gv schema.GroupVersion) string {
 	return (&registry.Entry{GroupVersion: gv}).Path()[1:]
 }
 
-// below reports whether a path is below one of the group-versions, or is that of a group, which is
-// in the list without a version. It costs the same for any number
-// of them: backends choose both.
+// below reports whether a path is below one of the group-versions, or is that of a group, which is in the list without
+// a version. It costs the same for any number of them: backends choose both.
 func below(path string, list sets.Set[schema.GroupVersion]) bool {
 	p := strings.SplitN(path, "/", 5) // empty, apis, group, version, rest
 	switch {
@@ -58,11 +57,10 @@ func readSpec(body []byte) (sw *spec.Swagger, err error) {
 	return sw, nil
 }
 
-// maxObjects and maxValues bound the memory of a backend's decoded document: some 400 MB. An object
-// of two bytes may become a spec.Schema of 528 bytes, in a slice that grows, and a number a YAML
-// node of a kilobyte in the protobuf form: as many objects as fit into maxSpec took twelve
-// gigabytes. Kubernetes' own document has 23,000 objects and 51,000 commas in 3 MB, so one of
-// maxSpec has 120,000 and 270,000.
+// maxObjects and maxValues bound the memory of a backend's decoded document: some 400 MB. An object of two bytes may
+// become a spec.Schema of 528 bytes, in a slice that grows, and a number a YAML node of a kilobyte in the protobuf
+// form: as many objects as fit into maxSpec took twelve gigabytes. Kubernetes' own document has 23,000 objects and
+// 51,000 commas in 3 MB, so one of maxSpec has 120,000 and 270,000.
 const (
 	maxObjects = 200_000
 	maxValues  = 300_000

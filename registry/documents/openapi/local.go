@@ -55,9 +55,8 @@ func (o *OpenAPI) localRelease(ctx context.Context, s *localState) (err error) {
 	return err
 }
 
-// together returns what the local apiservers serve together, as the newest one has it, and parts of
-// v2 for what that lacks. It tells which of them have a document of the index. Zero means that none
-// is known.
+// together returns what the local apiservers serve together, as the newest one has it, and parts of v2 for what that
+// lacks. It tells which of them have a document of the index. Zero means that none is known.
 func (o *OpenAPI) together() (*localState, []input) {
 	var all []*localState
 	var known []string

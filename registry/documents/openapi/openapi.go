@@ -1,17 +1,14 @@
-// Package openapi serves /openapi/v3, /openapi/v3/<path> of remote group-versions, and /openapi/v2:
-// the schemas of the cluster, merged from the local apiserver's documents and those of the
-// backends.
+// Package openapi serves /openapi/v3, /openapi/v3/<path> of remote group-versions, and /openapi/v2: the schemas of the
+// cluster, merged from the local apiserver's documents and those of the backends.
 //
-// Each backend contributes only its own group-versions, so a backend with too much, wrong or no
-// content harms no other: its last good documents stay, or it is left out, and status and metrics
-// say so. The v3 documents of Local group-versions come from the local apiserver itself:
-// registry.Table.Match routes requests for them there.
+// Each backend contributes only its own group-versions, so a backend with too much, wrong or no content harms no other:
+// its last good documents stay, or it is left out, and status and metrics say so. The v3 documents of Local
+// group-versions come from the local apiserver itself: registry.Table.Match routes requests for them there.
 //
-// The concurrency rule: a goroutine per backend (registry/documents) and one for the local
-// apiserver fetch; Run's goroutine publishes the results as immutable values. A request fetches
-// nothing. Merging the v2 document takes seconds of CPU and hundreds of megabytes. So it is done
-// only on request and after a change, by one request for all that wait, and only the compressed
-// bytes are kept.
+// The concurrency rule: a goroutine per backend (registry/documents) and one for the local apiserver fetch; Run's
+// goroutine publishes the results as immutable values. A request fetches nothing. Merging the v2 document takes seconds
+// of CPU and hundreds of megabytes. So it is done only on request and after a change, by one request for all that wait,
+// and only the compressed bytes are kept.
 //
 // This package neither authenticates nor authorizes, and routing never waits for it.
 package openapi
@@ -69,8 +66,7 @@ type view struct {
 	converted func() map[string]*document
 	// index returns the v3 index. Nil means that the local apiserver's is not known yet.
 	index func() *packed
-	// inputs returns the inputs of v2: as long as nothing has changed, the same pointer as that of
-	// the merged document.
+	// inputs returns the inputs of v2: as long as nothing has changed, the same pointer as that of the merged document.
 	inputs func() *inputs
 }
 
@@ -251,9 +247,8 @@ func (o *OpenAPI) mergeIndex(v *view) *packed {
 	return p
 }
 
-// ofLocal reports whether a path of the local apiserver's index is its own: neither a remote
-// group-version, nor a group that has only remote ones, nor one of which only an extension server
-// speaks.
+// ofLocal reports whether a path of the local apiserver's index is its own: neither a remote group-version, nor a group
+// that has only remote ones, nor one of which only an extension server speaks.
 func ofLocal(t *registry.Table, path string, claimed bool) bool {
 	if gv, ok := groupVersionOf(path); ok {
 		e := t.Entry(gv)
@@ -278,8 +273,7 @@ type Status struct {
 	Foreign []string `json:"foreign,omitempty"`
 }
 
-// Status returns the status of every server of remote APIServices that are not hidden, sorted by
-// name.
+// Status returns the status of every server of remote APIServices that are not hidden, sorted by name.
 func (o *OpenAPI) Status() []Status {
 	var out []Status
 	for e, s := range o.remotes(o.cfg.Tables.Table()) {

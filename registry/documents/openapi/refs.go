@@ -128,8 +128,7 @@ func move[T any](ref, prefix string, from, kept, next map[string]T) {
 	}
 }
 
-// inline replaces references to shared parameters, which openapiconv leaves out, and returns how
-// many.
+// inline replaces references to shared parameters, which openapiconv leaves out, and returns how many.
 func inline(parameters []spec.Parameter, shared map[string]spec.Parameter) (n int) {
 	for i := range parameters {
 		if p, ok := shared[strings.TrimPrefix(parameters[i].Ref.String(), toParameter)]; ok {

@@ -61,8 +61,7 @@ func (o *OpenAPI) serveV2(w http.ResponseWriter, r *http.Request) {
 	b.serve(w, r, form, subtypeProto2)
 }
 
-// serveV3 serves one document. A document requested by its hash never changes, so clients may cache
-// it for ever.
+// serveV3 serves one document. A document requested by its hash never changes, so clients may cache it for ever.
 func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 	v := o.view.Load()
 	if v == nil {
@@ -142,8 +141,7 @@ func choose(w http.ResponseWriter, r *http.Request, subtypes ...string) string {
 	return ""
 }
 
-// writeError sends a Status in JSON, whatever the request accepts: OpenAPI's own types have no
-// Status.
+// writeError sends a Status in JSON, whatever the request accepts: OpenAPI's own types have no Status.
 func writeError(w http.ResponseWriter, err *apierrors.StatusError) {
 	if d := err.ErrStatus.Details; d != nil && d.RetryAfterSeconds > 0 {
 		w.Header().Set("Retry-After", "1")

@@ -320,8 +320,7 @@ func (q *question) take(found *packed, tag string) {
 	}
 }
 
-// begin waits until a document may be decoded. Its holder waits for nothing, so a backend that
-// hangs blocks no other.
+// begin waits until a document may be decoded. Its holder waits for nothing, so a backend that hangs blocks no other.
 func (q *question) begin(ctx context.Context) (release func(), err error) {
 	select {
 	case q.o.heavy <- struct{}{}:
@@ -335,8 +334,7 @@ func (q *question) begin(ctx context.Context) (release func(), err error) {
 	}, nil
 }
 
-// converted makes v3 documents from v2 if the backend has no v3. This loses something, as in
-// kube-aggregator.
+// converted makes v3 documents from v2 if the backend has no v3. This loses something, as in kube-aggregator.
 func (q *question) converted(ctx context.Context) error {
 	names, at := make(map[string]bool), make(map[string]int)
 	for i, gv := range q.own {
