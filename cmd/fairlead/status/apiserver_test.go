@@ -67,9 +67,6 @@ func newAPIServer(t *testing.T) *apiserver {
 		lease := a.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease).DeepCopy()
 		return true, lease, s.updateLease(lease)
 	})
-	s.client.AddReactor("list", "apiservices", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		return a.(clienttesting.ListActionImpl).ListOptions.ResourceVersion == "0", nil, errors.New("an apiserver's cache may be behind the last leader's writes")
-	})
 	s.client.AddReactor("*", "*", clienttesting.ObjectReaction(s.tracker))
 	s.client.AddWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
 		o := a.(clienttesting.WatchActionImpl).ListOptions

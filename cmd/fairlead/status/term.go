@@ -154,7 +154,6 @@ func (t *term) informer() (informer cache.Controller) {
 	t.objects, informer = cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: &cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				o.ResourceVersion = "" // of a cache the last leader's writes might be missing
 				list, err := t.writer.config.APIServices.List(ctx, o)
 				if listed = err == nil; !listed {
 					t.writer.log.Error("cannot read statuses", "err", err)
