@@ -3,39 +3,39 @@ package status
 import (
 	"cmp"
 	"context"
-	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
-	"k8s.io/client-go/util/workqueue"
+	"k8s.io/client-go/tools/record"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	apply "k8s.io/kube-aggregator/pkg/client/applyconfiguration/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 const (
 	// conditionType is our own condition.
 	conditionType = "fairlead.dev/Available"
+	// relist is how often the conditions are read again. Only this process should write them, so
+	// this only repairs what others have changed. Available is watched too.
+	relist = 10 * time.Minute
 	// spacing is the least time between two writes of an APIService, however often it flaps.
 	spacing = time.Second
-	// lastRetry bounds the backoff after a failed write: it starts at spacing and doubles.
+	// lastRetry bounds the backoff after a failed write or list: it starts at spacing and doubles.
 	lastRetry = 30 * time.Second
-	// repair is when what others have changed is put right at the latest. Available is at once, but
-	// our own condition not before: only a replica writes it, and another one may lead by now.
-	repair = 10 * time.Minute
-	// callTimeout bounds a write, and so how long a hanging one delays others.
+	// callTimeout bounds a call to the apiserver, and so how long a hanging one delays others.
 	callTimeout = 10 * time.Second
 )
 
@@ -49,7 +49,7 @@ type condition struct {
 type written struct {
 	condition
 	uid       types.UID // of the object that has it
-	version   string    // the latest resourceVersion that was seen
+	version   string    // the resourceVersion of this state
 	since     metav1.Time
 	notBefore time.Time     // of the next write
 	pause     time.Duration // the backoff after a failed write
@@ -58,179 +58,128 @@ type written struct {
 	lostLast time.Time
 }
 
-// elect takes part in the election by a Lease in kube-system until ctx ends, and calls lead while
-// this replica leads. After losing the Lease it runs for election again.
-func (c Config) elect(ctx context.Context, lease string, lead func(context.Context)) error {
-	turn := make(chan struct{}, 1) // holds an element while a goroutine leads
-	for ctx.Err() == nil {
-		// A new elector each time: one that has lost remembers an old state of the Lease.
-		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-			Name: lease,
-			Lock: &resourcelock.LeaseLock{
-				LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: lease},
-				Client:     c.Client.CoordinationV1(),
-				LockConfig: resourcelock.ResourceLockConfig{Identity: c.Identity},
-			},
-			// As Kubernetes' own components: a dead leader is replaced within about 17 s, and one
-			// that cannot reach the apiserver for 10 s stops writing 5 s before another may begin.
-			LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
-			// The context ends a write in flight, and the next leader first reads every condition.
-			ReleaseOnCancel: true,
-			Callbacks: leaderelection.LeaderCallbacks{
-				OnStartedLeading: func(ctx context.Context) { // canceled when the Lease is lost
-					turn <- struct{}{}
-					defer func() { <-turn }()
-					if ctx.Err() == nil {
-						lead(ctx)
-					}
-				},
-				OnStoppedLeading: func() {},
-			},
-		})
-		if err != nil {
-			return fmt.Errorf("configuring election: %w", err)
-		}
-		elector.Run(ctx)
-		turn <- struct{}{} // wait for lead to end; if it has not started yet, its context has ended
-		<-turn
-	}
-	return ctx.Err()
-}
-
-// term is one period of leading, a controller as Kubernetes has them: the table and the watch put
-// names into its queue, and its worker makes one APIService after the other as it should be.
+// term is one period of leading.
 type term struct {
 	writer  *Writer
-	queue   workqueue.TypedDelayingInterface[string] // names of APIServices that may differ
-	objects cache.Store                              // the APIServices, as the watch has brought them
-	entries sync.Map                                 // :: APIService → *registry.Entry
-	written map[string]*written                      // :: APIService → what it has. Only the worker uses it
+	entries map[string]*written        // :: APIService → what the apiserver has. Nil until the first list
+	todo    map[string]*registry.Entry // :: APIService → entries that may differ from it
+	due     time.Time                  // of the next list
+	pause   time.Duration              // the backoff after a failed list
+
+	// What other writers change is watched only for Available.
+	watching sync.WaitGroup
+	end      context.CancelFunc // of the watch
+	wake     chan time.Time     // one slot: there is something in ended or seen
+	ended    atomic.Bool        // the watch has ended, so another list is needed
+
+	mu   sync.Mutex                               // guards seen
+	seen map[string]*apiregistrationv1.APIService // :: APIService → its state, without spec. Bounded by their number
 }
 
 // run writes conditions that differ, until ctx ends.
 func (t *term) run(ctx context.Context) {
-	t.queue, t.written = workqueue.NewTypedDelayingQueue[string](), map[string]*written{}
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer t.queue.ShutDown()
-	defer cancel() // a panic must not wait for the election
-	informer := t.informer()
-	running.Go(func() { informer.RunWithContext(ctx) })
-	select {
-	case <-informer.HasSyncedChecker().Done(): // before that everything would differ
-	case <-ctx.Done():
-		return
-	}
-	running.Go(func() { t.work(ctx) })
-	for _, changes := range latest.Changes(ctx, t.writer.config.Table, nil) {
+	t.wake, t.end, t.seen = make(chan time.Time, 1), func() {}, map[string]*apiregistrationv1.APIService{}
+	timer := time.AfterFunc(relist, func() { latest.Wake(t.wake) }) // reset below
+	defer timer.Stop()
+	defer t.watching.Wait()
+	defer func() { t.end() }() // of the last watch: a panic must not wait for ctx
+	for now, changes := range latest.Changes(ctx, t.writer.config.Table, t.wake) {
 		for _, c := range changes {
-			e := cmp.Or(c.New, c.Old)
-			if e.Rule != nil {
+			if e := cmp.Or(c.New, c.Old); e.Rule != nil {
 				continue // it has no object
 			}
 			if c.New == nil {
-				t.entries.Delete(e.Name)
+				delete(t.todo, c.Old.Name)
 			} else {
-				t.entries.Store(e.Name, e)
+				t.todo[c.New.Name] = c.New
 			}
-			t.queue.Add(e.Name)
 		}
+		t.mu.Lock()
+		seen := t.seen
+		t.seen = map[string]*apiregistrationv1.APIService{}
+		t.mu.Unlock()
+		if (t.ended.Swap(false) || !time.Now().Before(t.due)) && t.list(ctx) {
+			for _, e := range now.Servers() {
+				if e.Rule == nil {
+					t.todo[e.Name] = e
+				}
+			}
+		}
+		next := t.due
+		if t.entries != nil { // before that everything would differ
+			t.compare(seen, now)
+			next = t.write(ctx)
+		}
+		timer.Reset(time.Until(next))
 	}
 }
 
-// informer makes what reads the APIServices. The table cannot be used: an Entry's Object is not
-// renewed when only its status has changed.
-func (t *term) informer() (informer cache.Controller) {
-	pause := repair
+// list reads the conditions from the apiserver, and reports whether it succeeded. The table cannot
+// be used: an Entry's Object is not renewed when only its status has changed.
+func (t *term) list(ctx context.Context) bool {
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	list, err := t.writer.config.APIServices.List(call, metav1.ListOptions{})
+	if err != nil {
+		t.pause = retry(t.pause)
+		t.due = time.Now().Add(t.pause)
+		t.writer.log.Error("cannot read statuses", "err", err)
+		return false
+	}
+	entries := make(map[string]*written, len(list.Items))
+	for i := range list.Items {
+		o := &list.Items[i]
+		have := t.of(o.Name)
+		entries[o.Name] = have
+		have.read(o, t.writer.condition)
+	}
+	t.entries, t.due, t.pause = entries, time.Now().Add(relist), 0
 	if t.writer.condition == apiregistrationv1.Available {
-		pause = 0
+		t.watch(ctx, list.ResourceVersion)
 	}
-	changed := func(o any) {
-		name, _ := cache.DeletionHandlingMetaNamespaceKeyFunc(o) // every object has one
-		t.queue.AddAfter(name, pause)
+	return true
+}
+
+func (w *written) read(o *apiregistrationv1.APIService, of apiregistrationv1.APIServiceConditionType) {
+	w.uid, w.version, w.condition, w.since = o.UID, o.ResourceVersion, condition{}, metav1.Time{}
+	for _, c := range o.Status.Conditions {
+		if c.Type == of {
+			w.condition, w.since = condition{c.Status, c.Reason, c.Message}, c.LastTransitionTime
+		}
 	}
-	listed := false
-	t.objects, informer = cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				list, err := t.writer.config.APIServices.List(ctx, o)
-				if listed = err == nil; !listed {
-					t.writer.log.Error("cannot read statuses", "err", err)
-				}
-				return list, err
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				if o.SendInitialEvents == nil && !listed { // an etcd that was restored may have the version again
-					return nil, apierrors.NewResourceExpired("all are read again")
-				}
-				listed = false
-				return t.writer.config.APIServices.Watch(ctx, o)
-			},
-		},
-		ObjectType:      &apiregistrationv1.APIService{},
-		MinWatchTimeout: repair, // then all are read again
-		Transform: func(o any) (any, error) { // without the spec and managed fields
-			if a, ok := o.(*apiregistrationv1.APIService); ok {
-				o = &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: a.Name, UID: a.UID, ResourceVersion: a.ResourceVersion}, Status: a.Status}
+}
+
+func (t *term) of(name string) *written {
+	return cmp.Or(t.entries[name], &written{})
+}
+
+// write applies each condition that differs and may be written now. It returns when to call next.
+func (t *term) write(ctx context.Context) (next time.Time) {
+	next = t.due
+	for _, name := range slices.Sorted(maps.Keys(t.todo)) {
+		e, have := t.todo[name], t.of(name)
+		t.entries[name] = have
+		if have.uid != e.Object.UID {
+			*have = written{uid: e.Object.UID}
+			if e.Local() { // kube-aggregator's strategy gives it one
+				have.condition, _ = t.wanted(e)
 			}
-			return o, nil
-		},
-		Handler: cache.ResourceEventHandlerDetailedFuncs{
-			AddFunc: func(o any, first bool) {
-				if !first { // of those the table brings all
-					changed(o)
-				}
-			},
-			UpdateFunc: func(_, o any) { changed(o) },
-			DeleteFunc: changed,
-		},
-	})
-	return informer
-}
-
-// work looks at what is in the queue, until ctx ends.
-func (t *term) work(ctx context.Context) {
-	for {
-		name, ended := t.queue.Get()
-		if ended || ctx.Err() != nil {
-			return
 		}
-		t.settle(ctx, name)
-		t.queue.Done(name)
-	}
-}
-
-// settle applies the condition of one APIService if it differs and may be written now, and else comes back.
-func (t *term) settle(ctx context.Context, name string) {
-	object, exists, _ := t.objects.GetByKey(name) // from memory
-	entry, wanted := t.entries.Load(name)
-	if !exists && !wanted {
-		delete(t.written, name)
-		return
-	}
-	have := cmp.Or(t.written[name], &written{})
-	t.written[name] = have
-	if exists {
-		t.see(have, object.(*apiregistrationv1.APIService)) //nolint:forcetypeassert // informer stores no others
-	}
-	if !wanted {
-		return
-	}
-	e := entry.(*registry.Entry) //nolint:forcetypeassert // run stores no others
-	if have.uid != e.Object.UID {
-		*have = written{uid: e.Object.UID, version: have.version}
-		if e.Local() { // kube-aggregator's strategy gives it one
-			have.condition, _ = t.wanted(e)
+		want, known := t.wanted(e)
+		at := have.mayWrite(want)
+		if known && want != have.condition && !time.Now().Before(at) {
+			t.replace(ctx, e, have, want)
+			if ctx.Err() != nil {
+				return next
+			}
+		}
+		if !known || want == have.condition {
+			delete(t.todo, name)
+		} else if at = have.mayWrite(want); at.Before(next) {
+			next = at
 		}
 	}
-	want, known := t.wanted(e)
-	if known && want != have.condition && !time.Now().Before(have.mayWrite(want)) {
-		t.replace(ctx, e, have, want)
-	}
-	if known && want != have.condition {
-		t.queue.AddAfter(name, time.Until(have.mayWrite(want)))
-	}
+	return next
 }
 
 // replace applies one condition and records the result.
@@ -251,7 +200,7 @@ func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, wa
 	o, err := t.writer.config.APIServices.ApplyStatus(ctx, apply.APIService(e.Name).WithUID(e.Object.UID).WithStatus(status),
 		metav1.ApplyOptions{FieldManager: "fairlead", Force: true})
 	if err != nil {
-		have.pause = min(max(2*have.pause, spacing), lastRetry)
+		have.pause = retry(have.pause)
 		have.notBefore = time.Now().Add(have.pause)
 	}
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) {
@@ -293,32 +242,94 @@ func (t *term) wanted(e *registry.Entry) (want condition, known bool) {
 	return condition{apiregistrationv1.ConditionStatus(v.Status), v.Reason, printable.Line(v.Message)}, true
 }
 
-// see notes what the watch has brought of an APIService. After each loss against another writer the next write waits
-// longer, up to repair: a kube-apiserver's own aggregator over the same keys would always write again.
-func (t *term) see(have *written, o *apiregistrationv1.APIService) {
-	const behind = time.Minute // may the watch be. Later, etcd was restored from a backup
-	if order, err := resourceversion.CompareResourceVersion(o.ResourceVersion, have.version); err == nil &&
-		(order == 0 || order < 0 && time.Since(have.notBefore) < behind) {
-		return // our own, or one before it
-	}
-	before := *have
-	have.uid, have.version, have.condition, have.since = o.UID, o.ResourceVersion, condition{}, metav1.Time{}
-	for _, c := range o.Status.Conditions {
-		if c.Type == t.writer.condition {
-			have.condition, have.since = condition{c.Status, c.Reason, c.Message}, c.LastTransitionTime
+func retry(pause time.Duration) time.Duration {
+	return min(max(2*pause, spacing), lastRetry)
+}
+
+// watch starts a new watch after a list. If it ends by itself, all is listed again after lastRetry.
+func (t *term) watch(ctx context.Context, after string) {
+	t.end()
+	ctx, t.end = context.WithCancel(ctx)
+	t.watching.Go(func() { // ends with run or the next list
+		if t.receive(ctx, after); latest.Sleep(ctx, lastRetry) {
+			t.ended.Store(true)
+			latest.Wake(t.wake)
 		}
-	}
-	if have.condition == before.condition || have.uid != before.uid || before.condition == (condition{}) {
-		return // it has replaced nothing
-	}
-	if time.Since(have.lostLast) > 2*repair {
-		have.losses = 0
-	}
-	if have.losses, have.lostLast = have.losses+1, time.Now(); have.losses == 1 {
+	})
+}
+
+func (t *term) receive(ctx context.Context, after string) {
+	w, err := t.writer.config.APIServices.Watch(ctx, metav1.ListOptions{ResourceVersion: after})
+	if err != nil {
 		return
 	}
-	have.notBefore = have.lostLast.Add(min(spacing<<min(have.losses, 10), repair))
-	if have.losses == 3 { // it persists
-		t.writer.log.Warn("another writer writes this condition too: replacing it less and less often", "apiservice", o.Name, "condition", t.writer.condition)
+	defer w.Stop()
+	defer context.AfterFunc(ctx, w.Stop)()
+	for e := range w.ResultChan() {
+		if o, ok := e.Object.(*apiregistrationv1.APIService); ok {
+			t.mu.Lock()
+			t.seen[o.Name] = &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}, Status: o.Status}
+			t.mu.Unlock()
+			latest.Wake(t.wake)
+		}
+	}
+}
+
+// compare finds conditions that other writers have changed, and has them replaced at once. After each loss it waits
+// longer, up to relist: a kube-apiserver's own aggregator over the same keys would always write again.
+func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now latest.State[*registry.Entry]) {
+	differ := map[string]bool{}
+	for name, o := range seen {
+		have := t.of(name)
+		if order, err := resourceversion.CompareResourceVersion(o.ResourceVersion, have.version); err == nil && order <= 0 {
+			continue // our own, or older than the list
+		}
+		t.entries[name] = have
+		before := *have
+		if have.read(o, t.writer.condition); have.condition == before.condition && have.uid == before.uid {
+			continue
+		}
+		differ[name] = true
+		if have.uid != before.uid || before.condition == (condition{}) {
+			continue // it has replaced nothing
+		}
+		if time.Since(have.lostLast) > 2*relist {
+			have.losses = 0
+		}
+		if have.losses, have.lostLast = have.losses+1, time.Now(); have.losses == 1 {
+			continue
+		}
+		have.notBefore = have.lostLast.Add(min(spacing<<min(have.losses, 10), relist))
+		if have.losses == 3 { // it persists
+			t.writer.log.Warn("another writer writes this condition too: replacing it less and less often", "apiservice", name, "condition", t.writer.condition)
+		}
+	}
+	if len(differ) == 0 {
+		return
+	}
+	for _, e := range now.Servers() {
+		if differ[e.Name] && e.Object.UID == t.entries[e.Name].uid { // otherwise the table will bring the new object
+			t.todo[e.Name] = e
+		}
+	}
+}
+
+// leading has the recorder of Events while this replica leads.
+type leading = atomic.Pointer[record.EventRecorder]
+
+// Refusals tells which rules began to refuse since its last call, in Events if this replica leads.
+func (e *Events) Refusals(rules *policy.Gates, log *slog.Logger) {
+	for _, g := range rules.All() {
+		if g.Begins(time.Now()) {
+			log.Info("a rule "+map[bool]string{true: "would refuse", false: "refuses"}[g.DryRun]+" requests", "rule", g.Name, "action", g.Action, "place", g.Where)
+			if to := e.leads.Load(); to != nil && !g.DryRun {
+				on := &corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: rules.Map.Namespace, Name: rules.Map.Name}
+				if on.Name == "" {
+					on.Kind, on.Name = "Namespace", metav1.NamespaceSystem
+				}
+				e.emitted.WithLabelValues(corev1.EventTypeWarning).Inc()
+				(*to).Event(on, corev1.EventTypeWarning, "RuleRefuses", "rule "+g.Name+" ("+string(g.Action)+") refuses requests")
+			}
+		}
 	}
 }

@@ -6,8 +6,8 @@
 // Lease: kube-aggregator lets every replica write the same object, and replicas that see the network differently fight
 // (kubernetes/kubernetes#81504, #64698). The leader writes its own verdicts.
 //
-// While this replica leads, Run waits for the goroutines of a controller: its watch and its worker.
-// Package status decides no verdict, and nothing reads the condition back to route by it.
+// Everything happens on Run's goroutine and, while this replica leads, on one more that Run waits
+// for. Package status decides no verdict, and nothing reads the condition back to route by it.
 package status
 
 import (
@@ -15,7 +15,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/client-go/tools/record"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
@@ -32,7 +33,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // Config configures a Writer or Events. Table is required, and for a Writer APIServices and either
@@ -40,7 +40,7 @@ import (
 type Config struct {
 	// Table returns the current table.
 	Table func() latest.State[*registry.Entry]
-	// APIServices writes conditions; it needs list and watch on apiservices, and patch on apiservices/status.
+	// APIServices writes conditions; it needs list on apiservices and patch on apiservices/status.
 	APIServices typed.APIServiceInterface
 	// Client elects one replica by a Lease, where Identity is this replica's unique name; it needs
 	// the verbs get, create and update on leases. It also writes Events, for which it needs create
@@ -94,8 +94,47 @@ func (w *Writer) Run(ctx context.Context) error {
 		w.leading.Set(1)
 		defer w.leading.Set(0)
 		defer w.log.Info("no longer writing statuses", "lease", lease)
-		(&term{writer: w}).run(ctx)
+		(&term{writer: w, todo: map[string]*registry.Entry{}}).run(ctx)
 	})
+}
+
+// elect takes part in the election by a Lease in kube-system until ctx ends, and calls lead while
+// this replica leads. After losing the Lease it runs for election again.
+func (c Config) elect(ctx context.Context, lease string, lead func(context.Context)) error {
+	turn := make(chan struct{}, 1) // holds an element while a goroutine leads
+	for ctx.Err() == nil {
+		// A new elector each time: one that has lost remembers an old state of the Lease.
+		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+			Name: lease,
+			Lock: &resourcelock.LeaseLock{
+				LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: lease},
+				Client:     c.Client.CoordinationV1(),
+				LockConfig: resourcelock.ResourceLockConfig{Identity: c.Identity},
+			},
+			// As Kubernetes' own components: a dead leader is replaced within about 17 s, and one
+			// that cannot reach the apiserver for 10 s stops writing 5 s before another may begin.
+			LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
+			// The context ends a write in flight, and the next leader first reads every condition.
+			ReleaseOnCancel: true,
+			Callbacks: leaderelection.LeaderCallbacks{
+				OnStartedLeading: func(ctx context.Context) { // canceled when the Lease is lost
+					turn <- struct{}{}
+					defer func() { <-turn }()
+					if ctx.Err() == nil {
+						lead(ctx)
+					}
+				},
+				OnStoppedLeading: func() {},
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("configuring election: %w", err)
+		}
+		elector.Run(ctx)
+		turn <- struct{}{} // wait for lead to end; if it has not started yet, its context has ended
+		<-turn
+	}
+	return ctx.Err()
 }
 
 // Events reports changed verdicts as Events on the APIServices, while this replica leads.
@@ -104,8 +143,8 @@ func (w *Writer) Run(ctx context.Context) error {
 type Events struct {
 	config  Config
 	log     *slog.Logger
-	emitted *prometheus.CounterVec               // :: type
-	leads   atomic.Pointer[record.EventRecorder] // nil while it does not
+	emitted *prometheus.CounterVec // :: type
+	leads   leading
 }
 
 // NewEvents makes Events. It does nothing until Run.
@@ -199,21 +238,4 @@ func (e *Events) emit(to record.EventRecorder, entry *registry.Entry, kind, reas
 	message = printable.Cut(printable.Line(message), longest-len("…"))
 	e.emitted.WithLabelValues(kind).Inc()
 	to.Event(&corev1.ObjectReference{Kind: "APIService", APIVersion: "apiregistration.k8s.io/v1", Name: entry.APIService(), UID: entry.Object.UID}, kind, reason, message)
-}
-
-// Refusals tells which rules began to refuse since its last call, in Events if this replica leads.
-func (e *Events) Refusals(rules *policy.Gates, log *slog.Logger) {
-	for _, g := range rules.All() {
-		if g.Begins(time.Now()) {
-			log.Info("a rule "+map[bool]string{true: "would refuse", false: "refuses"}[g.DryRun]+" requests", "rule", g.Name, "action", g.Action, "place", g.Where)
-			if to := e.leads.Load(); to != nil && !g.DryRun {
-				on := &corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: rules.Map.Namespace, Name: rules.Map.Name}
-				if on.Name == "" {
-					on.Kind, on.Name = "Namespace", metav1.NamespaceSystem
-				}
-				e.emitted.WithLabelValues(corev1.EventTypeWarning).Inc()
-				(*to).Event(on, corev1.EventTypeWarning, "RuleRefuses", "rule "+g.Name+" ("+string(g.Action)+") refuses requests")
-			}
-		}
-	}
 }
