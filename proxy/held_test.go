@@ -63,8 +63,8 @@ func TestPlacesOfRulesComeBack(t *testing.T) {
 		w := newWorld(t, worldConfig{
 			local: act, remote: act, remoteHTTP1: http1, change: annotate("max-inflight", "4"),
 			tokenReviewed: func() error {
-				if rand.IntN(2) == 0 { //nolint:gosec // no secret
-					slow, cancel := context.WithTimeout(t.Context(), time.Duration(rand.IntN(20))*time.Millisecond) //nolint:gosec // as above
+				if rand.IntN(2) == 0 {
+					slow, cancel := context.WithTimeout(t.Context(), time.Duration(rand.IntN(20))*time.Millisecond)
 					defer cancel()
 					<-slow.Done()
 				}
@@ -79,7 +79,7 @@ func TestPlacesOfRulesComeBack(t *testing.T) {
 		for i := range 600 {
 			proto := []string{"http/1.1", "h2"}[i%2]
 			all.Go(func() {
-				rnd := rand.New(rand.NewPCG(uint64(i), 1)) //nolint:gosec // no secret, and not negative
+				rnd := rand.New(rand.NewPCG(uint64(i), 1))
 				of := func(s ...string) string { return s[rnd.IntN(len(s))] }
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rnd.IntN(600))*time.Millisecond)
 				defer cancel()

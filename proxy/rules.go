@@ -108,16 +108,17 @@ func (x *exchange) admit() *apierrors.StatusError {
 	if d.user != nil {
 		from = bound.Caller(d.user, x.head.Remote)
 	}
-	wait, ok := time.Duration(0), false
 	if d.DryRun != nil {
-		if x.places[1], _, ok = d.DryRun.Enter(from, now); ok {
+		place, _, ok := d.DryRun.Enter(from, now)
+		if x.places[1] = place; ok {
 			d.DryRun = nil
 		}
 	}
 	if d.Rule == nil {
 		return nil
 	}
-	if x.places[0], wait, ok = d.Rule.Enter(from, now); ok {
+	place, wait, ok := d.Rule.Enter(from, now)
+	if x.places[0] = place; ok {
 		return nil
 	}
 	return errRule(d.Rule, wait)

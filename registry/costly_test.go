@@ -70,7 +70,7 @@ func TestCostlyPolicy(t *testing.T) {
 		compiled, wrong := new(Options).compile(objects, new(policy.Namespaces), nil)
 		runtime.GC()
 		runtime.ReadMemStats(&after)
-		if kept := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) >> 20; kept > 100 { //nolint:gosec // below 2^63
+		if kept := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) >> 20; kept > 100 {
 			t.Errorf("%s: %d MB are kept", name, kept)
 		}
 		if got := len(compiled.rules.All()) > 0; got != tc.rules || len(wrong) > 0 {

@@ -156,7 +156,7 @@ func (s *teller) checkUpdate(at string) {
 		if old == nil || old == e {
 			continue
 		}
-		if reflect.DeepEqual(old, e) || old.Backend != e.Backend && e.Backend != nil && old.Backend != nil && *old.Backend == *e.Backend { //nolint:govet // errors of one input are equal in depth, too
+		if reflect.DeepEqual(old, e) || old.Backend != e.Backend && e.Backend != nil && old.Backend != nil && *old.Backend == *e.Backend {
 			s.Errorf("%s: an equal entry or Backend of %s is another pointer", at, e.Name)
 		}
 	}

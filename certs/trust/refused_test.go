@@ -10,7 +10,7 @@ func TestRefusalIsLoggedUnlocked(t *testing.T) {
 	s := newStage(t, Config{})
 	s.set("v1.a", "bundle=ca")
 	b, lines := s.Trust.backends["v1.a"], 0
-	s.Trust.cfg.Logger = slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+	s.cfg.Logger = slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
 		if lines++; !b.mu.TryLock() {
 			t.Errorf("locked: %s", p)
 			return len(p), nil

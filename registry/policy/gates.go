@@ -152,7 +152,7 @@ func (g *Gates) Compile() {
 	}
 	for i, a := range g.alternatives {
 		for _, id := range slices.MinFunc(a.all, func(x, y condition) int { return cmp.Compare(sum(x), sum(y)) }) {
-			g.found[id] = append(g.found[id], int32(i)) //nolint:gosec // at most maxRules · maxRulesOfMatch
+			g.found[id] = append(g.found[id], int32(i))
 		}
 	}
 }

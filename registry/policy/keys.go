@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
@@ -83,7 +84,7 @@ func (r *AccessRule) alternatives() (all [][][]key) {
 		return keysOf(values, func(s string) key { return key{by: by, value: s} })
 	}
 	for _, m := range r.Match.ResourceRules {
-		one := common[:len(common):len(common)]
+		one := slices.Clip(common)
 		namespaces := keysOf(m.Namespaces, func(s string) key {
 			if s == "*" {
 				return key{by: byKind, kind: ofNamespace}
@@ -101,7 +102,7 @@ func (r *AccessRule) alternatives() (all [][][]key) {
 		all = append(all, one)
 	}
 	for _, m := range r.Match.NonResourceRules {
-		one := common[:len(common):len(common)]
+		one := slices.Clip(common)
 		paths := named(byPath, m.NonResourceURLs)
 		for i, k := range paths {
 			if paths[i].value = strings.TrimSuffix(k.value, "*"); !strings.HasSuffix(paths[i].value, "/") {

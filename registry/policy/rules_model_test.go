@@ -282,7 +282,7 @@ func TestRulesAgainstModel(t *testing.T) {
 			}
 		}
 		for d, ids := range g.ids {
-			finds(dimension(d), slices.Collect(maps.Values(ids))...) //nolint:gosec // at most dimensions
+			finds(dimension(d), slices.Collect(maps.Values(ids))...)
 		}
 		finds(bySource, slices.Collect(maps.Values(g.nets))...)
 		finds(byKind, ofResource, ofPath, ofWholeList, ofNamespace)
