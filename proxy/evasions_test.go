@@ -80,11 +80,11 @@ func (a *asked) stops() string {
 		return "lists"
 	case a.IsResourceRequest && a.Verb == "watch" && (resource == "nodes" || resource == "widgets"):
 		return "watches"
-	case a.user.GetName() == "mallory" || strings.HasPrefix(a.user.GetName(), "system:serviceaccount:evil:"):
+	case a.IsResourceRequest && (a.user.GetName() == "mallory" || strings.HasPrefix(a.user.GetName(), "system:serviceaccount:evil:")):
 		return "mallory"
-	case slices.Contains(groups, "bad") || slices.Contains(groups, "system:nodes"):
+	case a.IsResourceRequest && (slices.Contains(groups, "bad") || slices.Contains(groups, "system:nodes")):
 		return "groups"
-	case strings.HasPrefix(a.agent, "evil"):
+	case a.IsResourceRequest && strings.HasPrefix(a.agent, "evil"):
 		return "agents"
 	case !a.IsResourceRequest && (a.Verb == "get" || a.Verb == "post") && (a.Path == "/metrics" || strings.HasPrefix(a.Path, "/metrics/") || strings.HasPrefix(a.Path, "/logs/")):
 		return "paths"
