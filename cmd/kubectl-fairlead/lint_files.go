@@ -79,16 +79,17 @@ func (l *linter) files(paths []string) {
 
 // lockout reports a rule that stops even system:masters, if no rule before it lets anybody pass.
 func (l *linter) lockout(rules *policy.Gates) {
+	if rules == nil {
+		return
+	}
 	masters := &user.DefaultInfo{Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 	q := &policy.Request{Verb: "update", Resource: "configmaps", Namespace: "kube-system", IsResource: true, User: masters}
-	for _, g := range rules.All() {
-		switch stops, _ := rules.Find(q); {
-		case g.Action == policy.Allow && !g.DryRun:
-			return
-		case g == stops:
-			l.warn(g.Where, "put one with action Allow before it, for break-glass (docs/rules.md)", "rule %s (%s) can stop everybody, system:masters too", g.Name, g.Action)
-		}
+	stops, _ := rules.Find(q)
+	at := slices.Index(rules.All(), stops)
+	if at < 0 || slices.ContainsFunc(rules.All()[:at+1], func(g *policy.Gate) bool { return g.Action == policy.Allow && !g.DryRun }) {
+		return
 	}
+	l.warn(stops.Where, "put one with action Allow before it, for break-glass (docs/rules.md)", "rule %s (%s) can stop everybody, system:masters too", stops.Name, stops.Action)
 }
 
 // faults reports faults of files.

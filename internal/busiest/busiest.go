@@ -155,8 +155,9 @@ func (c *Callers) flush() {
 		s.now, s.spare = s.spare, s.now
 		s.mu.Unlock()
 		for key, r := range s.spare { // only a flush uses it
+			keys := viewed(key)
 			for w := range c.windows {
-				c.windows[w].slots[0].add(key, r)
+				c.windows[w].slots[0].add(keys, r)
 			}
 		}
 		clear(s.spare)

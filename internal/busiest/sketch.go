@@ -84,9 +84,9 @@ func newSlot() *slot {
 	return s
 }
 
-func (s *slot) add(key string, r *row) {
+func (s *slot) add(keys [views]string, r *row) {
 	s.total.Add(&r.Counts, 1)
-	for i, key := range viewed(key) {
+	for i, key := range keys {
 		s.by[i].add(key, r)
 	}
 }

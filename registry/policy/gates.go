@@ -28,8 +28,8 @@ type Gates struct {
 	// Map is the ConfigMap that the policy is in, if it is. Its own requests pass, so that nobody
 	// can lock out who may correct it.
 	Map types.NamespacedName
-	// ByUser says that a rule needs the caller's user, Agents and Sources that one looks at these.
-	ByUser, Agents, Sources bool
+	// ByUser says that a rule needs the caller's user; Agents, Sources and Lists that one looks at these.
+	ByUser, Agents, Sources, Lists bool
 
 	all          []*Gate
 	byName, old  map[string]*Gate // old are those of prev, until Compile
@@ -103,7 +103,7 @@ func (g *Gates) Add(r *AccessRule, where string, at *field.Path) field.ErrorList
 		g.alternatives = append(g.alternatives, a)
 	}
 	g.ByUser = g.ids[byUser] != nil || g.ids[byGroup] != nil || g.ids[byAccounts] != nil || g.ByUser || (r.Action == Rate || r.Action == InFlight) && !r.Shared
-	g.Agents, g.Sources = g.Agents || r.UserAgents != nil, g.Sources || r.Sources != nil
+	g.Agents, g.Sources, g.Lists = g.Agents || r.UserAgents != nil, g.Sources || r.Sources != nil, g.Lists || r.WholeLists
 	g.all, g.byName[r.Name] = append(g.all, c), c
 	return nil
 }

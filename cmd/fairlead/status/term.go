@@ -319,8 +319,9 @@ type leading = atomic.Pointer[record.EventRecorder]
 
 // Refusals tells which rules began to refuse since its last call, in Events if this replica leads.
 func (e *Events) Refusals(rules *policy.Gates, log *slog.Logger) {
+	now := time.Now()
 	for _, g := range rules.All() {
-		if g.Begins(time.Now()) {
+		if g.Begins(now) {
 			log.Info("a rule "+map[bool]string{true: "would refuse", false: "refuses"}[g.DryRun]+" requests", "rule", g.Name, "action", g.Action, "place", g.Where)
 			if to := e.leads.Load(); to != nil && !g.DryRun {
 				on := &corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: rules.Map.Namespace, Name: rules.Map.Name}
