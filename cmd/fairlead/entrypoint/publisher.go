@@ -4,8 +4,7 @@
 //
 // Each replica keeps a Lease in kube-system while it is ready, and publishes the addresses of all
 // live Leases. A replica's address disappears at once when it drains, and when its Lease expires
-// after it has died. A replica judges a Lease by when it saw it change, not by the clock of its
-// holder. Published objects carry an annotation that repeats their content. If the two differ,
+// after it has died. Published objects carry an annotation that repeats their content. If the two differ,
 // another writer has changed the object; Fairlead gives way to a writer that persists.
 //
 // Everything happens on Run's goroutine; Withdraw only leaves it a note. There is no lock.
@@ -20,12 +19,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/members"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
@@ -48,11 +50,12 @@ type Config struct {
 }
 
 const (
-	// leaseDuration is how long a Lease lasts: three renewals may be lost before it expires.
-	leaseDuration = 8 * time.Second
-	// interval is the time between two rounds of four small requests each, of which one writes. Another replica sees a
-	// Lease change, and its expiry, up to one interval late: a dead replica stays published for at most 12 s.
-	interval = 2 * time.Second
+	// leaseLabel selects the Leases of all replicas.
+	leaseLabel = "fairlead.dev/entrypoint"
+	// addressAnnotation holds the address of a Lease's replica.
+	addressAnnotation = "fairlead.dev/advertise-address"
+	// interval is the time between two rounds of four small requests each, of which one writes.
+	interval = members.Interval
 	// readyInterval is how often readiness is checked between rounds. It costs no request.
 	readyInterval = 250 * time.Millisecond
 )
@@ -62,7 +65,7 @@ type Publisher struct {
 	config  Config
 	log     *slog.Logger
 	metrics *metrics
-	members members
+	members *members.Members
 	contest contest
 	leaving chan struct{} // holds an element after Withdraw
 
@@ -76,7 +79,15 @@ type Publisher struct {
 // New makes a Publisher.
 func New(c Config) *Publisher {
 	c.Address = netip.AddrPortFrom(c.Address.Addr().Unmap(), c.Address.Port())
-	return &Publisher{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: newMetrics(c.Metrics), members: members{known: map[string]*member{}}, leaving: make(chan struct{}, 1)}
+	log := cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	return &Publisher{config: c, log: log, metrics: newMetrics(c.Metrics), leaving: make(chan struct{}, 1), members: members.New(members.Config{
+		Client: c.Client, Label: leaseLabel, Name: leaseName(c.Address), Identity: c.Identity, Logger: log,
+	})}
+}
+
+// leaseName is unique per address: a new process there takes over its predecessor's Lease.
+func leaseName(a netip.AddrPort) string {
+	return fmt.Sprintf("fairlead-entrypoint-%s-%d", strings.NewReplacer(":", "-", ".", "-").Replace(a.Addr().StringExpanded()), a.Port())
 }
 
 // CheckAddress returns why clients cannot use an address. Kubernetes would reject it too.
@@ -124,9 +135,8 @@ func (p *Publisher) Run(ctx context.Context) error {
 
 // round renews or drops our own Lease, then publishes the live ones. The next retries what fails.
 func (p *Publisher) round(ctx context.Context, ready bool) {
-	const limit = 4 * time.Second // two fit into a Lease's duration when the apiserver hangs
-	// Only limit bounds it: a withdrawal cut short would leave an address without a Lease.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	// Only the limit bounds it: a withdrawal cut short would leave an address without a Lease.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), members.RoundLimit)
 	defer cancel()
 	err := p.tryToPublish(ctx, ready)
 	fault := "" // it is logged once, and its end
@@ -164,6 +174,38 @@ func (p *Publisher) tryToPublish(ctx context.Context, ready bool) error {
 			return err
 		}
 	}
+}
+
+// liveAddresses renews our Lease if we are ready, or drops it, and returns those of live replicas.
+func (p *Publisher) liveAddresses(ctx context.Context, ready bool) (addresses []netip.AddrPort, err error) {
+	var says map[string]string // nil: nothing more
+	if ready {
+		says, addresses = map[string]string{addressAnnotation: p.config.Address.String()}, []netip.AddrPort{p.config.Address}
+	}
+	alive, err := p.members.Round(ctx, says)
+	if err != nil {
+		return nil, err
+	}
+	if ready != p.published {
+		p.log.Info("the lease of this replica changed", "address", p.config.Address.String(), "published", ready)
+	}
+	p.published = ready
+	p.metrics.published.Set(metric.Number(ready))
+	for _, l := range alive {
+		// Anyone who may write Leases in kube-system may publish an address, but not an invalid
+		// one: Kubernetes would refuse the whole list.
+		a, err := netip.ParseAddrPort(l.Annotations[addressAnnotation])
+		if err == nil {
+			err = CheckAddress(a.Addr())
+		}
+		if err != nil || a.Port() == 0 {
+			p.log.Debug("a lease has no address", "lease", l.Name, "err", err)
+			continue
+		}
+		addresses = append(addresses, netip.AddrPortFrom(a.Addr().Unmap(), a.Port()))
+	}
+	slices.SortFunc(addresses, netip.AddrPort.Compare)
+	return slices.Compact(addresses), nil
 }
 
 type metrics struct {

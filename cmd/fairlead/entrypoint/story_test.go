@@ -189,17 +189,6 @@ func TestStories(t *testing.T) {
 	})
 }
 
-// An expired Lease is not counted, even if it cannot be deleted.
-func TestALeaseRunsOut(t *testing.T) {
-	m, now := members{known: map[string]*member{}}, time.Now()
-	renewed := metav1.NewMicroTime(now)
-	lease := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "a", ResourceVersion: "1"}, Spec: coordinationv1.LeaseSpec{RenewTime: &renewed}}
-	for i, want := range []string{"1 0", "1 0", "0 1", "0 1"} {
-		alive, dead := m.observe([]coordinationv1.Lease{lease}, true, now.Add(time.Duration(i)*leaseDuration/2))
-		check.Same(t, want, fmt.Sprint(len(alive), " ", len(dead)), "after %d halves of its time", i)
-	}
-}
-
 func TestCheckAddress(t *testing.T) {
 	must.Do(t, CheckAddress(netip.MustParseAddr("10.0.0.1")))
 	for name, a := range map[string]netip.Addr{

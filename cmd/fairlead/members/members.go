@@ -1,0 +1,172 @@
+// Package members keeps a Lease in kube-system for each replica that takes part in something, and
+// sees which of the others live. A Lease's annotations are what its replica tells the others.
+//
+// A replica judges a Lease by when it saw it change, not by the clock of its holder. There is no
+// lock: one goroutine calls Round.
+//
+// This package does not decide who takes part, and starts nothing.
+package members
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	// LeaseDuration is how long a Lease lasts: three renewals may be lost before it expires.
+	LeaseDuration = 8 * time.Second
+	// Interval is the time between two rounds. Another replica sees a Lease change, and its expiry, up to one interval
+	// late: a dead replica counts as alive for at most 12 s.
+	Interval = 2 * time.Second
+	// RoundLimit is how long a round may take: two fit into a Lease's duration when the apiserver hangs.
+	RoundLimit = 4 * time.Second
+)
+
+// Config configures Members. All fields are required.
+type Config struct {
+	// Client keeps Leases in kube-system: list, create, update and delete.
+	Client kubernetes.Interface
+	// Label selects the Leases of all replicas that take part.
+	Label string
+	// Name is that of this replica's Lease. A new process at the same place has the same, and takes
+	// over its predecessor's Lease.
+	Name string
+	// Identity names this process. It must be unique.
+	Identity string
+	// Logger logs Leases that expire.
+	Logger *slog.Logger
+}
+
+// Members is what this replica has seen of all Leases. Make it with New.
+type Members struct {
+	config Config
+	known  map[string]*member // :: name of the Lease
+	last   time.Time          // of the latest list that showed that Leases can be written
+}
+
+type member struct {
+	version string    // its resourceVersion
+	seen    time.Time // when this replica saw it change, or first saw it
+	alive   bool
+}
+
+// New makes Members that have seen nothing.
+func New(c Config) *Members { return &Members{config: c, known: map[string]*member{}} }
+
+// Round renews this replica's Lease with annotations, or drops it if they are nil, and returns those of the other live
+// replicas. After an error nobody is known to be alive.
+func (m *Members) Round(ctx context.Context, annotations map[string]string) ([]*coordinationv1.Lease, error) {
+	list, err := m.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: m.config.Label})
+	if err != nil {
+		return nil, fmt.Errorf("listing leases: %w", err)
+	}
+	var mine *coordinationv1.Lease
+	list.Items = slices.DeleteFunc(list.Items, func(l coordinationv1.Lease) bool {
+		if l.Name != m.config.Name {
+			return false
+		}
+		mine = &l
+		return annotations != nil || m.held(mine) // another process's Lease counts like any other
+	})
+	if annotations != nil {
+		err = m.renew(ctx, mine, annotations)
+	} else if mine != nil && m.held(mine) { // another process may have taken it over
+		err = m.remove(ctx, mine)
+	}
+	if err != nil {
+		return nil, err
+	}
+	alive, dead := m.observe(list.Items, annotations != nil, time.Now())
+	for _, l := range dead { // so that a replica that starts later does not wait for them to expire again
+		if err := m.remove(ctx, l); err != nil {
+			m.config.Logger.Debug("cannot delete an expired lease", "lease", l.Name, "err", err) // a later round tries again
+			continue
+		}
+		m.config.Logger.Warn("a replica's lease has expired", "lease", l.Name)
+	}
+	return alive, nil
+}
+
+// observe returns the live Leases and the expired ones. wrote says that this replica has just written its own. A Lease
+// expires only while it, or another one, can be written: an apiserver whose etcd is full still lists.
+func (m *Members) observe(leases []coordinationv1.Lease, wrote bool, now time.Time) (alive, dead []*coordinationv1.Lease) {
+	writable := wrote || slices.ContainsFunc(leases, func(l coordinationv1.Lease) bool {
+		k := m.known[l.Name]
+		return k == nil || k.version != l.ResourceVersion
+	})
+	if writable {
+		if now.Sub(m.last) > LeaseDuration {
+			for _, k := range m.known {
+				k.seen = now // nobody could renew, or we may have missed it
+			}
+		}
+		m.last = now
+	}
+	names := map[string]bool{}
+	for i := range leases {
+		l := &leases[i]
+		names[l.Name] = true
+		k := m.known[l.Name]
+		switch {
+		case k == nil:
+			// No renewal seen yet: trust the Lease's renewTime.
+			k = &member{version: l.ResourceVersion, seen: now, alive: l.Spec.RenewTime != nil && now.Before(l.Spec.RenewTime.Add(LeaseDuration))}
+			m.known[l.Name] = k
+		case k.version != l.ResourceVersion:
+			k.version, k.seen, k.alive = l.ResourceVersion, now, true
+		case writable && now.Sub(k.seen) >= LeaseDuration:
+			k.alive = false
+			dead = append(dead, l)
+		}
+		if k.alive {
+			alive = append(alive, l)
+		}
+	}
+	maps.DeleteFunc(m.known, func(name string, _ *member) bool { return !names[name] })
+	return alive, dead
+}
+
+func (m *Members) held(l *coordinationv1.Lease) bool {
+	return ptr.Deref(l.Spec.HolderIdentity, "") == m.config.Identity
+}
+
+// renew extends our Lease. It takes the Lease over from an earlier process at our place.
+func (m *Members) renew(ctx context.Context, mine *coordinationv1.Lease, annotations map[string]string) error {
+	leases := m.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem)
+	lease := cmp.Or(mine, &coordinationv1.Lease{}).DeepCopy()
+	lease.Namespace, lease.Name, lease.Annotations = metav1.NamespaceSystem, m.config.Name, annotations
+	metav1.SetMetaDataLabel(&lease.ObjectMeta, m.config.Label, "")
+	lease.Spec.HolderIdentity, lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds = &m.config.Identity, new(metav1.NowMicro()), new(int32(LeaseDuration/time.Second))
+	var err error
+	if mine == nil {
+		_, err = leases.Create(ctx, lease, metav1.CreateOptions{})
+	} else {
+		_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("renewing lease: %w", err)
+	}
+	return nil
+}
+
+// remove deletes a Lease unless it has been renewed, or made anew, since it was read.
+func (m *Members) remove(ctx context.Context, l *coordinationv1.Lease) error {
+	err := m.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, l.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{ResourceVersion: &l.ResourceVersion},
+	})
+	if err == nil || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return fmt.Errorf("dropping lease: %w", err)
+}
