@@ -38,6 +38,7 @@ type options struct {
 
 	bindAddress           string
 	securePort, adminPort int
+	balancers             []net.IPNet // that send the PROXY protocol
 	minTLSVersion         string
 	cipherSuites          []string
 
@@ -88,6 +89,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs.StringVar(&o.bindAddress, "bind-address", "0.0.0.0", "IP address to listen on.")
 	fs.IntVar(&o.securePort, "secure-port", 6443, "Port of the front door. 0: any free port.")
 	fs.IntVar(&o.adminPort, "admin-secure-port", 6444, "Port for health checks, metrics and profiles. 0: any free port.")
+	fs.IPNetSliceVar(&o.balancers, "proxy-protocol-from", nil, "Networks of load balancers that begin each connection to the front door with a header of the PROXY protocol, version 1 or 2: the client's address is then the header's, and a connection without one fails. From elsewhere a header is refused. List nothing but balancers: whoever connects from there can name any address. Empty: none.")
 	o.AddFlags(group)
 	fs = group("serving certificate")
 	fs.StringVar(&o.minTLSVersion, "tls-min-version", "VersionTLS12", "Lowest TLS version that is accepted: VersionTLS12 or VersionTLS13.")

@@ -163,9 +163,9 @@ func (s *server) makePorts() {
 	own := s.adminPages()
 	s.frames = s.proxy.Frames(h2.Config{MaxStreams: uint32(s.o.streamsPerConn), Memory: s.held, Logger: s.log, Metrics: s.metrics}) //nolint:gosec // validated
 	s.adminFrames = s.adminEngine(own)
-	c := front.Config{Listener: s.ports.front, TLS: s.certs.TLS(), Handler: s.proxy, ConnContext: s.proxy.ConnContext, Frames: s.frames, Memory: s.held, Logger: s.log}
+	c := front.Config{Listener: s.ports.front, TLS: s.certs.TLS(), Handler: s.proxy, ConnContext: s.proxy.ConnContext, Frames: s.frames, Balancers: s.o.balancers, Memory: s.held, Logger: s.log}
 	s.front = front.New(c)
-	c.Listener, c.Handler, c.Frames = s.ports.admin, own, s.adminFrames
+	c.Listener, c.Handler, c.Frames, c.Balancers = s.ports.admin, own, s.adminFrames, nil
 	s.admin = front.New(c)
 	s.loops["HTTP/2"], s.loops["admin HTTP/2"], s.loops["readiness"] = s.frames.Run, s.adminFrames.Run, s.followReadiness
 }

@@ -5,10 +5,12 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -221,7 +223,11 @@ func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
 		}
 		defer func() { p.counts = nil; c.hold(0) }()
 	}
-	return c.HandshakeContext(ctx) //nolint:wrapcheck // from the wrapped connection
+	err := c.HandshakeContext(ctx)
+	if r, ok := errors.AsType[tls.RecordHeaderError](err); ok && slices.Contains([]string{"PROXY", "\r\n\r\n\x00"}, string(r.RecordHeader[:])) {
+		return fmt.Errorf("%w: header from an address that is not in --proxy-protocol-from: %w", errIntroduction, err)
+	}
+	return err //nolint:wrapcheck // from the wrapped connection
 }
 
 // SetReadDeadline keeps the deadline, because Read waits for room, too.

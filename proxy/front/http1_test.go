@@ -100,7 +100,7 @@ type served struct {
 	client   *tls.Config
 }
 
-func serve(t *testing.T, most int, handler http.Handler) *served {
+func serve(t *testing.T, most int, handler http.Handler, change ...func(*Config)) *served {
 	t.Helper()
 	frames := h2.New(h2.Config{Decide: func(*h2.ConnInfo, *wire.Head, func(engine.Plan)) (engine.Plan, bool) {
 		return engine.Plan{Serve: handler}, true
@@ -111,9 +111,13 @@ func serve(t *testing.T, most int, handler http.Handler) *served {
 	t.Cleanup(func() { cancel(); <-stopped })
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()}))(t)
 	ca := pki.NewCA("serving")
-	p := New(Config{Listener: l, Handler: handler, Frames: frames, ConnContext: same, TLS: &tls.Config{
+	c := Config{Listener: l, Handler: handler, Frames: frames, ConnContext: same, TLS: &tls.Config{
 		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
-	}})
+	}}
+	for _, f := range change {
+		f(&c)
+	}
+	p := New(c)
 	go func() { _ = p.Serve() }() // ends with Close
 	t.Cleanup(func() { _ = p.Close() })
 	return &served{p, l, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}}

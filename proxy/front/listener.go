@@ -146,7 +146,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		l.open.Add(-1)
 		<-l.places
 	})
-	return &placed{Conn: conn, leave: leave}, nil
+	return &placed{Conn: conn, in: conn, leave: leave}, nil
 }
 
 // wait takes a place when there is one.
@@ -180,6 +180,8 @@ func (l *Listener) Close() error {
 // placed is a connection that holds a place.
 type placed struct {
 	net.Conn
+	in     io.Reader // Conn, or first what came with the header of the PROXY protocol
+	client net.Addr  // as that header says. Nil means who Conn is from
 	leave  func()
 	closed atomic.Bool
 	// counts is told of what is read during the handshake, and reports whether there is room for it. Nil afterwards.
@@ -188,12 +190,15 @@ type placed struct {
 
 // Read reads nothing after Close, and nothing for which there is no room.
 func (p *placed) Read(b []byte) (int, error) {
-	n, err := p.Conn.Read(b)
+	n, err := p.in.Read(b)
 	if p.closed.Load() || p.counts != nil && !p.counts(n) {
 		return 0, net.ErrClosed
 	}
 	return n, err //nolint:wrapcheck // from the wrapped connection
 }
+
+// RemoteAddr returns the client's address.
+func (p *placed) RemoteAddr() net.Addr { return cmp.Or(p.client, p.Conn.RemoteAddr()) }
 
 const (
 	// rest is how long a client may go on sending after Close, as at net/http (rstAvoidanceDelay).
@@ -224,5 +229,5 @@ func (p *placed) Close() error {
 	return nil
 }
 
-// Wraps lets the engine use the socket directly: the bytes are unchanged, and Close gives the place back.
+// Wraps lets the engine use the socket directly: the bytes are unchanged, in keeps none, Close gives the place back.
 func (p *placed) Wraps() net.Conn { return p.Conn }

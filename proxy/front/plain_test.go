@@ -135,7 +135,7 @@ func TestHandshakesGetRoom(t *testing.T) {
 	for range cap(read) {
 		ours, theirs := net.Pipe()
 		defer theirs.Close()
-		go p.greet(&placed{Conn: piped{ours, "192.0.2.1"}, leave: func() {}})
+		go p.greet(&placed{Conn: piped{ours, "192.0.2.1"}, in: ours, leave: func() {}})
 		go func() {
 			for at := 0; at < len(hello); at += record {
 				if _, err := theirs.Write(append([]byte{22, 3, 1, record >> 8, 0}, hello[at:at+record]...)); err != nil {

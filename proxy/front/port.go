@@ -8,6 +8,7 @@
 package front
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -22,6 +23,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pires/go-proxyproto"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
@@ -49,6 +51,8 @@ type Config struct {
 	ConnContext func(context.Context, net.Conn) context.Context
 	// Frames serves the HTTP/2 connections; its Run must run. Required.
 	Frames *h2.Server
+	// Balancers are the networks of load balancers that begin with a header of the PROXY protocol. Empty means none.
+	Balancers []net.IPNet
 	// Memory bounds what heads over HTTP/1.1 may hold, with everything else. Nil means its own.
 	Memory *hold.Bound
 	// Logger logs errors of clients' handshakes. Nil discards.
@@ -117,15 +121,20 @@ func (p *Port) greet(raw net.Conn) {
 	ctx, cancel := context.WithTimeout(p.ending, readHeaderTimeout)
 	defer cancel()
 	conn := tls.Server(h2.Wrap(raw), p.cfg.TLS)
-	from := bound.Stranger(raw.RemoteAddr().String()).AnyConn()
-	c := &plain{Conn: conn, all: &p.heads, source: p.heads.memory.Source(from.Address), from: from}
+	c := &plain{Conn: conn, all: &p.heads}
 	defer func() { // a panic of one connection does not end the process, as in net/http
 		if v := recover(); v != nil {
 			p.cfg.Logger.Error("serving a connection panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			_ = conn.NetConn().Close()
 		}
 	}()
-	if err := c.handshake(ctx, raw); err != nil {
+	err := p.introduce(ctx, raw)
+	from := bound.Stranger(raw.RemoteAddr().String()).AnyConn()
+	c.source, c.from = p.heads.memory.Source(from.Address), from
+	if err == nil {
+		err = c.handshake(ctx, raw)
+	}
+	if err != nil {
 		c.leave()
 		p.cfg.Logger.Debug("TLS handshake", "client", raw.RemoteAddr(), "err", err)
 		var r tls.RecordHeaderError
@@ -159,6 +168,38 @@ func (p *Port) greet(raw net.Conn) {
 	case <-p.ending.Done():
 		_ = c.Close()
 	}
+}
+
+// errIntroduction is wrapped by the error of a connection from a load balancer without a valid header of the PROXY
+// protocol, and of one from elsewhere with a header.
+var errIntroduction = errors.New("PROXY protocol")
+
+// maxIntroduction is how much is read at once: more than a header has that carries no certificate, and less than TLS
+// reads at first (earlyBuffer in proxy/h2), so nothing that came with a header is left here when the engine takes the
+// socket.
+const maxIntroduction = 512
+
+// introduce reads from a load balancer who its client is, before anything is counted for that client. A header is
+// required: the protocol forbids to guess (proxy-protocol.txt §2), since a client could then send its own through a
+// balancer that sends none. Balancers' checks (LOCAL) come from themselves, as do clients without addresses of TCP.
+func (p *Port) introduce(ctx context.Context, raw net.Conn) error {
+	c, ok := raw.(*placed)
+	at, tcp := raw.RemoteAddr().(*net.TCPAddr)
+	if !ok || !tcp || !slices.ContainsFunc(p.cfg.Balancers, func(n net.IPNet) bool { return n.Contains(at.IP) }) {
+		return nil
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) }) // long ago
+	defer stop()
+	r := bufio.NewReaderSize(c.Conn, maxIntroduction)
+	header, err := proxyproto.Read(r) // of at most 4 KiB
+	if err != nil {
+		return fmt.Errorf("%w: %w", errIntroduction, cmp.Or(ctx.Err(), err))
+	}
+	c.in = io.MultiReader(io.LimitReader(r, int64(r.Buffered())), c.Conn)
+	if source, _, ok := header.TCPAddrs(); ok && header.Command.IsProxy() {
+		c.client = source
+	}
+	return nil
 }
 
 // handedOver is the listener of net/http.
