@@ -52,7 +52,9 @@ type worldConfig struct {
 	roots func(apiService string, b *registry.Backend) *x509.CertPool
 	// impersonate sends callers to the local apiserver in Impersonate-*, with our own credential.
 	impersonate bool
-	pools       backend.Config // as Config
+	// groups are the prefixes of groups that the local apiserver gets; nil means all.
+	groups []string
+	pools  backend.Config // as Config
 	// reviewed is called for each SubjectAccessReview, and tokenReviewed for each TokenReview,
 	// which fail with its error. They may be nil.
 	reviewed, tokenReviewed func() error

@@ -119,6 +119,7 @@ func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator 
 		cfg.Impersonate = func() string { return ownCredential }
 		cfg.Issued = func(token string) bool { return strings.HasPrefix(token, "jwt.") }
 		cfg.RefuseUsers, cfg.RefuseGroups = []string{"system:serviceaccount:*"}, []string{"system:masters"}
+		cfg.GroupPrefixes = c.groups
 	}
 	return must.Get(authn.New(cfg))(t)
 }

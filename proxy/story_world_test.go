@@ -49,7 +49,8 @@ rules:
 - {name: rare, match: {subjects: [{kind: Group, group: {name: no-such-group}}]}, action: Rate, perSecond: 1}
 `
 
-// anew begins with a new world. Options: impersonate, unhealthy, incomplete, redirects, which are
+// anew begins with a new world. Options: impersonate or
+// impersonate=prefixes of groups, unhealthy, incomplete, redirects, which are
 // forwarded, pages, directory, pools, forgetful, where verdicts are not cached, burst, of two
 // requests that are given up, trace=samples of a million, log, audit=policy and audit-local=policy,
 // which are files, and annotations of the remote's APIService.
@@ -79,6 +80,9 @@ func (s *stage) anew(options []string) {
 		switch key {
 		case "impersonate":
 			c.impersonate = true
+			if value != "" {
+				c.groups = strings.Split(value, ",")
+			}
 		case "unhealthy":
 			c.unhealthy = true
 		case "incomplete":

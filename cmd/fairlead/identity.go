@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -192,6 +194,8 @@ func (o *options) validateIdentity(f *cli.Faults) {
 	f.If(o.impersonates() && o.alone(), "--local-identity=impersonate needs --kubeconfig: without it, --registry=dir: means that there is no local apiserver")
 	f.If(o.impersonates() && !o.alone() && own,
 		"--local-identity=impersonate needs --authorization-mode=webhook or backend: only the cluster can decide who may impersonate whom (--as)")
-	f.If(!o.impersonates() && len(o.authn.RefuseUsers)+len(o.authn.RefuseGroups) > 0,
-		"--impersonate-refuse-users and --impersonate-refuse-groups need --local-identity=impersonate: a front proxy may assert every user")
+	f.If(!o.impersonates() && len(o.authn.RefuseUsers)+len(o.authn.RefuseGroups)+len(o.authn.GroupPrefixes) > 0,
+		"--impersonate-refuse-users, --impersonate-refuse-groups and --impersonate-groups-prefix need --local-identity=impersonate: a front proxy may assert every user")
+	f.If(slices.ContainsFunc(o.authn.GroupPrefixes, func(p string) bool { return p == "" || strings.HasSuffix(p, "*") }),
+		"--impersonate-groups-prefix %q has an empty prefix, or one that ends with *, which stands for itself", o.authn.GroupPrefixes)
 }

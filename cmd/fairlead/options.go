@@ -106,6 +106,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs = group("proxy client certificate")
 	fs.StringSliceVar(&o.authn.RefuseUsers, "impersonate-refuse-users", nil, "Users that are refused with 403 instead of being impersonated, whether they come by certificate, front proxy or JWT; a trailing * matches a prefix. Empty: system:serviceaccount:*, which covers Fairlead's own ServiceAccount; if Fairlead has another user name, add it. \"-\": none.")
 	fs.StringSliceVar(&o.authn.RefuseGroups, "impersonate-refuse-groups", nil, "Groups whose members are refused with 403 instead of being impersonated; --as-group may not name them either. A trailing * matches a prefix. Empty: system:masters. \"-\": none.")
+	fs.StringSliceVar(&o.authn.GroupPrefixes, "impersonate-groups-prefix", nil, "Prefixes of the groups with which users are impersonated at the local apiserver, which authorizes each group of each request. Groups of other names, except system:*, are not passed to it; Fairlead's own decisions and extension servers see all. Do not leave out groups by which an admission policy or an authorizer refuses. Empty: all.")
 	fs = group("backend")
 	fs.BoolVar(&o.rejectRedirects, "aggregator-reject-forwarding-redirect", true, "Answer a backend's redirects with 502. False: pass them on.")
 	fs.DurationVar(&o.caOverlap, "ca-rotation-overlap", time.Minute, "How long the previous CA of a backend stays trusted if nothing verifies with the new one yet. 0: not at all.")

@@ -70,6 +70,10 @@ type Config struct {
 	// RefuseUsers and RefuseGroups must not be impersonated; a trailing * makes a name a prefix. They are users whom
 	// the cluster would refuse anyway, and identities of this process itself, which have its rights. Empty means none.
 	RefuseUsers, RefuseGroups []string
+	// GroupPrefixes are of the groups with which Impersonate's server gets users; empty means all. Only that server
+	// gets fewer, because it authorizes each: whoever refuses by group here sees all. Those of Kubernetes (system:)
+	// always pass: without system:unauthenticated it would add system:authenticated, without any a ServiceAccount's.
+	GroupPrefixes []string
 	// RequestHeaders are the header fields in which a verified front proxy asserts its user. Zero means X-Remote-User,
 	// X-Remote-Group and X-Remote-Extra-, as kube-apiserver's flags do. There is no field for the UID then: a front
 	// proxy that does not know the field would let its clients set it.
@@ -149,6 +153,11 @@ func New(cfg Config) (*Authenticator, error) {
 	}
 	if s := a.nameSet(); s.err != nil && s.known {
 		return nil, fmt.Errorf("reading the names that the target trusts: %w", s.err)
+	}
+	if len(cfg.GroupPrefixes) > 0 {
+		for _, prefix := range append([]string{"system:"}, cfg.GroupPrefixes...) {
+			a.as.prefixes = append(a.as.prefixes, prefix+"*")
+		}
 	}
 	metric.Register(cfg.Metrics, a.hits, a.reviews)
 	return a, nil

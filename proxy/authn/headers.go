@@ -83,8 +83,12 @@ func (s *nameSet) render(u user.Info) ([]hpack.HeaderField, error) {
 	if s.uid != "" && u.GetUID() != "" {
 		add("UID", s.uid, u.GetUID())
 	}
-	completes := s.completes && implied(u)
-	for _, g := range u.GetGroups() {
+	groups := u.GetGroups()
+	if len(s.prefixes) > 0 {
+		groups = slices.DeleteFunc(slices.Clone(groups), func(g string) bool { return !listed(s.prefixes, g) })
+	}
+	completes := s.completes && implied(u.GetName(), groups)
+	for _, g := range groups {
 		if g != "" && (g != user.AllAuthenticated || !completes) { // readers ignore an empty group
 			add("group", s.group, g)
 		}
@@ -126,11 +130,11 @@ func escapeKey(key string) string {
 // (impersonationModeState.check in k8s.io/apiserver/pkg/endpoints/filters/impersonation), so that
 // no rule is needed to impersonate it. If a request names no group, kube-apiserver adds those of a
 // ServiceAccount or a node, by the name; so the list is never left empty for such users.
-func implied(u user.Info) bool {
-	if u.GetName() == user.Anonymous || slices.Contains(u.GetGroups(), user.AllUnauthenticated) {
+func implied(name string, groups []string) bool {
+	if name == user.Anonymous || slices.Contains(groups, user.AllUnauthenticated) {
 		return false
 	}
-	return !strings.HasPrefix(u.GetName(), "system:") || slices.ContainsFunc(u.GetGroups(), func(g string) bool { return g != "" && g != user.AllAuthenticated })
+	return !strings.HasPrefix(name, "system:") || slices.ContainsFunc(groups, func(g string) bool { return g != "" && g != user.AllAuthenticated })
 }
 
 // Refuses returns the name or the group that must not be impersonated, or two empty strings. named says that a caller

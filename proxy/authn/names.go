@@ -61,7 +61,9 @@ type nameSet struct {
 	user, group, uid, extra string
 	// completes says that the target adds groups itself: see implied.
 	completes bool
-	strip     stripper
+	// prefixes are of the groups that are sent, with a trailing *. Empty means all.
+	prefixes []string
+	strip    stripper
 	// err says why no identity can be sent to this target: it would ignore fields that it does not
 	// trust, and use our own identity.
 	err error

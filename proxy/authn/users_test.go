@@ -166,6 +166,30 @@ func TestUsersArrive(t *testing.T) {
 	}
 }
 
+// A user whose groups are not all passed on loses rights, and gains no group that kube-apiserver adds to who has none.
+func TestGroupPrefixes(t *testing.T) {
+	const all, none, accounts = user.AllAuthenticated, user.AllUnauthenticated, "system:serviceaccounts"
+	a := newAuthenticator(t, Config{Impersonate: func() string { return "Bearer own" }, GroupPrefixes: []string{"team-", "b"}})
+	for _, tc := range []struct {
+		name         string
+		groups, want []string
+	}{
+		{"alice", []string{"team-1", "myteam-2", "TEAM-3", "b", "bc", "a", "", all}, []string{"team-1", "b", "bc", all}},
+		{"alice", []string{"a", all}, []string{all}},
+		{"alice", []string{"a", none}, []string{none}},
+		{"alice", []string{"a\n", "team-1", all}, []string{"team-1", all}},
+		{user.Anonymous, []string{"a"}, []string{none}},
+		{"system:serviceaccount:a:b", []string{"a", all}, []string{all}},
+		{"system:serviceaccount:a:b", []string{accounts, "a", all}, []string{accounts, all}},
+		{"system:node:n", []string{"a", user.NodesGroup, all}, []string{user.NodesGroup, all}},
+	} {
+		got, _ := kubeAPIServer(t)(must.Get(a.Assert(nil, &user.DefaultInfo{Name: tc.name, Groups: tc.groups}, PoolImpersonate))(t))
+		check.Same(t, tc.want, got.GetGroups(), "groups of %s in %q at kube-apiserver", tc.name, tc.groups)
+	}
+	fields := must.Get(a.Assert(nil, &user.DefaultInfo{Name: "alice", Groups: []string{"a", "team-1", all}}, PoolRemote))(t)
+	check.Same(t, []string{"a", "team-1", all}, toHTTP(t, fields)["X-Remote-Group"], "an extension server's")
+}
+
 // Whatever a user's name, an extension server reads exactly that user, or the request is refused.
 func FuzzHeaders(f *testing.F) {
 	f.Add("alice", "7", "dev", "authentication.kubernetes.io/credential-id", "X509SHA256=ab")
