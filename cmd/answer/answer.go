@@ -59,6 +59,8 @@ type Status struct {
 	Problems []string `json:"problems,omitempty"`
 	// Notes say which of two sources of the registry has what both have, and what is not listed.
 	Notes []string `json:"notes,omitempty"`
+	// Handshakes say why those of clients failed in the last hour, for each port the most frequent cause first.
+	Handshakes []string `json:"handshakes,omitempty"`
 	// Transitions are the last changes of verdicts, newest first.
 	Transitions []Transition `json:"transitions"`
 	// Rules are the policy's, a hundred at most. Those that have refused most come first.

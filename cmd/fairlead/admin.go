@@ -57,7 +57,8 @@ func (s *server) makePages() {
 			return s.discovery.Release(address), clients, only
 		},
 		Checks: s.needs.List, Ready: s.ready,
-		Version: version, Replica: s.host, Cluster: clusterName(s.o.kubeconfig),
+		Handshakes: func() []string { return append(s.ports.front.Failing(), s.ports.admin.Failing()...) },
+		Version:    version, Replica: s.host, Cluster: clusterName(s.o.kubeconfig),
 		Serves: func(apiService, address string) string { return s.prober.Serves(apiService, address) },
 		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {
 			if apiService == pages.LocalName {

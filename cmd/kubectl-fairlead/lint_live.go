@@ -99,6 +99,9 @@ func (l *linter) told(ctx context.Context) {
 	for _, k := range s.Failing() {
 		l.error("Fairlead's check "+k.Name, cmp.Or(k.Advice, "kubectl fairlead status"), "%s", k.Message)
 	}
+	if len(s.Handshakes) > 0 {
+		l.warn("clients of "+s.Replica, "kubectl fairlead status", "%s", s.Handshakes[0])
+	}
 	for _, a := range s.Remotes() {
 		if a.Available() && a.Cause != "" {
 			l.warn("APIService "+a.Name, cmp.Or(a.Advice, "kubectl fairlead explain "+a.Name), "%s", a.Cause)

@@ -190,7 +190,7 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 	for _, p := range s.Problems {
 		line(bad, p)
 	}
-	for _, n := range s.Notes {
+	for _, n := range append(s.Notes, s.Handshakes...) {
 		line(dim, n)
 	}
 	for _, e := range s.LocalServers {

@@ -5,12 +5,10 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -213,8 +211,10 @@ type plain struct {
 // handshake counts what comes before its end twice: crypto/tls collects up to 256 KiB of a client's
 // certificates, in a buffer that doubles.
 func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
+	read := 0
 	if p, ok := raw.(*placed); ok {
 		p.counts = func(n int) bool {
+			read += n
 			ok = c.hold(c.held + 2*int64(n))
 			if !ok {
 				c.all.memory.Refuse(hold.Connection)
@@ -224,8 +224,8 @@ func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
 		defer func() { p.counts = nil; c.hold(0) }()
 	}
 	err := c.HandshakeContext(ctx)
-	if r, ok := errors.AsType[tls.RecordHeaderError](err); ok && slices.Contains([]string{"PROXY", "\r\n\r\n\x00"}, string(r.RecordHeader[:])) {
-		return fmt.Errorf("%w: header from an address that is not in --proxy-protocol-from: %w", errIntroduction, err)
+	if err != nil && read == 0 && ctx.Err() == nil {
+		err = errUnused
 	}
 	return err //nolint:wrapcheck // from the wrapped connection
 }

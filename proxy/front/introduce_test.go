@@ -122,18 +122,18 @@ func TestNotIntroduced(t *testing.T) {
 		{name: "nothing", after: readHeaderTimeout, log: `PROXY protocol: context deadline exceeded`},
 		{name: "half of version 1", say: v1[:20], log: `can't read version 1`},
 		{name: "half of version 2", say: v2[:20], after: readHeaderTimeout, log: `PROXY protocol: context deadline exceeded`},
-		{name: "a header and no handshake", say: v2, after: readHeaderTimeout, log: `client=192.0.2.1:1111 err="context deadline exceeded`},
+		{name: "a header and no handshake", say: v2, after: readHeaderTimeout, log: `client=192.0.2.1:1111 cause=timeout err="context deadline exceeded`},
 		{name: "version 1 without end", say: "PROXY UNKNOWN" + strings.Repeat(" ", 100), log: `must be 107 bytes`},
 		{name: "version 2 that is too long", say: magic + "\x21\x11\xff\xff", log: `invalid length`},
 		{name: "version 2 that is too short", say: magic + "\x21\x11\x00\x01x", log: `invalid length`},
 		{name: "an undefined family", say: magic + "\x21\x13\x00\x0c" + v2[16:], log: `unsupported address family`},
-		{name: "two headers", say: v1 + v1, log: `client=192.0.2.1:1111 err="PROXY protocol: header from`},
-		{name: "version 1 from elsewhere", from: "192.0.2.3", say: v1, log: `client=192.0.2.3:1 err="PROXY protocol: header from`},
-		{name: "version 2 from elsewhere", from: "192.0.2.3", say: v2, log: `client=192.0.2.3:1 err="PROXY protocol: header from`},
+		{name: "two headers", say: v1 + v1, log: `client=192.0.2.1:1111 cause=proxy_header`},
+		{name: "version 1 from elsewhere", from: "192.0.2.3", say: v1, log: `client=192.0.2.3:1 cause=proxy_header`},
+		{name: "version 2 from elsewhere", from: "192.0.2.3", say: v2, log: `client=192.0.2.3:1 cause=proxy_header`},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var log logbook.Book
-			c := Config{TLS: &tls.Config{MinVersion: tls.VersionTLS12}, Frames: h2.New(h2.Config{}), Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+			c := Config{Listener: &Listener{handshakes: newHandshakes()}, TLS: &tls.Config{MinVersion: tls.VersionTLS12}, Frames: h2.New(h2.Config{}), Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 			networks(&c)
 			p := New(c)
 			defer p.end()

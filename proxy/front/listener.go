@@ -44,7 +44,7 @@ type Address struct {
 	Share          float64
 	// Logger logs when connections wait. Nil discards.
 	Logger *slog.Logger
-	// Metrics registers fairlead_connections and fairlead_accept_stalls_total. Nil means unregistered.
+	// Metrics registers the metrics of the port. Nil means unregistered.
 	Metrics prometheus.Registerer
 }
 
@@ -58,6 +58,7 @@ type Listener struct {
 	places chan struct{} // one for each connection
 	open   atomic.Int64
 	stalls prometheus.Counter
+	*handshakes
 	logged time.Time // of the last log; used by Accept's goroutine only
 
 	end  sync.Once
@@ -85,7 +86,7 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	most := cmp.Or(a.MaxConnections, Connections(a.Share))
 	labels := prometheus.Labels{"port": a.Name}
 	l := &Listener{
-		log: cmp.Or(a.Logger, slog.New(slog.DiscardHandler)), port: a.Name, places: make(chan struct{}, most), done: make(chan struct{}),
+		log: cmp.Or(a.Logger, slog.New(slog.DiscardHandler)), port: a.Name, handshakes: newHandshakes(), places: make(chan struct{}, most), done: make(chan struct{}),
 		stalls: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_accept_stalls_total", Help: "Times that a port accepted no new connection for a while: its limit was reached, or accepting failed. One that lasts counts once a minute.",
 			ConstLabels: labels,
@@ -94,7 +95,12 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "fairlead_connections", Help: "Open connections of clients, by port.", ConstLabels: labels,
 	}, func() float64 { return float64(l.open.Load()) })
-	metric.Register(a.Metrics, l.stalls, open)
+	failed := prometheus.NewDesc("fairlead_tls_handshake_errors_total", "TLS handshakes of clients that failed, by cause (docs/operations.md).", []string{"cause"}, labels)
+	metric.Register(a.Metrics, l.stalls, open, metric.Gauges{Type: prometheus.CounterValue, All: []*prometheus.Desc{failed}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
+		for _, c := range l.all() {
+			gauge(failed, c.count, c.name)
+		}
+	}})
 	var err error
 	if l.Listener, err = new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(a.Host, strconv.Itoa(a.Port))); err != nil {
 		return nil, fmt.Errorf("listening: %w", err)

@@ -151,6 +151,9 @@ func TestHandshakesGetRoom(t *testing.T) {
 	if least, most := int64(limit/8), int64(limit/4+cap(read)*freeHead); held() < least || held() > most {
 		t.Errorf("%d bytes are counted, want %d to %d", held(), least, most)
 	}
+	if n := p.cfg.Listener.counted()["no_room"]; n < 1 {
+		t.Errorf("%v handshakes without room are counted", n)
+	}
 	_ = dial("192.0.2.2")
 	_ = p.Close() // an error: its listener is not served
 	must.Soon(t, 10*time.Second, "all is given back", func() bool { return held() == 0 })

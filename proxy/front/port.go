@@ -136,10 +136,10 @@ func (p *Port) greet(raw net.Conn) {
 	}
 	if err != nil {
 		c.leave()
-		p.cfg.Logger.Debug("TLS handshake", "client", raw.RemoteAddr(), "err", err)
-		var r tls.RecordHeaderError
-		if errors.As(err, &r) && r.Conn != nil && slices.Contains([]string{"GET /", "HEAD ", "POST ", "PUT /", "OPTIO"}, string(r.RecordHeader[:])) {
-			_, _ = io.WriteString(r.Conn, "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n") // as net/http
+		cause := p.cfg.Listener.fail(err, raw.RemoteAddr())
+		p.cfg.Logger.Debug("TLS handshake", "client", raw.RemoteAddr(), "cause", cause, "err", err)
+		if cause == "plain_http" {
+			_, _ = io.WriteString(conn.NetConn(), "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n") // as net/http
 		}
 		_ = raw.Close()
 		return
@@ -170,8 +170,7 @@ func (p *Port) greet(raw net.Conn) {
 	}
 }
 
-// errIntroduction is wrapped by the error of a connection from a load balancer without a valid header of the PROXY
-// protocol, and of one from elsewhere with a header.
+// errIntroduction is wrapped by the error of a load balancer's connection without a valid header of the PROXY protocol.
 var errIntroduction = errors.New("PROXY protocol")
 
 // maxIntroduction is how much is read at once: more than a header has that carries no certificate, and less than TLS
@@ -192,7 +191,9 @@ func (p *Port) introduce(ctx context.Context, raw net.Conn) error {
 	defer stop()
 	r := bufio.NewReaderSize(c.Conn, maxIntroduction)
 	header, err := proxyproto.Read(r) // of at most 4 KiB
-	if err != nil {
+	if errors.Is(err, proxyproto.ErrNoProxyProtocol) && r.Buffered() == 0 && ctx.Err() == nil {
+		return errUnused
+	} else if err != nil {
 		return fmt.Errorf("%w: %w", errIntroduction, cmp.Or(ctx.Err(), err))
 	}
 	c.in = io.MultiReader(io.LimitReader(r, int64(r.Buffered())), c.Conn)

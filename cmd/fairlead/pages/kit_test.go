@@ -78,7 +78,7 @@ func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
 			}
 			return time.Now().Add(-90 * time.Second), 2 * time.Millisecond, ""
 		},
-		Checks: func() []answer.Check { return []answer.Check{} },
+		Checks: func() []answer.Check { return []answer.Check{} }, Handshakes: func() []string { return []string{"3 TLS handshakes failed"} },
 		Tap:    http.NotFoundHandler(),
 		Serves: func(string, string) string { return "" },
 		LocalServers: func() []registry.Endpoint {

@@ -59,6 +59,8 @@ type Config struct {
 	// Discovery and OpenAPI say how current each remote APIService's part of the documents is.
 	Discovery func() []discovery.Status
 	OpenAPI   func() []openapi.Status
+	// Handshakes says why those of clients fail.
+	Handshakes func() []string
 	// Checks are this process's own needs.
 	Checks func() []answer.Check
 	// Ready says whether this replica accepts requests. While it is Draining, event streams end.

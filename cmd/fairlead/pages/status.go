@@ -150,7 +150,7 @@ func (p *Pages) status() *answer.Status {
 	s := &answer.Status{
 		Time: time.Now(), Version: p.cfg.Version, Replica: p.cfg.Replica, Cluster: p.cfg.Cluster, Go: runtime.Version(), Started: p.started, Generation: t.Generation(), Complete: t.Complete(),
 		APIServices: make([]answer.APIService, 0, len(t.Servers())), Transitions: p.history.newest(),
-		Checks: p.cfg.Checks(),
+		Checks: p.cfg.Checks(), Handshakes: p.cfg.Handshakes(),
 	}
 	if err := p.cfg.Ready.Err(nil); err != nil {
 		s.Ready = err.Error()
