@@ -39,7 +39,7 @@ func FuzzPair(f *testing.F) {
 		default:
 			t.Fatal("Changed was not closed")
 		}
-		names := newServingNames(nil, []*Pair{p})
+		names := newServingNames(c, []*Pair{p})
 		for _, name := range append(certificateNames(c), "", "nobody.test") {
 			if got, err := names.certificate(&tls.ClientHelloInfo{ServerName: name}); err != nil || got != c {
 				t.Fatalf("%q: %v, %v", name, got, err)

@@ -2,23 +2,15 @@ package certs
 
 import (
 	"cmp"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/util/keyutil"
 
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
@@ -83,24 +75,6 @@ func (p *Pair) take(data [][]byte) error {
 	return nil
 }
 
-// selfSigned makes a pair (certificate, key), so that a first start needs no preparation. No client trusts it.
-func selfSigned() [][]byte {
-	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // nothing here can fail
-	now := time.Now()
-	template := &x509.Certificate{
-		Subject:     pkix.Name{CommonName: "fairlead self-signed"},
-		NotBefore:   now.Add(-time.Hour),   // clocks differ
-		NotAfter:    now.AddDate(1, 0, 0),  // like kube-apiserver's self-signed one
-		DNSNames:    []string{"localhost"}, // reachable under it without any DNS record
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
-		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, _ := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	keyPEM, _ := keyutil.MarshalPrivateKeyToPEM(key)
-	return [][]byte{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), keyPEM}
-}
-
 // servingNames maps names to serving pairs. It is immutable.
 type servingNames struct {
 	fallback *tls.Certificate
@@ -117,7 +91,6 @@ func newServingNames(fallback *tls.Certificate, sni []*Pair) *servingNames {
 		if cert == nil {
 			continue
 		}
-		n.fallback = cmp.Or(n.fallback, cert)
 		into, names := n.names, p.names
 		if len(names) == 0 {
 			into, names = implied, certificateNames(cert)

@@ -33,7 +33,7 @@ type followed struct {
 	// source names the origin in logs, metrics and status, and distinguishes two of the same use.
 	source string
 	// files are the paths to read. Each may be a symlink, or below one, as in a Kubernetes volume.
-	// Nil means that it is read only once, by take, or delivered.
+	// Nil means that it is delivered.
 	files []string
 	// take parses the data, in the order of the files, and puts it in force, unless it is faulty.
 	take func(data [][]byte) error

@@ -33,10 +33,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
-// Config names all sources. The zero Config serves a self-signed pair and trusts no client.
+// Config names all sources. The zero Config serves and trusts no client.
 type Config struct {
-	// Serving is the pair for clients that send no SNI name. Zero means the first pair of SNI, or a
-	// self-signed pair when there is none either.
+	// Serving is the pair for clients that send no SNI name, or an unknown one. TLS needs it.
 	Serving PairSource
 	// SNI are pairs for names that clients send. Nil means that Serving is used for all.
 	SNI []PairSource
@@ -137,13 +136,6 @@ func newClients(cfg Config, changed func()) *Clients {
 func (s *Store) sources() {
 	c := s.cfg
 	s.follow("serving", c.Serving, s.pair, s.rebuild)
-	if c.Serving.Cert == "" && len(c.SNI) == 0 {
-		s.followed = append(s.followed, &followed{use: "serving", source: "inline", held: s.pair.leaf, take: func([][]byte) error {
-			defer s.rebuild()
-			return s.pair.take(selfSigned())
-		}})
-		s.logger.Warn("serving a self-signed certificate, because none was given")
-	}
 	for _, src := range c.SNI {
 		p := newPair(src.Names...)
 		s.sni = append(s.sni, p)
