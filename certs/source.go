@@ -21,10 +21,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/internal/notify"
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
-
-// maxFile bounds a file. etcd refuses objects above 1.5 MiB, so none mounted from one is larger.
-const maxFile = 1 << 20
 
 // followed is one value that is read from one or more files, or from the authentication ConfigMap.
 // It is taken as a whole or not at all.
@@ -70,7 +68,7 @@ func (f *followed) deliver(data map[string][]byte, err error) (changed bool, _ e
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f.offer(nil, err, nil)
 	}
-	all := [][]byte{[]byte(text(err))}
+	all := [][]byte{fmt.Append(nil, err)}
 	for _, k := range slices.Sorted(maps.Keys(data)) {
 		all = append(all, []byte(k), data[k])
 	}
@@ -96,7 +94,7 @@ func (f *followed) offer(data [][]byte, err error, take func() error) (changed b
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	changed = !known || text(f.err) != text(err)
+	changed = !known || fmt.Sprint(f.err) != fmt.Sprint(err)
 	if f.err, f.read = err, time.Now(); unread {
 		return changed, err
 	}
@@ -107,14 +105,7 @@ func (f *followed) offer(data [][]byte, err error, take func() error) (changed b
 	return changed, err
 }
 
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
-// readFile reads a regular file of bounded size: a FIFO would block for ever, a device has no end.
+// readFile reads a regular file, as large as a bundle may be: a FIFO would block for ever, a device has no end.
 func readFile(path string) ([]byte, error) {
 	// Stat first: opening a FIFO already blocks.
 	if info, err := os.Stat(path); err != nil {
@@ -127,12 +118,12 @@ func readFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	data, err := io.ReadAll(io.LimitReader(f, bundle.Max+1))
 	switch {
 	case err != nil:
 		return nil, err
-	case len(data) > maxFile:
-		return nil, fmt.Errorf("reading %s: more than %d bytes", path, maxFile)
+	case len(data) > bundle.Max:
+		return nil, fmt.Errorf("reading %s: more than %d bytes", path, bundle.Max)
 	case len(data) == 0:
 		return nil, fmt.Errorf("reading %s: the file is empty", path)
 	}
@@ -177,7 +168,9 @@ func (s *Store) Status() []Status {
 		if err == nil && slices.Contains([]string{"client-ca", "requestheader-ca", "authentication-configmap"}, f.use) {
 			err = refusal
 		}
-		st.Err = text(err)
+		if err != nil {
+			st.Err = err.Error()
+		}
 		if f.held != nil {
 			for _, c := range f.held() {
 				st.Certificates = append(st.Certificates, trust.Describe(c))
