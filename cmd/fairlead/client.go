@@ -117,11 +117,7 @@ func follow(c *rest.Config, log *slog.Logger) (*follower, *rest.Config, error) {
 	if err := f.take(c); err != nil {
 		return nil, nil, err
 	}
-	host := c.Host
-	if !strings.Contains(host, "://") {
-		host = "https://" + host // without a TLS configuration client-go assumes http
-	}
-	return f, &rest.Config{Host: host, APIPath: c.APIPath, UserAgent: c.UserAgent, QPS: c.QPS, Burst: c.Burst, Timeout: c.Timeout, Transport: promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
+	return f, &rest.Config{Host: c.Host, APIPath: c.APIPath, UserAgent: c.UserAgent, QPS: c.QPS, Burst: c.Burst, Timeout: c.Timeout, Transport: promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
 		return (*f.current.Load()).RoundTrip(r)
 	})}, nil
 }

@@ -100,17 +100,13 @@ const lastWait = 15 * time.Second
 func (p *process) ended(loops func() error, stopped <-chan struct{}) error {
 	result := make(chan error, 1)
 	go func() { result <- loops() }() // ends with the loops, or with the process
-	var late <-chan time.Time         // nil until stopped
-	for {
-		select {
-		case err := <-result:
-			return err
-		case <-stopped:
-			stopped, late = nil, time.After(lastWait)
-		case <-late:
-			p.log.Warn("exiting with loops still running: a plugin of the kubeconfig may hang")
-			return nil
-		}
+	<-stopped
+	select {
+	case err := <-result:
+		return err
+	case <-time.After(lastWait):
+		p.log.Warn("exiting with loops still running: a plugin of the kubeconfig may hang")
+		return nil
 	}
 }
 
