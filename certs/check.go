@@ -40,16 +40,22 @@ func (f Finding) String() string {
 	return strings.Join(strings.Fields(fmt.Sprintf("%s: %s: %s; %s", f.Severity, f.Object, f.Message, f.Do)), " ")
 }
 
-// report collects findings about one object.
-type report struct {
-	object string
-	found  []Finding
+// Findings are what several checks have found.
+type Findings []Finding
+
+// Error adds a finding with SeverityError.
+func (f *Findings) Error(object, do, format string, a ...any) {
+	f.Add(SeverityError, object, do, format, a...)
 }
 
-func (r *report) error(do, format string, args ...any) { r.add(SeverityError, do, format, args...) }
-func (r *report) warn(do, format string, args ...any)  { r.add(SeverityWarning, do, format, args...) }
-func (r *report) add(severity, do, format string, args ...any) {
-	r.found = append(r.found, Finding{Severity: severity, Object: r.object, Message: fmt.Sprintf(format, args...), Do: do})
+// Warn adds a finding with SeverityWarning.
+func (f *Findings) Warn(object, do, format string, a ...any) {
+	f.Add(SeverityWarning, object, do, format, a...)
+}
+
+// Add adds a finding.
+func (f *Findings) Add(severity, object, do, format string, args ...any) {
+	*f = append(*f, Finding{severity, object, fmt.Sprintf(format, args...), do})
 }
 
 // soon is how long before its expiry a certificate causes a warning: people need thirty days. A
@@ -57,17 +63,17 @@ func (r *report) add(severity, do, format string, args ...any) {
 const soon = 30 * 24 * time.Hour
 
 // expiry checks the dates of a certificate.
-func (r *report) expiry(c *x509.Certificate, what, do string) {
+func (f *Findings) expiry(object string, c *x509.Certificate, what, do string) {
 	now := time.Now()
 	left := c.NotAfter.Sub(now)
 	name := trust.Describe(c).Subject
 	switch {
 	case now.Before(c.NotBefore):
-		r.error("wait, or set the clock", "%s %q is not valid before %s", what, name, c.NotBefore.UTC().Format(time.RFC3339))
+		f.Error(object, "wait, or set the clock", "%s %q is not valid before %s", what, name, c.NotBefore.UTC().Format(time.RFC3339))
 	case left <= 0:
-		r.error(do, "%s %q expired at %s", what, name, c.NotAfter.UTC().Format(time.RFC3339))
+		f.Error(object, do, "%s %q expired at %s", what, name, c.NotAfter.UTC().Format(time.RFC3339))
 	case left < min(soon, c.NotAfter.Sub(c.NotBefore)/4):
-		r.warn(do, "%s %q expires in %s", what, name, duration.HumanDuration(left))
+		f.Warn(object, do, "%s %q expires in %s", what, name, duration.HumanDuration(left))
 	}
 }
 
@@ -75,64 +81,63 @@ func (r *report) expiry(c *x509.Certificate, what, do string) {
 // the certificate that Fairlead presents, leaf first, as a front proxy's, and whether the ConfigMap
 // has the header names that Fairlead sends. authentication is the ConfigMap's data, nil if it could
 // not be read. Without a chain only the ConfigMap is checked.
-func CheckProxyClient(chain []*x509.Certificate, authentication map[string][]byte) []Finding {
-	r := &report{object: "proxy client certificate"}
+func (f *Findings) CheckProxyClient(chain []*x509.Certificate, authentication map[string][]byte) {
+	object := "proxy client certificate"
 	if len(chain) == 0 {
-		r.object = "ConfigMap kube-system/extension-apiserver-authentication"
+		object = "ConfigMap kube-system/extension-apiserver-authentication"
 		if len(authentication["requestheader-client-ca-file"]) == 0 {
-			r.add(SeverityToDo, "use deploy/overlays/managed, or start kube-apiserver with --requestheader-client-ca-file",
+			f.Add(SeverityToDo, object, "use deploy/overlays/managed, or start kube-apiserver with --requestheader-client-ca-file",
 				"the cluster has no request-header CA, so it accepts users from no front proxy")
 		} else {
-			r.headers(authentication)
+			f.headers(object, authentication)
 		}
-		return r.found
+		return
 	}
-	r.expiry(chain[0], "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
+	f.expiry(object, chain[0], "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
 	if authentication == nil {
-		r.warn("allow reading ConfigMap kube-system/extension-apiserver-authentication (Role extension-apiserver-authentication-reader)", "it could not be compared with the cluster's request-header CA")
-		return r.found
+		f.Warn(object, "allow reading ConfigMap kube-system/extension-apiserver-authentication (Role extension-apiserver-authentication-reader)", "it could not be compared with the cluster's request-header CA")
+		return
 	}
-	r.frontProxy(chain, authentication)
-	r.headers(authentication)
-	return r.found
+	f.frontProxy(object, chain, authentication)
+	f.headers(object, authentication)
 }
 
 // frontProxy checks the chain as an extension server does.
-func (r *report) frontProxy(chain []*x509.Certificate, authentication map[string][]byte) {
+func (f *Findings) frontProxy(object string, chain []*x509.Certificate, authentication map[string][]byte) {
 	cas, err := bundle.Parse(authentication["requestheader-client-ca-file"])
 	if err != nil {
-		r.error("start kube-apiserver with --requestheader-client-ca-file", "the cluster has no usable request-header CA: %v", err)
+		f.Error(object, "start kube-apiserver with --requestheader-client-ca-file", "the cluster has no usable request-header CA: %v", err)
 		return
 	}
 	if _, err := verify(chain, pool(cas)); err != nil {
-		r.error("have it signed by that CA (kubeadm: front-proxy-ca), with extended key usage clientAuth",
+		f.Error(object, "have it signed by that CA (kubeadm: front-proxy-ca), with extended key usage clientAuth",
 			"the cluster's request-header CA %s does not verify %q: %v", subjects(cas), trust.Describe(chain[0]).Subject, err)
 	}
 	headers, err := parseHeaders(authentication)
 	if err != nil {
-		r.error("correct kube-system/extension-apiserver-authentication", "the authentication ConfigMap is broken: %v", err)
+		f.Error(object, "correct kube-system/extension-apiserver-authentication", "the authentication ConfigMap is broken: %v", err)
 		return
 	}
 	cn := chain[0].Subject.CommonName
 	if len(headers.allowedNames) > 0 && !slices.Contains(headers.allowedNames, cn) {
-		r.error(fmt.Sprintf("add %q to kube-apiserver's --requestheader-allowed-names, or use a certificate with one of these names", cn),
+		f.Error(object, fmt.Sprintf("add %q to kube-apiserver's --requestheader-allowed-names, or use a certificate with one of these names", cn),
 			"its common name %q is not among the cluster's allowed names %q", cn, headers.allowedNames)
 	}
 	clients, err := optionalBundle(authentication["client-ca-file"])
 	if err != nil {
-		r.error("correct kube-apiserver's --client-ca-file", "the cluster's client CA is broken: %v", err)
+		f.Error(object, "correct kube-apiserver's --client-ca-file", "the cluster's client CA is broken: %v", err)
 	}
 	shared := clientTrust{client: clients, proxy: cas, allowed: headers.allowedNames}
 	switch err := shared.check(); {
 	case err != nil:
-		r.error("use separate CAs, or set kube-apiserver's --requestheader-allowed-names", "in this cluster every user can impersonate every other: %v", err)
+		f.Error(object, "use separate CAs, or set kube-apiserver's --requestheader-allowed-names", "in this cluster every user can impersonate every other: %v", err)
 	case len(headers.allowedNames) == 0:
-		r.warn("set kube-apiserver's --requestheader-allowed-names", "every certificate of the cluster's request-header CA counts as a front proxy, because any name is allowed")
+		f.Warn(object, "set kube-apiserver's --requestheader-allowed-names", "every certificate of the cluster's request-header CA counts as a front proxy, because any name is allowed")
 	}
 }
 
 // headers compares the header names that the cluster trusts with those that Fairlead sends.
-func (r *report) headers(authentication map[string][]byte) {
+func (f *Findings) headers(object string, authentication map[string][]byte) {
 	h, err := parseHeaders(authentication)
 	if err != nil {
 		return // frontProxy has reported it
@@ -148,92 +153,86 @@ func (r *report) headers(authentication map[string][]byte) {
 		{"X-Remote-Uid", "--requestheader-uid-headers", h.UID, SeverityWarning},
 	} {
 		if !slices.ContainsFunc(want.trusted, func(s string) bool { return strings.EqualFold(s, want.name) }) {
-			r.add(want.severity, fmt.Sprintf("start kube-apiserver with %s=%s", want.flag, want.name), "the cluster does not trust %s, so that part of a user's identity is lost", want.name)
+			f.Add(want.severity, object, fmt.Sprintf("start kube-apiserver with %s=%s", want.flag, want.name), "the cluster does not trust %s, so that part of a user's identity is lost", want.name)
 		}
 	}
 }
 
 // CheckServing checks whether the certificate that Fairlead serves, leaf first, suits the names and
 // addresses that clients use. object is the Object of the findings.
-func CheckServing(object string, chain []*x509.Certificate, names []string) []Finding {
-	r := &report{object: object}
+func (f *Findings) CheckServing(object string, chain []*x509.Certificate, names []string) {
 	leaf := chain[0]
-	r.expiry(leaf, "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
+	f.expiry(object, leaf, "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
 	for _, name := range names {
 		if err := leaf.VerifyHostname(name); err != nil {
-			r.error(fmt.Sprintf("have it issued with %q among its subject alternative names", name), "clients that use %q will refuse it: %v", name, err)
+			f.Error(object, fmt.Sprintf("have it issued with %q among its subject alternative names", name), "clients that use %q will refuse it: %v", name, err)
 		}
 	}
 	serves := func(u x509.ExtKeyUsage) bool { return u == x509.ExtKeyUsageServerAuth || u == x509.ExtKeyUsageAny }
 	if len(leaf.ExtKeyUsage)+len(leaf.UnknownExtKeyUsage) > 0 && !slices.ContainsFunc(leaf.ExtKeyUsage, serves) {
-		r.error("have it issued with extended key usage serverAuth", "it is not a server certificate")
+		f.Error(object, "have it issued with extended key usage serverAuth", "it is not a server certificate")
 	}
-	return r.found
 }
 
 // CheckBundle checks a bundle of ours, such as that of --client-ca-file. object is the Object of the findings.
-func CheckBundle(object string, data []byte) []Finding {
-	r := &report{object: object}
+func (f *Findings) CheckBundle(object string, data []byte) {
 	cas, err := bundle.Parse(data)
 	if err != nil {
 		// That some parts can be read does not help: a reload takes all of it or nothing.
-		r.error("repair the file; until then the last good bundle stays in force, and a restart fails", "it is not usable: %v", err)
-		return r.found
+		f.Error(object, "repair the file; until then the last good bundle stays in force, and a restart fails", "it is not usable: %v", err)
+		return
 	}
 	for _, c := range cas {
-		r.expiry(c, "CA", "remove it if its successor is in the bundle already; otherwise add its successor, then have the certificates issued anew")
+		f.expiry(object, c, "CA", "remove it if its successor is in the bundle already; otherwise add its successor, then have the certificates issued anew")
 	}
-	return r.found
 }
 
 // CheckBackend checks whether an APIService's bundle is sound, and whether it verifies the
 // endpoints. data is the inline bundle or that of the ConfigMap. live has the chain, leaf first,
 // that each endpoint presented; it is empty if they were not asked.
-func CheckBackend(object string, b *registry.Backend, data []byte, live map[string][]*x509.Certificate) []Finding {
-	r := &report{object: object}
+func (f *Findings) CheckBackend(object string, b *registry.Backend, data []byte, live map[string][]*x509.Certificate) {
 	if b.Insecure {
-		r.warn("set caBundle (or let cert-manager inject it) and remove insecureSkipTLSVerify", "its backend is not verified: an attacker in between reads every request and can send its own as any user")
-		return r.found
+		f.Warn(object, "set caBundle (or let cert-manager inject it) and remove insecureSkipTLSVerify", "its backend is not verified: an attacker in between reads every request and can send its own as any user")
+		return
 	}
-	cas := r.bundle(data)
+	cas := f.bundle(object, data)
 	used := make(map[string]bool)
 	sound := true
 	for _, endpoint := range slices.Sorted(maps.Keys(live)) {
 		root, err := trust.VerifyChain(data, b.ServerName, live[endpoint])
 		if err != nil {
 			sound = false
-			r.error(remedy(err, b.ServerName), "endpoint %s: %v", endpoint, err)
+			f.Error(object, remedy(err, b.ServerName), "endpoint %s: %v", endpoint, err)
 			continue
 		}
 		used[trust.Describe(root).Fingerprint] = true
-		r.expiry(live[endpoint][0], "endpoint "+endpoint+": certificate", "renew it at the backend")
+		f.expiry(object, live[endpoint][0], "endpoint "+endpoint+": certificate", "renew it at the backend")
 	}
 	for _, c := range cas {
 		if sound && len(live) > 0 && !used[trust.Describe(c).Fingerprint] {
-			r.warn("remove it once the rotation is over", "CA %q of its bundle verifies no endpoint", trust.Describe(c).Subject)
+			f.Warn(object, "remove it once the rotation is over", "CA %q of its bundle verifies no endpoint", trust.Describe(c).Subject)
 		}
 	}
-	return r.found
 }
 
 // bundle checks an APIService's bundle by itself.
-func (r *report) bundle(data []byte) []*x509.Certificate {
+func (f *Findings) bundle(object string, data []byte) []*x509.Certificate {
 	if len(data) == 0 {
 		return nil // the system's roots
 	}
 	cas, err := bundle.Parse(data)
 	switch {
 	case len(cas) == 0:
-		r.error("set caBundle to the PEM of the CA that signed the backend's certificate", "its CA bundle is not usable: %v", err)
+		f.Error(object, "set caBundle to the PEM of the CA that signed the backend's certificate", "its CA bundle is not usable: %v", err)
 	case err != nil:
-		r.warn("remove or repair that part", "a part of its CA bundle is ignored: %v", err)
+		f.Warn(object, "remove or repair that part", "a part of its CA bundle is ignored: %v", err)
 	}
 	for _, c := range cas {
 		do := "add its successor to the bundle before the backend gets a certificate of the new CA"
 		if time.Now().After(c.NotAfter) {
 			do = "remove it, and add its successor"
 		}
-		r.expiry(c, "CA", do)
+		f.expiry(object, c, "CA", do)
 	}
 	return cas
 }

@@ -34,7 +34,7 @@ type stage struct {
 	refusal    error
 	generation uint64
 	taken      string
-	findings   []Finding
+	findings   Findings
 	metrics    *prometheus.Registry
 }
 
@@ -174,24 +174,25 @@ func (s *stage) shown(err error) string {
 // check has advice on a certificate, a bundle or a backend, which the following steps name.
 func (s *stage) check(what, subject string, words []string) {
 	s.t.Helper()
+	s.findings = nil
 	switch what {
 	case "proxy-client": // certificate and changes of the ConfigMap, or unread
 		data := s.configMap(words)
 		if len(words) == 1 && words[0] == "unread" {
 			data = nil
 		}
-		s.findings = CheckProxyClient(s.chain(subject), data)
+		s.findings.CheckProxyClient(s.chain(subject), data)
 	case "serving": // certificate, and names that clients use
-		s.findings = CheckServing("serving certificate", s.chain(subject), words)
+		s.findings.CheckServing("serving certificate", s.chain(subject), words)
 	case "bundle":
-		s.findings = CheckBundle("client CA", s.cast.Bundle(subject))
+		s.findings.CheckBundle("client CA", s.cast.Bundle(subject))
 	case "backend": // bundle, system or insecure, and what its endpoints a, b … present
 		live := map[string][]*x509.Certificate{}
 		for i, certificate := range words {
 			live[string(rune('a'+i))] = s.chain(certificate)
 		}
 		b := &registry.Backend{ServerName: "metrics.svc", Insecure: subject == "insecure"}
-		s.findings = CheckBackend("APIService v1.metrics", b, s.cast.Bundle(strings.TrimPrefix(subject, "system")), live)
+		s.findings.CheckBackend("APIService v1.metrics", b, s.cast.Bundle(strings.TrimPrefix(subject, "system")), live)
 	}
 	for _, f := range s.findings {
 		if line := f.String(); f.Message == "" || f.Do == "" || strings.Contains(line, "\n") || !strings.HasSuffix(line, f.Do) {

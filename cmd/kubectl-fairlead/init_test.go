@@ -71,7 +71,8 @@ func TestInit(t *testing.T) {
 			"second run")
 		check.Same(t, "ca unchanged\nfront-proxy-client unchanged\nserving written\n", in.init("api.example.com"), "with one name less")
 		time.Sleep(250 * 24 * time.Hour) // of 365: less than a third is left
-		if found := certs.CheckProxyClient([]*x509.Certificate{proxy}, nil); len(found) != 1 || strings.Contains(found[0].Message, "expire") {
+		found := certs.Findings{}
+		if found.CheckProxyClient([]*x509.Certificate{proxy}, nil); len(found) != 1 || strings.Contains(found[0].Message, "expire") {
 			t.Errorf("lint warns of expiry before init renews: %v", found)
 		}
 		check.Same(t, "ca unchanged\nfront-proxy-client written\nserving written\n", in.init(), "after 250 days")

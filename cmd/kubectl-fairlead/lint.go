@@ -24,6 +24,7 @@ import (
 // linter is one run of lint.
 type linter struct {
 	cli.Shared // flags of serve
+	certs.Findings
 	kubeconfig string
 	account    string // whose rights are asked for. Empty: Fairlead's
 	current    bool   // nothing is given, so the cluster that kubectl would use is checked
@@ -33,7 +34,6 @@ type linter struct {
 	names     []string // of the front door, as clients use them
 	stdin     io.Reader
 
-	found   []certs.Finding
 	claims  map[string]*registry.Entry // :: position in the files → remote entry
 	foreign map[string]int             // :: kind → number of ignored objects
 	usable  map[string]bool            // APIServices that kube-apiserver reports as Available
@@ -87,7 +87,7 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 			l.own()
 			if l.kubeconfig != "" || l.current {
 				if cfg, err := l.config(); err != nil {
-					l.error("kubeconfig", "correct it", "--kubeconfig: %v", err)
+					l.Error("kubeconfig", "correct it", "--kubeconfig: %v", err)
 				} else {
 					l.inspect(cmd.Context(), cfg)
 				}
@@ -134,18 +134,6 @@ func (l *linter) validate(files []string) error {
 	return errors.Join(*f...)
 }
 
-func (l *linter) error(object, do, format string, args ...any) {
-	l.add(certs.SeverityError, object, do, format, args...)
-}
-
-func (l *linter) warn(object, do, format string, args ...any) {
-	l.add(certs.SeverityWarning, object, do, format, args...)
-}
-
-func (l *linter) add(severity, object, do, format string, args ...any) {
-	l.found = append(l.found, certs.Finding{Severity: severity, Object: object, Message: fmt.Sprintf(format, args...), Do: do})
-}
-
 func count(n int, of string) string {
 	if n == 1 {
 		return "1 " + of
@@ -156,7 +144,7 @@ func count(n int, of string) string {
 // report prints the findings. It returns an error if one has severity error.
 func (l *linter) report(out io.Writer) error {
 	counts := map[string]int{} // :: severity → findings
-	for _, f := range l.found {
+	for _, f := range l.Findings {
 		counts[f.Severity]++
 		if l.output == "text" {
 			if _, err := fmt.Fprintln(out, printable.Line(f.String())); err != nil {
@@ -167,7 +155,7 @@ func (l *linter) report(out io.Writer) error {
 	if l.output == "json" {
 		e := json.NewEncoder(printable.JSON(out))
 		e.SetIndent("", "  ")
-		if err := e.Encode(append([]certs.Finding{}, l.found...)); err != nil { // [] rather than null
+		if err := e.Encode(append(certs.Findings{}, l.Findings...)); err != nil { // [] rather than null
 			return err
 		}
 	}

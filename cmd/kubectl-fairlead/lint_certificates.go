@@ -36,16 +36,16 @@ func (l *linter) own() {
 	if l.Certs.ProxyClient.Cert != "" && l.kubeconfig == "" { // with a cluster, inspect checks more
 		l.proxyClient(nil)
 	}
-	before := len(l.found)
+	before := len(l.Findings)
 	c := &l.Certs
 	l.bundle("client CA", c.ClientCA)
 	l.bundle("request-header CA", c.RequestHeaderCA)
-	if c.ClientCA == "" || c.RequestHeaderCA == "" || len(l.found) > before {
+	if c.ClientCA == "" || c.RequestHeaderCA == "" || len(l.Findings) > before {
 		return
 	}
 	_, err := certs.New(certs.Config{ClientCA: c.ClientCA, RequestHeaderCA: c.RequestHeaderCA, AllowedNames: c.AllowedNames})
 	if err != nil {
-		l.error("client CA", "use separate CAs, or set --requestheader-allowed-names to the front proxies' common names", "%v", err)
+		l.Error("client CA", "use separate CAs, or set --requestheader-allowed-names to the front proxies' common names", "%v", err)
 	}
 }
 
@@ -54,9 +54,9 @@ func (l *linter) serving(object string, of certs.PairSource, names []string) {
 	if chain == nil {
 		return
 	}
-	l.found = append(l.found, certs.CheckServing(object, chain, names)...)
+	l.CheckServing(object, chain, names)
 	if len(chain[0].DNSNames)+len(chain[0].IPAddresses) == 0 {
-		l.error(object, "have it issued with the names and addresses that clients use", "it has no subject alternative name, so no client will accept it")
+		l.Error(object, "have it issued with the names and addresses that clients use", "it has no subject alternative name, so no client will accept it")
 	}
 }
 
@@ -64,12 +64,12 @@ func (l *linter) serving(object string, of certs.PairSource, names []string) {
 func (l *linter) pair(object string, of certs.PairSource) []*x509.Certificate {
 	both, err := tls.LoadX509KeyPair(of.Cert, of.Key)
 	if err != nil {
-		l.error(object, "put a certificate and its own key into "+of.Cert+" and "+of.Key, "the pair cannot be used: %v", err)
+		l.Error(object, "put a certificate and its own key into "+of.Cert+" and "+of.Key, "the pair cannot be used: %v", err)
 		return nil
 	}
 	chain, err := certutil.CertsFromFile(of.Cert)
 	if err != nil {
-		l.error(object, "repair "+of.Cert, "it cannot be read: %v", err)
+		l.Error(object, "repair "+of.Cert, "it cannot be read: %v", err)
 	}
 	if of.Cert == l.Certs.ProxyClient.Cert {
 		l.proxy = &both
@@ -83,10 +83,10 @@ func (l *linter) bundle(object, file string) {
 	}
 	data, err := os.ReadFile(file)
 	if err != nil {
-		l.error(object, "make it readable", "reading %s: %v", file, err)
+		l.Error(object, "make it readable", "reading %s: %v", file, err)
 		return
 	}
-	l.found = append(l.found, certs.CheckBundle(fmt.Sprintf("%s %s", object, file), data)...)
+	l.CheckBundle(fmt.Sprintf("%s %s", object, file), data)
 }
 
 // credentials checks the kubeconfig's client certificate, which is not renewed with the cluster's
@@ -99,15 +99,15 @@ func (l *linter) credentials(cfg *rest.Config) {
 	}
 	chain, err := certutil.ParseCertsPEM(own.CertData)
 	if err != nil {
-		l.error(object, do, "reading its client certificate: %v", err)
+		l.Error(object, do, "reading its client certificate: %v", err)
 		return
 	}
 	const soon = 30 * 24 * time.Hour // as for all certificates
 	switch left := time.Until(chain[0].NotAfter); {
 	case left <= 0:
-		l.error(object, do, "its client certificate expired at %s", chain[0].NotAfter.UTC().Format(time.RFC3339))
+		l.Error(object, do, "its client certificate expired at %s", chain[0].NotAfter.UTC().Format(time.RFC3339))
 	case left < min(soon, chain[0].NotAfter.Sub(chain[0].NotBefore)/4):
-		l.warn(object, do, "its client certificate expires in %s", answer.Left(time.Now(), chain[0].NotAfter))
+		l.Warn(object, do, "its client certificate expires in %s", answer.Left(time.Now(), chain[0].NotAfter))
 	}
 }
 
@@ -176,7 +176,7 @@ func (l *linter) presented(e *registry.Entry, answers []shown) map[string][]*x50
 			if l.byClusterIP {
 				do += "; kube-apiserver reaches it by its ClusterIP: if nodes have no route to pods, set --enable-aggregator-routing=false"
 			}
-			l.warn("APIService "+e.Name, do, "endpoint %s: asking for its certificate: %v", address, answer.err)
+			l.Warn("APIService "+e.Name, do, "endpoint %s: asking for its certificate: %v", address, answer.err)
 			continue
 		}
 		chains[address] = answer.chain
@@ -193,9 +193,9 @@ func (l *linter) trusts(object, address string, asked *tls.CertificateRequestInf
 	issuer := l.proxy.Leaf.Issuer.CommonName
 	do := fmt.Sprintf("start it with --requestheader-client-ca-file, which must have %q, and %q in --requestheader-allowed-names", issuer, l.proxy.Leaf.Subject.CommonName)
 	if asked == nil {
-		l.warn(object, do, "endpoint %s asks for no client certificate, so it accepts no user from a front proxy", address)
+		l.Warn(object, do, "endpoint %s asks for no client certificate, so it accepts no user from a front proxy", address)
 	} else if err := asked.SupportsCertificate(l.proxy); err != nil {
-		l.error(object, do, "endpoint %s does not trust the CA %q of the proxy client certificate", address, issuer)
+		l.Error(object, do, "endpoint %s does not trust the CA %q of the proxy client certificate", address, issuer)
 	}
 }
 

@@ -51,19 +51,19 @@ func (l *linter) files(paths []string) {
 	if l.Policy != "" && !inMap {
 		paths = append(paths, l.Policy)
 	}
-	found := len(l.found)
+	found := len(l.Findings)
 	for _, path := range paths {
 		for _, file := range l.expand(path) {
 			l.read(decoder, s, file)
 		}
 	}
 	faults, unknown := s.in.SetPolicy(s.policies)
-	if l.faults(faults, "correct the policy"); len(l.found) > found && !inMap {
+	if l.faults(faults, "correct the policy"); len(l.Findings) > found && !inMap {
 		l.Policy = ""
 	}
 	for _, f := range unknown {
 		if l.kubeconfig == "" && !l.current {
-			l.warn(place(f), "correct the name, or give lint the APIService, too", "%s", f.Message)
+			l.Warn(place(f), "correct the name, or give lint the APIService, too", "%s", f.Message)
 		}
 	}
 	t := registry.Build(s.in, nil)
@@ -89,13 +89,13 @@ func (l *linter) lockout(rules *policy.Gates) {
 	if at < 0 || slices.ContainsFunc(rules.All()[:at+1], func(g *policy.Gate) bool { return g.Action == policy.Allow && !g.DryRun }) {
 		return
 	}
-	l.warn(stops.Where, "put one with action Allow before it, for break-glass (docs/rules.md)", "rule %s (%s) can stop everybody, system:masters too", stops.Name, stops.Action)
+	l.Warn(stops.Where, "put one with action Allow before it, for break-glass (docs/rules.md)", "rule %s (%s) can stop everybody, system:masters too", stops.Name, stops.Action)
 }
 
 // faults reports faults of files.
 func (l *linter) faults(all []directory.Fault, do string) {
 	for _, f := range all {
-		l.error(place(f), do, "%s", f.Message)
+		l.Error(place(f), do, "%s", f.Message)
 	}
 }
 
@@ -108,10 +108,10 @@ func (l *linter) expand(path string) []string {
 	}
 	files, faults := directory.Files(path)
 	for _, f := range faults {
-		l.error(f.File, "make it readable", "%s", f.Message)
+		l.Error(f.File, "make it readable", "%s", f.Message)
 	}
 	if len(faults)+len(files) == 0 {
-		l.warn(path, "name the directory that holds the manifests", "there is no .yaml, .yml or .json file in it")
+		l.Warn(path, "name the directory that holds the manifests", "there is no .yaml, .yml or .json file in it")
 	}
 	return files
 }
@@ -128,7 +128,7 @@ func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
 	}
 	data, err := read()
 	if err != nil {
-		l.error(file, "make it readable", "%v", err)
+		l.Error(file, "make it readable", "%v", err)
 		return
 	}
 	objects, faults := decoder.DecodeGood(file, data)
@@ -142,7 +142,7 @@ func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
 	for _, o := range objects {
 		at := fmt.Sprintf("%s:%d", file, o.Line)
 		if first, twice := s.at[o.Name()]; twice {
-			l.error(at, "keep one of them", "%s is already at %s", o.Name(), first)
+			l.Error(at, "keep one of them", "%s is already at %s", o.Name(), first)
 			continue
 		}
 		s.at[o.Name()] = at
@@ -176,13 +176,13 @@ func (l *linter) entry(e *registry.Entry, at string, s *set) {
 	l.claims[object] = e
 	service := types.NamespacedName{Namespace: b.Namespace, Name: b.Service}
 	if s.in.Services[service] != nil && e.Verdict.Reason == registry.ReasonServicePortError {
-		l.error(object, advice.Of(e), "%s", e.Verdict.Message)
+		l.Error(object, advice.Of(e), "%s", e.Verdict.Message)
 	}
 	bundle, ok := l.bundleOf(object, b, func(namespace, name string) (*corev1.ConfigMap, error) {
 		return s.maps[types.NamespacedName{Namespace: namespace, Name: name}], nil // nil: only a live check can tell
 	})
 	if ok {
-		l.found = append(l.found, certs.CheckBackend(object, b, bundle, nil)...)
+		l.CheckBackend(object, b, bundle, nil)
 	}
 }
 
@@ -194,14 +194,14 @@ func (l *linter) bundleOf(object string, b *registry.Backend, get func(namespace
 	name, key, _ := strings.Cut(b.CAFrom, "/")
 	cm, err := get(b.Namespace, name)
 	if err != nil {
-		l.error(object, "make that ConfigMap, or correct the annotation fairlead.dev/ca-from", "reading its bundle: %v", err)
+		l.Error(object, "make that ConfigMap, or correct the annotation fairlead.dev/ca-from", "reading its bundle: %v", err)
 	}
 	if err != nil || cm == nil {
 		return nil, false
 	}
 	data := cmp.Or(cm.Data[key], string(cm.BinaryData[key]))
 	if data == "" {
-		l.error(object, "put the bundle there, or correct the annotation fairlead.dev/ca-from", "ConfigMap %s/%s, which should contain its bundle, has no key %q", cm.Namespace, cm.Name, key)
+		l.Error(object, "put the bundle there, or correct the annotation fairlead.dev/ca-from", "ConfigMap %s/%s, which should contain its bundle, has no key %q", cm.Namespace, cm.Name, key)
 	}
 	return []byte(data), data != ""
 }
@@ -218,7 +218,7 @@ func (l *linter) problems(e *registry.Entry, at string) {
 				severity = certs.SeverityWarning
 			}
 		}
-		l.add(severity, at+"APIService "+e.Name, do, "%s", p)
+		l.Add(severity, at+"APIService "+e.Name, do, "%s", p)
 	}
 }
 
@@ -232,9 +232,9 @@ func (l *linter) doubled(entries []*registry.Entry) {
 		switch {
 		case i < 0:
 		case entries[i].Local():
-			l.warn(at, do, "the local apiserver itself serves it, and %s claims it", e.Backend)
+			l.Warn(at, do, "the local apiserver itself serves it, and %s claims it", e.Backend)
 		case !entries[i].Backend.SameService(e.Backend):
-			l.warn(at, do, "the cluster has %s serve it, and %s claims it", entries[i].Backend, e.Backend)
+			l.Warn(at, do, "the cluster has %s serve it, and %s claims it", entries[i].Backend, e.Backend)
 		}
 	}
 }

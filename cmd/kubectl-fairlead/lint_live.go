@@ -18,7 +18,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -51,7 +50,7 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	cfg.Timeout = clusterTimeout
 	kube, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
-		l.error("kubeconfig", "correct it", "making a client: %v", err)
+		l.Error("kubeconfig", "correct it", "making a client: %v", err)
 		return
 	}
 	client := kube.CoreV1()
@@ -67,7 +66,7 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	}
 	t, err := l.table(ctx, cfg)
 	if err != nil {
-		l.error("local apiserver", doFor(err, giveRole), "reading its APIServices, Services and EndpointSlices: %v", err)
+		l.Error("local apiserver", doFor(err, giveRole), "reading its APIServices, Services and EndpointSlices: %v", err)
 		return
 	}
 	l.faults(t.Problems(), "correct the policy")
@@ -97,14 +96,14 @@ func (l *linter) told(ctx context.Context) {
 	}
 	s, _ := c.status(ctx)
 	for _, k := range s.Failing() {
-		l.error("Fairlead's check "+k.Name, cmp.Or(k.Advice, "kubectl fairlead status"), "%s", k.Message)
+		l.Error("Fairlead's check "+k.Name, cmp.Or(k.Advice, "kubectl fairlead status"), "%s", k.Message)
 	}
 	if len(s.Handshakes) > 0 {
-		l.warn("clients of "+s.Replica, "kubectl fairlead status", "%s", s.Handshakes[0])
+		l.Warn("clients of "+s.Replica, "kubectl fairlead status", "%s", s.Handshakes[0])
 	}
 	for _, a := range s.Remotes() {
 		if a.Available() && a.Cause != "" {
-			l.warn("APIService "+a.Name, cmp.Or(a.Advice, "kubectl fairlead explain "+a.Name), "%s", a.Cause)
+			l.Warn("APIService "+a.Name, cmp.Or(a.Advice, "kubectl fairlead explain "+a.Name), "%s", a.Cause)
 		}
 	}
 }
@@ -115,7 +114,7 @@ func (l *linter) readable(ctx context.Context, client rest.Interface) bool {
 	all := true
 	for _, path := range []string{"/apis/apiregistration.k8s.io/v1/apiservices", "/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"} {
 		if err := client.Get().AbsPath(path).Param("limit", "1").Do(ctx).Error(); err != nil {
-			l.error("local apiserver", doFor(err, giveRole), "reading %s: %v", path, err)
+			l.Error("local apiserver", doFor(err, giveRole), "reading %s: %v", path, err)
 			all = false
 		}
 	}
@@ -158,17 +157,17 @@ func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interfac
 	case "", registry.ReasonInvalidCABundle, registry.ReasonMaintenance, registry.ReasonProtectedGroup, registry.ReasonInvalidURL:
 		// Reported by other checks, or intended.
 	case registry.ReasonServicePortError:
-		l.error(object, advice.Of(e), "%s", e.Verdict.Message)
+		l.Error(object, advice.Of(e), "%s", e.Verdict.Message)
 	case registry.ReasonServiceAccessError, registry.ReasonEndpointsAccessError:
-		l.add(l.severity(e), object, sameFlags, "%s: %s", e.Verdict.Reason, e.Verdict.Message)
+		l.Add(l.severity(e), object, sameFlags, "%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	default:
-		l.add(l.severity(e), object, cmp.Or(advice.Of(e), "check that its backend runs"), "%s: %s", e.Verdict.Reason, e.Verdict.Message)
+		l.Add(l.severity(e), object, cmp.Or(advice.Of(e), "check that its backend runs"), "%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	}
 	bundle, ok := l.bundleOf(object, b, func(namespace, name string) (*corev1.ConfigMap, error) {
 		return client.ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
 	})
 	if ok {
-		l.found = append(l.found, certs.CheckBackend(object, b, bundle, l.presented(e, answers))...)
+		l.CheckBackend(object, b, bundle, l.presented(e, answers))
 	}
 }
 
@@ -183,12 +182,12 @@ func (l *linter) shadowed(ctx context.Context, client rest.Interface, entries []
 	}
 	found, err := shadow.Find(ctx, client, claimed)
 	if err != nil {
-		l.warn("CustomResourceDefinitions", "allow listing customresourcedefinitions.apiextensions.k8s.io", "whether one is shadowed was not checked: %v", err)
+		l.Warn("CustomResourceDefinitions", "allow listing customresourcedefinitions.apiextensions.k8s.io", "whether one is shadowed was not checked: %v", err)
 		return
 	}
 	for _, gv := range claimed {
 		if name := found[gv]; name != "" {
-			l.error("APIService "+gv.Version+"."+gv.Group, "rename the group of one of them, or delete the unused one: the APIService is served",
+			l.Error("APIService "+gv.Version+"."+gv.Group, "rename the group of one of them, or delete the unused one: the APIService is served",
 				"it shadows CustomResourceDefinition %s: its objects cannot be reached in version %s", name, gv.Version)
 		}
 	}

@@ -37,11 +37,11 @@ func (l *linter) preflight(ctx context.Context, s *survey, kube kubernetes.Inter
 	}
 	l.Behind = cmp.Or(l.Behind, s.flags()["behind"])
 	if len(s.unseen) > 0 {
-		l.warn("preflight", "use an administrator's kubeconfig", "a part was not checked: %v", errors.Join(s.unseen...))
+		l.Warn("preflight", "use an administrator's kubeconfig", "a part was not checked: %v", errors.Join(s.unseen...))
 	}
 	v, err := utilversion.ParseGeneric(s.release)
 	if err == nil && (v.LessThan(utilversion.MustParseGeneric(oldestRelease)) || utilversion.MustParseGeneric(newestRelease).LessThan(v.WithPatch(0))) {
-		l.warn("kube-apiserver", "try Fairlead with this release on a cluster that nobody needs", "its release %s is not among those that Fairlead is tested with, %s to %s", s.release, oldestRelease, newestRelease)
+		l.Warn("kube-apiserver", "try Fairlead with this release on a cluster that nobody needs", "its release %s is not among those that Fairlead is tested with, %s to %s", s.release, oldestRelease, newestRelease)
 	}
 	l.rights(ctx, s, kube)
 	l.ports(s)
@@ -85,7 +85,7 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 			other, err = kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, other, metav1.CreateOptions{})
 		}
 		if err != nil {
-			l.warn("user "+account, doFor(err, "use an administrator's kubeconfig, or Fairlead's own"), "its rights were not checked: %v", err)
+			l.Warn("user "+account, doFor(err, "use an administrator's kubeconfig, or Fairlead's own"), "its rights were not checked: %v", err)
 			return
 		}
 		if !own.Status.Allowed && !other.Status.Allowed { // one of them was asked
@@ -93,7 +93,7 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 		}
 	}
 	if len(missing) > 0 && !s.installed {
-		l.add(certs.SeverityToDo, "user "+account, "kubectl apply -k deploy/base, which each layout of kubectl fairlead init includes", "%d of its %d rights are not granted yet", len(missing), len(all))
+		l.Add(certs.SeverityToDo, "user "+account, "kubectl apply -k deploy/base, which each layout of kubectl fairlead init includes", "%d of its %d rights are not granted yet", len(missing), len(all))
 		return
 	}
 	for _, r := range missing {
@@ -105,7 +105,7 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 		if r.Narrow {
 			severity, names = certs.SeverityWarning, " of every name, which is right if only some are granted"
 		}
-		l.add(severity, r.Manifest+": "+r.Role, "grant it again: kubectl apply -k "+folder+", or your kustomization with it", "%s may not %s%s: %s", account, r, names, r.For)
+		l.Add(severity, r.Manifest+": "+r.Role, "grant it again: kubectl apply -k "+folder+", or your kustomization with it", "%s may not %s%s: %s", account, r, names, r.For)
 	}
 }
 
@@ -121,7 +121,7 @@ func (l *linter) ports(s *survey) {
 			port = int32(given)
 		}
 		for _, by := range s.taken(port) {
-			l.add(s.pending(), fmt.Sprintf("port %d", port), "choose another one: kubectl fairlead init --layout=… --"+flag+"=…", "pod %s uses it, so no Fairlead can on that node", by)
+			l.Add(s.pending(), fmt.Sprintf("port %d", port), "choose another one: kubectl fairlead init --layout=… --"+flag+"=…", "pod %s uses it, so no Fairlead can on that node", by)
 		}
 	}
 }
@@ -141,7 +141,7 @@ func (l *linter) servers(s *survey) {
 	} {
 		for _, node := range nodes[min(1, len(nodes)):] {
 			if one, other := all[nodes[0]][flag], all[node][flag]; one != other {
-				l.warn("kube-apiserver", "give all kube-apiservers the same flags", "--%s is %q on %s, and %q on %s", flag, one, nodes[0], other, node)
+				l.Warn("kube-apiserver", "give all kube-apiservers the same flags", "--%s is %q on %s, and %q on %s", flag, one, nodes[0], other, node)
 			}
 		}
 	}
@@ -150,10 +150,10 @@ func (l *linter) servers(s *survey) {
 	}
 	flags, own := all[nodes[0]], s.flags()
 	if flags["egress-selector-config-file"] != "" && own["egress-selector-config-file"] == "" {
-		l.add(s.pending(), "kube-apiserver", "give Fairlead --egress-selector-config-file too, or a route to pods", "it reaches pods by an egress proxy, so its nodes may have no route to them")
+		l.Add(s.pending(), "kube-apiserver", "give Fairlead --egress-selector-config-file too, or a route to pods", "it reaches pods by an egress proxy, so its nodes may have no route to them")
 	}
 	if flags["endpoint-reconciler-type"] == "none" && own["publish-kubernetes-endpoints"] == "" {
-		l.warn("Service default/kubernetes", "remove --endpoint-reconciler-type=none from kube-apiserver, or let Fairlead publish itself (deploy/components/entrypoint)", "neither kube-apiserver nor Fairlead keeps its endpoints")
+		l.Warn("Service default/kubernetes", "remove --endpoint-reconciler-type=none from kube-apiserver, or let Fairlead publish itself (deploy/components/entrypoint)", "neither kube-apiserver nor Fairlead keeps its endpoints")
 	}
 	l.byClusterIP = flags["enable-aggregator-routing"] != "true"
 }
@@ -164,7 +164,7 @@ func (l *linter) published(s *survey) {
 		return // managed by somebody else, or Fairlead's own
 	}
 	const object, do = "Service default/kubernetes", "name the kube-apiservers by --local-apiserver instead of --local-apiservers-from=endpointslice, or correct their --advertise-address"
-	missing, families, before := slices.Clone(s.published), map[bool]string{}, len(l.found)
+	missing, families, before := slices.Clone(s.published), map[bool]string{}, len(l.Findings)
 	for i := range s.nodes {
 		own := internal(&s.nodes[i])
 		if len(own) > 0 {
@@ -176,15 +176,15 @@ func (l *linter) published(s *survey) {
 			return slices.Contains(own, host)
 		})
 		if len(missing) == all {
-			l.add(s.pending(), object, do, "it has no endpoint of node %s", s.nodes[i].Name)
+			l.Add(s.pending(), object, do, "it has no endpoint of node %s", s.nodes[i].Name)
 		}
 	}
 	for _, p := range missing {
-		l.add(s.pending(), object, do, "its endpoint %s is no control-plane node's: it may be a load balancer, which will lead to Fairlead itself", p)
+		l.Add(s.pending(), object, do, "its endpoint %s is no control-plane node's: it may be a load balancer, which will lead to Fairlead itself", p)
 	}
-	l.listed = len(l.found) == before
+	l.listed = len(l.Findings) == before
 	if len(families) > 1 {
-		l.add(s.pending(), "nodes", "give all control-plane nodes the same family first (kubelet's --node-ip)", "the first address of %s is IPv4, and that of %s IPv6: no client reaches all replicas by one family", families[false], families[true])
+		l.Add(s.pending(), "nodes", "give all control-plane nodes the same family first (kubelet's --node-ip)", "the first address of %s is IPv4, and that of %s IPv6: no client reaches all replicas by one family", families[false], families[true])
 	}
 }
 
@@ -198,11 +198,11 @@ func (l *linter) clientNames(ctx context.Context, s *survey) {
 		object := "certificate of kube-apiserver " + address
 		got := chainOf(ctx, (&net.Dialer{}).DialContext, address, "")
 		if got.err != nil {
-			l.warn(object, "run lint on a node, or compare its subject alternative names by hand", "asking for it: %v", got.err)
+			l.Warn(object, "run lint on a node, or compare its subject alternative names by hand", "asking for it: %v", got.err)
 			continue
 		}
 		want := slices.Concat([]string{host}, s.hosts, l.names)
 		slices.Sort(want)
-		l.found = append(l.found, certs.CheckServing(object, got.chain, slices.Compact(want))...)
+		l.CheckServing(object, got.chain, slices.Compact(want))
 	}
 }

@@ -83,7 +83,7 @@ func TestLintAsksFairlead(t *testing.T) {
 	f := newFront(t)
 	l := &linter{output: "text", kubeconfig: kubeconfig(t, f.Server)}
 	l.told(t.Context())
-	check.Same(t, 0, len(l.found), "findings at kube-apiserver")
+	check.Same(t, 0, len(l.Findings), "findings at kube-apiserver")
 	f.answers["/fairlead/status"] = []reply{{http.StatusOK, `{"checks":[{"name":"clock","status":"failed","message":"it is behind"},{"name":"rights","status":"passed"}],"apiServices":[` +
 		`{"name":"v1.x","kind":"remote","verdict":{"status":"True"},"cause":"its URLs lead to different servers","advice":"name replicas"},` +
 		`{"name":"v1.y","kind":"remote","verdict":{"status":"True"}},{"name":"v1.z","kind":"remote","verdict":{"status":"False"},"cause":"lint reports it"}]}`}}
