@@ -54,7 +54,6 @@ type claim struct {
 	gauge          prometheus.Gauge
 
 	// Flags set by other goroutines. Each is followed by a poke of the target.
-	slow    atomic.Bool
 	restate atomic.Bool
 	gone    atomic.Bool // the table no longer has it
 	healthy atomic.Bool // for other goroutines: the last report said Healthy
@@ -113,7 +112,7 @@ func (c *claim) follow(ep *registry.Endpoint) {
 	// The table has lost the report: some table between, which we did not see, lacked the endpoint,
 	// or had another Backend, which kept an older report and for which ours was dropped.
 	healthy := c.healthy.Load()
-	if ep.Health == registry.Unprobed || (ep.Health == registry.Healthy) != healthy || healthy && ep.Slow != c.slow.Load() {
+	if ep.Health == registry.Unprobed || (ep.Health == registry.Healthy) != healthy || healthy && ep.Slow != c.latency.slow.Load() {
 		c.target.set(&c.restate)
 	}
 }
@@ -199,7 +198,7 @@ func (w *weights) of(b *registry.Backend) int64 {
 
 // sendReport reports what is known, unless that was the last report already.
 func (c *claim) sendReport() {
-	c.report.Slow = c.slow.Load() && c.report.Health == registry.Healthy
+	c.report.Slow = c.latency.slow.Load() && c.report.Health == registry.Healthy
 	if c.target.key.server && c.failures > 0 && c.report == c.reported {
 		return // the last report may be out of date: do not confirm it to whoever sent a hint
 	}

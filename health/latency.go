@@ -21,32 +21,21 @@ const (
 	slowWitnesses = 3
 )
 
-// latency collects how fast an endpoint answers, by any goroutine. opinion is the comparing one's.
+// latency is how fast an endpoint answers. Any goroutine may add to the first fields and read slow; the comparing one
+// has the rest.
 type latency struct {
 	sum, count atomic.Int64 // of live traffic, in nanoseconds, since the last comparison
-	probe      atomic.Int64 // of the last probe, until the next comparison
+	last       atomic.Int64 // of the last probe, until the next comparison
 
-	opinion opinion
+	live, probe       time.Duration // the latest; zero means none yet, and of live traffic none for slowFor
+	newLive, newProbe bool          // since the last comparison
+	lived             time.Time     // when live was new
+	slow              atomic.Bool
+	since             time.Time // since when comparisons contradict slow; zero if the last one agreed
+	witnesses         int       // how many comparisons contradict slow
 }
 
-// opinion is what the comparisons of one endpoint have shown.
-type opinion struct {
-	probe     time.Duration // latest; zero means none yet
-	live      time.Duration // latest of live traffic; zero means none for slowFor
-	lived     time.Time     // when live was new
-	slow      bool          // as the claim has it
-	since     time.Time     // since when comparisons contradict slow; zero if the last one agreed
-	witnesses int           // how many comparisons contradict slow
-}
-
-func (l *latency) probed(d time.Duration) { l.probe.Store(max(int64(d), 1)) }
-
-// sample is the latency of one endpoint at the time of a comparison.
-type sample struct {
-	claim             *claim
-	live, probe       time.Duration // the latest; zero means none
-	newLive, newProbe bool          // new since the last comparison
-}
+func (l *latency) probed(d time.Duration) { l.last.Store(max(int64(d), 1)) }
 
 // judgeLatencies compares the endpoints of each APIService that has several until ctx ends.
 func (p *Prober) judgeLatencies(ctx context.Context) {
@@ -64,67 +53,58 @@ func (p *Prober) judgeLatencies(ctx context.Context) {
 	}
 }
 
-func judge(now time.Time, claims peers) {
-	samples := make([]sample, 0, len(claims))
-	for _, c := range claims {
-		s := c.latency.take(now)
-		s.claim = c
+func judge(now time.Time, endpoints peers) {
+	healthy := make([]*claim, 0, len(endpoints))
+	for _, c := range endpoints {
+		c.latency.take(now)
 		if c.healthy.Load() {
-			samples = append(samples, s)
+			healthy = append(healthy, c)
 		}
 	}
-	for i, s := range samples {
-		value, typical := compare(samples, i)
-		if typical == 0 {
-			continue
-		}
-		slow := value > slowFactor*typical && value > slowFloor
-		if s.claim.latency.opinion.update(now, slow, value) {
-			s.claim.slow.Store(s.claim.latency.opinion.slow)
-			s.claim.target.poke()
+	for _, c := range healthy {
+		value, typical := compare(healthy, c)
+		if typical > 0 && c.latency.update(now, value > slowFactor*typical && value > slowFloor, value) {
+			c.target.poke()
 		}
 	}
 }
 
-func (l *latency) take(now time.Time) sample {
-	o := &l.opinion
-	s := sample{}
-	// The two swaps are not atomic together: an observation in between moves into the next sample
-	// by half. A sum of zero shows that.
-	if n, sum := l.count.Swap(0), l.sum.Swap(0); n > 0 && sum > 0 {
-		o.live, o.lived, s.newLive = time.Duration(sum/n), now, true
-	} else if now.Sub(o.lived) > slowFor {
-		o.live = 0
+func (l *latency) take(now time.Time) {
+	// The swaps of live traffic are not atomic together: an observation in between moves into the
+	// next comparison by half. A sum of zero shows that.
+	n, sum, probe := l.count.Swap(0), l.sum.Swap(0), l.last.Swap(0)
+	if l.newLive = n > 0 && sum > 0; l.newLive {
+		l.live, l.lived = time.Duration(sum/n), now
+	} else if now.Sub(l.lived) > slowFor {
+		l.live = 0
 	}
-	if d := l.probe.Swap(0); d > 0 {
-		o.probe, s.newProbe = time.Duration(d), true
+	if l.newProbe = probe > 0; l.newProbe {
+		l.probe = time.Duration(probe)
 	}
-	s.live, s.probe = o.live, o.probe
-	return s
 }
 
-// compare returns the latency of samples[i] and the median of its peers: of live traffic where both
+// compare returns the latency of an endpoint and the median of its peers: of live traffic where both
 // sides have some, else of probes. Typical is zero when nothing is new. Where there is live traffic
 // probes do not count: a discovery document may be cheap where everything else is slow.
-func compare(samples []sample, i int) (value, typical time.Duration) {
-	s := samples[i]
-	if s.live > 0 {
-		typical = medianOfOthers(samples, i, func(o sample) time.Duration { return o.live })
+func compare(all []*claim, c *claim) (value, typical time.Duration) {
+	l := &c.latency
+	if l.live > 0 {
+		typical = medianOfOthers(all, c, func(o *latency) time.Duration { return o.live })
 	}
 	switch {
-	case typical > 0 && s.newLive:
-		return s.live, typical
-	case typical == 0 && s.newProbe:
-		return s.probe, medianOfOthers(samples, i, func(o sample) time.Duration { return o.probe })
+	case typical > 0 && l.newLive:
+		return l.live, typical
+	case typical == 0 && l.newProbe:
+		return l.probe, medianOfOthers(all, c, func(o *latency) time.Duration { return o.probe })
 	}
 	return 0, 0
 }
 
 // medianOfOthers returns zero if no other has a value, of an even number the lower middle one.
-func medianOfOthers(samples []sample, i int, of func(sample) time.Duration) time.Duration {
-	values := make([]time.Duration, 0, len(samples))
-	for j, o := range samples {
-		if d := of(o); j != i && d > 0 {
+func medianOfOthers(all []*claim, c *claim, of func(*latency) time.Duration) time.Duration {
+	values := make([]time.Duration, 0, len(all))
+	for _, o := range all {
+		if d := of(&o.latency); o != c && d > 0 {
 			values = append(values, d)
 		}
 	}
@@ -135,22 +115,23 @@ func medianOfOthers(samples []sample, i int, of func(sample) time.Duration) time
 	return values[(len(values)-1)/2]
 }
 
-// update adds one comparison and reports whether it changed the opinion. A comparison that agrees
-// with the opinion resets all that contradicted it.
-func (o *opinion) update(now time.Time, slow bool, value time.Duration) (changed bool) {
-	if slow == o.slow {
-		o.since, o.witnesses = time.Time{}, 0
+// update adds one comparison and reports whether it changed slow. A comparison that agrees with
+// slow resets all that contradicted it.
+func (l *latency) update(now time.Time, slow bool, value time.Duration) (changed bool) {
+	if slow == l.slow.Load() {
+		l.since, l.witnesses = time.Time{}, 0
 		return false
 	}
-	if o.witnesses++; o.witnesses == 1 {
-		o.since = now
+	if l.witnesses++; l.witnesses == 1 {
+		l.since = now
 		if slow {
-			o.since = now.Add(-min(value, slowFor/2)) // such a response has been slow since its request
+			l.since = now.Add(-min(value, slowFor/2)) // such a response has been slow since its request
 		}
 	}
-	if o.witnesses < slowWitnesses || now.Sub(o.since) < slowFor {
+	if l.witnesses < slowWitnesses || now.Sub(l.since) < slowFor {
 		return false
 	}
-	o.slow, o.since, o.witnesses = slow, time.Time{}, 0
+	l.since, l.witnesses = time.Time{}, 0
+	l.slow.Store(slow)
 	return true
 }

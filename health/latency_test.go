@@ -17,12 +17,12 @@ func TestObserveDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func TestOpinionNeedsTimeAndWitnesses(t *testing.T) {
+func TestSlowNeedsTimeAndWitnesses(t *testing.T) {
 	start := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 	type step struct {
 		after time.Duration
 		slow  bool
-		want  bool // the opinion after the step
+		want  bool // slow after the step
 	}
 	const s = time.Second
 	for name, steps := range map[string][]step{
@@ -35,30 +35,37 @@ func TestOpinionNeedsTimeAndWitnesses(t *testing.T) {
 			{13 * s, false, true}, {18 * s, false, true}, {23 * s, false, false},
 		},
 	} {
-		var o opinion
+		var l latency
 		for i, step := range steps {
-			was := o.slow
-			if changed := o.update(start.Add(step.after), step.slow, 0); changed != (o.slow != was) || o.slow != step.want {
-				t.Errorf("%s, step %d: slow %v, changed %v, want slow %v", name, i, o.slow, changed, step.want)
+			was := l.slow.Load()
+			changed := l.update(start.Add(step.after), step.slow, 0)
+			if slow := l.slow.Load(); changed != (slow != was) || slow != step.want {
+				t.Errorf("%s, step %d: slow %v, changed %v, want slow %v", name, i, slow, changed, step.want)
 			}
 		}
 	}
 }
 
+// answering returns a claim whose latencies were last these; zero means none.
+func answering(live, probe time.Duration, newLive, newProbe bool) *claim {
+	c := &claim{}
+	c.latency.live, c.latency.probe, c.latency.newLive, c.latency.newProbe = live, probe, newLive, newProbe
+	return c
+}
+
 // Of an endpoint with live traffic like its peers', probes say nothing.
 func TestCompare(t *testing.T) {
-	other := sample{live: 4, probe: 2}
 	for _, tt := range []struct {
-		of             sample
+		of             *claim
 		value, typical time.Duration
 	}{
-		{sample{live: 9, newLive: true, probe: 1, newProbe: true}, 9, 4},
-		{sample{live: 9, probe: 1, newProbe: true}, 0, 0},
-		{sample{probe: 1, newProbe: true}, 1, 2},
-		{sample{probe: 1}, 0, 0},
+		{answering(9, 1, true, true), 9, 4},
+		{answering(9, 1, false, true), 0, 0},
+		{answering(0, 1, false, true), 1, 2},
+		{answering(0, 1, false, false), 0, 0},
 	} {
-		value, typical := compare([]sample{tt.of, other, other}, 0)
-		check.Same(t, [2]time.Duration{tt.value, tt.typical}, [2]time.Duration{value, typical}, "%+v", tt.of)
+		value, typical := compare([]*claim{tt.of, answering(4, 2, false, false), answering(4, 2, false, false)}, tt.of)
+		check.Same(t, [2]time.Duration{tt.value, tt.typical}, [2]time.Duration{value, typical}, "of %s and %s", tt.of.latency.live, tt.of.latency.probe)
 	}
 }
 
@@ -75,11 +82,10 @@ func TestMedianOfOthers(t *testing.T) {
 		{100, []time.Duration{20, 30}, 20},
 		{1, []time.Duration{20, 30, 40}, 30},
 	} {
-		samples := []sample{{probe: tt.first}}
+		all := []*claim{answering(0, tt.first, false, false)}
 		for _, d := range tt.others {
-			samples = append(samples, sample{probe: d})
+			all = append(all, answering(0, d, false, false))
 		}
-		check.Same(t, tt.want, medianOfOthers(samples, 0, func(s sample) time.Duration { return s.probe }),
-			"%d among %d", tt.first, tt.others)
+		check.Same(t, tt.want, medianOfOthers(all, all[0], func(l *latency) time.Duration { return l.probe }), "%d among %d", tt.first, tt.others)
 	}
 }
