@@ -282,20 +282,20 @@ func (u *urls) backend() Backend {
 	return Backend{URLs: "https://" + strings.Join(u.addresses, ",https://"), ServerName: strings.Join(slices.Compact(names), ",")}
 }
 
-// fromURLs makes endpoints from URLs, by the rules for those of a slice.
-func (r *resolver) fromURLs(u *urls) (res resolution) {
+// fromURLs is resolve for URLs, by the rules for endpoints of a slice.
+func (r *resolver) fromURLs(u *urls) Verdict {
+	if u.fault != "" {
+		return fault(ReasonInvalidURL, "annotation %s: %s", urlAnnotation, u.fault)
+	}
 	for _, address := range u.addresses {
 		host, port, _ := net.SplitHostPort(address)
 		number, _ := strconv.ParseInt(port, 10, 32) // addressOf has checked it
-		r.add(&res.endpoints, &res, &discoveryv1.Endpoint{Addresses: []string{host}}, int32(number))
+		r.add(&r.endpoints, &discoveryv1.Endpoint{Addresses: []string{host}}, int32(number))
 	}
-	switch {
-	case u.fault != "":
-		return fault(ReasonInvalidURL, "annotation %s: %s", urlAnnotation, u.fault)
-	case len(res.endpoints) == 0:
-		res.fault = fault(ReasonInvalidURL, "annotation %s has only addresses that are refused: %s", urlAnnotation, strings.Join(res.refused, ", ")).fault
+	if len(r.endpoints) == 0 {
+		return fault(ReasonInvalidURL, "annotation %s has only addresses that are refused: %s", urlAnnotation, strings.Join(r.refused, ", "))
 	}
-	return res
+	return Verdict{}
 }
 
 // claimant describes the remote that an APIService names. Empty means Local.

@@ -27,24 +27,22 @@ func (b *builder) remote(e *Entry, s *annotated, old *Entry) {
 		// Both from one source: a writer of the other one must not be able to add an address.
 		r.service, r.slices = b.in.FallbackServices[name], b.in.FallbackSlices[name]
 	}
-	var found resolution
-	loop := b.front(e, s.urls.given())
+	why := b.front(e, s.urls.given())
 	switch {
-	case loop.Reason != "":
-		found.fault = loop
+	case why.Reason != "":
 	case s.urls.given():
-		found = r.fromURLs(&s.urls)
+		why = r.fromURLs(&s.urls)
 	default:
-		found = r.resolve()
+		why = r.resolve()
 	}
-	e.Endpoints = found.endpoints
+	e.Endpoints = r.endpoints
 	if s.urls.fault != "" {
-		e.Problems = append(e.Problems, found.fault.Message)
+		e.Problems = append(e.Problems, why.Message)
 	}
-	for _, why := range found.refused {
-		e.Problems = append(e.Problems, "endpoint refused: "+why)
+	for _, refused := range r.refused {
+		e.Problems = append(e.Problems, "endpoint refused: "+refused)
 	}
-	if found.unused > 0 {
+	if r.unused > 0 {
 		e.Problems = append(e.Problems, fmt.Sprintf("its Service has more than %d endpoints: the others are not used", maxEndpoints))
 	}
 	if e.kept.ca != nil && e.kept.ca.problem != "" {
@@ -52,7 +50,7 @@ func (b *builder) remote(e *Entry, s *annotated, old *Entry) {
 	}
 	b.carry(e, old)
 	b.apply(e)
-	e.Verdict = b.verdict(e, found.fault, old)
+	e.Verdict = b.verdict(e, why, old)
 	if strings.HasPrefix(e.FrontSays, string(corev1.ConditionFalse)) && e.Verdict.Status != corev1.ConditionFalse {
 		e.Problems = append(e.Problems, "the cluster sends it to service "+e.Front+", and its own condition says: "+e.FrontSays)
 	}

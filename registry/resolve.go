@@ -16,17 +16,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
-// resolution is the result of resolving a Service to endpoints.
-type resolution struct {
-	endpoints []Endpoint
-	// fault says why there is no endpoint, in kube-aggregator's words. Zero means no fault.
-	fault Verdict
-	// refused lists addresses that must not be dialled, each with the reason.
-	refused []string
-	// unused is how many endpoints there are beyond maxEndpoints.
-	unused int
-}
-
 // resolver finds the endpoints of one APIService's Service. The order of its checks, their reasons
 // and their messages are those of kube-aggregator's availability controller
 // (pkg/controllers/status/remote) and of its resolvers (k8s.io/apiserver/pkg/util/proxy).
@@ -36,9 +25,16 @@ type resolver struct {
 	port    int32
 	service *corev1.Service
 	slices  []*discoveryv1.EndpointSlice
+
+	endpoints []Endpoint // what it has found
+	// refused lists addresses that must not be dialled, each with the reason.
+	refused []string
+	// unused is how many endpoints there are beyond maxEndpoints.
+	unused int
 }
 
-func (r *resolver) resolve() resolution {
+// resolve finds them. Its result says why there is none, in kube-aggregator's words. Zero means no fault.
+func (r *resolver) resolve() Verdict {
 	if r.service == nil {
 		return fault(ReasonServiceNotFound, "service/%s in %q is not present", r.ref.Name, r.ref.Namespace)
 	}
@@ -74,28 +70,28 @@ func (r *resolver) resolve() resolution {
 	return r.fromSlices(port)
 }
 
-// fault makes a resolution without endpoints.
-func fault(reason, format string, args ...any) resolution {
-	return resolution{fault: Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}}
+// fault makes the verdict that there is no endpoint.
+func fault(reason, format string, args ...any) Verdict {
+	return Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// one returns the resolution of a Service that has one address.
-func (r *resolver) one(host, what string) resolution {
+// one finds the endpoint of a Service that has one address.
+func (r *resolver) one(host, what string) Verdict {
 	if host == "" {
 		return fault(ReasonFailedDiscoveryCheck, "service/%s in %q has no %s", r.ref.Name, r.ref.Namespace, what)
 	}
 	if why := r.options.Reach.Refusal(host, r.port); why != "" {
 		return fault(ReasonFailedDiscoveryCheck, "the %s of service/%s in %q is refused: %s", what, r.ref.Name, r.ref.Namespace, why)
 	}
-	return resolution{endpoints: []Endpoint{{Address: net.JoinHostPort(host, strconv.Itoa(int(r.port)))}}}
+	r.endpoints = []Endpoint{{Address: net.JoinHostPort(host, strconv.Itoa(int(r.port)))}}
+	return Verdict{}
 }
 
-// fromSlices returns the endpoints of the slices that have the port: those of the Service's primary IP family if there
+// fromSlices finds the endpoints of the slices that have the port: those of the Service's primary IP family if there
 // are any (those of the other family are the same pods), ready ones first. Terminating ones that still serve come last:
 // kube-proxy uses them if no others are left (KEP-1669), upstream's resolver does not.
-func (r *resolver) fromSlices(port string) resolution {
+func (r *resolver) fromSlices(port string) Verdict {
 	var preferred, others []Endpoint
-	var res resolution
 	family := discoveryv1.AddressType("")
 	if families := r.service.Spec.IPFamilies; len(families) > 0 {
 		family = discoveryv1.AddressType(families[0])
@@ -110,21 +106,21 @@ func (r *resolver) fromSlices(port string) resolution {
 			to = &preferred
 		}
 		for i := range s.Endpoints {
-			r.add(to, &res, &s.Endpoints[i], number)
+			r.add(to, &s.Endpoints[i], number)
 		}
 	}
 	if len(preferred) == 0 {
 		preferred = others
 	}
-	if res.endpoints = ordered(preferred); len(res.endpoints) > 0 {
-		res.unused = max(len(res.endpoints)-maxEndpoints, 0)
-		res.endpoints = res.endpoints[:len(res.endpoints)-res.unused]
-		return res
-	}
-	if len(res.refused) > 0 {
-		res.fault = fault(ReasonMissingEndpoints, "endpointslices for service/%s in %q have only addresses that are refused: %s",
-			r.ref.Name, r.ref.Namespace, strings.Join(res.refused, ", ")).fault
-		return res
+	r.endpoints = ordered(preferred)
+	switch {
+	case len(r.endpoints) > 0:
+		r.unused = max(len(r.endpoints)-maxEndpoints, 0)
+		r.endpoints = r.endpoints[:len(r.endpoints)-r.unused]
+		return Verdict{}
+	case len(r.refused) > 0:
+		return fault(ReasonMissingEndpoints, "endpointslices for service/%s in %q have only addresses that are refused: %s",
+			r.ref.Name, r.ref.Namespace, strings.Join(r.refused, ", "))
 	}
 	return fault(ReasonFailedDiscoveryCheck, "no endpoints available for service %q", r.ref.Name)
 }
@@ -136,14 +132,14 @@ const maxEndpoints = 1000
 // maxRefused bounds how many refused addresses a message names.
 const maxRefused = 5
 
-func (r *resolver) add(to *[]Endpoint, res *resolution, e *discoveryv1.Endpoint, port int32) {
+func (r *resolver) add(to *[]Endpoint, e *discoveryv1.Endpoint, port int32) {
 	if !usable(*e) || len(e.Addresses) == 0 {
 		return
 	}
 	// Only the first address counts, as upstream: per the API all are the same endpoint.
 	if why := r.options.Reach.Refusal(e.Addresses[0], port); why != "" {
-		if len(res.refused) < maxRefused && !slices.Contains(res.refused, why) {
-			res.refused = append(res.refused, why)
+		if len(r.refused) < maxRefused && !slices.Contains(r.refused, why) {
+			r.refused = append(r.refused, why)
 		}
 		return
 	}

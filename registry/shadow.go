@@ -103,7 +103,7 @@ func (b *builder) front(e *Entry, byURL bool) (loop Verdict) {
 		e.FrontSays = fmt.Sprintf("%s, %s: %s", c.Status, c.Reason, c.Message)
 	}
 	if !byURL && serviceOf(e.Object) == own {
-		return fault(ReasonServiceAccessError, "service/%s in %q is Fairlead's own: annotation %s must name the extension server's", own.Name, own.Namespace, behind.Service).fault
+		return fault(ReasonServiceAccessError, "service/%s in %q is Fairlead's own: annotation %s must name the extension server's", own.Name, own.Namespace, behind.Service)
 	}
 	return loop
 }
