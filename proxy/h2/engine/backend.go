@@ -195,7 +195,7 @@ func (e *Engine) backendGone(c *Conn, s *stream, err error) {
 }
 
 // goAwayFrame handles GOAWAY (§6.8).
-func (e *Engine) goAwayFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+func (e *Engine) goAwayFrame(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	switch {
 	case h.StreamID != 0:
 		return &connError{http2.ErrCodeProtocol, "GOAWAY on a stream"}

@@ -210,7 +210,7 @@ func (c *Conn) room() int { return c.e.lim.writeLimit - len(c.out) - c.inflight 
 func (c *Conn) frame(length int, kind http2.FrameType, flags http2.Flags, id uint32) {
 	c.touch()
 	c.tailID = 0
-	c.out = wire.FrameHeader{Length: length, Type: kind, Flags: flags, StreamID: id}.Append(c.out)
+	c.out = wire.AppendFrameHeader(c.out, http2.FrameHeader{Length: uint32(length), Type: kind, Flags: flags, StreamID: id})
 }
 
 // writeData appends DATA. It extends the last frame if that is the same stream's: fewer frames are cheaper.
@@ -352,13 +352,13 @@ func (d dir) maxFrame() int {
 
 // padding returns how many bytes come before and after the content of a padded DATA or HEADERS
 // frame (§6.1, §6.2); p is the start of its payload.
-func padding(h wire.FrameHeader, p []byte) (before, after int, err *connError) {
+func padding(h http2.FrameHeader, p []byte) (before, after int, err *connError) {
 	switch {
-	case !h.Has(http2.FlagDataPadded): // the same bit as FlagHeadersPadded
+	case !h.Flags.Has(http2.FlagDataPadded): // the same bit as FlagHeadersPadded
 		return 0, 0, nil
 	case len(p) == 0:
 		return 0, 0, &connError{http2.ErrCodeFrameSize, "padded frame without a pad length"}
-	case int(p[0]) >= h.Length:
+	case uint32(p[0]) >= h.Length:
 		return 0, 0, &connError{http2.ErrCodeProtocol, "padding as long as the frame"}
 	}
 	return 1, int(p[0]), nil

@@ -7,7 +7,6 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/internal/budget"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
 // useful is how much content of a client's DATA makes its frame free: one that sends less at a time sends more bytes of
@@ -75,18 +74,18 @@ func (e *Engine) unwelcome(c *Conn) {
 	}
 }
 
-func (e *Engine) settingsFrame(c *Conn, h wire.FrameHeader, p []byte) (err *connError) {
+func (e *Engine) settingsFrame(c *Conn, h http2.FrameHeader, p []byte) (err *connError) {
 	switch {
 	case h.StreamID != 0:
 		err = &connError{http2.ErrCodeProtocol, "SETTINGS on a stream"}
-	case h.Has(http2.FlagSettingsAck) && len(p) > 0:
+	case h.Flags.Has(http2.FlagSettingsAck) && len(p) > 0:
 		err = &connError{http2.ErrCodeFrameSize, "SETTINGS acknowledgement with content"}
 	case len(p)%6 != 0:
 		err = &connError{http2.ErrCodeFrameSize, "SETTINGS cut short"}
 	default:
 		err = c.spend(len(p) / 6)
 	}
-	if err != nil || h.Has(http2.FlagSettingsAck) {
+	if err != nil || h.Flags.Has(http2.FlagSettingsAck) {
 		c.settingsAcked = true
 		return err
 	}
@@ -159,13 +158,13 @@ func (e *Engine) newInitialWindow(c *Conn, v int32) *connError {
 	return nil
 }
 
-func (e *Engine) pingFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+func (e *Engine) pingFrame(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	switch {
 	case h.StreamID != 0:
 		return &connError{http2.ErrCodeProtocol, "PING on a stream"}
 	case len(p) != 8:
 		return &connError{http2.ErrCodeFrameSize, "PING of a wrong size"}
-	case h.Has(http2.FlagPingAck):
+	case h.Flags.Has(http2.FlagPingAck):
 		if c.goAway == goAwaySoon && string(p) == drainPing {
 			e.finalGoAway(c)
 		}
@@ -175,7 +174,7 @@ func (e *Engine) pingFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	return nil
 }
 
-func (e *Engine) priorityFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+func (e *Engine) priorityFrame(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	code, why := http2.ErrCodeFrameSize, "PRIORITY of a wrong size"
 	switch {
 	case h.StreamID == 0:
@@ -192,7 +191,7 @@ func (e *Engine) priorityFrame(c *Conn, h wire.FrameHeader, p []byte) *connError
 	return nil
 }
 
-func (e *Engine) windowFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+func (e *Engine) windowFrame(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	if len(p) != 4 {
 		return &connError{http2.ErrCodeFrameSize, "WINDOW_UPDATE of a wrong size"}
 	}
@@ -232,7 +231,7 @@ func (e *Engine) windowFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	return nil
 }
 
-func (e *Engine) resetFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+func (e *Engine) resetFrame(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	switch {
 	case h.StreamID == 0:
 		return &connError{http2.ErrCodeProtocol, "RST_STREAM on stream 0"}

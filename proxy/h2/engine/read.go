@@ -95,9 +95,9 @@ var errFrameTooLarge = &connError{http2.ErrCodeFrameSize, "frame larger than our
 const smallFrame = 1 << 10
 
 // handle handles a whole frame, or the beginning of a DATA frame.
-func (e *Engine) handle(c *Conn, h wire.FrameHeader, p []byte) {
+func (e *Engine) handle(c *Conn, h http2.FrameHeader, p []byte) {
 	if !c.started {
-		if h.Type != http2.FrameSettings || h.Has(http2.FlagSettingsAck) { // §3.4
+		if h.Type != http2.FrameSettings || h.Flags.Has(http2.FlagSettingsAck) { // §3.4
 			e.fail(c, &connError{http2.ErrCodeProtocol, "first frame is not SETTINGS"})
 			return
 		}
@@ -148,7 +148,7 @@ func (e *Engine) handle(c *Conn, h wire.FrameHeader, p []byte) {
 
 // dataBegin accounts for a DATA frame; p has the pad length if the frame is padded, else it is
 // empty. The content follows through feedData.
-func (e *Engine) dataBegin(c *Conn, h wire.FrameHeader, p []byte) *connError {
+func (e *Engine) dataBegin(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	if h.StreamID == 0 {
 		return &connError{http2.ErrCodeProtocol, "DATA on stream 0"}
 	}
@@ -156,7 +156,7 @@ func (e *Engine) dataBegin(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	if err != nil {
 		return err
 	}
-	content := h.Length - before - after
+	content := int(h.Length) - before - after
 	if int64(h.Length) > int64(c.recv) {
 		return &connError{http2.ErrCodeFlowControl, "connection window exceeded"}
 	}
@@ -166,7 +166,7 @@ func (e *Engine) dataBegin(c *Conn, h wire.FrameHeader, p []byte) *connError {
 	c.credit += int32(h.Length)
 	c.received(int32(h.Length))
 	c.giveCredit()
-	end := h.Has(http2.FlagDataEndStream)
+	end := h.Flags.Has(http2.FlagDataEndStream)
 	c.data = dataFrame{id: h.StreamID, left: content, pad: after, end: end, on: true}
 	s := c.streams[h.StreamID]
 	if err := c.spend(c.priceData(s, content)); err != nil {
@@ -176,7 +176,7 @@ func (e *Engine) dataBegin(c *Conn, h wire.FrameHeader, p []byte) *connError {
 		if err := e.dataOnNothing(c, h); err != nil {
 			return err
 		}
-	} else if err := e.dataOnStream(c, s, h, h.Length-content); err != nil {
+	} else if err := e.dataOnStream(c, s, h, int(h.Length)-content); err != nil {
 		return err
 	}
 	if content+after == 0 {
@@ -186,11 +186,11 @@ func (e *Engine) dataBegin(c *Conn, h wire.FrameHeader, p []byte) *connError {
 }
 
 // dataOnNothing handles DATA on a stream that does not exist.
-func (e *Engine) dataOnNothing(c *Conn, h wire.FrameHeader) *connError {
+func (e *Engine) dataOnNothing(c *Conn, h http2.FrameHeader) *connError {
 	if c.idle(h.StreamID) {
 		return &connError{http2.ErrCodeProtocol, "DATA on an idle stream"} // §5.1
 	}
-	if c.side == down && h.Has(http2.FlagDataEndStream) {
+	if c.side == down && h.Flags.Has(http2.FlagDataEndStream) {
 		c.endsLate(h.StreamID, false)
 	}
 	if c.side == down || c.wasReset(h.StreamID) || c.ignores(h.StreamID) {
@@ -201,7 +201,7 @@ func (e *Engine) dataOnNothing(c *Conn, h wire.FrameHeader) *connError {
 }
 
 // dataOnStream checks a DATA frame against its stream; extra bytes of the frame are padding.
-func (e *Engine) dataOnStream(c *Conn, s *stream, h wire.FrameHeader, extra int) *connError {
+func (e *Engine) dataOnStream(c *Conn, s *stream, h http2.FrameHeader, extra int) *connError {
 	d := c.side
 	f := &s.half[d]
 	switch {
@@ -260,7 +260,7 @@ func (e *Engine) body(c *Conn, s *stream, p []byte, end bool) {
 	s.push(d, p, end)
 }
 
-func (e *Engine) headersFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+func (e *Engine) headersFrame(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	if h.StreamID == 0 || h.StreamID%2 == 0 { // §5.1.1: clients use odd ids, and pushes are disabled
 		return &connError{http2.ErrCodeProtocol, "HEADERS on stream 0 or an even stream"}
 	}
@@ -270,16 +270,16 @@ func (e *Engine) headersFrame(c *Conn, h wire.FrameHeader, p []byte) *connError 
 	}
 	p = p[before : len(p)-after]
 	selfDependent := false
-	if h.Has(http2.FlagHeadersPriority) {
+	if h.Flags.Has(http2.FlagHeadersPriority) {
 		if len(p) < 5 {
 			return &connError{http2.ErrCodeFrameSize, "priority cut short"}
 		}
 		selfDependent = binary.BigEndian.Uint32(p)&topStreamID == h.StreamID
 		p = p[5:]
 	}
-	c.blockES = h.Has(http2.FlagHeadersEndStream)
+	c.blockES = h.Flags.Has(http2.FlagHeadersEndStream)
 	c.blockID = h.StreamID
-	if h.Has(http2.FlagHeadersEndHeaders) {
+	if h.Flags.Has(http2.FlagHeadersEndHeaders) {
 		return e.fieldBlock(c, p, selfDependent)
 	}
 	c.blockAt = e.now
@@ -289,7 +289,7 @@ func (e *Engine) headersFrame(c *Conn, h wire.FrameHeader, p []byte) *connError 
 
 // continuationFrame adds to a field block. Its size is bounded, because a block could be endless
 // (CVE-2024-27316 and similar), and each frame is charged.
-func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connError {
+func (e *Engine) continuationFrame(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	if c.blockID == 0 {
 		return &connError{http2.ErrCodeProtocol, "CONTINUATION without HEADERS"}
 	}
@@ -298,7 +298,7 @@ func (e *Engine) continuationFrame(c *Conn, h wire.FrameHeader, p []byte) *connE
 	}
 	e.growBlock(c, len(p))
 	c.block = append(c.block, p...)
-	if !h.Has(http2.FlagContinuationEndHeaders) {
+	if !h.Flags.Has(http2.FlagContinuationEndHeaders) {
 		return nil
 	}
 	err := e.fieldBlock(c, c.block, false)

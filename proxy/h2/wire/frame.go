@@ -14,27 +14,16 @@ import (
 // FrameHeaderLen is the length of a frame's header in bytes (RFC 9113 §4.1).
 const FrameHeaderLen = 9
 
-// FrameHeader is the header of a frame (RFC 9113 §4.1).
-type FrameHeader struct {
-	Length   int             // of the payload
-	Type     http2.FrameType // unknown types are ignored
-	Flags    http2.Flags     // their meaning depends on Type
-	StreamID uint32          // 0 means the connection
-}
-
-// Has reports whether one of the flags is set.
-func (h FrameHeader) Has(f http2.Flags) bool { return h.Flags&f != 0 }
-
-// Append appends the encoded header to b.
-func (h FrameHeader) Append(b []byte) []byte {
+// AppendFrameHeader appends the encoded header to b.
+func AppendFrameHeader(b []byte, h http2.FrameHeader) []byte {
 	return append(b, byte(h.Length>>16), byte(h.Length>>8), byte(h.Length), byte(h.Type), byte(h.Flags),
 		byte(h.StreamID>>24), byte(h.StreamID>>16), byte(h.StreamID>>8), byte(h.StreamID))
 }
 
-func parseFrameHeader(b []byte) FrameHeader {
+func parseFrameHeader(b []byte) http2.FrameHeader {
 	_ = b[FrameHeaderLen-1]
-	return FrameHeader{
-		Length:   int(b[0])<<16 | int(b[1])<<8 | int(b[2]),
+	return http2.FrameHeader{
+		Length:   uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]),
 		Type:     http2.FrameType(b[3]),
 		Flags:    http2.Flags(b[4]),
 		StreamID: binary.BigEndian.Uint32(b[5:]) &^ (1 << 31), // §4.1: the reserved bit is ignored
@@ -49,20 +38,20 @@ func PutFrameLength(b []byte, length int) {
 // NextFrame reads the header of the frame at the start of b. It returns how many bytes from the start of b are needed
 // before the frame can be handled: the whole frame, except for DATA, whose content is forwarded as it comes. As long as
 // b is shorter than need, h may be empty. It reports false if the frame is larger than maxFrame (§4.2).
-func NextFrame(b []byte, maxFrame int) (h FrameHeader, need int, ok bool) {
+func NextFrame(b []byte, maxFrame int) (h http2.FrameHeader, need int, ok bool) {
 	if len(b) < FrameHeaderLen {
 		return h, FrameHeaderLen, true
 	}
 	h = parseFrameHeader(b)
 	switch {
 	case h.Type != http2.FrameData:
-		need = FrameHeaderLen + h.Length
-	case h.Has(http2.FlagDataPadded) && h.Length > 0:
+		need = FrameHeaderLen + int(h.Length)
+	case h.Flags.Has(http2.FlagDataPadded) && h.Length > 0:
 		need = FrameHeaderLen + 1
 	default:
 		need = FrameHeaderLen
 	}
-	return h, need, h.Length <= maxFrame
+	return h, need, int(h.Length) <= maxFrame
 }
 
 // Whole returns how many bytes of a client's output are whole frames, of at most that many together but for the first.
@@ -72,7 +61,7 @@ func Whole(b []byte, most int) int {
 		n = len(http2.ClientPreface)
 	}
 	for next := n; len(b)-n >= FrameHeaderLen; n = next {
-		next += FrameHeaderLen + parseFrameHeader(b[n:]).Length
+		next += FrameHeaderLen + int(parseFrameHeader(b[n:]).Length)
 		if n > 0 && next > most {
 			return n
 		}

@@ -12,21 +12,21 @@ func TestNextFrame(t *testing.T) {
 	const maxFrame = 100
 	for _, tt := range []struct {
 		name string
-		h    FrameHeader
+		h    http2.FrameHeader
 		have int // bytes of the header received so far
 		need int
 		ok   bool
 	}{
-		{"nothing", FrameHeader{Length: 5}, 0, 9, true},
-		{"a part of the header", FrameHeader{Length: maxFrame + 1}, 8, 9, true},
-		{"a whole frame", FrameHeader{Length: maxFrame, Type: http2.FrameHeaders, StreamID: 1<<31 - 1}, 9, 109, true},
-		{"too large a frame", FrameHeader{Length: maxFrame + 1, Type: http2.FrameHeaders}, 9, 110, false},
-		{"DATA is not waited for", FrameHeader{Length: maxFrame, Type: http2.FrameData, Flags: http2.FlagDataEndStream, StreamID: 3}, 9, 9, true},
-		{"its padding's length is", FrameHeader{Length: 1, Type: http2.FrameData, Flags: http2.FlagDataPadded, StreamID: 3}, 9, 10, true},
-		{"where there is one", FrameHeader{Type: http2.FrameData, Flags: http2.FlagDataPadded, StreamID: 3}, 9, 9, true},
-		{"too much DATA", FrameHeader{Length: 1<<24 - 1, Type: http2.FrameData}, 9, 9, false},
+		{"nothing", http2.FrameHeader{Length: 5}, 0, 9, true},
+		{"a part of the header", http2.FrameHeader{Length: maxFrame + 1}, 8, 9, true},
+		{"a whole frame", http2.FrameHeader{Length: maxFrame, Type: http2.FrameHeaders, StreamID: 1<<31 - 1}, 9, 109, true},
+		{"too large a frame", http2.FrameHeader{Length: maxFrame + 1, Type: http2.FrameHeaders}, 9, 110, false},
+		{"DATA is not waited for", http2.FrameHeader{Length: maxFrame, Type: http2.FrameData, Flags: http2.FlagDataEndStream, StreamID: 3}, 9, 9, true},
+		{"its padding's length is", http2.FrameHeader{Length: 1, Type: http2.FrameData, Flags: http2.FlagDataPadded, StreamID: 3}, 9, 10, true},
+		{"where there is one", http2.FrameHeader{Type: http2.FrameData, Flags: http2.FlagDataPadded, StreamID: 3}, 9, 9, true},
+		{"too much DATA", http2.FrameHeader{Length: 1<<24 - 1, Type: http2.FrameData}, 9, 9, false},
 	} {
-		b := tt.h.Append(nil)
+		b := AppendFrameHeader(nil, tt.h)
 		b[5] |= 0x80 // reserved
 		h, need, ok := NextFrame(b[:tt.have], maxFrame)
 		if need != tt.need || ok != tt.ok || tt.have == FrameHeaderLen && h != tt.h {
