@@ -1,12 +1,10 @@
 package apiservices
 
 import (
-	"net"
 	"net/http"
 	"time"
 
 	"github.com/emicklei/go-restful/v3"
-	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -65,7 +63,7 @@ func (s *Server) install(container *restful.Container, served *endpoints.APIGrou
 	if s.etcd != nil {
 		served.TypeConverter = managedTypes(v3)
 	}
-	resources, _, err := served.InstallREST(container)
+	_, _, err := served.InstallREST(container)
 	utilruntime.Must(err)
 	s.paths.NotFoundHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, notFound()) }))
 	s.paths.Handle(root+"/v1", container)
@@ -74,17 +72,6 @@ func (s *Server) install(container *restful.Container, served *endpoints.APIGrou
 
 	gv := metav1.GroupVersionForDiscovery{GroupVersion: apiregistrationv1.SchemeGroupVersion.String(), Version: "v1"}
 	group := metav1.APIGroup{Name: apiregistrationv1.GroupName, Versions: []metav1.GroupVersionForDiscovery{gv}, PreferredVersion: gv}
-	legacy := discovery.NewRootAPIsHandler(nowhere{}, s.codecs)
-	legacy.AddGroup(group)
-	all := aggregated.NewResourceManager("apis")
-	all.AddGroupVersion(group.Name, apidiscoveryv2.APIVersionDiscovery{
-		Version: "v1", Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent, Resources: resources,
-	})
-	// Above all others, as in kube-aggregator (20,000 is the maximum for an APIService).
-	all.SetGroupVersionPriority(metav1.GroupVersion{Group: group.Name, Version: "v1"}, 20_001, 1)
-	s.paths.Handle("/apis", aggregated.WrapAggregatedDiscoveryToHandler(legacy, all, all))
-	s.paths.Handle("/apis/", legacy) // always the legacy form, see design §6
-
 	core := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		none := &metav1.APIVersions{Versions: []string{}, ServerAddressByClientCIDRs: []metav1.ServerAddressByClientCIDR{}}
 		responsewriters.WriteObjectNegotiated(s.codecs, negotiation.DefaultEndpointRestrictions, metav1.Unversioned, w, r, http.StatusOK, none, false)
@@ -102,8 +89,3 @@ func (s *Server) install(container *restful.Container, served *endpoints.APIGrou
 		s.paths.HandleFunc("/version/", say)
 	}
 }
-
-// nowhere implements discovery.Addresses without addresses: they were meant for federations.
-type nowhere struct{}
-
-func (nowhere) ServerAddressByClientCIDRs(net.IP) []metav1.ServerAddressByClientCIDR { return nil }

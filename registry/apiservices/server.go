@@ -3,8 +3,8 @@
 // where the status of each object is this replica's own verdict.
 //
 // It uses k8s.io/apiserver's handlers, so that negotiation, patches, tables, selectors, watches,
-// discovery and OpenAPI are Kubernetes' own. Without a local apiserver, it also answers in its
-// place: /api, /apis, /openapi, /version, and 404 for all other paths.
+// discovery and OpenAPI are Kubernetes' own. The documents of all groups are registry/documents'. Without
+// a local apiserver, it also answers in its place: /api, /version, and 404 for all other paths.
 //
 // Concurrency: one writer (Run) follows the table and publishes immutable states; each request
 // reads one of them. Package etcd has its own rules. Requests are authorized before they come here,

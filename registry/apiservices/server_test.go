@@ -84,11 +84,8 @@ func TestClients(t *testing.T) {
 		}
 	}
 	c := must.Get(discovery.NewDiscoveryClientForConfig(&rest.Config{Host: url}))(t)
-	for _, c.UseLegacyDiscovery = range []bool{false, true} {
-		groups, lists := must.Get2(c.ServerGroupsAndResources())(t)
-		if groups[len(groups)-1].Name != "apiregistration.k8s.io" || len(lists) != 1 {
-			t.Errorf("groups %v, lists %v", groups, lists)
-		}
+	if list, err := c.ServerResourcesForGroupVersion("apiregistration.k8s.io/v1"); err != nil || list.APIResources[0].Kind != "APIService" {
+		t.Errorf("resources %v: %v", list, err)
 	}
 	if v, err := c.ServerVersion(); err != nil || v.GitVersion != "v1.36.3" {
 		t.Errorf("version %v: %v", v, err)

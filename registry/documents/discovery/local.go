@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
@@ -83,13 +84,12 @@ const acceptLocal = runtime.ContentTypeProtobuf + aggregatedParams + noPeers + "
 
 const noPeers = ";profile=nopeer"
 
-// askOwn reads the documents of what this process serves itself.
+// askOwn reads the document of the group-version that this process serves itself.
 func (d *Discovery) askOwn(ctx context.Context) error {
-	list, _, err := d.list(ctx, d.cfg.FetchOwn, "/apis", "")
-	if err == nil {
-		d.own = byGroupVersion(list)
-	}
-	return err
+	gv := apiregistrationv1.SchemeGroupVersion
+	v := d.legacyVersion(ctx, d.cfg.FetchOwn, version{}, &registry.Entry{GroupVersion: gv})
+	d.own = versions{gv: v.doc}
+	return v.err
 }
 
 func byGroupVersion(list *apidiscoveryv2.APIGroupDiscoveryList) versions {

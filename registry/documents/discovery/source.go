@@ -247,7 +247,7 @@ func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry
 	asking.SetLimit(maxLegacy)
 	for i, e := range entries {
 		asking.Go(func() error {
-			found[i] = d.legacyVersion(ctx, old.versions[e.GroupVersion], e)
+			found[i] = d.legacyVersion(ctx, d.cfg.From(e), old.versions[e.GroupVersion], e)
 			return nil
 		})
 	}
@@ -258,8 +258,8 @@ func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry
 }
 
 // legacyVersion requests one group-version's APIResourceList and converts it as kube-aggregator does.
-func (d *Discovery) legacyVersion(ctx context.Context, v version, e *registry.Entry) version {
-	a, err := documents.Get(ctx, d.cfg.From(e), documents.Question{OK: true, Path: e.Path(), Accept: runtime.ContentTypeJSON, Limit: d.cfg.MaxBody, Turn: d.turn})
+func (d *Discovery) legacyVersion(ctx context.Context, from documents.Do, v version, e *registry.Entry) version {
+	a, err := documents.Get(ctx, from, documents.Question{OK: true, Path: e.Path(), Accept: runtime.ContentTypeJSON, Limit: d.cfg.MaxBody, Turn: d.turn})
 	defer a.Done()
 	if err != nil {
 		v.err = err

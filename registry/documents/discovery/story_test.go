@@ -59,7 +59,7 @@ func TestStories(t *testing.T) {
 			"alone":   func([]string) { s.alone = true },
 			"own": func(words []string) {
 				s.own = true
-				s.Set("own", serving(listOf(words...)))
+				s.Set("own", legacyServing(http.StatusNotFound, words...))
 			},
 			"backend": func(words []string) { s.Set(words[0], behaviour(words[1:])) },
 			"open": func(words []string) {
