@@ -63,7 +63,7 @@ count = go run ./tests/count -suite $(1) -times '$(TIMES)' $(2)
 suite = go test -tags e2e -count=1 $(1) -json ./tests/$@ | $(call count,$@,-want tests/$@/COUNT)
 
 # Suites on the real parts whose bounds are seconds, and those that need more than the default parts.
-SLOW := faults rotation entrypoint behind operate directory etcd differential releases dashboards
+SLOW := faults rotation entrypoint behind operate directory etcd differential releases dashboards balancer
 # What CI runs besides verify and test: suites that guard a security property, and one older release of Kubernetes. They have no limits in seconds, so a busy machine does not break them.
 GUARDS := directory etcd attacks skew-one fuzz-one
 
@@ -191,6 +191,11 @@ soak: ## Random faults of all parts under load, with every request checked, for 
 	$(TOOLS) -q etcd kube-apiserver
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	go test -tags e2e -count=1 -timeout 0 -v ./tests/soak -args -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
+
+.PHONY: balancer
+balancer: parts ## HAProxy tells Fairlead, and kube-apiserver, its clients' addresses by the PROXY protocol
+	@command -v haproxy >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends haproxy; }
+	$(call suite,-timeout 10m) -v
 
 .PHONY: storm
 storm: parts ## What one who lists 20,000 pods every second does to others, without a rule, with one, and with priority and fairness (5 min, otherwise idle)
