@@ -179,6 +179,8 @@ func (s *Store) rebuild() {
 		GetCertificate: names.certificate,
 		ClientAuth:     tls.RequestClientCert,
 		ClientCAs:      s.clients.current.Load().union,
+
+		CurvePreferences: s.cfg.Curves,
 		// A ticket would restore the client certificate of an earlier handshake without proof that
 		// the client still has its key, and would outlive a rotation of the serving pair. No client
 		// of an apiserver keeps tickets across processes, so disabling them costs nothing.

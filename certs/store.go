@@ -43,6 +43,8 @@ type Config struct {
 	MinVersion uint16
 	// CipherSuites are for TLS 1.2. Nil means Go's choice.
 	CipherSuites []uint16
+	// Curves are the key exchanges that clients may use. Nil means Go's choice.
+	Curves []tls.CurveID
 	// HTTP1 offers clients HTTP/1.1 alone. False means HTTP/2 too.
 	HTTP1 bool
 

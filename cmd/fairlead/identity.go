@@ -43,11 +43,12 @@ func (s *server) makeTrust(files []certs.File) (err error) {
 	}
 	version, err1 := cliflag.TLSVersion(s.o.minTLSVersion)
 	suites, err2 := cliflag.TLSCipherSuites(s.o.cipherSuites)
-	if err := errors.Join(err1, err2); err != nil {
+	curves, err3 := cliflag.TLSCurvePreferences(s.o.curves)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return cli.Usage(err)
 	}
 	c := s.o.Certs
-	c.SNI, c.MinVersion, c.CipherSuites, c.HTTP1 = s.o.SNI(), version, suites, !s.o.http2
+	c.Curves, c.SNI, c.MinVersion, c.CipherSuites, c.HTTP1 = curves, s.o.SNI(), version, suites, !s.o.http2
 	c.ConfigMap, c.Files, c.Watch, c.Logger, c.Metrics = authConfigMap(), append(s.kube.files(), files...), s.registry.Watch, s.log, s.metrics
 	s.certs, err = certs.New(c)
 	if err != nil {

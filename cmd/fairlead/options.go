@@ -41,6 +41,7 @@ type options struct {
 	balancers             []net.IPNet // that send the PROXY protocol
 	minTLSVersion         string
 	cipherSuites          []string
+	curves                []int32
 
 	rejectRedirects       bool
 	caOverlap, staleAfter time.Duration // see makeTable and makeDocuments
@@ -94,14 +95,14 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs = group("serving certificate")
 	fs.StringVar(&o.minTLSVersion, "tls-min-version", "VersionTLS12", "Lowest TLS version that is accepted: VersionTLS12 or VersionTLS13.")
 	fs.StringSliceVar(&o.cipherSuites, "tls-cipher-suites", nil, "Cipher suites for TLS 1.2. Empty: Go's defaults.")
+	fs.Int32SliceVar(&o.curves, "tls-curve-preferences", nil, "Key exchanges that clients may use, as numbers of Go's tls.CurveID, such as 4588 (X25519MLKEM768) and 29 (X25519). Go chooses among them in an order of its own. Empty: Go's defaults.")
 	fs.StringSliceVar(&o.proxy.AllowedOrigins, "cors-allowed-origins", nil, "Regular expressions of origins whose pages may read answers (CORS), pinned to both ends of the host, such as '//example\\.com(:|$)'. Give it to the local apiserver, too. Empty: no CORS.")
 	fs.StringSliceVar(&o.proxy.HSTS, "strict-transport-security-directives", nil, "Directives of Strict-Transport-Security (HSTS), such as max-age=31536000,includeSubDomains,preload. Give it to the local apiserver, too. Empty: no HSTS.")
 	fs = group("authentication")
-	names := &o.authn.RequestHeaders
-	fs.StringSliceVar(&names.Username, "requestheader-username-headers", []string{"X-Remote-User"}, "Headers in which a front proxy sends the user name.")
-	fs.StringSliceVar(&names.UID, "requestheader-uid-headers", nil, "Headers in which a front proxy sends the UID. Empty: UIDs are ignored.")
-	fs.StringSliceVar(&names.Group, "requestheader-group-headers", []string{"X-Remote-Group"}, "Headers in which a front proxy sends the groups.")
-	fs.StringSliceVar(&names.ExtraPrefix, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"}, "Prefixes of the headers in which a front proxy sends extra attributes.")
+	fs.StringSliceVar(&o.authn.RequestHeaders.Username, "requestheader-username-headers", []string{"X-Remote-User"}, "Headers in which a front proxy sends the user name.")
+	fs.StringSliceVar(&o.authn.RequestHeaders.UID, "requestheader-uid-headers", nil, "Headers in which a front proxy sends the UID. Empty: UIDs are ignored.")
+	fs.StringSliceVar(&o.authn.RequestHeaders.Group, "requestheader-group-headers", []string{"X-Remote-Group"}, "Headers in which a front proxy sends the groups.")
+	fs.StringSliceVar(&o.authn.RequestHeaders.ExtraPrefix, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"}, "Prefixes of the headers in which a front proxy sends extra attributes.")
 	fs.BoolVar(&o.Certs.TrustConfigMap, "authentication-configmap", false, "Read both CA bundles from the ConfigMap kube-system/extension-apiserver-authentication. kube-apiserver never removes a CA from it.")
 	fs = group("proxy client certificate")
 	fs.StringSliceVar(&o.authn.RefuseUsers, "impersonate-refuse-users", nil, "Users that are refused with 403 instead of being impersonated, whether they come by certificate, front proxy or JWT; a trailing * matches a prefix. Empty: system:serviceaccount:*, which covers Fairlead's own ServiceAccount; if Fairlead has another user name, add it. \"-\": none.")

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -28,7 +29,8 @@ func TestVersionsAndSuites(t *testing.T) {
 	usual := aloneDoor(t, files...)
 	strict := aloneDoor(t, append(files, "--tls-cipher-suites=TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384")...)
 	latest := aloneDoor(t, append(files, "--tls-min-version=VersionTLS13")...)
-	for _, d := range []*server{usual, strict, latest} {
+	quantum := aloneDoor(t, append(files, "--tls-curve-preferences=4588")...)
+	for _, d := range []*server{usual, strict, latest, quantum} {
 		d.start(t)
 	}
 	for _, tt := range []struct {
@@ -52,8 +54,12 @@ func TestVersionsAndSuites(t *testing.T) {
 		{"another suite", strict, tls.VersionTLS12, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, false},
 		{"1.2, above which the minimum is", latest, tls.VersionTLS12, 0, false},
 		{"1.3, the minimum", latest, tls.VersionTLS13, 0, true},
+		{"X25519, which is not listed", quantum, tls.VersionTLS13, 0, false},
 	} {
 		cfg := &tls.Config{InsecureSkipVerify: true, MinVersion: tt.version, MaxVersion: tt.version}
+		if tt.version == tls.VersionTLS13 {
+			cfg.CurvePreferences = []tls.CurveID{tls.X25519}
+		}
 		if tt.suite != 0 {
 			cfg.CipherSuites = []uint16{tt.suite}
 		}
@@ -67,4 +73,7 @@ func TestVersionsAndSuites(t *testing.T) {
 			}
 		}
 	}
+	conn := must.Get(tls.Dial("tcp", quantum.ports.front.Addr().String(), &tls.Config{InsecureSkipVerify: true}))(t)
+	check.Same(t, tls.X25519MLKEM768, conn.ConnectionState().CurveID, "the key exchange that is listed")
+	must.Do(t, conn.Close())
 }

@@ -51,6 +51,9 @@ func serverOf(t *testing.T, members ...string) *Server {
 			if a.GetVerb() == "create" && a.GetName() == "v1.forbidden.io" {
 				return authorizer.DecisionNoOpinion, "not you", nil
 			}
+			if a.GetVerb() == "unsafe-delete-ignore-read-errors" {
+				return authorizer.DecisionNoOpinion, "not this way", nil
+			}
 			return authorizer.DecisionAllow, "", nil
 		}),
 	}))(t)
@@ -111,6 +114,11 @@ func TestEtcdIsServed(t *testing.T) {
 	_, body := get(t, url+"/apis/apiregistration.k8s.io/v1/apiservices", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")
 	if !strings.Contains(body, `"cells":["v1.a.io","x/one","False (X)"`) {
 		t.Errorf("table: %s", body)
+	}
+	// Since v1.37 a gate that is on allows it; it is a verb of its own.
+	unsafe := metav1.DeleteOptions{IgnoreStoreReadErrorWithClusterBreakingPotential: new(true)}
+	if err := c.Delete(t.Context(), "v1.a.io", unsafe); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "not this way") {
+		t.Errorf("an unsafe deletion: %v", err)
 	}
 	// There is no garbage collector here: a deletion completes at once with any propagation policy.
 	for _, p := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground, metav1.DeletePropagationBackground, metav1.DeletePropagationOrphan} {
