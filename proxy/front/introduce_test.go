@@ -145,6 +145,7 @@ func TestNotIntroduced(t *testing.T) {
 			}
 			p.greet(&placed{Conn: piped{ours, tt.from}, in: ours, leave: func() { left = true }})
 			check.Same(t, tt.after, time.Since(begun), "%s: how long it lasts", tt.name)
+			synctest.Wait() // another goroutine may close it
 			check.Same(t, true, left && p.cfg.Memory.Held() == 0, "%s: all is given back", tt.name)
 			if !strings.Contains(log.String(), tt.log) {
 				t.Errorf("%s: the log has\n%s", tt.name, log.String())
