@@ -110,10 +110,7 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 
 // Own returns the addresses of the port: a backend that resolves to one of them would be this process itself.
 func (l *Listener) Own() ([]netip.AddrPort, error) {
-	bound, err := netip.ParseAddrPort(l.Addr().String())
-	if err != nil {
-		return nil, fmt.Errorf("reading the listener's address: %w", err)
-	}
+	bound := l.Addr().(*net.TCPAddr).AddrPort() //nolint:forcetypeassert // see Listen
 	if !bound.Addr().IsUnspecified() {
 		return []netip.AddrPort{netip.AddrPortFrom(bound.Addr().Unmap().WithZone(""), bound.Port())}, nil
 	}
@@ -148,11 +145,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		return nil, err //nolint:wrapcheck // net/http inspects the error
 	}
 	l.open.Add(1)
-	leave := sync.OnceFunc(func() {
-		l.open.Add(-1)
-		<-l.places
-	})
-	return &placed{Conn: conn, in: conn, leave: leave}, nil
+	return &placed{Conn: conn, in: conn, leave: func() { l.open.Add(-1); <-l.places }}, nil
 }
 
 // wait takes a place when there is one.
@@ -188,7 +181,7 @@ type placed struct {
 	net.Conn
 	in     io.Reader // Conn, or first what came with the header of the PROXY protocol
 	client net.Addr  // as that header says. Nil means who Conn is from
-	leave  func()
+	leave  func()    // called once, by Close
 	closed atomic.Bool
 	// counts is told of what is read during the handshake, and reports whether there is room for it. Nil afterwards.
 	counts func(n int) bool
