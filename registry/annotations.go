@@ -287,12 +287,13 @@ func (r *resolver) fromURLs(u *urls) Verdict {
 	if u.fault != "" {
 		return fault(ReasonInvalidURL, "annotation %s: %s", urlAnnotation, u.fault)
 	}
+	var found family
 	for _, address := range u.addresses {
 		host, port, _ := net.SplitHostPort(address)
 		number, _ := strconv.ParseInt(port, 10, 32) // addressOf has checked it
-		r.add(&r.endpoints, &discoveryv1.Endpoint{Addresses: []string{host}}, int32(number))
+		r.add(&found, &discoveryv1.Endpoint{Addresses: []string{host}}, int32(number))
 	}
-	if len(r.endpoints) == 0 {
+	if r.endpoints = found.endpoints; len(r.endpoints) == 0 {
 		return fault(ReasonInvalidURL, "annotation %s has only addresses that are refused: %s", urlAnnotation, strings.Join(r.refused, ", "))
 	}
 	return Verdict{}

@@ -308,6 +308,8 @@ type Options struct {
 	// Reach says which addresses endpoints and external names may have. Config.Directory implies
 	// its AllowLoopback, unless Config.Cluster or Config.APIServices is set.
 	Reach reach.Rules
+	// Zone is this replica's. Empty means that it is unknown, and that the hints of endpoints do not count.
+	Zone string
 	// AllowURLs allows the annotation url. Config.Directory and Config.APIServices imply it.
 	AllowURLs bool
 	// Front is Fairlead's own Service, to which the cluster's aggregator sends APIServices: none

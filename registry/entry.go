@@ -145,6 +145,9 @@ type Endpoint struct {
 	Address string
 	// Terminating endpoints are used only when no other is left.
 	Terminating bool
+	// Far endpoints are meant for other zones than this replica's (EndpointSlice hints): they are
+	// used only while no other is healthy.
+	Far bool
 	// Health is the result of the probes.
 	Health Health
 	// Slow endpoints get a trickle (1 %) of requests: their latency is far above the peers' median.

@@ -69,9 +69,9 @@ func (b *builder) carry(e, old *Entry) {
 			if was.Health == Unhealthy && !old.Backend.trustsLike(e.Backend, to.Address) {
 				continue // it was judged by another trust, which may have been the cause
 			}
-			terminating := to.Terminating
-			*to = *was
-			to.Terminating = terminating
+			kept := *was
+			kept.Terminating, kept.Far = to.Terminating, to.Far
+			*to = kept
 		}
 	}
 }

@@ -91,10 +91,10 @@ func (r *resolver) one(host, what string) Verdict {
 // are any (those of the other family are the same pods), ready ones first. Terminating ones that still serve come last:
 // kube-proxy uses them if no others are left (KEP-1669), upstream's resolver does not.
 func (r *resolver) fromSlices(port string) Verdict {
-	var preferred, others []Endpoint
-	family := discoveryv1.AddressType("")
+	var preferred, others family
+	primary := discoveryv1.AddressType("")
 	if families := r.service.Spec.IPFamilies; len(families) > 0 {
-		family = discoveryv1.AddressType(families[0])
+		primary = discoveryv1.AddressType(families[0])
 	}
 	for _, s := range r.slices {
 		number := slicePort(s, port)
@@ -102,17 +102,17 @@ func (r *resolver) fromSlices(port string) Verdict {
 			continue
 		}
 		to := &others
-		if family == "" || s.AddressType == family {
+		if primary == "" || s.AddressType == primary {
 			to = &preferred
 		}
 		for i := range s.Endpoints {
 			r.add(to, &s.Endpoints[i], number)
 		}
 	}
-	if len(preferred) == 0 {
+	if len(preferred.endpoints) == 0 {
 		preferred = others
 	}
-	r.endpoints = ordered(preferred)
+	r.endpoints = preferred.ordered()
 	switch {
 	case len(r.endpoints) > 0:
 		r.unused = max(len(r.endpoints)-maxEndpoints, 0)
@@ -132,7 +132,14 @@ const maxEndpoints = 1000
 // maxRefused bounds how many refused addresses a message names.
 const maxRefused = 5
 
-func (r *resolver) add(to *[]Endpoint, e *discoveryv1.Endpoint, port int32) {
+// family are the endpoints of one IP family. Those without the hint for this replica's zone are Far, if hints count.
+type family struct {
+	endpoints []Endpoint
+	near      bool // a ready one has the hint
+	unhinted  bool // a ready one has none at all
+}
+
+func (r *resolver) add(to *family, e *discoveryv1.Endpoint, port int32) {
 	if !usable(*e) || len(e.Addresses) == 0 {
 		return
 	}
@@ -143,9 +150,15 @@ func (r *resolver) add(to *[]Endpoint, e *discoveryv1.Endpoint, port int32) {
 		}
 		return
 	}
-	*to = append(*to, Endpoint{
-		Address:     net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(port))),
-		Terminating: ptr.Deref(e.Conditions.Terminating, false),
+	var zones []discoveryv1.ForZone
+	if e.Hints != nil {
+		zones = e.Hints.ForZones
+	}
+	near := r.options.Zone != "" && slices.Contains(zones, discoveryv1.ForZone{Name: r.options.Zone})
+	terminating := ptr.Deref(e.Conditions.Terminating, false)
+	to.near, to.unhinted = to.near || near && !terminating, to.unhinted || len(zones) == 0 && !terminating
+	to.endpoints = append(to.endpoints, Endpoint{
+		Address: net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(port))), Terminating: terminating, Far: len(zones) > 0 && !near,
 	})
 }
 
@@ -166,11 +179,16 @@ func slicePort(s *discoveryv1.EndpointSlice, name string) int32 {
 	return 0
 }
 
-// ordered sorts endpoints, ready ones first, and drops duplicates: a pod that moves between slices
-// may be in both, and the ready endpoint counts.
-func ordered(endpoints []Endpoint) []Endpoint {
+// ordered sorts endpoints, ready and near ones first, and drops duplicates: a pod that moves between
+// slices may be in both, and the ready endpoint counts. Hints count as for kube-proxy
+// (pkg/proxy/topology.go): only if every ready endpoint has some, and one has this replica's zone.
+func (f *family) ordered() []Endpoint {
+	endpoints := f.endpoints
+	for i := range endpoints {
+		endpoints[i].Far = endpoints[i].Far && f.near && !f.unhinted
+	}
 	readyFirst := func(a, b Endpoint) int {
-		return cmp.Compare(metric.Number(a.Terminating), metric.Number(b.Terminating))
+		return cmp.Or(cmp.Compare(metric.Number(a.Terminating), metric.Number(b.Terminating)), cmp.Compare(metric.Number(a.Far), metric.Number(b.Far)))
 	}
 	slices.SortFunc(endpoints, func(a, b Endpoint) int {
 		return cmp.Or(strings.Compare(a.Address, b.Address), readyFirst(a, b))

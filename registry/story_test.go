@@ -26,7 +26,7 @@ import (
 
 // A story is a script of steps, one a line, over the files of its archive:
 //
-//	options <word>…            clusterip, loopback, urls, directory, unprotected; before the first apply
+//	options <word>…            clusterip, loopback, urls, directory, unprotected, zone-a; before the first apply
 //	apply <file>…              new or changed objects
 //	beside <file>…             the same, of a cluster beside a directory, or of both below etcd
 //	relist <kind> <file>…      all objects of a kind
@@ -199,7 +199,7 @@ func layoutOf(t *Table) string {
 	for _, e := range t.Servers() {
 		fmt.Fprintf(&b, "%s %v %v %v\n", e.Name, e.Local(), e.Problems, e.Hidden)
 		for _, p := range e.Endpoints {
-			fmt.Fprintf(&b, "  %s %v\n", p.Address, p.Terminating)
+			fmt.Fprintf(&b, "  %s %v %v\n", p.Address, p.Terminating, p.Far)
 		}
 	}
 	for _, g := range t.Groups() {
@@ -219,6 +219,7 @@ func (s *teller) setOptions(words []string) {
 		"urls":        func() { s.options.AllowURLs = true },
 		"directory":   func() { s.options.Directory = true },
 		"unprotected": func() { s.options.ProtectedGroups = []string{} },
+		"zone-a":      func() { s.options.Zone = "a" },
 	}
 	for _, w := range words {
 		all[w]()
@@ -325,6 +326,9 @@ func show(t *Table) string {
 			fmt.Fprintf(&b, "  %s %s", p.Address, [...]string{"unprobed", "healthy", "unhealthy"}[p.Health])
 			if p.Terminating {
 				b.WriteString(" terminating")
+			}
+			if p.Far {
+				b.WriteString(" far")
 			}
 			if p.Slow {
 				b.WriteString(" slow")

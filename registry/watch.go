@@ -218,7 +218,7 @@ func strip(o runtime.Object) {
 		}
 		for i := range o.Endpoints {
 			e := &o.Endpoints[i]
-			*e = discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: e.Conditions}
+			*e = discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: e.Conditions, Hints: e.Hints}
 		}
 	}
 }

@@ -139,9 +139,11 @@ type Endpoint struct {
 	Health string `json:"health"`
 	// Since is when Health last changed. Zero means never.
 	Since time.Time `json:"since,omitzero"`
-	// Slow endpoints get few requests, Terminating ones none while there are others.
+	// Slow endpoints get few requests, Terminating ones none while there are others, and Far ones,
+	// which are meant for other zones, none while others are healthy.
 	Slow        bool `json:"slow,omitempty"`
 	Terminating bool `json:"terminating,omitempty"`
+	Far         bool `json:"far,omitempty"`
 	// Reason and Error say why it is unhealthy.
 	Reason string `json:"reason,omitempty"`
 	Error  string `json:"error,omitempty"`

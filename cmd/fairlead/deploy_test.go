@@ -116,7 +116,7 @@ func wrongWith(text, base string, flags []string) (faults []string) {
 // turnedDown returns serve's errors for args, except missing files, which exist only on a node.
 func turnedDown(args []string) (faults []string) {
 	o := &options{}
-	line := strings.NewReplacer("$(HOST_IP)", "192.0.2.1", "$(POD_IP)", "192.0.2.1").Replace(strings.Join(args[1:], "\n"))
+	line := strings.NewReplacer("$(HOST_IP)", "192.0.2.1", "$(POD_IP)", "192.0.2.1", "$(ZONE)", "").Replace(strings.Join(args[1:], "\n"))
 	if err := flagSet(o).Parse(strings.Split(line, "\n")); err != nil {
 		return []string{err.Error()}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
@@ -44,6 +45,7 @@ type options struct {
 	curves                []int32
 
 	rejectRedirects       bool
+	zone                  string
 	caOverlap, staleAfter time.Duration // see makeTable and makeDocuments
 
 	anonymousSet          bool // on the command line
@@ -111,6 +113,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs = group("backend")
 	fs.BoolVar(&o.rejectRedirects, "aggregator-reject-forwarding-redirect", true, "Answer a backend's redirects with 502. False: pass them on.")
 	fs.DurationVar(&o.caOverlap, "ca-rotation-overlap", time.Minute, "How long the previous CA of a backend stays trusted if nothing verifies with the new one yet. 0: not at all.")
+	fs.StringVar(&o.zone, "zone", "", "Zone of this replica's node (its label topology.kubernetes.io/zone). Endpoints that EndpointSlices hint at for this zone come first, others while none of those is healthy; with --publish-kubernetes-endpoints clients keep to the replicas of their zone. Empty: unknown, and zones do not count.")
 	fs = group("discovery")
 	fs.DurationVar(&o.staleAfter, "discovery-stale-after", 0, "How long discovery lists the resources of a failing backend as Current. 0: as long as its APIService names the same Service.")
 	fs = group("tokens and authorization")
@@ -189,6 +192,7 @@ func (o *options) validateChoices(f *cli.Faults) {
 		"--local-apiserver needs --kubeconfig: without it, --registry=dir: or etcd: means that there is no local apiserver")
 	f.If(alone && (o.writeStatus || o.emitEvents),
 		"--write-status and --emit-events need --kubeconfig: without a local apiserver there is nothing to write to")
+	f.If(len(validation.IsValidLabelValue(o.zone)) > 0, "--zone %q is not the value of a label", o.zone)
 	f.If(alone && o.Certs.TrustConfigMap, "--authentication-configmap needs --kubeconfig: the ConfigMap is the local apiserver's")
 	o.validateEntrypoint(f)
 	f.Readable("--token-auth-file", o.tokenFile)

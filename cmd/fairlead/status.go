@@ -85,7 +85,7 @@ func (s *server) makeEntrypoint() error {
 		return cli.Usage(err)
 	}
 	s.entry = entrypoint.New(entrypoint.Config{
-		Client: s.kube.api, Logger: s.log, Metrics: s.metrics, Identity: s.identity,
+		Client: s.kube.api, Logger: s.log, Metrics: s.metrics, Identity: s.identity, Zone: s.o.zone,
 		Address: netip.AddrPortFrom(address, s.ports.front.Addr().(*net.TCPAddr).AddrPort().Port()),
 		Ready:   func() error { return s.ready.Err(&http.Request{}) },
 	})

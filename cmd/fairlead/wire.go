@@ -91,7 +91,7 @@ func (s *server) Table() *registry.Table { return s.registry.Table() }
 
 func (s *server) makeTable(reach *reach.Rules) (err error) {
 	options := s.o.TableOptions()
-	options.Reach, options.Defaults = *reach, registry.Settings{RequestTimeout: s.o.requestTimeout, CAOverlap: zeroMeansNone(s.o.caOverlap)}
+	options.Reach, options.Zone, options.Defaults = *reach, s.o.zone, registry.Settings{RequestTimeout: s.o.requestTimeout, CAOverlap: zeroMeansNone(s.o.caOverlap)}
 	if err := s.makeAPIServices(&options); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -185,13 +186,16 @@ type view struct {
 	usable bool
 	// rest are the lower tiers, best first, for retries after the preferred ones. Unhealthy endpoints are left out.
 	rest []*endpoint
+	// far is the view of the healthy endpoints of other zones, for retries, and for requests that find the preferred
+	// ones suspect: until probes have judged those, a zone that fails costs no request. Nil if there are none.
+	far *view
 
 	// maxInFlight and maxLongRunning are limits. Zero means no limit.
 	maxInFlight, maxLongRunning int64
 	pingTimeout                 time.Duration
 }
 
-// tier returns the rank of an endpoint, best first.
+// tier returns the rank of an endpoint, best first. Of each rank those of other zones come last.
 func tier(e *registry.Endpoint) int {
 	switch {
 	case e.Health == registry.Unhealthy && e.Terminating:
@@ -214,19 +218,23 @@ const lastUsable = 3
 
 // arrange sorts endpoints, in the table's order, into the tiers of v.
 func (v *view) arrange(list []registry.Endpoint, known map[string]*endpoint) {
-	var tiers [6][]*endpoint
+	var tiers [2 * 6][]*endpoint
 	for i := range list {
-		t := tier(&list[i])
+		t := 2*tier(&list[i]) + int(metric.Number(list[i].Far))
 		tiers[t] = append(tiers[t], known[list[i].Address])
 	}
-	if len(tiers[0]) > 0 {
-		v.slow, tiers[1] = tiers[1], nil
+	near, far := tiers[0], tiers[1]
+	if len(near)+len(far) > 0 {
+		v.slow, tiers[2] = tiers[2], nil
+	}
+	if len(near) > 0 && len(far) > 0 {
+		v.far = &view{preferred: far}
 	}
 	for t, endpoints := range tiers {
 		switch {
 		case v.preferred == nil:
-			v.preferred, v.usable = endpoints, t <= lastUsable
-		case t <= lastUsable:
+			v.preferred, v.usable = endpoints, t/2 <= lastUsable
+		case t/2 <= lastUsable:
 			v.rest = append(v.rest, endpoints...)
 		}
 	}
@@ -235,6 +243,14 @@ func (v *view) arrange(list []registry.Endpoint, known map[string]*endpoint) {
 // choose returns the endpoint for a request, nil if there is none. tick counts choices. by is its
 // client connection's; nil spreads requests.
 func (v *view) choose(tick uint64, by *Stay) *endpoint {
+	e := v.chooseNear(tick, by)
+	if v.far != nil && e.load() >= suspicionWeight {
+		return v.far.choose(tick, by)
+	}
+	return e
+}
+
+func (v *view) chooseNear(tick uint64, by *Stay) *endpoint {
 	if n := uint64(len(v.slow)); n > 0 && tick%slowEvery < n {
 		return v.slow[tick%slowEvery]
 	}
@@ -304,7 +320,11 @@ func (e *endpoint) rank(by *Stay) uint64 {
 // other returns the least loaded endpoint that is not in avoid, or nil.
 func (v *view) other(avoid []*endpoint) *endpoint {
 	var best *endpoint
-	for _, e := range v.preferred {
+	list := v.preferred
+	if v.far != nil { // this endpoint's neighbors may have failed with it
+		list = slices.Concat(list, v.far.preferred)
+	}
+	for _, e := range list {
 		if !slices.Contains(avoid, e) && (best == nil || e.load() < best.load()) {
 			best = e
 		}

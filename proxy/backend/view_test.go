@@ -24,6 +24,7 @@ func TestArrange(t *testing.T) {
 			e := registry.Endpoint{Address: address}
 			e.Terminating = strings.Contains(is, "t")
 			e.Slow = strings.Contains(is, "s")
+			e.Far = strings.Contains(is, "f")
 			switch {
 			case strings.Contains(is, "h"):
 				e.Health = registry.Healthy
@@ -46,6 +47,8 @@ func TestArrange(t *testing.T) {
 		{"at the start", "a: b:", "a b", "", "", true},
 		{"terminating as last resort", "a:ht b:u", "a", "", "", true},
 		{"unprobed before terminating", "a:ht b:", "b", "", "a", true},
+		{"near before far", "a:hf b:h c:hsf d:hs e:f", "b", "d", "a c e", true},
+		{"far while none near is healthy", "a:hf b:u c:hs d:", "a", "c", "d", true},
 		{"never eject all", "a:u b:u", "a b", "", "", false},
 		{"never eject all, terminating", "a:ut b:ut", "a b", "", "", false},
 	} {

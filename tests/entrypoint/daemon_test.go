@@ -75,7 +75,7 @@ func (w *world) daemon(t *testing.T, deploy, overlay, node string, more ...strin
 	must.Do(t, yaml.Unmarshal([]byte(manifest), &set))
 	var args []string
 	for _, arg := range set.Spec.Template.Spec.Containers[0].Args {
-		args = append(args, strings.ReplaceAll(arg, "$(HOST_IP)", node))
+		args = append(args, strings.NewReplacer("$(HOST_IP)", node, "$(ZONE)", "").Replace(arg))
 	}
 	admin := cluster.Endpoint{URL: "https://[" + node + "]:8444", CAFile: w.PKI.Serving.CertFile}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

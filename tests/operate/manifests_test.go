@@ -43,7 +43,7 @@ func testFlags(t *testing.T, w *world, rendered string) {
 	}
 	var line []string
 	for _, a := range args {
-		line = append(line, strings.NewReplacer("$(HOST_IP)", "192.0.2.1", "$(POD_IP)", "192.0.2.1", "/etc/kubernetes", "/nowhere").Replace(a[1])) // as the kubelet does
+		line = append(line, strings.NewReplacer("$(HOST_IP)", "192.0.2.1", "$(POD_IP)", "192.0.2.1", "$(ZONE)", "", "/etc/kubernetes", "/nowhere").Replace(a[1])) // as the kubelet does
 	}
 	a := command(t, "", w.fairlead, line...)
 	for fault := range strings.SplitSeq(strings.TrimSpace(a.Errs), "\n") {

@@ -233,7 +233,7 @@ func (c *controlPlane) container(ctx context.Context, node, name string, manifes
 		line = append([]string{it.Image}, line...) // the image's entrypoint
 	}
 	for i, arg := range line {
-		line[i] = strings.ReplaceAll(arg, "$(HOST_IP)", node)
+		line[i] = strings.NewReplacer("$(HOST_IP)", node, "$(ZONE)", "").Replace(arg)
 	}
 	if line[0] = c.images[line[0]]; line[0] == "" {
 		return nil // ImagePullBackOff

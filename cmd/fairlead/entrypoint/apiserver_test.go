@@ -2,6 +2,7 @@ package entrypoint
 
 import (
 	"errors"
+	"net/netip"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -159,7 +160,7 @@ func (s *apiserver) overwrite(t *testing.T, address string, annotated bool) {
 	}
 	g := group{kind: discoveryv1.AddressTypeIPv4, port: 6443}
 	if address != "" {
-		g.addresses = []string{address}
+		g = groups(map[netip.AddrPort]string{netip.AddrPortFrom(netip.MustParseAddr(address), 6443): ""})[0]
 		e.Subsets = []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: address}}, Ports: []corev1.EndpointPort{{Name: "https", Port: 6443, Protocol: "TCP"}}}}
 	}
 	must.Get(c.Client.CoreV1().Endpoints("default").Update(t.Context(), e, metav1.UpdateOptions{}))(t)

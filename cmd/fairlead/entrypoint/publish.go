@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,6 +26,9 @@ const (
 	Manager = "fairlead.dev"
 	// contentAnnotation repeats what was published: if the content differs, another has changed it.
 	contentAnnotation = "fairlead.dev/published"
+	// zonesAnnotation repeats the zones apart: replicas of older releases know only the other one, and must not take
+	// ours for another writer.
+	zonesAnnotation = "fairlead.dev/published-zones"
 )
 
 // read returns the Endpoints, which have no name if there are none, and the EndpointSlices.
@@ -91,18 +95,23 @@ func (p *Publisher) mayWrite(have *corev1.Endpoints, list []discoveryv1.Endpoint
 func foreign(have *corev1.Endpoints, list []discoveryv1.EndpointSlice) bool {
 	recorded, ours := have.Annotations[contentAnnotation] // if they are not, we take the object over
 	return ours && (recorded != content(have) || slices.ContainsFunc(list, func(s discoveryv1.EndpointSlice) bool {
-		return s.Name == service && s.Annotations[contentAnnotation] != sliceContent(&s)
+		return s.Name == service && altered(&s)
 	}))
 }
 
+// altered reports whether an EndpointSlice is not what its annotations say.
+func altered(s *discoveryv1.EndpointSlice) bool {
+	return s.Annotations[contentAnnotation] != sliceContent(s) || s.Annotations[zonesAnnotation] != zonesOf(s)
+}
+
 // writeEndpoints writes the Endpoints, for clients that read no EndpointSlices.
-func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, addresses []netip.AddrPort) error {
+func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, addresses map[netip.AddrPort]string) error {
 	want := have.DeepCopy()
 	want.Namespace, want.Name, want.Subsets = metav1.NamespaceDefault, service, nil
 	for _, g := range groups(addresses) { // one for each family and port
 		s := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: portName, Port: g.port, Protocol: corev1.ProtocolTCP}}}
-		for _, a := range g.addresses {
-			s.Addresses = append(s.Addresses, corev1.EndpointAddress{IP: a})
+		for _, e := range g.endpoints {
+			s.Addresses = append(s.Addresses, corev1.EndpointAddress{IP: e.Addresses[0]})
 		}
 		if len(s.Addresses) > 0 {
 			want.Subsets = append(want.Subsets, s)
@@ -148,14 +157,14 @@ func content(e *corev1.Endpoints) string {
 type group struct {
 	kind      discoveryv1.AddressType
 	port      int32
-	addresses []string
+	endpoints []discoveryv1.Endpoint
 }
 
-// groups groups sorted addresses. The first group's slice has the name of kube-apiserver's only
-// one, so that nothing of kube-apiserver's is left over.
-func groups(addresses []netip.AddrPort) []group {
+// groups groups addresses, which have zones. The first group's slice has the name of
+// kube-apiserver's only one, so that nothing of kube-apiserver's is left over.
+func groups(zones map[netip.AddrPort]string) []group {
 	list := []group{}
-	for _, a := range addresses {
+	for _, a := range slices.SortedFunc(maps.Keys(zones), netip.AddrPort.Compare) {
 		kind := discoveryv1.AddressTypeIPv4
 		if a.Addr().Is6() {
 			kind = discoveryv1.AddressTypeIPv6
@@ -165,7 +174,11 @@ func groups(addresses []netip.AddrPort) []group {
 			i = len(list)
 			list = append(list, group{kind: kind, port: int32(a.Port())})
 		}
-		list[i].addresses = append(list[i].addresses, a.Addr().String())
+		e := discoveryv1.Endpoint{Addresses: []string{a.Addr().String()}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}
+		if zone := zones[a]; zone != "" {
+			e.Zone, e.Hints = &zone, &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
+		}
+		list[i].endpoints = append(list[i].endpoints, e)
 	}
 	if len(list) == 0 {
 		return []group{{kind: discoveryv1.AddressTypeIPv4}} // an empty slice shows who emptied it
@@ -174,20 +187,20 @@ func groups(addresses []netip.AddrPort) []group {
 }
 
 func (g *group) slice(name string) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}, AddressType: g.kind}
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}, AddressType: g.kind, Endpoints: g.endpoints}
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: Manager}
-	if len(g.addresses) > 0 {
+	if len(g.endpoints) > 0 {
 		s.Ports = []discoveryv1.EndpointPort{{Name: new(portName), Port: &g.port, Protocol: new(corev1.ProtocolTCP)}}
 	}
-	for _, a := range g.addresses {
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}})
-	}
 	s.Annotations = map[string]string{contentAnnotation: sliceContent(s)}
+	if zones := zonesOf(s); zones != "" {
+		s.Annotations[zonesAnnotation] = zones
+	}
 	return s
 }
 
 // writeSlices writes one EndpointSlice for each family and port, and deletes our other ones.
-func (p *Publisher) writeSlices(ctx context.Context, have []discoveryv1.EndpointSlice, addresses []netip.AddrPort) error {
+func (p *Publisher) writeSlices(ctx context.Context, have []discoveryv1.EndpointSlice, addresses map[netip.AddrPort]string) error {
 	old := map[string]*discoveryv1.EndpointSlice{} // :: name → one that is not wanted
 	for i := range have {
 		old[have[i].Name] = &have[i]
@@ -221,7 +234,7 @@ func (p *Publisher) writeSlice(ctx context.Context, have, want *discoveryv1.Endp
 	switch {
 	case have == nil:
 		_, err = list.Create(ctx, want, metav1.CreateOptions{})
-	case sliceContent(have) != sliceContent(want) || have.Annotations[contentAnnotation] != want.Annotations[contentAnnotation] || have.Labels[discoveryv1.LabelManagedBy] != Manager:
+	case altered(have) || sliceContent(have) != sliceContent(want) || zonesOf(have) != zonesOf(want) || have.Labels[discoveryv1.LabelManagedBy] != Manager:
 		want.ResourceVersion = have.ResourceVersion
 		_, err = list.Update(ctx, want, metav1.UpdateOptions{})
 	}
@@ -254,6 +267,22 @@ func sliceContent(s *discoveryv1.EndpointSlice) string {
 		}
 	}
 	slices.Sort(list)
+	return strings.Join(list, ", ")
+}
+
+// zonesOf returns the zones of an EndpointSlice's endpoints, and those for which they are meant.
+func zonesOf(s *discoveryv1.EndpointSlice) string {
+	var list []string
+	for _, e := range s.Endpoints {
+		if e.Zone == nil && e.Hints == nil {
+			continue
+		}
+		text := strings.Join(e.Addresses, " ") + " in " + ptr.Deref(e.Zone, "")
+		for _, z := range ptr.Deref(e.Hints, discoveryv1.EndpointHints{}).ForZones {
+			text += " for " + z.Name
+		}
+		list = append(list, text)
+	}
 	return strings.Join(list, ", ")
 }
 

@@ -19,12 +19,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/members"
@@ -39,6 +39,8 @@ type Config struct {
 	Client kubernetes.Interface
 	// Address is where clients reach this replica: one that CheckAddress accepts, with a port.
 	Address netip.AddrPort
+	// Zone is this replica's. Empty means that it is unknown.
+	Zone string
 	// Identity names this process. It must be unique.
 	Identity string
 	// Ready returns nil while this replica accepts requests. It must not block.
@@ -54,6 +56,8 @@ const (
 	leaseLabel = "fairlead.dev/entrypoint"
 	// addressAnnotation holds the address of a Lease's replica.
 	addressAnnotation = "fairlead.dev/advertise-address"
+	// zoneAnnotation holds its zone. Empty, or none as in older releases, means unknown.
+	zoneAnnotation = "fairlead.dev/zone"
 	// interval is the time between two rounds of four small requests each, of which one writes.
 	interval = members.Interval
 	// readyInterval is how often readiness is checked between rounds. It costs no request.
@@ -176,11 +180,14 @@ func (p *Publisher) tryToPublish(ctx context.Context, ready bool) error {
 	}
 }
 
-// liveAddresses renews our Lease if we are ready, or drops it, and returns those of live replicas.
-func (p *Publisher) liveAddresses(ctx context.Context, ready bool) (addresses []netip.AddrPort, err error) {
+// liveAddresses renews our Lease if we are ready, or drops it, and returns those of live replicas
+// with their zones: all empty if one is, since kube-proxy heeds hints only if each endpoint has some.
+func (p *Publisher) liveAddresses(ctx context.Context, ready bool) (map[netip.AddrPort]string, error) {
 	var says map[string]string // nil: nothing more
+	zones, unknown := map[netip.AddrPort]string{}, false
 	if ready {
-		says, addresses = map[string]string{addressAnnotation: p.config.Address.String()}, []netip.AddrPort{p.config.Address}
+		says = map[string]string{addressAnnotation: p.config.Address.String(), zoneAnnotation: p.config.Zone}
+		zones[p.config.Address], unknown = p.config.Zone, p.config.Zone == ""
 	}
 	alive, err := p.members.Round(ctx, says)
 	if err != nil {
@@ -202,10 +209,16 @@ func (p *Publisher) liveAddresses(ctx context.Context, ready bool) (addresses []
 			p.log.Debug("a lease has no address", "lease", l.Name, "err", err)
 			continue
 		}
-		addresses = append(addresses, netip.AddrPortFrom(a.Addr().Unmap(), a.Port()))
+		zone := l.Annotations[zoneAnnotation]
+		zones[netip.AddrPortFrom(a.Addr().Unmap(), a.Port())] = zone
+		unknown = unknown || zone == "" || len(validation.IsValidLabelValue(zone)) > 0
 	}
-	slices.SortFunc(addresses, netip.AddrPort.Compare)
-	return slices.Compact(addresses), nil
+	for a := range zones {
+		if unknown {
+			zones[a] = ""
+		}
+	}
+	return zones, nil
 }
 
 type metrics struct {

@@ -40,9 +40,10 @@ type stage struct {
 	counted  int64 // writes
 }
 
-func (s *stage) start(name, address string, unready bool) {
+func (s *stage) start(name, address, is string) {
 	r, c := &replica{}, s.config()
-	r.unready.Store(unready)
+	r.unready.Store(is == "unready")
+	_, c.Zone, _ = strings.Cut(is, "zone=")
 	c.Address, c.Identity, c.Logger = netip.MustParseAddrPort(address), name, slog.New(slog.NewTextHandler(&r.log, nil))
 	c.Metrics = prometheus.NewRegistry()
 	c.Ready = func() error {
@@ -91,8 +92,23 @@ func (s *stage) do(at string, words ...string) {
 	number := func() int { return must.Get(strconv.Atoi(words[len(words)-1]))(s) }
 	r := s.replicas[words[min(1, len(words)-1)]]
 	switch words[0] {
-	case "start": // replica address [unready]
-		s.start(words[1], words[2], len(words) > 3)
+	case "start": // replica address [unready|zone=name]
+		s.start(words[1], words[2], append(words, "")[3])
+	case "zones", "unzone": // words... of what is published; another writer drops them, or an older release, which knows nothing of them
+		list := s.config().Client.DiscoveryV1().EndpointSlices("default")
+		slice := must.Get(list.Get(s.Context(), "kubernetes", metav1.GetOptions{}))(s)
+		if words[0] == "zones" {
+			check.Same(s.T, strings.Join(words[1:], " "), zonesOf(slice), "%s", at)
+			return
+		}
+		slice = slice.DeepCopy()
+		for i := range slice.Endpoints {
+			slice.Endpoints[i].Zone, slice.Endpoints[i].Hints = nil, nil
+		}
+		if words[1] == "older" {
+			delete(slice.Annotations, zonesAnnotation)
+		}
+		must.Get(list.Update(s.Context(), slice, metav1.UpdateOptions{}))(s)
 	case "ready", "unready": // replica
 		r.unready.Store(words[0] == "unready")
 	case "withdraw":

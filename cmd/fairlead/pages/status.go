@@ -262,7 +262,7 @@ func verdict(v registry.Verdict) registry.Verdict {
 func (p *Pages) endpoint(of string, e registry.Endpoint) answer.Endpoint {
 	ended, took, fault := p.cfg.Probed(of, e.Address)
 	return answer.Endpoint{
-		Address: e.Address, Health: healthName(e.Health), Since: e.Since, Slow: e.Slow, Terminating: e.Terminating, Reason: e.Reason, Error: e.Message,
+		Address: e.Address, Health: healthName(e.Health), Since: e.Since, Slow: e.Slow, Terminating: e.Terminating, Far: e.Far, Reason: e.Reason, Error: e.Message,
 		Probed: ended, ProbeSeconds: round(took.Seconds()), ProbeError: fault,
 	}
 }

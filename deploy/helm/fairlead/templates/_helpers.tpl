@@ -120,6 +120,7 @@ nodeAffinity:
 - --shutdown-delay-duration={{ .Values.shutdownDelay }}
 - --goaway-chance={{ .Values.goawayChance }}
 - --logging-format={{ .Values.loggingFormat }}
+- --zone=$(ZONE)
 {{- if .Values.entrypoint.enabled }}
 - --publish-kubernetes-endpoints
 - --advertise-address={{ .Values.entrypoint.advertiseAddress | default (eq .Values.mode "control-plane" | ternary "$(HOST_IP)" "$(POD_IP)") }}
