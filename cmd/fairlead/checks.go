@@ -36,7 +36,8 @@ type checks struct {
 
 // makeChecks makes the checks of this process's own needs, /livez and /readyz, and the metrics of
 // the process itself. A check is a gate only if nobody is served without it: what all replicas lack
-// alike must not take all of them out of a load balancer (docs/decisions/0042).
+// alike must not take all of them out of a load balancer (docs/decisions/0042). The check of critical
+// APIServices may be a gate although others are served, because it never takes all replicas out (0049).
 func (s *server) makeChecks() {
 	all := []needs.Check{
 		{Name: "table", Gate: tableReady(s.registry.Table)},
@@ -69,6 +70,9 @@ func (s *server) makeChecks() {
 			return failed(s.auditLines.ends.Err(time.Time{}), "", "the audit log cannot be written: ", "check the disk with --audit-log-path: what could not be written is lost")
 		}})
 	}
+	if len(s.o.critical) > 0 {
+		all = s.addCritical(all)
+	}
 	s.live = &health.Checks{Name: "livez", Logger: s.log}
 	s.ready = &health.Checks{Name: "readyz", Draining: &s.draining, Logger: s.log}
 	s.needs = needs.New(needs.Config{
@@ -85,7 +89,7 @@ func (s *server) features() rights.Features {
 	f := rights.Features{
 		APIServices: from.cluster || from.dir == "" && from.etcd == nil, Services: from.cluster || from.dir == "",
 		Requests: mode == authzWebhook || mode == authzBackend, Impersonation: s.o.impersonates() && (s.o.Behind == "" || s.o.Certs.ClientCA != ""), // only in front
-		Status: s.o.writeStatus, Events: s.o.emitEvents, Entrypoint: s.o.publishEndpoints, Servers: s.o.serversFrom,
+		Status: s.o.writeStatus, Events: s.o.emitEvents, Entrypoint: s.o.publishEndpoints, Critical: len(s.o.critical) > 0, Servers: s.o.serversFrom,
 	}
 	f.Policy, _ = cli.PolicyMap(s.o.Policy)
 	f.NamespaceLabels = s.registry.Table().NamespaceLabels()

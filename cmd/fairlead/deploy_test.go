@@ -38,8 +38,8 @@ func TestEveryCombination(t *testing.T) {
 	flagOf := map[string]string{"entrypoint": "--publish-kubernetes-endpoints", "audit": "--audit-log-path=-", "write-status": "--write-status", "events": "--emit-events", "ports": "--admin-secure-port=9444"}
 	for _, base := range []string{"overlays/control-plane", "overlays/load-balancer", "base"} {
 		for set := range 1 << len(components) {
-			own := types.Kustomization{Resources: []string{"../deploy/" + base}}
-			name, flags := base, []string(nil)
+			own := types.Kustomization{Resources: []string{"../deploy/" + base}, Components: []string{"../deploy/components/critical-apiservices"}}
+			name, flags := base, []string{"--critical-apiservices=v1beta1.metrics.k8s.io"}
 			for i, c := range components {
 				if set&(1<<i) != 0 {
 					own.Components = append(own.Components, "../deploy/components/"+c)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"flag"
 	"fmt"
 	"maps"
 	"net/http"
@@ -23,9 +22,8 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/story"
 )
-
-var update = flag.Bool("update", false, "write docs/metrics.md and docs/flags.md anew")
 
 // described returns our own metrics as their collectors describe them, by name, with the names of
 // their labels.
@@ -107,7 +105,7 @@ func TestMetricsDocument(t *testing.T) {
 		}
 		families = append(families, f)
 	}
-	if *update {
+	if story.Updating() {
 		must.Do(t, os.WriteFile(file, []byte(b.String()), 0o644))
 	} else if have != b.String() {
 		t.Errorf("docs/metrics.md differs from the registered metrics; go test ./cmd/fairlead -run TestMetricsDocument -update writes:\n%s", b.String())

@@ -59,6 +59,7 @@ type options struct {
 
 	egress                  string
 	writeStatus, emitEvents bool
+	critical                []string // APIServices
 	publishEndpoints        bool
 	advertiseAddress        string
 
@@ -139,6 +140,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs.StringVar(&o.egress, "egress-selector-config-file", "", "EgressSelectorConfiguration whose entry \"cluster\" says how to connect to backends. Empty: directly.")
 	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices. Only the replica that holds the Lease kube-system/fairlead-status writes.")
 	fs.BoolVar(&o.emitEvents, "emit-events", false, "Emit an Event on an APIService when its availability changes. Only the replica that holds the Lease kube-system/fairlead-events does so.")
+	fs.StringSliceVar(&o.critical, "critical-apiservices", nil, "APIServices without which this replica is not ready while another replica reaches them, and all that this one reaches: the check aggregated-apis. Replicas tell each other by Leases in kube-system. Empty: none.")
 	fs = group("entrypoint")
 	fs.BoolVar(&o.publishEndpoints, "publish-kubernetes-endpoints", false, "Add this replica, while it is ready, to the endpoints of the Service default/kubernetes. kube-apiserver must run with --endpoint-reconciler-type=none.")
 	fs.StringVar(&o.advertiseAddress, "advertise-address", "", "Address at which clients in the cluster reach this replica, for --publish-kubernetes-endpoints. Empty: the environment variable POD_IP, or else --bind-address.")
@@ -194,6 +196,7 @@ func (o *options) validateChoices(f *cli.Faults) {
 		"--write-status and --emit-events need --kubeconfig: without a local apiserver there is nothing to write to")
 	f.If(len(validation.IsValidLabelValue(o.zone)) > 0, "--zone %q is not the value of a label", o.zone)
 	f.If(alone && o.Certs.TrustConfigMap, "--authentication-configmap needs --kubeconfig: the ConfigMap is the local apiserver's")
+	f.If(alone && len(o.critical) > 0, "--critical-apiservices needs a local apiserver: replicas know of each other by its Leases")
 	o.validateEntrypoint(f)
 	f.Readable("--token-auth-file", o.tokenFile)
 	f.Readable("--authentication-config", o.authConfig)

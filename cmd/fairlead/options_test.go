@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/story"
 )
 
 // testdata/flags.txt has command lines, beside the pairs that are always required, and faults.
@@ -84,7 +85,7 @@ func TestFlagsDocument(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", f.Name, def, strings.ReplaceAll(f.Usage, "|", `\|`))
 	})
-	if *update {
+	if story.Updating() {
 		must.Do(t, os.WriteFile(file, []byte(before+begin+b.String()+end+after), 0o644))
 		return
 	}

@@ -61,7 +61,7 @@ func layouts() map[string]layout {
 // podFlags are what components that suit a static pod add to other workloads.
 func podFlags() map[string][]string {
 	return map[string][]string{
-		"entrypoint": {"--publish-kubernetes-endpoints", "--advertise-address=$(HOST_IP)"}, "events": {"--emit-events"}, "write-status": {"--write-status"}, "monitoring": nil,
+		"entrypoint": {"--publish-kubernetes-endpoints", "--advertise-address=$(HOST_IP)"}, "critical-apiservices": {"--critical-apiservices=v1beta1.metrics.k8s.io"}, "events": {"--emit-events"}, "write-status": {"--write-status"}, "monitoring": nil,
 	}
 }
 

@@ -71,7 +71,7 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 	flags, f := s.flags(), rights.Shipped()
 	f.Impersonation = l.impersonates() && (l.Behind == "" || flags["client-ca-file"] != "")
 	f.Status, f.Events = flags["write-status"] != "", flags["emit-events"] != ""
-	f.Entrypoint, f.Servers = flags["publish-kubernetes-endpoints"] != "", flags["local-apiservers-from"]
+	f.Entrypoint, f.Critical, f.Servers = flags["publish-kubernetes-endpoints"] != "", flags["critical-apiservices"] != "", flags["local-apiservers-from"]
 	f.Policy, _ = cli.PolicyMap(flags["policy"])
 	all := rights.Needed(f)
 	var missing []rights.Right

@@ -81,8 +81,8 @@ type Features struct {
 	// the CustomResourceDefinitions that APIServices hide. Requests are authorized by it.
 	APIServices, Services, Requests bool
 	// Impersonation is --local-identity=impersonate, Status --write-status, Events --emit-events
-	// and Entrypoint --publish-kubernetes-endpoints.
-	Impersonation, Status, Events, Entrypoint bool
+	// Entrypoint --publish-kubernetes-endpoints, and Critical --critical-apiservices.
+	Impersonation, Status, Events, Entrypoint, Critical bool
 	// Servers is --local-apiservers-from.
 	Servers string
 	// Policy is the ConfigMap of the policy, with namespace. NamespaceLabels: it selects by them.
@@ -165,6 +165,7 @@ const (
 	noStatus    = "the condition fairlead.dev/Available is not written"
 	noEvents    = "no Events are emitted"
 	noEndpoints = "the Service kubernetes does not follow this Fairlead"
+	noReplicas  = "no replica knows which critical APIServices the others reach: all are ready"
 	noUsers     = "users with certificates, or tokens that Fairlead verifies, get 403"
 	noOthers    = "callers who impersonate a ServiceAccount, or have a UID, get 403"
 	noPolicy    = "the policy is not followed: what it adds, and what it hides, stays as it was last read"
@@ -215,6 +216,9 @@ func roles(f Features) []role {
 			{f.Entrypoint, 20, "create", "", "endpoints", fallback, "", noEndpoints},
 			{f.Entrypoint, 22, "update delete", discovery, "endpointslices", fallback, "kubernetes kubernetes-1 kubernetes-2 kubernetes-3", noEndpoints},
 			{f.Entrypoint, 23, "create", discovery, "endpointslices", fallback, "", noEndpoints},
+		}},
+		{"Role fairlead-critical-apiservices", "deploy/components/critical-apiservices/rbac.yaml", []rule{
+			{f.Critical, 7, "list create update delete", coordination, "leases", system, "", noReplicas},
 		}},
 		{"Role fairlead-policy", "deploy/components/policy/rbac.yaml", []rule{
 			{f.Policy != "", 6, "list watch", "", "configmaps", namespace, name, noPolicy},

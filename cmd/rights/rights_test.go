@@ -22,7 +22,7 @@ import (
 // everything needs every right.
 func everything() Features {
 	f := Shipped()
-	f.Impersonation, f.Status, f.Events, f.Entrypoint, f.Bundles = true, true, true, true, []string{"somewhere/"}
+	f.Impersonation, f.Status, f.Events, f.Entrypoint, f.Critical, f.Bundles = true, true, true, true, true, []string{"somewhere/"}
 	f.Policy, f.NamespaceLabels = "kube-system/fairlead-policy", true
 	return f
 }

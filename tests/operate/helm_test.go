@@ -36,8 +36,8 @@ func shapes() []shape {
 		{"behind", "behind", nil, []string{"mode=behind"}},
 		{"behind with monitoring", "behind", []string{"monitoring-own-ca"}, []string{"mode=behind", "monitoring.enabled=true"}},
 		{"control-plane with other ports", "control-plane", []string{"ports"}, []string{"ports.https=9443", "ports.admin=9444"}},
-		{"control-plane with everything", "control-plane", []string{"entrypoint", "write-status", "events", "policy", "audit", "monitoring"}, []string{"policy.enabled=true", "entrypoint.enabled=true", "writeStatus=true", "emitEvents=true", "audit.enabled=true", "monitoring.enabled=true"}},
-		{"load-balancer with everything", "load-balancer", []string{"write-status", "events", "policy", "audit", "monitoring"}, []string{"mode=load-balancer", "policy.enabled=true", "writeStatus=true", "emitEvents=true", "audit.enabled=true", "monitoring.enabled=true"}},
+		{"control-plane with everything", "control-plane", []string{"entrypoint", "critical-apiservices", "write-status", "events", "policy", "audit", "monitoring"}, []string{"policy.enabled=true", "entrypoint.enabled=true", "criticalAPIServices={v1beta1.metrics.k8s.io}", "writeStatus=true", "emitEvents=true", "audit.enabled=true", "monitoring.enabled=true"}},
+		{"load-balancer with everything", "load-balancer", []string{"critical-apiservices", "write-status", "events", "policy", "audit", "monitoring"}, []string{"mode=load-balancer", "policy.enabled=true", "criticalAPIServices={v1beta1.metrics.k8s.io}", "writeStatus=true", "emitEvents=true", "audit.enabled=true", "monitoring.enabled=true"}},
 	}
 }
 

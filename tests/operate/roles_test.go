@@ -27,7 +27,7 @@ const own = "system:serviceaccount:kube-system:fairlead"
 // testRoles lets a Fairlead with the shipped account do everything that the shipped roles are for.
 // kube-apiserver's audit log has what it asked: nothing was refused, and each rule was needed.
 func testRoles(t *testing.T, w *world) {
-	w.apply(t, w.compose(t, shape{overlay: "control-plane", components: []string{"entrypoint", "write-status", "events"}}))
+	w.apply(t, w.compose(t, shape{overlay: "control-plane", components: []string{"entrypoint", "critical-apiservices", "write-status", "events"}}))
 	w.serve(t, "guarded", nil)
 	w.apply(t, reader+definition("gadgets", "guarded"))
 	t.Run("everything", func(t *testing.T) { testComponents(t, w) })
@@ -57,7 +57,7 @@ func shippedRoles(t *testing.T, w *world) (all []shippedRule) {
 	t.Helper()
 	roles := map[string][]rbacv1.PolicyRule{} // :: namespace and name
 	var bound []string
-	list := objects(t, w.compose(t, shape{overlay: "control-plane", components: []string{"entrypoint", "write-status", "events"}}))
+	list := objects(t, w.compose(t, shape{overlay: "control-plane", components: []string{"entrypoint", "critical-apiservices", "write-status", "events"}}))
 	for _, kind := range []string{"Role", "RoleBinding"} { // after Cluster or nothing; roles before their bindings
 		for _, o := range list {
 			if strings.TrimPrefix(o.GetKind(), "Cluster") != kind {
@@ -127,7 +127,7 @@ func testComponents(t *testing.T, w *world) {
 	w.clear(t)
 	w.apply(t, stale+fmt.Sprintf(lost, "parts"))
 	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "parts", Args: []string{
-		"--kubeconfig=" + w.account(t), "--publish-kubernetes-endpoints", "--advertise-address=192.0.2.1", "--write-status", "--emit-events",
+		"--kubeconfig=" + w.account(t), "--publish-kubernetes-endpoints", "--advertise-address=192.0.2.1", "--write-status", "--emit-events", "--critical-apiservices=v1.parts.example.com",
 	}}))(t)
 	w.publishes(t, "192.0.2.1")
 	step := func(what string, done func() bool) {

@@ -19,7 +19,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -52,16 +52,10 @@ type Config struct {
 }
 
 const (
-	// leaseLabel selects the Leases of all replicas.
-	leaseLabel = "fairlead.dev/entrypoint"
 	// addressAnnotation holds the address of a Lease's replica.
 	addressAnnotation = "fairlead.dev/advertise-address"
 	// zoneAnnotation holds its zone. Empty, or none as in older releases, means unknown.
 	zoneAnnotation = "fairlead.dev/zone"
-	// interval is the time between two rounds of four small requests each, of which one writes.
-	interval = members.Interval
-	// readyInterval is how often readiness is checked between rounds. It costs no request.
-	readyInterval = 250 * time.Millisecond
 )
 
 // Publisher publishes this replica and removes dead ones. It does nothing before Run.
@@ -71,10 +65,11 @@ type Publisher struct {
 	metrics *metrics
 	members *members.Members
 	contest contest
-	leaving chan struct{} // holds an element after Withdraw
+	leaving chan struct{} // wakes Run
+	// withdrawn says that Withdraw was called.
+	withdrawn atomic.Bool
 
 	// Used only by Run's goroutine:
-	withdrawn bool   // leaving was read
 	served    bool   // this replica was ready once
 	published bool   // our Lease should exist
 	fault     string // of the last round, so that a fault is logged once; empty means success
@@ -85,13 +80,8 @@ func New(c Config) *Publisher {
 	c.Address = netip.AddrPortFrom(c.Address.Addr().Unmap(), c.Address.Port())
 	log := cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	return &Publisher{config: c, log: log, metrics: newMetrics(c.Metrics), leaving: make(chan struct{}, 1), members: members.New(members.Config{
-		Client: c.Client, Label: leaseLabel, Name: leaseName(c.Address), Identity: c.Identity, Logger: log,
+		Client: c.Client, Label: "fairlead.dev/entrypoint", Place: fmt.Sprint(c.Address.Addr().StringExpanded(), ":", c.Address.Port()), Identity: c.Identity, Logger: log,
 	})}
-}
-
-// leaseName is unique per address: a new process there takes over its predecessor's Lease.
-func leaseName(a netip.AddrPort) string {
-	return fmt.Sprintf("fairlead-entrypoint-%s-%d", strings.NewReplacer(":", "-", ".", "-").Replace(a.Addr().StringExpanded()), a.Port())
 }
 
 // CheckAddress returns why clients cannot use an address. Kubernetes would reject it too.
@@ -104,45 +94,28 @@ func CheckAddress(a netip.Addr) error {
 
 // Withdraw removes this replica at once and for good, before the process ends. It does not block,
 // and may be called repeatedly by any goroutine.
-func (p *Publisher) Withdraw() { latest.Wake(p.leaving) }
+func (p *Publisher) Withdraw() {
+	p.withdrawn.Store(true)
+	latest.Wake(p.leaving)
+}
 
 // Run publishes until ctx ends, and withdraws before it returns.
 func (p *Publisher) Run(ctx context.Context) error {
-	ticker := time.NewTicker(readyInterval)
-	defer ticker.Stop()
-	due, was := time.Now(), false
-	for {
-		ready := !p.withdrawn && p.config.Ready() == nil
-		// A replica that was never ready must not write: it would replace what kube-apiserver published with nothing.
-		p.served = p.served || ready
-		if p.served && (ready != was || !time.Now().Before(due)) {
-			was = ready
-			p.round(ctx, ready)
-			due = time.Now().Add(interval)
-			if ready != p.published {
-				due = time.Now().Add(time.Second) // three tries before its Lease expires
-			}
+	return members.Run(ctx, p.leaving, func() map[string]string {
+		if p.withdrawn.Load() || p.config.Ready() != nil {
+			return nil
 		}
-		select {
-		case <-p.leaving:
-			p.withdrawn = true
-		case <-ticker.C:
-		case <-ctx.Done():
-			if p.published || p.fault != "" {
-				p.withdrawn = true
-				p.round(ctx, false)
-			}
-			return ctx.Err()
-		}
-	}
+		return map[string]string{addressAnnotation: p.config.Address.String(), zoneAnnotation: p.config.Zone}
+	}, p.round)
 }
 
 // round renews or drops our own Lease, then publishes the live ones. The next retries what fails.
-func (p *Publisher) round(ctx context.Context, ready bool) {
-	// Only the limit bounds it: a withdrawal cut short would leave an address without a Lease.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), members.RoundLimit)
-	defer cancel()
-	err := p.tryToPublish(ctx, ready)
+func (p *Publisher) round(ctx context.Context, says map[string]string) error {
+	// A replica that was never ready must not write: it would replace what kube-apiserver published with nothing.
+	if p.served = p.served || says != nil; !p.served {
+		return nil
+	}
+	err := p.tryToPublish(ctx, says)
 	fault := "" // it is logged once, and its end
 	if err != nil {
 		fault = err.Error()
@@ -156,14 +129,15 @@ func (p *Publisher) round(ctx context.Context, ready bool) {
 	}
 	p.fault = fault
 	p.metrics.rounds.WithLabelValues(map[bool]string{false: "passed", true: "failed"}[err != nil]).Inc()
+	return err
 }
 
 // tryToPublish reads what is published before it reads who is alive: if another replica publishes
 // meanwhile, ours is a conflict. Otherwise it would bring back an address just withdrawn.
-func (p *Publisher) tryToPublish(ctx context.Context, ready bool) error {
+func (p *Publisher) tryToPublish(ctx context.Context, says map[string]string) error {
 	for again := true; ; again = false {
 		have, list, unread := p.read(ctx)
-		alive, err := p.liveAddresses(ctx, ready)
+		alive, err := p.liveAddresses(ctx, says)
 		if err != nil {
 			return err // nobody is known to be alive, and publishing would remove everyone
 		}
@@ -180,24 +154,23 @@ func (p *Publisher) tryToPublish(ctx context.Context, ready bool) error {
 	}
 }
 
-// liveAddresses renews our Lease if we are ready, or drops it, and returns those of live replicas
+// liveAddresses renews our Lease with what it says, or drops it, and returns those of live replicas
 // with their zones: all empty if one is, since kube-proxy heeds hints only if each endpoint has some.
-func (p *Publisher) liveAddresses(ctx context.Context, ready bool) (map[netip.AddrPort]string, error) {
-	var says map[string]string // nil: nothing more
-	zones, unknown := map[netip.AddrPort]string{}, false
-	if ready {
-		says = map[string]string{addressAnnotation: p.config.Address.String(), zoneAnnotation: p.config.Zone}
-		zones[p.config.Address], unknown = p.config.Zone, p.config.Zone == ""
-	}
+func (p *Publisher) liveAddresses(ctx context.Context, says map[string]string) (map[netip.AddrPort]string, error) {
 	alive, err := p.members.Round(ctx, says)
 	if err != nil {
 		return nil, err
 	}
+	ready := says != nil
 	if ready != p.published {
 		p.log.Info("the lease of this replica changed", "address", p.config.Address.String(), "published", ready)
 	}
 	p.published = ready
 	p.metrics.published.Set(metric.Number(ready))
+	zones, unknown := map[netip.AddrPort]string{}, false
+	if ready {
+		zones[p.config.Address], unknown = p.config.Zone, p.config.Zone == ""
+	}
 	for _, l := range alive {
 		// Anyone who may write Leases in kube-system may publish an address, but not an invalid
 		// one: Kubernetes would refuse the whole list.

@@ -17,6 +17,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/members"
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/must"
@@ -80,7 +81,7 @@ func (s *stage) renew(name, address string, at time.Time) {
 		s.others[name] = must.Get(leases.Update(s.Context(), o, metav1.UpdateOptions{}))(s)
 		return
 	}
-	o := must.Get(leases.Get(s.Context(), leaseName(s.replicas["one"].config.Address), metav1.GetOptions{}))(s).DeepCopy()
+	o := must.Get(leases.Get(s.Context(), "fairlead-entrypoint-10-0-0-1-8443", metav1.GetOptions{}))(s).DeepCopy()
 	o.Name, o.Spec.RenewTime, o.Annotations[addressAnnotation] = name, &renewed, address
 	s.others[name] = must.Get(leases.Create(s.Context(), o, metav1.CreateOptions{}))(s)
 }
@@ -125,7 +126,7 @@ func (s *stage) do(at string, words ...string) {
 	case "pass": // duration
 		time.Sleep(duration(1))
 	case "steady": // duration [address...]
-		for end := time.Now().Add(duration(1)); time.Now().Before(end); time.Sleep(readyInterval / 2) {
+		for end := time.Now().Add(duration(1)); time.Now().Before(end); time.Sleep(time.Second / 8) {
 			s.publishes(at, words[2:])
 		}
 	case "writes": // [number]: since the last such step
@@ -163,8 +164,8 @@ func (s *stage) do(at string, words ...string) {
 		s.renew(words[1], words[2], time.Now().Add(-duration(3)))
 	case "renews": // name duration [address...]: every two seconds
 		for end := time.Now().Add(duration(2)); time.Now().Before(end); {
-			s.renew(words[1], "", s.others[words[1]].Spec.RenewTime.Add(interval))
-			time.Sleep(interval + time.Millisecond)
+			s.renew(words[1], "", s.others[words[1]].Spec.RenewTime.Add(members.Interval))
+			time.Sleep(members.Interval + time.Millisecond)
 			s.publishes(at, words[3:])
 		}
 	case "leases", "slices":

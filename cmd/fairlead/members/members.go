@@ -2,9 +2,9 @@
 // sees which of the others live. A Lease's annotations are what its replica tells the others.
 //
 // A replica judges a Lease by when it saw it change, not by the clock of its holder. There is no
-// lock: one goroutine calls Round.
+// lock: one goroutine calls Run, which calls all else.
 //
-// This package does not decide who takes part, and starts nothing.
+// This package does not decide who takes part.
 package members
 
 import (
@@ -13,7 +13,10 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"path"
+	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -26,22 +29,27 @@ import (
 const (
 	// LeaseDuration is how long a Lease lasts: three renewals may be lost before it expires.
 	LeaseDuration = 8 * time.Second
-	// Interval is the time between two rounds. Another replica sees a Lease change, and its expiry, up to one interval
-	// late: a dead replica counts as alive for at most 12 s.
+	// Interval is the time between two rounds of a few small requests, of which one writes. Another
+	// replica sees a Lease change, and its expiry, up to one interval late: a dead replica counts as
+	// alive for at most 12 s.
 	Interval = 2 * time.Second
-	// RoundLimit is how long a round may take: two fit into a Lease's duration when the apiserver hangs.
-	RoundLimit = 4 * time.Second
+	// roundLimit is how long a round may take: two fit into a Lease's duration when the apiserver hangs.
+	roundLimit = 4 * time.Second
+	// again is the time until the next round after one that failed: three tries before a Lease expires.
+	again = time.Second
+	// sayInterval is how often this replica asks itself what it says. It costs no request.
+	sayInterval = 250 * time.Millisecond
 )
 
 // Config configures Members. All fields are required.
 type Config struct {
 	// Client keeps Leases in kube-system: list, create, update and delete.
 	Client kubernetes.Interface
-	// Label selects the Leases of all replicas that take part.
+	// Label selects the Leases of all replicas that take part: fairlead.dev/<what in>.
 	Label string
-	// Name is that of this replica's Lease. A new process at the same place has the same, and takes
-	// over its predecessor's Lease.
-	Name string
+	// Place is where this replica is. A new process at the same place takes over its predecessor's
+	// Lease.
+	Place string
 	// Identity names this process. It must be unique.
 	Identity string
 	// Logger logs Leases that expire.
@@ -51,6 +59,7 @@ type Config struct {
 // Members is what this replica has seen of all Leases. Make it with New.
 type Members struct {
 	config Config
+	name   string             // of this replica's Lease
 	known  map[string]*member // :: name of the Lease
 	last   time.Time          // of the latest list that showed that Leases can be written
 }
@@ -62,7 +71,40 @@ type member struct {
 }
 
 // New makes Members that have seen nothing.
-func New(c Config) *Members { return &Members{config: c, known: map[string]*member{}} }
+func New(c Config) *Members {
+	place := regexp.MustCompile("[^a-z0-9]+").ReplaceAllString(strings.ToLower(path.Base(c.Label)+"-"+c.Place), "-")
+	return &Members{config: c, name: "fairlead-" + place, known: map[string]*member{}}
+}
+
+// Run calls round, which calls Round, with what says returns: when that has changed, when it is
+// woken, and every Interval, until ctx ends. Then it says nothing any more.
+func Run(ctx context.Context, wake <-chan struct{}, says func() map[string]string, round func(context.Context, map[string]string) error) error {
+	ticker := time.NewTicker(sayInterval)
+	defer ticker.Stop()
+	var said map[string]string
+	var err error // of the last round
+	for due := time.Now(); ; {
+		now, end := says(), ctx.Err()
+		if end != nil {
+			now = nil
+		}
+		if !maps.Equal(now, said) || !time.Now().Before(due) || end != nil && err != nil {
+			// Only the limit bounds it: a withdrawal cut short would leave a Lease.
+			limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundLimit)
+			err = round(limited, now)
+			cancel()
+			said, due = now, time.Now().Add(map[bool]time.Duration{true: Interval, false: again}[err == nil])
+		}
+		if end != nil {
+			return end
+		}
+		select {
+		case <-wake:
+		case <-ticker.C:
+		case <-ctx.Done():
+		}
+	}
+}
 
 // Round renews this replica's Lease with annotations, or drops it if they are nil, and returns those of the other live
 // replicas. After an error nobody is known to be alive.
@@ -73,7 +115,7 @@ func (m *Members) Round(ctx context.Context, annotations map[string]string) ([]*
 	}
 	var mine *coordinationv1.Lease
 	list.Items = slices.DeleteFunc(list.Items, func(l coordinationv1.Lease) bool {
-		if l.Name != m.config.Name {
+		if l.Name != m.name {
 			return false
 		}
 		mine = &l
@@ -145,7 +187,7 @@ func (m *Members) held(l *coordinationv1.Lease) bool {
 func (m *Members) renew(ctx context.Context, mine *coordinationv1.Lease, annotations map[string]string) error {
 	leases := m.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem)
 	lease := cmp.Or(mine, &coordinationv1.Lease{}).DeepCopy()
-	lease.Namespace, lease.Name, lease.Annotations = metav1.NamespaceSystem, m.config.Name, annotations
+	lease.Namespace, lease.Name, lease.Annotations = metav1.NamespaceSystem, m.name, annotations
 	metav1.SetMetaDataLabel(&lease.ObjectMeta, m.config.Label, "")
 	lease.Spec.HolderIdentity, lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds = &m.config.Identity, new(metav1.NowMicro()), new(int32(LeaseDuration/time.Second))
 	var err error

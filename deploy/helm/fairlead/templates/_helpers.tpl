@@ -125,6 +125,9 @@ nodeAffinity:
 - --publish-kubernetes-endpoints
 - --advertise-address={{ .Values.entrypoint.advertiseAddress | default (eq .Values.mode "control-plane" | ternary "$(HOST_IP)" "$(POD_IP)") }}
 {{- end }}
+{{- with .Values.criticalAPIServices }}
+- --critical-apiservices={{ join "," . }}
+{{- end }}
 {{- if .Values.writeStatus }}
 - --write-status
 {{- end }}

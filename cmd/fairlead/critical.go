@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/members"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
+	"github.com/fairlead-proxy/fairlead/registry"
+)
+
+// critical compares by Leases which of --critical-apiservices each replica reaches. A replica is not
+// ready while another one reaches all that it reaches, and more (docs/decisions/0049): whoever
+// reaches most is ready, whatever the others reach.
+type critical struct {
+	names  []string
+	entry  func(name string) *registry.Entry                                         // nil means that there is none
+	rest   func() bool                                                               // says whether all other checks pass
+	others func(context.Context, map[string]string) ([]*coordinationv1.Lease, error) // members.Members.Round
+	rounds needs.Outcome
+	stand  atomic.Pointer[standing] // nil means that no round has ended while the rest passed
+	even   time.Time                // when it last was no less than the others; zero means never. Used only by round
+}
+
+// standing is how this replica compares with the others.
+type standing struct {
+	at   time.Time
+	less error // why it is to be not ready
+}
+
+const (
+	// reachedAnnotation holds what the replica of a Lease reaches.
+	reachedAnnotation = "fairlead.dev/reached"
+	// criticalGrace is how long a replica that was ready stays so. Replicas notice one after the other that a backend
+	// that hangs is dead, within 12 s, and learn it from each other within 4 s, of a replica that dies within 12 s.
+	criticalGrace = 30 * time.Second
+)
+
+var errNotCompared = errors.New("it has not been compared with other replicas yet")
+
+// addCritical adds the check to all others.
+func (s *server) addCritical(all []needs.Check) []needs.Check {
+	c := &critical{names: s.o.critical, entry: func(name string) *registry.Entry {
+		version, group, _ := strings.Cut(name, ".")
+		return s.Table().Entry(schema.GroupVersion{Group: group, Version: version})
+	}, rest: func() bool {
+		return !s.draining.Load() && !slices.ContainsFunc(all, func(n needs.Check) bool { return n.Gate != nil && n.Gate(nil) != nil })
+	}, others: members.New(members.Config{
+		Client: s.kube.api, Label: "fairlead.dev/critical-apiservices", Place: s.host + "-" + s.ports.front.Addr().String(), Identity: s.identity, Logger: s.log,
+	}).Round}
+	s.loops["critical APIServices"] = func(ctx context.Context) error { return members.Run(ctx, nil, c.says, c.round) }
+	return append(all, needs.Check{Name: "aggregated-apis", Gate: c.gate, Look: c.look})
+}
+
+// says returns what this replica tells the others. It is nothing while other checks fail: nobody is to give way to it.
+func (c *critical) says() map[string]string {
+	if !c.rest() {
+		return nil
+	}
+	reached := c.those(func(e *registry.Entry) bool { return e != nil && e.Verdict.Available() })
+	return map[string]string{reachedAnnotation: strings.Join(reached, ",")}
+}
+
+func (c *critical) those(are func(*registry.Entry) bool) []string {
+	return slices.DeleteFunc(slices.Clone(c.names), func(name string) bool { return !are(c.entry(name)) })
+}
+
+func (c *critical) round(ctx context.Context, says map[string]string) error {
+	others, err := c.others(ctx, says)
+	c.rounds.Note(err)
+	switch now, last := time.Now(), c.stand.Load(); {
+	case says == nil: // it is not ready anyway
+	case err == nil:
+		less := c.lessThan(says, others)
+		if less == nil && last == nil && says[reachedAnnotation] != strings.Join(c.names, ",") {
+			less = errNotCompared // with those that start at this moment, too
+		}
+		if less == nil || last.old(now) { // it has been ready until now
+			c.even = now
+		}
+		if now.Sub(c.even) < criticalGrace {
+			less = nil
+		}
+		c.stand.Store(&standing{now, less})
+	case last == nil:
+		c.stand.Store(&standing{now, err})
+	}
+	return err
+}
+
+// lessThan returns an error if another replica reaches all that this one reaches, and more. Only our own names count:
+// during a rollout others may have other ones.
+func (c *critical) lessThan(says map[string]string, others []*coordinationv1.Lease) error {
+	reached := func(annotations map[string]string) sets.Set[string] {
+		return sets.New(c.names...).Intersection(sets.New(strings.Split(annotations[reachedAnnotation], ",")...))
+	}
+	own := reached(says)
+	for _, l := range others {
+		theirs := reached(l.Annotations)
+		if more := theirs.Difference(own); more.Len() > 0 && theirs.IsSuperset(own) {
+			return fmt.Errorf("it does not reach APIService %s, which the replica with Lease kube-system/%s reaches", strings.Join(sets.List(more), ", "), l.Name)
+		}
+	}
+	return nil
+}
+
+// gate is the check. While the others are not known, it passes.
+func (c *critical) gate(*http.Request) error {
+	switch s := c.stand.Load(); {
+	case s == nil:
+		return errNotCompared
+	case s.old(time.Now()):
+		return nil
+	default:
+		return s.less
+	}
+}
+
+// old reports whether the others may be different by now: nothing was read for as long as a Lease lasts.
+func (s *standing) old(now time.Time) bool { return s != nil && now.Sub(s.at) > members.LeaseDuration }
+
+// look says what is wrong beside that, or what to do about it.
+func (c *critical) look(time.Time) answer.Check {
+	if c.gate(nil) != nil {
+		return answer.Check{Advice: "check this machine's routes to the pods of that APIService's Service"}
+	}
+	if unknown := c.those(func(e *registry.Entry) bool { return e == nil }); len(unknown) > 0 {
+		return failed(errors.New(strings.Join(unknown, ", ")), "", "--critical-apiservices names what does not exist: ", "correct the flag, or install it")
+	}
+	return failed(c.rounds.Err(time.Time{}), "", "what other replicas reach is not known: ", "see the checks rights and local-apiserver")
+}
