@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
@@ -47,24 +48,27 @@ func (s *server) adminPages() http.Handler {
 
 // makePages makes the pages, on the admin port and below /fairlead/ on the front door.
 func (s *server) makePages() {
+	own := answer.Status{Version: version, Replica: s.host, Cluster: clusterName(s.o.kubeconfig)}
+	if s.kube != nil {
+		own.LocalIdentity = s.o.LocalIdentity
+	}
 	s.pages = pages.New(pages.Config{
-		Registry: s.registry, Proxy: s.proxy, Backends: s.backends, Tap: &s.taps,
-		Certificates: s.certs.Status, Trust: s.trust.Status,
-		Discovery: s.discovery.Status, OpenAPI: s.openapi.Status,
-		LocalServers: s.kube.list, LocalIdentity: s.o.LocalIdentity,
-		LocalServer: func(address string) (release string, clients int64, only []string) {
-			clients, only = s.kube.pools.Stand(address)
-			return s.discovery.Release(address), clients, only
+		Registry: s.registry, Proxy: s.proxy, Backends: s.backends, Tap: &s.taps, Trust: s.trust.Status, Discovery: s.discovery.Status, OpenAPI: s.openapi.Status,
+		LocalServers: s.kube.list, Checks: s.needs.List, Ready: s.ready,
+		Process: func() *answer.Status {
+			st := own
+			st.Certificates, st.Handshakes = s.certs.Status(), append(s.ports.front.Failing(), s.ports.admin.Failing()...)
+			return &st
 		},
-		Checks: s.needs.List, Ready: s.ready,
-		Handshakes: func() []string { return append(s.ports.front.Failing(), s.ports.admin.Failing()...) },
-		Version:    version, Replica: s.host, Cluster: clusterName(s.o.kubeconfig),
-		Serves: func(apiService, address string) string { return s.prober.Serves(apiService, address) },
-		Probed: func(apiService, address string) (ended time.Time, took time.Duration, fault string) {
+		Endpoint: func(apiService string, e *answer.Endpoint) {
+			prober := s.prober
 			if apiService == pages.LocalName {
-				return s.kube.prober.Last(apiService, address)
+				prober, e.Release = s.kube.prober, s.discovery.Release(e.Address)
+				e.Clients, e.Only = s.kube.pools.Stand(e.Address)
 			}
-			return s.prober.Last(apiService, address)
+			var took time.Duration
+			e.Probed, took, e.ProbeError = prober.Last(apiService, e.Address)
+			e.ProbeSeconds, e.Serves = took.Seconds(), prober.Serves(apiService, e.Address)
 		},
 	})
 	s.loops["pages"] = s.pages.Run

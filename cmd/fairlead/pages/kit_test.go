@@ -71,22 +71,27 @@ func newStand(t *testing.T, policy ...string) *stand {
 func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
 	good := documents.Freshness{Name: "v1.good.example.com", Reason: "too_large", Message: "33554433 bytes", Confirmed: time.Now().Add(-90*time.Minute - 30*time.Second)}
 	return Config{
-		Registry: s.registry, Proxy: door, Backends: pools, Ready: &health.Checks{Draining: &s.draining}, Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1",
-		Probed: func(name, _ string) (time.Time, time.Duration, string) {
-			if name == "v1.bad.example.com" {
-				return time.Now().Add(-3 * time.Second), 12 * time.Millisecond, "failing or missing response from https://a: bad status: 403"
+		Registry: s.registry, Proxy: door, Backends: pools, Ready: &health.Checks{Draining: &s.draining},
+		Process: func() *answer.Status {
+			return &answer.Status{
+				Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1", Certificates: []certs.Status{{Use: "serving", Source: "tls.crt"}}, Handshakes: []string{"3 TLS handshakes failed"},
 			}
-			return time.Now().Add(-90 * time.Second), 2 * time.Millisecond, ""
 		},
-		Checks: func() []answer.Check { return []answer.Check{} }, Handshakes: func() []string { return []string{"3 TLS handshakes failed"} },
+		Endpoint: func(name string, e *answer.Endpoint) {
+			e.Probed, e.ProbeSeconds = time.Now().Add(-90*time.Second), .002
+			switch name {
+			case "v1.bad.example.com":
+				e.Probed, e.ProbeSeconds, e.ProbeError = time.Now().Add(-3*time.Second), .012, "failing or missing response from https://a: bad status: 403"
+			case LocalName:
+				e.Release, e.Clients, e.Only = "v1.37.2", 3, []string{"fresh.example.com/v1"}
+			}
+		},
+		Checks: func() []answer.Check { return []answer.Check{} },
 		Tap:    http.NotFoundHandler(),
-		Serves: func(string, string) string { return "" },
 		LocalServers: func() []registry.Endpoint {
 			return []registry.Endpoint{{Address: "10.0.0.1:6443", Health: registry.Healthy}}
 		},
-		LocalServer:  func(string) (string, int64, []string) { return "v1.37.2", 3, []string{"fresh.example.com/v1"} },
-		Certificates: func() []certs.Status { return []certs.Status{{Use: "serving", Source: "tls.crt"}} },
-		Trust:        func() []trust.Status { return []trust.Status{{APIService: "local-apiserver", Source: "kubeconfig"}} },
+		Trust: func() []trust.Status { return []trust.Status{{APIService: "local-apiserver", Source: "kubeconfig"}} },
 		Discovery: func() []discovery.Status {
 			return []discovery.Status{{Freshness: good, Resources: 3}, {Freshness: documents.Freshness{Name: "v1.gone.example.com"}}}
 		},

@@ -19,7 +19,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/health"
@@ -40,37 +39,25 @@ type Config struct {
 	Proxy *proxy.Proxy
 	// Backends have the requests in flight, and the latencies of those so far.
 	Backends *backend.Pools
-	// Probed returns the last probe of an APIService's endpoint, or of a local apiserver
-	// (LocalName): when it ended, how long it took and why it failed.
-	Probed func(apiService, address string) (ended time.Time, took time.Duration, fault string)
-	// Serves describes what a URL of an APIService serves, see health.Prober.Serves.
-	Serves func(apiService, address string) string
 	// LocalServers returns the local apiservers with their health. It may return none.
 	LocalServers func() []registry.Endpoint
-	// LocalServer returns a local apiserver's release, how many client connections stay with it,
-	// and which of its group-versions another one lacks.
-	LocalServer func(address string) (release string, clients int64, only []string)
-	// LocalIdentity is --local-identity.
-	LocalIdentity string
-	// Certificates returns the status of this process's own key pairs and bundles, Trust that of
-	// the bundles for backends.
-	Certificates func() []certs.Status
-	Trust        func() []trust.Status
+	// Endpoint adds to an endpoint of an APIService, or to a local apiserver (LocalName), its last
+	// probe, what it serves, and what else describes a local apiserver.
+	Endpoint func(apiService string, e *answer.Endpoint)
+	// Trust returns the status of the bundles for backends.
+	Trust func() []trust.Status
 	// Discovery and OpenAPI say how current each remote APIService's part of the documents is.
 	Discovery func() []discovery.Status
 	OpenAPI   func() []openapi.Status
-	// Handshakes says why those of clients fail.
-	Handshakes func() []string
 	// Checks are this process's own needs.
 	Checks func() []answer.Check
 	// Ready says whether this replica accepts requests. While it is Draining, event streams end.
 	Ready *health.Checks
 	// Tap serves single users' requests to operators.
 	Tap http.Handler
-	// Replica names this process, Cluster the cluster behind it. Empty means unknown.
-	Replica, Cluster string
-	// Version is the version of the build. Empty means unknown.
-	Version string
+	// Process returns what describes this process: Version, Replica, Cluster, LocalIdentity,
+	// Certificates and Handshakes.
+	Process func() *answer.Status
 }
 
 // Pages serves the pages. Everything but the history works without Run.

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
-	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/check"
@@ -56,7 +55,7 @@ func TestStatus(t *testing.T) {
 	}
 	// Empty lists are [], not null.
 	bare := &Pages{cfg: s.cfg}
-	bare.cfg.LocalServers, bare.cfg.Certificates = func() []registry.Endpoint { return nil }, func() []certs.Status { return nil }
+	bare.cfg.LocalServers = func() []registry.Endpoint { return nil }
 	for _, v := range []any{s.status(), bare.status()} {
 		if text := must.Get(json.Marshal(v))(t); strings.Contains(string(text), ":null") {
 			t.Errorf("%s", text)

@@ -12,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/answer/rules"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -147,11 +146,9 @@ const LocalName = "local-apiserver"
 
 func (p *Pages) status() *answer.Status {
 	t := p.cfg.Registry.Table()
-	s := &answer.Status{
-		Time: time.Now(), Version: p.cfg.Version, Replica: p.cfg.Replica, Cluster: p.cfg.Cluster, Go: runtime.Version(), Started: p.started, Generation: t.Generation(), Complete: t.Complete(),
-		APIServices: make([]answer.APIService, 0, len(t.Servers())), Transitions: p.history.newest(),
-		Checks: p.cfg.Checks(), Handshakes: p.cfg.Handshakes(),
-	}
+	s := p.cfg.Process()
+	s.Time, s.Go, s.Started, s.Generation, s.Complete = time.Now(), runtime.Version(), p.started, t.Generation(), t.Complete()
+	s.APIServices, s.Transitions, s.Checks = make([]answer.APIService, 0, len(t.Servers())), p.history.newest(), p.cfg.Checks()
 	if err := p.cfg.Ready.Err(nil); err != nil {
 		s.Ready = err.Error()
 	}
@@ -166,7 +163,6 @@ func (p *Pages) status() *answer.Status {
 	if n := len(s.Rules) - 100; n > 0 {
 		s.Rules, s.Notes = s.Rules[:100], []string{fmt.Sprintf("%d more rules of the policy are not listed", n)}
 	}
-	s.Certificates = append([]certs.Status{}, p.cfg.Certificates()...)
 	for _, f := range t.Problems() {
 		if f.Note {
 			s.Notes = append(s.Notes, f.String())
@@ -180,9 +176,6 @@ func (p *Pages) status() *answer.Status {
 // details adds what is known about APIServices by their names, and the local apiservers.
 func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) {
 	s.LocalServers = p.localServers(p.cfg.LocalServers())
-	if len(s.LocalServers) > 0 {
-		s.LocalIdentity = p.cfg.LocalIdentity
-	}
 	for _, x := range p.cfg.Trust() {
 		if a := byName[x.APIService]; a != nil {
 			a.SetTrust(&x)
@@ -212,9 +205,7 @@ func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) 
 func (p *Pages) localServers(servers []registry.Endpoint) []answer.Endpoint {
 	list := []answer.Endpoint{} // [] rather than null, as all lists without omitempty
 	for _, server := range servers {
-		e := p.endpoint(LocalName, server)
-		e.Release, e.Clients, e.Only = p.cfg.LocalServer(e.Address)
-		list = append(list, e)
+		list = append(list, p.endpoint(LocalName, server))
 	}
 	return list
 }
@@ -246,8 +237,7 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	changes := p.history.of(e.Name)
 	for _, at := range e.Endpoints {
 		ep := p.endpoint(e.Name, at)
-		ep.Changes = changes[ep.Address]
-		ep.InFlight, ep.GoAway, ep.Serves = each[ep.Address], said[ep.Address], p.cfg.Serves(e.Name, ep.Address)
+		ep.Changes, ep.InFlight, ep.GoAway = changes[ep.Address], each[ep.Address], said[ep.Address]
 		a.Endpoints = append(a.Endpoints, ep)
 	}
 	help(&a, e)
@@ -260,11 +250,12 @@ func verdict(v registry.Verdict) registry.Verdict {
 }
 
 func (p *Pages) endpoint(of string, e registry.Endpoint) answer.Endpoint {
-	ended, took, fault := p.cfg.Probed(of, e.Address)
-	return answer.Endpoint{
+	found := answer.Endpoint{
 		Address: e.Address, Health: healthName(e.Health), Since: e.Since, Slow: e.Slow, Terminating: e.Terminating, Far: e.Far, Reason: e.Reason, Error: e.Message,
-		Probed: ended, ProbeSeconds: round(took.Seconds()), ProbeError: fault,
 	}
+	p.cfg.Endpoint(of, &found)
+	found.ProbeSeconds = round(found.ProbeSeconds)
+	return found
 }
 
 func healthName(h registry.Health) string {
