@@ -165,12 +165,10 @@ func TestStories(t *testing.T) {
 			stop := func() {}
 			for at, words := range tale.Steps() {
 				switch n := len(words); {
-				case words[0] == "anew": // [without-watch]: what follows has a Trust of its own
+				case words[0] == "anew": // what follows has a Trust of its own
 					stop()
 					s = newStage(t, Config{})
-					if n == 1 {
-						s.cfg.Watch = s.watch
-					}
+					s.cfg.Watch = s.watch
 					stop = must.Run(t, s.Run)
 					synctest.Wait()
 				case n == 3 && words[1] == ">":

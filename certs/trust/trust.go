@@ -44,16 +44,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
-// Config configures a Trust (makeTrust in cmd/fairlead). Only Tables must be set.
+// Config configures a Trust (makeTrust in cmd/fairlead). Tables, Watch and Renewed must be set.
 type Config struct {
 	// Tables has the current table.
 	Tables latest.Tables[*registry.Table]
-	// Watch follows ConfigMaps. Nil means that backends with the annotation ca-from are refused.
+	// Watch follows ConfigMaps.
 	Watch Watch
 	// ClientCertificate returns the certificate to present to backends. Nil means none.
 	ClientCertificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
 	// Renewed is called when an APIService's referenced bundle has changed, for which there is no
-	// new table. It must not block. Nil means that nothing is called.
+	// new table. It must not block.
 	Renewed func(apiService string)
 	// Logger gets reloads, overlaps and refused certificates. Nil discards.
 	Logger *slog.Logger
@@ -84,9 +84,6 @@ type Trust struct {
 // New returns a Trust and registers its metrics.
 func New(cfg Config) *Trust {
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
-	if cfg.Renewed == nil {
-		cfg.Renewed = func(string) {}
-	}
 	t := &Trust{
 		cfg:      cfg,
 		metrics:  newMetrics(),

@@ -109,7 +109,6 @@ func TestTable(t *testing.T) {
 		if _, err := New(cfg).TLS(entry.Name, entry.Backend); err != nil {
 			t.Errorf("before Run: %v", err)
 		}
-		New(cfg).cfg.Renewed(entry.Name) // there is nobody to call
 		running := New(cfg)
 		must.Run(t, running.Run)
 		synctest.Wait()

@@ -77,10 +77,6 @@ func (w *watches) sync(ctx context.Context) {
 		}
 	}
 	for ref, uses := range wanted {
-		if w.t.cfg.Watch == nil {
-			deliver(uses, object{err: errors.New("references to ConfigMaps are not followed in this configuration")})
-			continue
-		}
 		if o, known := w.seen[ref]; known {
 			deliver(uses, o)
 		}
