@@ -3,7 +3,6 @@ package pages
 import (
 	"cmp"
 	"embed"
-	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -70,24 +69,6 @@ type view struct {
 	// Asked is the path in the explain box, Explanation the result.
 	Asked       string
 	Explanation *answer.Explanation
-}
-
-// Headline summarizes the state in one sentence.
-func (v *view) Headline() string {
-	bad, all := len(v.Unavailable()), len(v.Remotes())
-	switch {
-	case !v.Complete:
-		return "The table of APIServices is not complete yet."
-	case all == 0:
-		return "There are no APIServices of extension servers."
-	case bad == 0 && all == 1:
-		return "The one APIService of an extension server can be used."
-	case bad == 0:
-		return fmt.Sprintf("All %d APIServices of extension servers can be used.", all)
-	case bad == 1:
-		return fmt.Sprintf("One of %d APIServices of extension servers cannot be used.", all)
-	}
-	return fmt.Sprintf("%d of %d APIServices of extension servers cannot be used.", bad, all)
 }
 
 // Sum is what all APIServices of extension servers have, with watches in flight.
