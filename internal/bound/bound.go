@@ -19,6 +19,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
@@ -185,30 +186,30 @@ var ErrFull = errors.New("too many are waiting")
 // Queue runs a limited number of callers at once; others wait. No source has more than a quarter of
 // either limit, so a source with many callers waits for itself.
 type Queue struct {
-	slots chan struct{} // one element for each running caller; nil means that only sources are limited
-	share int64         // what the slots of sources are shares of
-	most  int64         // waiting and running
+	slots *semaphore.Weighted // of running callers; nil means that only sources are limited
+	share int64               // what the slots of sources are shares of
+	most  int64               // waiting and running
 
 	callers Places
 	// by :: the slots of each source with callers. Guarded by callers.mu
-	by map[Source]chan struct{}
+	by map[Source]*semaphore.Weighted
 }
 
 // NewQueue returns a Queue that runs slots callers at once; at most most may wait or run.
 func NewQueue(slots, most int) *Queue {
-	return &Queue{slots: make(chan struct{}, slots), share: int64(slots), most: int64(most), by: make(map[Source]chan struct{})}
+	return &Queue{slots: semaphore.NewWeighted(int64(slots)), share: int64(slots), most: int64(most), by: make(map[Source]*semaphore.Weighted)}
 }
 
 // NewApart returns a Queue in which sources wait only for themselves: each runs its share of slots,
 // whatever others do. It is for callers that mostly wait.
 func NewApart(slots, most int) *Queue {
-	return &Queue{share: int64(slots), most: int64(most), by: make(map[Source]chan struct{})}
+	return &Queue{share: int64(slots), most: int64(most), by: make(map[Source]*semaphore.Weighted)}
 }
 
 // Beside returns a Queue with places of its own, whose callers use q's slots: those that wait in
 // one keep nobody out of the other.
 func (q *Queue) Beside() *Queue {
-	return &Queue{slots: q.slots, share: q.share, most: q.most, by: make(map[Source]chan struct{})}
+	return &Queue{slots: q.slots, share: q.share, most: q.most, by: make(map[Source]*semaphore.Weighted)}
 }
 
 // Enter waits for s's turn; the caller must then call leave once. It returns ErrFull at once, or
@@ -223,30 +224,24 @@ func (q *Queue) Enter(ctx context.Context, s Source, n int) (leave func(), err e
 		if slots == nil {
 			continue
 		}
-		select {
-		case slots <- struct{}{}:
-			if ctx.Err() == nil {
-				continue
-			}
-			<-slots
-		case <-ctx.Done():
+		if err := slots.Acquire(ctx, 1); err != nil {
+			q.leave(place, waits[:i])
+			return nil, err //nolint:wrapcheck // the caller's ctx's
 		}
-		q.leave(place, waits[:i])
-		return nil, ctx.Err() //nolint:wrapcheck // the caller's ctx
 	}
 	return func() { q.leave(place, waits[:]) }, nil
 }
 
 // waits returns the slots that a caller of s needs, nil for none. The narrowest come first: who
 // waits for its connection's turn must not take its address's.
-func (q *Queue) waits(s Source) [3]chan struct{} {
-	waits := [3]chan struct{}{2: q.slots}
+func (q *Queue) waits(s Source) [3]*semaphore.Weighted {
+	waits := [3]*semaphore.Weighted{2: q.slots}
 	q.callers.mu.Lock()
 	defer q.callers.mu.Unlock()
 	keys, n := s.shares()
 	for i, k := range keys[:n] {
 		if q.by[k.key] == nil {
-			q.by[k.key] = make(chan struct{}, k.of(q.share))
+			q.by[k.key] = semaphore.NewWeighted(k.of(q.share))
 		}
 		waits[1-i] = q.by[k.key]
 	}
@@ -254,10 +249,10 @@ func (q *Queue) waits(s Source) [3]chan struct{} {
 }
 
 // leave gives back slots, and the caller's place.
-func (q *Queue) leave(place Place, slots []chan struct{}) {
+func (q *Queue) leave(place Place, slots []*semaphore.Weighted) {
 	for _, s := range slots {
 		if s != nil {
-			<-s
+			s.Release(1)
 		}
 	}
 	keys, n := place.source.shares()

@@ -67,6 +67,7 @@ var known = map[string]string{
 
 	"k8s.io/apiserver/pkg/authentication/serviceaccount.SplitUsername":               "reads a short text",
 	"k8s.io/apiserver/pkg/authentication/serviceaccount.MakeGroupNames":              "two texts",
+	"golang.org/x/sync/semaphore.NewWeighted":                                        "a struct",
 	"golang.org/x/time/rate.NewLimiter":                                              "a struct",
 	"(*golang.org/x/time/rate.Limiter).AllowN":                                       "its mutex is held for arithmetic",
 	"(*golang.org/x/time/rate.Limiter).TokensAt":                                     "its mutex is held for arithmetic",
