@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/audit"
@@ -57,8 +58,8 @@ type Log struct {
 	captured bound.Places
 	events   prometheus.Counter
 	lost     prometheus.Counter
-	unlogged atomic.Int64 // of lost, not logged yet
-	logged   time.Time    // time of the last log of losses; used by Run only
+	unlogged atomic.Int64   // of lost, not logged yet
+	logging  rate.Sometimes // logs losses; used by Run only
 }
 
 const (
@@ -78,7 +79,7 @@ const (
 func New(cfg Config) *Log {
 	cfg.Format, cfg.Logger = cmp.Or(cfg.Format, auditlog.FormatJson), cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	l := &Log{
-		cfg: cfg, queue: make(chan entry, queued),
+		cfg: cfg, queue: make(chan entry, queued), logging: rate.Sometimes{Interval: lossLogInterval},
 		events: metric.Count("fairlead_audit_events_total", "Events of the audit log that were written."),
 		lost: metric.Count("fairlead_audit_lost_total",
 			"Events of the audit log that were lost, because it could not be written, or not fast enough."),
@@ -154,7 +155,11 @@ func (l *Log) Run(ctx context.Context) error {
 // has whole lines only: the writer may change files between calls. A long line has a call of its
 // own: the writer may refuse it, because no file may be as long.
 func (l *Log) write(e entry) {
-	defer l.logLosses()
+	defer func() {
+		if l.unlogged.Load() > 0 {
+			l.logging.Do(func() { l.cfg.Logger.Error("audit log lost events", "events", l.unlogged.Swap(0)) })
+		}
+	}()
 	for {
 		e.bodies.Leave()
 		e.place.Leave()
@@ -204,15 +209,6 @@ func (l *Log) put(lines []byte) bool {
 }
 
 func count(lines []byte) int { return bytes.Count(lines, []byte("\n")) }
-
-// logLosses logs lost events, with a pause between logs.
-func (l *Log) logLosses() {
-	if l.unlogged.Load() == 0 || time.Since(l.logged) < lossLogInterval {
-		return
-	}
-	l.logged = time.Now()
-	l.cfg.Logger.Error("audit log lost events", "events", l.unlogged.Swap(0))
-}
 
 // Mask replaces the values of a raw query's parameters whose names suggest a secret, such as a
 // token, a password or a signature. Everything else stays, byte for byte. kube-apiserver logs the
