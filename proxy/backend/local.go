@@ -346,24 +346,20 @@ func (l *Local) successorLocked(all []*localServer) bool {
 func (l *Local) Each(ctx context.Context, f func(ctx context.Context, address string)) error {
 	var running sync.WaitGroup
 	defer running.Wait()
-	ends := make(map[string]context.CancelFunc)
+	var known []*localServer
 	for now := range latest.Of(ctx, l.servers.Load, nil) {
-		gone := ends
-		ends = make(map[string]context.CancelFunc)
 		for _, s := range now.all {
-			address := s.of[0].address
-			end := gone[address]
-			if end == nil {
-				var each context.Context
-				each, end = context.WithCancel(ctx)
-				running.Go(func() { f(each, address) })
+			if slices.Contains(known, s) {
+				continue
 			}
-			ends[address] = end
-			delete(gone, address)
+			running.Go(func() {
+				each, end := context.WithCancel(ctx)
+				defer end()
+				defer context.AfterFunc(s.of[0].gone, end)() //nolint:contextcheck // it only ends each
+				f(each, s.of[0].address)
+			})
 		}
-		for _, end := range gone {
-			end()
-		}
+		known = now.all
 	}
 	return ctx.Err()
 }

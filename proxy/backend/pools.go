@@ -72,7 +72,6 @@ type Pools struct {
 type remote struct {
 	*Upstream
 	spec atomic.Pointer[registry.Backend]
-	on   *carrier // guarded by Pools.mu; nil means that the backend speaks HTTP/1.1
 }
 
 // New returns Pools and registers their metrics.
@@ -177,8 +176,10 @@ func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
 	}
 	if fewer := r.update(&view{
 		entry: e, maxInFlight: int64(e.Settings.MaxInFlight), maxLongRunning: int64(e.Settings.MaxLongRunning), pingTimeout: b.PingTimeout,
-	}, e.Endpoints); fewer && r.on != nil {
-		p.shrunk[r.on] = struct{}{}
+	}, e.Endpoints); fewer {
+		if c := r.carrier.Load(); c != nil {
+			p.shrunk[c] = struct{}{}
+		}
 	}
 	p.byEntry.Delete(was.entry)
 	p.byEntry.Store(e, r.Upstream)
@@ -247,8 +248,7 @@ func (p *Pools) move(r *remote, to *registry.Backend) {
 	}
 	c.members[r] = struct{}{}
 	c.agreed.CompareAndSwap(0, agreed)
-	r.on = c
-	r.carrier.Store(c.Upstream)
+	r.carrier.Store(c)
 	for _, e := range r.snapshot() {
 		e.via.Store(c.provide(e.address))
 	}
@@ -286,12 +286,10 @@ func (u *Upstream) provide(address string) *endpoint {
 
 // detach removes r from its carrier: later decisions do not use the carrier's connections. moveDetached does the rest.
 func (p *Pools) detach(r *remote) {
-	c := r.on
+	c := r.carrier.Swap(nil)
 	if c == nil {
 		return
 	}
-	r.on = nil
-	r.carrier.Store(nil)
 	p.detached = append(p.detached, r.Upstream)
 	delete(c.members, r)
 	p.shrunk[c] = struct{}{}

@@ -134,16 +134,14 @@ func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 	if len(have) == 0 {
 		return s
 	}
-	best := have[0]
-	for _, h := range have {
-		if s != nil && s.at.Load() == h && h.of[0].ill() == 0 {
+	if s != nil {
+		if at := s.at.Load(); slices.Contains(have, at) && at.of[0].ill() == 0 {
 			return s
 		}
-		if order := cmp.Compare(h.of[0].ill(), best.of[0].ill()); order < 0 || order == 0 && h.load() < best.load() {
-			best = h
-		}
 	}
-	return &best.fixed
+	return &slices.MinFunc(have, func(a, b *localServer) int {
+		return cmp.Or(cmp.Compare(a.of[0].ill(), b.of[0].ill()), cmp.Compare(a.load(), b.load()))
+	}).fixed
 }
 
 // ill returns 0 if requests may stay at an endpoint, 1 if that is suspect or its server leaves, and

@@ -47,16 +47,15 @@ const (
 // net/http itself sends a GET or HEAD again, outside the budget, if a connection that was idle
 // before is lost: at most once for each such connection.
 //
-// As in net/http, the body of req is closed, also on errors, and the caller must close the response's.
+// The caller must close the response's body, and that of req when nothing reads it any more.
 func (u *Upstream) RoundTrip(req *http.Request, longRunning bool, by *Stay) (*http.Response, error) {
 	u.budget.Deposit()
 	c := &call{u: u, by: by, req: req, long: longRunning}
 	if req.Body != nil && req.Body != http.NoBody {
-		c.body = &body{ReadCloser: req.Body}
+		c.body = &body{Reader: req.Body}
 	}
 	c.safe = !longRunning && (req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == "")
 	if f := c.run(req.Context(), c.try); f != nil {
-		c.body.end()
 		return nil, f
 	}
 	return c.res, nil
@@ -204,7 +203,6 @@ func (c *call) try(e *endpoint) *engine.Failure {
 		stays()
 		cancel(nil)
 		e.release()
-		c.body.end()
 	}
 	res.Body, c.res = answer, res
 	return nil
@@ -220,11 +218,6 @@ func (c *call) outgoing(ctx context.Context, address string) *http.Request {
 	out.Body, out.GetBody = http.NoBody, nil
 	if c.body != nil {
 		out.Body = c.body
-	}
-	out.Close = false
-	out.RequestURI = ""
-	if out.Header == nil {
-		out.Header = make(http.Header)
 	}
 	if _, ok := out.Header["User-Agent"]; !ok {
 		out.Header = out.Header.Clone()
@@ -347,33 +340,22 @@ func (*Upstream) Streams(r *http.Request) bool {
 // Close does nothing: the memory belongs to Hold's caller.
 func (heldBody) Close() error { return nil }
 
-// body is a request's body, for each try until some of it was read. Closing it before that leaves
-// it open for the next try: a failed dial must not close the client's body.
+// body is a request's body, for each try until some of it was read.
 type body struct {
-	io.ReadCloser
+	io.Reader
 	begun atomic.Bool // reading it
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	b.begun.Store(true)
-	return b.ReadCloser.Read(p) //nolint:wrapcheck // its own error, see ErrBody
+	return b.Reader.Read(p) //nolint:wrapcheck // its own error, see ErrBody
 }
 
-func (b *body) Close() error {
-	if b.begun.Load() {
-		return b.ReadCloser.Close() //nolint:wrapcheck // it also ends a Read in progress
-	}
-	return nil
-}
+// Close leaves it open for the next try: a failed dial must not close the client's body.
+func (*body) Close() error { return nil }
 
 // touched reports whether a try has read some of the body.
 func (b *body) touched() bool { return b != nil && b.begun.Load() }
-
-func (b *body) end() {
-	if b != nil {
-		_ = b.ReadCloser.Close() // nothing reads any more
-	}
-}
 
 // proofTime limits a proof, like a review.
 const proofTime = 10 * time.Second

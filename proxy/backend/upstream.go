@@ -55,8 +55,9 @@ type Upstream struct {
 	// agreed is the protocol of the last connection that offered HTTP/2.
 	agreed   atomic.Int32
 	learning singleflight.Group
-	// carrier has the HTTP/2 connections of this Upstream's Backend. Nil means that it has its own.
-	carrier atomic.Pointer[Upstream]
+	// carrier has the HTTP/2 connections of this Upstream's Backend. Nil means that it has its own,
+	// or that the backend speaks HTTP/1.1. Set with Pools.mu held.
+	carrier atomic.Pointer[carrier]
 
 	inFlight, longRunning bound.Places
 	// reads and writes are the places that Share gives.
