@@ -7,13 +7,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/memo"
-	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 )
 
@@ -26,20 +24,6 @@ const (
 	// maxUncertain bounds such tokens, by number and bytes.
 	maxUncertain, uncertainBytes = 4096, 8 << 20
 )
-
-// uncertain are the tokens whose review did not come.
-type uncertain struct {
-	*memo.Cache[authn.Token, struct{}]
-
-	requests prometheus.Counter
-}
-
-func newUncertain() uncertain {
-	return uncertain{
-		memo.New[authn.Token, struct{}](memo.Config{Entries: maxUncertain, Bytes: uncertainBytes, Largest: uncertainBytes / 64}),
-		metric.Count("fairlead_rule_users_unknown_total", "Requests with a token that passed the policy's rules by user, because no TokenReview said in time whose it is."),
-	}
-}
 
 // bearer returns the user of a token that the local apiserver will authenticate, or of no credentials, if a rule looks
 // at users. Its error is needBearer, or nil: nobody is stopped because the user is unknown.
@@ -54,7 +38,7 @@ func (p *Proxy) bearer(d *Decision, h *Head) (user.Info, error) {
 		return l.user, nil
 	}
 	if p.unsure.Get(d.Credentials.Token, d.Credentials.Now) != nil {
-		p.unsure.requests.Inc()
+		p.metrics.unknown.Inc()
 		return nil, nil
 	}
 	u, known := p.cfg.Authn.Cached(&d.Credentials, d.Request.Path)
@@ -74,7 +58,7 @@ func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) {
 	if l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote)); err != nil && !errors.Is(err, authn.ErrUnauthenticated) {
 		p.log.Debug("reviewing a token for a rule", "err", err)
 		p.unsure.Put(&memo.Entry[authn.Token, struct{}]{Key: d.Credentials.Token, Size: len(d.Credentials.Token.Secret()), Until: time.Now().Add(uncertainTime)})
-		p.unsure.requests.Inc()
+		p.metrics.unknown.Inc()
 	}
 }
 

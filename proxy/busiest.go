@@ -10,6 +10,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/busiest"
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 // counted returns what is counted of a request. Of a token that the local apiserver has not
@@ -49,22 +50,22 @@ func (x *exchange) begin() {
 }
 
 // count counts a request that has ended.
-func (x *exchange) count(e *ending) {
+func (x *exchange) count(o *engine.Outcome) {
 	if x.close != nil {
 		x.close()
 		x.close = nil
 	}
 	row := x.counted()
-	if row.Requests, row.In, row.Out = 1, e.Received, e.Sent; !x.decision.LongRunning {
-		row.Slowest = e.Duration.Seconds()
+	if row.Requests, row.In, row.Out = 1, o.Received, o.Sent; !x.decision.LongRunning {
+		row.Slowest = o.Duration.Seconds()
 	}
 	switch {
-	case e.Status >= http.StatusInternalServerError:
+	case o.Status >= http.StatusInternalServerError:
 		row.Errors = 1
-	case e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden || e.Status == http.StatusTooManyRequests:
+	case o.Status == http.StatusUnauthorized || o.Status == http.StatusForbidden || o.Status == http.StatusTooManyRequests:
 		row.Refused = 1
 	}
-	x.p.callers.Add(e.conn, &row)
+	x.p.callers.Add(x.front.number, &row)
 }
 
 const (

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
-	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
@@ -201,7 +201,6 @@ type flusher struct {
 	control *http.ResponseController
 	mu      sync.Mutex // guards what follows, and the response while waits is set
 	timer   *time.Timer
-	armed   bool
 	waits   bool
 }
 
@@ -212,19 +211,17 @@ const flushAfter = 5 * time.Millisecond
 func (f *flusher) wait() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	switch f.waits = true; {
-	case f.timer == nil:
+	if f.waits = true; f.timer == nil {
 		f.timer = time.AfterFunc(flushAfter, f.late)
-	case !f.armed:
+	} else {
 		f.timer.Reset(flushAfter)
 	}
-	f.armed = true
 }
 
 func (f *flusher) late() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.armed = false; f.waits {
+	if f.waits {
 		_ = f.control.Flush() // the next Write has its error
 	}
 }
@@ -245,7 +242,7 @@ func (f *flusher) stop() {
 type exchange struct {
 	p        *Proxy
 	head     *Head
-	conn     *authn.Conn
+	front    *slot         // the client's connection
 	stay     *backend.Stay // where the connection's requests go; may be nil
 	decision Decision
 	// upstream carries the request once it is forwarded. relayed says that the request is for the health relay.
@@ -253,13 +250,15 @@ type exchange struct {
 	relayed  bool
 	held     place
 	places   [2]policy.Place // of the rule and of the dry run, see admit
-	audit    string          // Audit-ID
+	auditID  string
 	// agent is the client's User-Agent if the fields of head are dropped.
 	agent string
 	// close is set while a long-running request is counted as open.
 	close func()
-	// observer is set if there is an audit log or tracing.
-	observer *observer
+	span  *tracing.Span // nil means no tracing
+	event *audit.Event  // nil means no audit log, that its policy leaves the request out, or that late is set
+	// late is set if the local apiserver will record the request. It is recorded here only if it did not get there.
+	late *audit.Request
 	// events describes the body of a long-running response.
 	events events
 	// page answers instead of Config.Pages if it is not nil.
@@ -269,11 +268,12 @@ type exchange struct {
 	// ended is the outcome of a request that ServeHTTP forwards, else nil.
 	ended *ended
 
-	// Callbacks of a plan, set by bind; over HTTP/2 Frames replaces accept.
+	// Callbacks of a plan, set by bind; over HTTP/2 Frames replaces accept, and sets done, and they are used again.
 	remove   func(string) bool
 	withhold func(string) bool
 	accept   func(int, bool) http.Handler
 	fail     func(engine.Outcome) http.Handler
+	done     func(engine.Outcome)
 }
 
 func (x *exchange) bind() {
@@ -297,10 +297,10 @@ func (x *exchange) reach() {
 // sends returns which of the client's fields the backend does not get, given removes, and which
 // others it gets. The span replaces the client's.
 func (x *exchange) sends(removes func(string) bool) (remove func(string) bool, set []hpack.HeaderField) {
-	if x.observer == nil || x.observer.span == nil {
+	if x.span == nil {
 		return removes, x.decision.Set
 	}
-	return func(name string) bool { return tracing.Carries(name) || removes(name) }, x.observer.span.Fields(x.decision.Set)
+	return func(name string) bool { return tracing.Carries(name) || removes(name) }, x.span.Fields(x.decision.Set)
 }
 
 // plan returns the engine's plan for a decision to forward.
@@ -345,9 +345,9 @@ func (x *exchange) onResponse(status int, leads bool) http.Handler {
 // answer returns a handler that answers with err. It may run after the request has ended.
 func (x *exchange) answer(err error) http.Handler {
 	x.own = err
-	p, audit := x.p, x.audit
+	p, id := x.p, x.auditID
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		w.Header().Set("Audit-Id", audit)
+		w.Header().Set("Audit-Id", id)
 		p.browsers.sign(w.Header(), req)
 		p.writeError(w, req, err)
 	})

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // Action is how a request is answered.
@@ -75,7 +76,13 @@ type Decision struct {
 	// verdict is the authorizer's, for the audit log. It counts only if the authorizer was asked.
 	verdict authz.Decision
 	asked   bool
-	ruled
+	// rules are those in force when the request came. Nil means none, or that they were asked.
+	rules *policy.Gates
+	// Rule is the rule that matches, and DryRun the first one before it that would, if it were no
+	// dry run. Nil means none.
+	Rule, DryRun *policy.Gate
+	// user is the owner of a token that the request is forwarded with. Nil means unknown.
+	user user.Info
 	// behind is set for requests of the cluster's own aggregator (Config.Behind).
 	behind bool
 	// leads is the Action of the path, whoever asks. issuer and learned are looked up by settle.
@@ -124,7 +131,7 @@ func (p *Proxy) decide(d *Decision, h *Head, c *authn.Conn, now time.Time) error
 func (p *Proxy) locate(d *Decision, h *Head) {
 	t := p.cfg.Tables.Table()
 	m := t.Match(h.Path)
-	*d = Decision{Set: d.Set[:0], learned: d.learned, Entry: m.Entry, route: m.Route, ruled: ruled{rules: t.Rules()}}
+	*d = Decision{Set: d.Set[:0], learned: d.learned, Entry: m.Entry, route: m.Route, rules: t.Rules()}
 	d.Request = parseRequest(h.Method, h.Path, h.RawQuery)
 	switch {
 	case h.Method == http.MethodConnect:
@@ -323,14 +330,8 @@ func (p *Proxy) actionOf(route registry.Route) Action {
 // ownHealth reports whether a path is a health path that this process answers first; load balancers
 // probe them on the main port. /livez is the local apiserver's, if there is one.
 func (p *Proxy) ownHealth(path string) bool {
-	rest, ok := strings.CutPrefix(path, "/readyz")
-	if !ok {
-		rest, ok = strings.CutPrefix(path, "/healthz")
-	}
-	if !ok && p.cfg.Local == nil {
-		rest, ok = strings.CutPrefix(path, "/livez")
-	}
-	return ok && (rest == "" || rest[0] == '/')
+	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return first == "readyz" || first == "healthz" || first == "livez" && p.cfg.Local == nil
 }
 
 // longPage reports whether a page of this process streams, by its path on either port.
@@ -466,6 +467,6 @@ func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 	} else {
 		p.dispatch(d, x.head)
 	}
-	x.observer.named(d)
+	x.named()
 	p.serveDecision(w, r, x)
 }

@@ -62,28 +62,28 @@ func turn(ctx context.Context, q *bound.Queue, h *Head) (leave func(), err error
 
 // decideParked decides on a goroutine that may block, and ends with the look-ups' own timeouts. A panic there would end
 // the process, for example one caused by a stranger's certificate chain (CVE-2025-58188).
-func (l *frames) decideParked(r *frameRequest) (plan engine.Plan) {
-	limit, unneeded := parkTimeout, r.decision.Err == needBearer //nolint:errorlint // nobody wraps it
+func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
+	limit, unneeded := parkTimeout, x.decision.Err == needBearer //nolint:errorlint // nobody wraps it
 	if unneeded {
 		limit = callerTime
 	}
-	ctx, cancel := context.WithDeadline(context.Background(), r.head.Arrived.Add(limit))
+	ctx, cancel := context.WithDeadline(context.Background(), x.head.Arrived.Add(limit))
 	defer cancel()
-	n := parkedSize + r.head.Size
+	n := parkedSize + x.head.Size
 	// An accepted token is a source of its own while its user is not known, wherever the request
 	// goes: bad tokens may come over the same connection. The pool is decided again afterwards.
-	r.decision.Pool = l.p.cfg.Authn.Pool(&r.decision.Credentials)
-	leave, err := l.p.desk.parked.Enter(ctx, r.decision.source(r.head), n)
+	x.decision.Pool = l.p.cfg.Authn.Pool(&x.decision.Credentials)
+	leave, err := l.p.desk.parked.Enter(ctx, x.decision.source(x.head), n)
 	switch {
 	case err != nil && unneeded:
-		r.decision.learned, leave = &learned{caller: r.decision.Credentials, bearer: true}, func() {}
-		l.p.unsure.requests.Inc()
+		x.decision.learned, leave = &learned{caller: x.decision.Credentials, bearer: true}, func() {}
+		l.p.metrics.unknown.Inc()
 	case err != nil: // recorded like any other; its user may be unknown
 		busy := errBusy("the front door")
-		r.decision.refuse(busy)
-		r.startRecords()
-		r.observer.begin(&r.decision)
-		return r.refuse(busy)
+		x.decision.refuse(busy)
+		x.startRecords()
+		x.received()
+		return x.refuse(busy)
 	}
 	defer leave()
 	l.memory.Add(int64(n))
@@ -91,13 +91,13 @@ func (l *frames) decideParked(r *frameRequest) (plan engine.Plan) {
 	defer func() {
 		if v := recover(); v != nil {
 			l.p.log.Error("deciding panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
-			r.held.leave()
-			r.leave()
+			x.held.leave()
+			x.leave()
 			plan = engine.Plan{Serve: l.p.answer(errPanicked)}
 		}
 	}()
-	l.p.decideOffLoop(ctx, &r.decision, r.head, &r.front.conn)
-	return l.plan(r)
+	l.p.decideOffLoop(ctx, &x.decision, x.head, &x.front.conn)
+	return l.plan(x)
 }
 
 // parkTimeout limits how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s each.

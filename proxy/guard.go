@@ -22,16 +22,16 @@ import (
 // apiserver is down, known scrapers may read /metrics for five more minutes.
 func (p *Proxy) Guard(page http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := &exchange{p: p, head: headOf(r, time.Now()), conn: slotOf(r.Context()).of(r.TLS), page: page}
+		x, conn := &exchange{p: p, head: headOf(r, time.Now()), page: page}, slotOf(r.Context()).of(r.TLS)
 		x.head.Upgrade = "" // a page has none
 		d := &x.decision
 		d.Action, d.route = ToPage, registry.RouteOwn
 		d.Request = parseRequest(x.head.Method, x.head.Path, x.head.RawQuery)
 		ctx, known := context.WithValue(r.Context(), exchangeKey{}, x), false
 		r = r.WithContext(ctx)
-		err := p.settle(ctx, d, x.head, x.conn, func() error {
-			err := p.identify(d, x.head, x.conn, time.Time{})
-			known = err == nil && p.cfg.Local != nil && p.cfg.Local.Ready() != nil && p.scrapers.knows(d, time.Now())
+		err := p.settle(ctx, d, x.head, conn, func() error {
+			err := p.identify(d, x.head, conn, time.Time{})
+			known = err == nil && p.cfg.Local != nil && p.cfg.Local.Ready() != nil && p.knows(d, time.Now())
 			if err != nil || known {
 				return err
 			}
@@ -41,7 +41,7 @@ func (p *Proxy) Guard(page http.Handler) http.Handler {
 		case err != nil:
 			d.refuse(err)
 		case !known && d.Action == ToPage:
-			p.scrapers.remember(d, time.Now())
+			p.remember(d, time.Now())
 		}
 		p.serveDecision(w, r, x)
 	})
@@ -56,13 +56,6 @@ const (
 	maxScrapers = 16
 	metricsPath = "/metrics"
 )
-
-// scrapers remembers the callers that were lately allowed to read /metrics.
-type scrapers struct{ *memo.Cache[scraper, struct{}] }
-
-func newScrapers() scrapers {
-	return scrapers{memo.New[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers})}
-}
 
 // scraper identifies a caller by its credentials: another token, or a certificate of another user, is another caller.
 type scraper struct {
@@ -88,16 +81,16 @@ func scraperOf(d *Decision) (s scraper, ok bool) {
 }
 
 // remember records the caller of an authenticated and authorized scrape.
-func (k *scrapers) remember(d *Decision, now time.Time) {
+func (p *Proxy) remember(d *Decision, now time.Time) {
 	if s, ok := scraperOf(d); ok {
-		k.Put(&memo.Entry[scraper, struct{}]{Key: s, Size: 1, Until: now.Add(scraperMemory)})
+		p.scrapers.Put(&memo.Entry[scraper, struct{}]{Key: s, Size: 1, Until: now.Add(scraperMemory)})
 	}
 }
 
 // knows reports whether the caller of a scrape was allowed within the last scraperMemory.
-func (k *scrapers) knows(d *Decision, now time.Time) bool {
+func (p *Proxy) knows(d *Decision, now time.Time) bool {
 	s, ok := scraperOf(d)
-	return ok && k.Get(s, now) != nil
+	return ok && p.scrapers.Get(s, now) != nil
 }
 
 // Explain returns decide's decision for a user with a client certificate, and the reason if the

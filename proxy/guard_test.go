@@ -41,10 +41,10 @@ func TestWhichScrapersAreKnown(t *testing.T) {
 		{"with a limit", of("a", "get", front, nil), of("a", "get", front, scoped), false},
 		{"as somebody else", of("a", "get", front, nil), impersonating, false},
 	} {
-		k := newScrapers()
-		k.remember(tc.known, now)
-		check.Same(t, tc.want, k.knows(tc.caller, now.Add(scraperMemory-1)), "%s: known", tc.name)
-		check.Same(t, false, k.knows(tc.caller, now.Add(scraperMemory)), "%s: known after five minutes", tc.name)
+		p := must.Get(New(Config{}))(t)
+		p.remember(tc.known, now)
+		check.Same(t, tc.want, p.knows(tc.caller, now.Add(scraperMemory-1)), "%s: known", tc.name)
+		check.Same(t, false, p.knows(tc.caller, now.Add(scraperMemory)), "%s: known after five minutes", tc.name)
 	}
 }
 

@@ -95,7 +95,8 @@ func (x *exchange) startRecords() {
 	}
 	// Sensitive keeps the ID out of HPACK's tables, where each would evict reusable fields.
 	d.Set = append(d.Set, hpack.HeaderField{Name: auditHeader, Value: id, Sensitive: ours})
-	x.audit, x.observer = id, x.p.observe(x.head, d, id)
+	x.auditID = id
+	x.observe()
 }
 
 // auditHeader correlates the logs of all servers that handle a request.

@@ -75,7 +75,7 @@ func TestAuditIDs(t *testing.T) {
 		h := &Head{Head: wire.Head{Fields: authn.Head{{Name: auditHeader, Value: strings.Repeat("x", n)}}}}
 		x := &exchange{p: &Proxy{}, head: h}
 		x.startRecords()
-		set, id := x.decision.Set, x.audit
+		set, id := x.decision.Set, x.auditID
 		taken := n > 0 && n <= maxAuditID
 		if len(set) != 1 || set[0].Value != id || set[0].Sensitive == taken || taken && id != h.Fields[0].Value || !taken && !uuid4.MatchString(id) {
 			t.Errorf("of %d bytes: %q, set %v", n, id, set)

@@ -24,6 +24,7 @@ type tables = latest.Tables[*registry.Table]
 type metrics struct {
 	total    *prometheus.CounterVec
 	duration *prometheus.HistogramVec
+	unknown  prometheus.Counter // requests with a token whose review did not come, see bearer
 	tables   tables
 	seen     sync.Map    // *registry.Entry → *entrySeries: those that may have series
 	other    entrySeries // of requests without an entry
@@ -41,8 +42,9 @@ func newMetrics(reg prometheus.Registerer, tables tables, active ...prometheus.C
 			// From a cached answer to the request timeout; ten buckets keep a thousand group-versions affordable.
 			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, labels),
+		unknown: metric.Count("fairlead_rule_users_unknown_total", "Requests with a token that passed the policy's rules by user, because no TokenReview said in time whose it is."),
 	}
-	metric.Register(reg, append(active, m.total, m.duration)...)
+	metric.Register(reg, append(active, m.total, m.duration, m.unknown)...)
 	return m
 }
 

@@ -17,98 +17,80 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
 
-// observer holds the audit event and the span of one request. A nil observer records nothing, and
-// is the only cost of a request while both are off.
-type observer struct {
-	p     *Proxy
-	span  *tracing.Span // nil means no tracing
-	event *audit.Event  // nil means that the policy leaves the request out, or that late is set
-	// late is set if the local apiserver will record the request. It is recorded here only if it did not get there.
-	late *audit.Request
-}
+// observes reports whether there is an audit log or tracing.
+func (p *Proxy) observes() bool { return p.cfg.Audit != nil || p.cfg.Tracer != nil }
 
 // observe starts the records of a request after its decision. It emits nothing yet, because
 // Proxy.ServeHTTP may still take the request over.
-func (p *Proxy) observe(h *Head, d *Decision, id string) *observer {
-	if p.cfg.Audit == nil && p.cfg.Tracer == nil {
-		return nil
-	}
-	f := &observer{p: p}
+func (x *exchange) observe() {
+	p, h, d := x.p, x.head, &x.decision
 	if p.cfg.Tracer != nil {
-		f.span = tracing.Start(p.cfg.Tracer, &h.Head, spanName(h.Method, &d.Request), id, h.Arrived, trusted(caller(d)))
+		x.span = tracing.Start(p.cfg.Tracer, &h.Head, spanName(h.Method, &d.Request), x.auditID, h.Arrived, trusted(caller(d)))
 	}
 	if p.cfg.Audit == nil {
-		return f
+		return
 	}
 	r := &audit.Request{
-		Attributes: d.Request.attributes(caller(d)), ID: id, Path: h.Path, RawQuery: h.RawQuery, UserAgent: h.get("user-agent"), SourceIPs: sourceIPs(h, d), Received: h.Arrived,
+		Attributes: d.Request.attributes(caller(d)), ID: x.auditID, Path: h.Path, RawQuery: h.RawQuery, UserAgent: h.get("user-agent"), SourceIPs: sourceIPs(h, d), Received: h.Arrived,
 		From: bound.Caller(caller(d), h.Remote).AnyConn(), LongRunning: endless(h, d),
 	}
 	if d.Action == ToLocal && !p.cfg.AuditLocal {
-		f.late = r
-		return f
+		x.late = r
+		return
 	}
-	f.open(r, d)
-	return f
+	x.open(r)
 }
 
 // open opens the event. As in kube-apiserver's filter, the authorizer's decision is added where it was asked.
-func (f *observer) open(r *audit.Request, d *Decision) {
-	f.event = f.p.cfg.Audit.Open(r)
-	f.named(d)
+func (x *exchange) open(r *audit.Request) {
+	x.event = x.p.cfg.Audit.Open(r)
+	x.named()
 }
 
 // named notes the server: for an impersonated user, only the filter's end shows which rules match.
-func (f *observer) named(d *Decision) {
-	if f != nil && f.event != nil && d.Entry != nil {
-		f.event.Annotate("fairlead.dev/apiservice", d.Entry.Name)
+func (x *exchange) named() {
+	if x.event != nil && x.decision.Entry != nil {
+		x.event.Annotate("fairlead.dev/apiservice", x.decision.Entry.Name)
 	}
 }
 
-// begin emits the first stage. A caller that could not be authenticated gets a single event.
-func (f *observer) begin(d *Decision) {
-	if f == nil || f.event == nil {
+// received emits the first stage. A caller that could not be authenticated gets a single event.
+func (x *exchange) received() {
+	d := &x.decision
+	if x.event == nil {
 		return
 	}
 	if apierrors.IsUnauthorized(d.Err) {
-		f.event.Refused(http.StatusUnauthorized, "Authentication failed, "+attempted(d.Credentials.Kind))
-		f.event = nil
+		x.event.Refused(http.StatusUnauthorized, "Authentication failed, "+attempted(d.Credentials.Kind))
+		x.event = nil
 		return
 	}
-	f.event.Received()
-	f.authorized(d)
+	x.event.Received()
+	x.authorized()
 }
 
 // bodies reports whether the policy records this request's bodies.
-func (f *observer) bodies(d *Decision) bool {
-	if f == nil || f.event == nil || !f.event.Bodies() {
+func (x *exchange) bodies() bool {
+	if x.event == nil || !x.event.Bodies() {
 		return false
 	}
 	// Decided by the route: with impersonation, the action is not final yet.
-	return d.Entry != nil && !d.Entry.Local() || d.Request.IsResourceRequest && f.p.actionOf(d.route) == ToPage
-}
-
-func (f *observer) responded(status int) {
-	if f != nil && f.event != nil {
-		f.event.Started(status)
-	}
+	d := &x.decision
+	return d.Entry != nil && !d.Entry.Local() || d.Request.IsResourceRequest && x.p.actionOf(d.route) == ToPage
 }
 
 // panicked records that a handler has panicked. It ignores http.ErrAbortHandler, with which a
 // handler ends when its client has gone.
-func (f *observer) panicked(cause any) {
-	if cause == http.ErrAbortHandler || f.event == nil { //nolint:errorlint,err113 // the value itself is meant
+func (x *exchange) panicked(cause any) {
+	if cause == http.ErrAbortHandler || x.event == nil { //nolint:errorlint,err113 // the value itself is meant
 		return
 	}
-	f.event.Panicked()
-	f.event = nil
+	x.event.Panicked()
+	x.event = nil
 }
 
-// end emits the last stage and ends the span.
-func (f *observer) end(x *exchange, o *engine.Outcome) {
-	if f == nil {
-		return
-	}
+// endRecords emits the last stage and ends the span.
+func (x *exchange) endRecords(o *engine.Outcome) {
 	d, wrong := &x.decision, string(o.Reason) // briefly what went wrong; empty means nothing did
 	switch {
 	case x.own != nil:
@@ -116,34 +98,35 @@ func (f *observer) end(x *exchange, o *engine.Outcome) {
 	case o.Status == statusClientGone:
 		wrong = "the client went away before there was an answer"
 	}
-	if f.span != nil {
+	if x.span != nil {
 		apiService := ""
 		if d.Entry != nil {
 			apiService = d.Entry.Name
 		}
-		f.span.End(o, d.Request.Verb, apiService, wrong)
+		x.span.End(o, d.Request.Verb, apiService, wrong)
 	}
-	if f.late != nil && x.own != nil { // this process answered instead of the local apiserver
-		f.open(f.late, d)
+	if x.late != nil && x.own != nil { // this process answered instead of the local apiserver
+		x.open(x.late)
 	}
-	if f.event == nil {
+	if x.event == nil {
 		return
 	}
 	if d.Impersonator != nil && d.User != nil {
-		f.event.Impersonated(d.User)
+		x.event.Impersonated(d.User)
 	}
 	if d.Rule != nil {
-		f.event.Annotate("fairlead.dev/rule", d.Rule.Name)
+		x.event.Annotate("fairlead.dev/rule", d.Rule.Name)
 	}
 	if d.DryRun != nil {
-		f.event.Annotate("fairlead.dev/dry-run-rule", d.DryRun.Name)
+		x.event.Annotate("fairlead.dev/dry-run-rule", d.DryRun.Name)
 	}
-	f.authorized(d)
-	f.event.Completed(o.Status, wrong)
+	x.authorized()
+	x.event.Completed(o.Status, wrong)
 }
 
 // authorized adds the authorizer's decision, if it was asked, to the stages after it.
-func (f *observer) authorized(d *Decision) {
+func (x *exchange) authorized() {
+	d := &x.decision
 	if !d.asked {
 		return
 	}
@@ -151,8 +134,8 @@ func (f *observer) authorized(d *Decision) {
 	if d.verdict.Allowed {
 		word = "allow"
 	}
-	f.event.Annotate("authorization.k8s.io/decision", word)
-	f.event.Annotate("authorization.k8s.io/reason", d.verdict.Reason)
+	x.event.Annotate("authorization.k8s.io/decision", word)
+	x.event.Annotate("authorization.k8s.io/reason", d.verdict.Reason)
 }
 
 // caller returns who sent the request, even if it impersonates another. Nil means unknown.

@@ -47,7 +47,8 @@ type Proxy struct {
 	frames       *frames
 	copies       sync.Pool // of *[]byte, for copying responses
 	underWay     underWay
-	serving      atomic.Int64 // requests in ServeHTTP that are not recorded yet
+	serving      atomic.Int64  // requests in ServeHTTP that are not recorded yet
+	conns        atomic.Uint32 // numbers of connections
 	// bodyTime, unreadRest, answerTime, halfOpen and pageTime are the constants, except in tests.
 	// proofs are the running proofs, by token.
 	bodyTime, unreadRest, answerTime, halfOpen, pageTime time.Duration
@@ -60,8 +61,8 @@ type Proxy struct {
 	callers       *busiest.Callers
 	names         *memo.Cache[authn.Token, string] // of users whose tokens are among callers
 	desk          desk
-	unsure        uncertain
-	scrapers      scrapers
+	unsure        *memo.Cache[authn.Token, struct{}] // tokens whose review did not come
+	scrapers      *memo.Cache[scraper, struct{}]     // those that were lately allowed to read /metrics
 	browsers      browsers
 	// rejecting refuses every new request. leaving closes each HTTP/1.1 connection after its response.
 	rejecting, leaving atomic.Bool
@@ -77,16 +78,18 @@ type Proxy struct {
 func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
-		instance: rand.Text()[:16], givenUp: newGivenUp(), callers: busiest.New(), desk: newDesk(), unsure: newUncertain(), scrapers: newScrapers(),
+		instance: rand.Text()[:16], givenUp: newGivenUp(), callers: busiest.New(), desk: newDesk(),
 		sessionPlaces: bound.Places{Lend: true}, limits: limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)},
 		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
 	}
 	p.names = memo.New[authn.Token, string](memo.Config{Entries: 1024, Bytes: 1 << 20})
+	p.scrapers = memo.New[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers})
+	p.unsure = memo.New[authn.Token, struct{}](memo.Config{Entries: maxUncertain, Bytes: uncertainBytes, Largest: uncertainBytes / 64})
 	var err error
 	if p.browsers, err = newBrowsers(cfg.AllowedOrigins, cfg.HSTS); err != nil {
 		return nil, err
 	}
-	p.metrics = newMetrics(cfg.Metrics, cfg.Tables, p.active(), p.givenUp.refused, p.unsure.requests)
+	p.metrics = newMetrics(cfg.Metrics, cfg.Tables, p.active(), p.givenUp.refused)
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.sessions.ending, p.sessions.end = context.WithCancel(context.Background())
 	p.impersonated = p.impersonation(http.HandlerFunc(p.serveImpersonated))
@@ -123,18 +126,18 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.serve(w, r
 // serve is ServeHTTP for a request whose head arrived at that time, of which something is known.
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time, known *learned) {
 	s := slotOf(r.Context())
-	x := &exchange{p: p, head: headOf(r, arrived), conn: s.of(r.TLS), stay: s.stay, decision: Decision{learned: known}}
+	x := &exchange{p: p, head: headOf(r, arrived), front: s, stay: s.stay, decision: Decision{learned: known}}
 	p.serving.Add(1)
 	defer p.serving.Add(-1)
 	rec := &recorder{ResponseWriter: w, request: r, exchange: x}
 	defer rec.done()
 	ctx := context.WithValue(r.Context(), exchangeKey{}, x)
 	r = r.WithContext(ctx)
-	p.decideOffLoop(ctx, &x.decision, x.head, x.conn)
+	p.decideOffLoop(ctx, &x.decision, x.head, s.of(r.TLS))
 	x.startRecords() //nolint:contextcheck // a span has its own
-	x.observer.begin(&x.decision)
-	if rec.bodies = x.observer.bodies(&x.decision); rec.bodies && r.Body != nil && r.Body != http.NoBody {
-		r.Body = x.observer.event.Request(r.Body, r.Header.Get("Content-Type"))
+	x.received()
+	if rec.bodies = x.bodies(); rec.bodies && r.Body != nil && r.Body != http.NoBody {
+		r.Body = x.event.Request(r.Body, r.Header.Get("Content-Type"))
 	}
 	// An upgrade reuses no connection.
 	if r.ProtoMajor == 1 && p.leaving.Load() && r.Header.Get("Upgrade") == "" {

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"cmp"
 	"crypto/tls"
-	"hash/crc32"
 	"net"
 	"net/http"
 	"strings"
@@ -45,7 +44,7 @@ func (rec *recorder) Write(b []byte) (int, error) {
 	n, err := rec.ResponseWriter.Write(b)
 	rec.bytes += int64(n)
 	if rec.bodies {
-		rec.exchange.observer.event.Response(b[:n])
+		rec.exchange.event.Response(b[:n])
 	}
 	return n, err
 }
@@ -65,7 +64,7 @@ func (rec *recorder) responded(status int) {
 	x, h := rec.exchange, rec.Header()
 	rec.first = time.Since(x.head.Arrived)
 	if x.upstream == nil || x.own != nil {
-		h["Audit-Id"] = []string{x.audit}
+		h["Audit-Id"] = []string{x.auditID}
 		if h["Cache-Control"] == nil {
 			h["Cache-Control"] = []string{"no-cache, private"}
 		}
@@ -73,35 +72,31 @@ func (rec *recorder) responded(status int) {
 	if x.decision.Action != ToLocal || x.own != nil {
 		x.p.browsers.sign(h, rec.request)
 	}
-	x.observer.responded(status)
+	x.event.Started(status)
 	if rec.bodies {
-		x.observer.event.ResponseHead(h.Get("Content-Type"), h.Get("Content-Encoding"))
+		x.event.ResponseHead(h.Get("Content-Type"), h.Get("Content-Encoding"))
 	}
 }
 
 // done must be deferred: a handler that panics with http.ErrAbortHandler has ended its request, too.
 func (rec *recorder) done() {
-	if rec.exchange.observer != nil {
+	x := rec.exchange
+	if x.p.observes() {
 		if cause := recover(); cause != nil {
 			defer panic(cause)
-			rec.exchange.observer.panicked(cause)
+			x.panicked(cause)
 		}
 	}
-	x := rec.exchange
 	took := time.Since(x.head.Arrived)
 	if x.ended != nil && x.ended.offEngine && x.own == nil && rec.status != 0 && rec.status != statusClientGone && !x.decision.LongRunning {
 		x.upstream.Finish(took)
 	}
-	e := ending{Outcome: x.ended.get(), proto: rec.request.Proto, conn: crc32.ChecksumIEEE([]byte(rec.request.RemoteAddr))}
-	e.Status, e.Wait, e.Duration = rec.status, rec.first, took
-	e.Sent += rec.bytes
+	o := x.ended.get()
+	o.Status, o.Wait, o.Duration = rec.status, rec.first, took
+	o.Sent += rec.bytes
 	// Only the server cancels the context, when the client has gone. A body that breaks off as
 	// malformed counts as given up, too.
-	e.gaveUp = rec.request.Context().Err() != nil || e.Reason == engine.ReasonClientReset
-	if rec.request.TLS != nil {
-		e.tls = rec.request.TLS.Version
-	}
-	x.finish(&e)
+	x.finish(&o, rec.request.Proto, rec.request.Context().Err() != nil || o.Reason == engine.ReasonClientReset)
 }
 
 // ended is the outcome of a request that ServeHTTP has forwarded. The engine may end the request
@@ -156,40 +151,32 @@ func (e *ended) broke(err error) {
 	e.o.Reason = reasonOf(err)
 }
 
-// ending is how a request has ended, for its client. What only the engine knows is zero if that did
-// not forward the request.
-type ending struct {
-	engine.Outcome
-	proto  string
-	tls    uint16
-	conn   uint32 // a number of the connection, which keeps lines of the access log in order
-	gaveUp bool   // the client has canceled the request
-}
-
 // writesLines reports whether a request that ends now may need an access-log line.
 func (p *Proxy) writesLines() bool { return p.cfg.AccessLog != nil || p.cfg.Taps.Active() }
 
-// finish ends every request: it counts the request, and logs it where that is wanted.
-func (x *exchange) finish(e *ending) {
+// finish ends every request over proto: it counts the request, and logs it where that is wanted. What only the engine
+// knows of o is zero if that did not forward it. gaveUp says that the client has canceled it.
+func (x *exchange) finish(o *engine.Outcome, proto string, gaveUp bool) {
 	p, d := x.p, &x.decision
 	x.leave()
-	if e.Status == 0 {
-		e.Status = statusClientGone
+	if o.Status == 0 {
+		o.Status = statusClientGone
 	}
-	if e.gaveUp {
-		p.givenUp.ended(d, x.head, e.Status, e.Duration)
+	if gaveUp {
+		p.givenUp.ended(d, x.head, o.Status, o.Duration)
 	}
-	p.metrics.observe(d, e.Status, e.Duration)
-	x.observer.end(x, &e.Outcome)
-	x.count(e)
+	p.metrics.observe(d, o.Status, o.Duration)
+	x.endRecords(o)
+	x.count(o)
 	tapped := p.cfg.Taps.Active()
-	logged := p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(e.Status)
+	logged := p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(o.Status)
 	if !tapped && !logged {
 		return
 	}
-	line := x.line(e)
+	line := x.line(o, gaveUp)
+	line.Proto = proto
 	if logged {
-		p.cfg.AccessLog.Add(e.conn, &line) // ordered with other lines of its connection
+		p.cfg.AccessLog.Add(x.front.number, &line) // ordered with other lines of its connection
 	}
 	if tapped {
 		p.cfg.Taps.Add(&line)
@@ -210,25 +197,25 @@ func (h *Head) agent() string {
 }
 
 // line returns the line of the access log. The query is left out because it can hold secrets.
-func (x *exchange) line(e *ending) accesslog.Line {
+func (x *exchange) line(o *engine.Outcome, gaveUp bool) accesslog.Line {
 	h, d := x.head, &x.decision
 	line := accesslog.Line{
-		Outcome: e.Outcome, Method: h.Method, Path: h.Path, Verb: d.Request.Verb, From: h.RemoteIP, Agent: cmp.Or(x.agent, h.agent()), Proto: e.proto, Ended: h.Arrived.Add(e.Duration),
-		End: string(e.Reason), AuditID: x.audit,
+		Outcome: *o, Method: h.Method, Path: h.Path, Verb: d.Request.Verb, From: h.RemoteIP, Agent: cmp.Or(x.agent, h.agent()), Ended: h.Arrived.Add(o.Duration),
+		End: string(o.Reason), AuditID: x.auditID,
 	}
-	if e.tls != 0 {
-		line.TLS = tls.VersionName(e.tls)
+	if x.front.tls != 0 {
+		line.TLS = tls.VersionName(x.front.tls)
 	}
-	switch e.Reason {
+	switch o.Reason {
 	case engine.ReasonDial, engine.ReasonLost, engine.ReasonReset, engine.ReasonRefused, engine.ReasonBadResponse, engine.ReasonBlamed, engine.ReasonTooLarge:
-		if e.Err != nil { // not of HTTP/1.1
-			line.Cause = e.Err.Error()
+		if o.Err != nil { // not of HTTP/1.1
+			line.Cause = o.Err.Error()
 			line.Cause = line.Cause[:min(len(line.Cause), maxCause)]
 		}
 	}
 	switch {
 	case line.End != "": // the engine gives a reason
-	case e.gaveUp:
+	case gaveUp:
 		line.End = string(engine.ReasonClientLost)
 	case x.own != nil:
 		line.End = "refused-here"

@@ -20,17 +20,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
-// ruled is what the rules of the policy say of a request.
-type ruled struct {
-	// rules are those in force when the request came. Nil means none, or that they were asked.
-	rules *policy.Gates
-	// Rule is the rule that matches, and DryRun the first one before it that would, if it were no
-	// dry run. Nil means none.
-	Rule, DryRun *policy.Gate
-	// user is the owner of a token that the request is forwarded with. Nil means unknown.
-	user user.Info
-}
-
 // exempt are the users that no rule stops, unless somebody impersonates them: Fairleads, by the
 // names that docs/operations.md gives them, and the apiservers' own requests.
 var exempt = []string{ //nolint:gochecknoglobals // nothing writes it

@@ -30,16 +30,16 @@ rules:
 // one connection there are at once, and are counted.
 func TestUnknownUsers(t *testing.T) {
 	const tokens = 2000
-	for name, decide := range map[string]func(p *Proxy, r *frameRequest) (passes bool){
-		"over HTTP/1.1": func(p *Proxy, r *frameRequest) bool {
+	for name, decide := range map[string]func(p *Proxy, r *exchange) (passes bool){
+		"over HTTP/1.1": func(p *Proxy, r *exchange) bool {
 			p.decideOffLoop(p.ending, &r.decision, r.head, &r.front.conn)
 			return r.decision.Action == ToLocal
 		},
-		"over HTTP/2": func(p *Proxy, r *frameRequest) bool {
+		"over HTTP/2": func(p *Proxy, r *exchange) bool {
 			if p.decide(&r.decision, r.head, &r.front.conn, r.head.Arrived) != needBearer { //nolint:errorlint // nobody wraps it
 				t.Error("no token is asked for")
 			}
-			return r.l.decideParked(r).Answer == nil // else it is refused
+			return p.frames.decideParked(r).Answer == nil // else it is refused
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -52,7 +52,7 @@ func TestUnknownUsers(t *testing.T) {
 				p.Frames(h2.Config{})
 				var all sync.WaitGroup
 				for i := range tokens {
-					r := p.frames.requests.Get().(*frameRequest) //nolint:forcetypeassert // as decide
+					r := p.frames.requests.Get().(*exchange) //nolint:forcetypeassert // as decide
 					fields := []hpack.HeaderField{{Name: "authorization", Value: fmt.Sprint("Bearer token-of-", i)}}
 					*r.head = Head{Head: wire.Head{Method: http.MethodGet, Path: "/api/v1/pods", Fields: fields}, Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1", Arrived: time.Now()}
 					r.front = new(slot)
@@ -64,7 +64,7 @@ func TestUnknownUsers(t *testing.T) {
 					})
 				}
 				all.Wait()
-				if n := testutil.ToFloat64(p.unsure.requests); n != tokens {
+				if n := testutil.ToFloat64(p.metrics.unknown); n != tokens {
 					t.Errorf("%v requests by users who are not known", n)
 				}
 				close(answered)

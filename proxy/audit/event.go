@@ -116,9 +116,9 @@ func (e *Event) Refused(code int, message string) {
 	e.stage(auditinternal.StageResponseStarted)
 }
 
-// Started emits the stage ResponseStarted of a long-running request; others do not have it.
+// Started emits the stage ResponseStarted of a long-running request; others do not have it, nor has a nil Event.
 func (e *Event) Started(code int) {
-	if !e.longRunning || e.started {
+	if e == nil || !e.longRunning || e.started {
 		return
 	}
 	e.started = true

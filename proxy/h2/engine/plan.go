@@ -8,7 +8,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Plan says how a stream is answered. In package proxy exchange.plan makes it; its Done is frameRequest.onEnd.
+// Plan says how a stream is answered. In package proxy exchange.plan makes it; its Done is exchange.onEnd.
 type Plan struct {
 	Forward *Upstream    // the backend to forward to; nil means Answer or Serve
 	Client  any          // whose request it is, for Upstream.Pick; may be nil
