@@ -1,4 +1,4 @@
-# Every task of the project. `make help` lists them; CI calls nothing else.
+# Every task of the project. `make help` lists those that a person needs, `make help-all` all; CI calls nothing else.
 
 SHELL       := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
@@ -23,8 +23,13 @@ BENCH     ?= .
 BENCHTIME ?= 1s
 IMAGE     ?= fairlead:$(VERSION)
 
-.PHONY: help
-help: ## List the targets
+# What a person needs; help-all has what suites and releases are made of, too.
+NEEDED := example run standalone build quick test verify slow bench release
+
+.PHONY: help help-all
+help: ## The ten targets that a person needs
+	@awk -v needed=' $(NEEDED) ' 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / && index(needed, " " $$1 " ") {printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST); echo '  make help-all lists the others.'
+help-all: ## All targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
@@ -278,7 +283,7 @@ lint: ## golangci-lint, with a reason for every linter in .golangci.yml
 	"$$($(TOOLS) golangci-lint)" run ./...
 
 .PHONY: verify
-verify: tidy-diff lint ## Everything that needs no test run: tidy modules, linters, gofmt, vet, style and dependency rules
+verify: tidy-diff lint ## Everything that needs no test run: tidy modules, linters, gofmt, vet, style and dependency rules, workflows
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }
 	go vet ./...
 	go vet -tags e2e ./tests/...
@@ -286,6 +291,7 @@ verify: tidy-diff lint ## Everything that needs no test run: tidy modules, linte
 	GOOS=windows go vet ./cmd/kubectl-fairlead # which is released for it
 	go vet -C tests/tools/oci ./...
 	go test -count=1 ./tests ./tests/loops
+	"$$($(TOOLS) actionlint)"
 	@$(vulncheck); test $$code != 1
 	@$(MAKE) --no-print-directory size
 
@@ -375,11 +381,22 @@ release: build ## All files of a release page, into OUT=dist: archives, deb, rpm
 	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} deploy/release/release.sh '$(abspath $(OUT))' $(VERSION) $(RELEASE_IMAGE) $(RELEASE_URL) "$$($(TOOLS) nfpm)"
 	@cat '$(OUT)'/image.digest
 
+# With COSIGN_PRIVATE_KEY (and COSIGN_PASSWORD) cosign signs with that key alone, and nothing leaves the machine; without, it signs
+# as who it runs for (a workflow's identity) and enters that into the public log.
+COSIGNARGS := --yes $(if $(COSIGN_PRIVATE_KEY),--key env://COSIGN_PRIVATE_KEY --use-signing-config=false --tlog-upload=false)
+
+.PHONY: sign
+sign: ## Sign the files of make release with cosign, by COSIGN_PRIVATE_KEY or, without it, by the identity of a workflow
+	@cosign=$$($(TOOLS) cosign); cd '$(OUT)'; \
+	  "$$cosign" attest-blob $(COSIGNARGS) --statement provenance.json --bundle provenance.sigstore.json; \
+	  "$$cosign" sign-blob $(COSIGNARGS) --bundle SHA256SUMS.sigstore.json SHA256SUMS
+
 .PHONY: push
-push: ## Push image and chart of make release to RELEASE_IMAGE and its folder charts; CRANEARGS=--insecure for a registry without TLS
-	@crane=$$($(TOOLS) crane); \
-	  "$$crane" push $(CRANEARGS) '$(OUT)'/image $(RELEASE_IMAGE):$(VERSION); \
-	  "$$crane" push $(CRANEARGS) '$(OUT)'/chart $(dir $(RELEASE_IMAGE))charts/fairlead:$$(basename '$(OUT)'/fairlead-*.tgz .tgz | cut -d- -f2-)
+push: ## Push image and chart of make release to RELEASE_IMAGE and its folder charts, signed if SIGN=yes; CRANEARGS=--insecure for a registry without TLS
+	@crane=$$($(TOOLS) crane); chart=$(dir $(RELEASE_IMAGE))charts/fairlead; \
+	  "$$crane" push $(CRANEARGS) '$(OUT)'/image $(RELEASE_IMAGE):$(VERSION) | tee '$(OUT)'/pushed; \
+	  "$$crane" push $(CRANEARGS) '$(OUT)'/chart $$chart:$$(basename '$(OUT)'/fairlead-*.tgz .tgz | cut -d- -f2-) | tee -a '$(OUT)'/pushed; \
+	  test -z '$(SIGN)' || { cosign=$$($(TOOLS) cosign); xargs -n1 "$$cosign" sign $(COSIGNARGS) $(if $(CRANEARGS),--allow-http-registry) <'$(OUT)'/pushed; }
 
 .PHONY: image
 image: ## Build the container image with docker; make release makes one without

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # release.sh DIR VERSION IMAGE URL NFPM makes a release page's files from DIR/bin/OS/ARCH and deploy/: archives, packages, image and chart as OCI layouts, manifests, a krew
-# manifest, checksums. SOURCE_DATE_EPOCH dates everything, so the same programs give the same bytes on any machine at any time.
+# manifest, provenance, checksums. SOURCE_DATE_EPOCH dates everything, so the same programs give the same bytes on any machine at any time.
 set -euo pipefail
 out=$1 version=$2 image=$3 url=$4 nfpm=$5
 number=${version#v} # of packages and of the chart; a commit without a tag comes before every release
@@ -90,5 +90,8 @@ for layout in image chart; do
   cp -r "$work/$layout" "$out"
   pack -C "$work/$layout" . >"$out/fairlead-${layout}_$version.oci.tar"
 done
+# A change that is not committed has no digest: then the commit is left out.
+commit=$(git rev-parse HEAD 2>/dev/null) && git diff --quiet HEAD || commit=
+"$work/release" provenance "$out" "$version" "$image" "$commit" "${BUILDER_ID:-https://github.com/fairlead-proxy/fairlead/blob/main/Makefile}"
 cd "$out"
 find . -maxdepth 1 -type f ! -name SHA256SUMS -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS

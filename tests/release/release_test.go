@@ -41,6 +41,7 @@ func TestRelease(t *testing.T) {
 	t.Run("deb", func(t *testing.T) { s.deb(t, c) })
 	t.Run("man", s.man)
 	t.Run("image", func(t *testing.T) { s.layers(t, c) })
+	t.Run("signed", s.signed)
 	t.Run("push", func(t *testing.T) { s.push(t, registry) })
 }
 
@@ -233,8 +234,57 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 		--proxy-client-cert-file=/etc/kubernetes/pki/front-proxy-client.crt --proxy-client-key-file=/etc/kubernetes/pki/front-proxy-client.key`)...), 65532)
 }
 
-// push pushes image and chart to a registry. Helm pulls the chart, which must name the pushed
-// image.
+// signed makes a throw-away key, signs the release with it, and verifies each file as a user would. A changed byte, a file that
+// is not of the release, and another key are refused.
+func (s *site) signed(t *testing.T) {
+	cosign, keys := suite.Tool(t, "cosign"), filepath.Join(s.dir, "keys")
+	t.Setenv("COSIGN_PASSWORD", "throw-away")
+	for _, dir := range []string{keys, keys + "-other"} {
+		must.Do(t, os.Mkdir(dir, 0o700))
+		s.run(t, "sh", "-c", "cd "+dir+" && "+cosign+" generate-key-pair")
+	}
+	t.Setenv("COSIGN_PRIVATE_KEY", string(must.Get(os.ReadFile(filepath.Join(keys, "cosign.key")))(t)))
+	s.make(t, "sign", "OUT="+s.out)
+	verify := func(dir, what, bundle, file string) suite.Answer {
+		args := []string{what, "--key", filepath.Join(dir, "cosign.pub"), "--insecure-ignore-tlog", "--bundle", filepath.Join(s.out, bundle)}
+		if what == "verify-blob-attestation" {
+			args = append(args, "--type", "slsaprovenance1")
+		}
+		return suite.Run(t, exec.CommandContext(t.Context(), cosign, append(args, file)...), "")
+	}
+	const attested, provenance, sums = "verify-blob-attestation", "provenance.sigstore.json", "SHA256SUMS.sigstore.json"
+	files := 0
+	for _, f := range must.Get(os.ReadDir(s.out))(t) {
+		if f.IsDir() || strings.HasPrefix(f.Name(), "SHA256SUMS") || strings.HasPrefix(f.Name(), "provenance") {
+			continue
+		}
+		files++
+		if a := verify(keys, attested, provenance, filepath.Join(s.out, f.Name())); a.Code != 0 {
+			t.Errorf("%s: %s", f.Name(), a.Errs)
+		}
+	}
+	if files < 11 {
+		t.Errorf("%d files are attested", files)
+	}
+	if a := verify(keys, "verify-blob", sums, filepath.Join(s.out, "SHA256SUMS")); a.Code != 0 {
+		t.Error(a.Errs)
+	}
+	for what, bundle := range map[string]string{attested: provenance, "verify-blob": sums} {
+		name := map[string]string{attested: s.file(t, "fairlead-manifests_*"), "verify-blob": filepath.Join(s.out, "SHA256SUMS")}[what]
+		data := must.Get(os.ReadFile(name))(t)
+		data[len(data)/2] ^= 1
+		changed := filepath.Join(t.TempDir(), "changed")
+		must.Do(t, os.WriteFile(changed, data, 0o600))
+		if a := verify(keys, what, bundle, changed); a.Code == 0 {
+			t.Errorf("%s accepts a changed byte", what)
+		}
+		if a := verify(keys+"-other", what, bundle, name); a.Code == 0 {
+			t.Errorf("%s accepts another key", what)
+		}
+	}
+}
+
+// push pushes image and chart to a registry, and signs them. Helm pulls the chart, which must name the pushed image.
 func (s *site) push(t *testing.T, registry string) {
 	crane, helm := suite.Tool(t, "crane"), suite.Tool(t, "helm")
 	cmd := exec.CommandContext(t.Context(), crane, "registry", "serve", "--address", registry)
@@ -247,13 +297,22 @@ func (s *site) push(t *testing.T, registry string) {
 		}
 		return err == nil, fmt.Sprint(err)
 	})
-	s.make(t, "push", "OUT="+s.out, "CRANEARGS=--insecure")
+	s.make(t, "push", "OUT="+s.out, "CRANEARGS=--insecure", "SIGN=yes")
 	digest := strings.TrimSpace(s.run(t, crane, "digest", "--insecure", s.image+":"+version))
+	chart := registry + "/platform/charts/fairlead"
+	for ref, pub := range map[string]string{
+		s.image + "@" + digest: "keys", chart + ":" + strings.TrimPrefix(version, "v"): "keys", s.image + ":" + version: "keys-other",
+	} {
+		verify := exec.CommandContext(t.Context(), suite.Tool(t, "cosign"), "verify", "--key", filepath.Join(s.dir, pub, "cosign.pub"), "--insecure-ignore-tlog", "--allow-http-registry", ref)
+		if a := suite.Run(t, verify, ""); (a.Code == 0) != (pub == "keys") {
+			t.Errorf("%s with %s: exit code %d\n%s", ref, pub, a.Code, a.Errs)
+		}
+	}
 	dir := t.TempDir()
 	t.Setenv("HELM_CACHE_HOME", dir)
 	t.Setenv("HELM_CONFIG_HOME", dir)
 	t.Setenv("HELM_DATA_HOME", dir)
-	out := s.run(t, helm, "template", "fairlead", "oci://"+registry+"/platform/charts/fairlead", "--version", strings.TrimPrefix(version, "v"), "--plain-http", "--namespace", "kube-system")
+	out := s.run(t, helm, "template", "fairlead", "oci://"+chart, "--version", strings.TrimPrefix(version, "v"), "--plain-http", "--namespace", "kube-system")
 	if !strings.Contains(out, "image: "+s.image+"@"+digest+"\n") || !strings.Contains(out, "app.kubernetes.io/version: "+version) {
 		t.Errorf("the chart does not name %s@%s:\n%s", s.image, digest, out)
 	}

@@ -42,6 +42,8 @@ func parts() []part {
 		{name: "cyclonedx-gomod", module: "sbom", from: "github.com/CycloneDX/cyclonedx-gomod", pkg: "github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod", cold: "20s"},
 		{name: "crane", module: "sbom", from: "github.com/google/go-containerregistry", pkg: "github.com/google/go-containerregistry/cmd/crane", cold: "20s"},
 		{name: "nfpm", module: "sbom", from: "github.com/goreleaser/nfpm/v2", pkg: "github.com/goreleaser/nfpm/v2/cmd/nfpm", cold: "40s"},
+		{name: "actionlint", module: "sbom", from: "github.com/rhysd/actionlint", pkg: "github.com/rhysd/actionlint/cmd/actionlint", cold: "20s"},
+		{name: "cosign", module: "cosign", from: "github.com/sigstore/cosign/v3", pkg: "github.com/sigstore/cosign/v3/cmd/cosign", cold: "4m"},
 		{name: "h2spec", module: "lint", from: "github.com/summerwind/h2spec", pkg: "github.com/summerwind/h2spec/cmd/h2spec", cold: "10s"},
 		{name: "kube-scheduler", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-scheduler", stamped: true, cold: "1m"},
 		{name: "kubemark", module: "kubemark", from: k8s, pkg: k8s + "/cmd/kubemark", stamped: true, cold: "1m"},

@@ -5,6 +5,7 @@
 //	release roots                               # CA roots, for the image
 //	release image DIR VERSION EPOCH BASE.tar    # of BASE.tar and DIR/layers/ARCH.tar; prints the digest
 //	release chart DIR VERSION CHART.tgz
+//	release provenance DIR VERSION IMAGE COMMIT BUILDER   # of the files in DIR, in the project's folder
 package main
 
 import (
@@ -53,6 +54,8 @@ func run(args []string) error {
 		return image(args[1], args[2], time.Unix(seconds, 0).UTC(), args[4])
 	case len(args) == 4 && args[0] == "chart":
 		return chart(args[1], args[2], args[3])
+	case len(args) == 6 && args[0] == "provenance":
+		return provenance(args[1], args[2], args[3], args[4], args[5])
 	}
 	return fmt.Errorf("%q is not understood", args)
 }
