@@ -41,6 +41,7 @@ func TestRelease(t *testing.T) {
 	t.Run("deb", func(t *testing.T) { s.deb(t, c) })
 	t.Run("man", s.man)
 	t.Run("image", func(t *testing.T) { s.layers(t, c) })
+	s.keys(t)
 	t.Run("signed", s.signed)
 	t.Run("push", func(t *testing.T) { s.push(t, registry) })
 }
@@ -234,16 +235,20 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 		--proxy-client-cert-file=/etc/kubernetes/pki/front-proxy-client.crt --proxy-client-key-file=/etc/kubernetes/pki/front-proxy-client.key`)...), 65532)
 }
 
-// signed makes a throw-away key, signs the release with it, and verifies each file as a user would. A changed byte, a file that
-// is not of the release, and another key are refused.
+// keys makes two throw-away keys, and has make sign and make push use the first.
+func (s *site) keys(t *testing.T) {
+	t.Setenv("COSIGN_PASSWORD", "throw-away")
+	for _, name := range []string{"keys", "keys-other"} {
+		dir := filepath.Join(s.dir, name)
+		must.Do(t, os.Mkdir(dir, 0o700))
+		s.run(t, "sh", "-c", "cd "+dir+" && "+suite.Tool(t, "cosign")+" generate-key-pair")
+	}
+	t.Setenv("COSIGN_PRIVATE_KEY", string(must.Get(os.ReadFile(filepath.Join(s.dir, "keys/cosign.key")))(t)))
+}
+
+// signed signs the release, and verifies each file as a user would. A changed byte and another key are refused.
 func (s *site) signed(t *testing.T) {
 	cosign, keys := suite.Tool(t, "cosign"), filepath.Join(s.dir, "keys")
-	t.Setenv("COSIGN_PASSWORD", "throw-away")
-	for _, dir := range []string{keys, keys + "-other"} {
-		must.Do(t, os.Mkdir(dir, 0o700))
-		s.run(t, "sh", "-c", "cd "+dir+" && "+cosign+" generate-key-pair")
-	}
-	t.Setenv("COSIGN_PRIVATE_KEY", string(must.Get(os.ReadFile(filepath.Join(keys, "cosign.key")))(t)))
 	s.make(t, "sign", "OUT="+s.out)
 	verify := func(dir, what, bundle, file string) suite.Answer {
 		args := []string{what, "--key", filepath.Join(dir, "cosign.pub"), "--insecure-ignore-tlog", "--bundle", filepath.Join(s.out, bundle)}
