@@ -20,6 +20,7 @@ import (
 // sending; then GOAWAY; then requests in flight end in their own time. It blocks until all have
 // ended or the time limit is over. It is called once, after the signal.
 func (s *server) drain() {
+	delay := max(s.o.shutdownDelay, s.ports.front.HandOver(), s.ports.admin.HandOver()) // before anybody sees that it is unready
 	// Every client looks elsewhere: load balancers by the failing readiness, clients in the cluster
 	// by the endpoints, HTTP/1.1 clients by closing their connections.
 	s.draining.Store(true)
@@ -28,8 +29,8 @@ func (s *server) drain() {
 	if s.entry != nil {
 		s.entry.Withdraw()
 	}
-	s.log.Info("draining: unready", "delay", s.o.shutdownDelay)
-	time.Sleep(s.o.shutdownDelay) //nolint:forbidigo // load balancers need this time to notice, and give no sign
+	s.log.Info("draining: unready", "delay", delay)
+	time.Sleep(delay) //nolint:forbidigo // load balancers need this time to notice, and give no sign
 	watches := time.AfterFunc(s.o.watchGrace, s.proxy.EndLongRunning)
 	defer watches.Stop()
 	ctx, cancel := context.WithTimeout(context.Background(), s.o.drainLimit())

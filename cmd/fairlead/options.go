@@ -39,6 +39,7 @@ type options struct {
 
 	bindAddress           string
 	securePort, adminPort int
+	shared                bool        // both
 	balancers             []net.IPNet // that send the PROXY protocol
 	minTLSVersion         string
 	cipherSuites          []string
@@ -92,6 +93,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs = group("listening")
 	fs.StringVar(&o.bindAddress, "bind-address", "0.0.0.0", "IP address to listen on.")
 	fs.IntVar(&o.securePort, "secure-port", 6443, "Port of the front door. 0: any free port.")
+	fs.BoolVar(&o.shared, "permit-port-sharing", false, "Let another process of the same user listen on the same ports (SO_REUSEPORT), to replace this one: new connections are this one's until it drains, then the other one's.")
 	fs.IntVar(&o.adminPort, "admin-secure-port", 6444, "Port for health checks, metrics and profiles. 0: any free port.")
 	fs.IPNetSliceVar(&o.balancers, "proxy-protocol-from", nil, "Networks of load balancers that begin each connection to the front door with a header of the PROXY protocol, version 1 or 2: the client's address is then the header's, and a connection without one fails. From elsewhere a header is refused. List nothing but balancers: whoever connects from there can name any address. Empty: none.")
 	o.AddFlags(group)

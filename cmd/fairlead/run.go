@@ -122,7 +122,7 @@ type ports struct{ front, admin *front.Listener }
 
 func (p *process) listen(ctx context.Context) (l ports, err error) {
 	address := front.Address{
-		Host: p.o.bindAddress, Port: p.o.securePort, Name: "front", MaxConnections: p.o.maxConnections, Share: frontShare, Logger: p.log, Metrics: p.metrics,
+		Host: p.o.bindAddress, Port: p.o.securePort, Name: "front", MaxConnections: p.o.maxConnections, Share: frontShare, Shared: p.o.shared, Logger: p.log, Metrics: p.metrics,
 	}
 	if l.front, err = front.Listen(ctx, address); err != nil {
 		return l, err

@@ -42,6 +42,8 @@ type Address struct {
 	// backends and probes would then fail, and every APIService would become unavailable.
 	MaxConnections int
 	Share          float64
+	// Shared lets other processes of the same user listen, too, see HandOver.
+	Shared bool
 	// Logger logs when connections wait. Nil discards.
 	Logger *slog.Logger
 	// Metrics registers the metrics of the port. Nil means unregistered.
@@ -59,6 +61,7 @@ type Listener struct {
 	open   atomic.Int64
 	stalls prometheus.Counter
 	*handshakes
+	known  []string  // the sharers when this one began to listen. Nil means that the port is not shared
 	logged time.Time // of the last log; used by Accept's goroutine only
 
 	end  sync.Once
@@ -102,8 +105,17 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 		}
 	}})
 	var err error
-	if l.Listener, err = new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(a.Host, strconv.Itoa(a.Port))); err != nil {
+	c := &net.ListenConfig{}
+	if a.Shared {
+		c.Control = share
+		c.SetMultipathTCP(false) // Go's default, for which the kernel takes no program
+	}
+	if l.Listener, err = c.Listen(ctx, "tcp", net.JoinHostPort(a.Host, strconv.Itoa(a.Port))); err != nil {
 		return nil, fmt.Errorf("listening: %w", err)
+	}
+	if a.Shared {
+		l.choose(0)
+		l.known = l.sharers()
 	}
 	return l, nil
 }

@@ -1,0 +1,77 @@
+package front
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Of the processes that share a port (SO_REUSEPORT), the oldest gets all new connections until it hands over to the
+// newest. The kernel alone would spread them by a hash, also to one that is not ready. When a socket is closed, it
+// resets those that are not accepted yet, and those in TCP's handshake, unless net.ipv4.tcp_migrate_req is set. A BPF
+// program chooses instead, by the order of the sockets: that of listening, but the last takes the place of a closed one.
+
+// settle is how long a socket stays open when another one gets the new connections: in a handshake of TCP, what was
+// lost is sent again after a second (RFC 6298 §2.1).
+const settle = 2 * time.Second
+
+// control calls one function with the socket.
+func control(c syscall.RawConn, f func(fd int) error) (err error) {
+	if failed := c.Control(func(fd uintptr) { err = f(int(fd)) }); failed != nil {
+		return failed //nolint:wrapcheck // by the callers
+	}
+	return err
+}
+
+func share(_, _ string, c syscall.RawConn) error {
+	return control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+}
+
+// HandOver gives new connections to the process that shares the port and was the last to listen, if that was after
+// this one. It returns for how long this one must still accept.
+func (l *Listener) HandOver() time.Duration {
+	all := l.sharers()
+	if l.known == nil || !slices.ContainsFunc(all, func(inode string) bool { return !slices.Contains(l.known, inode) }) {
+		return 0
+	}
+	l.choose(len(all) - 1)
+	return settle
+}
+
+// choose chooses the socket with an index for new connections. If there is none, as when it is closed, the hash counts.
+func (l *Listener) choose(index int) {
+	program := unix.SockFprog{Len: 1, Filter: &unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: uint32(index)}} //nolint:gosec // a handful
+	raw, err := l.Listener.(syscall.Conn).SyscallConn()                                                            //nolint:forcetypeassert // of TCP
+	if err == nil {
+		err = control(raw, func(fd int) error {
+			return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &program)
+		})
+	}
+	if err != nil {
+		l.log.Warn("choosing a process for new connections: the kernel does", "port", l.port, "err", err)
+	}
+}
+
+// sharers returns the inodes of all sockets that listen at this address, as /proc/net/tcp has them (proc_pid_net(5)).
+func (l *Listener) sharers() (inodes []string) {
+	at, _ := netip.ParseAddrPort(l.Addr().String()) // of a socket
+	address := at.Addr().AsSlice()
+	for part := range slices.Chunk(address, 4) {
+		binary.BigEndian.PutUint32(part, binary.NativeEndian.Uint32(part))
+	}
+	line := regexp.MustCompile(fmt.Sprintf(`: %X:%04X 0+:0000 0A \S+ \S+ \S+ +\d+ +\d+ (\d+) `, address, at.Port()))
+	for _, file := range []string{"tcp", "tcp6"} {
+		text, _ := os.ReadFile("/proc/thread-self/net/" + file)
+		for _, m := range line.FindAllStringSubmatch(string(text), -1) {
+			inodes = append(inodes, m[1])
+		}
+	}
+	return inodes
+}
