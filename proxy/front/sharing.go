@@ -15,8 +15,8 @@ import (
 
 // Of the processes that share a port (SO_REUSEPORT), the oldest gets all new connections until it hands over to the
 // newest. The kernel alone would spread them by a hash, also to one that is not ready. When a socket is closed, it
-// resets those that are not accepted yet, and those in TCP's handshake, unless net.ipv4.tcp_migrate_req is set. A BPF
-// program chooses instead, by the order of the sockets: that of listening, but the last takes the place of a closed one.
+// resets those that are not accepted yet, and those in a handshake, unless net.ipv4.tcp_migrate_req is set. A BPF
+// program chooses instead, by the order of the sockets: that of listening, but the last takes a closed one's place.
 
 // settle is how long a socket stays open when another one gets the new connections: in a handshake of TCP, what was
 // lost is sent again after a second (RFC 6298 §2.1).

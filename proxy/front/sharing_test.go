@@ -53,7 +53,8 @@ func TestHandOver(t *testing.T) {
 					}
 				})
 			}
-			// more waits until one has served more connections. Others have none, but for those between their listen(2) and setsockopt(2).
+			// more waits until one has served more connections. Others have none, but for those between their listen(2)
+			// and setsockopt(2).
 			more := func(name int, others ...int) {
 				begun, before := by[name].Load(), int64(0)
 				for _, other := range others {
@@ -70,7 +71,8 @@ func TestHandOver(t *testing.T) {
 			b, second := start(1)
 			more(0, 1)
 			check.Same(t, settle, a.HandOver(), "how long the first must still accept")
-			<-time.After(settle)
+			handed := time.Now()
+			must.Soon(t, 2*settle, "that time is over", func() bool { return time.Since(handed) > settle })
 			must.Do(t, first.Shutdown(t.Context(), 0))
 			c, third := start(2)
 			more(1, 0, 2)
