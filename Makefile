@@ -206,6 +206,11 @@ balancer: parts ## HAProxy tells Fairlead, and kube-apiserver, its clients' addr
 storm: parts ## What one who lists 20,000 pods every second does to others, without a rule, with one, and with priority and fairness (5 min, otherwise idle)
 	$(call suite,-timeout 30m) -v
 
+.PHONY: critical
+critical: parts netns ## Three nodes, of which one has its pod network late, behind HAProxy; an extension server dies for all (3 min; root, otherwise idle)
+	@command -v haproxy >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends haproxy; }
+	$(call suite,-timeout 15m) -v
+
 .PHONY: routes
 routes: parts netns ## Several metrics servers behind one APIService: autoscalers on prometheus-adapter and KEDA, one killed at a time; a standby (5 min, and 15 for building KEDA once; root, otherwise idle)
 	$(TOOLS) -q test-adapter prometheus-adapter keda-adapter keda-operator # before the tests: their network has no way out

@@ -91,6 +91,9 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int, etcd string, more .
 	if i > 0 && os.Geteuid() == 0 { // a host's name of its own: kube-apiservers of one name have one identity, and are no peers
 		path, args = "unshare", append([]string{"--uts", "sh", "-c", `echo "$0" >/proc/sys/kernel/hostname && exec "$@"`, name, path}, args...)
 	}
+	if i < len(c.cfg.Nodes) {
+		path, args = "ip", append([]string{"netns", "exec", c.cfg.Nodes[i], path}, args...)
+	}
 	part, err := c.Run(ctx, Command{Name: name, Path: path, Args: args, Ready: c.EndpointOf(i).Serves("/readyz", c.Admin())})
 	c.APIServers = append(c.APIServers, part)
 	return err

@@ -43,6 +43,10 @@ type Config struct {
 	// EtcdArgs are appended to the arguments of each member; later ones override. Nil: none.
 	EtcdArgs []string
 
+	// Nodes are the network namespaces (of ip netns) in which the kube-apiservers run, one each, in
+	// their order. Nil: that of this process.
+	Nodes []string
+
 	// Clouds is how many of the kube-apiservers, the last ones, run as cloud providers run them:
 	// without --requestheader flags, so they trust no front proxy. Zero: none.
 	Clouds int
