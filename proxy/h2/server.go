@@ -23,6 +23,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,9 +43,9 @@ type Config struct {
 	// stream is parked, other streams continue. Plan.Done is always called.
 	Decide func(c *ConnInfo, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool)
 
-	// Dial connects to an endpoint and finishes the TLS handshake with ALPN h2. It runs on its own goroutine and must
-	// obey ctx. It passes the TCP connection through wrap before it calls tls.Client. closed is called once when the
-	// connection has ended, on that connection's own goroutine.
+	// Dial connects to an endpoint and finishes the TLS handshake with ALPN h2. It runs on its own goroutine, must obey
+	// ctx, and bounds its own time, for which requests wait. It passes the TCP connection through wrap before it calls
+	// tls.Client. closed is called once when the connection has ended, on that connection's own goroutine.
 	Dial func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error)
 
 	MaxStreams uint32       // per client connection (--http2-max-streams-per-connection); 0 means 250
@@ -246,40 +247,39 @@ func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 // metrics returns metrics that add up the counters of all shards at scrape time: working shards share nothing.
 func metrics(shards []*shard) (all []prometheus.Collector) {
 	type labels = prometheus.Labels
-	sum := func(of func(n *engine.Counters) *atomic.Int64) func() float64 {
-		return func() float64 {
-			sum := int64(0)
+	show := func(name, help string, l labels, of func(n *engine.Counters) *atomic.Int64) {
+		sum := func() (sum float64) {
 			for _, sh := range shards {
-				sum += of(&sh.e.Count).Load()
+				sum += float64(of(&sh.e.Count).Load())
 			}
-			return float64(sum)
+			return sum
+		}
+		opts := prometheus.Opts{Name: "fairlead_h2_" + name, Help: help, ConstLabels: l}
+		if strings.HasSuffix(name, "_total") {
+			all = append(all, prometheus.NewCounterFunc(prometheus.CounterOpts(opts), sum))
+		} else {
+			all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts(opts), sum))
 		}
 	}
-	gauge := func(name, help string, l labels, of func(n *engine.Counters) *atomic.Int64) {
-		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "fairlead_h2_" + name, Help: help, ConstLabels: l}, sum(of)))
-	}
-	counter := func(name, help string, l labels, of func(n *engine.Counters) *atomic.Int64) {
-		all = append(all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "fairlead_h2_" + name, Help: help, ConstLabels: l}, sum(of)))
-	}
 	for side, label := range [...]string{"client", "backend"} {
-		gauge("connections", "HTTP/2 connections by side: client, backend.", labels{"side": label},
+		show("connections", "HTTP/2 connections by side: client, backend.", labels{"side": label},
 			func(n *engine.Counters) *atomic.Int64 { return &n.Conns[side] })
 		const help = "GOAWAY frames by side of the connection (client, backend) and direction (sent, received)."
 		sent, received := labels{"side": label, "direction": "sent"}, labels{"side": label, "direction": "received"}
-		counter("goaways_total", help, sent, func(n *engine.Counters) *atomic.Int64 { return &n.Sent[side] })
-		counter("goaways_total", help, received, func(n *engine.Counters) *atomic.Int64 { return &n.Received[side] })
+		show("goaways_total", help, sent, func(n *engine.Counters) *atomic.Int64 { return &n.Sent[side] })
+		show("goaways_total", help, received, func(n *engine.Counters) *atomic.Int64 { return &n.Received[side] })
 	}
 	for cause, label := range [...]string{"client", "backend", "limit", "protocol", "lane"} {
 		const help = "Streams that were reset, by cause: client, backend, limit (concurrent streams), protocol, lane (deadline, drain, panic)."
-		counter("resets_total", help, labels{"cause": label}, func(n *engine.Counters) *atomic.Int64 { return &n.Resets[cause] })
+		show("resets_total", help, labels{"cause": label}, func(n *engine.Counters) *atomic.Int64 { return &n.Resets[cause] })
 	}
-	gauge("streams", "Streams of clients that the engine has under way.", nil, func(n *engine.Counters) *atomic.Int64 { return &n.Streams })
-	counter("flood_closes_total", "Connections closed because the peer caused too much work without requests (ENHANCE_YOUR_CALM).",
+	show("streams", "Streams of clients that the engine has under way.", nil, func(n *engine.Counters) *atomic.Int64 { return &n.Streams })
+	show("flood_closes_total", "Connections closed because the peer caused too much work without requests (ENHANCE_YOUR_CALM).",
 		nil, func(n *engine.Counters) *atomic.Int64 { return &n.Floods })
-	counter("panics_total", "Panics that the engine survived: each closed the connection that it was working for. The log has the stack.",
+	show("panics_total", "Panics that the engine survived: each closed the connection that it was working for. The log has the stack.",
 		nil, func(n *engine.Counters) *atomic.Int64 { return &n.Panics })
 	const buffered = "Memory for data that waits to be forwarded: bodies in streams, output of connections."
-	gauge("buffered_bytes", buffered, labels{"where": "streams"}, func(n *engine.Counters) *atomic.Int64 { return &n.Queued })
-	gauge("buffered_bytes", buffered, labels{"where": "connections"}, func(n *engine.Counters) *atomic.Int64 { return &n.Output })
+	show("buffered_bytes", buffered, labels{"where": "streams"}, func(n *engine.Counters) *atomic.Int64 { return &n.Queued })
+	show("buffered_bytes", buffered, labels{"where": "connections"}, func(n *engine.Counters) *atomic.Int64 { return &n.Output })
 	return all
 }

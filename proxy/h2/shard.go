@@ -31,9 +31,6 @@ type shard struct {
 	resumed resumptions
 }
 
-// dialTimeout bounds a dial with its handshake if Config.Dial does not: a request should not wait longer.
-const dialTimeout = 10 * time.Second
-
 func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers) *shard {
 	sh := &shard{cfg: cfg, ticks: time.NewTimer(engine.TickEvery), pace: engine.TickEvery, ctx: ctx, started: time.Now(), pool: bufs, links: links}
 	sh.e = engine.New(engine.Config{
@@ -136,9 +133,7 @@ func (sh *shard) runTimers() {
 
 // connect dials an endpoint and serves the connection until it ends.
 func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) {
-	ctx, cancel := context.WithTimeout(sh.ctx, dialTimeout)
-	tc, closed, err := sh.cfg.Dial(ctx, ep, Wrap)
-	cancel()
+	tc, closed, err := sh.cfg.Dial(sh.ctx, ep, Wrap)
 	if err == nil {
 		defer closed()
 		if tc.ConnectionState().NegotiatedProtocol != "h2" {
