@@ -300,7 +300,7 @@ func (c *Conn) writeSettings() {
 		{ID: http2.SettingInitialWindowSize, Val: uint32(streamWindow)},
 		{ID: http2.SettingMaxHeaderListSize, Val: uint32(c.e.headLimit(c.side))},
 		{ID: http2.SettingMaxFrameSize, Val: uint32(c.side.maxFrame())},
-		{ID: http2.SettingMaxConcurrentStreams, Val: c.e.lim.maxStreams},
+		{ID: http2.SettingMaxConcurrentStreams, Val: c.e.MaxStreams},
 	}
 	window := clientWindow
 	if c.side == down {

@@ -23,8 +23,6 @@ import (
 
 // limits are the bounds of an engine. Tests lower them.
 type limits struct {
-	maxStreams    uint32 // per client connection
-	maxHeader     int    // bytes of a field list, counted as for SETTINGS_MAX_HEADER_LIST_SIZE, and of an encoded block
 	backendWindow int32  // the window of a backend's connection
 	writeLimit    int    // output of a connection beyond which DATA waits in its stream
 	backlogLimit  int    // output beyond which a connection gets no new streams
@@ -51,19 +49,10 @@ const (
 	// minute is left at 15 Gbit/s, and all requests with the usual deadline end within keyGrace.
 	keyBytes = 1 << 38
 	keyGrace = time.Minute // then its long-running streams end
+	// maxHeader is the largest field list, counted as for SETTINGS_MAX_HEADER_LIST_SIZE, and encoded
+	// block, as in kube-apiserver: a front proxy may name thousands of groups.
+	maxHeader = 1 << 20
 )
-
-func defaultLimits() limits {
-	return limits{
-		maxStreams:    250,     // kube-apiserver's --http2-max-streams-per-connection
-		maxHeader:     1 << 20, // as in kube-apiserver: a front proxy may name thousands of groups
-		backendWindow: 1 << 30, // Go's: it is refilled on receipt, because the streams' windows are the bound
-		writeLimit:    128 << 10,
-		backlogLimit:  1 << 20,
-		maxStreamID:   topStreamID,
-		maxConns:      1024,
-	}
-}
 
 // Engine is the state of one shard: clients' connections, and those to backends to forward their streams.
 type Engine struct {
@@ -109,7 +98,7 @@ type Engine struct {
 type spares struct {
 	streams     *stream
 	freeStreams int
-	block       []byte // the largest buffer of a field block that is free, at most limits.maxHeader
+	block       []byte // the largest buffer of a field block that is free, at most maxHeader
 	chunks      *chunk
 	freeChunks  int
 	sendings    []*sending
@@ -175,10 +164,16 @@ type Config struct {
 
 // New returns an engine for the driver that cfg describes.
 func New(cfg Config) *Engine {
-	lim := defaultLimits()
-	lim.maxStreams = cmp.Or(cfg.MaxStreams, lim.maxStreams)
+	cfg.MaxStreams = cmp.Or(cfg.MaxStreams, 250) // kube-apiserver's --http2-max-streams-per-connection
 	return &Engine{
-		Config: cfg, lim: lim, now: 1, cutAt: never, pools: map[*Endpoint][]*pool{}, debts: map[string]time.Duration{}, fields: wire.FieldSection{Max: lim.maxHeader},
+		Config: cfg, now: 1, cutAt: never, pools: map[*Endpoint][]*pool{}, debts: map[string]time.Duration{}, fields: wire.FieldSection{Max: maxHeader},
+		lim: limits{
+			backendWindow: 1 << 30, // Go's: it is refilled on receipt, because the streams' windows are the bound
+			writeLimit:    128 << 10,
+			backlogLimit:  1 << 20,
+			maxStreamID:   topStreamID,
+			maxConns:      1024,
+		},
 	}
 }
 

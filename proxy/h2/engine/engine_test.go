@@ -173,7 +173,7 @@ func TestGuestEndsItsStream(t *testing.T) {
 // Peers may assume the default window until they have read our SETTINGS. With a smaller window, the
 // data they send before that would be an error.
 func TestWindowsAreNotBelowTheDefault(t *testing.T) {
-	lim := defaultLimits()
+	lim := New(Config{}).lim
 	if streamWindow < defaultWindow || clientWindow < defaultWindow || lim.backendWindow < defaultWindow {
 		t.Errorf("windows of %d, %d and %d bytes", streamWindow, clientWindow, lim.backendWindow)
 	}

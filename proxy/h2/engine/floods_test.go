@@ -167,7 +167,7 @@ func (p *peer) amplify(id uint32, times int) {
 
 // HPACK bombs end the connection as other heads do that are too large: the rest is not decoded.
 func TestBombs(t *testing.T) {
-	_, c := newClient(t, func(l *limits) { l.maxHeader = 4096 })
+	_, c := newClient(t, func(e *Engine) { e.fields.Max = 4096 })
 	c.get(1, "x-bomb="+strings.Repeat("v", 3000)) // enters the table
 	id := uint32(3)
 	for ; id < 1000 && !c.c.closing; id += 2 {
@@ -204,7 +204,7 @@ func TestAmplifiedHeads(t *testing.T) {
 	for _, b := range r.backends { // the second one is for long heads
 		out += len(b.c.out)
 	}
-	if len(r.backends) > 2 || out > r.e.lim.backlogLimit+r.e.lim.maxHeader {
+	if len(r.backends) > 2 || out > r.e.lim.backlogLimit+maxHeader {
 		t.Errorf("%d connections with %d bytes of output", len(r.backends), out)
 	}
 	if ended != 10 {

@@ -83,9 +83,9 @@ func finish(r *rig) {
 func TestRandomInterleavings(t *testing.T) {
 	for seed := range uint64(120) {
 		rnd := rand.New(rand.NewPCG(seed, 7))
-		r := newRig(t, func(l *limits) {
+		r := newRig(t, func(e *Engine) {
 			if seed%2 == 0 {
-				l.writeLimit, l.maxStreams = 1000, 5
+				e.lim.writeLimit, e.MaxStreams = 1000, 5
 			}
 		})
 		r.plan.Retries, r.plan.Again = rnd.IntN(3), rnd.IntN(2) == 0

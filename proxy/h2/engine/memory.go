@@ -60,9 +60,9 @@ func (c *Conn) crowded(n int) bool {
 func (e *Engine) headLimit(side dir) int {
 	const answers = 256 << 10
 	if side == down {
-		return min(e.lim.maxHeader, answers)
+		return min(e.fields.Max, answers)
 	}
-	return e.lim.maxHeader
+	return e.fields.Max
 }
 
 // weigh counts the stream's queues for the client's connection. Call it when they have changed.
@@ -87,7 +87,7 @@ func (e *Engine) weigh(s *stream) {
 func (s *stream) keepTrailers(list []hpack.HeaderField) {
 	n := int32(0)
 	for i := range list {
-		n += int32(list[i].Size()) // at most limits.maxHeader together
+		n += int32(list[i].Size()) // at most maxHeader together
 	}
 	s.e.held += int64(n - s.tail)
 	s.trailers, s.tail = list, n

@@ -17,7 +17,7 @@ import (
 func TestPoolModel(t *testing.T) {
 	for seed := range uint64(400) {
 		rnd := rand.New(rand.NewPCG(seed, 16))
-		r := newRig(t, func(l *limits) { l.backlogLimit = 300 })
+		r := newRig(t, func(e *Engine) { e.lim.backlogLimit = 300 })
 		r.heldDial = true
 		r.e.lim.maxConns = 1 + rnd.IntN(12)
 		r.plan = Plan{Retries: rnd.IntN(3), Again: rnd.IntN(2) == 0, Wait: time.Duration(rnd.IntN(2)) * time.Second}

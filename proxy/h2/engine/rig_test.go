@@ -65,13 +65,11 @@ type peer struct {
 	shut   bool // the driver has closed it at once
 }
 
-func newRig(t testing.TB, change ...func(*limits)) *rig {
-	lim := defaultLimits()
-	for _, f := range change {
-		f(&lim)
-	}
+func newRig(t testing.TB, change ...func(*Engine)) *rig {
 	r := &rig{t: t, e: New(Config{})}
-	r.e.lim, r.e.fields.Max = lim, lim.maxHeader
+	for _, f := range change {
+		f(r.e)
+	}
 	r.ep = r.endpoint("ep")
 	r.e.Memory, r.e.Clock = hold.New(0), time.Now
 	r.e.Taken = func(*Conn) (uint64, bool, time.Duration) { return 0, true, 0 }
@@ -177,13 +175,13 @@ func (r *rig) client() *peer {
 }
 
 // newClient returns a rig with a client.
-func newClient(t testing.TB, change ...func(*limits)) (r *rig, c *peer) {
+func newClient(t testing.TB, change ...func(*Engine)) (r *rig, c *peer) {
 	r = newRig(t, change...)
 	return r, r.client()
 }
 
 // asked returns a rig with a GET in progress, on stream 1.
-func asked(t testing.TB, change ...func(*limits)) (r *rig, c, b *peer) {
+func asked(t testing.TB, change ...func(*Engine)) (r *rig, c, b *peer) {
 	r, c = newClient(t, change...)
 	c.get(1)
 	return r, c, r.backend(0)

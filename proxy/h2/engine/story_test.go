@@ -86,22 +86,22 @@ func newTeller(t *testing.T, words []string) *teller {
 	memory := hold.New(0)
 	s := &teller{
 		upstreams: map[string]*Upstream{}, picked: map[string]*Endpoint{}, endpoints: map[string]*Endpoint{}, failures: map[string]int{},
-		rig: newRig(t, func(l *limits) {
+		rig: newRig(t, func(e *Engine) {
 			for _, w := range words {
 				name, n, _ := strings.Cut(w, "=")
 				switch v := must.Get(strconv.Atoi(n))(t); name {
 				case "maxStreams":
-					l.maxStreams = uint32(v)
+					e.MaxStreams = uint32(v)
 				case "maxStreamID":
-					l.maxStreamID = uint32(v)
+					e.lim.maxStreamID = uint32(v)
 				case "memory":
 					memory = hold.New(int64(v))
 				case "maxHeader":
-					l.maxHeader = v
+					e.fields.Max = v
 				case "backlogLimit":
-					l.backlogLimit = v
+					e.lim.backlogLimit = v
 				case "backendWindow":
-					l.backendWindow = int32(v)
+					e.lim.backendWindow = int32(v)
 				default:
 					t.Fatalf("unknown limit %s", name)
 				}
