@@ -352,16 +352,7 @@ func (s *stream) answerFailure() {
 		return
 	}
 	s.discardUpload()
-	switch s.reason {
-	case ReasonDeadline:
-		s.e.answer(s, http.StatusGatewayTimeout)
-	case ReasonTooLarge:
-		s.e.answer(s, http.StatusRequestHeaderFieldsTooLarge)
-	case ReasonReset, ReasonBadResponse, ReasonBlamed:
-		s.e.answer(s, http.StatusBadGateway)
-	default:
-		s.e.answer(s, http.StatusServiceUnavailable)
-	}
+	s.e.answer(s, http.StatusGatewayTimeout) // a handler has not begun its answer in time: there is nothing else without Fail
 }
 
 // serveInstead lets a handler answer instead of the backend, without the request's body.

@@ -52,8 +52,8 @@ type Plan struct {
 	// whether it has a Location. A handler answers instead (of a redirect that must not reach the
 	// client). If Accept or its result is nil, the head is forwarded.
 	Accept func(status int, leads bool) http.Handler
-	// Fail returns the answer to a request that could not be forwarded, see Outcome.Reason. Without
-	// it that is an empty 502, 503 or 504. The handler gets the head that was to be forwarded.
+	// Fail returns the answer to a request that could not be forwarded, see Outcome.Reason. With Forward
+	// only a guest may be without it. The handler gets the head that was to be forwarded.
 	Fail func(o Outcome) http.Handler
 	// Done is called exactly once, at the stream's end. It must not block. Nil means no callback.
 	Done func(o Outcome)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -82,8 +83,13 @@ func newRig(t testing.TB, change ...func(*Engine)) *rig {
 		return r.forward(r.ep), true
 	}
 	r.e.Resume = func(apply func()) { apply(); r.run() }
-	r.e.Serve = func(_ *Conn, h *wire.Head, _ http.Handler) (*Local, func()) {
+	r.e.Serve = func(_ *Conn, h *wire.Head, handler http.Handler) (*Local, func()) {
 		l := answered{&Local{}, *h}
+		if status, ok := handler.(failing); ok {
+			return l.Local, func() {
+				l.End(int(status), []hpack.HeaderField{field(":status", strconv.Itoa(int(status))), field("content-length", "0")}, nil)
+			}
+		}
 		return l.Local, func() { r.locals = append(r.locals, l) }
 	}
 	r.e.Dial = func(ep *Endpoint, dialled func(error) *Conn) {
@@ -101,6 +107,24 @@ func (r *rig) endpoint(name string) *Endpoint {
 	return &Endpoint{Name: name, Release: func() { r.inFlight-- }, Failed: func(error) { r.failed++ }, Told: func(*GoAway) {}}
 }
 
+// failing is the status with which a request fails: an empty answer.
+type failing int
+
+func (failing) ServeHTTP(http.ResponseWriter, *http.Request) {}
+
+func failed(o Outcome) http.Handler {
+	switch o.Reason {
+	case ReasonDeadline:
+		return failing(http.StatusGatewayTimeout)
+	case ReasonTooLarge:
+		return failing(http.StatusRequestHeaderFieldsTooLarge)
+	case ReasonReset, ReasonBadResponse, ReasonBlamed:
+		return failing(http.StatusBadGateway)
+	default:
+		return failing(http.StatusServiceUnavailable)
+	}
+}
+
 // forward returns the rig's plan with the given endpoints, tried in turn.
 func (r *rig) forward(eps ...*Endpoint) Plan {
 	p := r.plan
@@ -114,7 +138,9 @@ func (r *rig) forward(eps ...*Endpoint) Plan {
 		r.inFlight++
 		return eps[min(len(tried), len(eps)-1)]
 	}}
-	p.Done = func(o Outcome) { r.outcomes = append(r.outcomes, o) }
+	if p.Done = func(o Outcome) { r.outcomes = append(r.outcomes, o) }; p.Fail == nil {
+		p.Fail = failed
+	}
 	return p
 }
 
