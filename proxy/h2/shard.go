@@ -40,7 +40,7 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 		Resume: sh.resume, Serve: sh.local, Clock: time.Now,
 		Taken:  func(c *engine.Conn) (uint64, bool, time.Duration) { return linkOf(c).raw.taken() },
 		Unread: func(c *engine.Conn) bool { return linkOf(c).raw.unread() },
-		Dial: func(ep *engine.Endpoint, dialled func(error) *engine.Conn) { //nolint:contextcheck // dials end with the shard's own ctx
+		Dial: func(ep *engine.Endpoint, dialled func(error) *engine.Conn) {
 			links.Go(func() { sh.connect(ep, dialled) })
 		},
 		Caught: func(v any, stack []byte) {
