@@ -22,7 +22,7 @@ func FuzzPair(f *testing.F) {
 	f.Add(append(append([]byte{}, key...), cert...), key)
 	f.Add([]byte{}, []byte("-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n"))
 	f.Fuzz(func(t *testing.T, cert, key []byte) {
-		p := newPair()
+		p := NewPair()
 		before := p.Changed()
 		if err := p.take([][]byte{cert, key}); err != nil {
 			if p.Certificate() != nil || p.Changed() != before {

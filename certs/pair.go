@@ -37,7 +37,8 @@ type pairState struct {
 	superseded chan struct{}    // closed once another is in force
 }
 
-func newPair(names ...string) *Pair {
+// NewPair makes a Pair that is empty until Set. names are as in PairSource.
+func NewPair(names ...string) *Pair {
 	p := &Pair{names: names}
 	p.current.Store(&pairState{superseded: make(chan struct{})})
 	return p
@@ -57,7 +58,15 @@ func (p *Pair) GetClientCertificate(*tls.CertificateRequestInfo) (*tls.Certifica
 	return cmp.Or(p.Certificate(), &tls.Certificate{}), nil
 }
 
-// take parses data (certificate, key) and puts it in force. Calls must not overlap. It refuses a truncated certificate
+// Set puts a certificate in force, which nobody may change from then on. Calls must not overlap.
+func (p *Pair) Set(cert *tls.Certificate) {
+	old := p.current.Load()
+	p.current.Store(&pairState{cert: cert, superseded: make(chan struct{})})
+	// Swap before close: a goroutine that wakes up must find the new pair.
+	close(old.superseded)
+}
+
+// take parses data (certificate, key) and puts it in force. It refuses a truncated certificate
 // file even if its first certificate is complete: clients would miss the intermediates.
 func (p *Pair) take(data [][]byte) error {
 	_, err := bundle.Parse(data[0])
@@ -68,10 +77,7 @@ func (p *Pair) take(data [][]byte) error {
 	if err != nil {
 		return fmt.Errorf("parsing key pair: %w", err)
 	}
-	old := p.current.Load()
-	p.current.Store(&pairState{cert: &cert, superseded: make(chan struct{})})
-	// Swap before close: a goroutine that wakes up must find the new pair.
-	close(old.superseded)
+	p.Set(&cert)
 	return nil
 }
 

@@ -109,7 +109,7 @@ type Store struct {
 // New reads every file once. A file that cannot be read or parsed is an error, because there is no
 // last good value yet. Run reads the ConfigMap.
 func New(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg, logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), pair: newPair(), proxy: newPair()}
+	s := &Store{cfg: cfg, logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), pair: NewPair(), proxy: NewPair()}
 	s.clients = newClients(cfg, s.rebuild)
 	s.sources()
 	for _, f := range s.followed {
@@ -139,7 +139,7 @@ func (s *Store) sources() {
 	c := s.cfg
 	s.follow("serving", c.Serving, s.pair, s.rebuild)
 	for _, src := range c.SNI {
-		p := newPair(src.Names...)
+		p := NewPair(src.Names...)
 		s.sni = append(s.sni, p)
 		s.follow("sni", src, p, s.rebuild)
 	}

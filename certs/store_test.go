@@ -29,7 +29,7 @@ func TestServingByAddress(t *testing.T) {
 	cert := func(cn string) *tls.Certificate {
 		return &tls.Certificate{Leaf: &x509.Certificate{Subject: pkix.Name{CommonName: cn}}}
 	}
-	pair := newPair("10.0.0.9")
+	pair := NewPair("10.0.0.9")
 	pair.current.Store(&pairState{cert: cert("addressed")})
 	names := newServingNames(cert("default"), []*Pair{pair})
 	if c, err := names.certificate(&tls.ClientHelloInfo{Conn: addressed{}}); err != nil || c.Leaf.Subject.CommonName != "addressed" {

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
@@ -30,9 +31,7 @@ type credential struct {
 	// authorization is the Authorization header's value, empty if a certificate is used. Never nil.
 	authorization atomic.Pointer[string]
 	rejected      chan struct{} // one slot: the local apiserver answered 401
-	shown         [][]byte      // the certificate chain; only look uses it
-	// changed is closed when the chain changes. Never nil.
-	changed atomic.Pointer[chan struct{}]
+	pair          *certs.Pair   // the client certificate; look sets it. Empty: a token
 }
 
 type source struct {
@@ -44,8 +43,7 @@ type source struct {
 }
 
 func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*credential, error) {
-	k := &credential{log: log, rejected: make(chan struct{}, 1)}
-	k.changed.Store(new(make(chan struct{})))
+	k := &credential{log: log, rejected: make(chan struct{}, 1), pair: certs.NewPair()}
 	if err := k.take(c); err != nil {
 		return nil, cli.Usage(err)
 	}
@@ -102,23 +100,20 @@ func (k *credential) look(s *source) error {
 	if err != nil {
 		return err
 	}
-	var shown [][]byte
+	pair := &tls.Certificate{}
 	if get := s.tls.GetClientCertificate; get != nil {
-		pair, err := get(&tls.CertificateRequestInfo{})
-		if err != nil {
+		if pair, err = get(&tls.CertificateRequestInfo{}); err != nil {
 			return fmt.Errorf("getting our own certificate: %w", err)
 		}
-		shown = pair.Certificate
 	}
-	if own == "" && len(shown) == 0 {
+	if own == "" && len(pair.Certificate) == 0 {
 		return errors.New("reading kubeconfig: it has no credential to impersonate callers with")
 	}
 	k.source.Store(s)
 	k.offered.CompareAndSwap(s, nil)
 	k.authorization.Store(&own)
-	if !slices.EqualFunc(k.shown, shown, slices.Equal[[]byte]) {
-		k.shown = shown
-		close(*k.changed.Swap(new(make(chan struct{}))))
+	if was, _ := k.pair.GetClientCertificate(nil); !slices.EqualFunc(was.Certificate, pair.Certificate, slices.Equal[[]byte]) {
+		k.pair.Set(pair)
 	}
 	return nil
 }
@@ -185,17 +180,6 @@ func (k *credential) Run(ctx context.Context) error {
 
 // Authorization returns the Authorization header's value. It does no I/O.
 func (k *credential) Authorization() string { return *k.authorization.Load() }
-
-// Changed returns a channel that is closed when connections present an outdated certificate.
-func (k *credential) Changed() <-chan struct{} { return *k.changed.Load() }
-
-// clientCertificate fits tls.Config.GetClientCertificate.
-func (k *credential) clientCertificate(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
-	if get := k.source.Load().tls.GetClientCertificate; get != nil {
-		return get(r)
-	}
-	return &tls.Certificate{}, nil // send none
-}
 
 // renew requests a new credential from Run.
 func (k *credential) renew() { latest.Wake(k.rejected) }

@@ -38,7 +38,7 @@ func kubeconfigOf(t *testing.T, dir, user string) *rest.Config {
 
 func (k *credential) showsTo(t *testing.T) string {
 	t.Helper()
-	pair := must.Get(k.clientCertificate(nil))(t)
+	pair := must.Get(k.pair.GetClientCertificate(nil))(t)
 	var shown bytes.Buffer
 	for _, der := range pair.Certificate {
 		shown.Write(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
@@ -120,15 +120,15 @@ func TestCredentialOfPlugin(t *testing.T) {
 		want(time.Minute, "Bearer t3", 3)
 		k.renew()
 		want(time.Second, "Bearer t4", 4)
-		pair, changed := pki.NewCA("clients").Issue(pki.Leaf{CommonName: "fairlead"}), k.Changed()
+		pair, changed := pki.NewCA("clients").Issue(pki.Leaf{CommonName: "fairlead"}), k.pair.Changed()
 		says(`"clientCertificateData":%q,"clientKeyData":%q`, pair.CertPEM(), pair.KeyPEM())
 		k.renew()
 		want(time.Minute, "", 5)
 		check.Same(t, string(pair.CertPEM()), k.showsTo(t), "certificate")
 		<-changed // it is announced, once
-		changed = k.Changed()
+		changed = k.pair.Changed()
 		want(time.Minute, "", 5)
-		check.Same(t, true, changed == k.Changed(), "an unchanged certificate is not announced")
+		check.Same(t, true, changed == k.pair.Changed(), "an unchanged certificate is not announced")
 	})
 }
 

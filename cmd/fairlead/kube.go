@@ -98,7 +98,7 @@ func (k *kube) refuseSelf(ctx context.Context, own *reach.Rules) error {
 func (k *kube) tls(withCertificate bool) (*tls.Config, error) {
 	tc := k.trust.LocalTLS(withCertificate && k.credential == nil)
 	if withCertificate && k.credential != nil {
-		tc.GetClientCertificate = k.credential.clientCertificate
+		tc.GetClientCertificate = k.credential.pair.GetClientCertificate
 	}
 	tc.ServerName = k.config.ServerName
 	// The kubeconfig's insecure-skip-tls-verify, which is discouraged, works as in kubectl.
@@ -157,7 +157,7 @@ func (p *probed) Superseded() <-chan struct{} { return p.superseded }
 func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) {
 	pool, credential, identity := "", (func() string)(nil), proxyClient.Changed
 	if k.credential != nil {
-		pool, credential, identity = "local-impersonate", k.credential.Authorization, k.credential.Changed
+		pool, credential, identity = "local-impersonate", k.credential.Authorization, k.credential.pair.Changed
 	}
 	guard := k.trust.LocalGuard // closes connections whose CA has left the bundle
 	if k.config.Insecure {
