@@ -121,10 +121,10 @@ func (c connection) isLost() bool {
 }
 
 // config returns what a target is dialled with: an APIService, all users of a Backend (*), or the
-// local apiserver by an address, to which the client certificate is shown or not.
+// local apiserver by an address.
 func (s *stage) config(target string) (*tls.Config, error) {
-	if to, address, local := strings.Cut(target, "@"); local {
-		cfg := s.LocalTLS(to == "shown")
+	if _, address, local := strings.Cut(target, "@"); local {
+		cfg := s.LocalTLS()
 		cfg.ServerName = address
 		return cfg, nil
 	}

@@ -290,10 +290,10 @@ func (t *Trust) LocalBundle(data []byte) error {
 }
 
 // LocalTLS returns a client configuration for dialling the local apiserver, without a server name.
-// The caller sets the name and adds its NextProtos. certificate says whether to present the client
-// certificate. The result has the current roots, so use it for one dial.
-func (t *Trust) LocalTLS(certificate bool) *tls.Config {
-	cfg := &tls.Config{
+// The caller sets the name, the client certificate and NextProtos. The result has the current
+// roots, so use it for one dial.
+func (t *Trust) LocalTLS() *tls.Config {
+	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		RootCAs:    t.local.current.Load().current.pool, // there are roots from the start: only readable ones replace them
 		VerifyConnection: func(cs tls.ConnectionState) error {
@@ -301,10 +301,6 @@ func (t *Trust) LocalTLS(certificate bool) *tls.Config {
 		},
 		// No ClientSessionCache: see the package's concurrency rule.
 	}
-	if certificate {
-		cfg.GetClientCertificate = t.cfg.ClientCertificate
-	}
-	return cfg
 }
 
 // LocalGuard is Guard for a connection to the local apiserver.

@@ -36,6 +36,7 @@ type kube struct {
 	credential     *credential // impersonates callers. Nil means no impersonation
 
 	trust  *trust.Trust
+	pair   *certs.Pair // that is presented to it for users
 	pools  *backend.Local
 	prober *health.Prober
 }
@@ -96,9 +97,9 @@ func (k *kube) refuseSelf(ctx context.Context, own *reach.Rules) error {
 // X-Remote-* it presents our proxy client certificate; with impersonation it presents the
 // kubeconfig's own certificate, if there is one.
 func (k *kube) tls(withCertificate bool) (*tls.Config, error) {
-	tc := k.trust.LocalTLS(withCertificate && k.credential == nil)
-	if withCertificate && k.credential != nil {
-		tc.GetClientCertificate = k.credential.pair.GetClientCertificate
+	tc := k.trust.LocalTLS()
+	if withCertificate {
+		tc.GetClientCertificate = k.pair.GetClientCertificate
 	}
 	tc.ServerName = k.config.ServerName
 	// The kubeconfig's insecure-skip-tls-verify, which is discouraged, works as in kubectl.
@@ -155,16 +156,16 @@ func (p *probed) Superseded() <-chan struct{} { return p.superseded }
 // connect makes the pools, and a separate prober of the servers. That prober has no metrics, and
 // the pools log its results.
 func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) {
-	pool, credential, identity := "", (func() string)(nil), proxyClient.Changed
-	if k.credential != nil {
-		pool, credential, identity = "local-impersonate", k.credential.Authorization, k.credential.pair.Changed
+	pool, credential := "", (func() string)(nil)
+	if k.pair = proxyClient; k.credential != nil {
+		pool, credential, k.pair = "local-impersonate", k.credential.Authorization, k.credential.pair
 	}
 	guard := k.trust.LocalGuard // closes connections whose CA has left the bundle
 	if k.config.Insecure {
 		guard = nil
 	}
 	k.pools, err = backend.NewLocal(backend.LocalConfig{
-		Servers: k.servers, First: k.o.preference == "first", TLS: k.tls, Name: pool, Guard: guard, IdentityChanged: identity, Dial: rules.Dial,
+		Servers: k.servers, First: k.o.preference == "first", TLS: k.tls, Name: pool, Guard: guard, IdentityChanged: k.pair.Changed, Dial: rules.Dial,
 		Signal: func(address string, err error) { k.prober.Signal(pages.LocalName, address, err) }, Memory: k.held, Logger: k.log, Metrics: k.metrics,
 	})
 	if err != nil {
