@@ -163,7 +163,7 @@ func TestBlame(t *testing.T) {
 		{"forwarded with an expired certificate", []answer.Check{expired}, proxy.Decision{Action: proxy.ToLocal, User: alice, Entry: local}, nil, "certificates: proxy-client has expired; renew it"},
 	} {
 		s := newStand(t)
-		s.cfg.Checks = func() []answer.Check { return tt.checks }
+		s.cfg.Process = func() *answer.Status { return &answer.Status{Checks: tt.checks} }
 		x := s.explanation(http.MethodGet, "/apis", "", alice, tt.d, tt.denied)
 		got := x.Cause + "; "
 		for _, c := range tt.checks {
@@ -178,8 +178,8 @@ func TestBlame(t *testing.T) {
 // The page shows a check that fails, what users notice, and what to run.
 func TestPageShowsChecks(t *testing.T) {
 	s := newStand(t)
-	s.cfg.Checks = func() []answer.Check {
-		return []answer.Check{{Name: "table", Status: "passed"}, {Name: "rights", Status: "failed", Message: "may not <b>", Users: "Users get 503", Advice: "grant it", Command: "kubectl describe clusterrole x"}}
+	s.cfg.Process = func() *answer.Status {
+		return &answer.Status{Checks: []answer.Check{{Name: "table", Status: "passed"}, {Name: "rights", Status: "failed", Message: "may not <b>", Users: "Users get 503", Advice: "grant it", Command: "kubectl describe clusterrole x"}}}
 	}
 	text := rendered(&view{Status: s.status()}, "overview.html").String()
 	for _, want := range []string{"Users get 503. rights: may not &lt;b&gt;", "grant it", `<code class="copy">kubectl describe clusterrole x</code>`} {

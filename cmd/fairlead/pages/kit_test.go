@@ -74,7 +74,7 @@ func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
 		Registry: s.registry, Proxy: door, Backends: pools, Ready: &health.Checks{Draining: &s.draining},
 		Process: func() *answer.Status {
 			return &answer.Status{
-				Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1", Certificates: []certs.Status{{Use: "serving", Source: "tls.crt"}}, Handshakes: []string{"3 TLS handshakes failed"},
+				Checks: []answer.Check{}, Version: "v1.2.3", Replica: "node-7", Cluster: "prod-1", Certificates: []certs.Status{{Use: "serving", Source: "tls.crt"}}, Handshakes: []string{"3 TLS handshakes failed"},
 			}
 		},
 		Endpoint: func(name string, e *answer.Endpoint) {
@@ -86,8 +86,7 @@ func (s *stand) sources(door *proxy.Proxy, pools *backend.Pools) Config {
 				e.Release, e.Clients, e.Only = "v1.37.2", 3, []string{"fresh.example.com/v1"}
 			}
 		},
-		Checks: func() []answer.Check { return []answer.Check{} },
-		Tap:    http.NotFoundHandler(),
+		Tap: http.NotFoundHandler(),
 		LocalServers: func() []registry.Endpoint {
 			return []registry.Endpoint{{Address: "10.0.0.1:6443", Health: registry.Healthy}}
 		},

@@ -49,13 +49,11 @@ type Config struct {
 	// Discovery and OpenAPI say how current each remote APIService's part of the documents is.
 	Discovery func() []discovery.Status
 	OpenAPI   func() []openapi.Status
-	// Checks are this process's own needs.
-	Checks func() []answer.Check
 	// Ready says whether this replica accepts requests. While it is Draining, event streams end.
 	Ready *health.Checks
 	// Tap serves single users' requests to operators.
 	Tap http.Handler
-	// Process returns what describes this process: Version, Replica, Cluster, LocalIdentity,
+	// Process returns what describes this process: Version, Replica, Cluster, LocalIdentity, Checks,
 	// Certificates and Handshakes.
 	Process func() *answer.Status
 }

@@ -148,7 +148,7 @@ func (p *Pages) status() *answer.Status {
 	t := p.cfg.Registry.Table()
 	s := p.cfg.Process()
 	s.Time, s.Go, s.Started, s.Generation, s.Complete = time.Now(), runtime.Version(), p.started, t.Generation(), t.Complete()
-	s.APIServices, s.Transitions, s.Checks = make([]answer.APIService, 0, len(t.Servers())), p.history.newest(), p.cfg.Checks()
+	s.APIServices, s.Transitions = make([]answer.APIService, 0, len(t.Servers())), p.history.newest()
 	if err := p.cfg.Ready.Err(nil); err != nil {
 		s.Ready = err.Error()
 	}
