@@ -41,12 +41,9 @@ func (s *server) makeTrust(files []certs.File) (err error) {
 	if s.kube != nil {
 		s.kube.trust = s.trust
 	}
-	version, err1 := cliflag.TLSVersion(s.o.minTLSVersion)
-	suites, err2 := cliflag.TLSCipherSuites(s.o.cipherSuites)
-	curves, err3 := cliflag.TLSCurvePreferences(s.o.curves)
-	if err := errors.Join(err1, err2, err3); err != nil {
-		return cli.Usage(err)
-	}
+	version, _ := cliflag.TLSVersion(s.o.minTLSVersion) // validate has seen that this and the next two are known
+	suites, _ := cliflag.TLSCipherSuites(s.o.cipherSuites)
+	curves, _ := cliflag.TLSCurvePreferences(s.o.curves)
 	c := s.o.Certs
 	c.Curves, c.SNI, c.MinVersion, c.CipherSuites, c.HTTP1 = curves, s.o.SNI(), version, suites, !s.o.http2
 	c.ConfigMap, c.Files, c.Watch, c.Logger, c.Metrics = authConfigMap(), append(s.kube.files(), files...), s.registry.Watch, s.log, s.metrics

@@ -178,6 +178,8 @@ func (o *options) validate() error {
 		f.If(!slices.Contains(cliflag.PreferredTLSCipherNames(), name),
 			"--tls-cipher-suites: %q is not a cipher suite that is safe to use", name)
 	}
+	_, err := cliflag.TLSCurvePreferences(o.curves)
+	f.If(err != nil, "--tls-curve-preferences: %w", err)
 	f.If(o.securePort != 0 && o.securePort == o.adminPort,
 		"--secure-port and --admin-secure-port are both %d", o.securePort)
 	o.validateChoices(f)
