@@ -68,31 +68,34 @@ func (p *Places) Room(s Source, most int64) bool {
 // count adds n for s, unless that exceeds its share. held is the total with them.
 func (p *Places) count(s Source, n, most, held int64) bool {
 	lends := p.Lend && most-held >= spared(most)
-	keys, k := s.shares()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !lends && !p.sharesLocked(keys[:k], n, most) {
+	if !lends && !p.sharesLocked(s, n, most) {
 		return false
 	}
 	if p.by == nil {
 		p.by = make(map[Source]int64)
 	}
-	for _, share := range keys[:k] {
-		p.by[share.key] += n
+	for key := range s.shares {
+		p.by[key] += n
 	}
 	return true
 }
 
 // Shares reports whether the share of s has room for n more places of most, whoever holds the rest.
 func (p *Places) Shares(s Source, n, most int64) bool {
-	keys, k := s.shares()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.sharesLocked(keys[:k], n, most)
+	return p.sharesLocked(s, n, most)
 }
 
-func (p *Places) sharesLocked(keys []share, n, most int64) bool {
-	return !slices.ContainsFunc(keys, func(k share) bool { return p.by[k.key]+n > k.of(most) })
+func (p *Places) sharesLocked(s Source, n, most int64) bool {
+	for key, parts := range s.shares {
+		if p.by[key]+n > part(most, parts) {
+			return false
+		}
+	}
+	return true
 }
 
 // Held returns the number of places taken.
@@ -105,11 +108,10 @@ func (h *Place) Leave() {
 		return
 	}
 	if h.counted {
-		keys, n := h.source.shares()
 		p.mu.Lock()
-		for _, k := range keys[:n] {
-			if p.by[k.key] -= h.n; p.by[k.key] <= 0 {
-				delete(p.by, k.key)
+		for key := range h.source.shares {
+			if p.by[key] -= h.n; p.by[key] <= 0 {
+				delete(p.by, key)
 			}
 		}
 		p.mu.Unlock()
@@ -158,27 +160,19 @@ func Stranger(remote string) Source {
 	return Source{Address: prefix.String(), Conn: remote}
 }
 
-// share is one of the keys under which a Source is counted. The key may hold one of parts equal parts of a limit.
-type share struct {
-	key   Source
-	parts int64
-}
-
 // quarter is the number of shares of a limit: one source may hold one.
 const quarter = 4
 
-// shares returns the keys of s, of which there are n.
-func (s Source) shares() (list [2]share, n int) {
-	list[0] = share{Source{User: s.User, Address: s.Address}, quarter}
-	if s.Conn == "" {
-		return list, 1
+// shares yields the keys under which s is counted, the narrowest first, and how many equal parts a limit has of which
+// the key may hold one.
+func (s Source) shares(yield func(key Source, parts int64) bool) {
+	if s.Conn == "" || yield(Source{Conn: s.Conn}, quarter*quarter) {
+		yield(Source{User: s.User, Address: s.Address}, quarter)
 	}
-	list[1] = share{Source{Conn: s.Conn}, quarter * quarter}
-	return list, 2
 }
 
-// of returns how many of most one key may hold: at least one.
-func (p share) of(most int64) int64 { return max(1, most/p.parts) }
+// part returns one of equal parts of most: at least one.
+func part(most, parts int64) int64 { return max(1, most/parts) }
 
 // ErrFull is returned to a source that has used up its share of a Queue, and to all if it is full.
 var ErrFull = errors.New("too many are waiting")
@@ -221,29 +215,27 @@ func (q *Queue) Enter(ctx context.Context, s Source, n int) (leave func(), err e
 	}
 	waits := q.waits(s)
 	for i, slots := range waits {
-		if slots == nil {
-			continue
-		}
 		if err := slots.Acquire(ctx, 1); err != nil {
 			q.leave(place, waits[:i])
 			return nil, err //nolint:wrapcheck // the caller's ctx's
 		}
 	}
-	return func() { q.leave(place, waits[:]) }, nil
+	return func() { q.leave(place, waits) }, nil
 }
 
-// waits returns the slots that a caller of s needs, nil for none. The narrowest come first: who
-// waits for its connection's turn must not take its address's.
-func (q *Queue) waits(s Source) [3]*semaphore.Weighted {
-	waits := [3]*semaphore.Weighted{2: q.slots}
+// waits returns the slots that a caller of s needs. The narrowest come first: who waits for its
+// connection's turn must not take its address's.
+func (q *Queue) waits(s Source) (waits []*semaphore.Weighted) {
 	q.callers.mu.Lock()
 	defer q.callers.mu.Unlock()
-	keys, n := s.shares()
-	for i, k := range keys[:n] {
-		if q.by[k.key] == nil {
-			q.by[k.key] = semaphore.NewWeighted(k.of(q.share))
+	for key, parts := range s.shares {
+		if q.by[key] == nil {
+			q.by[key] = semaphore.NewWeighted(part(q.share, parts))
 		}
-		waits[1-i] = q.by[k.key]
+		waits = append(waits, q.by[key])
+	}
+	if q.slots != nil {
+		waits = append(waits, q.slots)
 	}
 	return waits
 }
@@ -251,17 +243,15 @@ func (q *Queue) waits(s Source) [3]*semaphore.Weighted {
 // leave gives back slots, and the caller's place.
 func (q *Queue) leave(place Place, slots []*semaphore.Weighted) {
 	for _, s := range slots {
-		if s != nil {
-			s.Release(1)
-		}
+		s.Release(1)
 	}
-	keys, n := place.source.shares()
+	source := place.source
 	place.Leave()
 	q.callers.mu.Lock()
 	defer q.callers.mu.Unlock()
-	for _, k := range keys[:n] {
-		if q.callers.by[k.key] == 0 {
-			delete(q.by, k.key)
+	for key := range source.shares {
+		if q.callers.by[key] == 0 {
+			delete(q.by, key)
 		}
 	}
 }
