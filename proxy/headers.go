@@ -85,20 +85,6 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 	)
 }
 
-// startRecords adds the audit ID with which a request is forwarded and answered, and starts the
-// records that have it: the client's ID, if it is short enough, or a new one.
-func (x *exchange) startRecords() {
-	id, d := x.head.get(auditHeader), &x.decision
-	ours := id == "" || len(id) > maxAuditID
-	if ours {
-		id = newAuditID()
-	}
-	// Sensitive keeps the ID out of HPACK's tables, where each would evict reusable fields.
-	d.Set = append(d.Set, hpack.HeaderField{Name: auditHeader, Value: id, Sensitive: ours})
-	x.auditID = id
-	x.observe()
-}
-
 // auditHeader correlates the logs of all servers that handle a request.
 const auditHeader = "audit-id"
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/net/http2/hpack"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -20,18 +21,26 @@ import (
 // observes reports whether there is an audit log or tracing.
 func (p *Proxy) observes() bool { return p.cfg.Audit != nil || p.cfg.Tracer != nil }
 
-// observe starts the records of a request after its decision. It emits nothing yet, because
-// Proxy.ServeHTTP may still take the request over.
-func (x *exchange) observe() {
+// startRecords adds the audit ID with which a request is forwarded and answered, and starts the
+// records that have it: the client's ID, if it is short enough, or a new one. It emits nothing yet,
+// because Proxy.ServeHTTP may still take the request over.
+func (x *exchange) startRecords() {
 	p, h, d := x.p, x.head, &x.decision
+	id := h.get(auditHeader)
+	ours := id == "" || len(id) > maxAuditID
+	if ours {
+		id = newAuditID()
+	}
+	// Sensitive keeps the ID out of HPACK's tables, where each would evict reusable fields.
+	x.auditID, d.Set = id, append(d.Set, hpack.HeaderField{Name: auditHeader, Value: id, Sensitive: ours})
 	if p.cfg.Tracer != nil {
-		x.span = tracing.Start(p.cfg.Tracer, &h.Head, spanName(h.Method, &d.Request), x.auditID, h.Arrived, trusted(caller(d)))
+		x.span = tracing.Start(p.cfg.Tracer, &h.Head, spanName(h.Method, &d.Request), id, h.Arrived, trusted(caller(d)))
 	}
 	if p.cfg.Audit == nil {
 		return
 	}
 	r := &audit.Request{
-		Attributes: d.Request.attributes(caller(d)), ID: x.auditID, Path: h.Path, RawQuery: h.RawQuery, UserAgent: h.get("user-agent"), SourceIPs: sourceIPs(h, d), Received: h.Arrived,
+		Attributes: d.Request.attributes(caller(d)), ID: id, Path: h.Path, RawQuery: h.RawQuery, UserAgent: h.get("user-agent"), SourceIPs: sourceIPs(h, d), Received: h.Arrived,
 		From: bound.Caller(caller(d), h.Remote).AnyConn(), LongRunning: endless(h, d),
 	}
 	if d.Action == ToLocal && !p.cfg.AuditLocal {
