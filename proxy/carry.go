@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
-	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // carry forwards a request of an HTTP/1.1 client through the engine, which treats it like a request
@@ -249,7 +248,7 @@ type exchange struct {
 	upstream *backend.Upstream
 	relayed  bool
 	held     place
-	places   [2]policy.Place // of the rule and of the dry run, see admit
+	places   [2]bound.Place // of the rule and of the dry run, see admit
 	auditID  string
 	// agent is the client's User-Agent if the fields of head are dropped.
 	agent string

@@ -12,7 +12,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/registry/policy"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 	"github.com/fairlead-proxy/fairlead/tests/scene"
 )
@@ -121,7 +120,7 @@ func TestPlacesOfRulesComeBack(t *testing.T) {
 				t.Errorf("rule %s: %d refused, %d passed", g.Name, refused, passed)
 			}
 			must.Soon(t, 10*time.Second, "all places of rule "+g.Name+" come back", func() bool {
-				var taken []policy.Place
+				var taken []bound.Place
 				for range g.Max + 1 {
 					if p, _, ok := g.Enter(bound.Source{}, time.Now()); ok {
 						taken = append(taken, p)

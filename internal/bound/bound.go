@@ -58,6 +58,16 @@ func (p *Places) Take(s Source, n, most int64) (Place, bool) {
 	return Place{of: p, source: s, n: n, counted: counted}, true
 }
 
+// TakeOf takes a place for s, which has no Conn, if it holds less than most, whatever others hold.
+// It is for Places that do not lend.
+func (p *Places) TakeOf(s Source, most int64) (Place, bool) {
+	if !p.count(s, 1, most*quarter, 0) {
+		return Place{}, false
+	}
+	p.held.Add(1)
+	return Place{of: p, source: s, n: 1, counted: true}, true
+}
+
 // Room reports whether Take would give a place now.
 func (p *Places) Room(s Source, most int64) bool {
 	place, ok := p.Take(s, 1, most)

@@ -201,10 +201,8 @@ type state struct {
 	told            uint64    // those refused that Begins has seen
 	toldAt          time.Time // when it last saw more
 
-	all *rate.Limiter // of Rate, if all share it
-
-	mu       sync.Mutex // guards inFlight
-	inFlight map[bound.Source]int32
+	all    *rate.Limiter // of Rate, if all share it
+	places bound.Places  // of InFlight
 }
 
 // Count returns how many requests a rule has refused and let pass since it has its name. Those of a
@@ -250,7 +248,7 @@ func (g *Gates) stateOf(c, old *Gate) *state {
 	if old != nil && old.Action == c.Action && old.PerSecond == c.PerSecond && old.Burst == c.Burst && old.Max == c.Max && old.Shared == c.Shared && old.DryRun == c.DryRun {
 		return old.state
 	}
-	s := &state{inFlight: make(map[bound.Source]int32)}
+	s := new(state)
 	switch {
 	case c.Action != Rate:
 	case c.Shared:
@@ -284,15 +282,9 @@ func (b *buckets) of(c *Gate, from bound.Source, now time.Time) *rate.Limiter {
 	return l
 }
 
-// Place is what a request holds of a rule's limit until it ends. The zero Place holds nothing.
-type Place struct {
-	of   *state
-	from bound.Source
-}
-
 // Enter counts a request that matches, and reports whether the rule lets it pass; then its Place
 // must be left. If not, wait is how long until it would, zero if nobody knows.
-func (c *Gate) Enter(from bound.Source, now time.Time) (p Place, wait time.Duration, ok bool) {
+func (c *Gate) Enter(from bound.Source, now time.Time) (p bound.Place, wait time.Duration, ok bool) {
 	if from.Conn = ""; c.Shared {
 		from = bound.Source{}
 	}
@@ -308,12 +300,7 @@ func (c *Gate) Enter(from bound.Source, now time.Time) (p Place, wait time.Durat
 			wait = time.Duration((1 - l.TokensAt(now)) / c.PerSecond * float64(time.Second))
 		}
 	case InFlight:
-		c.mu.Lock()
-		if ok = c.inFlight[from] < c.Max; ok {
-			c.inFlight[from]++
-			p = Place{of: c.state, from: from}
-		}
-		c.mu.Unlock()
+		p, ok = c.places.TakeOf(from, int64(c.Max))
 	}
 	if ok {
 		c.passed.Add(1)
@@ -321,17 +308,4 @@ func (c *Gate) Enter(from bound.Source, now time.Time) (p Place, wait time.Durat
 		c.refused.Add(1)
 	}
 	return p, wait, ok
-}
-
-// Leave gives the place back. Further calls do nothing.
-func (p *Place) Leave() {
-	if p.of == nil {
-		return
-	}
-	p.of.mu.Lock()
-	if p.of.inFlight[p.from]--; p.of.inFlight[p.from] == 0 {
-		delete(p.of.inFlight, p.from)
-	}
-	p.of.mu.Unlock()
-	*p = Place{}
 }

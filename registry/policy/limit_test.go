@@ -158,11 +158,17 @@ func TestLimitsGoOn(t *testing.T) {
 	}
 	held.Leave()
 	held.Leave()
-	check.Same(t, map[bound.Source]int32{jane: 2}, after.byName["flight"].inFlight, "places of the old policy")
-	check.Same(t, map[bound.Source]int32{{User: "john"}: 1}, changed.byName["flight"].inFlight, "places of the new one")
+	check.Same(t, []any{jane, 2, 2}, busiest(after.byName["flight"]), "places of the old policy")
+	check.Same(t, []any{bound.Source{User: "john"}, 1, 1}, busiest(changed.byName["flight"]), "places of the new one")
 	// A rule that was away begins again.
 	back := reloaded(t, reloaded(t, changed, AccessRule{Name: "new", Action: Deny}), rate)
 	check.Same(t, 2, passes(back.byName["rate"], jane, now, 5), "requests that pass a rule that was away")
+}
+
+// busiest returns who holds most places of a rule, and how many, and how many all hold.
+func busiest(g *Gate) []any {
+	who, n := g.places.Busiest()
+	return []any{who, int(n), int(g.places.Held())}
 }
 
 // Whatever the order in which requests come and go, no caller exceeds the limit, and at the end
@@ -174,7 +180,7 @@ func TestInFlight(t *testing.T) {
 		for who := range 4 {
 			from := bound.Source{User: fmt.Sprint(who)}
 			all.Go(func() {
-				var held []Place
+				var held []bound.Place
 				for i := range 20_000 {
 					if p, wait, ok := g.Enter(from, time.Time{}); ok {
 						held = append(held, p)
@@ -197,7 +203,7 @@ func TestInFlight(t *testing.T) {
 			})
 		}
 		all.Wait()
-		check.Same(t, map[bound.Source]int32{}, g.inFlight, "places at the end, shared %v", shared)
+		check.Same(t, []any{bound.Source{}, 0, 0}, busiest(g), "places at the end, shared %v", shared)
 	}
 }
 
