@@ -132,14 +132,13 @@ func place(rows map[string]*row, most int, key string, token any) *row {
 
 // Run flushes until ctx ends.
 func (c *Callers) Run(ctx context.Context) error {
-	tick := time.NewTicker(turn)
-	defer tick.Stop()
+	tick := time.Tick(turn)
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-c.wake:
-		case <-tick.C:
+		case <-tick:
 		}
 		c.flush()
 	}

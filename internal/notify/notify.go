@@ -118,8 +118,7 @@ func (w *Watcher) Run(ctx context.Context) {
 }
 
 func (w *Watcher) follow(ctx context.Context, events <-chan fsnotify.Event, errs <-chan error) {
-	poll := time.NewTicker(pollEvery)
-	defer poll.Stop()
+	poll := time.Tick(pollEvery)
 	var quiet <-chan time.Time // set while events are pending
 	var first time.Time
 	for {
@@ -136,7 +135,7 @@ func (w *Watcher) follow(ctx context.Context, events <-chan fsnotify.Event, errs
 			quiet = nil
 			w.signal()
 			continue
-		case <-poll.C:
+		case <-poll:
 			w.signal()
 			continue
 		}

@@ -187,13 +187,12 @@ func (l *Local) patience() time.Duration {
 // Run watches the identity until ctx ends. Then it closes every connection.
 func (l *Local) Run(ctx context.Context) error {
 	defer l.shared.stop()
-	identity, tick := l.cfg.IdentityChanged(), time.NewTicker(balanceEvery)
-	defer tick.Stop()
+	identity, tick := l.cfg.IdentityChanged(), time.Tick(balanceEvery)
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-tick.C:
+		case <-tick:
 			l.balance()
 		case <-identity:
 			identity = l.cfg.IdentityChanged()
