@@ -75,7 +75,7 @@ func (t *Table) GroupsWith(more []*Entry) []*Group {
 // of makes a table of other entries at the same moment.
 func (t *Table) of(entries []*Entry) *Table {
 	b := builder{prev: &Table{}, groups: make(map[string]*Group), moved: true}
-	other := &Table{generation: t.generation, complete: t.complete, superseded: t.superseded, entries: entries}
+	other := &Table{generation: t.generation, complete: t.complete, policy: t.policy, superseded: t.superseded, entries: entries}
 	for _, e := range entries {
 		b.regroup(nil, e)
 	}
@@ -113,15 +113,10 @@ func (t *Table) Group(name string) *Group {
 func (t *Table) Problems() []directory.Fault { return t.problems }
 
 // NamespaceLabels reports whether the policy selects namespaces by their labels.
-func (t *Table) NamespaceLabels() bool { return t.policy != nil && t.policy.labels != nil }
+func (t *Table) NamespaceLabels() bool { return t.policy.labels != nil }
 
 // Rules returns the rules of the policy. Nil means none.
-func (t *Table) Rules() *policy.Gates {
-	if t.policy == nil {
-		return nil
-	}
-	return t.policy.rules
-}
+func (t *Table) Rules() *policy.Gates { return t.policy.rules }
 
 // named returns the entry of an APIService by its name, version.group, nil if there is none.
 func (t *Table) named(name string) *Entry {
