@@ -132,15 +132,15 @@ func ofOwn(path string) bool {
 
 // askOwn reads the documents of what this process serves itself. After an error Run ends.
 func (o *OpenAPI) askOwn(ctx context.Context) error {
-	q := o.question(o.cfg.FetchOwn, &state{}, apiregistrationv1.SchemeGroupVersion)
-	_, err := q.index(ctx)
+	gv := apiregistrationv1.SchemeGroupVersion
+	q := o.question(o.cfg.FetchOwn, &state{}, gv)
+	body, err := q.document(ctx, "/openapi/v3/"+pathOf(gv))
 	if err == nil {
 		err = q.spec(ctx)
 	}
-	own := &q.now[0]
-	if err == nil && (own.v2 == nil || own.v3 == nil) {
-		err = fmt.Errorf("there is none of %s", apiregistrationv1.SchemeGroupVersion)
+	if o.own = &q.now[0]; err == nil && o.own.v2 == nil {
+		err = fmt.Errorf("there is none of %s", gv)
 	}
-	o.own = own
+	o.own.v3 = o.newDocument(gv, nil, body)
 	return err
 }
