@@ -83,9 +83,7 @@ func (s *Server) install(container *restful.Container, served *endpoints.APIGrou
 	groupHandler := discovery.NewAPIGroupHandler(s.codecs, group)
 	s.paths.Handle(root, groupHandler)
 	s.paths.Handle(root+"/", groupHandler)
-	if v != nil {
-		say := func(w http.ResponseWriter, _ *http.Request) { responsewriters.WriteRawJSON(http.StatusOK, *v, w) }
-		s.paths.HandleFunc("/version", say)
-		s.paths.HandleFunc("/version/", say)
-	}
+	say := func(w http.ResponseWriter, _ *http.Request) { responsewriters.WriteRawJSON(http.StatusOK, v, w) }
+	s.paths.HandleFunc("/version", say)
+	s.paths.HandleFunc("/version/", say)
 }

@@ -45,7 +45,7 @@ type Config struct {
 	Options *registry.Options
 	// Authorizer says whether an apply's caller may create a missing object. Required with Etcd.
 	Authorizer authorizer.Authorizer
-	// Version is the content of /version. Nil means 404.
+	// Version is the content of /version.
 	Version *version.Info
 }
 
