@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 const (
@@ -39,18 +41,14 @@ func (l *latency) probed(d time.Duration) { l.last.Store(max(int64(d), 1)) }
 
 // judgeLatencies compares the endpoints of each APIService that has several until ctx ends.
 func (p *Prober) judgeLatencies(ctx context.Context) {
-	for tick := time.Tick(judgeEvery); ; {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick:
-			for _, endpoints := range *p.index.Load() {
-				if len(endpoints) > 1 {
-					judge(now, endpoints)
-				}
+	wait.UntilWithContext(ctx, func(context.Context) {
+		now := time.Now()
+		for _, endpoints := range *p.index.Load() {
+			if len(endpoints) > 1 {
+				judge(now, endpoints)
 			}
 		}
-	}
+	}, judgeEvery)
 }
 
 func judge(now time.Time, endpoints peers) {
