@@ -1,6 +1,7 @@
 package front
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -22,23 +23,19 @@ import (
 // lost is sent again after a second (RFC 6298 §2.1).
 const settle = 2 * time.Second
 
-// control calls one function with the socket.
-func control(c syscall.RawConn, f func(fd int) error) (err error) {
-	if failed := c.Control(func(fd uintptr) { err = f(int(fd)) }); failed != nil {
-		return failed //nolint:wrapcheck // by the callers
-	}
-	return err
-}
-
-func share(_, _ string, c syscall.RawConn) error {
-	return control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+func share(_, _ string, c syscall.RawConn) (err error) {
+	failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+	return cmp.Or(failed, err)
 }
 
 // HandOver gives new connections to the process that shares the port and was the last to listen, if that was after
 // this one. It returns for how long this one must still accept.
 func (l *Listener) HandOver() time.Duration {
+	if l.known == nil {
+		return 0
+	}
 	all := l.sharers()
-	if l.known == nil || !slices.ContainsFunc(all, func(inode string) bool { return !slices.Contains(l.known, inode) }) {
+	if !slices.ContainsFunc(all, func(inode string) bool { return !slices.Contains(l.known, inode) }) {
 		return 0
 	}
 	l.choose(len(all) - 1)
@@ -50,9 +47,10 @@ func (l *Listener) choose(index int) {
 	program := unix.SockFprog{Len: 1, Filter: &unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: uint32(index)}} //nolint:gosec // a handful
 	raw, err := l.Listener.(syscall.Conn).SyscallConn()                                                            //nolint:forcetypeassert // of TCP
 	if err == nil {
-		err = control(raw, func(fd int) error {
-			return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &program)
+		failed := raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &program)
 		})
+		err = cmp.Or(failed, err)
 	}
 	if err != nil {
 		l.log.Warn("choosing a process for new connections: the kernel does", "port", l.port, "err", err)
