@@ -13,6 +13,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/members"
@@ -25,18 +26,14 @@ import (
 // reaches most is ready, whatever the others reach.
 type critical struct {
 	names  []string
-	entry  func(name string) *registry.Entry                                         // nil means that there is none
-	rest   func() bool                                                               // says whether all other checks pass
-	others func(context.Context, map[string]string) ([]*coordinationv1.Lease, error) // members.Members.Round
+	entry  func(name string) *registry.Entry // nil means that there is none
+	rest   func() bool                       // says whether all other checks pass
+	others *members.Members
 	rounds needs.Outcome
-	stand  atomic.Pointer[standing] // nil means that no round has ended while the rest passed
-	even   time.Time                // when it last was no less than the others; zero means never. Used only by round
-}
-
-// standing is how this replica compares with the others.
-type standing struct {
-	at   time.Time
-	less error // why it is to be not ready
+	less   atomic.Pointer[error] // why it is to be not ready. Nil: no round has ended while the rest passed
+	// Used only by round:
+	read time.Time // when a round last succeeded, or else ended first
+	even time.Time // when it last was no less than the others; zero means never
 }
 
 const (
@@ -58,7 +55,7 @@ func (s *server) addCritical(all []needs.Check) []needs.Check {
 		return !s.draining.Load() && !slices.ContainsFunc(all, func(n needs.Check) bool { return n.Gate != nil && n.Gate(nil) != nil })
 	}, others: members.New(members.Config{
 		Client: s.kube.api, Label: "fairlead.dev/critical-apiservices", Place: s.host + "-" + s.ports.front.Addr().String(), Identity: s.identity, Logger: s.log,
-	}).Round}
+	})}
 	s.loops["critical APIServices"] = func(ctx context.Context) error { return members.Run(ctx, nil, c.says, c.round) }
 	return append(all, needs.Check{Name: "aggregated-apis", Gate: c.gate, Look: c.look})
 }
@@ -77,24 +74,30 @@ func (c *critical) those(are func(*registry.Entry) bool) []string {
 }
 
 func (c *critical) round(ctx context.Context, says map[string]string) error {
-	others, err := c.others(ctx, says)
+	others, err := c.others.Round(ctx, says)
 	c.rounds.Note(err)
-	switch now, last := time.Now(), c.stand.Load(); {
+	now, first := time.Now(), c.less.Load() == nil
+	old := !first && now.Sub(c.read) > members.LeaseDuration // the others may be different by now
+	switch {
 	case says == nil: // it is not ready anyway
 	case err == nil:
 		less := c.lessThan(says, others)
-		if less == nil && last == nil && says[reachedAnnotation] != strings.Join(c.names, ",") {
+		if less == nil && first && says[reachedAnnotation] != strings.Join(c.names, ",") {
 			less = errNotCompared // with those that start at this moment, too
 		}
-		if less == nil || last.old(now) { // it has been ready until now
+		if less == nil || old { // it has been ready until now
 			c.even = now
 		}
 		if now.Sub(c.even) < criticalGrace {
 			less = nil
 		}
-		c.stand.Store(&standing{now, less})
-	case last == nil:
-		c.stand.Store(&standing{now, err})
+		c.read = now
+		c.less.Store(&less)
+	case first:
+		c.read = now
+		c.less.Store(&err)
+	case old:
+		c.less.Store(new(error))
 	}
 	return err
 }
@@ -115,22 +118,9 @@ func (c *critical) lessThan(says map[string]string, others []*coordinationv1.Lea
 	return nil
 }
 
-// gate is the check. While the others are not known, it passes.
-func (c *critical) gate(*http.Request) error {
-	switch s := c.stand.Load(); {
-	case s == nil:
-		return errNotCompared
-	case s.old(time.Now()):
-		return nil
-	default:
-		return s.less
-	}
-}
+func (c *critical) gate(*http.Request) error { return ptr.Deref(c.less.Load(), errNotCompared) }
 
-// old reports whether the others may be different by now: nothing was read for as long as a Lease lasts.
-func (s *standing) old(now time.Time) bool { return s != nil && now.Sub(s.at) > members.LeaseDuration }
-
-// look says what is wrong beside that, or what to do about it.
+// look says what is wrong beside the gate, or what to do about it.
 func (c *critical) look(time.Time) answer.Check {
 	if c.gate(nil) != nil {
 		return answer.Check{Advice: "check this machine's routes to the pods of that APIService's Service"}

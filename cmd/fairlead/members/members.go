@@ -43,17 +43,11 @@ const (
 
 // Config configures Members. All fields are required.
 type Config struct {
-	// Client keeps Leases in kube-system: list, create, update and delete.
-	Client kubernetes.Interface
-	// Label selects the Leases of all replicas that take part: fairlead.dev/<what in>.
-	Label string
-	// Place is where this replica is. A new process at the same place takes over its predecessor's
-	// Lease.
-	Place string
-	// Identity names this process. It must be unique.
-	Identity string
-	// Logger logs Leases that expire.
-	Logger *slog.Logger
+	Client   kubernetes.Interface // keeps Leases in kube-system: list, create, update and delete
+	Label    string               // selects the Leases of all replicas that take part: fairlead.dev/<what in>
+	Place    string               // is where this replica is. The next process there takes over its Lease
+	Identity string               // names this process, and is unique
+	Logger   *slog.Logger         // logs Leases that expire
 }
 
 // Members is what this replica has seen of all Leases. Make it with New.
@@ -83,20 +77,17 @@ func Run(ctx context.Context, wake <-chan struct{}, says func() map[string]strin
 	defer ticker.Stop()
 	var said map[string]string
 	var err error // of the last round
-	for due := time.Now(); ; {
-		now, end := says(), ctx.Err()
-		if end != nil {
-			now = nil
-		}
-		if !maps.Equal(now, said) || !time.Now().Before(due) || end != nil && err != nil {
-			// Only the limit bounds it: a withdrawal cut short would leave a Lease.
-			limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundLimit)
-			err = round(limited, now)
-			cancel()
-			said, due = now, time.Now().Add(map[bool]time.Duration{true: Interval, false: again}[err == nil])
-		}
-		if end != nil {
-			return end
+	var due time.Time
+	turn := func(says map[string]string) {
+		// Only the limit bounds it: a withdrawal cut short would leave a Lease.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundLimit)
+		defer cancel()
+		err = round(ctx, says)
+		said, due = says, time.Now().Add(map[bool]time.Duration{true: Interval, false: again}[err == nil])
+	}
+	for ctx.Err() == nil {
+		if now := says(); !maps.Equal(now, said) || !time.Now().Before(due) {
+			turn(now)
 		}
 		select {
 		case <-wake:
@@ -104,6 +95,10 @@ func Run(ctx context.Context, wake <-chan struct{}, says func() map[string]strin
 		case <-ctx.Done():
 		}
 	}
+	if said != nil || err != nil {
+		turn(nil)
+	}
+	return ctx.Err()
 }
 
 // Round renews this replica's Lease with annotations, or drops it if they are nil, and returns those of the other live
