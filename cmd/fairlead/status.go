@@ -10,6 +10,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
@@ -61,6 +62,12 @@ func (o *options) advertised() (netip.Addr, error) {
 		return a, fmt.Errorf("--advertise-address: %w: --publish-kubernetes-endpoints needs one, or the environment variable POD_IP", err)
 	}
 	return a, nil
+}
+
+func (o *options) addEntrypointFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&o.critical, "critical-apiservices", nil, "APIServices without which this replica is not ready while another replica reaches them, and all that this one reaches: the check aggregated-apis. Replicas tell each other by Leases in kube-system. Empty: none.")
+	fs.BoolVar(&o.publishEndpoints, "publish-kubernetes-endpoints", false, "Add this replica, while it is ready, to the endpoints of the Service default/kubernetes. kube-apiserver must run with --endpoint-reconciler-type=none.")
+	fs.StringVar(&o.advertiseAddress, "advertise-address", "", "Address at which clients in the cluster reach this replica, for --publish-kubernetes-endpoints. Empty: the environment variable POD_IP, or else --bind-address.")
 }
 
 func (o *options) validateEntrypoint(f *cli.Faults) {
