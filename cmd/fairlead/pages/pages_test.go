@@ -51,8 +51,9 @@ func TestStatus(t *testing.T) {
 			t.Errorf("%s: %+v", path, got)
 		}
 		// How current its part of the merged documents is.
-		says(t, body, `"reason": "too_large"`, `"message": "33554433 bytes"`, `"resources": 3`, `"confirmed": "20`, `"v2": false`, `"v3": true`, `"release": "v1.37.2"`, `"clients": 3`, `"fresh.example.com/v1"`)
+		says(t, body, `"reason": "too_large"`, `"message": "33554433 bytes"`, `"resources": 3`, `"confirmed": "20`, `"v2": false`, `"v3": true`, `"release": "v1.37.2"`, `"clients": 3`, `"fresh.example.com/v1"`, `"3 TLS handshakes failed"`)
 	}
+	says(t, rendered(&view{Status: s.status()}, "overview.html").String(), "<li>3 TLS handshakes failed</li>")
 	// Empty lists are [], not null.
 	bare := &Pages{cfg: s.cfg}
 	bare.cfg.LocalServers = func() []registry.Endpoint { return nil }
