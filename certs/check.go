@@ -77,10 +77,9 @@ func (f *Findings) expiry(object string, c *x509.Certificate, what, do string) {
 	}
 }
 
-// CheckProxyClient checks whether servers that follow the cluster's authentication ConfigMap accept
-// the certificate that Fairlead presents, leaf first, as a front proxy's, and whether the ConfigMap
-// has the header names that Fairlead sends. authentication is the ConfigMap's data, nil if it could
-// not be read. Without a chain only the ConfigMap is checked.
+// CheckProxyClient checks whether servers that follow the cluster's authentication ConfigMap accept the certificate
+// that Fairlead presents, leaf first, as a front proxy's, and whether that has the header names that Fairlead sends.
+// authentication is the ConfigMap's data, nil if it could not be read. Without a chain only it is checked.
 func (f *Findings) CheckProxyClient(chain []*x509.Certificate, authentication map[string][]byte) {
 	object := "proxy client certificate"
 	if len(chain) == 0 {

@@ -24,14 +24,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
-// followed is one value that is read from one or more files, or from the authentication ConfigMap.
-// It is taken as a whole or not at all.
+// followed is a value that is read from files, or from the authentication ConfigMap, as a whole or not at all.
 type followed struct {
 	use string
 	// source names the origin in logs, metrics and status, and distinguishes two of the same use.
 	source string
-	// files are the paths to read. Each may be a symlink, or below one, as in a Kubernetes volume.
-	// Nil means that it is delivered.
+	// files are the paths to read, perhaps symlinks, or below one, as in a Kubernetes volume. Nil: it is delivered.
 	files []string
 	// take parses the data, in the order of the files, and puts it in force, unless it is faulty.
 	take func(data [][]byte) error
@@ -135,8 +133,7 @@ const maxSeries = 16
 
 // Status describes one followed value: what is in force and how the last read ended.
 type Status struct {
-	// Use is the purpose: serving, sni, proxy-client, client-ca, requestheader-ca,
-	// authentication-configmap, or a File's.
+	// Use is the purpose: serving, sni, proxy-client, client-ca, requestheader-ca, authentication-configmap, a File's.
 	Use string `json:"use"`
 	// Source is where it comes from.
 	Source string `json:"source"`
@@ -203,8 +200,7 @@ func (s *Store) register(r prometheus.Registerer) {
 		type series struct{ use, source, fingerprint string }
 		seen := make(map[series]bool)
 		for _, st := range s.Status() {
-			// One source may be given twice, and a bundle may have a certificate twice: a duplicate
-			// series would fail the whole scrape.
+			// A source or a certificate may be there twice: a duplicate series would fail the whole scrape.
 			if key := (series{st.Use, st.Source, ""}); !seen[key] {
 				seen[key] = true
 				gauge(valid, metric.Number(st.Err == ""), st.Use, st.Source)
@@ -224,9 +220,8 @@ func (s *Store) register(r prometheus.Registerer) {
 }
 
 const (
-	// quiet is how long directories must be quiet before their files are read. Writers that do not
-	// rename write in parts, and the certificate after the key, usually within milliseconds. In a
-	// directory that is never quiet the wait ends after quietAtMost.
+	// quiet is how long directories must be quiet before their files are read. Writers that do not rename write in
+	// parts, and the certificate after the key, usually within milliseconds. The wait ends after quietAtMost.
 	quiet       = 100 * time.Millisecond
 	quietAtMost = time.Second
 	// maxLinks bounds the symlinks on the way to one file, as the kernel does.
@@ -282,8 +277,7 @@ func directories(path string) (out []string) {
 				link, target = d, to // above the last one there is none
 			}
 		}
-		// This is its real name: fsnotify identifies a watch by its path, and the same path may
-		// later be another directory.
+		// This is its real name: fsnotify identifies a watch by its path, which may later be another directory.
 		dir := filepath.Dir(link)
 		if !slices.Contains(out, dir) {
 			out = append(out, dir)

@@ -1,5 +1,4 @@
-// Package certs holds the certificates of this process, and the CAs by which it verifies its
-// clients. Each follows its source.
+// Package certs holds this process's certificates, and the CAs that verify its clients. Each follows its source.
 //
 // A Store has three sides. TLS is the server's: the serving pair, the SNI pairs, and the CAs that the server names to
 // clients. Clients verifies the certificates of clients: against the client CA (then the leaf is a user) and against
@@ -187,8 +186,7 @@ func (s *Store) followCA(use, file string, of func(*clientTrust) *[]*x509.Certif
 // Clients returns the verifier of clients' certificates.
 func (s *Store) Clients() *Clients { return s.clients }
 
-// ProxyClient returns the pair that this process presents to the local apiserver and to backends.
-// If none is configured, it is empty.
+// ProxyClient returns the pair that this process presents to the local apiserver and backends; empty if there is none.
 func (s *Store) ProxyClient() *Pair { return s.proxy }
 
 // Run follows every source until ctx ends.

@@ -16,8 +16,7 @@ const (
 	// Recovery takes as long. Ten times is more than nodes and zones differ by.
 	slowFactor = 10
 	slowFor    = 10 * time.Second
-	// slowFloor is the latency up to which no endpoint is slow, whatever its peers do: below it ten
-	// times the median is noise.
+	// slowFloor is the latency up to which no endpoint is slow: below it ten times the median is noise.
 	slowFloor = 20 * time.Millisecond
 	// slowWitnesses is how many comparisons must agree: one stuck request says nothing.
 	slowWitnesses = 3

@@ -42,8 +42,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Config is what a Prober needs (makeBackends and kube.connect in cmd/fairlead). Table, Report, TLS
-// and Dial must be set.
+// Config is what a Prober needs (makeBackends and kube.connect in cmd/fairlead). Table, Report, TLS, Dial are required.
 type Config struct {
 	// Table returns the current table: of its entries the endpoints are probed, for the document of
 	// their group-version or, where they have none, for the server's readiness.
@@ -68,8 +67,7 @@ type Config struct {
 	Metrics prometheus.Registerer
 }
 
-// Prober probes every endpoint of the table. Signal and Observe may be called before Run. They do
-// nothing until Run has seen a table.
+// Prober probes every endpoint of the table. Signal and Observe do nothing until Run has seen a table.
 type Prober struct {
 	config  Config
 	log     *slog.Logger

@@ -16,12 +16,10 @@ const (
 	// hedgeAfter is how long a probe may stay unanswered before a second runs in parallel, so that
 	// two failed probes take little longer than one. After an alarm it is hedgeSuspicious.
 	hedgeAfter, hedgeSuspicious = time.Second, 250 * time.Millisecond
-	// atOneTime is how many claims are probed at one time on a connection: a thousand take 3 s
-	// where an endpoint is 50 ms away.
+	// atOneTime is how many claims are probed at one time on a connection: a thousand take 3 s over 50 ms.
 	atOneTime = 16
-	// oneByOne is how long a round may probe its claims one after the other, as over HTTP/1.1 or
-	// where a server closes each connection after its response: half a defaultInterval. The claims
-	// that are left then get connections of their own.
+	// oneByOne is how long a round may probe its claims one after the other, as over HTTP/1.1 or where a server closes
+	// each connection after its response: half a defaultInterval. The others then get connections of their own.
 	oneByOne = defaultInterval / 2
 )
 

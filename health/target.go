@@ -19,9 +19,8 @@ const (
 	defaultInterval = 10 * time.Second
 	// jitter spreads the probes of endpoints that came at the same time.
 	jitter = 0.2
-	// lightChecks is how many checks the time between two probes is divided into, the probe
-	// included: at most 4 s pass (12 s / 3) before a check, so that an endpoint that hangs is
-	// ejected within 4 + 0.5 + 5.25 s, under the promised 12.
+	// lightChecks is how many checks the time between two probes is divided into, the probe included: at most 4 s pass
+	// (12 s / 3) before one, so a hanging endpoint is ejected within 4 + 0.5 + 5.25 s, under the promised 12.
 	lightChecks = 3
 	// beat aligns the timers of healthy targets: waking up for each of a thousand costs more than
 	// probing. The work of one beat takes some 20 ms for 2,000 endpoints.
@@ -72,8 +71,7 @@ type target struct {
 	// hintGap and lostGap are the least times from a round to one that such an alarm causes.
 	hintGap, lostGap time.Duration
 
-	// watch is a connection of the round that began at watched, left open after a claim has passed
-	// on it. Nil means none.
+	// watch is a connection of the round that began at watched, left open after a claim passed on it. Nil means none.
 	watch   *http.ClientConn
 	watched time.Time
 	light   time.Time     // of the next light check on it; zero means that one is under way
@@ -290,10 +288,9 @@ func earlier(a, b time.Time) time.Time {
 // 2 s + 0.5 s + 0.25 s + 2 s (dialTimeout), where 5 s are promised.
 const lightTimeout = 500 * time.Millisecond
 
-// keep takes over a connection on which a claim has passed, if its round is later than that of the
-// watched one, and closes it if not. Blocked in a read, the connection sees the process die at
-// once. The next round's connection replaces it, so it is never older than the time between two
-// rounds, which is less than servers' idle timeouts: it needs no pings to live.
+// keep takes over a connection on which a claim has passed, if its round is later than that of the watched one, and
+// closes it if not. Blocked in a read, the connection sees the process die at once. The next round's connection
+// replaces it, so it is never older than two rounds, less than servers' idle timeouts: it needs no pings.
 func (t *target) keep(conn *http.ClientConn, round time.Time) {
 	if conn == nil {
 		return
@@ -331,9 +328,8 @@ func (t *target) unwatch() {
 	t.prober.watched.Add(-1)
 }
 
-// check sends a request on the watched connection, which costs no dial and no handshake. It can
-// only lead to a probe: an open connection can hide that an endpoint accepts no new ones, and a
-// process that hangs keeps its connections open.
+// check sends a request on the watched connection, which costs no dial and no handshake. It can only lead to a probe:
+// an open connection can hide that no new one is accepted, and a hanging process keeps its own open.
 func (t *target) check(ctx context.Context, now time.Time) {
 	t.light = t.prober.beat(now.Add(t.rest))
 	c, conn := t.nextClaim(), t.watch

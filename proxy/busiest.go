@@ -13,8 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// counted returns what is counted of a request. Of a token that the local apiserver has not
-// accepted the user stays unknown.
+// counted returns what is counted of a request. The user of a token that nobody has accepted stays unknown.
 func (x *exchange) counted() busiest.Row {
 	h, d, r := x.head, &x.decision, &x.decision.Request
 	row := busiest.Row{
@@ -75,9 +74,8 @@ const (
 	nameTime = time.Hour
 )
 
-// Busiest returns the n busiest callers of a view and a window of package busiest, in an order. Nil
-// means that there is no such, or that n is not from 1 to maxNamed. It asks the local apiserver for
-// the users of tokens that only that knows.
+// Busiest returns the n busiest callers of a view and a window of package busiest, in an order. Nil means that there is
+// no such, or that n is not from 1 to maxNamed. It asks the local apiserver whose the tokens are that only that knows.
 func (p *Proxy) Busiest(ctx context.Context, view, window, order string, n int) *busiest.Answer {
 	a := p.callers.Ask(view, window)
 	if a == nil || n < 1 || n > maxNamed || !a.Top(order, maxNamed) {

@@ -154,9 +154,8 @@ func (x *exchange) relay(w http.ResponseWriter, res *http.Response) {
 	}
 }
 
-// relayBody passes on what has come. A body of unknown length is flushed whenever no more of it is
-// at hand, because the client waits for it, as for the events of a watch. One of declared length
-// has a moment to be complete: then it takes one packet.
+// relayBody passes on what has come. A body of unknown length is flushed whenever no more of it is at hand, because the
+// client waits for it, as for events. One of declared length has a moment to be complete: it then takes one packet.
 func (x *exchange) relayBody(w http.ResponseWriter, res *http.Response) error {
 	kept, _ := x.p.copies.Get().(*[]byte)
 	if kept == nil {
@@ -352,8 +351,7 @@ func (x *exchange) answer(err error) http.Handler {
 	})
 }
 
-// carried is called with the outcome of a request that the engine has forwarded, and its duration
-// since the arrival of its head.
+// carried is called with the outcome of a request that the engine has forwarded, and its duration since its head.
 func (x *exchange) carried(o *engine.Outcome, took time.Duration) {
 	x.held.leave() // first, so that no panic costs a place
 	if o.Answer > 0 && !x.decision.LongRunning {

@@ -33,8 +33,7 @@ const (
 	ToRemote
 	// ToDocument answers with a merged document of this process.
 	ToDocument
-	// ToPage answers with a page of this process: below /fairlead/, and without a local apiserver
-	// everything that nothing else answers.
+	// ToPage answers with a page of this process: below /fairlead/, and all that is left without a local apiserver.
 	ToPage
 	// ToHealth answers /readyz or /healthz: this process's readiness first, then the local apiserver's.
 	ToHealth
@@ -42,8 +41,7 @@ const (
 	Impersonate
 )
 
-// Decision says where a request goes, as which user, with which header fields and within which
-// limits. It is the same over both protocols.
+// Decision says where a request goes, as which user, with which fields, within which limits; over both protocols.
 type Decision struct {
 	// Action is how the request is answered.
 	Action Action
@@ -78,8 +76,7 @@ type Decision struct {
 	asked   bool
 	// rules are those in force when the request came. Nil means none, or that they were asked.
 	rules *policy.Gates
-	// Rule is the rule that matches, and DryRun the first one before it that would, if it were no
-	// dry run. Nil means none.
+	// Rule is the rule that matches, DryRun the first before it that would, were it no dry run. Nil means none.
 	Rule, DryRun *policy.Gate
 	// user is the owner of a token that the request is forwarded with. Nil means unknown.
 	user user.Info

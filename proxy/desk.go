@@ -35,9 +35,8 @@ const (
 	// sixteenth, which is as many as a user's reviews. More would wait for those anyway, and
 	// thousands of goroutines that finish together would keep the loop from a processor.
 	parkedAtOnce = 256
-	// maxParked limits the bytes of parked requests. A source may use a quarter. A connection may
-	// use a sixteenth, twice the limit for the heads of its streams: a head still waits after its
-	// stream was reset or its connection has ended.
+	// maxParked limits the bytes of parked requests. A source may use a quarter, a connection a sixteenth, twice the
+	// limit for the heads of its streams: a head still waits after its stream was reset or its connection has ended.
 	maxParked = 128 << 20
 	// parkedSize is charged for a parked request in addition to its head: a goroutine's stack.
 	parkedSize = 5 << 10
@@ -103,8 +102,7 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 // parkTimeout limits how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s each.
 const parkTimeout = 25 * time.Second
 
-// Need is what a decision lacks, because finding it out waits or takes long. It is an error: a
-// request that lacks something is refused.
+// Need is what a decision lacks, because finding it out waits or takes long. It is an error: a refusal.
 type Need uint8
 
 const (
@@ -132,8 +130,7 @@ type learned struct {
 // maxLookUps is twice the number of Needs: CAs or issuers may change meanwhile.
 const maxLookUps = 8
 
-// settle decides on a goroutine that may wait: it looks up what decide lacks, and calls it again.
-// decide is p.decide or a part of it.
+// settle decides on a goroutine that may wait: it looks up what decide (p.decide, or a part) lacks, and calls it again.
 func (p *Proxy) settle(ctx context.Context, d *Decision, h *Head, c *authn.Conn, decide func() error) error {
 	for range maxLookUps {
 		err := decide()

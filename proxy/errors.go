@@ -24,9 +24,8 @@ import (
 
 // Only this file turns errors into responses. A client learns the group-version and a short cause, never an address.
 
-// retrySoon is the Retry-After of errors that should pass within seconds. client-go retries such
-// responses up to ten times, so it is only set where a retry helps: a client of a backend that has
-// been down for an hour should learn so at once.
+// retrySoon is the Retry-After of errors that should pass within seconds. client-go retries such responses up to ten
+// times, so it is set only where a retry helps: a client of a backend that is down for an hour should learn so at once.
 const retrySoon = 1
 
 // recent is how long an unavailable backend counts as restarting: the usual time of a rolling update's step.

@@ -100,8 +100,7 @@ func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *up
 		return
 	}
 	defer context.AfterFunc(r.Context(), func() {
-		// A Read in progress ends, too: net/http's transport does not cancel a request before
-		// (persistConn.mapRoundTripError).
+		// A Read in progress ends, too: net/http cancels no request before (persistConn.mapRoundTripError).
 		if body.ReadCloser != http.NoBody && !body.ended.Load() {
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 		}
@@ -110,8 +109,7 @@ func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *up
 	x.ask(w, r)
 }
 
-// unreadRest is how long a client may leave a response unread after the time of its request, so
-// that a watch still ends cleanly.
+// unreadRest is how long a client may leave a response unread after its request's time: a watch still ends cleanly.
 const unreadRest = 5 * time.Second
 
 // hasten ends a write that takes too long when the request's time is over, or its stream was ended
@@ -337,8 +335,7 @@ func upgradeRequest(r *http.Request, x *exchange, address string) *http.Request 
 	return out
 }
 
-// switchProtocols sends the head and reads the final response. The reader holds what the backend
-// has sent after its head.
+// switchProtocols sends the head and reads the final response. The reader holds what has come after its head.
 func switchProtocols(conn *backend.Conn, out *http.Request) (*http.Response, *bufio.Reader, error) {
 	if err := out.Write(conn); err != nil {
 		return nil, nil, conn.Failed(fmt.Errorf("sending upgrade request: %w", err))

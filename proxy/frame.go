@@ -207,8 +207,7 @@ func (x *exchange) unwelcome(a *engine.Answer, err error) engine.Plan {
 	return engine.Plan{Answer: a, Set: x.answerFields(), Done: x.done, Unwelcome: true}
 }
 
-// answerFields returns the fields of a response of ours. It reuses the buffer of the request's
-// fields, which are not sent.
+// answerFields returns the fields of a response of ours, in the buffer of the request's fields, which are not sent.
 func (x *exchange) answerFields() []hpack.HeaderField {
 	set := append(x.decision.Set[:0], hpack.HeaderField{Name: auditHeader, Value: x.auditID, Sensitive: true})
 	if hsts := x.p.browsers.hsts; hsts != "" {

@@ -22,8 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// removes reports whether a client's field is not forwarded, which includes all that Decision.Set
-// replaces. The name must be in lower case.
+// removes reports whether a client's field, in lower case, is not forwarded; so are all that Decision.Set replaces.
 func (x *exchange) removes(name string) bool {
 	switch name {
 	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", "x-real-ip", loopHeader, auditHeader:
@@ -95,8 +94,7 @@ const maxAuditID = 64
 // length is a loop that does not pass through this process.
 const maxVia = 1024
 
-// newAuditID returns a version 4 UUID. It correlates logs and is no secret, so the runtime's
-// generator (ChaCha8) is good enough.
+// newAuditID returns a version 4 UUID. It is no secret, so the runtime's generator (ChaCha8) is good enough.
 func newAuditID() string {
 	var id uuid.UUID
 	binary.BigEndian.PutUint64(id[:], rand.Uint64()&^0xf000|0x4000)  //nolint:gosec // see above
@@ -108,16 +106,14 @@ func newAuditID() string {
 type Head struct {
 	// Head is what is forwarded over HTTP/2. Its Fields are read-only here.
 	wire.Head
-	// Upgrade is the protocol that an HTTP/1.1 client wants to switch to, in its own spelling.
-	// Empty means none, or none that is offered.
+	// Upgrade is the protocol that an HTTP/1.1 client wants, in its own spelling. Empty means none, or none offered.
 	Upgrade string
 	// Arrived is when the head arrived.
 	Arrived time.Time
 	// Remote is the client's address and port, RemoteIP the address alone.
 	Remote, RemoteIP string
 
-	// listed are the names that an HTTP/1.1 head's Connection fields list, in lower case, but those
-	// that name the caller (RFC 9110 §7.6.1).
+	// listed are the names in an HTTP/1.1 head's Connection fields, in lower case, but the caller's (RFC 9110 §7.6.1).
 	listed map[string]bool
 	// invalid refuses the head, whatever it asks for.
 	invalid error
@@ -144,10 +140,9 @@ func (h *Head) list(name string) string {
 	return strings.Join(values, ", ")
 }
 
-// headOf returns the head of a net/http request. Path and query come from its URL, which the muxes
-// of the pages also use, so that what is authorized is what is served. RawPath is set if url.URL
-// would write the path differently, so Path has the bytes of the request line. How many names a
-// head has is limited where it is read (proxy/front, proxy/h2/wire).
+// headOf returns the head of a net/http request. Path and query come from its URL, which the muxes of the pages also
+// use, so that what is authorized is what is served. RawPath is set if url.URL would write the path differently, so
+// Path has the request line's bytes. How many names a head has is limited where it is read.
 func headOf(r *http.Request, arrived time.Time) *Head {
 	h := &Head{Remote: r.RemoteAddr, RemoteIP: hostOnly(r.RemoteAddr), Arrived: arrived}
 	h.Method, h.Authority = r.Method, r.Host
@@ -248,8 +243,7 @@ func (p *Proxy) rejects(status int, leads bool) bool {
 	return !p.cfg.ForwardRedirects && leads && status/100 == 3
 }
 
-// maxInterims limits the 1xx heads of a response, like the engine's limit. net/http does not count
-// them if a hook takes them.
+// maxInterims limits the 1xx heads of a response, as in the engine. net/http does not count them if a hook takes them.
 const maxInterims = 16
 
 var errInterims = errors.New("backend sent too many interim responses")

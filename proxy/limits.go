@@ -22,9 +22,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// limits limit the requests in flight to all remotes together, without long-running ones
-// (--max-requests-inflight, --max-mutating-requests-inflight). Requests to the local apiserver are
-// limited by its priority and fairness. Proxy.enter takes the places.
+// limits limit the requests in flight to all remotes together, without long-running ones (--max-requests-inflight,
+// --max-mutating-requests-inflight). The local apiserver has its own. Proxy.enter takes the places.
 type limits struct {
 	reads, writes limit
 }
@@ -53,8 +52,7 @@ func (l *limits) of(verb string) *limit {
 type place struct {
 	// slow says, before the place is taken, that a stranger can make the request last.
 	slow bool
-	// server is one of all remotes' places, share one of its upstream's share of them, backend one
-	// of the upstream's own.
+	// server is one of all remotes' places, share one of its upstream's share, backend one of the upstream's own.
 	server, share, backend bound.Place
 	count                  *atomic.Int64
 }
@@ -143,8 +141,7 @@ const (
 	// bodyTime limits the wait for a body that is read before its request is sent, of at most 256 KiB: kube-apiserver's
 	// limit for the whole request (--request-timeout), so a slower client was never served.
 	bodyTime = time.Minute
-	// strangerTime limits how long a request of the unproven pool may hold its place:
-	// kube-apiserver's --request-timeout.
+	// strangerTime limits how long a request of the unproven pool holds its place: kube-apiserver's --request-timeout.
 	strangerTime = time.Minute
 	// strangerWatch is the limit for long-running ones: kube-apiserver ends each watch after at
 	// most an hour (--min-request-timeout, plus up to as much again at random).
@@ -210,8 +207,7 @@ func (x *exchange) prove(ctx context.Context, from bound.Source) error {
 // hold reads a short body of announced length before its request takes any of the local apiserver's
 // places for strangers. Others' bodies are sent as they come.
 func (x *exchange) hold(w http.ResponseWriter, r *http.Request, from bound.Source) (end func(), err error) {
-	// An upgrade may have no body. A client that expects 100 Continue sends its body only to a
-	// server that wants it, which a 401 says.
+	// An upgrade may have no body. A client that expects 100 Continue sends its body only to a server that wants it.
 	if r.ContentLength <= 0 || x.head.Upgrade != "" || x.decision.Action != ToLocal || expects(r) {
 		return func() {}, nil
 	}
@@ -255,9 +251,8 @@ type givenUp struct {
 	answer  *engine.Answer // errGivenUp over HTTP/2, always in JSON: encoding it for each refusal would cost too much
 }
 
-// account identifies a user: a request's source, over all connections. Tokens can be made up, so
-// all unproven tokens of an address are one account. Requests without a token are another one: they
-// cost less, and must not keep new tokens from being served.
+// account identifies a user: a request's source, over all connections. Tokens can be made up, so all unproven tokens of
+// an address are one account. Requests without a token are another: they cost less, and must not keep out new tokens.
 type account struct {
 	bound.Source
 	bearer bool // an unproven token

@@ -88,8 +88,7 @@ func (x *exchange) bodies() bool {
 	return d.Entry != nil && !d.Entry.Local() || d.Request.IsResourceRequest && x.p.actionOf(d.route) == ToPage
 }
 
-// panicked records that a handler has panicked. It ignores http.ErrAbortHandler, with which a
-// handler ends when its client has gone.
+// panicked records that a handler has panicked, but not http.ErrAbortHandler, for a client that has gone.
 func (x *exchange) panicked(cause any) {
 	if cause == http.ErrAbortHandler || x.event == nil { //nolint:errorlint,err113 // the value itself is meant
 		return
@@ -203,8 +202,7 @@ func trusted(u user.Info) bool {
 	return u != nil && (slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) || slices.Contains(u.GetGroups(), user.MonitoringGroup))
 }
 
-// spanName returns kube-apiserver's name of a span: the path without names, so that their number is
-// bounded by the resources.
+// spanName returns kube-apiserver's name of a span: the path without names, so that there are few.
 func spanName(method string, r *Request) string {
 	if !r.IsResourceRequest {
 		return method

@@ -1,5 +1,4 @@
-// Package proxy is the front door. For each request it decides where the request goes and as which
-// user, and then carries the request there.
+// Package proxy is the front door. For each request it decides where it goes and as which user, and carries it there.
 //
 // decide makes all decisions, and the engine in proxy/h2 forwards: frame by frame for HTTP/2
 // clients, as guests for HTTP/1.1 clients. net/http carries upgrades, requests over the unproven
@@ -69,8 +68,7 @@ type Proxy struct {
 	// ending is done when long-running requests must end; end cancels it.
 	ending context.Context
 	end    context.CancelFunc
-	// instance is this process's name in the loop header: 80 random bits, so that no two Fairleads
-	// of a chain share a name.
+	// instance is this process's name in the loop header: 80 random bits, so that no two Fairleads share one.
 	instance string
 }
 
@@ -104,8 +102,7 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Run removes the series of group-versions that have left the table, and what is counted of callers
-// after an hour. It returns when ctx ends.
+// Run removes the series of group-versions that left the table, and callers' counts after an hour, until ctx ends.
 func (p *Proxy) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
 	defer loops.Wait()
@@ -217,8 +214,7 @@ type Config struct {
 	Authz *authz.Authorizer
 	// Backends carries requests to extension servers. Required.
 	Backends *backend.Pools
-	// Local carries requests to the local apiserver. Nil means that there is none; Pages then
-	// answers requests that no APIService claims.
+	// Local carries requests to the local apiserver. Nil means none; Pages then answers what no APIService claims.
 	Local *backend.Local
 	// CredentialRejected is called when the local apiserver rejects the credential with which this
 	// process impersonates. It must not block. It may be nil.
@@ -241,18 +237,15 @@ type Config struct {
 	// Health combines the local apiserver's /readyz and /healthz with this process's readiness. Without Local it gets
 	// nil, and answers these and /livez alone. If nil, they are forwarded unchanged.
 	Health func(local http.Handler) http.Handler
-	// MaxInFlight and MaxMutating limit the requests in flight to all remotes together, without
-	// long-running ones. Zero means no limit.
+	// MaxInFlight and MaxMutating limit requests in flight to all remotes, without long-running ones. Zero: no limit.
 	MaxInFlight, MaxMutating int
 	// MaxSessions limits the upgrades to all backends, including the local apiserver, and the long-running requests to
 	// remotes over HTTP/1.1 together: each takes a descriptor for itself. Zero means no limit.
 	MaxSessions int
 	// ForwardRedirects forwards a remote's redirects (--aggregator-reject-forwarding-redirect=false). If false, they
-	// are answered with 502, because a client that follows a redirect sends its credentials to any address that the
-	// backend names.
+	// are answered with 502, because a client that follows sends its credentials to any address.
 	ForwardRedirects bool
-	// GoAwayChance is the probability with which an HTTP/2 client is asked to reconnect after a
-	// request. Zero means never.
+	// GoAwayChance is the probability that an HTTP/2 client is asked to reconnect after a request. Zero means never.
 	GoAwayChance float64
 	// AllowedOrigins are regular expressions of origins whose pages may read answers (CORS). None means no CORS.
 	AllowedOrigins []string

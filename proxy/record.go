@@ -94,8 +94,7 @@ func (rec *recorder) done() {
 	o := x.ended.get()
 	o.Status, o.Wait, o.Duration = rec.status, rec.first, took
 	o.Sent += rec.bytes
-	// Only the server cancels the context, when the client has gone. A body that breaks off as
-	// malformed counts as given up, too.
+	// Only the server cancels the context, when the client has gone. A malformed body counts as given up, too.
 	x.finish(&o, rec.request.Proto, rec.request.Context().Err() != nil || o.Reason == engine.ReasonClientReset)
 }
 

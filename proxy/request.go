@@ -20,9 +20,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
-// Request is what a method and a path ask for in Kubernetes' terms, with equal values (a fuzz test
-// compares them), except that APIPrefix and Parts are not set, and group and version only for
-// resources. Its strings share the path's memory.
+// Request is what a method and a path ask for in Kubernetes' terms, with equal values (a fuzz test compares them), but
+// without APIPrefix and Parts, with group and version only for resources. Its strings share the path's memory.
 type Request request.RequestInfo
 
 // parseRequest parses a request head. It has the result of upstream's RequestInfoFactory.NewRequestInfo, but parses
@@ -60,8 +59,7 @@ func parseRequest(method, path, rawQuery string) Request {
 	return r
 }
 
-// param returns the first decodable value of a query parameter, as url.ParseQuery does, but without
-// a map of all parameters.
+// param returns the first decodable value of a query parameter, as url.ParseQuery does, but without a map.
 func param(q, name string) (value string, ok bool) {
 	for pair := range strings.SplitSeq(q, "&") {
 		key, value, _ := strings.Cut(pair, "=")
@@ -191,9 +189,8 @@ func verbsOf(method string) (resource, lower string) {
 // proxied reports whether a pod, Service or node answers the request, through kube-apiserver.
 func (r *Request) proxied() bool { return r.Subresource == "proxy" || r.Verb == "proxy" }
 
-// longRunning reports whether a request has no time limit: for kube-apiserver's verbs and
-// subresources, its profiler, and the subresources that the APIService declares
-// (kubernetes/kubernetes#73421: kube-aggregator has no such declaration).
+// longRunning reports whether a request has no time limit: for kube-apiserver's verbs and subresources, its profiler,
+// and the subresources that the APIService declares (kubernetes/kubernetes#73421).
 func (r *Request) longRunning(declared []string) bool {
 	switch r.Verb {
 	case "watch", "proxy":

@@ -26,8 +26,7 @@ var exempt = []string{ //nolint:gochecknoglobals // nothing writes it
 	"system:fairlead", "system:serviceaccount:kube-system:fairlead", user.APIServerUser, "system:kube-aggregator",
 }
 
-// rule finds the rules for a request that may be answered, and whose user is decided. Nil means
-// that nobody knows the user.
+// rule finds the rules for a request that may be answered, and whose user is decided. Nil: nobody knows the user.
 func (p *Proxy) rule(d *Decision, h *Head, u user.Info) {
 	g := d.rules
 	if d.rules = nil; g == nil || d.spared(g) {
@@ -66,8 +65,7 @@ func (d *Decision) spared(g *policy.Gates) bool {
 // k8s.io/apiserver/pkg/storage/etcd3). Who asks for more at a time has no limit in mind.
 const maxPage = 10_000
 
-// unlimited reports whether a list has neither a resourceVersion nor a limit that counts: the
-// apiserver takes negative ones for none.
+// unlimited reports whether a list has neither a resourceVersion nor a limit that counts: a negative one is none.
 func unlimited(rawQuery string) bool {
 	version, _ := param(rawQuery, "resourceVersion")
 	text, _ := param(rawQuery, "limit")
@@ -75,8 +73,7 @@ func unlimited(rawQuery string) bool {
 	return version == "" && (limit <= 0 || limit > maxPage)
 }
 
-// source returns the client's address: behind a trusted front proxy the last one that it has added
-// to X-Forwarded-For, which clients cannot.
+// source returns the client's address: behind a trusted front proxy the last in X-Forwarded-For, which it has added.
 func (h *Head) source(proxied bool) netip.Addr {
 	a, _ := netip.ParseAddr(h.RemoteIP)
 	if list := h.list("x-forwarded-for"); proxied {

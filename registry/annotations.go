@@ -22,8 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/behind"
 )
 
-// prefix is the prefix of Fairlead's annotations. An unknown name with it is reported: it is a
-// typing error, or meant for a newer release.
+// prefix begins Fairlead's annotations. An unknown name with it is reported: a typing error, or a newer release's.
 const prefix = "fairlead.dev/"
 
 // annotated are the parsed annotations of an APIService.
@@ -217,8 +216,7 @@ type urls struct {
 	fault string
 }
 
-// readURLs parses the annotation. A URL has a host and an optional port only: a path could select
-// another API than the authorized one.
+// readURLs parses the annotation. A URL has only a host and perhaps a port: a path could select an API not authorized.
 func readURLs(value string) (u urls) {
 	for text := range strings.SplitSeq(value, ",") {
 		address, err := addressOf(strings.TrimSpace(text))

@@ -34,8 +34,7 @@ const defaultPort = 443
 type kept struct {
 	// ca is the object's parsed caBundle. Nil means none.
 	ca *parsedBundle
-	// ownedUntil is when the Backend loses the Owner that it has because its CA was replaced. Zero
-	// means that it was not replaced.
+	// ownedUntil is when the Backend loses the Owner that it has because its CA was replaced. Zero: it was not.
 	ownedUntil time.Time
 }
 
@@ -289,8 +288,7 @@ type Input struct {
 	// Shadowed are CustomResourceDefinitions of group-versions that are claimed for a remote.
 	Shadowed map[schema.GroupVersion]string
 	policy   *routings // nil means that of prev, else none
-	// Options are the settings. Nil means those of prev, else the defaults. With another pointer
-	// than that of prev, every entry is rebuilt.
+	// Options are the settings. Nil means prev's, else the defaults. With another pointer than prev's, all is rebuilt.
 	Options *Options
 	// Problems are the faults of the source that belong to no entry. See Table.Problems.
 	Problems []directory.Fault
@@ -302,8 +300,7 @@ type Input struct {
 
 // Options are the settings of Build. The zero value means the documented defaults.
 type Options struct {
-	// ClusterIPRouting sends requests to a Service's ClusterIP rather than to its endpoints
-	// (--enable-aggregator-routing=false).
+	// ClusterIPRouting sends requests to a Service's ClusterIP, not its endpoints (--enable-aggregator-routing=false).
 	ClusterIPRouting bool
 	// Reach says which addresses endpoints and external names may have. Config.Directory implies
 	// its AllowLoopback, unless Config.Cluster or Config.APIServices is set.

@@ -32,8 +32,7 @@ const (
 	kindFallback
 	// kindServed are Local APIServices, of what the local apiserver serves. They come last.
 	kindServed
-	// kindFallbackService and kindFallbackSlice come from a cluster, and count if the directory has
-	// neither the Service nor slices of it.
+	// kindFallbackService and kindFallbackSlice are a cluster's, and count if the directory has neither of that name.
 	kindFallbackService
 	kindFallbackSlice
 	// kindPolicy is the policy, of which there is one, if any.
@@ -72,8 +71,7 @@ type batch struct {
 	replaced [kinds]bool
 	reports  map[reportKey]Report
 	problems []directory.Fault
-	// files has the APIServices of the directory by name. Nil means that it was not read again, so
-	// that problems are none either.
+	// files has the directory's APIServices by name. Nil means that it was not read again, nor are problems new.
 	files map[string]directory.Object
 	// policy is the last valid one, and policyFaults what is wrong with the current one, which is
 	// not used. Nil means that it was not read again.
@@ -323,8 +321,7 @@ func misnamed(a *apiregistrationv1.APIService) bool {
 // inEtcd is the prefix of Fault.File for objects that are in no file.
 const inEtcd = "APIService "
 
-// faults returns the faults of the source, one for each ignored object, and those of what several
-// sources have, ordered by file and line.
+// faults returns the source's faults, one for each ignored object, and those of what several have, by file and line.
 func (o *objects) faults() []directory.Fault {
 	list := slices.Concat(o.problems, o.amiss, o.policy.unknown(o.apiServices))
 	for name, a := range o.misnamed {

@@ -95,10 +95,9 @@ func (e *Entry) Kind() string {
 	return "remote"
 }
 
-// Backend is the remote side of an Entry: its name, trust and protocol, and everything else that
-// makes its connections differ from others. It is comparable. Equal Backends are one pointer, in
-// all entries of a table and from table to table, independently of endpoints and of the APIService
-// that named it first. So trust and connections may be keyed by the pointer.
+// Backend is the remote side of an Entry: its name, trust and protocol, and everything else that makes its connections
+// differ from others. It is comparable. Equal Backends are one pointer, in all entries of a table and from table to
+// table, independently of endpoints and of the APIService that named it first: trust and connections are keyed by it.
 type Backend struct {
 	// Namespace and Service name the Service. Port is the APIService's (443 when unset).
 	Namespace, Service string
@@ -145,8 +144,7 @@ type Endpoint struct {
 	Address string
 	// Terminating endpoints are used only when no other is left.
 	Terminating bool
-	// Far endpoints are meant for other zones than this replica's (EndpointSlice hints): they are
-	// used only while no other is healthy.
+	// Far endpoints are for other zones than this replica's (EndpointSlice hints): used only while no other is healthy.
 	Far bool
 	// Health is the result of the probes.
 	Health Health
@@ -163,8 +161,7 @@ type Endpoint struct {
 	Since time.Time
 }
 
-// Settings are those of an APIService's fairlead.dev/ annotations, with the defaults of the flags
-// filled in (Options.Defaults).
+// Settings are those of an APIService's fairlead.dev/ annotations, with the flags' defaults (Options.Defaults).
 type Settings struct {
 	// RequestTimeout bounds a request that is not long-running. Annotation request-timeout.
 	RequestTimeout time.Duration
@@ -187,8 +184,7 @@ type Settings struct {
 	Owner string
 }
 
-// Reasons of a Verdict. All but the last four are kube-aggregator's, because conformance tests,
-// dashboards and alerts compare them.
+// Reasons of a Verdict. All but the last four are kube-aggregator's: tests, dashboards and alerts compare them.
 const (
 	ReasonLocal                = "Local"
 	ReasonServiceNotFound      = "ServiceNotFound"

@@ -16,9 +16,8 @@ const (
 	RouteLocal Route = iota
 	// RouteRemote goes to Match.Entry's backend.
 	RouteRemote
-	// RouteDocument is a merged document that Fairlead serves itself: /api, /apis, /apis/,
-	// /apis/<group>, /openapi/v2, /openapi/v3 and /openapi/v3/<path> of a remote group-version, and
-	// /apis/<group>/<version> of one that several servers have.
+	// RouteDocument is a merged document of Fairlead: /api, /apis, /apis/, /apis/<group>, /openapi/v2, /openapi/v3 and
+	// /openapi/v3/<path> of a remote group-version, and /apis/<group>/<version> of several servers'.
 	RouteDocument
 	// RouteOwn is one of Fairlead's own pages below /fairlead, and with the dir: registry, where
 	// Fairlead serves it itself, everything below /apis/apiregistration.k8s.io.

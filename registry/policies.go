@@ -100,8 +100,7 @@ func (p *policies) decode(data map[string][]byte, err error) (objects []director
 	return objects, faults
 }
 
-// take compiles what was read, and passes it to the writer: the first that selects by namespaces'
-// labels once these are known.
+// take compiles what was read for the writer: the first that selects by namespaces' labels once these are known.
 func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []directory.Object, faults []directory.Fault) {
 	if len(faults) == 0 {
 		var now *routings

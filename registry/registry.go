@@ -1,8 +1,7 @@
 // Package registry holds the live, immutable table of APIServices. No other package reads them.
 //
-// One writer (Registry.Run) builds an immutable *Table from the objects it watches and the reports
-// of the prober, stores it in an atomic pointer, and then closes the superseded channel of the
-// table it replaced. Every reader is the same small loop:
+// One writer (Registry.Run) builds an immutable *Table from the objects it watches and the reports of the prober,
+// stores it in an atomic pointer, and then closes the superseded channel of the one before. Every reader is this loop:
 //
 //	for t := range latest.Of(ctx, reg.Table, nil) {
 //		apply(t)
@@ -42,13 +41,11 @@ import (
 
 // Config configures New. Set APIServices, Client, Directory, or Client and Directory.
 type Config struct {
-	// APIServices connects to the API that this process serves from etcd. Services then come from
-	// Directory, or from Client without one, and Directory's APIServices are added. Nil means that
-	// APIServices come from Client or Directory.
+	// APIServices connects to the API that this process serves from etcd. Services then come from Directory, or from
+	// Client without one, and Directory's APIServices are added. Nil: they come from Client or Directory.
 	APIServices *rest.Config
-	// Client connects to the local apiserver. Its APIServices, Services and EndpointSlices are
-	// watched. With Directory, it is only asked for the group-versions that it serves, which are
-	// registered as Local. Nil means that there is no local apiserver.
+	// Client connects to the local apiserver. Its APIServices, Services and EndpointSlices are watched. With Directory,
+	// it is only asked for its group-versions, which are registered as Local. Nil means no local apiserver.
 	Client *rest.Config
 	// Cluster adds the APIServices, Services and EndpointSlices of Client whose names Directory and APIServices do not
 	// have. These APIServices are Local, even those of extension servers: requests go to the cluster's own aggregator.

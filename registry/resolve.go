@@ -162,8 +162,7 @@ func (r *resolver) add(to *family, e *discoveryv1.Endpoint, port int32) {
 	})
 }
 
-// usable reports whether an endpoint takes requests: it is ready (per the API, unset means ready),
-// or it is terminating and still serves.
+// usable reports whether an endpoint takes requests: it is ready (unset means ready), or terminating and still serves.
 func usable(e discoveryv1.Endpoint) bool {
 	c := &e.Conditions
 	return ptr.Deref(c.Ready, true) || ptr.Deref(c.Terminating, false) && ptr.Deref(c.Serving, false)

@@ -20,8 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
-// For returns the entry of the backend that a request is for: of the first route that matches, else
-// e, or the one that stands in for it.
+// For returns the entry of the backend for a request: of the first route that matches, else e, or its stand-in.
 func (e *Entry) For(r *policy.Request) *Entry {
 	for _, f := range e.Further {
 		if f.Rule.Matches(r) {
@@ -95,8 +94,7 @@ const (
 	maxBackends = 32
 )
 
-// compile makes routings of the objects of a policy, empty ones with what is wrong with them.
-// Limits go on where those of prev are.
+// compile makes routings of a policy's objects, empty ones with what is wrong. Limits go on where prev's are.
 func (o *Options) compile(objects []directory.Object, known *policy.Namespaces, prev *policy.Gates) (*routings, []directory.Fault) {
 	p := &routings{of: make(map[string]*routing), users: make(map[types.NamespacedName][]string), known: known, rules: policy.NewGates(prev)}
 	var faults []directory.Fault
@@ -266,9 +264,8 @@ func (b *builder) route(e, old *Entry) {
 // a standby: one that fails again and again would move its clients each time.
 const returnAfter = 10 * time.Second
 
-// standIn returns the standby that answers for an entry's own backend. Nil means that none does.
-// Now, one that answers, stays, as long as it can, until the own backend has been back for
-// returnAfter. Maintenance is the operator's word, which is 503 to all.
+// standIn returns the standby that answers for an entry's own backend. Nil means that none does. Now, one that answers,
+// stays, as long as it can, until the own backend has been back for returnAfter. Maintenance is 503 to all.
 func (b *builder) standIn(e, now *Entry) *Entry {
 	canStand := func(f *Entry) bool { return f.Rule.When == nil && f.Verdict.Available() }
 	if now != nil && !canStand(now) {

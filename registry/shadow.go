@@ -36,8 +36,7 @@ type shadows struct {
 	last   string // the last error, so that one outage is logged once
 }
 
-// run asks whenever the claims have changed, and every shadowInterval, until ctx ends. It reads the
-// table like any other reader.
+// run asks whenever the claims have changed, and every shadowInterval, until ctx ends. It is a reader of the table.
 func (s *shadows) run(ctx context.Context) error {
 	var due time.Time // when to ask again if the claims do not change
 	wake := time.NewTimer(shadowInterval)
@@ -63,8 +62,7 @@ func (s *shadows) run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// ask looks up all claims and passes the result to the writer. It reports whether that succeeded.
-// Otherwise the last result stays.
+// ask looks up all claims for the writer, and reports whether that succeeded; else the last result stays.
 func (s *shadows) ask(ctx context.Context, claimed []schema.GroupVersion) bool {
 	within, cancel := context.WithTimeout(ctx, shadowTimeout)
 	defer cancel()
@@ -108,9 +106,8 @@ func (b *builder) front(e *Entry, byURL bool) (loop Verdict) {
 	return loop
 }
 
-// Sent returns the table of the APIServices that the cluster's aggregator sends to Fairlead: all
-// that this aggregator may be told, or it would tell Fairlead what it has been told by Fairlead. It
-// is made once, by the first of those who follow it.
+// Sent returns the table of the APIServices that the cluster's aggregator sends to Fairlead: all that this aggregator
+// may be told, or it would tell Fairlead what Fairlead has told it. It is made once, by the first who follows it.
 func (t *Table) Sent() *Table {
 	t.once.Do(func() {
 		t.sent = t.of(slices.DeleteFunc(slices.Clone(t.entries), func(e *Entry) bool { return e.Front == "" }))

@@ -48,23 +48,20 @@ type Group struct {
 // Generation counts the tables of this process, from 1. It only ever grows.
 func (t *Table) Generation() uint64 { return t.generation }
 
-// Complete reports whether every source had been read once when this table was built. Until then a
-// path that matches nothing is unknown rather than absent and must be answered with 503, because
-// garbage collection and namespace deletion take a 404 as "gone".
+// Complete reports whether every source had been read once when this table was built. Until then a path that matches
+// nothing is unknown, not absent, and must get 503: garbage collection and namespace deletion take a 404 as "gone".
 func (t *Table) Complete() bool { return t.complete }
 
 // Superseded returns a channel that is closed once a newer table is stored.
 func (t *Table) Superseded() <-chan struct{} { return t.superseded }
 
-// Entries returns all entries in legacy order: groupPriorityMinimum descending, then name. The
-// caller must not change the slice.
+// Entries returns all entries in legacy order: groupPriorityMinimum descending, then name. Do not change the slice.
 func (t *Table) Entries() []*Entry { return t.entries }
 
 // Servers returns all entries, each followed by its Further. The caller must not change the slice.
 func (t *Table) Servers() []*Entry { return t.servers }
 
-// Groups returns the groups in the order of aggregated discovery: priority descending, then name.
-// The caller must not change the slice.
+// Groups returns the groups in aggregated discovery's order: priority descending, then name. Do not change the slice.
 func (t *Table) Groups() []*Group { return t.groups }
 
 // GroupsWith returns Groups as it would be with more entries.
@@ -127,8 +124,7 @@ func (t *Table) named(name string) *Entry {
 	return nil
 }
 
-// fewVersions is up to how many versions of a group are searched linearly, which is faster than a
-// map. Most groups have one or two.
+// fewVersions is up to how many versions of a group are searched linearly: faster than a map. Most have one or two.
 const fewVersions = 8
 
 // regroup replaces old by now in their groups. A nil old means that now is new, the reverse: gone.

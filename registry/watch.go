@@ -23,8 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/behind"
 )
 
-// errNoAPIServices ends Run if the local apiserver has no aggregation API. It will never get one,
-// so waiting would hide a wrong setting.
+// errNoAPIServices ends Run if the local apiserver has no aggregation API: waiting would hide a wrong setting.
 var errNoAPIServices = errors.New("the local apiserver does not serve apiregistration.k8s.io/v1: " +
 	"run kube-apiserver with its aggregator, or register APIServices from files with --registry=dir:PATH")
 

@@ -14,8 +14,7 @@ import (
 )
 
 const (
-	// maxLeaves bounds the leaves remembered per backend: the status page shows no more. Those that
-	// were seen last are kept.
+	// maxLeaves bounds the leaves remembered per backend, those seen last: the status page shows no more.
 	maxLeaves = 16
 	// leafMemory is how long a leaf is remembered after it was last presented. The prober dials
 	// every endpoint anew within seconds, so five minutes without it mean that it is gone.
@@ -115,8 +114,7 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 	b.recheckLocked(now)
 }
 
-// referenced takes the bundle in spec's ConfigMap, or the error that there is none. It does nothing
-// if the reference has changed meanwhile.
+// referenced takes the bundle of spec's reference, or the error that there is none, unless the reference has changed.
 func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -159,8 +157,7 @@ func (b *backend) setLocked(v *view) {
 	b.current.Store(v)
 }
 
-// handshake verifies the chain that an endpoint has just presented, for each new connection. It is
-// not empty: crypto/tls has refused that.
+// handshake verifies a new connection's chain. It is not empty: crypto/tls has refused that.
 func (b *backend) handshake(chain []*x509.Certificate) error {
 	now := time.Now()
 	v := b.current.Load()

@@ -52,8 +52,7 @@ type Config struct {
 	Watch Watch
 	// ClientCertificate returns the certificate to present to backends. Nil means none.
 	ClientCertificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
-	// Renewed is called when an APIService's referenced bundle has changed, for which there is no
-	// new table. It must not block.
+	// Renewed is called when a referenced bundle has changed, for which there is no new table. It must not block.
 	Renewed func(apiService string)
 	// Logger gets reloads, overlaps and refused certificates. Nil discards.
 	Logger *slog.Logger
@@ -269,10 +268,9 @@ func (t *Trust) all() []*backend {
 // No APIService can have it: their names have a dot.
 const localName = "local-apiserver"
 
-// LocalBundle sets the roots for verifying the local apiserver: the certificate-authority of the
-// kubeconfig. Empty data means the system's roots, as before the first call. A bundle that is
-// wholly or partly unreadable changes nothing: its file may be half-written. A CA that is removed
-// is distrusted at once: the control plane's own procedure for rotating it has an overlap.
+// LocalBundle sets the roots for verifying the local apiserver: the certificate-authority of the kubeconfig. Empty data
+// means the system's roots, as before the first call. A bundle that is wholly or partly unreadable changes nothing: its
+// file may be half-written. A removed CA is distrusted at once: the control plane's rotation has an overlap.
 func (t *Trust) LocalBundle(data []byte) error {
 	if len(data) > 0 {
 		if _, err := bundle.Parse(data); err != nil {

@@ -19,14 +19,12 @@ import (
 type verified struct {
 	// root is the anchor that the best path ends in.
 	root *x509.Certificate
-	// until is the earliest NotAfter of the best path, which is the one that lasts longest. Zero
-	// means that nothing was verified (insecure).
+	// until is the earliest NotAfter of the path that lasts longest. Zero means that nothing was verified (insecure).
 	until time.Time
 }
 
-// verifyChain verifies the chain of a server, leaf first, against r and a name, or one of several
-// comma-separated names. A nil error means that all of it is valid at now. Without names it
-// verifies everything but the name, which the caller has verified.
+// verifyChain verifies the chain of a server, leaf first, against r and a name, or one of several comma-separated
+// names. A nil error means that all of it is valid at now. Without names it leaves the name to the caller.
 func verifyChain(chain []*x509.Certificate, r *roots, names string, now time.Time) (verified, *Error) {
 	if len(chain) == 0 {
 		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented no certificate")

@@ -11,8 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
-// maxPrevious bounds the replaced roots that are kept. Four replacements within one overlap are a
-// flapping installer, not a rotation.
+// maxPrevious bounds the replaced roots that are kept. More within one overlap are a flapping installer, no rotation.
 const maxPrevious = 4
 
 // view is the trust of one backend at one moment. It is immutable; every change makes a new view.
@@ -81,9 +80,8 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 	old := v.current
 	switch {
 	case old == nil:
-		// The last good roots are in previous, until the end set when the fault came. If the
-		// repaired bundle drops some of their CAs, treat that as if there had been no fault.
-		// "Verify nothing" never overlaps: there, previous is empty.
+		// The last good roots are in previous, until the end set when the fault came. If the repaired bundle drops some
+		// of their CAs, it is as if there had been no fault. "Verify nothing" never overlaps.
 		if next != nil {
 			for _, p := range n.previous {
 				if p.roots.shares(next) {

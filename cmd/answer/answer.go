@@ -106,8 +106,7 @@ type APIService struct {
 	LongRunning    int64 `json:"longRunning"`
 	MaxInFlight    int   `json:"maxInFlight,omitempty"`
 	MaxLongRunning int   `json:"maxLongRunning,omitempty"`
-	// Limits are the limits at which requests are refused, or were in the last one or two minutes,
-	// worst first. Empty means none.
+	// Limits are those at which requests are, or were in the last minutes, refused, worst first. Empty means none.
 	Limits []bound.Limit `json:"limits,omitempty"`
 	// Traffic describes its latencies. Nil means that it had no requests lately.
 	Traffic *Traffic `json:"traffic,omitempty"`
@@ -126,8 +125,7 @@ type APIService struct {
 	Standby   bool   `json:"standby,omitempty"`
 	// StandIn is the further backend that answers for it now. Empty means that it answers itself.
 	StandIn string `json:"standIn,omitempty"`
-	// Rule is the place in the policy, file:line, of a further backend, or of the route that hides
-	// the APIService. Empty means neither.
+	// Rule is the policy's place, file:line, of a further backend, or of the route that hides it. Empty means neither.
 	Rule string `json:"rule,omitempty"`
 }
 
@@ -147,8 +145,7 @@ type Endpoint struct {
 	// Reason and Error say why it is unhealthy.
 	Reason string `json:"reason,omitempty"`
 	Error  string `json:"error,omitempty"`
-	// Probed is when its last probe ended, ProbeSeconds how long that took, ProbeError why it
-	// failed. Zero means that none has ended.
+	// Probed is when its last probe ended, ProbeSeconds how long it took, ProbeError why it failed. Zero: none has.
 	Probed       time.Time `json:"probed,omitzero"`
 	ProbeSeconds float64   `json:"probeSeconds,omitempty"`
 	ProbeError   string    `json:"probeError,omitempty"`
@@ -436,8 +433,7 @@ type Check struct {
 	Runbook string `json:"runbook,omitempty"`
 }
 
-// Failing returns the checks that fail: first those without which this replica takes no requests,
-// then those that users notice.
+// Failing returns the checks that fail: first those that end readiness, then those that users notice.
 func (s *Status) Failing() []Check {
 	failing := slices.DeleteFunc(slices.Clone(s.Checks), func(c Check) bool { return !c.Failed() })
 	slices.SortStableFunc(failing, func(a, b Check) int { return a.rank() - b.rank() })

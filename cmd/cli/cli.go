@@ -40,8 +40,7 @@ func Root(use, short, version string, subcommands ...*cobra.Command) *cobra.Comm
 		Use: use, Short: short, Version: fmt.Sprintf("%s (%s)", version, runtime.Version()), SilenceUsage: true, SilenceErrors: true, SuggestionsMinimumDistance: 2,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	// cobra's default version text stays: a version template links text/template, which makes the
-	// linker keep every exported method, 9 MB.
+	// cobra's default version text stays: a template for it links text/template.
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage{err} })
 	cmd.AddCommand(subcommands...)
 	cmd.AddCommand(versionCommand(version))
@@ -130,8 +129,7 @@ func (f *Faults) Readable(flag, path string) {
 	_ = file.Close() // only opened to check that it is readable
 }
 
-// Run runs a command. The first signal cancels its context, so that the command can end cleanly;
-// the second ends the process at once.
+// Run runs a command. The first signal cancels its context, so that it can end cleanly; the second ends the process.
 func Run(cmd *cobra.Command) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

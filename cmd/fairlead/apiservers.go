@@ -17,9 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// apiservers routes Fairlead's own watches and reviews to a healthy local apiserver, and away from
-// one that hangs while another is healthy. A suspended process still accepts connections, and a
-// review there would wait until its caller times out.
+// apiservers routes Fairlead's own watches and reviews to a healthy local apiserver, and away from one that hangs while
+// another is healthy. A suspended process still accepts connections, and a review would wait for its timeout.
 type apiservers struct {
 	// order lists the addresses, preferred ones first. Never nil.
 	order atomic.Pointer[[]string]

@@ -36,9 +36,8 @@ func pingOften() {
 	}
 }
 
-// clientConfig returns how Fairlead itself talks to the local apiserver, and the addresses of the
-// servers. Only those, and with follows those that follow, are ever dialled. own chooses among
-// them; it is nil if there is only the kubeconfig's.
+// clientConfig returns how Fairlead itself talks to the local apiserver, and the addresses of the servers. Only those,
+// and with follows those that follow, are ever dialled. own chooses among them; nil: only the kubeconfig's.
 func clientConfig(kubeconfig string, servers []string, follows bool) (c *rest.Config, addresses []string, own *apiservers, err error) {
 	if kubeconfig == "" { // a server never reads a home directory
 		if c, err = rest.InClusterConfig(); err != nil {
@@ -77,8 +76,7 @@ func clientConfig(kubeconfig string, servers []string, follows bool) (c *rest.Co
 	return c, addresses, own, nil
 }
 
-// addressOf returns the address of a local apiserver's URL. IPv6 needs no brackets there:
-// https://$(HOST_IP):6443 cannot have them.
+// addressOf returns the address of a local apiserver's URL. IPv6 needs no brackets: https://$(HOST_IP):6443 has none.
 func addressOf(server string) (string, error) {
 	bare, https := strings.CutPrefix(server, "https://")
 	at := max(0, strings.LastIndexByte(bare, ':'))

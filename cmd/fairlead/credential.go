@@ -21,9 +21,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
 
-// credential is what this process impersonates callers with: the token or certificate of its
-// kubeconfig or pod. client-go obtains it from files and plugins as for any client. It is cached
-// here, so that no request waits for either.
+// credential is what this process impersonates callers with: the token or certificate of its kubeconfig or pod.
+// client-go gets it from files and plugins. It is cached here: no request waits for either.
 type credential struct {
 	log *slog.Logger
 	// source is how client-go obtains the credential. offered, if not nil, replaces it once used.
@@ -60,8 +59,7 @@ func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*cred
 	}
 }
 
-// take offers Run another configuration. It runs no plugin, which may hang, because its caller also
-// follows other files.
+// take offers Run another configuration. It runs no plugin, which may hang: its caller also follows other files.
 func (k *credential) take(c *rest.Config) error {
 	if c.Impersonate.UserName != "" || c.Impersonate.UID != "" || len(c.Impersonate.Groups)+len(c.Impersonate.Extra) > 0 {
 		return errors.New("reading kubeconfig: it already impersonates a user (as:): kube-apiserver accepts only one impersonated identity, the caller's")

@@ -21,9 +21,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// critical compares by Leases which of --critical-apiservices each replica reaches. A replica is not
-// ready while another one reaches all that it reaches, and more (docs/decisions/0049): whoever
-// reaches most is ready, whatever the others reach.
+// critical compares by Leases which of --critical-apiservices each replica reaches. A replica is not ready while
+// another one reaches all that it reaches, and more (docs/decisions/0049): whoever reaches most is ready.
 type critical struct {
 	names  []string
 	entry  func(name string) *registry.Entry // nil means that there is none

@@ -19,8 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 )
 
-// sources are where APIServices are read from. If two have an APIService of one name, the first in
-// the order of the fields wins.
+// sources are where APIServices are read from. Of two of one name the first in the order of the fields wins.
 type sources struct {
 	etcd    []string // the URLs of its members. Nil means none
 	dir     string   // a directory. Empty means none

@@ -143,8 +143,7 @@ func (s *server) followReadiness(ctx context.Context) error {
 	}
 }
 
-// tellSystemd notifies systemd of a unit with Type=notify (sd_notify(3)). Without systemd
-// NOTIFY_SOCKET is empty and it does nothing.
+// tellSystemd notifies systemd of a unit with Type=notify (sd_notify(3)). Without NOTIFY_SOCKET it does nothing.
 func (s *server) tellSystemd(state string) {
 	const keepEnvironment = false // no child process reads NOTIFY_SOCKET
 	if _, err := daemon.SdNotify(keepEnvironment, state); err != nil {

@@ -68,8 +68,7 @@ func ownClient(server http.Handler) *rest.Config {
 	}
 }
 
-// ofEtcd gathers only the etcd metrics of k8s.io/apiserver, by kube-apiserver's names, out of all
-// that Kubernetes' libraries register.
+// ofEtcd gathers only the etcd metrics of k8s.io/apiserver, by their names, of all that Kubernetes' libraries register.
 func ofEtcd() ([]*dto.MetricFamily, error) {
 	all, err := legacyregistry.DefaultGatherer.Gather()
 	return slices.DeleteFunc(all, func(f *dto.MetricFamily) bool { return !strings.HasPrefix(f.GetName(), "etcd_") }), err
@@ -78,8 +77,7 @@ func ofEtcd() ([]*dto.MetricFamily, error) {
 // inProcess is the host of URLs for transportTo.
 const inProcess = "fairlead.invalid"
 
-// transportTo returns a transport to a handler of this process. A reader that does not read blocks
-// the handler after a few KiB.
+// transportTo returns a transport to a handler of this process. Who does not read blocks the handler after a few KiB.
 func transportTo(h http.Handler) *http.Transport {
 	l := bufconn.Listen(4 << 10)
 	go func() { _ = (&http.Server{Handler: h}).Serve(l) }() //nolint:gosec // only this process connects, until it ends

@@ -107,8 +107,7 @@ func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) 
 	return who, nil
 }
 
-// clusterNames returns the header names that the cluster's servers trust, from the cluster's
-// ConfigMap. Equal names are the same pointer.
+// clusterNames returns the header names that the cluster's servers trust, by its ConfigMap. Equal ones are one pointer.
 func (s *server) clusterNames() (names *authn.HeaderNames, known bool) {
 	h, known := s.certs.Clients().Headers()
 	// An impersonated cluster may trust no front proxy, and its extension servers still trust ours.
@@ -134,8 +133,7 @@ const (
 	authzAlwaysAllow = "AlwaysAllow"
 )
 
-// authorization returns the mode in force. The default is the local apiserver if there is one, else
-// the directory's roles.
+// authorization returns the mode in force. The default is the local apiserver's, if there is one, else RBAC.
 func (o *options) authorization() string {
 	if o.authzMode == "" && o.alone() {
 		return authzRBAC

@@ -74,8 +74,7 @@ func (p *process) findKube(ctx context.Context) (k *kube, err error) {
 	return k, nil
 }
 
-// refuseSelf returns an error if a local apiserver is this very process: every request would loop
-// until the sockets are used up.
+// refuseSelf returns an error if a local apiserver is this very process: requests would loop until sockets are used up.
 func (k *kube) refuseSelf(ctx context.Context, own *reach.Rules) error {
 	for _, s := range k.servers {
 		host, port, _ := net.SplitHostPort(s)  // addressOf has made it
@@ -93,9 +92,8 @@ func (k *kube) refuseSelf(ctx context.Context, own *reach.Rules) error {
 	return nil
 }
 
-// tls makes the TLS configuration of the pools: the kubeconfig's CA without its credentials. With
-// X-Remote-* it presents our proxy client certificate; with impersonation it presents the
-// kubeconfig's own certificate, if there is one.
+// tls makes the TLS configuration of the pools: the kubeconfig's CA without its credentials. With X-Remote-* it
+// presents our proxy client certificate; with impersonation the kubeconfig's own, if there is one.
 func (k *kube) tls(withCertificate bool) (*tls.Config, error) {
 	tc := k.trust.LocalTLS()
 	if withCertificate {
@@ -153,8 +151,7 @@ func (p *probed) Servers() []*registry.Entry { return []*registry.Entry{&p.entry
 
 func (p *probed) Superseded() <-chan struct{} { return p.superseded }
 
-// connect makes the pools, and a separate prober of the servers. That prober has no metrics, and
-// the pools log its results.
+// connect makes the pools, and a separate prober of the servers, without metrics; the pools log its results.
 func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) {
 	pool, credential := "", (func() string)(nil)
 	if k.pair = proxyClient; k.credential != nil {

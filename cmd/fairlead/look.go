@@ -54,8 +54,7 @@ func noted[A, B, C any](ends *needs.Outcome, review func(context.Context, A) (B,
 	}
 }
 
-// lookReviews returns whether reviews are answered. passed is when the local apiserver last
-// answered questions about our rights.
+// lookReviews returns whether reviews are answered. passed is when the local apiserver last answered about our rights.
 func (s *server) lookReviews(passed time.Time) answer.Check {
 	const do = "see the checks rights, kubeconfig and local-apiserver, and the local apiserver's own log"
 	return cmp.Or(
@@ -78,8 +77,7 @@ func faultOf(st *certs.Status, now time.Time) error {
 	return nil
 }
 
-// lookConfigMap adds the content of the ConfigMap to what is known about the right to read it. That
-// it was never read is a gate's.
+// lookConfigMap adds the ConfigMap's content to what is known about the right to read it. Never read: that is a gate's.
 func (s *server) lookConfigMap(found answer.Check) answer.Check {
 	if _, known := s.clusterNames(); found.Failed() || !known {
 		return found
@@ -106,8 +104,7 @@ type pairs struct {
 	kubeconfig answer.Check
 }
 
-// judge returns what is wrong with our own pairs and bundles. Without any valid serving certificate
-// nobody can be served.
+// judge returns what is wrong with our own pairs and bundles. Without a valid serving certificate nobody is served.
 func (p *pairs) judge(all []certs.Status, now time.Time) (found answer.Check) {
 	const refused, distrusted = "Users with certificates are refused", "Clients do not trust a certificate of this replica"
 	users := map[string]string{ // :: use → what they notice if it is not valid
@@ -158,8 +155,7 @@ func (s *server) lookKubeconfig(found answer.Check) answer.Check {
 // nearly is the share of a bound from which on it counts as reached: a tenth is left to find out why.
 const nearly = .9
 
-// countDescriptors counts those in use, which takes 20 ms for 100,000. Their highest number says
-// nothing: there may be holes.
+// countDescriptors counts those in use: 20 ms for 100,000. Their highest number says nothing: there may be holes.
 func countDescriptors(time.Time) answer.Check {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {

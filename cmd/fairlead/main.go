@@ -128,8 +128,7 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	return slog.New(h)
 }
 
-// dropGone drops the errors that k8s.io/apiserver logs when a client disconnects early: otherwise a
-// stranger could fill the log.
+// dropGone drops what k8s.io/apiserver logs when a client disconnects early: a stranger could fill the log.
 type dropGone struct{ slog.Handler }
 
 func (p dropGone) Handle(ctx context.Context, r slog.Record) error {

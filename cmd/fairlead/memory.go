@@ -18,9 +18,8 @@ import (
 // few hundred bytes, a watch keeps some 1,400 for hours, and many clients that start at once leave
 // twice as much garbage as they keep. docs/evidence/measurements.md has the figures.
 const (
-	// gcPercent is how much may be allocated, relative to the live heap, before a collection: Go's
-	// default. From largeHeap on it is gcLarge, half of that, which costs a GET over HTTP/1.1 4 %
-	// of processor time, and one over HTTP/2 nothing.
+	// gcPercent is how much may be allocated, relative to the live heap, before a collection: Go's default. From
+	// largeHeap on it is gcLarge, half of that, which costs a GET over HTTP/1.1 4 % of processor time.
 	gcPercent, gcLarge = 100, 50
 	largeHeap          = 64 << 20
 	// idleTime is how long there must be no collection before memory is returned. Go collects every
@@ -28,10 +27,9 @@ const (
 	idleTime = 10 * time.Second
 )
 
-// limitMemory sets Go's soft limit to nine tenths of the container's memory, so that garbage is
-// collected earlier near the limit, before the kernel kills the process. The kernel also charges
-// the container for thread stacks, socket buffers and file pages. What connections may hold is a
-// part of it (internal/hold). GOMEMLIMIT and AUTOMEMLIMIT override it.
+// limitMemory sets Go's soft limit to nine tenths of the container's memory, so that garbage is collected earlier near
+// the limit, before the kernel kills the process. The kernel also charges the container for thread stacks, socket
+// buffers and file pages. Connections may hold a part of it (internal/hold). GOMEMLIMIT and AUTOMEMLIMIT override it.
 func limitMemory(log *slog.Logger) {
 	limit, err := memlimit.Set()
 	if err != nil {
@@ -95,9 +93,8 @@ func readHeap() heap {
 	return heap{cycles: s[0].Value.Uint64(), live: s[1].Value.Uint64(), objects: s[2].Value.Uint64(), free: s[3].Value.Uint64()}
 }
 
-// unmap releases the pages of the program's file until they are used again: nearly all were used at
-// the start, and a third is used later. They stay in the page cache, from which the kernel maps
-// them again without I/O, or drops them when memory is short.
+// unmap releases the pages of the program's file until they are used again: nearly all were used at the start, and a
+// third is used later. They stay in the page cache: the kernel maps them again, or drops them when memory is short.
 func unmap() {
 	maps, err := os.ReadFile("/proc/self/smaps") // without /proc there is nothing to do
 	if err != nil {

@@ -19,8 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
 )
 
-// options are the flags of serve, named as in kube-apiserver where it has the same. Each has a
-// usable zero value or a default below.
+// options are the flags of serve, named as kube-apiserver's. Each has a usable zero value or a default below.
 type options struct {
 	cli.Shared
 	// What a flag alone decides is a field of its component's Config.

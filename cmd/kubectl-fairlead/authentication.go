@@ -29,9 +29,8 @@ const (
 	namesKey  = "requestheader-allowed-names"
 )
 
-// appender adds Fairlead's CA and name to the ConfigMap from which extension servers without flags
-// take the front proxies that they trust. kube-apiserver only ever adds to it
-// (docs/decisions/0043-appended-authentication.md says what loses an entry).
+// appender adds Fairlead's CA and name to the ConfigMap from which extension servers without flags take the front
+// proxies that they trust. kube-apiserver only ever adds to it (docs/decisions/0043 says what loses an entry).
 type appender struct {
 	wanted, remove, dryRun bool
 }

@@ -108,8 +108,7 @@ func (l *linter) told(ctx context.Context) {
 	}
 }
 
-// readable reports what of the cluster cannot be read. Table would ask for it again until its time
-// is over, and could only say that.
+// readable reports what of the cluster cannot be read. Table would ask for it until its time is over.
 func (l *linter) readable(ctx context.Context, client rest.Interface) bool {
 	all := true
 	for _, path := range []string{"/apis/apiregistration.k8s.io/v1/apiservices", "/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"} {

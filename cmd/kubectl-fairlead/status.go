@@ -86,8 +86,7 @@ for any of them.`,
 	return cmd
 }
 
-// sound returns errUnavailable unless this replica is ready, none of its checks fails, and every
-// APIService can be used.
+// sound returns errUnavailable unless this replica is ready, no check fails, and every APIService can be used.
 func sound(s *answer.Status) error {
 	if s.Ready != "" || len(s.Failing()) > 0 || len(s.Unavailable()) > 0 {
 		return errUnavailable

@@ -1,6 +1,5 @@
-// Package rights lists what Fairlead may do at the local apiserver as itself: the rules of the
-// roles in deploy/, each with its line and what fails without it. serve asks for its own rights,
-// and lint for those of the account that it will use.
+// Package rights lists what Fairlead may do at the local apiserver as itself: the rules of the roles in deploy/, each
+// with its line and what fails without it. serve asks for its own, lint for those of the account that it will use.
 //
 // It holds no state and does no I/O.
 package rights
@@ -173,8 +172,7 @@ const (
 	noChanges   = "discovery sees changes of CustomResourceDefinitions late"
 )
 
-// roles returns all rules of the roles in deploy/ that are for Fairlead's own account. A test
-// compares them with the files.
+// roles returns all rules in deploy/ for Fairlead's own account. A test compares them with the files.
 func roles(f Features) []role {
 	namespace, name, _ := strings.Cut(f.Policy, "/")
 	return []role{

@@ -361,8 +361,7 @@ func (p *Places) Busiest() (most Source, n int64) {
 type Limit struct {
 	// Name is that of label limit of fairlead_backend_rejections_total.
 	Name string `json:"name"`
-	// Held of Most places are taken. Holder holds at least Holds of them, more than any other. Zero
-	// and empty: not known for this limit.
+	// Held of Most places are taken. Holder holds at least Holds of them, more than any other. Zero and empty: unknown.
 	Held   int64  `json:"held,omitempty"`
 	Most   int64  `json:"most,omitempty"`
 	Holder string `json:"holder,omitempty"`
@@ -373,8 +372,7 @@ type Limit struct {
 	Times   int64  `json:"times,omitempty"`
 }
 
-// Reached returns a limit of most places of p, which may be nil, and whether it is reached, or has
-// refused one of refused.
+// Reached returns a limit of most places of p, which may be nil, and whether it is reached, or refused one of refused.
 func Reached(name string, p *Places, most int64, refused *Tally) (l Limit, reached bool) {
 	l = Limit{Name: name, Most: most}
 	var by, holder Source

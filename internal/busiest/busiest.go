@@ -92,9 +92,8 @@ func (c *Callers) Begin(r *Row) (end func()) {
 	}
 }
 
-// key appends the key of a request's row: texts, with a zero byte between two. No name in
-// Kubernetes' own components is longer than the bounds; of a longer one the beginning counts. The
-// resource is last, because a path may have zero bytes.
+// key appends the key of a request's row: texts, with a zero byte between two. No name in Kubernetes' own components is
+// longer than the bounds; of a longer one the beginning counts. The resource is last: a path may have zero bytes.
 func (c *Callers) key(b []byte, r *Row) []byte {
 	if b = text(b, 128, r.User); r.Token != nil {
 		b = strconv.AppendUint(append(b, "token "...), maphash.Comparable(c.seed, r.Token), 16)

@@ -37,8 +37,7 @@ func Of[S interface{ Superseded() <-chan struct{} }](ctx context.Context, load f
 	}
 }
 
-// Wake puts a token into a channel of capacity one, unless it has one: the receiver processes
-// everything that is pending. It never blocks.
+// Wake puts a token into a channel of capacity one, unless it has one, for all that is pending. It never blocks.
 func Wake[T any](wake chan<- T) {
 	var token T
 	select {
@@ -85,8 +84,7 @@ type State[E Element] interface {
 	Superseded() <-chan struct{}
 }
 
-// Changes is like Of, and yields with each state its changes since the previously yielded one. The
-// first time, that is everything.
+// Changes is like Of, and yields with each state its changes since the one yielded before: at first everything.
 func Changes[S State[E], E Element](ctx context.Context, load func() S, wake <-chan time.Time) iter.Seq2[S, []Change[E]] {
 	return func(yield func(S, []Change[E]) bool) {
 		var last []E
@@ -99,9 +97,8 @@ func Changes[S State[E], E Element](ctx context.Context, load func() S, wake <-c
 	}
 }
 
-// Diff compares the elements of two states. Readers of a state then process only the changes:
-// comparing ten thousand pointers costs some 40 µs (BenchmarkDiff), processing each element many
-// times that. The states need not be successive.
+// Diff compares the elements of two states. Readers of a state then process only the changes: comparing ten thousand
+// pointers costs some 40 µs (BenchmarkDiff), processing each many times that. States need not be successive.
 func Diff[E Element](old, now []E) []Change[E] {
 	var none E
 	var out []Change[E]

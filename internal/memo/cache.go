@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// Ways is the number of entries in a set. With eight, a cache that is half full evicts about one
-// entry in a thousand too early.
+// Ways is the number of entries in a set. With eight, a half-full cache evicts about one in a thousand too early.
 const Ways = 8
 
 // Config configures a Cache.

@@ -83,8 +83,7 @@ func (w *Watcher) Watch(list func() []string) {
 	w.signal() // they may have changed since
 }
 
-// watch watches directories. Those that were watched before are watched anew, because the name may
-// now be another directory's.
+// watch watches directories, those of before anew: the name may now be another directory's.
 func (w *Watcher) watch(directories []string) {
 	if w.from == nil {
 		return

@@ -23,8 +23,7 @@ import (
 // machine's, not the cluster's, and the metadata services of clouds give credentials to every caller on this machine.
 // The zero value refuses all of them.
 type Rules struct {
-	// AllowLoopback allows loopback (--allow-loopback-backends, and the dir: registry). An egress
-	// proxy then also gets names unresolved.
+	// AllowLoopback allows loopback (--allow-loopback-backends, and dir:). An egress proxy then also gets names.
 	AllowLoopback bool
 	// Operator says that the operator of this process has chosen the addresses, as for the local
 	// apiserver. Only Self is refused then.
@@ -156,17 +155,14 @@ func (r *Rules) check(address string) error {
 	return nil
 }
 
-// attemptDelay is how long one address of a name has to answer before the next one is tried, too
-// (RFC 8305 §5). net gives each at least 2 s, as long as a probe's whole dial: a name would be
-// unreachable whose first address has vanished.
+// attemptDelay is how long one address of a name has to answer before the next one is tried, too (RFC 8305 §5). net
+// gives each at least 2 s, a probe's whole dial: a name whose first address has vanished would be unreachable.
 const attemptDelay = 250 * time.Millisecond
 
-// Dial connects to an address, which is checked after resolution. Of a name with several addresses
-// the first that answers is used.
+// Dial connects to an address, checked after resolution. Of a name with several the first that answers is used.
 //
-// Addresses that an egress proxy resolves cannot be checked here, so names are resolved here and
-// the proxy gets the address. Without AllowLoopback, a name that only the proxy can resolve is
-// unreachable: it could resolve to the proxy's own machine.
+// Addresses that an egress proxy resolves cannot be checked here, so names are resolved here and the proxy gets the
+// address. Without AllowLoopback, a name that only the proxy can resolve is unreachable: it may be the proxy itself.
 func (r *Rules) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

@@ -64,8 +64,7 @@ const (
 	// maxStripe is the size at which a stripe drops lines: about four thousand lines, a tenth of a
 	// second of the busiest connection measured, and 16 MiB in all stripes.
 	maxStripe = 1 << 20
-	// gather is how long lines are gathered: short for a human who follows the file, and thousands
-	// of lines share a system call.
+	// gather is how long lines are gathered: short for who follows the file, and thousands share a system call.
 	gather = 50 * time.Millisecond
 	// lossLogInterval is the least time between two logs of losses.
 	lossLogInterval = time.Minute

@@ -26,8 +26,7 @@ import (
 
 // Request describes a request after its decision.
 type Request struct {
-	// Attributes are what is asked for and the caller, also with impersonation. No user means that
-	// it is not known here.
+	// Attributes are what is asked for and the caller, also with impersonation. No user means that it is unknown here.
 	Attributes authorizer.AttributesRecord
 	// ID is the request's Audit-ID.
 	ID string

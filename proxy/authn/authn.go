@@ -41,8 +41,7 @@ import (
 // ErrUnauthenticated is the cause of every refusal that is the caller's fault, answered with 401.
 var ErrUnauthenticated = errors.New("unauthenticated")
 
-// Config configures an Authenticator (makeAuthn in cmd/fairlead). The zero Config refuses all
-// requests except anonymous ones.
+// Config configures an Authenticator (makeAuthn in cmd/fairlead). The zero Config refuses all but anonymous requests.
 type Config struct {
 	// VerifyClient (certs.Clients.VerifyUser) verifies a peer's certificates, leaf first, against
 	// the client CA and returns the verified chains. No chain and no error mean that there is
@@ -54,11 +53,9 @@ type Config struct {
 	// Generation changes whenever the result of either verification may change: with another CA, or
 	// other allowed names. Nil means that they never change.
 	Generation func() uint64
-	// Review authenticates a token; see TokenReview. If nil, Fairlead refuses tokens wherever it
-	// must know the caller itself.
+	// Review authenticates a token; see TokenReview. If nil, tokens are refused wherever Fairlead must know the caller.
 	Review func(ctx context.Context, token string) (*authenticator.Response, bool, error)
-	// ReviewGeneration changes whenever Review's result may change, which drops cached results. If
-	// nil, they only expire.
+	// ReviewGeneration changes whenever Review's results may, which drops cached ones. If nil, they only expire.
 	ReviewGeneration func() uint64
 	// Impersonate returns the credential of this process as an Authorization value. It is for a local apiserver that
 	// gets users by Impersonate-*. Empty means that the connection's certificate is the credential. It does no I/O. If
@@ -83,8 +80,7 @@ type Config struct {
 	// and X-Remote-Extra-, as kube-aggregator sends. Until known is true no user is asserted: a client's field that the
 	// receiver trusts might not be stripped.
 	Target func() (names *HeaderNames, known bool)
-	// Anonymous allows requests without credentials as system:anonymous. If false, they are refused
-	// wherever Fairlead must know the caller.
+	// Anonymous allows requests without credentials as system:anonymous. If false, they are refused like tokens.
 	Anonymous bool
 	// AnonymousPaths limits Anonymous to these exact paths (--authentication-config), if any.
 	AnonymousPaths []string

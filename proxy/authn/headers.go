@@ -109,9 +109,8 @@ func (s *nameSet) render(u user.Info) ([]hpack.HeaderField, error) {
 	return fields, nil
 }
 
-// escapeKey encodes an extra's key for a field name: the percent sign, and bytes that are invalid
-// in a name, are percent-encoded. Readers convert the name to lower case before they decode it, so
-// upper-case letters are lost, as they are upstream.
+// escapeKey percent-encodes in an extra's key the percent sign, and bytes that are invalid in a field name. Readers
+// convert the name to lower case before they decode it, so upper-case letters are lost, as they are upstream.
 func escapeKey(key string) string {
 	const hex = "0123456789abcdef"
 	var b strings.Builder
@@ -165,14 +164,12 @@ type Pool uint8
 
 // The pools. PoolRemote is the zero value and the strictest.
 const (
-	// PoolRemote leads to an extension server. It gets the identity, and nothing with which it
-	// could act as the caller elsewhere.
+	// PoolRemote leads to an extension server. It gets the identity, and nothing to act as the caller elsewhere.
 	PoolRemote Pool = iota
 	// PoolCertificate leads to the local apiserver with our proxy client certificate. It gets the
 	// identity in X-Remote-*, without Authorization.
 	PoolCertificate
-	// PoolProven leads to the local apiserver without a client certificate, for recently accepted
-	// tokens, which are forwarded unchanged.
+	// PoolProven leads to the local apiserver without a client certificate, for recently accepted tokens, unchanged.
 	PoolProven
 	// PoolUnproven is the same for anonymous requests and other tokens. kube-apiserver answers an unauthenticated
 	// HTTP/2 request with GOAWAY, so such requests must not share a connection with long-running ones.
@@ -198,8 +195,7 @@ func (a *Authenticator) Strip(name string, p Pool) bool {
 	return false
 }
 
-// stripper has the rules for names by the first byte, as plain returns it: most fields cost one
-// look-up, because no name begins as they do.
+// stripper has the rules for names by the first byte, as plain returns it: most fields cost one look-up.
 type stripper [256][]rule
 
 // rule matches a name, or all that begin with it, over some pools.
@@ -222,9 +218,8 @@ func newStripper(sets ...HeaderNames) (s stripper) {
 		add(all, false, slices.Concat(n.Username, n.UID, n.Group)...)
 		add(all, true, n.ExtraPrefix...)
 	}
-	// These prove or change the caller's identity. In their exact spelling they may pass to the
-	// local apiserver over the token pools, where the caller speaks for itself. kube-apiserver
-	// ignores spellings with underscores, but other servers may not.
+	// These prove or change the caller's identity. In their exact spelling they may pass to the local apiserver over
+	// the token pools, where the caller speaks for itself. kube-apiserver ignores underscores, other servers may not.
 	add(all, false, "proxy-authorization")
 	add(all[:3], false, "authorization")
 	add(all[:2], true, "impersonate-")

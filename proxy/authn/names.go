@@ -13,8 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// HeaderNames are the header fields that carry a user from a front proxy to a server that trusts
-// it. Case does not matter.
+// HeaderNames are the fields that carry a user from a front proxy to a server that trusts it. Case does not matter.
 type HeaderNames struct {
 	// Username fields are tried in order; the first with a value wins.
 	Username []string
@@ -22,8 +21,7 @@ type HeaderNames struct {
 	UID []string
 	// Group fields are all read.
 	Group []string
-	// ExtraPrefix are the prefixes of extra fields; the rest of the name is the key. Empty means
-	// that no extra is carried.
+	// ExtraPrefix are the prefixes of extra fields; the rest of the name is the key. Empty means no extra.
 	ExtraPrefix []string
 }
 
@@ -64,8 +62,7 @@ type nameSet struct {
 	// prefixes are of the groups that are sent, with a trailing *. Empty means all.
 	prefixes []string
 	strip    stripper
-	// err says why no identity can be sent to this target: it would ignore fields that it does not
-	// trust, and use our own identity.
+	// err says why no identity can be sent to this target: it would ignore untrusted fields, and use our identity.
 	err error
 }
 
@@ -111,8 +108,7 @@ func newNameSet(target *HeaderNames, read HeaderNames) *nameSet {
 	return s
 }
 
-// preferred returns the standard name if it is trusted, else the first trusted one: without the
-// extra, a user could lose a restriction.
+// preferred returns the standard name if trusted, else the first one: without the extra, a user may lose a restriction.
 func preferred(trusted []string, standard string) string {
 	switch {
 	case len(trusted) == 0:
@@ -153,8 +149,7 @@ func (n *HeaderNames) user(h Head) *identity {
 	return authenticated(&authenticator.Response{User: u})
 }
 
-// first returns the first value of the first name that has one. Only the first field of a name
-// counts, even if it is empty.
+// first returns the first value of the first name that has one. Only a name's first field counts, even if empty.
 func first(h Head, names []string) string {
 	for _, n := range names {
 		if i := slices.IndexFunc(h, func(f hpack.HeaderField) bool { return f.Name == n }); i >= 0 && h[i].Value != "" {

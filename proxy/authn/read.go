@@ -177,9 +177,8 @@ func (c *Conn) token(value string) Token {
 	return b.token
 }
 
-// retryVerify is how long a failed verification is cached at most. It ends earlier with a new CA,
-// by the generation, and at the next NotBefore of the peer's certificates. The remaining causes are
-// CAs of the cluster that are not valid yet, and a wrong clock.
+// retryVerify is how long a failed verification is cached at most. It ends earlier with a new CA, and at the next
+// NotBefore of the peer's certificates. Other causes are CAs of the cluster that are not valid yet, and a wrong clock.
 const retryVerify = 10 * time.Minute
 
 // verdict is the result of a verification. It is immutable.
@@ -194,8 +193,7 @@ type verdict struct {
 	failed bool
 }
 
-// verdict returns the result for a connection's certificates, nil if it has none. It reports false
-// if they must be verified first.
+// verdict returns the result for a connection's certificates, nil for none. False means: verify them first.
 func (a *Authenticator) verdict(c *Conn) (v *verdict, known bool) {
 	if c == nil || len(c.Peer) == 0 || a.cfg.VerifyClient == nil && a.cfg.VerifyFrontProxy == nil {
 		return nil, true
@@ -223,8 +221,7 @@ func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) 
 	v, now := &verdict{generation: a.cfg.Generation(), until: c.Peer[0].NotAfter}, time.Now()
 	v.front = v.chain(a.cfg.VerifyFrontProxy, c.Peer) != nil
 	if client := v.chain(a.cfg.VerifyClient, c.Peer); client != nil {
-		// All chains of a certificate have the same leaf, and only the leaf is used. Without a
-		// common name it is no user.
+		// All chains of a certificate have one leaf, and only that is used. Without a common name it is no user.
 		resp, ok, err := x509request.CommonNameUserConversion(client)
 		if v.failed = v.failed || err != nil; err == nil && ok {
 			v.client = authenticated(resp)

@@ -119,8 +119,7 @@ func (a *Authenticator) Review(ctx context.Context, c *Credentials, from bound.S
 	return u, nil
 }
 
-// shared reviews a token once for all concurrent callers. The review outlives a caller that gives
-// up; its timeout ends it.
+// shared reviews a token once for all concurrent callers. It outlives a caller that gives up; its timeout ends it.
 func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Source) (user.Info, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("reviewing token: %w", err)

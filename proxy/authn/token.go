@@ -73,8 +73,7 @@ func (t Token) GoString() string { return t.String() }
 // LogValue hides the token.
 func (t Token) LogValue() slog.Value { return slog.StringValue(t.String()) }
 
-// bearerProtocol is the prefix of the WebSocket subprotocol with which a browser sends a token,
-// because it cannot set Authorization.
+// bearerProtocol begins the WebSocket subprotocol with which a browser sends a token: it cannot set Authorization.
 const bearerProtocol = "base64url.bearer.authorization.k8s.io." //nolint:gosec // a prefix that everybody knows
 
 // protocolToken returns the token in a WebSocket request's subprotocols; empty without an error if
@@ -191,8 +190,7 @@ func (a *Authenticator) suits(i, c *Credentials) bool {
 	return i != nil && i.Same(c) && i.generation == a.cfg.ReviewGeneration()
 }
 
-// maxPeek limits the tokens whose issuer is read on the loop: that takes up to 30 µs a kilobyte,
-// and most tokens are shorter.
+// maxPeek limits the tokens whose issuer is read on the loop: that takes up to 30 µs a kilobyte. Most are shorter.
 const maxPeek = 2 << 10
 
 // Issued reports whether the credentials are a token that Review verifies itself; then a second
@@ -220,8 +218,7 @@ func (a *Authenticator) Issued(conn *Conn, c *Credentials, found *Credentials) (
 	return found.issued, true
 }
 
-// FindIssuer returns what Issued lacks: the tokens of c, and whether Config.Issued claims them. It
-// takes long for long tokens.
+// FindIssuer returns what Issued lacks: the tokens of c, and whether Config.Issued claims them. Long ones take long.
 func (a *Authenticator) FindIssuer(conn *Conn, c *Credentials) *Credentials {
 	i := &Credentials{Kind: c.Kind, Token: c.Token, second: c.second, generation: a.cfg.ReviewGeneration()}
 	i.issued = a.cfg.Issued(c.Token.Secret())

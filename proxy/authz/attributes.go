@@ -85,8 +85,7 @@ const (
 	overhead = 256
 )
 
-// cache caches results until they expire, by the hash of their key. The key is compared, too, so a
-// collision only costs a place.
+// cache has results until they expire, by their key's hash. Keys are compared, too: a collision only costs a place.
 type cache struct {
 	*memo.Cache[uint64, answer]
 	seed maphash.Seed

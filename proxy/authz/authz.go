@@ -36,8 +36,7 @@ import (
 // Config configures an Authorizer (makeAuthz in cmd/fairlead). The zero Config allows only
 // system:masters and the health paths.
 type Config struct {
-	// Review decides everything except the short-cuts; see SubjectAccessReview. Nil means that
-	// everything else is refused.
+	// Review decides everything but the short-cuts; see SubjectAccessReview. Nil refuses everything else.
 	Review func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error)
 	// Generation changes whenever Review's result may change, which drops cached results. If nil, they only expire.
 	Generation func() uint64
@@ -66,11 +65,9 @@ type Attributes struct {
 	// RequestInfo has the query's selectors, unparsed. Of a path, only the verb (the method in
 	// lower case) and the path (decoded) count; of a resource, the path does not.
 	request.RequestInfo
-	// Now is the current time, so that the clock is read once per request. If zero, it is read. It
-	// is not part of the question.
+	// Now is the time, so that the clock is read once per request. If zero, it is read. It is no part of the question.
 	Now time.Time
-	// Remote says that the request goes to an extension server, which can authorize it. Only
-	// Config.LeaveRemotes uses it.
+	// Remote says that the request goes to an extension server, which can authorize it: for Config.LeaveRemotes.
 	Remote bool
 }
 
@@ -162,8 +159,7 @@ func (z *Authorizer) Cached(a *Attributes) (Decision, bool) {
 	return d, ok
 }
 
-// Authorize decides, and asks the local apiserver if necessary. An error means that the review
-// failed, and the request must be refused.
+// Authorize decides, and asks the local apiserver if necessary. An error is a failed review: refuse the request.
 func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, error) {
 	if a.User == nil {
 		return Decision{}, errors.New("authorizing: there is no user")

@@ -19,8 +19,7 @@ import (
 func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
 	func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error), error,
 ) {
-	// The client's own cache marshals the question on every look-up. Ours comes before it, so its
-	// entries expire at once.
+	// The client's own cache marshals the question at every look-up. Ours comes before it: its entries expire at once.
 	const never = -time.Second
 	w, err := webhook.NewFromInterface(client, never, never, *webhook.DefaultRetryBackoff(), authorizer.DecisionNoOpinion,
 		webhookmetrics.NoopAuthorizerMetrics{}, authorizationcel.NewDefaultCompiler())
@@ -37,9 +36,8 @@ func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
 	}, nil
 }
 
-// Upstream returns the Authorizer for k8s.io/apiserver's filters, with the same short-cuts and
-// cache. Their attributes have parsed selectors. The cache has selectors only in their unparsed
-// form, so questions with selectors are not cached.
+// Upstream returns the Authorizer for k8s.io/apiserver's filters, with the same short-cuts and cache. Their attributes
+// have parsed selectors. The cache has unparsed ones, so questions with selectors are not cached.
 func (z *Authorizer) Upstream() authorizer.Authorizer {
 	return authorizer.AuthorizerFunc(func(ctx context.Context, attr authorizer.Attributes) (authorizer.Decision, string, error) {
 		a := &Attributes{User: attr.GetUser(), RequestInfo: request.RequestInfo{

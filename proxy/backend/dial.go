@@ -130,8 +130,7 @@ type dialing struct {
 	protocols []string
 	// wrap wraps the TCP connection before TLS. Nil means no wrapping.
 	wrap func(net.Conn) net.Conn
-	// drain is called when the connection must take no new stream: the endpoint is gone, the trust
-	// has ended, or our certificate has changed.
+	// drain is called when the connection must take no new stream: endpoint, trust or our certificate are gone.
 	drain func()
 	// cut is called when watches must end, too: at most 5 s after the end of the trust, and when Run ends.
 	cut func(*Conn)
@@ -162,9 +161,8 @@ func (c *Conn) Close() error {
 	return c.Conn.Close() //nolint:wrapcheck // nothing to add
 }
 
-// DialUpgrade returns a new HTTP/1.1 connection for an upgrade request. The caller must close it
-// when its session has ended; it closes itself when its trust has ended. If an endpoint cannot be
-// reached, the next one is tried: nothing has been sent.
+// DialUpgrade returns a new HTTP/1.1 connection for an upgrade request. The caller must close it when its session has
+// ended; it closes itself when its trust has ended. If an endpoint cannot be reached, the next is tried.
 func (u *Upstream) DialUpgrade(ctx context.Context, by *Stay) (*Conn, error) {
 	c, f := u.dialAny(ctx, by, "http/1.1")
 	if f != nil {

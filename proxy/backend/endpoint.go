@@ -23,8 +23,7 @@ const (
 	dialPause = 100 * time.Millisecond
 	// defaultPing is the time to notice a dead connection if the policy has none.
 	defaultPing = 5 * time.Second
-	// watchGrace is how long a watch continues after its connection has lost trust: it must end
-	// within 5 s, and noticing takes up to 1 s.
+	// watchGrace is how long a watch continues on a connection without trust: of 5 s, noticing takes up to 1 s.
 	watchGrace = 4 * time.Second
 )
 
@@ -67,8 +66,7 @@ func newEndpoint(u *Upstream, address string) *endpoint {
 	return e
 }
 
-// state returns the verdict, whose end means that the endpoint may have been ejected, and whether
-// the endpoint is ejected now.
+// state returns the verdict, whose end means that the endpoint may have been ejected, and whether it is ejected now.
 func (e *endpoint) state() (verdict context.Context, out bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -124,16 +122,14 @@ const (
 	// slowDial is when an unfinished dial makes its endpoint suspect: far above a handshake between
 	// neighboring continents, far below dialTimeout.
 	slowDial = 250 * time.Millisecond
-	// suspicionTime is how long an endpoint stays suspect after a failed dial. Then a request may
-	// try it, unless the verdict comes first.
+	// suspicionTime is how long an endpoint stays suspect after a failed dial, unless the verdict comes first.
 	suspicionTime = time.Second
 	// suspicionWeight is added to a suspect endpoint's load: more than limits allow in flight.
 	suspicionWeight = 1 << 20
 )
 
-// suspicion makes an endpoint the worse choice until health has judged it: one that cannot be
-// dialed, or that has lost a connection, so that its server may have restarted and not be ready. It
-// ejects no endpoint: if all are suspect, it changes nothing.
+// suspicion makes an endpoint the worse choice until health has judged it: one that cannot be dialed, or that has lost
+// a connection, so that its server may not be ready. It ejects no endpoint: if all are suspect, nothing changes.
 type suspicion struct {
 	dialing atomic.Int64 // start of the dial in progress; zero means none
 	failed  atomic.Int64 // time of the last dial if it failed; zero means that it succeeded
@@ -176,9 +172,8 @@ const slowEvery = 128
 type view struct {
 	// entry is the entry of this view. Nil in the local apiserver's pools.
 	entry *registry.Entry
-	// preferred is the best tier that is not empty: healthy endpoints before unprobed, terminating
-	// and unhealthy ones. Not all are ejected: if every endpoint is unhealthy, they are used, and
-	// the verdict decides whether requests get this far.
+	// preferred is the best tier that is not empty: healthy endpoints before unprobed, terminating and unhealthy ones.
+	// Not all are ejected: if every endpoint is unhealthy, they are used: the verdict decides before.
 	preferred []*endpoint
 	// slow endpoints are healthy, but get few requests.
 	slow []*endpoint
@@ -240,8 +235,7 @@ func (v *view) arrange(list []registry.Endpoint, known map[string]*endpoint) {
 	}
 }
 
-// choose returns the endpoint for a request, nil if there is none. tick counts choices. by is its
-// client connection's; nil spreads requests.
+// choose returns the endpoint for a request, nil for none. tick counts choices. by is its connection's; nil: spread.
 func (v *view) choose(tick uint64, by *Stay) *endpoint {
 	e := v.chooseNear(tick, by)
 	if v.far != nil && e.load() >= suspicionWeight {

@@ -47,8 +47,7 @@ func (u *Upstream) pick(client any, tried []*engine.Endpoint) *engine.Endpoint {
 	return nil
 }
 
-// forEngine returns the endpoint for the engine. It has its own connections or its carrier's, and
-// is replaced when those are.
+// forEngine returns the engine's endpoint. It has its own connections or its carrier's, and is replaced with those.
 func (e *endpoint) forEngine() *engine.Endpoint {
 	var via *engine.Endpoint
 	if c := e.via.Load(); c != nil {
@@ -163,8 +162,7 @@ func (u *Upstream) noteProtocol(protocol string) {
 // pingTimeout returns the time within which a dead connection must be noticed.
 func (u *Upstream) pingTimeout() time.Duration { return cmp.Or(u.view.Load().pingTimeout, defaultPing) }
 
-// Observe reports to health how long an endpoint took to respond to a request that is not
-// long-running. It does not block or allocate.
+// Observe reports to health how long an endpoint took to respond, if not long-running. It neither blocks nor allocates.
 func (u *Upstream) Observe(address string, took time.Duration) {
 	u.meter.histograms[phaseFirstByte].observe(took)
 	u.target.observe(address, took)

@@ -32,13 +32,11 @@ const (
 	PoolCertificate Pool = iota + 1
 	// PoolProven has no client certificate. It is for recently accepted tokens. HTTP/2 only.
 	PoolProven
-	// PoolUnproven has no client certificate. It is for anonymous requests and other tokens.
-	// kube-apiserver closes an HTTP/2 connection with GOAWAY after an unauthenticated request, but
-	// leaves HTTP/1.1 connections open. So this pool uses HTTP/1.1, with one request at a time on a
-	// connection: bad tokens cost no new connections, and no other client's. It is limited.
+	// PoolUnproven has no client certificate. It is for anonymous requests and other tokens. kube-apiserver closes an
+	// HTTP/2 connection with GOAWAY after an unauthenticated request, but leaves HTTP/1.1 connections open. So this
+	// pool uses HTTP/1.1, one request at a time on a connection: bad tokens cost no connection. It is limited.
 	PoolUnproven
-	// PoolHealth is like PoolUnproven, but only for /readyz and /healthz: a load balancer's probe
-	// must not wait for other clients.
+	// PoolHealth is like PoolUnproven, for /readyz and /healthz: a load balancer's probe must not wait for clients.
 	PoolHealth
 
 	pools = int(PoolHealth)
@@ -51,8 +49,7 @@ const (
 	// maxUnprovenLong limits its long-running requests and upgraded sessions, each with its own
 	// connection: those without a token, or with one that was not accepted.
 	maxUnprovenLong = 1024
-	// maxHealth limits the health pool: a probe takes a millisecond or two, and above the limit the
-	// prober's last verdict is the answer.
+	// maxHealth limits the health pool: a probe takes a millisecond or two. Above it the last verdict is the answer.
 	maxHealth = 16
 	// defaultWait is how long a request waits if no local apiserver can be reached: for a reconnect
 	// through a load balancer or a quick restart. With longer waits requests would pile up; clients
@@ -65,8 +62,7 @@ const (
 	localDoubt = 10 * time.Second
 )
 
-// LocalConfig configures a Local (kube.connect in cmd/fairlead). Servers, TLS, IdentityChanged,
-// Dial and Signal are required.
+// LocalConfig configures a Local (kube.connect in cmd/fairlead). Required: Servers, TLS, IdentityChanged, Dial, Signal.
 type LocalConfig struct {
 	// Servers are the addresses of the local apiservers at the start, host and port.
 	Servers []string
@@ -89,13 +85,11 @@ type LocalConfig struct {
 	Memory *hold.Bound
 	// Logger logs changes of a server's health. Nil discards.
 	Logger *slog.Logger
-	// Metrics registers fairlead_backend_*. It may be the registry of Pools, since the names of the
-	// pools differ. Nil means unregistered.
+	// Metrics registers fairlead_backend_*. It may be Pools' registry: the pools' names differ. Nil means unregistered.
 	Metrics prometheus.Registerer
 }
 
-// Local carries requests to the local apiserver. It works once NewLocal has returned; Report sets
-// the health of its servers.
+// Local carries requests to the local apiserver. It works once NewLocal has returned; Report sets its servers' health.
 type Local struct {
 	cfg    LocalConfig
 	shared *shared
@@ -169,8 +163,7 @@ func (l *Local) Ready() error {
 	return errors.New("no local apiserver is healthy")
 }
 
-// Lost reports whether no server has been healthy for longer than a restart takes. Then waits and
-// retries would only hide that from clients.
+// Lost reports whether no server was healthy for longer than a restart takes. Waits and retries would only hide that.
 func (l *Local) Lost() bool {
 	down := l.down.Load()
 	return down != 0 && time.Since(time.Unix(0, down)) > restart
@@ -201,8 +194,7 @@ func (l *Local) Run(ctx context.Context) error {
 	}
 }
 
-// Report sets the health of the server at r's Address after a probe. After a Signal it is called
-// even if the health is unchanged.
+// Report sets the health of the server at r's Address after a probe; after a Signal also if that is unchanged.
 func (l *Local) Report(r registry.Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

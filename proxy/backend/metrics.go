@@ -116,8 +116,7 @@ func (m *meter) refuse(limit int, from bound.Source) {
 	m.refused[limit].Add(from)
 }
 
-// Refuse counts a request that was refused at a limit of all backends together: of the sessions, or
-// of the requests in flight.
+// Refuse counts a request refused at a limit of all backends together: of sessions, or of requests in flight.
 func (u *Upstream) Refuse(from bound.Source, session bool) {
 	limit := limitServer
 	if session {
@@ -150,8 +149,7 @@ func (u *Upstream) Limits() (list []bound.Limit) {
 
 // collector collects the upstreams that exist at the time of the scrape.
 type collector struct {
-	// described says that this collector describes the series: there are two collectors, and a
-	// description may be registered once.
+	// described says that this collector describes the series: of two collectors only one may.
 	described                                                                     bool
 	upstreams                                                                     func() []*Upstream
 	inFlight, connections, dials, handshakes, retries, rejections, phaseHistogram *prometheus.Desc
@@ -234,8 +232,7 @@ func (u *Upstream) Load() (inFlight, longRunning int64, endpoints map[string]int
 	return u.inFlight.Held(), u.longRunning.Held(), endpoints, said
 }
 
-// Stand returns how many client connections stay with a server, and the group-versions that it
-// serves and another one lacks.
+// Stand returns how many client connections stay with a server, and the group-versions that another one lacks.
 func (l *Local) Stand(address string) (clients int64, only []string) {
 	at := l.At(address).at.Load()
 	if at == nil { // meanwhile

@@ -19,8 +19,7 @@ const (
 	// connection, the client cannot know whether it has read a request that was just sent. So a
 	// write must not use a connection that the server may be about to close.
 	staleIdle = 3 * time.Second
-	// expectTimeout is how long a request waits for 100 Continue: the local apiserver may have to
-	// ask a webhook about its caller first.
+	// expectTimeout is how long a request waits for 100 Continue: the local apiserver may have to ask a webhook first.
 	expectTimeout = 10 * time.Second
 	// maxDialing limits the concurrent dials to one endpoint: hundreds of handshakes at once, after
 	// a server has died, would all exceed dialTimeout.
@@ -64,8 +63,7 @@ func (e *endpoint) http1() *plain {
 // retire closes connections when their requests have ended.
 func (p *plain) retire() {
 	if p != nil {
-		// Also closes those that become idle later, while nothing is dialed. TLS says farewell,
-		// which may wait, and Pools.mu is held.
+		// Also closes those that become idle later. TLS says farewell, which may wait, and Pools.mu is held.
 		p.e.up.shared.spawn(p.transport.CloseIdleConnections)
 	}
 }
@@ -126,9 +124,8 @@ func expire(c net.Conn, ping time.Duration) {
 	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: max(ping*2/5, time.Second), Interval: max(ping/5, time.Second), Count: 3})
 }
 
-// limitUnacked limits how long the peer may leave output unacknowledged, or unread beyond its
-// window (RFC 5482). Zero means the kernel's default, which is long and allows a peer not to read.
-// An error means that the connection is closed.
+// limitUnacked limits how long the peer may leave output unacknowledged, or unread beyond its window (RFC 5482). Zero
+// means the kernel's default, which is long and allows a peer not to read. An error: the connection is closed.
 func limitUnacked(c net.Conn, most time.Duration) {
 	if tcp, ok := c.(*net.TCPConn); ok {
 		if raw, err := tcp.SyscallConn(); err == nil {
@@ -155,8 +152,7 @@ var errHugeHead = errors.New("the head of the response has too many fields")
 // is gone from one that does not read: a longer body is limited by its request's deadline only.
 const quickBody = 32 << 10
 
-// use prepares the connection for a request with a body of n bytes, -1 if unknown, that may be
-// long-running. Requests do not overlap.
+// use prepares the connection for a request with a body of n bytes, -1 if unknown. Requests do not overlap.
 func (c *pooled) use(n int64, long bool) {
 	c.begins.Store(true)
 	c.begun = false

@@ -261,8 +261,7 @@ func (p *Pools) newCarrier(of *registry.Backend, reporter *remote) *carrier {
 		tls:   func() (*tls.Config, error) { return p.cfg.TLS(of.Owner, of) },
 		guard: func(chain []*x509.Certificate) (<-chan struct{}, func()) { return p.cfg.Guard(of.Owner, of, chain) },
 		dial:  p.cfg.Dial,
-		// The engine signals failures to APIServices with requests on the connection. This signal
-		// is for idle connections.
+		// The engine signals failures to APIServices with requests on the connection. This one is for idle ones.
 		signal:  func(address string, err error) { c.reporter.Load().target.signal(address, err) },
 		observe: func(string, time.Duration) {}, // members observe their own requests
 		doubt:   suspicionTime,
@@ -300,8 +299,7 @@ func (p *Pools) detach(r *remote) {
 	delete(p.carriers, c.of)
 }
 
-// closeUnused closes connections to addresses that no member has any more. It runs after all
-// members have their new views.
+// closeUnused closes connections to addresses that no member has any more, after all members have their new views.
 func (p *Pools) closeUnused() {
 	for c := range p.shrunk {
 		used := make(map[string]bool)
@@ -367,9 +365,8 @@ func (p *Pools) moveDetached() {
 	})
 }
 
-// guardHeld ends long-running requests on a carrier's connection once their APIService's current
-// trust rejects it, now or later, as with connections of its own. There is one guard for each
-// heldConn, even if the APIService leaves several times.
+// guardHeld ends long-running requests on a carrier's connection once their APIService's current trust rejects it, now
+// or later, as with connections of its own. There is one guard for each heldConn, however often the APIService leaves.
 func (p *Pools) guardHeld(h heldConn, end func()) {
 	p.mu.Lock()
 	_, guarded := p.guarded[h]

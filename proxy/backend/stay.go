@@ -45,10 +45,9 @@ func (s *localServer) load() int64 {
 	return s.clients.Load()
 }
 
-// Stay is the local apiserver of one client connection, the same in all pools. Each server has a
-// watch cache of its own, and during an upgrade group-versions of its own: a client that is spread
-// over several goes back in time. It keeps its server while that is usable, else it moves to one
-// other. No method takes a lock. A nil Stay spreads requests.
+// Stay is the local apiserver of one client connection, the same in all pools. Each server has a watch cache of its
+// own, and during an upgrade group-versions of its own: a client of several goes back in time. It keeps its server
+// while that is usable, else it moves to another. No method takes a lock. A nil Stay spreads requests.
 //
 // Extension servers have no place in it: seed gives their endpoints an order, see view.own.
 type Stay struct {
@@ -144,8 +143,7 @@ func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 	}).fixed
 }
 
-// ill returns 0 if requests may stay at an endpoint, 1 if that is suspect or its server leaves, and
-// 2 if it is unhealthy.
+// ill returns 0 if requests may stay at an endpoint, 1 if it is suspect or its server leaves, 2 if unhealthy.
 func (e *endpoint) ill() int {
 	switch {
 	case e.out.Load():
@@ -194,8 +192,7 @@ func (s *Stay) end() {
 	s.countAt(nil)
 }
 
-// Leaves reports whether the client should come again over another connection, because its server
-// has more than its share.
+// Leaves reports whether the client should come again over another connection: its server has more than its share.
 func (s *Stay) Leaves() bool {
 	if s == nil {
 		return false

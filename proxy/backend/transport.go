@@ -26,11 +26,9 @@ import (
 const (
 	// maxRetries is the number of retries: a third failure in a row is not one endpoint's accident.
 	maxRetries = 2
-	// impatience is how long a request waits for a connection if there is another endpoint. The
-	// dial continues without it.
+	// impatience is how long a request waits for a connection if there is another endpoint. The dial goes on.
 	impatience = 500 * time.Millisecond
-	// queueTimeout is how long it waits if there is none. A failed dial ends all waits much
-	// earlier; this is for a queue that moves.
+	// queueTimeout is how long it waits if there is none: for a queue that moves. A failed dial ends all waits earlier.
 	queueTimeout = 10 * time.Second
 )
 
@@ -39,10 +37,9 @@ const (
 // req's URL; an empty Host becomes the endpoint's address. The response's Request is the one that
 // was sent: its URL's Host is the endpoint. by is the client connection's; nil spreads requests.
 //
-// A request is retried on another endpoint if it got no connection. A GET or HEAD that is not
-// long-running is also retried if its connection was lost, or its endpoint became unhealthy, before
-// the response head. There are at most two retries, within req's context and the retry budget. A
-// request with a body is retried only if none of the body was read.
+// A request is retried on another endpoint if it got no connection. A GET or HEAD that is not long-running is also
+// retried if its connection was lost, or its endpoint became unhealthy, before the response head. There are at most two
+// retries, within req's context and the retry budget; with a body only if none of it was read.
 //
 // net/http itself sends a GET or HEAD again, outside the budget, if a connection that was idle
 // before is lost: at most once for each such connection.

@@ -1,10 +1,9 @@
 // Package backend manages the endpoints of extension servers and of the local apiserver: it chooses
 // endpoints, dials them and limits their requests.
 //
-// An Upstream is a set of endpoints with one trust: the backend of an APIService (Pools), or a pool
-// of the local apiserver (Local). HTTP/2 requests are forwarded by the engine of proxy/h2, which
-// owns its connections; this package chooses and dials for it (Plan). HTTP/1.1 requests are
-// forwarded here (RoundTrip), with an http.Transport for each endpoint.
+// An Upstream is a set of endpoints with one trust: the backend of an APIService (Pools), or a pool of the local
+// apiserver (Local). HTTP/2 requests are forwarded by the engine of proxy/h2, which owns its connections; this package
+// chooses and dials for it (Plan). HTTP/1.1 requests are forwarded here (RoundTrip), by an http.Transport for each.
 //
 // The concurrency rule: requests choose endpoints from an immutable view, which is swapped as a whole. No mutex is held
 // during I/O. The goroutines that watch connections end with the Run of the Pools or the Local.
@@ -37,8 +36,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Upstream is a set of endpoints with one trust. Its methods are safe for concurrent use; they work
-// until Run of its Pools or Local ends.
+// Upstream is a set of endpoints with one trust. It is safe for concurrent use, until Run of its Pools or Local ends.
 type Upstream struct {
 	name      string // of the APIService or the local pool; labels metrics
 	pool      Pool   // of the local apiserver, else zero
@@ -46,8 +44,7 @@ type Upstream struct {
 	shared    *shared
 	meter     meter
 	forEngine engine.Upstream
-	// reporter is the member that counts a carrier's dials and signals its failures. Nil means that
-	// the Upstream does so itself.
+	// reporter is the member that counts a carrier's dials and signals its failures. Nil means the Upstream itself.
 	reporter atomic.Pointer[remote]
 
 	view  atomic.Pointer[view]
@@ -247,8 +244,7 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 	return len(removed) > 0
 }
 
-// drain lets all connections finish their requests and take no new ones, because the identity or
-// the protocol has changed.
+// drain lets all connections finish their requests and take no new ones: the identity or the protocol has changed.
 func (u *Upstream) drain() {
 	for _, e := range u.snapshot() {
 		e.drain(false)

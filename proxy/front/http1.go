@@ -27,9 +27,8 @@ const bodyRest = 5 * time.Second
 // limitSlowClients sets a time limit that net/http lacks, for HTTP/1.1 clients that are slow to
 // send the rest of a body. It sets none for those that are slow to read: the handler decides.
 //
-// It also closes the connection after every chunked body. RFC 9112 §6.1 requires that if the
-// request also had a Content-Length, which net/http has dropped by now: the bytes after such a body
-// may be a request that was smuggled past a proxy in front.
+// It also closes the connection after every chunked body. RFC 9112 §6.1 requires that if the request also had a
+// Content-Length, which net/http has dropped by now: what follows may be a request smuggled past a proxy in front.
 func limitSlowClients(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor != 1 {
@@ -208,8 +207,7 @@ type plain struct {
 	closed   bool
 }
 
-// handshake counts what comes before its end twice: crypto/tls collects up to 256 KiB of a client's
-// certificates, in a buffer that doubles.
+// handshake counts what comes before its end twice: crypto/tls collects up to 256 KiB in a buffer that doubles.
 func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
 	read := 0
 	if p, ok := raw.(*placed); ok {
@@ -351,8 +349,7 @@ func (c *plain) readHead(p []byte) (int, error) {
 	return c.Conn.Read(p) //nolint:wrapcheck // from the wrapped connection
 }
 
-// late reports whether the time for the head is over. It is shorter while others wait for room, and
-// over if too much memory is held.
+// late reports whether the time for the head is over: it is shorter while others wait, and over if too much is held.
 func (c *plain) late() bool {
 	now := time.Now()
 	c.mu.Lock()
@@ -371,8 +368,7 @@ func (c *plain) refuse(status int) error {
 
 type plainKey struct{}
 
-// countWhole counts what a whole head becomes until its request ends: then the connection is idle,
-// see changed, or closed.
+// countWhole counts what a whole head becomes until its request ends: the connection is idle (see changed) or closed.
 func countWhole(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := r.Context().Value(plainKey{}).(*plain) //nolint:forcetypeassert // set by connContext for each connection of handedOver

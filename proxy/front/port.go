@@ -1,8 +1,7 @@
 // Package front serves clients on a port: it accepts connections up to a share of the file descriptors, serves
 // HTTP/1.1, passes HTTP/2 connections to the engine (proxy/h2), and ends both when the port is drained.
 //
-// The concurrency rule: a Listener and a Port are safe for concurrent use. The goroutines of a
-// connection are net/http's or the engine's.
+// A Listener and a Port are safe for concurrent use. A connection's goroutines are net/http's or the engine's.
 //
 // This package does not look at what a request asks for, and decides nothing about it.
 package front
@@ -115,8 +114,7 @@ func (p *Port) Serve() error {
 	}
 }
 
-// greet does the handshake, and gives the connection to who speaks its protocol: net/http gets the
-// plaintext, so that heads can be counted.
+// greet does the handshake, and gives the connection to who speaks its protocol: net/http gets counted plaintext.
 func (p *Port) greet(raw net.Conn) {
 	ctx, cancel := context.WithTimeout(p.ending, readHeaderTimeout)
 	defer cancel()
@@ -174,8 +172,7 @@ func (p *Port) greet(raw net.Conn) {
 var errIntroduction = errors.New("PROXY protocol")
 
 // maxIntroduction is how much is read at once: more than a header has that carries no certificate, and less than TLS
-// reads at first (earlyBuffer in proxy/h2), so nothing that came with a header is left here when the engine takes the
-// socket.
+// reads at first (earlyBuffer in proxy/h2), so nothing is left here when the engine takes the socket.
 const maxIntroduction = 512
 
 // introduce reads from a load balancer who its client is, before anything is counted for that client. A header is

@@ -238,9 +238,8 @@ func (w *writer) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// writerBuffer is how much of a response is buffered: then most own documents leave as one HEADERS
-// and one DATA frame, with a length. A response that declares its length is buffered up to
-// localBuffer, because its parts need no writes of their own.
+// writerBuffer is how much of a response is buffered: then most own documents leave as one HEADERS and one DATA frame,
+// with a length. One that declares its length is buffered up to localBuffer: its parts need no writes of their own.
 const writerBuffer = 4 << 10
 
 // writer is the http.ResponseWriter of a local stream. It is not safe for concurrent use.

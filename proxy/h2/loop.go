@@ -100,8 +100,7 @@ func (lp *loop) wait() error {
 	if err != nil {
 		return err // closed before it began, or never made
 	}
-	// All turns run within one Read: it forgets earlier events when it begins, and an
-	// edge-triggered event comes only once.
+	// All turns run within one Read: it forgets earlier events, and an edge-triggered event comes only once.
 	var failed error
 	err = raw.Read(func(uintptr) bool { //fairlead:boundary where the loop waits
 		for more := true; more; {
@@ -248,8 +247,7 @@ func (lp *loop) own(r *rawConn) error {
 	return nil
 }
 
-// duplicate duplicates a socket's descriptor and closes the original, because the netpoller would
-// wake for that one, too.
+// duplicate duplicates a socket's descriptor and closes the original, for which the netpoller would wake, too.
 func duplicate(s socket) (fd int, err error) {
 	sys, err := s.SyscallConn()
 	if err != nil {
@@ -308,8 +306,7 @@ func (lp *loop) watch(l *link) {
 	}
 }
 
-// end closes a connection. A watched descriptor is closed only here, so that it is not used after
-// another connection has got its number.
+// end closes a connection. A watched descriptor is closed only here: another connection may get its number.
 func (lp *loop) end(l *link, err error) {
 	r := l.raw
 	lp.mu.Lock()

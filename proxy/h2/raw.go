@@ -62,9 +62,8 @@ type socket interface {
 	Close() error
 }
 
-// socketOf returns the socket that may be read and written instead of c: c itself, or what is below
-// wrappers with a method Wraps. A connection that embeds a socket has its methods too, but may
-// still change its bytes, count them, or wait for Close.
+// socketOf returns the socket that may be read and written instead of c: c itself, or what is below wrappers with a
+// method Wraps. One that embeds a socket has its methods too, but may change its bytes, count them, or wait for Close.
 func socketOf(c net.Conn) socket {
 	for {
 		switch t := c.(type) {
@@ -205,8 +204,7 @@ func (r *rawConn) flushOwn() error {
 	return err
 }
 
-// flushOr writes as much of out as the socket accepts. It reports whether that is all; if not,
-// resume returns p after the rest.
+// flushOr writes of out what the socket accepts. It reports whether that is all; if not, resume returns p after it.
 func (r *rawConn) flushOr(p []byte) (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -279,10 +277,9 @@ func (r *rawConn) unread() bool {
 	return n > 0
 }
 
-// taken returns how many bytes the peer has acknowledged, and whether all others are on their way.
-// What our own socket accepts says little, since it buffers megabytes. Zero and true mean unknown.
-// Silence is the time since the last acknowledgement: a peer whose window is full is asked again
-// and again by our kernel, and its kernel answers even if its process is stopped.
+// taken returns how many bytes the peer has acknowledged, and whether all others are on their way. What our own socket
+// accepts says little, since it buffers megabytes. Zero and true mean unknown. Silence is the time since the last
+// acknowledgement: a peer whose window is full is asked again and again, and its kernel answers for a stopped process.
 func (r *rawConn) taken() (n uint64, sent bool, silence time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock() // so that fd is not closed meanwhile

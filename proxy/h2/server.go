@@ -35,8 +35,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Config is the configuration of a Server. Proxy.Frames sets Decide, Dial and Source, adminEngine
-// in cmd/fairlead those of the admin port.
+// Config configures a Server. Proxy.Frames sets Decide, Dial and Source, adminEngine in cmd/fairlead the admin port's.
 type Config struct {
 	// Decide returns the plan for a request. It is called under the mutex of a shard, so it must not block, nor call
 	// resume itself. If it needs to wait it returns false, and arranges that another goroutine calls resume once: the
@@ -124,8 +123,7 @@ func (s *Server) end() {
 
 var errServerEnded = errors.New("server ended")
 
-// Serve serves a client's connection and returns when it has ended. Requests that are served here
-// have contexts below ctx.
+// Serve serves a client's connection and returns when it has ended. Requests served here have contexts below ctx.
 func (s *Server) Serve(ctx context.Context, conn *tls.Conn) {
 	info := &ConnInfo{Remote: conn.RemoteAddr(), TLS: conn.ConnectionState()}
 	info.ctx = context.WithValue(ctx, http.LocalAddrContextKey, conn.LocalAddr())
@@ -157,8 +155,7 @@ func (s *Server) Serve(ctx context.Context, conn *tls.Conn) {
 type ConnInfo struct {
 	Remote net.Addr            // the client's address
 	TLS    tls.ConnectionState // after the handshake
-	// Value is free for Decide, for example for a cache per connection. Decide is never called
-	// concurrently for one connection.
+	// Value is free for Decide, as for a cache per connection. Decide is never called concurrently for one connection.
 	Value any
 
 	ctx context.Context // the parent of the contexts of requests that are served here
@@ -198,8 +195,7 @@ func (s *Server) Leave(of func(*engine.Upstream) bool, on func(of *engine.Upstre
 	s.each(func(e *engine.Engine) { e.Leave(of, func(u *engine.Upstream, c *engine.Conn) { on(u, linkOf(c).tls) }) })
 }
 
-// End ends an upstream's long-running requests on one connection, or those of all if of is nil;
-// others continue to use it.
+// End ends an upstream's long-running requests on one connection, or those of all if of is nil; others go on.
 func (s *Server) End(of *engine.Upstream, on *tls.Conn) {
 	s.each(func(e *engine.Engine) { e.EndOn(func(c *engine.Conn) bool { return linkOf(c).tls == on }, of) })
 }

@@ -99,8 +99,7 @@ func (sh *shard) settle() {
 // guarded is a *local or a *guest.
 type guarded interface{ Recovered(v any) }
 
-// leave is settle for a turn of a handler, or of a guest's caller. It must be deferred, so that a
-// panic releases the mutex, too.
+// leave is settle for a turn of a handler, or of a guest's caller. Defer it, so that a panic releases the mutex.
 func (sh *shard) leave(of guarded) {
 	if v := recover(); v != nil {
 		of.Recovered(v)

@@ -64,8 +64,7 @@ func Start(t trace.Tracer, h *wire.Head, name, id string, began time.Time, trust
 	return &Span{span: span, began: began}
 }
 
-// maxText limits each text that a client chooses: the exporter's queue has 2,048 spans, and is full
-// while the collector is down.
+// maxText limits each text that a client chooses: the exporter's queue has 2,048 spans while the collector is down.
 const maxText = 1 << 10
 
 // text returns a client's text as a span may have it: its first maxText bytes, without keeping the
@@ -90,8 +89,7 @@ func (s *Span) Fields(set []hpack.HeaderField) []hpack.HeaderField {
 	return set
 }
 
-// End ends the span of a request for Kubernetes' verb and an APIService, which may be empty. wrong
-// says briefly what went wrong.
+// End ends the span of a request for Kubernetes' verb and an APIService, which may be empty. wrong is a brief fault.
 func (s *Span) End(o *engine.Outcome, verb, apiService, wrong string) {
 	if s.span.IsRecording() {
 		if o.Wait > 0 {

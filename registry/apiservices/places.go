@@ -103,7 +103,6 @@ func busy() error {
 	return apierrors.NewTooManyRequests("too many requests for APIServices are under way", 1)
 }
 
-// boundCopies limits what a JSON patch may copy: repeated copies of copies would double an object
-// with each operation. The handlers leave that to the program that starts a server
-// (k8s.io/apiserver/pkg/server/config.go), and the library has no default limit.
+// boundCopies limits what a JSON patch may copy: repeated copies of copies would double an object with each operation.
+// The handlers leave that to the program (k8s.io/apiserver/pkg/server/config.go), and the library has no default.
 func boundCopies() { atomic.CompareAndSwapInt64(&jsonpatch.AccumulatedCopySizeLimit, 0, maxBody) }

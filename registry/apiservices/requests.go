@@ -44,8 +44,7 @@ type flushing struct {
 // gone is the text of the error that handlers get, and log, if they cannot write to a client.
 const gone = "writing to a client of APIServices"
 
-// ClientGone reports whether an error that k8s.io/apiserver has logged is about a client that
-// disconnected before the end of its response.
+// ClientGone reports whether an error logged by k8s.io/apiserver is about a client that left before its response's end.
 func ClientGone(err error) bool { return strings.Contains(err.Error(), gone) } // some wrap only the text
 
 func (w *flushing) Write(b []byte) (int, error) {

@@ -1,5 +1,4 @@
-// Package builtin has the priorities of the group-versions that kube-apiserver registers for
-// itself. It is pure and safe for concurrent use.
+// Package builtin has the priorities of the group-versions that kube-apiserver registers for itself.
 package builtin
 
 import "k8s.io/apimachinery/pkg/runtime/schema"

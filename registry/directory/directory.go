@@ -173,8 +173,7 @@ func (d *Directory) publish(to func([]Object, []Fault), faults []Fault) {
 	d.show(now)
 }
 
-// unique adds a fault for each object that two files have. The first in order of names counts,
-// which is the same on every replica.
+// unique adds a fault for each object that two files have. The first in order of names counts, on every replica.
 func unique(objects []Object, faults []Fault) ([]Object, []Fault) {
 	var kept []Object
 	owners := make(map[string]string) // :: object → "file:line"

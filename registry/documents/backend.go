@@ -16,8 +16,7 @@ import (
 )
 
 const (
-	// every is the time between requests to a healthy backend, ± 20 %: a change is seen within a
-	// minute even with the longest jitter.
+	// every is the time between requests to a healthy backend, ± 20 %: a change is seen within a minute.
 	every = 50 * time.Second
 	// firstRetry and lastRetry are the pauses after failures, doubling. A restart takes a second or
 	// so. A backend that fails for long is asked as often as a healthy one.
@@ -98,17 +97,15 @@ func (s *Sources[S, L]) start(ctx context.Context, entries []*registry.Entry, fo
 	return b
 }
 
-// keep adds the state of a former backend of an APIService to that of its new one, which other
-// APIServices may have had before.
+// keep adds the state of an APIService's former backend to its new one's, which others may have had before.
 func (b *backend[S, L]) keep(former *S) {
 	for known := b.known.Load(); known != former && !b.known.CompareAndSwap(known, b.of.kind.Join(known, former)); {
 		known = b.known.Load()
 	}
 }
 
-// worthAsking reports whether a backend's documents may have changed: it has another group-version
-// or other endpoints, has recovered, is no longer alone or is alone again, or its APIService has
-// changed, by which an operator can ask for it.
+// worthAsking reports whether a backend's documents may have changed: it has another group-version or other endpoints,
+// has recovered, is no longer alone or alone again, or its APIService has changed, as an operator may ask by.
 func worthAsking(old, now []*registry.Entry) bool {
 	return slices.ContainsFunc(latest.Diff(old, now), func(c latest.Change[*registry.Entry]) bool {
 		if c.Old == nil || c.New == nil {

@@ -35,8 +35,7 @@ import (
 // Do sends a request to one server.
 type Do = func(ctx context.Context, r *http.Request) (*http.Response, error)
 
-// Config is common to all documents. Tables and From are required, and Local, Each and Only unless
-// there is no local apiserver.
+// Config is common to all documents. Tables and From are required; with a local apiserver Local, Each and Only, too.
 type Config struct {
 	// Tables has the current table. Required.
 	Tables latest.Tables[*registry.Table]
@@ -67,17 +66,15 @@ type Kind[S, L any] struct {
 	// Ask asks a backend once and returns its next state, and whether that changes the document. entries are those of
 	// the backend that may be asked now; there is at least one. A nil state means that there is nothing to ask.
 	Ask func(ctx context.Context, known *S, entries []*registry.Entry) (next *S, changed bool, err error)
-	// Join returns s with the parts of former that s lacks, or for which former was answered later.
-	// Both are of one Service and unchanged.
+	// Join returns s with the parts of former that s lacks, or that were answered later. Both are of one Service.
 	Join func(s, former *S) *S
 	// AskLocal asks a local apiserver once, stores its next states in known, which is nil before,
 	// and calls Touch if one changes the document.
 	AskLocal func(ctx context.Context, server string, known *atomic.Pointer[L]) error
 	// Every is the time between requests to a local apiserver while nothing happens.
 	Every time.Duration
-	// Publish makes the documents of the current state. It is called when that or the table has
-	// changed, except for endpoints and, without Verdicts, for verdicts. It returns when to call it
-	// again even without a change. Zero means never.
+	// Publish makes the documents of the current state. It is called when that or the table has changed, except for
+	// endpoints and, without Verdicts, for verdicts. It returns when to call it again anyway. Zero means never.
 	Publish func(t *registry.Table) (again time.Time)
 	// Verdicts says that verdicts change the document.
 	Verdicts bool
@@ -92,8 +89,7 @@ type Kind[S, L any] struct {
 	Metrics []prometheus.Collector
 }
 
-// Sources are the sources of a merged document: the backends of the table, each with its own
-// goroutine, and the local apiservers.
+// Sources are those of a merged document: the table's backends, each with its own goroutine, and the local apiservers.
 type Sources[S, L any] struct {
 	cfg      Config
 	kind     Kind[S, L]

@@ -82,8 +82,7 @@ const (
 	// from time to time, so little is lost meanwhile.
 	firstRewatch = time.Second
 	lastRewatch  = 30 * time.Second
-	// metadataOnly saves sending the objects themselves: the schemas of a thousand custom resources
-	// are tens of megabytes.
+	// metadataOnly saves sending the objects: the schemas of a thousand custom resources are tens of megabytes.
 	metadataOnly = ";g=meta.k8s.io;v=v1,application/json"
 )
 

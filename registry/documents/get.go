@@ -26,8 +26,7 @@ type Question struct {
 	ETag string
 	// Limit bounds the body. Zero means 8 MiB: a thousand custom resources make one.
 	Limit int64
-	// Timeout bounds the exchange from dialling to the last byte. Zero means 5 s, kube-apiserver's
-	// timeout for discovery.
+	// Timeout bounds the exchange from dialling to the last byte. Zero means 5 s, kube-apiserver's for discovery.
 	Timeout time.Duration
 	// Turn, if not nil, has one slot. It is taken before a body is read beyond 8 MiB, for 30 s, and
 	// until Answer.Done: one large document is read and decoded at a time.
@@ -163,8 +162,7 @@ const (
 	turnTime = 30 * time.Second
 )
 
-// Get sends a question by do, which sends a request to one backend. The caller calls Done of the
-// answer to one with a Turn.
+// Get sends a question by do, which sends a request to one backend. With a Turn the caller calls Done of the answer.
 func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 	limit := cmp.Or(q.Limit, defaultLimit)
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -144,8 +144,7 @@ func network(s string) (p netip.Prefix, valid bool) {
 	return p.Masked(), p.IsValid()
 }
 
-// checkMatch applies the apiserver's rules for FlowSchemas (in pkg/apis/flowcontrol/validation of
-// k8s.io/kubernetes, which is no library).
+// checkMatch has the rules for FlowSchemas (pkg/apis/flowcontrol/validation of k8s.io/kubernetes, which is no library).
 func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 	m := &r.Match
 	wrong = append(few(at.Child("subjects"), len(m.Subjects), maxValues), few(at.Child("resourceRules"), len(m.ResourceRules)+len(m.NonResourceRules), maxRulesOfMatch)...)
@@ -185,8 +184,7 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 	return wrong
 }
 
-// subject returns what a subject matches: a user, a group or the service accounts of a namespace.
-// The name "*" of the first two means all.
+// subject returns what a subject matches: a user or a group ("*" means all), or the service accounts of a namespace.
 func subject(s *flowcontrolv1.Subject) (k key, ok bool) {
 	switch {
 	case s.Kind == flowcontrolv1.SubjectKindUser && s.User != nil:

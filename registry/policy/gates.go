@@ -25,8 +25,7 @@ import (
 // whose keys the fewest others share. So the cost is that of the alternatives that share a key with the request in
 // their rarest condition, however many there are.
 type Gates struct {
-	// Map is the ConfigMap that the policy is in, if it is. Its own requests pass, so that nobody
-	// can lock out who may correct it.
+	// Map is the ConfigMap that the policy is in, if it is. Its own requests pass: nobody locks out who may correct it.
 	Map types.NamespacedName
 	// ByUser says that a rule needs the caller's user; Agents, Sources and Lists that one looks at these.
 	ByUser, Agents, Sources, Lists bool

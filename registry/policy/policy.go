@@ -54,8 +54,7 @@ type Route struct {
 	Backends []Backend `json:"backends"`
 }
 
-// Backend is a further server of an APIService. Service, CABundle and InsecureSkipTLSVerify are as
-// in an APIService's spec.
+// Backend is a further server of an APIService. Service, CABundle and InsecureSkipTLSVerify are as in its spec.
 type Backend struct {
 	// Name is unique in its route, and seen in errors. Empty means that of the Service.
 	Name    string                              `json:"name"`
@@ -73,8 +72,7 @@ type Backend struct {
 	Standby bool `json:"standby"`
 }
 
-// When is a condition on requests: each field that is set must match, by one of its values. A value
-// that ends in * is a prefix.
+// When is a condition on requests: each field that is set must match, by one of its values. A trailing * is a prefix.
 type When struct {
 	// Namespaces never match a request for all namespaces.
 	Namespaces []string `json:"namespaces"`
@@ -94,8 +92,7 @@ type When struct {
 type Request struct {
 	// Namespace and the others are those of the request's path. Empty means that it has none.
 	Namespace, Resource, Subresource, Name string
-	// Verb, APIGroup and Path, which is decoded, are as in RBAC. IsResource says that it is a
-	// request to a resource, not to Path.
+	// Verb, APIGroup and Path, which is decoded, are as in RBAC. IsResource says that it is to a resource, not to Path.
 	Verb, APIGroup, Path string
 	IsResource           bool
 	// WholeList: see AccessRule.WholeLists.

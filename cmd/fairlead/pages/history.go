@@ -102,8 +102,7 @@ func remote(e *registry.Entry) *registry.Entry {
 // maxSubscribers bounds the event streams, a quarter for one user: each is a goroutine and a connection's stream.
 const maxSubscribers = 64
 
-// serveEvents streams one event per change of the table, as server-sent events (HTML Standard,
-// section 9.2): its data is the generation.
+// serveEvents streams the generation at each change of the table, as server-sent events (HTML Standard, section 9.2).
 func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	u, _ := request.UserFrom(r.Context()) // the admin port knows no user
 	place, ok := p.subscribers.Take(bound.Caller(u, r.RemoteAddr).AnyConn(), 1, maxSubscribers)

@@ -1,6 +1,5 @@
-// Package pages serves what Fairlead shows about itself: the status page, the same as JSON, the
-// explanation of a path, and the stream of changes. It is served on the admin port and below
-// /fairlead/ on the front door, behind authorization on both.
+// Package pages serves what Fairlead shows about itself: the status page, the same as JSON, the explanation of a path,
+// and the stream of changes. It is on the admin port and below /fairlead/ on the front door, authorized on both.
 //
 // Each response is made from the current table; only the last transitions and latencies are stored.
 // All methods of Pages may be called concurrently.
@@ -90,8 +89,7 @@ func (p *Pages) Run(ctx context.Context) error {
 	return p.history.follow(ctx, p.cfg.Registry.Table)
 }
 
-// latencies counts an entry's requests so far: element i those that took less than 2^i µs, without
-// those of earlier elements.
+// latencies counts an entry's requests: element i those that took less than 2^i µs, without those of earlier ones.
 func (p *Pages) latencies(e *registry.Entry) []uint64 {
 	if u := p.cfg.Backends.Upstream(e); u != nil {
 		return u.Latencies()

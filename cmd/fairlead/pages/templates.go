@@ -54,8 +54,7 @@ func stamp(now, t time.Time) string {
 
 func worst(list []float64) float64 { return slices.Max(append([]float64{0}, list...)) }
 
-// spark returns the SVG path of a curve through the values, the newest at the right edge. It has
-// gaps where there was no request.
+// spark returns the SVG path of a curve through the values, the newest at the right. Without a request it has gaps.
 func spark(list []float64, width, height float64) string {
 	const margin = 1.5 // half of the line's width, plus some space
 	const least = .01  // the smallest latency that fills the height: lower ones should not look like peaks
@@ -85,8 +84,7 @@ type bar struct {
 	X, Width float64
 }
 
-// timeline returns an endpoint's health in the last hour, the newest at the right edge, and how
-// often it became unhealthy.
+// timeline returns an endpoint's health in the last hour, the newest at the right, and how often it became unhealthy.
 func timeline(changes []answer.Change) (line struct {
 	Bars []bar
 	Fell int

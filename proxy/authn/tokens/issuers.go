@@ -71,8 +71,7 @@ func (t *Tokens) Issued(token string) bool {
 	if last == nil || len(last.JWT) == 0 && (active == nil || len(active.health) == 0) {
 		return false
 	}
-	// As in upstream's untrustedIssuer (k8s.io/apiserver/plugin/pkg/authenticator/token/oidc),
-	// which finds no issuer in other tokens.
+	// As in untrustedIssuer (k8s.io/apiserver/plugin/pkg/authenticator/token/oidc): no issuer in other tokens.
 	parts := strings.SplitN(token, ".", 4)
 	if len(parts) != 3 {
 		return false
@@ -103,22 +102,19 @@ func (i *issuers) err() error {
 }
 
 const (
-	// waitForKeys is how long a new configuration waits for its issuers before it is dropped and
-	// the old one stays: kube-apiserver's number.
+	// waitForKeys is how long a new configuration waits for its issuers, or else the old one stays: kube-apiserver's.
 	waitForKeys = time.Minute
 	// retryAfter is the pause before a dropped configuration is tried again: an issuer may be away
 	// for longer, and kube-apiserver looks at its file once a minute.
 	retryAfter = time.Minute
 	// askForKeys is the interval of checks meanwhile.
 	askForKeys = 100 * time.Millisecond
-	// retire is how long an old configuration is kept for requests that use it: their limit, see
-	// proxy/authn's reviewTimeout.
+	// retire is how long an old configuration is kept for requests that use it: proxy/authn's reviewTimeout.
 	retire = 10 * time.Second
 )
 
-// Run activates each new configuration, until ctx ends. The first one is active at once, a later
-// one when all its issuers have their keys, so that a mistake in it does not lock all users out. If
-// they do not get them in time, it is tried again.
+// Run activates each new configuration, until ctx ends. The first one is active at once, a later one when all its
+// issuers have their keys, so that a mistake does not lock all users out. If they do not get them, it is tried again.
 func (t *Tokens) Run(ctx context.Context) error {
 	var again <-chan time.Time
 	for {

@@ -16,8 +16,7 @@ import (
 	"k8s.io/component-helpers/auth/rbac/validation"
 )
 
-// Authorizer allows what a role that is bound to the user, or to one of its groups, allows. The
-// zero Authorizer allows nothing.
+// Authorizer allows what a role allows that is bound to the user or one of its groups. The zero one allows nothing.
 type Authorizer struct {
 	// Roles returns the ClusterRoles by name, the ClusterRoleBindings, and a number that changes
 	// with either. Nil means that there are none.

@@ -132,8 +132,7 @@ func (c *Conn) finalHead(s *stream, end bool, lists ...[]hpack.HeaderField) {
 	}
 }
 
-// bodyFollows reports whether the first bytes of a body will come at once after the head, and the
-// client needs nothing before.
+// bodyFollows reports whether a body's first bytes come at once after the head, and the client needs nothing before.
 func (s *stream) bodyFollows() bool {
 	d := &s.half[down]
 	return !d.end && d.declared > 0 && s.half[up].end && !s.noBody && !s.plan.LongRunning
@@ -164,8 +163,7 @@ func (s *stream) backendReset(code http2.ErrCode) {
 		s.failed(failure{reason: ReasonRefused, err: err, unprocessed: true})
 	default:
 		if to := s.sending; code == http2.ErrCodeEnhanceYourCalm && to != nil && !s.half[down].head && len(c.streams) > 0 {
-			// Node does so while what others do not read fills a connection's memory, 10 MB, and
-			// ends it after a hundred.
+			// Node does so while what others do not read fills a connection's 10 MB, and ends it after a hundred.
 			c.drained, to.alone = true, true
 			s.e.charge(s.plan.Owner, resetCost)
 			c.pool.grow()
@@ -221,9 +219,8 @@ func (e *Engine) goAwayFrame(c *Conn, h http2.FrameHeader, p []byte) *connError 
 	return nil
 }
 
-// takeBack retries the streams that a backend's GOAWAY leaves out: those above last. It visits all
-// streams, of which a backend may allow any number, so it does that only for a lower last than
-// before, and charges for it except for the first time.
+// takeBack retries the streams that a backend's GOAWAY leaves out: those above last. It visits all streams, of which
+// there may be any number, so only for a lower last than before, and charges for it but for the first time.
 func (e *Engine) takeBack(c *Conn, last uint32) *connError {
 	var cost int
 	before := c.maxID

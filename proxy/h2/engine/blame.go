@@ -24,8 +24,7 @@ const (
 	// maxLanes is how many owners have connections of their own to one endpoint. All others share
 	// those for Plan.Apart. Each may have that part of the endpoint's connections.
 	maxLanes = 32
-	// suspectTime is far above a round trip: a server reads a head at once, and an older one was
-	// not what it did not like.
+	// suspectTime is far above a round trip: a server reads a head at once, so it was no older one.
 	suspectTime = time.Second
 	// exileAfter is the debt beyond which an owner gets connections of its own: 50 resets within 30 s. Netty's servers
 	// end a connection with 200 in 30 s, nghttp2's after 1,000 one with 33 a second.
@@ -116,8 +115,7 @@ func (e *Engine) delays(c *Conn, s *stream) bool {
 	return wait
 }
 
-// endsLate drops the reset that waits for a stream, which the server ends: by its own reset, or by
-// the end of its answer.
+// endsLate drops the reset that waits for a stream that the server ends, by a reset or by the end of its answer.
 func (c *Conn) endsLate(id uint32, reset bool) {
 	before := len(c.late)
 	c.late = slices.DeleteFunc(c.late, func(l lateReset) bool { return l.id == id && (reset || l.sent) })
@@ -148,9 +146,8 @@ func (to *sending) measure() {
 	to.alone = to.long
 }
 
-// blame changes the failure of a request whose connection c has ended. If the backend did not like
-// the request's head, that is final. If the request may have been the cause, it is sent once more,
-// over a connection where it can harm nobody else.
+// blame changes the failure of a request whose connection c has ended. If the backend did not like the request's head,
+// that is final. If the request may have been the cause, it is sent once more, over a connection of its own.
 func (e *Engine) blame(c *Conn, s *stream, f failure) failure {
 	to := s.sending
 	if to == nil || f.final || s.half[down].head {

@@ -146,8 +146,7 @@ type Config struct {
 	// Dial begins to connect to an endpoint. It is called without the mutex. It reports the result
 	// to dialled under the mutex; without an error, dialled returns the engine's connection.
 	Dial func(ep *Endpoint, dialled func(error) *Conn)
-	// Caught reports a panic that the engine survived; it is called without the mutex. Nil means
-	// that panics are not caught.
+	// Caught reports a panic that the engine survived; it is called without the mutex. Nil: panics are not caught.
 	Caught func(v any, stack []byte)
 	// Taken returns how many bytes the peer has acknowledged, and whether all others that were written are on their way
 	// to it; zero and true mean unknown. Silence is how long its kernel has acknowledged nothing, not even a question.
@@ -359,8 +358,7 @@ func (e *Engine) closeIfDone(c *Conn) {
 	}
 }
 
-// EndLongRunning ends long-running streams after grace, also those that begin later. When it is
-// called again, the earliest end counts.
+// EndLongRunning ends long-running streams after grace, also later ones. Of several calls the earliest end counts.
 func (e *Engine) EndLongRunning(grace time.Duration) {
 	e.cutAt = min(e.cutAt, e.now+grace)
 }

@@ -13,8 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// Guest is a stream without a client's connection: in its place is a caller in the driver. It
-// mirrors Local, which takes the backend's place.
+// Guest is a stream with a caller in the driver in place of a client's connection, as Local is in the backend's place.
 type Guest struct {
 	e *Engine
 	// ready signals that another look is worthwhile: at the response [down], or for room in the request body [up].
@@ -195,8 +194,7 @@ func (g *Guest) Pass(p []byte, err error) (more, wait bool) {
 	return false, false
 }
 
-// Take returns what has come of the response; the head's Status is 0 until the final one has come.
-// A non-nil body is the whole body.
+// Take returns what has come of the response; the head's Status is 0 until the final one. A non-nil body is the whole.
 func (g *Guest) Take() (interims []wire.ResponseHead, head wire.ResponseHead, body []byte, err error) {
 	interims, g.interims = g.interims, nil
 	s := g.s

@@ -44,8 +44,7 @@ func (c *Conn) blockSize() int { return max(2*len(c.block), cap(c.block)) }
 // ordinary requests, so that shards do not write to one counter for each.
 const sharedStep = 16 << 10
 
-// handled is how often a head exists for a handler: the engine's fields, an http.Header, and the
-// fields that are decided about and sent.
+// handled is how often a head exists for a handler: the engine's fields, an http.Header, those decided about and sent.
 const handled = 3
 
 // crowded reports whether n more bytes are more than the heads of a connection may hold: a quarter
@@ -55,8 +54,7 @@ func (c *Conn) crowded(n int) bool {
 	return c.side == up && n > hold.Least/4 && int64(n) > c.e.Memory.Short() && (int64(n) > c.e.Memory.Share()/4 || c.Source.Greedy())
 }
 
-// headLimit is the largest field list that is accepted on a side. A backend's answers need less
-// than requests with a user's groups.
+// headLimit is the largest field list accepted on a side. Backends' answers need less than requests with groups.
 func (e *Engine) headLimit(side dir) int {
 	const answers = 256 << 10
 	if side == down {

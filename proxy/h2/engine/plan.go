@@ -35,22 +35,19 @@ type Plan struct {
 	// where a watch is ended, because its client could not tell a part of it from the whole.
 	Finite bool
 	GoAway bool // send GOAWAY: after this request the client opens a new connection (--goaway-chance)
-	// Unwelcome charges the connection as for an own answer with 401: 100 requests at once, 20 a
-	// second; beyond that the client gets GOAWAY.
+	// Unwelcome charges the connection as for an own 401: 100 requests at once, 20 a second, and then GOAWAY.
 	Unwelcome bool
 
 	Retries int  // further tries; at most 2 are used, 0 or less means none
 	Again   bool // may be retried even if a backend may have processed it (GET and HEAD, not watch)
-	// Stays says that a request whose stream the backend has reset is retried at the same endpoint:
-	// others have a state of their own.
+	// Stays says that a request that the backend has reset is retried at the same endpoint: others have other states.
 	Stays  bool
 	Budget func() bool // is called before each retry except after a failed dial; nil means always true
 	// Wait is how long the request waits for an endpoint that can be dialled, if none can be; zero means not at all.
 	Wait time.Duration
 
-	// Accept is called with the status of every final response head before it is forwarded, and
-	// whether it has a Location. A handler answers instead (of a redirect that must not reach the
-	// client). If Accept or its result is nil, the head is forwarded.
+	// Accept is called with the status of every final response head before it is forwarded, and whether it has a
+	// Location. A handler answers instead (of a redirect). If Accept or its result is nil, the head is forwarded.
 	Accept func(status int, leads bool) http.Handler
 	// Fail returns the answer to a request that could not be forwarded, see Outcome.Reason. With Forward
 	// only a guest may be without it. The handler gets the head that was to be forwarded.
@@ -110,8 +107,7 @@ type Outcome struct {
 	Answer time.Duration
 }
 
-// Upstream chooses the endpoints of a backend, for Fairlead a proxy/backend.Upstream. All requests
-// to the backend share it.
+// Upstream chooses the endpoints of a backend, for Fairlead a proxy/backend.Upstream, for all of its requests.
 type Upstream struct {
 	// Pick chooses an endpoint for one request of a Plan.Client, if possible one that is not in tried, and counts the
 	// request as in flight there. Nil means that there is none. Pick must not block.

@@ -256,8 +256,7 @@ func (p *pool) drop(c *Conn, err error) {
 	case c.useful:
 		p.proven()
 	case c.started:
-		// It has taken no request, or refused all: a backend that does so repeatedly must not be
-		// dialled as fast as handshakes go.
+		// It has taken no request, or refused all: such a backend must not be dialled as fast as handshakes go.
 		p.redialAt = p.e.now + firstRedial
 	default:
 		p.failed(cmp.Or(err, errors.New("connection ended before the backend's SETTINGS")))

@@ -23,8 +23,7 @@ type queue struct {
 	chunks          int32
 	keep            bool
 	lost            bool // bytes were read and not kept: the body cannot be sent again
-	// whole is a prepared answer, of whose body off bytes were read: it is sent without a copy. Nil
-	// means that the bytes are in chunks.
+	// whole is a prepared answer, sent without a copy, of whose body off bytes were read. Nil: they are in chunks.
 	whole *Answer
 }
 

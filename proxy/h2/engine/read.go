@@ -9,9 +9,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// turnHeads is how many of a client's field blocks are handled in one turn: about half a
-// millisecond under the mutex. Sixteen connections may each send 250 requests at once; other
-// connections' requests, which came meanwhile, are served after 64 of each.
+// turnHeads is how many of a client's field blocks are handled in one turn: about half a millisecond under the mutex.
+// Sixteen connections may each send 250 requests at once; others' requests are served after 64 of each.
 const turnHeads = 64
 
 // Feed handles bytes that came in on c. It returns the bytes that are left for another turn, with
@@ -331,8 +330,7 @@ func (e *Engine) fieldBlock(c *Conn, block []byte, selfDependent bool) *connErro
 	if err := e.fields.Decode(c.dec, block); err != nil {
 		return &connError{http2.ErrCodeCompression, err.Error()}
 	}
-	// A section that is much larger than its block is charged: for decoding it, and for the memory
-	// it needs where it is forwarded.
+	// A section much larger than its block is charged: for decoding it, and for its memory where it is forwarded.
 	const unit = 256 // a budget allows 1.2 MiB at once, and 256 KiB a second
 	cost := e.fields.Excess() / unit
 	if e.fields.TooLarge() && c.side == up {

@@ -22,8 +22,7 @@ func (e *Engine) rescue(c *Conn) {
 	}
 }
 
-// rescueStream is rescue where the engine works for one stream. A guest's stream is dropped,
-// because it has no client's connection to close.
+// rescueStream is rescue where the engine works for one stream. A guest's, without a connection to close, is dropped.
 func (e *Engine) rescueStream(s *stream) {
 	if v := recover(); v != nil {
 		e.recovered(s.leg[up], v)

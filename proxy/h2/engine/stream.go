@@ -160,8 +160,7 @@ func (s *stream) countHead(n int) {
 	}
 }
 
-// maxFreeSendings bounds a shard's free list, some 20 fields of 40 bytes each: for as many
-// concurrent requests as maxFreeStreams.
+// maxFreeSendings bounds a shard's free list, some 20 fields of 40 bytes each: for requests as maxFreeStreams.
 const maxFreeSendings = 1024
 
 // ticket connects a parked stream with its plan. It outlives the stream, whose memory is reused.
@@ -344,8 +343,7 @@ type node struct {
 	d          dir // the direction that is ready, on a connection's ready list
 }
 
-// list is a doubly linked list through the streams themselves: it allocates nothing, and a stream
-// that ends leaves all its lists.
+// list is a doubly linked list through the streams: it allocates nothing, and a stream that ends leaves all its lists.
 type list struct {
 	first, last *node
 	n           int

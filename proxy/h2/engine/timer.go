@@ -191,9 +191,8 @@ func (e *Engine) stalled(c *Conn) bool {
 	return e.now-c.flushAt > stallTime && (c.side == down || silence > goneTime)
 }
 
-// accepted reports whether the peer has acknowledged output since the last call, and whether none
-// waits for its window: our own socket takes megabytes that the peer has no room for yet. Silence
-// is how long its kernel has answered nothing.
+// accepted reports whether the peer has acknowledged output since the last call, and whether none waits for its window:
+// our own socket takes megabytes more. Silence is how long its kernel has answered nothing.
 func (e *Engine) accepted(c *Conn) (more, sent bool, silence time.Duration) {
 	n, sent, silence := e.Taken(c)
 	more = n != c.acked
@@ -249,10 +248,9 @@ func (e *Engine) checkClient(c *Conn) error {
 	return nil
 }
 
-// Some servers take PINGs for an attack: Tomcat ends a connection after a dozen without requests.
-// TCP notices a host that is gone (backend.expire). So a backend is only asked whether its process
-// still runs: soon if a request waits for its answer, then after each time four times as long
-// (0.9, 3.6, 14.4 s), and at all other times as rarely as client-go asks.
+// Some servers take PINGs for an attack: Tomcat ends a connection after a dozen without requests. TCP notices a host
+// that is gone (backend.expire). So a backend is only asked whether its process still runs: soon if a request waits for
+// its answer, then after four times as long (0.9, 3.6, 14.4 s), else as rarely as client-go asks.
 const (
 	// askAfter is the part of the limit after which a silent backend with a waiting request gets a
 	// PING. By default that is 0.9 s of 4.5 s, which leaves it over 3 s to answer; a PING at half

@@ -2,9 +2,8 @@ package engine
 
 import "time"
 
-// Windows grow with the peer's distance. A sender can use only one window per round trip, however
-// fast the line is: 256 KiB are 5 MB/s from a peer 50 ms away. The time in which a peer uses up a
-// window after an update is a measure of the round trip.
+// Windows grow with the peer's distance. A sender can use only one window per round trip, however fast the line is: 256
+// KiB are 5 MB/s from a peer 50 ms away. The time in which a peer uses up a window measures the round trip.
 
 const (
 	// near is a distance for which the first window is wide enough: 128 MB/s.
@@ -18,9 +17,8 @@ const (
 	rest = 5 * time.Second
 	// widest allows 80 MB/s from the other side of the world (200 ms).
 	widest = 16 << 20
-	// minSharers leaves room for others while few streams are wide: with the default bound one
-	// stream gets 8 MiB. Long-running streams become only a little wider, because after an initial
-	// list they keep for hours what they do not use.
+	// minSharers leaves room for others while few streams are wide: with the default bound one stream gets 8 MiB.
+	// Long-running streams become only a little wider: after an initial list they keep what they do not use.
 	minSharers = 16
 )
 
@@ -30,8 +28,7 @@ type meter struct {
 	left int32         // what is left of the window
 }
 
-// start begins a measurement at an update after which the peer may send left bytes. It reports
-// false if another one is under way.
+// start begins a measurement at an update after which the peer may send left bytes. False: one is under way.
 func (m *meter) start(now time.Duration, left int32) bool {
 	if m.at > 0 && now-m.at <= far {
 		return false

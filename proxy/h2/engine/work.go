@@ -123,8 +123,7 @@ type Counters struct {
 	Output   atomic.Int64              // bytes that the driver has collected and not yet written
 }
 
-// resetCause is why a stream was reset. One reset of a forwarded stream counts once, although both
-// its sides see RST_STREAM.
+// resetCause is why a stream was reset. One reset of a forwarded stream counts once, though both sides see RST_STREAM.
 type resetCause uint8
 
 const (

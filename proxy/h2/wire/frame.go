@@ -1,5 +1,4 @@
-// Package wire encodes and decodes HTTP/2: frames (RFC 9113 §4), HPACK (RFC 7541) and the rules for
-// message heads (RFC 9113 §8).
+// Package wire encodes and decodes HTTP/2: frames (RFC 9113 §4), HPACK (RFC 7541), rules for heads (RFC 9113 §8).
 //
 // It has no state of streams or connections beyond its arguments, does no I/O, and does not
 // allocate for fields that repeat. Nothing in it is safe for concurrent use.

@@ -58,9 +58,8 @@ func (e *Encoder) Append(b []byte, lists ...[]hpack.HeaderField) []byte {
 	return b
 }
 
-// SetTableSize applies the peer's SETTINGS_HEADER_TABLE_SIZE. The table only shrinks: growing it
-// again needs two size updates in one block (RFC 7541 §4.2), which x/net's decoder, and so every Go
-// peer, rejects while the table holds entries.
+// SetTableSize applies the peer's SETTINGS_HEADER_TABLE_SIZE. The table only shrinks: growing needs two size updates in
+// one block (RFC 7541 §4.2), which x/net's decoder, and so every Go peer, rejects while it holds entries.
 func (e *Encoder) SetTableSize(size uint32) {
 	if size < uint32(e.max) {
 		e.max, e.update = int(size), true
@@ -132,8 +131,7 @@ func (e *Encoder) grow() {
 	e.fields, e.next = fields, next
 }
 
-// hashField hashes the lengths, the end of the name and both ends of the value. Fields that differ
-// elsewhere only cost a comparison.
+// hashField hashes the lengths, the name's end and both ends of the value. Fields that differ elsewhere are compared.
 func hashField(f *hpack.HeaderField) uint32 {
 	h := uint64(len(f.Name))<<32 ^ uint64(len(f.Value))
 	h = (h ^ lastBytes(f.Name)) * 0x9e3779b97f4a7c15

@@ -116,8 +116,7 @@ func validValue(s string) bool {
 	for ; len(s) >= 8; s = s[8:] {
 		w := word(s, 0)
 		del := w ^ 0x7f*ones
-		// Not 0 exactly if some byte is below ' ' (perhaps a tab) or is 0x7f: the first such byte
-		// borrows from its high bit.
+		// Not 0 exactly if some byte is below ' ' (perhaps a tab) or 0x7f: the first such borrows from its high bit.
 		if suspects := ((w-' '*ones)&^w | (del-ones)&^del) & high; suspects != 0 && !validBytes(s[:8]) {
 			return false
 		}
@@ -134,8 +133,7 @@ func validBytes(s string) bool {
 	return true
 }
 
-// trim removes leading and trailing white space, which is not allowed (§8.2.1). Rejecting it would
-// break clients that net/http serves.
+// trim removes white space at the ends, which is not allowed (§8.2.1): net/http serves clients that send it.
 func trim(s string) string {
 	if s != "" && (s[0] <= ' ' || s[len(s)-1] <= ' ') {
 		return strings.Trim(s, " \t")
@@ -373,8 +371,7 @@ func (s *FieldSection) requestField(h *Head, f *hpack.HeaderField, host *string)
 	return true, nil
 }
 
-// validValue caches the last valid value, because most values repeat. Comparing a token with it
-// costs a fifth of checking the bytes.
+// validValue caches the last valid value, because most repeat: comparing a token costs a fifth of checking it.
 func (s *FieldSection) validValue(v string) bool {
 	if v == s.valid {
 		return true

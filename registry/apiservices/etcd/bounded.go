@@ -21,8 +21,7 @@ import (
 )
 
 const (
-	// requestTimeout is the timeout for etcd: longer than a leader election, which takes 1–2 s, and
-	// shorter than clients' timeouts.
+	// requestTimeout is etcd's: longer than a leader election, which takes 1–2 s, and shorter than clients' timeouts.
 	requestTimeout = 5 * time.Second
 	// shortTimeout is the timeout for shortFor after a timeout: client-go retries ten times.
 	shortTimeout = 500 * time.Millisecond
@@ -33,8 +32,7 @@ const (
 // understand. It bounds no watches, nor the cache's own lists, which are long and no client awaits.
 type bounded struct {
 	storage.Interface
-	// timedOut is when a request to etcd last timed out, in nanoseconds since 1970. Zero means that
-	// etcd has answered since.
+	// timedOut is when a request to etcd last timed out, in nanoseconds since 1970. Zero: etcd has answered since.
 	timedOut atomic.Int64
 	// watches of etcd end together.
 	watches atomic.Pointer[watches]

@@ -54,9 +54,8 @@ type Store struct {
 }
 
 const (
-	// keepAlive and keepAliveTimeout detect a dead member in 15 s on connections with requests in
-	// flight: etcd closes connections that are pinged without any. gRPC allows no more frequent
-	// pings, and etcd's default of --grpc-keepalive-min-time is 5 s.
+	// keepAlive and keepAliveTimeout detect a dead member in 15 s on connections with requests in flight: etcd closes
+	// connections that are pinged without any. gRPC allows no more pings; etcd's --grpc-keepalive-min-time is 5 s.
 	keepAlive        = 10 * time.Second
 	keepAliveTimeout = 5 * time.Second
 	// againAfter is the longest pause before another try to connect. It is the registry's after a failure to list: the

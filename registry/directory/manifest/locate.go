@@ -37,8 +37,7 @@ func split(data []byte) (docs []*document) {
 		text := bytes.TrimRight(whole, "\r\n")
 		if bytes.Equal(text, []byte("---")) || bytes.HasPrefix(text, []byte("--- ")) || bytes.Equal(text, []byte("...")) {
 			add()
-			// The rest of the marker's line, usually a comment, belongs to the next document. The
-			// marker itself is cut out.
+			// The rest of the marker's line, usually a comment, belongs to the next document. The marker is cut out.
 			begin, first = at+3, line
 		}
 		at += len(whole)

@@ -24,8 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
-// codecs are the serializers of both kinds of documents. They are k8s.io/apiserver's own, so that
-// the bytes are the same as kube-apiserver's.
+// codecs are the serializers of both kinds of documents: k8s.io/apiserver's, so that the bytes are kube-apiserver's.
 type codecs struct {
 	aggregated, legacy runtime.NegotiatedSerializer
 	supported          []string // media types, by name
@@ -60,8 +59,7 @@ func (c *codecs) writeLegacy(w http.ResponseWriter, r *http.Request, o runtime.O
 	responsewriters.WriteObjectNegotiated(c.legacy, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{}, w, r, http.StatusOK, o, false)
 }
 
-// decode decodes a body by its Content-Type alone: its sender controls what the body looks like.
-// YAML is never accepted here.
+// decode decodes a body by its Content-Type alone: its sender controls what it looks like. YAML is never accepted.
 func decode(s runtime.NegotiatedSerializer, media string, body []byte, into runtime.Object) error {
 	if media != runtime.ContentTypeJSON && media != runtime.ContentTypeProtobuf {
 		return fmt.Errorf("the media type %q is neither JSON nor protobuf", media)

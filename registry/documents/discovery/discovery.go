@@ -172,8 +172,7 @@ type Status struct {
 	Stale bool `json:"stale"`
 	// Resources is how many resources are listed.
 	Resources int `json:"resources"`
-	// Conflicts are its resources of another kind, scope or verbs than another server's of the same
-	// name, which are listed; ten at most.
+	// Conflicts are its resources of another kind, scope or verbs than another server's, which are listed; ten at most.
 	Conflicts []string `json:"conflicts,omitempty"`
 }
 

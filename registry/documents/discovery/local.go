@@ -23,9 +23,8 @@ import (
 )
 
 const (
-	// localEvery is the time between conditional GETs of the local apiserver's documents. A 304
-	// costs it some 50 µs. This is also how soon a change of a CRD is seen that does not change its
-	// APIServices (short names, categories, a subresource).
+	// localEvery is the time between conditional GETs of the local apiserver's documents. A 304 costs it some 50 µs. So
+	// soon is a CRD's change seen that leaves its APIServices (short names, categories, a subresource).
 	localEvery = 2 * time.Second
 	// localTime is how long it may take: only the merged document waits for it.
 	localTime = 30 * time.Second
@@ -205,8 +204,7 @@ func (s *localState) all() versions {
 	return all
 }
 
-// add adds what a server has and those before it lack. What only servers serve that have been down
-// for too long is Stale.
+// add adds what a server has and those before it lack. What only servers have that were down for too long is Stale.
 func (all versions) add(s *localState, m *merge) {
 	for gv, doc := range s.all() {
 		known := all[gv]

@@ -65,8 +65,7 @@ func (s served) current() bool { return s.doc.Freshness == apidiscoveryv2.Discov
 
 func (p part) stale() bool { return p.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessStale }
 
-// same reports whether two parts have the same content. It compares by identity: a response is
-// never changed, only replaced.
+// same reports whether two parts have the same content, by identity: a response is never changed, only replaced.
 func (p part) same(o part) bool {
 	return p.group == o.group && p.doc.Freshness == o.doc.Freshness && slices.EqualFunc(p.from, o.from, func(x, y served) bool {
 		a, b := x.doc, y.doc
@@ -88,8 +87,7 @@ func (m *merge) parts() []part {
 	return out
 }
 
-// from returns what each server of a group-version has, in the order of precedence. That of the
-// local apiserver may be nil.
+// from returns what each server of a group-version has, in order of precedence. The local apiserver's may be nil.
 func (m *merge) from(e *registry.Entry) (out []served) {
 	if e.Local() {
 		return []served{{name: e.Name, doc: m.local[e.GroupVersion]}}
@@ -104,10 +102,9 @@ func (m *merge) from(e *registry.Entry) (out []served) {
 // maxConflicts bounds what status and log show of a server.
 const maxConflicts = 10
 
-// united returns the union of what several servers have, and notes conflicts. Of two resources of
-// one name the first is listed. It is Stale if one part is, as that of a server that has not
-// answered yet: else a namespace would be deleted before what that server has in it. A standby and
-// the server for which it stands by have the same, so one of them is enough.
+// united returns the union of what several servers have, and notes conflicts. Of two resources of one name the first is
+// listed. It is Stale if one part is, as that of a server that has not answered yet: else a namespace would be deleted
+// before what that server has in it. A standby and its server have the same, so one of them is enough.
 func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
 	if len(from) == 1 {
 		return from[0].doc
@@ -197,8 +194,7 @@ func (m *merge) strays() []*registry.Entry {
 	return out
 }
 
-// groupList returns the legacy list: every APIService, unavailable ones included, with groups in
-// the order of their best APIService.
+// groupList returns the legacy list: every APIService, available or not, groups in the order of their best one.
 func groupList(t *registry.Table) *metav1.APIGroupList {
 	own := metav1.GroupVersionForDiscovery{GroupVersion: apiregistrationv1.GroupName + "/v1", Version: "v1"}
 	list := &metav1.APIGroupList{Groups: make([]metav1.APIGroup, 0, len(t.Groups())+1)}

@@ -65,8 +65,7 @@ type version struct {
 	err error
 }
 
-// next begins the next state. Group-versions that are not requested now, because they are
-// unavailable for a while, keep theirs.
+// next begins the next state. Group-versions that are not requested, because they are unavailable, keep theirs.
 func (s *state) next(etag string) *state {
 	return &state{versions: maps.Collect(maps.All(s.versions)), etag: etag}
 }
@@ -210,8 +209,7 @@ func (d *Discovery) room(of schema.GroupVersion) int {
 	return room
 }
 
-// repair fills in a missing responseKind, at which client-go 0.26.0–0.26.3 panics
-// (kubernetes/kubernetes#118361), as kube-aggregator does.
+// repair fills in a missing responseKind, at which client-go 0.26.0–0.26.3 panics (kubernetes/kubernetes#118361).
 func repair(doc *apidiscoveryv2.APIVersionDiscovery) {
 	none := &metav1.GroupVersionKind{}
 	for i := range doc.Resources {

@@ -33,10 +33,9 @@ func TakesGzip(lines ...string) bool {
 	return takes
 }
 
-// Tag returns the ETag for clients with or without gzip. As in kube-apiserver, one tag stands for a
-// document in several forms, but a strong tag must not stand for two encodings of the same form
-// (RFC 9110 §8.8.3): a cache could join the parts of both. So with gzip the tag is weak.
-// If-None-Match compares weakly (§13.1.2), and clients send the tag back unchanged.
+// Tag returns the ETag for clients with or without gzip. As in kube-apiserver, one tag stands for a document in several
+// forms, but a strong tag must not stand for two encodings of the same form (RFC 9110 §8.8.3): a cache could join the
+// parts of both. So with gzip the tag is weak. If-None-Match compares weakly (§13.1.2), and clients send it back.
 func Tag(strong string, gzip bool) string {
 	if gzip {
 		return "W/" + strong

@@ -35,8 +35,7 @@ type built struct {
 // CRDs, merging for every request would take all CPU. A backend rests as long after its documents were decoded.
 const restFactor = 4
 
-// document returns the v2 document, and merges it if something has changed. Requests that come
-// during a merge wait for its result.
+// document returns the v2 document, merged anew if something has changed. Requests during a merge wait for its result.
 func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 	v := o.view.Load()
 	if v == nil || v.local.spec == nil && o.cfg.Local != nil {
@@ -90,8 +89,7 @@ func (o *OpenAPI) tell(message string, err error) {
 	}
 }
 
-// mergeProto makes the protobuf form. One backend's document that has none must not cost the others
-// theirs, so it is left out.
+// mergeProto makes the protobuf form. A backend's document that has none must not cost the others theirs.
 func (o *OpenAPI) mergeProto(b *built) (*packed, error) {
 	from := b.json
 	without := slices.DeleteFunc(slices.Clone(b.of.sources), func(s input) bool { return s.spec.onlyJSON })
@@ -198,8 +196,7 @@ func (p *plain) Seek(_ int64, whence int) (int64, error) {
 	return 0, nil
 }
 
-// serve sends the document. The tag is that of its JSON form, whichever form this is. net/http
-// handles conditional requests.
+// serve sends the document, with the tag of its JSON form in any form. net/http handles conditional requests.
 func (p *packed) serve(w http.ResponseWriter, r *http.Request, contentType, hash string) {
 	h := w.Header()
 	h.Set("Content-Type", contentType)

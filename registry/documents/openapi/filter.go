@@ -78,9 +78,8 @@ func readForeign(body []byte) (sw *spec.Swagger, err error) {
 	return plainNames(sw), nil
 }
 
-// filterRemote reduces a backend's document to the paths of its own group-versions and the
-// definitions they refer to, with kinds of its own only: a client that looks up a kind in the
-// merged document must not find another server's definition or operation.
+// filterRemote reduces a backend's document to the paths of its own group-versions and the definitions they refer to,
+// with kinds of its own only: who looks up a kind in the merged document must not find another server's.
 func filterRemote(sw *spec.Swagger, versions []schema.GroupVersion) (out *spec.Swagger, err error) {
 	defer guard("filtering", &err)
 	own := sets.New(versions...)

@@ -124,8 +124,7 @@ func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
 	return err
 }
 
-// ofOwn reports whether a path of the local apiserver's index belongs to the group that this
-// process serves itself with the dir: registry.
+// ofOwn reports whether a path of the local apiserver's index is of the group that this process serves with dir:.
 func ofOwn(path string) bool {
 	return strings.HasPrefix(path+"/", "apis/"+apiregistrationv1.GroupName+"/")
 }

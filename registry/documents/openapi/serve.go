@@ -15,8 +15,7 @@ import (
 	"k8s.io/kube-openapi/pkg/handler3"
 )
 
-// The subtypes of application/ of each version. Each protobuf type has two names: kube-openapi's
-// old name is no valid media type.
+// The subtypes of application/ of each version. Protobuf has two names: kube-openapi's old one is no valid media type.
 const (
 	subtypeJSON = "json"
 
@@ -126,8 +125,7 @@ func itemOf(path, hash string) handler3.OpenAPIV3DiscoveryGroupVersion {
 	return handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: u.String()}
 }
 
-// choose returns the subtype that the client prefers, as kube-openapi does. If there is none, it
-// answers, and returns nothing.
+// choose returns the subtype that the client prefers, as kube-openapi does, or answers itself if there is none.
 func choose(w http.ResponseWriter, r *http.Request, subtypes ...string) string {
 	w.Header().Add("Vary", "Accept")
 	for _, clause := range goautoneg.ParseAccept(cmp.Or(r.Header.Get("Accept"), "*/*")) {

@@ -56,8 +56,7 @@ type state struct {
 	rested time.Time
 }
 
-// version is what a backend has said about one group-version. It keeps it while the backend is not
-// asked for it, or fails.
+// version is what a backend has said about one group-version, kept while it is not asked for that, or fails.
 type version struct {
 	v3 *document // nil means none
 	// v2 is the document of all group-versions that were asked for together. Nil means none.
