@@ -144,10 +144,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	o.addEntrypointFlags(group("entrypoint and replicas"))
 	fs = group("HTTP/2, log and tracing")
 	fs.BoolVar(&o.http2, "http2", true, "Offer HTTP/2 to clients. False: HTTP/1.1 only, for emergencies (kube-apiserver calls this --disable-http2-serving).")
-	fs.StringVar(&o.accessLog, "access-log", "", "File that receives one line of JSON per request; \"-\" is standard output. Empty: no access log.")
-	fs.Float64Var(&o.accessSample, "access-log-sample", 1, "Fraction of requests that are logged, from 0 to 1. Requests answered with 400 or above are always logged.")
-	o.audit.addFlags(fs)
-	fs.StringVar(&o.tracing, "tracing-config-file", "", "TracingConfiguration (apiserver.config.k8s.io): where spans are sent, and the sampling rate. Empty: no tracing.")
+	o.addRecordFlags(fs)
 	fs.StringVar(&o.logFormat, "logging-format", "text", "Log format: text or json.")
 	fs.IntVarP(&o.verbosity, "v", "v", 2, "Log verbosity: 2 is normal, 4 and above is debug.")
 	return groups

@@ -24,15 +24,19 @@ type auditOptions struct {
 	compress, local             bool
 }
 
-func (o *auditOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.policy, "audit-policy-file", "", "Audit policy (audit.k8s.io): which requests are recorded, and in which detail. Empty: none.")
-	fs.StringVar(&o.path, "audit-log-path", "", "File of the audit log; \"-\" is standard output. Empty: no audit log.")
-	fs.IntVar(&o.maxAge, "audit-log-maxage", 0, "Days to keep old audit log files. 0: files are not removed because of their age.")
-	fs.IntVar(&o.maxBackups, "audit-log-maxbackup", 0, "Number of old audit log files to keep. 0: all.")
-	fs.IntVar(&o.maxSize, "audit-log-maxsize", 0, "Size in megabytes at which the audit log is rotated. 0: never; rotate it from outside, by copy and truncate.")
-	fs.BoolVar(&o.compress, "audit-log-compress", false, "Compress rotated audit log files with gzip.")
-	fs.StringVar(&o.format, "audit-log-format", "json", "Format of the audit log: json, or legacy (one line of text per event).")
-	fs.BoolVar(&o.local, "audit-local-requests", false, "Also record requests to the local apiserver. False: they are only in the local apiserver's own audit log, under the same Audit-ID.")
+// addRecordFlags adds the flags of the access log, the audit log and tracing.
+func (o *options) addRecordFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.accessLog, "access-log", "", "File that receives one line of JSON per request; \"-\" is standard output. Empty: no access log.")
+	fs.Float64Var(&o.accessSample, "access-log-sample", 1, "Fraction of requests that are logged, from 0 to 1. Requests answered with 400 or above are always logged.")
+	fs.StringVar(&o.audit.policy, "audit-policy-file", "", "Audit policy (audit.k8s.io): which requests are recorded, and in which detail. Empty: none.")
+	fs.StringVar(&o.audit.path, "audit-log-path", "", "File of the audit log; \"-\" is standard output. Empty: no audit log.")
+	fs.IntVar(&o.audit.maxAge, "audit-log-maxage", 0, "Days to keep old audit log files. 0: files are not removed because of their age.")
+	fs.IntVar(&o.audit.maxBackups, "audit-log-maxbackup", 0, "Number of old audit log files to keep. 0: all.")
+	fs.IntVar(&o.audit.maxSize, "audit-log-maxsize", 0, "Size in megabytes at which the audit log is rotated. 0: never; rotate it from outside, by copy and truncate.")
+	fs.BoolVar(&o.audit.compress, "audit-log-compress", false, "Compress rotated audit log files with gzip.")
+	fs.StringVar(&o.audit.format, "audit-log-format", "json", "Format of the audit log: json, or legacy (one line of text per event).")
+	fs.BoolVar(&o.audit.local, "audit-local-requests", false, "Also record requests to the local apiserver. False: they are only in the local apiserver's own audit log, under the same Audit-ID.")
+	fs.StringVar(&o.tracing, "tracing-config-file", "", "TracingConfiguration (apiserver.config.k8s.io): where spans are sent, and the sampling rate. Empty: no tracing.")
 }
 
 func (o *auditOptions) validate(f *cli.Faults) {
