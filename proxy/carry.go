@@ -209,17 +209,15 @@ const flushAfter = 5 * time.Millisecond
 func (f *flusher) wait() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.waits = true; f.timer == nil {
+	if f.waits = true; f.timer == nil { // not set again: the first of many short waits counts
 		f.timer = time.AfterFunc(flushAfter, f.late)
-	} else {
-		f.timer.Reset(flushAfter)
 	}
 }
 
 func (f *flusher) late() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.waits {
+	if f.timer = nil; f.waits {
 		_ = f.control.Flush() // the next Write has its error
 	}
 }
@@ -231,6 +229,8 @@ func (f *flusher) came() {
 }
 
 func (f *flusher) stop() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.timer != nil {
 		f.timer.Stop()
 	}

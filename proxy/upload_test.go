@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
 )
 
@@ -81,5 +84,23 @@ func TestDeadlineOfAnUpload(t *testing.T) {
 		if err == nil && !late || ctx.Err() != nil {
 			t.Errorf("the answer ended with %v, the context with %v", err, ctx.Err())
 		}
+	})
+}
+
+// A body of declared length that comes in many small parts, each sooner than flushAfter, does not wait for the last.
+func TestTrickle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := httptest.NewRecorder()
+		f := &flusher{control: http.NewResponseController(w)}
+		for range 3 {
+			f.wait()
+			time.Sleep(flushAfter * 2 / 5)
+			f.came()
+		}
+		f.wait()
+		synctest.Wait()
+		check.Same(t, true, w.Flushed, "flushed after %v", flushAfter*6/5)
+		f.came()
+		f.stop()
 	})
 }
