@@ -8,6 +8,7 @@ import (
 	"net"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -53,7 +54,8 @@ func (h *handshakes) fail(err error, from net.Addr) string {
 	if errors.Is(err, errUnused) || errors.Is(err, context.Canceled) { // the port closes
 		return ""
 	}
-	text, first := err.Error(), tls.RecordHeaderError{}
+	text, _, _ := strings.Cut(err.Error(), `"`) // the rest is the client's, up to a megabyte, and costs a second
+	var first tls.RecordHeaderError
 	if errors.As(err, &first) && first.Conn != nil {
 		text = "first record " + string(first.RecordHeader[:])
 	}

@@ -55,7 +55,7 @@ func TestFailedHandshakes(t *testing.T) {
 			c.CipherSuites, c.MaxVersion = []uint16{tls.TLS_RSA_WITH_AES_128_CBC_SHA}, tls.VersionTLS12
 		}), "cipher"},
 		"no common key exchange":   {shakes(func(c *tls.Config) { c.CurvePreferences, c.MinVersion = []tls.CurveID{tls.CurveP521}, tls.VersionTLS13 }), "cipher"},
-		"no common application":    {shakes(func(c *tls.Config) { c.NextProtos = []string{"imap"} }), "other"},
+		"no common application":    {shakes(func(c *tls.Config) { c.NextProtos = []string{"deadline exceeded"} }), "other"},
 		"HTTP":                     {says("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), "plain_http"},
 		"the PROXY protocol":       {says("PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n"), "proxy_header"},
 		"version 2 of it":          {says("\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00"), "proxy_header"},
@@ -66,6 +66,7 @@ func TestFailedHandshakes(t *testing.T) {
 		"a balancer's check":       {func(net.Conn, *tls.Config) {}, ""},
 		"a balancer's client":      {says("\x16\x03\x01\x00\x05hello"), "proxy_header"},
 		"a check":                  {func(net.Conn, *tls.Config) {}, ""},
+		"a balancer's that resets": {func(c net.Conn, _ *tls.Config) { _ = c.(*net.TCPConn).SetLinger(0) }, ""},
 		"a check that resets":      {func(c net.Conn, _ *tls.Config) { _ = c.(*net.TCPConn).SetLinger(0) }, ""},
 		"served":                   {func(c net.Conn, base *tls.Config) { _ = tls.Client(c, base).Handshake() }, ""},
 	} {

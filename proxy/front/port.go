@@ -187,10 +187,11 @@ func (p *Port) introduce(ctx context.Context, raw net.Conn) error {
 	stop := context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) }) // long ago
 	defer stop()
 	r := bufio.NewReaderSize(c.Conn, maxIntroduction)
-	header, err := proxyproto.Read(r) // of at most 4 KiB
-	if errors.Is(err, proxyproto.ErrNoProxyProtocol) && r.Buffered() == 0 && ctx.Err() == nil {
+	if _, err := r.Peek(1); err != nil && ctx.Err() == nil {
 		return errUnused
-	} else if err != nil {
+	}
+	header, err := proxyproto.Read(r) // of at most 4 KiB
+	if err != nil {
 		return fmt.Errorf("%w: %w", errIntroduction, cmp.Or(ctx.Err(), err))
 	}
 	c.in = io.MultiReader(io.LimitReader(r, int64(r.Buffered())), c.Conn)
