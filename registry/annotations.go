@@ -15,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/util/validation"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -170,8 +171,13 @@ func setServerName(to *string, value string) error {
 
 func setCAFrom(to *string, value string) error {
 	name, key, ok := strings.Cut(value, "/")
-	if !ok || len(validation.IsDNS1123Subdomain(name)) > 0 || len(validation.IsConfigMapKey(key)) > 0 {
-		return fmt.Errorf("%q is not <configmap name>/<key>", bounded(value))
+	if name == trustBundle { // a signer's have colons in their names
+		ok = key != "" && len(content.IsPathSegmentName(key)) == 0
+	} else {
+		ok = ok && len(validation.IsDNS1123Subdomain(name))+len(validation.IsConfigMapKey(key)) == 0
+	}
+	if !ok {
+		return fmt.Errorf("%q is neither <configmap name>/<key> nor %s/<name>", bounded(value), trustBundle)
 	}
 	*to = value
 	return nil
@@ -261,7 +267,7 @@ func (u *urls) check(o *Options, ref *apiregistrationv1.ServiceReference, caFrom
 	case u.fault != "" || !u.given():
 	case !o.AllowURLs:
 		u.fault = "URLs are not allowed here (--allow-url-backends): anybody who may write APIServices could choose where the proxy client certificate is used"
-	case caFrom != "" && ref == nil:
+	case caFrom != "" && ref == nil && !strings.HasPrefix(caFrom, trustBundle+"/"):
 		u.fault = "the ConfigMap of " + prefix + "ca-from is in the namespace of spec.service, and there is none: name one, it is not looked up"
 	}
 }

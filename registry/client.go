@@ -1,23 +1,29 @@
 package registry
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
+	certificatesv1beta1 "k8s.io/api/certificates/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	apiregistrationv1client "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
 
 // cluster watches a kube-apiserver. Reflectors write straight into changes.
 // There is no informer store: the writer's objects are the only copy.
 type cluster struct {
 	apiServices apiregistrationv1client.ApiregistrationV1Interface
-	core        corev1client.CoreV1Interface
-	discovery   discoveryv1client.DiscoveryV1Interface
+	api         kubernetes.Interface
 	log         *slog.Logger
 }
 
@@ -31,10 +37,50 @@ func newCluster(given *rest.Config, log *slog.Logger) (*cluster, error) {
 		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
 	}
 	aggregation, err1 := apiregistrationv1client.NewForConfigAndClient(c, client)
-	core, err2 := corev1client.NewForConfigAndClient(c, client)
-	discovery, err3 := discoveryv1client.NewForConfigAndClient(c, client)
-	if err := errors.Join(err1, err2, err3); err != nil {
+	api, err2 := kubernetes.NewForConfigAndClient(c, client)
+	if err := errors.Join(err1, err2); err != nil {
 		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
 	}
-	return &cluster{apiServices: aggregation, core: core, discovery: discovery, log: log}, nil
+	return &cluster{apiServices: aggregation, api: api, log: log}, nil
+}
+
+// bundleAgain is when the versions of ClusterTrustBundles are tried again if none is served: an apiserver that starts
+// serves groups one after the other.
+const bundleAgain = 10 * time.Second
+
+// watchBundle is Registry.Watch for a ClusterTrustBundle, in the best version that is served: v1 since Kubernetes 1.37,
+// v1beta1 since 1.33 if it is enabled. After an hour they are tried again: the apiserver may have been upgraded.
+func (c *cluster) watchBundle(ctx context.Context, name string, changed func(map[string][]byte, error)) error {
+	ref := types.NamespacedName{Name: name}
+	deliver := func(o runtime.Object) {
+		switch o := o.(type) {
+		case *certificatesv1.ClusterTrustBundle:
+			changed(map[string][]byte{name: []byte(o.Spec.TrustBundle)}, nil)
+		case *certificatesv1beta1.ClusterTrustBundle:
+			changed(map[string][]byte{name: []byte(o.Spec.TrustBundle)}, nil)
+		default:
+			changed(nil, fmt.Errorf("getting ClusterTrustBundle %s: %w", name, fs.ErrNotExist))
+		}
+	}
+	if c == nil {
+		changed(nil, fmt.Errorf("there are no ClusterTrustBundles without a local apiserver: %w", fs.ErrNotExist))
+		<-ctx.Done()
+	}
+	for ctx.Err() == nil {
+		absent := 0
+		for _, l := range []*lister{
+			c.one(&certificatesv1.ClusterTrustBundle{}, c.api.CertificatesV1().RESTClient(), "clustertrustbundles", ref, deliver),
+			c.one(&certificatesv1beta1.ClusterTrustBundle{}, c.api.CertificatesV1beta1().RESTClient(), "clustertrustbundles", ref, deliver),
+		} {
+			within, stop := context.WithTimeout(ctx, time.Hour)
+			l.absent = func() { absent++; stop() }
+			l.reflect(within)
+			stop()
+		}
+		if absent == 2 {
+			changed(nil, fmt.Errorf("the local apiserver serves ClusterTrustBundles neither as certificates.k8s.io/v1 nor as v1beta1: %w", fs.ErrNotExist))
+			latest.Sleep(ctx, bundleAgain)
+		}
+	}
+	return ctx.Err()
 }

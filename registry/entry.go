@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/policy"
@@ -111,7 +112,7 @@ type Backend struct {
 	ServerName string
 	// CABundle is the inline PEM bundle. Empty means CAFrom, or else the system's roots.
 	CABundle string
-	// CAFrom is "<configmap>/<key>" in Namespace (annotation ca-from). Empty means CABundle.
+	// CAFrom is the annotation ca-from, which Reference reads. Empty means CABundle.
 	CAFrom string
 	// Insecure turns verification off (insecureSkipTLSVerify).
 	Insecure bool
@@ -128,6 +129,19 @@ type Backend struct {
 // String returns <namespace>/<service>:<port>, or the URLs.
 func (b *Backend) String() string {
 	return cmp.Or(b.URLs, b.Namespace+"/"+net.JoinHostPort(b.Service, strconv.Itoa(int(b.Port))))
+}
+
+// trustBundle stands in CAFrom for a ConfigMap's name, and says that a ClusterTrustBundle's follows.
+const trustBundle = "clustertrustbundle"
+
+// Reference returns the object that CAFrom names and the key of its data: a ConfigMap or, without a
+// namespace, a ClusterTrustBundle, whose only key is its name.
+func (b *Backend) Reference() (ref types.NamespacedName, key string) {
+	name, key, _ := strings.Cut(b.CAFrom, "/")
+	if name == trustBundle {
+		return types.NamespacedName{Name: key}, key
+	}
+	return types.NamespacedName{Namespace: b.Namespace, Name: name}, key
 }
 
 // NameAt returns the TLS name to send to an address.

@@ -131,9 +131,13 @@ func newRegistry(c Config, from *sources) *Registry {
 // Table returns the current table. It is never nil.
 func (r *Registry) Table() *Table { return r.table.Load() }
 
-// Watch watches a ConfigMap until ctx ends, and returns ctx's error. It calls changed from one goroutine with the data
-// of every state, including the first, and with an error that wraps fs.ErrNotExist if the ConfigMap does not exist.
+// Watch watches a ConfigMap, or the object of Backend.Reference, until ctx ends, and returns ctx's error. It calls
+// changed from one goroutine with the data of every state, including the first, and with an error that wraps
+// fs.ErrNotExist if the object does not exist. Only the local apiserver has ClusterTrustBundles.
 func (r *Registry) Watch(ctx context.Context, ref types.NamespacedName, changed func(map[string][]byte, error)) error {
+	if ref.Namespace == "" {
+		return r.sources.cluster.watchBundle(ctx, ref.Name, changed)
+	}
 	return r.watch(ctx, ref, changed, nil)
 }
 
@@ -173,7 +177,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	}
 	// A directory's claims are compared with what the local apiserver serves, see objects.faults.
 	if r.sources.cluster != nil && r.sources.stored != nil {
-		s := &shadows{of: r, client: r.sources.cluster.core.RESTClient()}
+		s := &shadows{of: r, client: r.sources.cluster.api.CoreV1().RESTClient()}
 		g.Go(func() error { return s.run(ctx) })
 	}
 	return g.Wait()

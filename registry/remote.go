@@ -212,6 +212,8 @@ func (b *builder) backend(e *Entry, s *annotated, old *Entry) *Backend {
 	}
 	if ref != nil {
 		fresh.Namespace, fresh.CAFrom = ref.Namespace, s.caFrom
+	} else if strings.HasPrefix(s.caFrom, trustBundle+"/") {
+		fresh.CAFrom = s.caFrom
 	}
 	fresh.ServerName = cmp.Or(s.serverName, fresh.ServerName)
 	raw, insecure := e.Object.Spec.CABundle, e.Object.Spec.InsecureSkipTLSVerify

@@ -105,8 +105,8 @@ func (m *sources) serviceListers(to *changes) []*lister {
 		services, slices = kindFallbackService, kindFallbackSlice
 	}
 	lists := []*lister{
-		m.cluster.lister(to, services, &corev1.Service{}, m.cluster.core.RESTClient(), "services"),
-		m.cluster.lister(to, slices, &discoveryv1.EndpointSlice{}, m.cluster.discovery.RESTClient(), "endpointslices"),
+		m.cluster.lister(to, services, &corev1.Service{}, m.cluster.api.CoreV1().RESTClient(), "services"),
+		m.cluster.lister(to, slices, &discoveryv1.EndpointSlice{}, m.cluster.api.DiscoveryV1().RESTClient(), "endpointslices"),
 	}
 	for _, l := range lists {
 		if m.withCluster {

@@ -46,13 +46,20 @@ func (c *cluster) apiServiceLister(to *changes, what kind) *lister {
 
 // watch is sources.watch. It calls denied if reading the ConfigMap is forbidden and never succeeded.
 func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap), denied func()) error {
-	deliver := func(o runtime.Object) {
+	l := c.one(&corev1.ConfigMap{}, c.api.CoreV1().RESTClient(), "configmaps", ref, func(o runtime.Object) {
 		cm, _ := o.(*corev1.ConfigMap)
 		f(cm)
-	}
-	l := &lister{
-		example: &corev1.ConfigMap{}, log: c.log, denied: denied,
-		from: cache.NewListWatchFromClient(c.core.RESTClient(), "configmaps", ref.Namespace, fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name)),
+	})
+	l.denied = denied
+	l.reflect(ctx)
+	return ctx.Err()
+}
+
+// one returns what follows one object, and delivers nil while it does not exist.
+func (c *cluster) one(example runtime.Object, from cache.Getter, resource string, ref types.NamespacedName, deliver func(runtime.Object)) *lister {
+	return &lister{
+		example: example, log: c.log,
+		from: cache.NewListWatchFromClient(from, resource, ref.Namespace, fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name)),
 		// The server may ignore the field selector, so the name is checked again.
 		set: func(name types.NamespacedName, o runtime.Object) {
 			if name == ref {
@@ -61,8 +68,6 @@ func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, f func(*c
 		},
 		replace: func(all map[types.NamespacedName]runtime.Object) { deliver(all[ref]) },
 	}
-	l.reflect(ctx)
-	return ctx.Err()
 }
 
 // lister lists and watches one kind, and passes on what it reads. To its reflector it is a

@@ -95,6 +95,9 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 		}
 	case spec.CAFrom != "":
 		b.source = "configmap " + spec.Namespace + "/" + spec.CAFrom
+		if ref, _ := spec.Reference(); ref.Namespace == "" {
+			b.source = "clustertrustbundle " + ref.Name
+		}
 		if v.insecure || before != nil && (before.CAFrom != spec.CAFrom || before.Namespace != spec.Namespace) {
 			// The present roots are another source's. If nothing was verified, there are none.
 			unread := refuse(reasonInvalidBundle, nil, "%s has not been read yet", b.source)

@@ -48,7 +48,7 @@ import (
 type Config struct {
 	// Tables has the current table.
 	Tables latest.Tables[*registry.Table]
-	// Watch follows ConfigMaps.
+	// Watch follows ConfigMaps and ClusterTrustBundles.
 	Watch Watch
 	// ClientCertificate returns the certificate to present to backends. Nil means none.
 	ClientCertificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)

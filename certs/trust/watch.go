@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"time"
 
@@ -21,9 +20,9 @@ import (
 // long to recover from a hiccup, and one object's watch costs little.
 const rewatchAfter = 2 * time.Second
 
-// Watch follows one ConfigMap until ctx ends: it calls changed with its data, once at the start and after every change.
-// An error that wraps fs.ErrNotExist means that the ConfigMap does not exist (now). Any other means that it could not
-// be read and that the former data stays valid. Calls of changed do not overlap.
+// Watch follows one ConfigMap, or the object of a registry.Backend's Reference, until ctx ends: it calls changed with
+// its data, once at the start and after every change. An error that wraps fs.ErrNotExist means that it does not exist
+// (now). Any other means that it could not be read and that the former data stays valid. Calls do not overlap.
 type Watch func(ctx context.Context, ref types.NamespacedName, changed func(data map[string][]byte, err error)) error
 
 // Keep runs the watch until ctx ends, and starts it again after a pause if it ends earlier.
@@ -33,12 +32,12 @@ func (w Watch) Keep(ctx context.Context, ref types.NamespacedName, logger *slog.
 		if ctx.Err() != nil {
 			return
 		}
-		logger.Warn("watching ConfigMap ended", "configmap", ref.String(), "err", err)
+		logger.Warn("watching ended", "object", ref.String(), "err", err)
 		latest.Sleep(ctx, rewatchAfter/2+rand.N(rewatchAfter)) //nolint:gosec // jitter
 	}
 }
 
-// watches are the watches of ConfigMaps with backends' bundles: one per object, whatever the number
+// watches are the watches of objects with backends' bundles: one per object, whatever the number
 // of references. Only Run's goroutine calls sync.
 type watches struct {
 	t       *Trust
@@ -51,7 +50,7 @@ type watches struct {
 	seen map[types.NamespacedName]object
 }
 
-// object is the last known state of one ConfigMap.
+// object is the last known state of one object with bundles.
 type object struct {
 	data map[string][]byte
 	err  error
@@ -94,7 +93,7 @@ func (w *watches) sync(ctx context.Context) {
 // changed takes a change of an object. If that cannot be read now, its former state stays valid.
 func (w *watches) changed(ctx context.Context, ref types.NamespacedName, o object) {
 	if o.err != nil && !errors.Is(o.err, fs.ErrNotExist) {
-		w.t.cfg.Logger.Warn("reading bundle", "configmap", ref.String(), "err", o.err)
+		w.t.cfg.Logger.Warn("reading bundle", "object", ref.String(), "err", o.err)
 		return
 	}
 	w.mu.Lock()
@@ -128,12 +127,11 @@ func (t *Trust) references() map[types.NamespacedName][]use {
 		if spec.CAFrom == "" || spec.Insecure {
 			continue
 		}
-		name, key, ok := strings.Cut(spec.CAFrom, "/")
-		if !ok || name == "" || key == "" {
+		ref, key := spec.Reference()
+		if ref.Name == "" || key == "" {
 			b.referenced(spec, nil, fmt.Errorf("the reference %q is not <configmap>/<key>", spec.CAFrom))
 			continue
 		}
-		ref := types.NamespacedName{Namespace: spec.Namespace, Name: name}
 		refs[ref] = append(refs[ref], use{b, spec, key})
 	}
 	return refs

@@ -99,13 +99,13 @@ func (s *server) features() rights.Features {
 	return f
 }
 
-// bundles returns the ConfigMaps of ca-from that the cluster must show us. A directory may have
+// bundles returns the objects of ca-from that the cluster must show us. A directory may have
 // one: then no right to the cluster's is needed.
 func bundles(entries []*registry.Entry, dir string, faults map[string]string) (all []string) {
 	for _, e := range entries {
 		if e.Backend != nil && e.Backend.CAFrom != "" && (dir == "" || faults[e.Name] != "") {
-			name, _, _ := strings.Cut(e.Backend.CAFrom, "/")
-			all = append(all, e.Backend.Namespace+"/"+name)
+			ref, _ := e.Backend.Reference()
+			all = append(all, ref.String())
 		}
 	}
 	slices.Sort(all)

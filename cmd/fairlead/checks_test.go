@@ -166,8 +166,8 @@ func TestBundles(t *testing.T) {
 	from := func(name, bundle string) *registry.Entry {
 		return &registry.Entry{Name: name, Backend: &registry.Backend{Namespace: "n", CAFrom: bundle}}
 	}
-	entries := []*registry.Entry{{Name: "local"}, from("none", ""), from("b", "two/ca.crt"), from("a", "one/ca.crt"), from("c", "one/x")}
-	check.Same(t, "[n/one n/two]", fmt.Sprint(bundles(entries, "", nil)), "of the cluster")
+	entries := []*registry.Entry{{Name: "local"}, from("none", ""), from("b", "two/ca.crt"), from("a", "one/ca.crt"), from("c", "one/x"), from("d", "clustertrustbundle/one")}
+	check.Same(t, "[/one n/one n/two]", fmt.Sprint(bundles(entries, "", nil)), "of the cluster")
 	check.Same(t, "[n/two]", fmt.Sprint(bundles(entries, "/etc/registry", map[string]string{"b": "not found"})), "with a directory that has the other")
 }
 

@@ -191,8 +191,11 @@ func (l *linter) bundleOf(object string, b *registry.Backend, get func(namespace
 	if b.CAFrom == "" {
 		return []byte(b.CABundle), true
 	}
-	name, key, _ := strings.Cut(b.CAFrom, "/")
-	cm, err := get(b.Namespace, name)
+	ref, key := b.Reference()
+	if ref.Namespace == "" {
+		return nil, false // a ClusterTrustBundle: serve's verdict says what is wrong with it
+	}
+	cm, err := get(ref.Namespace, ref.Name)
 	if err != nil {
 		l.Error(object, "make that ConfigMap, or correct the annotation fairlead.dev/ca-from", "reading its bundle: %v", err)
 	}

@@ -21,7 +21,8 @@ type Right struct {
 	// Namespace and Name limit it. Empty means all of them.
 	Namespace, Name string
 	// Role is the kind and the name of the role that gives it, or of its binding if Kubernetes has
-	// the role. Manifest is the file and the line of the rule.
+	// the role. Manifest is the file and the line of the rule; or that it is
+	// Kubernetes' own.
 	Role, Manifest string
 	// For says what fails without it, in the words of users.
 	For string
@@ -87,8 +88,8 @@ type Features struct {
 	// Policy is the ConfigMap of the policy, with namespace. NamespaceLabels: it selects by them.
 	Policy          string
 	NamespaceLabels bool
-	// Bundles are the ConfigMaps that the annotation fairlead.dev/ca-from names, with namespace: a
-	// role may be for one of them only.
+	// Bundles are the ConfigMaps that the annotation fairlead.dev/ca-from names, with namespace, and /NAME for a
+	// ClusterTrustBundle: a role may be for one of them only.
 	Bundles []string
 }
 
@@ -126,7 +127,7 @@ func (r *rule) rights(of role) (all []Right) {
 			for verb := range strings.SplitSeq(r.verbs, " ") {
 				all = append(all, Right{
 					Verb: verb, Group: r.group, Resource: resource, Namespace: r.in, Name: name,
-					Role: of.name, Manifest: fmt.Sprintf("%s:%d", of.file, r.line), For: r.why, Narrow: verb == "impersonate",
+					Role: of.name, Manifest: strings.TrimSuffix(fmt.Sprintf("%s:%d", of.file, r.line), ":0"), For: r.why, Narrow: verb == "impersonate",
 				})
 			}
 		}
@@ -145,6 +146,7 @@ const (
 	aggregation    = "apiregistration.k8s.io"
 	authentication = "authentication.k8s.io"
 	authorization  = "authorization.k8s.io"
+	certificates   = "certificates.k8s.io"
 	coordination   = "coordination.k8s.io"
 	discovery      = "discovery.k8s.io"
 	extensions     = "apiextensions.k8s.io"
@@ -224,14 +226,19 @@ func roles(f Features) []role {
 		{"ClusterRole system:fairlead-namespaces", "deploy/components/policy/rbac.yaml", []rule{
 			{f.NamespaceLabels, 19, "list watch", "", "namespaces", "", "", noLabels},
 		}},
-		{"ClusterRole system:fairlead-ca-from", "deploy/base/rbac.yaml", bundles(f.Bundles)},
+		{"ClusterRole system:fairlead-ca-from", "deploy/base/rbac.yaml", bundles(f.Bundles, false)},
+		{"ClusterRole system:cluster-trust-bundle-discovery", "Kubernetes' own", bundles(f.Bundles, true)}, // bound to all ServiceAccounts
 	}
 }
 
-func bundles(configMaps []string) (each []rule) {
-	for _, c := range configMaps {
-		namespace, name, _ := strings.Cut(c, "/")
-		each = append(each, rule{true, 35, "list watch", "", "configmaps", namespace, name, noBundles})
+func bundles(objects []string, ofCluster bool) (each []rule) {
+	for _, o := range objects {
+		switch namespace, name, _ := strings.Cut(o, "/"); {
+		case namespace != "" && !ofCluster:
+			each = append(each, rule{true, 35, "list watch", "", "configmaps", namespace, name, noBundles})
+		case namespace == "" && ofCluster:
+			each = append(each, rule{true, 0, "list watch", certificates, "clustertrustbundles", "", name, noBundles})
+		}
 	}
 	return each
 }

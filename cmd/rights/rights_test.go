@@ -113,6 +113,9 @@ func TestNeeded(t *testing.T) {
 		{"bundles", Features{Bundles: []string{"a/x", "b/y"}}, []string{
 			"list configmaps x in namespace a", "watch configmaps x in namespace a", "list configmaps y in namespace b", "watch configmaps y in namespace b",
 		}},
+		{"a trust bundle", Features{Bundles: []string{"/example.com:signer:x"}}, []string{
+			"list clustertrustbundles.certificates.k8s.io example.com:signer:x", "watch clustertrustbundles.certificates.k8s.io example.com:signer:x",
+		}},
 		{"a policy", Features{Policy: "a/x", NamespaceLabels: true}, []string{"list configmaps x in namespace a", "watch configmaps x in namespace a", "list namespaces", "watch namespaces"}},
 		{"requests", Features{Requests: true}, []string{"create subjectaccessreviews.authorization.k8s.io"}},
 	} {

@@ -277,11 +277,11 @@ func zonesOf(s *discoveryv1.EndpointSlice) string {
 		if e.Zone == nil && e.Hints == nil {
 			continue
 		}
-		text := strings.Join(e.Addresses, " ") + " in " + ptr.Deref(e.Zone, "")
+		text := []string{strings.Join(e.Addresses, " "), "in", ptr.Deref(e.Zone, "")}
 		for _, z := range ptr.Deref(e.Hints, discoveryv1.EndpointHints{}).ForZones {
-			text += " for " + z.Name
+			text = append(text, "for", z.Name)
 		}
-		list = append(list, text)
+		list = append(list, strings.Join(text, " "))
 	}
 	return strings.Join(list, ", ")
 }

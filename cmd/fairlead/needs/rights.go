@@ -117,10 +117,11 @@ func (r *Rights) Of(name string) answer.Check {
 		return answer.Check{}
 	}
 	first := missing[0]
-	c := answer.Check{
-		Status: Failed, Users: first.Users(),
-		Advice: fmt.Sprintf("without it %s: apply %s again, and bind %s to Fairlead's account", first.For, strings.Split(first.Manifest, ":")[0], first.Role),
+	do := "bind " + first.Role + " to Fairlead's account"
+	if file, _, ships := strings.Cut(first.Manifest, ":"); ships {
+		do = "apply " + file + " again, and " + do
 	}
+	c := answer.Check{Status: Failed, Users: first.Users(), Advice: "without it " + first.For + ": " + do}
 	const shown = 3 // so that a line can be read
 	var named []string
 	for _, m := range missing[:min(shown, len(missing))] {
