@@ -218,6 +218,11 @@ routes: parts netns ## Several metrics servers behind one APIService: autoscaler
 	@command -v prometheus >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends prometheus; }
 	$(call suite,-timeout 30m) -v
 
+.PHONY: konnectivity
+konnectivity: parts netns ## An extension server that is reached only through konnectivity's own server and agent, which are killed and stopped; beside kube-apiserver (10 min; root, otherwise idle)
+	$(TOOLS) -q konnectivity-server konnectivity-agent # before the tests: their network has no way out
+	$(call suite,-timeout 30m) -v
+
 .PHONY: incidents
 incidents: parts netns ## Eighteen outages: what the first command says, which alerts fire, and that all is well again (6 min; root, otherwise idle)
 	@command -v promtool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends prometheus; }

@@ -12,10 +12,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/apis/apiserver/install"
-	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/component-base/tracing"
 	tracingapi "k8s.io/component-base/tracing/api/v1"
@@ -71,30 +69,4 @@ func readTracing(file string) (*tracingapi.TracingConfiguration, error) {
 		return nil, faults.ToAggregate()
 	}
 	return &config.TracingConfiguration, nil
-}
-
-// egressDialer returns the dialer of an egress selector configuration's entry "cluster", as kube-apiserver reads it.
-// Live traffic and probes must use the same one. Nil means direct connections: there is no file, or it says so.
-func egressDialer(file string) (utilnet.DialFunc, error) {
-	if file == "" {
-		return nil, nil
-	}
-	config, err := egressselector.ReadEgressSelectorConfiguration(file)
-	if err != nil {
-		return nil, err
-	}
-	if faults := egressselector.ValidateEgressSelectorConfiguration(config); len(faults) > 0 {
-		return nil, faults.ToAggregate()
-	}
-	for _, s := range config.EgressSelections {
-		// Validation accepts this, but the library takes it for TLS and panics.
-		if t := s.Connection.Transport; t != nil && t.TCP != nil && t.TCP.TLSConfig == nil {
-			return nil, fmt.Errorf("%s: a proxy over TCP needs an https URL and a tlsConfig", s.Name)
-		}
-	}
-	selector, err := egressselector.NewEgressSelector(config)
-	if err != nil {
-		return nil, err
-	}
-	return selector.Lookup(egressselector.Cluster.AsNetworkContext())
 }

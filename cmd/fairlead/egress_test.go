@@ -3,15 +3,20 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/check"
 	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/relay"
 )
 
@@ -44,6 +49,52 @@ func TestEgressDialer(t *testing.T) {
 	got := make([]byte, 5)
 	must.Get(io.ReadFull(c, got))(t)
 	check.Same(t, "hello", string(got), "echo")
+}
+
+// A proxy that never answers keeps no connection of a dial that has ended: an agent may hang for days.
+func TestEgressDialerGivesUp(t *testing.T) {
+	socket, closed := filepath.Join(t.TempDir(), "proxy"), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	relay.Accept(t, must.Get(net.Listen("unix", socket))(t), func(_ context.Context, c net.Conn) {
+		r := bufio.NewReader(c)
+		_, err := http.ReadRequest(r)
+		cancel()
+		if err == nil {
+			_, err = r.ReadByte()
+		}
+		closed <- err
+	})
+	dial := must.Get(egressOf(t, egressHead+"- name: Cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds: {udsName: "+socket+"}\n"))(t)
+	if c, err := dial(ctx, "tcp", "192.0.2.7:443"); c != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, %v", c, err)
+	}
+	if err := <-closed; !errors.Is(err, io.EOF) {
+		t.Errorf("the proxy's end: %v", err)
+	}
+}
+
+// A proxy that refuses says why.
+func TestEgressDialerRefused(t *testing.T) {
+	keys, seen := pki.NewCA("egress-ca"), make(chan string, 1)
+	proxy := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.TLS.PeerCertificates[0].Subject.CommonName
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	proxy.TLS = &tls.Config{
+		Certificates: []tls.Certificate{keys.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()},
+		ClientAuth:   tls.RequireAndVerifyClientCert, ClientCAs: keys.Pool(), MinVersion: tls.VersionTLS12,
+	}
+	proxy.StartTLS()
+	t.Cleanup(proxy.Close)
+	ca, _, err := keys.WriteFiles(t.TempDir(), "ca")
+	must.Do(t, err)
+	cert, key := must.Get2(keys.Issue(pki.Leaf{CommonName: "fairlead"}).WriteFiles(t.TempDir(), "client"))(t)
+	dial := must.Get(egressOf(t, egressHead+fmt.Sprintf("- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n"+
+		"    transport: {tcp: {url: %q, tlsConfig: {caBundle: %s, clientCert: %s, clientKey: %s}}}\n", proxy.URL, ca, cert, key)))(t)
+	if c, err := dial(t.Context(), "tcp", "192.0.2.7:443"); c != nil || err == nil || !strings.Contains(err.Error(), "503") {
+		t.Errorf("%v, %v", c, err)
+	}
+	check.Same(t, "fairlead", <-seen, "who asked")
 }
 
 func TestEgressDialerOfNothing(t *testing.T) {

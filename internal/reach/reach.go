@@ -32,7 +32,7 @@ type Rules struct {
 	// addresses are not mapped, and there are no zones.
 	Self []netip.AddrPort
 	// Via dials through an egress proxy. Nil means directly. It may outlast its context, as the
-	// gRPC dialer does, by up to 30 s: probes and requests do not wait for it.
+	// gRPC dialer does, by up to 30 s, and no longer: probes and requests do not wait for it.
 	Via func(ctx context.Context, network, address string) (net.Conn, error)
 }
 

@@ -150,11 +150,7 @@ func New(cfg Config) (*Authenticator, error) {
 	if s := a.nameSet(); s.err != nil && s.known {
 		return nil, fmt.Errorf("reading the names that the target trusts: %w", s.err)
 	}
-	if len(cfg.GroupPrefixes) > 0 {
-		for _, prefix := range append([]string{"system:"}, cfg.GroupPrefixes...) {
-			a.as.prefixes = append(a.as.prefixes, prefix+"*")
-		}
-	}
+	a.as.prefixes = cfg.GroupPrefixes
 	metric.Register(cfg.Metrics, a.hits, a.reviews)
 	return a, nil
 }

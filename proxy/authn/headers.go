@@ -85,7 +85,10 @@ func (s *nameSet) render(u user.Info) ([]hpack.HeaderField, error) {
 	}
 	groups := u.GetGroups()
 	if len(s.prefixes) > 0 {
-		groups = slices.DeleteFunc(slices.Clone(groups), func(g string) bool { return !listed(s.prefixes, g) })
+		groups = slices.DeleteFunc(slices.Clone(groups), func(g string) bool {
+			return !strings.HasPrefix(g, "system:") &&
+				!slices.ContainsFunc(s.prefixes, func(prefix string) bool { return strings.HasPrefix(g, prefix) })
+		})
 	}
 	completes := s.completes && implied(u.GetName(), groups)
 	for _, g := range groups {

@@ -59,7 +59,7 @@ type nameSet struct {
 	user, group, uid, extra string
 	// completes says that the target adds groups itself: see implied.
 	completes bool
-	// prefixes are of the groups that are sent, with a trailing *. Empty means all.
+	// prefixes are Config.GroupPrefixes.
 	prefixes []string
 	strip    stripper
 	// err says why no identity can be sent to this target: it would ignore untrusted fields, and use our identity.

@@ -28,6 +28,7 @@ type part struct {
 
 func parts() []part {
 	const k8s, adapter, keda = "k8s.io/kubernetes", "sigs.k8s.io/custom-metrics-apiserver", "github.com/kedacore/keda/v2"
+	const proxy = "sigs.k8s.io/apiserver-network-proxy"
 	return []part{
 		{name: "etcd", module: "etcd", from: "go.etcd.io/etcd/server/v3", pkg: "go.etcd.io/etcd/server/v3", cold: "40s"},
 		{name: "kube-apiserver", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-apiserver", stamped: true, cold: "5m"},
@@ -51,6 +52,8 @@ func parts() []part {
 		{name: "prometheus-adapter", module: "promadapter", from: "sigs.k8s.io/prometheus-adapter", pkg: "sigs.k8s.io/prometheus-adapter/cmd/adapter", cold: "2m"},
 		{name: "keda-adapter", module: "keda", from: keda, pkg: keda + "/cmd/adapter", cold: "8m"},
 		{name: "keda-operator", module: "keda", from: keda, pkg: keda + "/cmd/operator", cold: "7m"},
+		{name: "konnectivity-server", module: "konnectivity", from: proxy, pkg: proxy + "/cmd/server", cold: "2m"},
+		{name: "konnectivity-agent", module: "konnectivity", from: proxy, pkg: proxy + "/cmd/agent", cold: "10s"},
 		{name: "e2e.test", module: "kubernetes", from: k8s, pkg: k8s + "/test/e2e", test: true, stamped: true, cold: "3m"},
 	}
 }

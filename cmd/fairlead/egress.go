@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/server/egressselector"
+	"k8s.io/client-go/rest"
+)
+
+// egressDialer returns the dialer of an egress selector configuration's entry "cluster", as kube-apiserver reads it.
+// Live traffic and probes must use the same one. Nil means direct connections: there is no file, or it says so.
+func egressDialer(file string) (utilnet.DialFunc, error) {
+	if file == "" {
+		return nil, nil
+	}
+	config, err := egressselector.ReadEgressSelectorConfiguration(file)
+	if err != nil {
+		return nil, err
+	}
+	if faults := egressselector.ValidateEgressSelectorConfiguration(config); len(faults) > 0 {
+		return nil, faults.ToAggregate()
+	}
+	for _, s := range config.EgressSelections {
+		// Validation accepts this, but the library takes it for TLS and panics.
+		if t := s.Connection.Transport; t != nil && t.TCP != nil && t.TCP.TLSConfig == nil {
+			return nil, fmt.Errorf("%s: a proxy over TCP needs an https URL and a tlsConfig", s.Name)
+		}
+		if strings.EqualFold(s.Name, "cluster") && s.Connection.ProxyProtocol == apiserver.ProtocolHTTPConnect {
+			return connectDialer(s.Connection.Transport)
+		}
+	}
+	selector, err := egressselector.NewEgressSelector(config)
+	if err != nil {
+		return nil, err
+	}
+	return selector.Lookup(egressselector.Cluster.AsNetworkContext())
+}
+
+// connectDialer dials through a proxy by HTTP CONNECT. The library's dialer waits for the answer for ever: while an
+// agent hangs, every dial would leave a connection (kubernetes-sigs/apiserver-network-proxy#855).
+func connectDialer(t *apiserver.Transport) (func(ctx context.Context, _, address string) (net.Conn, error), error) {
+	network, at, dial := "unix", "", new(net.Dialer).DialContext
+	if t.UDS != nil {
+		at = t.UDS.UDSName
+	} else {
+		c := t.TCP.TLSConfig
+		config, err1 := rest.TLSConfigFor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{
+			CAFile: c.CABundle, CertFile: c.ClientCert, KeyFile: c.ClientKey, ServerName: c.TLSServerName,
+		}})
+		proxy, err2 := url.Parse(t.TCP.URL)
+		if err := errors.Join(err1, err2); err != nil {
+			return nil, err
+		}
+		network, at, dial = "tcp", proxy.Host, (&tls.Dialer{Config: config}).DialContext
+	}
+	return func(ctx context.Context, _, address string) (net.Conn, error) {
+		c, err := dial(ctx, network, at)
+		if err != nil {
+			return nil, err
+		}
+		stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+		_, _ = fmt.Fprintf(c, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", address) // if it fails, nothing is read
+		from := bufio.NewReader(io.LimitReader(c, http.DefaultMaxHeaderBytes))
+		r, err := http.ReadResponse(from, nil) //nolint:bodyclose // the connection ends
+		if err == nil && (r.StatusCode != http.StatusOK || from.Buffered() > 0) {
+			err = fmt.Errorf("the egress proxy answers %s", r.Status)
+		}
+		if !stop() || err != nil {
+			_ = c.Close()
+			return nil, cmp.Or(ctx.Err(), err)
+		}
+		return c, nil
+	}, nil
+}
