@@ -47,6 +47,8 @@ func testDocuments(t *testing.T, w *world) {
 	}
 	must.Do(t, os.Symlink(w.kubectl, filepath.Join(dir, "kubectl")))
 	ran := 0
+	w.alone.Lock() // one block removes the statuses that a Fairlead writes
+	defer w.alone.Unlock()
 	for _, b := range blocks {
 		line := []string{"-euo", "pipefail", "-c", b.text}
 		if b.kind == "sh" {
@@ -94,10 +96,11 @@ func runbooks(t *testing.T) []string {
 // testDocumentedFlags requires that every flag in the operators' pages exists.
 func testDocumentedFlags(t *testing.T, w *world) {
 	known := succeed(t, "", filepath.Join(filepath.Dir(w.fairlead), "kubectl-fairlead"), "init", "--help")
-	for _, subcommand := range []string{"serve", "lint", "status"} {
+	for _, subcommand := range []string{"serve", "lint", "status", "top", "explain"} {
 		known += succeed(t, "", w.fairlead, subcommand, "--help")
 	}
-	others := []string{ // of kubectl, kubeadm, Helm and kube-apiserver
+	others := []string{ // of kubectl, kubeadm, Helm, kube-apiserver and cosign
+		"--insecure-ignore-tlog", "--bundle", "--certificate-oidc-issuer", "--certificate-identity-regexp",
 		"--apiserver-cert-extra-sans", "--client-name", "--config", "--validity-period", "--dry-run", "--cert", "--key", "--from-file", "--namespace", "--install", "--set", "--reset-then-reuse-values",
 		"--clusterrole", "--serviceaccount", "--group", "--endpoint-reconciler-type", "--show-managed-fields", "--server", "--raw", "--overwrite", "--manifest", "--archive", "--now", "--version",
 		"--as", "--admin", "--server-side", "--node-ip", "--control-plane", "--certificate-authority", "--current", "--cluster", "--requestheader",

@@ -24,10 +24,18 @@ import (
 
 const own = "system:serviceaccount:kube-system:fairlead"
 
+// lendable is a role that the tests bind themselves.
+const lendable = "/system:fairlead-namespaces"
+
+// components bring roles beside the base's.
+func components() []string {
+	return []string{"entrypoint", "critical-apiservices", "write-status", "events", "policy"}
+}
+
 // testRoles lets a Fairlead with the shipped account do everything that the shipped roles are for.
 // kube-apiserver's audit log has what it asked: nothing was refused, and each rule was needed.
 func testRoles(t *testing.T, w *world) {
-	w.apply(t, w.compose(t, shape{overlay: "control-plane", components: []string{"entrypoint", "critical-apiservices", "write-status", "events"}}))
+	w.apply(t, w.compose(t, shape{overlay: "control-plane", components: components()}))
 	w.serve(t, "guarded", nil)
 	w.apply(t, reader+definition("gadgets", "guarded"))
 	t.Run("everything", func(t *testing.T) { testComponents(t, w) })
@@ -57,7 +65,7 @@ func shippedRoles(t *testing.T, w *world) (all []shippedRule) {
 	t.Helper()
 	roles := map[string][]rbacv1.PolicyRule{} // :: namespace and name
 	var bound []string
-	list := objects(t, w.compose(t, shape{overlay: "control-plane", components: []string{"entrypoint", "critical-apiservices", "write-status", "events"}}))
+	list := objects(t, w.compose(t, shape{overlay: "control-plane", components: components()}))
 	for _, kind := range []string{"Role", "RoleBinding"} { // after Cluster or nothing; roles before their bindings
 		for _, o := range list {
 			if strings.TrimPrefix(o.GetKind(), "Cluster") != kind {
@@ -80,7 +88,10 @@ func shippedRoles(t *testing.T, w *world) (all []shippedRule) {
 			}
 		}
 	}
-	tested := append(bound, "/system:fairlead-ca-from", "/system:fairlead-metrics", "/system:fairlead-tap", "/system:fairlead-viewer")
+	for _, rule := range roles[lendable] {
+		all = append(all, shippedRule{rule, ""})
+	}
+	tested := append(bound, lendable, "/system:fairlead-ca-from", "/system:fairlead-metrics", "/system:fairlead-tap", "/system:fairlead-viewer")
 	for name := range roles {
 		if !slices.Contains(tested, name) {
 			t.Errorf("role %s is shipped and not tested", name)
@@ -126,8 +137,11 @@ func testComponents(t *testing.T, w *world) {
 	defer w.alone.Unlock()
 	w.clear(t)
 	w.apply(t, stale+fmt.Sprintf(lost, "parts"))
+	w.apply(t, ruled)
+	w.ask(t, "create clusterrolebinding operate-namespaces --clusterrole="+strings.TrimPrefix(lendable, "/")+" --serviceaccount=kube-system:fairlead")
 	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "parts", Args: []string{
 		"--kubeconfig=" + w.account(t), "--publish-kubernetes-endpoints", "--advertise-address=192.0.2.1", "--write-status", "--emit-events", "--critical-apiservices=v1.parts.example.com",
+		"--policy=configmap:kube-system/fairlead-policy",
 	}}))(t)
 	w.publishes(t, "192.0.2.1")
 	step := func(what string, done func() bool) {
@@ -144,6 +158,10 @@ func testComponents(t *testing.T, w *world) {
 	w.apply(t, fmt.Sprintf(lost, "parts-late")) // an earlier leader may have reported the first one
 	step("events", func() bool {
 		return w.ask(t, "get events -n default -o name --field-selector involvedObject.kind=APIService,involvedObject.name=v1.parts-late.example.com") != ""
+	})
+	step("a refusal", func() bool {
+		code, _ := w.get(t, front.Endpoint, "/operate-refused", "")
+		return code == 403 && w.ask(t, "get events -n kube-system -o name --field-selector reason=RuleRefuses") != ""
 	})
 	must.Do(t, front.Part.Stop(time.Minute))
 	w.publishes(t, "")
@@ -240,6 +258,13 @@ const stale = `
 const lost = `
 {apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.%[1]s.example.com},
  spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 100, versionPriority: 1, service: {namespace: nowhere, name: nothing}}}
+`
+
+// ruled is a policy whose rule refuses, and whose route needs to know namespaces.
+const ruled = `
+{apiVersion: v1, kind: ConfigMap, metadata: {namespace: kube-system, name: fairlead-policy}, data: {policy.yaml: '
+ {apiVersion: fairlead.dev/v1, kind: Policy, rules: [{name: refused, match: {nonResourceRules: [{verbs: [get], nonResourceURLs: [/operate-refused]}]}, action: Deny}],
+  routes: [{apiService: v1.parts.example.com, backends: [{name: spare, service: {namespace: nowhere, name: spare}, when: {namespaceLabels: {matchLabels: {a: b}}}}]}]}'}}
 `
 
 const lent = `
