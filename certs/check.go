@@ -186,9 +186,8 @@ func (f *Findings) CheckBundle(object string, data []byte) {
 	}
 }
 
-// CheckBackend checks whether an APIService's bundle is sound, and whether it verifies the
-// endpoints. data is the inline bundle or that of the ConfigMap. live has the chain, leaf first,
-// that each endpoint presented; it is empty if they were not asked.
+// CheckBackend checks whether an APIService's bundle is sound, and whether it verifies the endpoints. data is the
+// inline bundle or that of the ConfigMap. live has each endpoint's chain, leaf first; empty if not asked.
 func (f *Findings) CheckBackend(object string, b *registry.Backend, data []byte, live map[string][]*x509.Certificate) {
 	if b.Insecure {
 		f.Warn(object, "set caBundle (or let cert-manager inject it) and remove insecureSkipTLSVerify", "its backend is not verified: an attacker in between reads every request and can send its own as any user")

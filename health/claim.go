@@ -60,8 +60,7 @@ type claim struct {
 	last    atomic.Pointer[probe]
 	serves  atomic.Pointer[served]
 	latency latency
-	// For servers: it has accepted us once, and until when (UnixNano) a refusal may only mean that
-	// it has not read its rules yet.
+	// For servers: it has accepted us once, and until when (UnixNano) a refusal may mean that it lacks its rules.
 	accepted    atomic.Bool
 	unreadUntil atomic.Int64
 

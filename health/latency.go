@@ -22,8 +22,7 @@ const (
 	slowWitnesses = 3
 )
 
-// latency is how fast an endpoint answers. Any goroutine may add to the first fields and read slow; the comparing one
-// has the rest.
+// latency is how fast an endpoint answers. Any goroutine adds to the first fields and reads slow; one has the rest.
 type latency struct {
 	sum, count atomic.Int64 // of live traffic, in nanoseconds, since the last comparison
 	last       atomic.Int64 // of the last probe, until the next comparison
@@ -112,8 +111,7 @@ func medianOfOthers(all []*claim, c *claim, of func(*latency) time.Duration) tim
 	return values[(len(values)-1)/2]
 }
 
-// update adds one comparison and reports whether it changed slow. A comparison that agrees with
-// slow resets all that contradicted it.
+// update adds a comparison and reports whether it changed slow. One that agrees resets those that did not.
 func (l *latency) update(now time.Time, slow bool, value time.Duration) (changed bool) {
 	if slow == l.slow.Load() {
 		l.since, l.witnesses = time.Time{}, 0

@@ -115,9 +115,8 @@ func (p *Prober) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Signal is the hint that live traffic could not reach an endpoint: a failed dial, handshake or
-// ping. The endpoint is probed at once, or as soon as the bound on such probes allows. Signal never
-// blocks and alone never ejects. A nil err is ignored.
+// Signal is the hint that live traffic could not reach an endpoint: a failed dial, handshake or ping. The endpoint is
+// probed at once, or as soon as the bound on such probes allows. It never blocks nor ejects. A nil err is ignored.
 func (p *Prober) Signal(apiService, address string, err error) {
 	if c := (*p.index.Load())[apiService][address]; c != nil && err != nil {
 		c.target.set(&c.target.hinted)

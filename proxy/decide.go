@@ -414,10 +414,9 @@ func (p *Proxy) rejectedOwn(d *Decision, status int) error {
 	return errOwnCredential
 }
 
-// impersonation is k8s.io/apiserver's filter. A request with Impersonate-* fields continues as the
-// user that it names, without those fields, if its sender may impersonate that user (by legacy or
-// constrained impersonation). If not, it is answered with 400, 403 or 500 in a form that the client
-// accepts; of a failed review it shows the client what forbidden returns.
+// impersonation is k8s.io/apiserver's filter. A request with Impersonate-* fields continues as the user that it names,
+// without those fields, if its sender may impersonate that user (by legacy or constrained impersonation). If not, it is
+// answered with 400, 403 or 500 in a form that the client accepts; of a failed review it shows what forbidden says.
 func (p *Proxy) impersonation(next http.Handler) http.Handler {
 	authorize := p.cfg.Authz.Upstream().Authorize
 	may := func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -441,8 +440,7 @@ func (x *exchange) asUser(r *http.Request) *http.Request {
 	return r.WithContext(request.WithRequestInfo(ctx, (*request.RequestInfo)(&x.decision.Request)))
 }
 
-// serveImpersonated runs behind the impersonation filter: the context's user is the one that the
-// caller may impersonate.
+// serveImpersonated runs behind the impersonation filter: the context's user is whom the caller may impersonate.
 func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 	x := exchangeOf(r.Context())
 	as, ok := request.UserFrom(r.Context())

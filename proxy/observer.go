@@ -21,9 +21,8 @@ import (
 // observes reports whether there is an audit log or tracing.
 func (p *Proxy) observes() bool { return p.cfg.Audit != nil || p.cfg.Tracer != nil }
 
-// startRecords adds the audit ID with which a request is forwarded and answered, and starts the
-// records that have it: the client's ID, if it is short enough, or a new one. It emits nothing yet,
-// because Proxy.ServeHTTP may still take the request over.
+// startRecords adds the audit ID with which a request is forwarded and answered, and starts the records that have it:
+// the client's ID, if it is short enough, or a new one. It emits nothing: Proxy.ServeHTTP may take the request over.
 func (x *exchange) startRecords() {
 	p, h, d := x.p, x.head, &x.decision
 	id := h.get(auditHeader)

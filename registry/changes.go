@@ -46,8 +46,7 @@ type key struct {
 	name types.NamespacedName
 }
 
-// reportKey names an endpoint of an APIService's Backend: a late report about a former one must not
-// replace that about its successor.
+// reportKey names an endpoint of an APIService's Backend: a late report must not replace that about a successor.
 type reportKey struct {
 	name, address string
 	of            *Backend

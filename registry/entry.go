@@ -45,8 +45,7 @@ type Entry struct {
 	Verdict Verdict
 	// Further are further backends, by the policy, in its order. See For.
 	Further []*Entry
-	// StandIn is the one of Further that answers for Backend, which is unavailable, or was a moment
-	// ago. Nil means that none does.
+	// StandIn is the one of Further that answers for Backend, which is, or just was, unavailable. Nil means none.
 	StandIn *Entry
 	// Rule is that of one of another entry's Further. Nil means that the entry is an APIService.
 	Rule *policy.Rule
@@ -76,8 +75,7 @@ func (e *Entry) APIService() string { return mainOf(e.Name) }
 // Local reports whether the local apiserver serves this group-version.
 func (e *Entry) Local() bool { return e.Backend == nil }
 
-// Moved reports whether another server serves the group-version than before: it is new, is gone (e
-// is nil), or became Local or remote.
+// Moved reports whether the group-version has another server: it is new, gone (e is nil), became Local or remote.
 func (e *Entry) Moved(before *Entry) bool {
 	return e == nil || before == nil || e.Local() != before.Local()
 }
@@ -179,8 +177,7 @@ type Endpoint struct {
 type Settings struct {
 	// RequestTimeout bounds a request that is not long-running. Annotation request-timeout.
 	RequestTimeout time.Duration
-	// MaxInFlight bounds requests in flight, MaxLongRunning watches and upgraded sessions.
-	// Annotations max-inflight, max-longrunning.
+	// MaxInFlight bounds requests in flight, MaxLongRunning watches and sessions; max-inflight, max-longrunning.
 	MaxInFlight, MaxLongRunning int
 	// LongRunningSubresources are treated like exec. Annotation long-running-subresources.
 	LongRunningSubresources []string
@@ -193,8 +190,7 @@ type Settings struct {
 	PingTimeout time.Duration
 	// Maintenance is the message of the 503 that all requests get. Empty means no maintenance. Annotation maintenance.
 	Maintenance string
-	// Owner is who should be alerted when the APIService fails: a label of metrics and alerts.
-	// Empty means unset. Annotation owner.
+	// Owner is who is alerted when it fails: a label of metrics and alerts. Empty means unset. Annotation owner.
 	Owner string
 }
 

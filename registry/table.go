@@ -32,8 +32,7 @@ type Table struct {
 	sent *Table
 }
 
-// Group is a group of the table with its versions in order of preference. An unchanged Group is the
-// same pointer from table to table.
+// Group is a group of the table, its versions in order of preference. An unchanged one stays the same pointer.
 type Group struct {
 	// Name is the API group; empty for core.
 	Name string

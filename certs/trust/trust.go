@@ -152,8 +152,7 @@ func (t *Trust) TLS(apiService string, b *registry.Backend) (*tls.Config, error)
 		ServerName:           name,
 		MinVersion:           tls.VersionTLS12,
 		GetClientCertificate: t.cfg.ClientCertificate,
-		// VerifyConnection does everything that is skipped here, against roots that may change
-		// after this call, and it gives a reason.
+		// VerifyConnection does all that is skipped here, against roots that may change, and gives a reason.
 		InsecureSkipVerify: true, //nolint:gosec // see above
 		VerifyConnection:   func(cs tls.ConnectionState) error { return s.handshake(cs.PeerCertificates) },
 		// No ClientSessionCache: see the package's concurrency rule.
@@ -287,9 +286,8 @@ func (t *Trust) LocalBundle(data []byte) error {
 	return nil
 }
 
-// LocalTLS returns a client configuration for dialling the local apiserver, without a server name.
-// The caller sets the name, the client certificate and NextProtos. The result has the current
-// roots, so use it for one dial.
+// LocalTLS returns a client configuration for dialling the local apiserver, without a server name. The caller sets the
+// name, the client certificate and NextProtos. It has the current roots: use it for one dial.
 func (t *Trust) LocalTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,

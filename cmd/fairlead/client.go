@@ -176,8 +176,7 @@ func caFile(c *rest.Config) string {
 	return c.CAFile
 }
 
-// takeCA takes the CA of a kubeconfig that has another source than before. Only the file that was
-// named at the start is followed.
+// takeCA takes the CA of a kubeconfig with another source than before. Only the file of the start is followed.
 func (k *kube) takeCA(c *rest.Config, followed string) error {
 	file := caFile(c)
 	if file == "" {

@@ -95,8 +95,7 @@ func (s *server) servePages(w http.ResponseWriter, r *http.Request) {
 	s.apiServices.ServeHTTP(w, r)
 }
 
-// health returns the handler of the main port's health paths: for this process first, then for the
-// local apiserver, if there is one.
+// health returns the handler of the main port's health paths: this process's, then the local apiserver's.
 func (s *server) health(local http.Handler) http.Handler {
 	if local != nil {
 		return &health.Relay{Ready: s.ready, Local: local}

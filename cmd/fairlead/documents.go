@@ -80,8 +80,7 @@ func (s *server) rendered(h *proxy.Head) *engine.Answer {
 	return (*engine.Answer)(s.discovery.Rendered(h.Path, h.RawQuery, h.Fields))
 }
 
-// asAggregator gives one of our own requests the identity that kube-aggregator uses; extension
-// servers and the local apiserver know it.
+// asAggregator gives one of our own requests kube-aggregator's identity, which servers know.
 func asAggregator(r *http.Request) *http.Request {
 	r.Header["X-Remote-User"], r.Header["X-Remote-Group"] = []string{"system:kube-aggregator"}, []string{"system:masters"}
 	r.Header["User-Agent"] = []string{"fairlead/" + version}

@@ -29,8 +29,7 @@ const oldestRelease, newestRelease = "1.30", "1.37"
 // Ports of the manifests for control-plane nodes.
 const securePort, adminPort = 8443, 8444
 
-// preflight checks what decides whether Fairlead can run in a cluster. Before it is installed,
-// what is to be done is no fault.
+// preflight checks what decides whether Fairlead can run in a cluster. What is to be done first is no fault.
 func (l *linter) preflight(ctx context.Context, s *survey, kube kubernetes.Interface) {
 	if s.flags()["local-identity"] == cli.Impersonate {
 		l.LocalIdentity = cli.Impersonate

@@ -210,8 +210,7 @@ func NewApart(slots, most int) *Queue {
 	return &Queue{share: int64(slots), most: int64(most), by: make(map[Source]*semaphore.Weighted)}
 }
 
-// Beside returns a Queue with places of its own, whose callers use q's slots: those that wait in
-// one keep nobody out of the other.
+// Beside returns a Queue with its own places, whose callers use q's slots: who waits in one does not fill the other.
 func (q *Queue) Beside() *Queue {
 	return &Queue{slots: q.slots, share: q.share, most: q.most, by: make(map[Source]*semaphore.Weighted)}
 }

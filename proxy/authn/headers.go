@@ -128,10 +128,9 @@ func escapeKey(key string) string {
 	return strings.ToLower(b.String())
 }
 
-// implied reports whether kube-apiserver itself adds a user's group system:authenticated
-// (impersonationModeState.check in k8s.io/apiserver/pkg/endpoints/filters/impersonation), so that
-// no rule is needed to impersonate it. If a request names no group, kube-apiserver adds those of a
-// ServiceAccount or a node, by the name; so the list is never left empty for such users.
+// implied reports whether kube-apiserver itself adds a user's group system:authenticated (impersonationModeState.check
+// in k8s.io/apiserver/pkg/endpoints/filters/impersonation), so that no rule is needed for it. Without a group,
+// kube-apiserver adds those of a ServiceAccount or a node, by the name; so the list is never empty for them.
 func implied(name string, groups []string) bool {
 	if name == user.Anonymous || slices.Contains(groups, user.AllUnauthenticated) {
 		return false
@@ -161,8 +160,7 @@ func listed(names []string, name string) bool {
 	})
 }
 
-// Pool is the kind of connection over which a request is sent. It decides which fields are
-// forwarded, and how the identity is asserted.
+// Pool is a request's kind of connection: it decides which fields are forwarded, and how the identity is asserted.
 type Pool uint8
 
 // The pools. PoolRemote is the zero value and the strictest.

@@ -33,8 +33,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
-// Config configures an Authorizer (makeAuthz in cmd/fairlead). The zero Config allows only
-// system:masters and the health paths.
+// Config configures an Authorizer (makeAuthz in cmd/fairlead). The zero one allows system:masters and health paths.
 type Config struct {
 	// Review decides everything but the short-cuts; see SubjectAccessReview. Nil refuses everything else.
 	Review func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error)

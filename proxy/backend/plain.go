@@ -28,8 +28,7 @@ const (
 	hungTime = 10 * time.Second
 )
 
-// plain is the net/http pool of HTTP/1.1 connections to one endpoint: for backends without HTTP/2,
-// and for the unproven pool.
+// plain is net/http's pool of HTTP/1.1 connections to an endpoint: of backends without HTTP/2, and for PoolUnproven.
 type plain struct {
 	e         *endpoint
 	transport *http.Transport

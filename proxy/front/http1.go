@@ -129,8 +129,7 @@ const (
 	// copies is how often a whole head exists until its request ends: net/http's map, the fields
 	// that are decided about, and those that are sent, encoded too.
 	copies = 3
-	// freeHead is what a head may become without asking, while half of the bound is left: a long
-	// one with a token, three times.
+	// freeHead is what a head may become without asking, while half of the bound is left: thrice a long token's.
 	freeHead = 32 << 10
 	// leastPatience is the least time for a head, however many wait: a megabyte at 10 Mbit/s.
 	leastPatience = time.Second
@@ -139,8 +138,7 @@ const (
 	// perConn is what an idle connection costs, perRequest what it costs more while an answer is
 	// not read: measured, in buffers of net/http and crypto/tls, and stacks.
 	perConn, perRequest = 32 << 10, 64 << 10
-	// lookEvery is how often a head that waits looks for room, or a slow one for others that wait:
-	// short against leastPatience.
+	// lookEvery is how often a waiting head looks for room, or a slow one for others: short against leastPatience.
 	lookEvery = 100 * time.Millisecond
 )
 

@@ -60,8 +60,7 @@ func (s *store) known(_ context.Context, text string) error {
 		return apierrors.NewBadRequest(fmt.Sprintf("invalid resource version %q", text))
 	}
 	if now := s.state().revision; revision > now {
-		// Without Retry-After, with which client-go would retry ten times in vain: this replica
-		// never reaches another one's revision.
+		// Without Retry-After, for which client-go retries ten times: this replica never gets another one's revision.
 		return storage.NewTooLargeResourceVersionError(revision, now, 0)
 	}
 	return nil

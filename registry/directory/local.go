@@ -158,8 +158,7 @@ func (d *Directory) show(now *shown) {
 	close(old.superseded) // after the store: readers that wake up must find the new state
 }
 
-// Roles returns the ClusterRoles by name and the ClusterRoleBindings, and a number that changes
-// whenever they do. They are read-only.
+// Roles returns the ClusterRoles by name, the ClusterRoleBindings, and a number that changes with them; read-only.
 func (d *Directory) Roles() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64) {
 	now := d.shown.Load()
 	return now.roles, now.bindings, now.generation

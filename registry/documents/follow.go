@@ -26,9 +26,8 @@ const (
 	restFactor = 4
 	// firstAgain is the pause after a first failure; it doubles up to Every.
 	firstAgain = 100 * time.Millisecond
-	// firstHurry and lastHurry are the pauses after the request that follows a hint, doubling:
-	// kube-apiserver's discovery changes some tens of milliseconds before or after the CRD or the
-	// APIService behind it, its OpenAPI a second or two.
+	// firstHurry and lastHurry are the pauses after the request that follows a hint, doubling: kube-apiserver's
+	// discovery changes tens of milliseconds before or after the CRD or APIService, its OpenAPI a second or two.
 	firstHurry = 30 * time.Millisecond
 	lastHurry  = time.Second
 )

@@ -14,9 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 )
 
-// AccessRule says what happens to the requests that it matches, before anybody answers them: the
-// first that matches decides, and without one nothing changes. A rule never lets anybody in: who
-// is allowed here is authenticated and authorized as before.
+// AccessRule says what happens to the requests that it matches, before anybody answers them: the first that matches
+// decides, and without one nothing changes. Nobody is let in: who is allowed is authenticated and authorized.
 type AccessRule struct {
 	// Name is unique in the policy, and seen in answers, logs and metrics.
 	Name string `json:"name"`

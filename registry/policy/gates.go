@@ -156,8 +156,7 @@ func (g *Gates) Compile() {
 	}
 }
 
-// Find returns the first rule that matches a request, and the first one before it that would, if it
-// were no dry run. Nil means none.
+// Find returns the first rule that matches a request, and the first before it that would, but is a dry run. Nil: none.
 func (g *Gates) Find(q *Request) (found, dry *Gate) {
 	var room [usualKeys]int32
 	ids := g.keys(q, room[:0])

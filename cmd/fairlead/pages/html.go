@@ -16,8 +16,7 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// policy lets the page load only its own two files, connect only to us, and not be framed (Content
-// Security Policy Level 3).
+// policy lets the page load only its own files, connect to us, and not be framed (Content Security Policy Level 3).
 const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 // addHTML adds the overview, the detail page of an APIService, and their two files.

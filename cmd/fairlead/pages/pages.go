@@ -52,8 +52,7 @@ type Config struct {
 	Ready *health.Checks
 	// Tap serves single users' requests to operators.
 	Tap http.Handler
-	// Process returns what describes this process: Version, Replica, Cluster, LocalIdentity, Checks,
-	// Certificates and Handshakes.
+	// Process returns this process's Version, Replica, Cluster, LocalIdentity, Checks, Certificates and Handshakes.
 	Process func() *answer.Status
 }
 

@@ -95,8 +95,7 @@ func (e *Engine) Leave(of func(*Upstream) bool, on func(*Upstream, *Conn)) {
 	}
 }
 
-// EndOn ends the long-running requests on the connection for which which returns true: those of an
-// upstream, or all if of is nil.
+// EndOn ends long-running requests on the connection for which which returns true: an upstream's, or all if of is nil.
 func (e *Engine) EndOn(which func(*Conn) bool, of *Upstream) {
 	if i := slices.IndexFunc(e.conns, func(c *Conn) bool { return c.pool != nil && which(c) }); i >= 0 {
 		e.cutLongRunning(e.conns[i], of, ReasonRetired)

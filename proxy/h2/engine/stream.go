@@ -55,8 +55,7 @@ type stream struct {
 	endBy   time.Duration
 	endWhy  Reason
 	newline bool // the last of those bytes ended a line
-	// wait is on a pool's list of streams without a connection, or on the engine's list of streams
-	// for which none could be dialled.
+	// wait is on a pool's list of streams without a connection, or the engine's for which none could be dialled.
 	wait node
 
 	trailers    []hpack.HeaderField // of the response

@@ -352,10 +352,9 @@ const (
 	eventPatience = 3 * TickEvery
 )
 
-// AmidEvent reports whether a long-running response should continue a little, because its last
-// bytes may be only part of an event: waited is how long its end was put off, silence how old the
-// last bytes are. A client that sees the end within an event logs an unexpected EOF. Events in JSON
-// and lines of logs end with a newline, events in protobuf with silence.
+// AmidEvent reports whether a long-running response should continue a little, because its last bytes may be only part
+// of an event: waited is how long it was put off, silence how old they are. A client that sees the end within an event
+// logs an unexpected EOF. Events in JSON and lines of logs end with a newline, events in protobuf with silence.
 func AmidEvent(waited, silence time.Duration, newline bool) bool {
 	return waited < eventPatience && silence < eventGap && !newline
 }

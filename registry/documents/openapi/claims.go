@@ -15,8 +15,7 @@ import (
 // claims is what the v3 index of a backend has. kube-apiserver believes it, whatever it has: of two
 // servers that have a path, it asks one by chance.
 type claims struct {
-	// now and before are the paths of the last two answers: kube-apiserver asks as rarely, and
-	// believes until then what it has read.
+	// now and before are the last two answers' paths: kube-apiserver asks as rarely, and believes what it has read.
 	now, before []string
 	// foreign are the first group-versions of the local apiserver among them.
 	foreign []string
