@@ -78,7 +78,8 @@ func (c *critical) round(ctx context.Context, says map[string]string) error {
 	now, first := time.Now(), c.less.Load() == nil
 	old := !first && now.Sub(c.read) > members.LeaseDuration // the others may be different by now
 	switch {
-	case says == nil: // it is not ready anyway
+	case says == nil:
+		c.read = now // it is not ready anyway, so old must not say that it was until now
 	case err == nil:
 		less := c.lessThan(says, others)
 		if less == nil && first && says[reachedAnnotation] != strings.Join(c.names, ",") {
