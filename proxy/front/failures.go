@@ -78,7 +78,7 @@ func (l *Listener) Failing() (lines []string) {
 	slices.SortStableFunc(all, func(a, b cause) int { return int(b.count - a.count) })
 	for _, c := range all {
 		if time.Since(c.last) < time.Hour {
-			lines = append(lines, fmt.Sprintf("%v TLS handshakes failed in %v at port %s, the last with %v: %s", c.count, time.Since(l.since).Round(time.Second), l.port, c.from, c.meaning))
+			lines = append(lines, fmt.Sprintf("%.0f TLS handshakes failed in %v at port %s, the last with %v: %s", c.count, time.Since(l.since).Round(time.Second), l.port, c.from, c.meaning))
 		}
 	}
 	return lines
