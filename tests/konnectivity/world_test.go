@@ -100,7 +100,7 @@ func newWorld(t *testing.T, mode string) *world {
 	dir := suite.Folder(t, "konnectivity-"+mode)
 	egress, socket := filepath.Join(dir, "egress.yaml"), filepath.Join(t.TempDir(), "socket")
 	// kube-apiserver reads the file, and the keys that it names, when it starts.
-	keys := must.Get(os.MkdirTemp(dir, "keys"))(t)
+	keys := t.TempDir()
 	ca := pki.NewCA("konnectivity-ca")
 	serving := ca.Issue(pki.Leaf{CommonName: "konnectivity-server", Names: []string{plane, "127.0.0.1"}})
 	client := ca.Issue(pki.Leaf{CommonName: "konnectivity-client"})
