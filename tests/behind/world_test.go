@@ -128,7 +128,7 @@ func (w *world) start(t *testing.T, i int, kubeconfig string) *cluster.Front {
 	a := suite.Run(t, exec.CommandContext(t.Context(), w.kubectl, "kustomize", "../../deploy/overlays/behind"), "")
 	var args []string
 	for _, m := range regexp.MustCompile(`(?m)^ +- (serve|--\S+)$`).FindAllStringSubmatch(a.Out, -1) {
-		args = append(args, strings.ReplaceAll(m[1], "/etc/fairlead", mounted))
+		args = append(args, strings.NewReplacer("/etc/fairlead", mounted, "$(ZONE)", "").Replace(m[1])) // as the kubelet does
 	}
 	if len(args) < 8 {
 		t.Fatalf("%q of the overlay\n%s", args, a.Errs)

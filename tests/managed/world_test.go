@@ -113,7 +113,7 @@ func (w *world) start(t *testing.T, name string, more ...string) *cluster.Front 
 	ports := alone.Ports(t, 2)
 	var args []string
 	for _, a := range d.Spec.Template.Spec.Containers[0].Args {
-		args = append(args, strings.ReplaceAll(a, "=/etc/", "="+root+"/etc/"))
+		args = append(args, strings.NewReplacer("=/etc/", "="+root+"/etc/", "$(ZONE)", "").Replace(a)) // as the kubelet does
 	}
 	args = append(args, "--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", ports[0]), fmt.Sprintf("--admin-secure-port=%d", ports[1]), "--allow-loopback-backends")
 	args = append(args, more...)
