@@ -49,7 +49,7 @@ func Up(t *testing.T, networks ...string) {
 	t.Helper()
 	IP(t, "link set lo up")
 	for _, n := range networks {
-		IP(t, "route add local "+n+" dev lo")
+		IP(t, "route replace local "+n+" dev lo")
 	}
 }
 
