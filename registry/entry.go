@@ -132,6 +132,8 @@ func (b *Backend) String() string {
 // trustBundle stands in CAFrom for a ConfigMap's name, and says that a ClusterTrustBundle's follows.
 const trustBundle = "clustertrustbundle"
 
+func inTrustBundle(caFrom string) bool { return strings.HasPrefix(caFrom, trustBundle+"/") }
+
 // Reference returns the object that CAFrom names and the key of its data: a ConfigMap or, without a
 // namespace, a ClusterTrustBundle, whose only key is its name.
 func (b *Backend) Reference() (ref types.NamespacedName, key string) {

@@ -212,7 +212,7 @@ func (b *builder) backend(e *Entry, s *annotated, old *Entry) *Backend {
 	}
 	if ref != nil {
 		fresh.Namespace, fresh.CAFrom = ref.Namespace, s.caFrom
-	} else if strings.HasPrefix(s.caFrom, trustBundle+"/") {
+	} else if inTrustBundle(s.caFrom) {
 		fresh.CAFrom = s.caFrom
 	}
 	fresh.ServerName = cmp.Or(s.serverName, fresh.ServerName)

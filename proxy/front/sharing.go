@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
-	"net/netip"
+	"net"
 	"os"
 	"regexp"
 	"slices"
@@ -59,7 +59,7 @@ func (l *Listener) choose(index int) {
 
 // sharers returns the inodes of all sockets that listen at this address, as /proc/net/tcp has them (proc_pid_net(5)).
 func (l *Listener) sharers() (inodes []string) {
-	at, _ := netip.ParseAddrPort(l.Addr().String()) // of a socket
+	at := l.Addr().(*net.TCPAddr).AddrPort() //nolint:forcetypeassert // see Listen
 	address := at.Addr().AsSlice()
 	for part := range slices.Chunk(address, 4) {
 		binary.BigEndian.PutUint32(part, binary.NativeEndian.Uint32(part))
