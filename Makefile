@@ -36,7 +36,7 @@ help-all: ## All targets
 build: ## Build bin/fairlead, bin/kubectl-fairlead and bin/fairlead-dev (static)
 	@mkdir -p bin
 	$(GOBUILD) -o bin/ ./cmd/...
-	$(GOBUILD) -o bin/ ./tests/fairlead-dev
+	$(GOBUILD) -o bin/ ./tests/tools/fairlead-dev
 
 .PHONY: run
 run: build ## Bring up a whole cluster on loopback behind Fairlead; Ctrl-C ends it
@@ -63,9 +63,10 @@ awk -F '\t' 'BEGIN {print "suite        cases  seconds  outcome"} {printf "%-11s
 endef
 
 # $(call count,SUITE,FLAGS) reads go test -json, and keeps the number of cases, the time, and failures.
-count = go run ./tests/count -suite $(1) -times '$(TIMES)' $(2)
+count = go run ./tests/tools/count -suite $(1) -times '$(TIMES)' $(2)
 # $(call suite,FLAGS) runs the suite with the target's name.
-suite = go test -tags e2e -count=1 $(1) -json ./tests/$@ | $(call count,$@,-want tests/$@/COUNT)
+folder = $(firstword $(wildcard tests/e2e/$@ tests/chaos/$@ tests/$@))
+suite = go test -tags e2e -count=1 $(1) -json ./$(folder) | $(call count,$@,-want $(folder)/COUNT)
 
 # Suites on the real parts whose bounds are seconds, and those that need more than the default parts.
 SLOW := faults rotation entrypoint behind operate directory etcd differential releases dashboards balancer
@@ -96,12 +97,12 @@ quick: ## Packages changed since BASE (main): gofmt, vet, lint of the changes, u
 	echo $$packages; \
 	go vet -tags e2e $$packages; \
 	"$$($(TOOLS) golangci-lint)" run --new-from-rev=$(BASE) $$(dirname $$files | sort -u | sed 's,$$,/,;s,^,./,'); \
-	go test -parallel 8 $$packages ./tests # they wait for deadlines most of the time
+	go test -parallel 8 $$packages ./tests/rules # they wait for deadlines most of the time
 
 .PHONY: unit
 unit: ## Unit tests, once: under the race detector, and without it for code that differs without it
-	@# ./tests and ./tests/loops are the rules, which verify checks. Bounds of allocations and memory hold without the race detector, under which proxy/h2 has other system calls, too.
-	go test -race -timeout 20m -json $$(go list ./... | grep -Ev '/tests(/loops)?$$') | $(call count,unit,-q -want tests/count/UNIT)
+	@# ./tests/rules and ./tests/rules/loops are the rules, which verify checks. Bounds of allocations and memory hold without the race detector, under which proxy/h2 has other system calls, too.
+	go test -race -timeout 20m -json $$(go list ./... | grep -Ev '/tests/rules(/loops)?$$') | $(call count,unit,-q -want tests/tools/count/UNIT)
 	go test -json ./proxy/... ./internal/... ./registry/... | $(call count,unit-plain,-q)
 
 .PHONY: parts
@@ -110,7 +111,7 @@ parts: ## Build the real parts that the end-to-end tests need
 
 .PHONY: e2e
 e2e: parts ## End-to-end tests on real parts; fails if fewer cases ran than the COUNT files say
-	go test -tags e2e -count=1 -parallel 16 -timeout 45m -json ./tests/e2e/... ./tests/cluster ./tests/fairlead-dev | $(call count,$@,-want tests/e2e/COUNT)
+	go test -tags e2e -count=1 -parallel 16 -timeout 45m -json ./tests/e2e ./tests/cluster ./tests/tools/fairlead-dev | $(call count,$@,-want tests/e2e/COUNT)
 
 .PHONY: managed directory etcd differential
 managed: parts ## docs/managed.md, step by step
@@ -143,7 +144,7 @@ operate: parts netns ## Manifests, roles, alerts, page and commands (root; other
 	@for tool in chromium promtool amtool curl openssl haproxy zsh nft ss; do command -v $$tool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus prometheus-alertmanager curl openssl haproxy zsh nftables iproute2; break; }; done
 	$(call suite,-parallel 32 -timeout 15m)
 releases: parts ## Test the files of make release, built twice (root)
-	go test -tags e2e -count=1 -timeout 15m -json ./tests/release | $(call count,$@,-want tests/release/COUNT)
+	go test -tags e2e -count=1 -timeout 15m -json ./tests/e2e/release | $(call count,$@,-want tests/e2e/release/COUNT)
 
 # Releases of Kubernetes beside the pinned one, and the cases that need only little of a release.
 OTHERS := v1.30.14 v1.34.4 v1.36.3
@@ -156,7 +157,7 @@ skew: ## kubectl, controllers, identities and discovery before four releases of 
 	@failed=; for release in $(or $(RELEASE),$(OTHERS) $(PINNED)); do \
 	  echo "== Kubernetes $$release"; export FAIRLEAD_KUBERNETES=$$release; \
 	  { $(TOOLS) -q kube-apiserver kubectl kube-controller-manager && \
-	    go test -tags e2e -count=1 -parallel 16 -timeout 20m -json -run '$(SKEW)' ./tests/e2e ./tests/differential | $(call count,$$release,-want tests/e2e/SKEW); } || failed+=" $$release"; \
+	    go test -tags e2e -count=1 -parallel 16 -timeout 20m -json -run '$(SKEW)' ./tests/e2e ./tests/e2e/differential | $(call count,$$release,-want tests/e2e/SKEW); } || failed+=" $$release"; \
 	done; test -z "$$failed" || { echo "FAIL:$$failed"; exit 1; }
 skew-one: ## make skew before one of the releases that are not pinned, chosen by the commit
 	@$(MAKE) --no-print-directory skew RELEASE=$$(echo $(OTHERS) | cut -d' ' -f$$((0x$$(git rev-parse --short=8 HEAD) % $(words $(OTHERS)) + 1)))
@@ -180,12 +181,12 @@ screenshots: ## The pictures of the status page in docs/, taken by its own test 
 	$(TOOLS)
 	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium
 	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
-	  go test -tags e2e -count=1 -artifacts -outputdir "$$dir" -run 'TestOperate/^page$$' ./tests/operate && mkdir -p docs/screenshots && \
+	  go test -tags e2e -count=1 -artifacts -outputdir "$$dir" -run 'TestOperate/^page$$' ./tests/e2e/operate && mkdir -p docs/screenshots && \
 	  for name in light dark narrow detail; do cp "$$dir"/_artifacts/*/$$name.webp docs/screenshots/; done
 
 .PHONY: conformance
 conformance: build ## Kubernetes' own specs of sig-api-machinery that need no pods, through Fairlead (LANE=h2|http1|impersonate|direct); minutes, outside CI
-	go run ./tests/conformance -lane=$(LANE) -want=56
+	go run ./tests/e2e/conformance -lane=$(LANE) -want=56
 
 # How long the soak runs, and its seed.
 MINUTES ?= 20
@@ -195,7 +196,7 @@ SEED    ?= 1
 soak: ## Random faults of all parts under load, with every request checked, for MINUTES=20 with SEED=1 on LANE=h2|http1 (Linux, root)
 	$(TOOLS) -q etcd kube-apiserver
 	@command -v ip >/dev/null || apt-get install -y iproute2
-	go test -tags e2e -count=1 -timeout 0 -v ./tests/soak -args -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
+	go test -tags e2e -count=1 -timeout 0 -v ./tests/chaos/soak -args -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
 
 .PHONY: balancer
 balancer: parts ## HAProxy tells Fairlead, and kube-apiserver, its clients' addresses by the PROXY protocol
@@ -232,19 +233,19 @@ incidents: parts netns ## Eighteen outages: what the first command says, which a
 recovery: ## Real extension servers restart: how soon Fairlead serves them again (6 min; root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver sample-apiserver test-adapter
 	@command -v ip >/dev/null || apt-get install -y iproute2
-	go test -tags e2e -count=1 -timeout 30m -json ./tests/recovery | go run ./tests/count -v -want tests/recovery/COUNT
+	go test -tags e2e -count=1 -timeout 30m -json ./tests/chaos/recovery | go run ./tests/tools/count -v -want tests/chaos/recovery/COUNT
 
 .PHONY: etcd-load
 etcd-load: ## 10,000 APIServices written at 500 a second to two Fairleads: both route each within 100 ms; again while leaders are killed (otherwise idle)
 	$(TOOLS) -q etcd kubectl
-	go test -tags e2e -count=1 -timeout 30m -json -run 'TestEtcd/(load|leader)' ./tests/etcd -args -apiservices=10000 -within=100ms | go run ./tests/count -v
+	go test -tags e2e -count=1 -timeout 30m -json -run 'TestEtcd/(load|leader)' ./tests/e2e/etcd -args -apiservices=10000 -within=100ms | go run ./tests/tools/count -v
 
 .PHONY: streams
 streams: ## Backends with few streams a connection, beside kube-apiserver's own aggregator (30 min; root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	@command -v h2load >/dev/null || apt-get install -y --no-install-recommends nghttp2-client
-	go test -tags e2e -count=1 -timeout 60m -json ./tests/streams | go run ./tests/count -v -want tests/streams/COUNT
+	go test -tags e2e -count=1 -timeout 60m -json ./tests/chaos/streams | go run ./tests/tools/count -v -want tests/chaos/streams/COUNT
 
 .PHONY: fleet
 fleet: ## Two control planes behind HAProxy with hollow kubelets: every server stopped and replaced; three upgraded and back (28 min; root, otherwise idle)
@@ -252,7 +253,7 @@ fleet: ## Two control planes behind HAProxy with hollow kubelets: every server s
 	FAIRLEAD_KUBERNETES=v1.36.3 $(TOOLS) -q kube-apiserver kube-controller-manager kube-scheduler kubemark
 	@command -v ip >/dev/null || apt-get install -y iproute2
 	@command -v haproxy >/dev/null || apt-get install -y --no-install-recommends haproxy
-	go test -tags e2e -count=1 -timeout 60m -json ./tests/fleet | go run ./tests/count -v -want tests/fleet/COUNT
+	go test -tags e2e -count=1 -timeout 60m -json ./tests/chaos/fleet | go run ./tests/tools/count -v -want tests/chaos/fleet/COUNT
 
 # What make interop needs of Debian and npm.
 INTEROP_APT := curl nghttp2-client nginx apache2 gunicorn openssl default-jdk-headless libtomcat10-java libtomcat10-embed-java python3-httpx python3-h2 python3-hypercorn python3-kubernetes
@@ -286,7 +287,7 @@ PACKAGES ?=
 
 .PHONY: mutants
 mutants: ## Change the code MUTANTS=300 times, chosen by SEED=1 from PACKAGES="…", and check that unit tests fail (30 min); -at in MUTANTARGS
-	go run ./tests/mutants -n=$(MUTANTS) -seed=$(SEED) $(MUTANTARGS) $(PACKAGES)
+	go run ./tests/tools/mutants -n=$(MUTANTS) -seed=$(SEED) $(MUTANTARGS) $(PACKAGES)
 
 .PHONY: lint
 lint: ## golangci-lint, with a reason for every linter in .golangci.yml
@@ -300,7 +301,7 @@ verify: tidy-diff lint ## Everything that needs no test run: tidy modules, linte
 	GOARCH=arm64 go vet ./proxy/h2 # whose system calls have constants of their own there
 	GOOS=windows go vet ./cmd/kubectl-fairlead # which is released for it
 	go vet -C tests/tools/oci ./...
-	go test -count=1 ./tests ./tests/loops
+	go test -count=1 ./tests/rules ./tests/rules/loops
 	"$$($(TOOLS) actionlint)"
 	@$(vulncheck); test $$code != 1
 	@$(MAKE) --no-print-directory size

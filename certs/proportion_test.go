@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/proportion"
 )
 
 // Whatever is in the cluster's authentication ConfigMap, taking it costs in proportion to its size.

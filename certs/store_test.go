@@ -18,10 +18,10 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/fairlead-proxy/fairlead/tests/cast"
-	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/pki/cast"
 )
 
 // The address that a client dials selects a pair, too, and there may be none.

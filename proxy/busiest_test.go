@@ -14,8 +14,8 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/busiest"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
-	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // Every request is counted, over both protocols, as its effective user's. A token that only the

@@ -10,9 +10,9 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
-	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/proportion"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 )
 
 // A head has so many names, and a Connection so many, from clients and from backends; but a user

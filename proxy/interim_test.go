@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 func countHints(ctx context.Context, n *int) context.Context {

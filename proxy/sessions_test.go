@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
-	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // The end of a drain ends every session, also one that is accepted just then. The process ends

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
-	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 

@@ -18,11 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead-proxy/fairlead/tests/apiserver"
-	"github.com/fairlead-proxy/fairlead/tests/check"
-	samples "github.com/fairlead-proxy/fairlead/tests/manifests"
-	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/story"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	samples "github.com/fairlead-proxy/fairlead/tests/kit/manifests"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/story"
+	"github.com/fairlead-proxy/fairlead/tests/servers/apiserver"
 )
 
 // live has the steps of stories in which a registry runs over real sources: APIServices in etcd, a

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
+	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/proportion"
 )
 
 // Whatever is in a bundle or a chain, reading and verifying it costs in proportion to its size.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 func TestExpires(t *testing.T) {

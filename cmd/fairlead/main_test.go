@@ -17,8 +17,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/fairlead-proxy/fairlead/tests/logbook"
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // logged is the libraries' log in this package's tests. It is set before anything logs, because

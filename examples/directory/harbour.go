@@ -17,8 +17,8 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/examples/directory/tides"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/extension"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
 
 // The manifests that do not depend on ports and keys. All others are written next to them.

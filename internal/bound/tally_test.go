@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // A tally names the busiest source of the last one or two minutes, in bounded memory, whoever else

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"unicode"
 
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 func TestLine(t *testing.T) {

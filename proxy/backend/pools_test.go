@@ -12,7 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // A thousand updates, CA changes and deletions leak nothing (kubernetes/kubernetes#117250 leaked a

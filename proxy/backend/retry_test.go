@@ -19,8 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/budget"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/proportion"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 )
 
 // Whatever one endpoint does to a request, the other one serves it if it may be retried. No request

@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // A port on all addresses is this process at each of them. Without a limit of its own it has a

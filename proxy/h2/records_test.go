@@ -20,7 +20,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/budget"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // recordConn is a TLS 1.3 client that can write any records: many in one packet, empty ones, and

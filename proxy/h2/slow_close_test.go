@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
-	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // lingering is a tunnel whose end takes time: that of an egress selector waits up to 10 s for its

@@ -18,7 +18,7 @@ import (
 	"syscall"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/try"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 const (

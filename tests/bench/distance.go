@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/fairlead-proxy/fairlead/tests/relay"
-	"github.com/fairlead-proxy/fairlead/tests/try"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/relay"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // flowing is how long bodies flow: 25 of the longer round trips. Windows need the first few to

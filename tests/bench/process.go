@@ -13,8 +13,8 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead-proxy/fairlead/tests/ask"
-	"github.com/fairlead-proxy/fairlead/tests/try"
+	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // scheduled returns the processor time of a process's living threads, as the scheduler counts it

@@ -11,7 +11,7 @@ import (
 
 	certutil "k8s.io/client-go/util/cert"
 
-	"github.com/fairlead-proxy/fairlead/tests/try"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // serveReverse runs a bare httputil.ReverseProxy: HTTP/2 on both sides, a pool of buffers, and

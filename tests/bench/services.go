@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
-	"github.com/fairlead-proxy/fairlead/tests/try"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // services measures how cost grows with the number of APIServices. They come from a folder, because

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
-	"github.com/fairlead-proxy/fairlead/tests/try"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // saturated compares latencies at the same rate: 60 % of the lower maximum of Fairlead and HAProxy

@@ -8,9 +8,9 @@ import (
 	"maps"
 	"net/http"
 
-	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/bench/load"
-	"github.com/fairlead-proxy/fairlead/tests/try"
+	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // visits measures one kubectl call, with a client certificate and with a token. Four run at a time:

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
-	"github.com/fairlead-proxy/fairlead/tests/try"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // Account creates Fairlead's ServiceAccount with only the permissions that an overlay of deploy

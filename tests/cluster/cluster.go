@@ -21,8 +21,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
-	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // Config describes a cluster. The zero value is one etcd and one kube-apiserver, with a temporary

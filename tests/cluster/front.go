@@ -5,7 +5,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/fairlead-proxy/fairlead/tests/try"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // Fairlead describes a Fairlead in front of the cluster's first kube-apiserver.

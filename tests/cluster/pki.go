@@ -5,8 +5,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
-	"github.com/fairlead-proxy/fairlead/tests/try"
 )
 
 // PKI has all keys and certificates of a cluster. Each purpose has its own CA, so that a program

@@ -20,11 +20,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/issuer"
-	"github.com/fairlead-proxy/fairlead/tests/kubectl"
-	"github.com/fairlead-proxy/fairlead/tests/kubelet"
-	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki/issuer"
+	"github.com/fairlead-proxy/fairlead/tests/servers/kubelet"
 )
 
 // impersonate is a lane in front of a kube-apiserver that trusts no front proxy
@@ -33,7 +33,7 @@ const impersonate = "impersonate"
 
 // TestE2E runs every case through Fairlead, with kubectl and client-go, in every lane: the
 // protocols that Fairlead offers to clients (--http2), and the ways in which it reaches
-// kube-apiserver. Clients must not notice a difference. tests/differential compares the documents
+// kube-apiserver. Clients must not notice a difference. tests/e2e/differential compares the documents
 // of discovery with those of kube-apiserver.
 func TestE2E(t *testing.T) {
 	fairlead := suite.Build(t, t.TempDir())

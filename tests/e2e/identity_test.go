@@ -15,13 +15,13 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	authenticationv1 "k8s.io/api/authentication/v1"
 
-	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // testIdentity compares the users that an extension server and the local apiserver see through
-// Fairlead with those that they see through kube-apiserver. tests/directory lets roles rule.
+// Fairlead with those that they see through kube-apiserver. tests/e2e/directory lets roles rule.
 // proxy/authn's TestUnion tries every combination of credentials; here is one of each kind.
 func testIdentity(t *testing.T, q *quay) {
 	direct, _ := q.visit(t, q.EndpointOf(0), visit{proto: "http/1.1", pair: q.PKI.Admin, method: http.MethodPost, path: reviews, body: review})

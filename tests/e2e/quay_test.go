@@ -16,12 +16,12 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead-proxy/fairlead/tests/ask"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/extension"
-	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/suite"
-	"github.com/fairlead-proxy/fairlead/tests/volley"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
+	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
 
 // quay is the world with an extension server that records exactly what it receives.

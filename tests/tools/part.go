@@ -12,7 +12,7 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/fairlead-proxy/fairlead/tests/try"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // part is a program and its source.

@@ -22,7 +22,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/try"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // Config says where progress is reported.

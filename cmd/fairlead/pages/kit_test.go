@@ -19,8 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
-	"github.com/fairlead-proxy/fairlead/tests/manifests"
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 const refused = "failing or missing response from https://127.0.0.7:8443/apis/bad.example.com/v1: bad status from https://127.0.0.7:8443/apis/bad.example.com/v1: 403"

@@ -18,9 +18,9 @@ import (
 	"go.uber.org/goleak"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 
-	"github.com/fairlead-proxy/fairlead/tests/check"
-	"github.com/fairlead-proxy/fairlead/tests/issuer"
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki/issuer"
 )
 
 func TestTokenFile(t *testing.T) {

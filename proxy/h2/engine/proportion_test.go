@@ -7,7 +7,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/fairlead-proxy/fairlead/tests/proportion"
+	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 )
 
 // Whatever a peer says costs in proportion to its size: heads, answers, interim heads, trailers,

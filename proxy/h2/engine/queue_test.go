@@ -3,7 +3,7 @@ package engine
 import (
 	"testing"
 
-	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // A body can be sent again only while all of it is kept.

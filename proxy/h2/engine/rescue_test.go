@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
-	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // A panic ends the connection of the client that caused it. Others' requests go on, also on the

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/hold"
-	"github.com/fairlead-proxy/fairlead/tests/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // goWindow is the window of a stream of Go's client (transportDefaultStreamFlow), and goServer that

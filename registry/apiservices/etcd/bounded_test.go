@@ -14,7 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // Clients are told to come back when etcd is away, slow, overloaded or full.

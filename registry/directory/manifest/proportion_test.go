@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fairlead-proxy/fairlead/tests/proportion"
+	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 )
 
 // Whatever is in a file, reading it costs in proportion to its size.

@@ -21,8 +21,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
-	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/scene"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
 
 const (

@@ -13,8 +13,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
-	"github.com/fairlead-proxy/fairlead/tests/proportion"
-	"github.com/fairlead-proxy/fairlead/tests/scene"
+	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
+	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
 
 // Whatever is in a backend's document or in Accept, reading it costs in proportion to its size. So

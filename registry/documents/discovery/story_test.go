@@ -15,8 +15,8 @@ import (
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 
-	"github.com/fairlead-proxy/fairlead/tests/must"
-	"github.com/fairlead-proxy/fairlead/tests/scene"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
 
 // The steps of these stories, beside those of scene.Tell:

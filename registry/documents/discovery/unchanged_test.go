@@ -14,7 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
-	"github.com/fairlead-proxy/fairlead/tests/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // If nothing has changed, the document is the same as before. Its ETag is the hash of Kubernetes'

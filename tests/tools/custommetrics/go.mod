@@ -1,4 +1,4 @@
-// Module custommetrics pins the adapter for custom metrics that tests/fleet ends and starts again.
+// Module custommetrics pins the adapter for custom metrics that tests/chaos/fleet ends and starts again.
 module github.com/fairlead-proxy/fairlead/tests/tools/custommetrics
 
 go 1.26.4

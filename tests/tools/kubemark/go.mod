@@ -1,4 +1,4 @@
-// Module kubemark pins the hollow kubelets of tests/fleet, apart from the other parts: they need libraries that those do not.
+// Module kubemark pins the hollow kubelets of tests/chaos/fleet, apart from the other parts: they need libraries that those do not.
 module github.com/fairlead-proxy/fairlead/tests/tools/kubemark
 
 go 1.26.0

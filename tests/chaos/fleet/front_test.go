@@ -1,0 +1,98 @@
+//go:build e2e
+
+package fleet
+
+import (
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
+)
+
+// frontPort is HAProxy's port. The network namespace is this package's own, and package cluster
+// uses ports from 11000.
+const frontPort = 10443
+
+// configuration is that of kubeadm's documentation, in TCP mode, with more frequent checks: 0.5 s,
+// twice.
+const configuration = `
+global
+    maxconn 4000
+defaults
+    mode tcp
+    timeout connect 1s
+    timeout check 1s
+    timeout client 1h
+    timeout server 1h
+    retries 3
+    option redispatch 1
+frontend front
+    bind 127.0.0.1:%d
+    default_backend servers
+backend servers
+    balance roundrobin
+    option httpchk GET /readyz
+    default-server check check-ssl verify none inter 500ms fall 2 rise 2
+`
+
+// point starts HAProxy in front of these servers, or restarts it with them. All connections end.
+func (w *world) point(t *testing.T, servers ...cluster.Endpoint) {
+	t.Helper()
+	file := filepath.Join(w.Dir(), "haproxy.cfg")
+	text := fmt.Sprintf(configuration, frontPort)
+	for i, s := range servers {
+		text += fmt.Sprintf("    server server%d %s\n", i, strings.TrimPrefix(s.URL, "https://"))
+	}
+	suite.Put(t, file, text)
+	if w.haproxy != nil {
+		must.Do(t, w.haproxy.Restart(t.Context()))
+		return
+	}
+	w.haproxy = must.Get(w.Run(t.Context(), cluster.Command{
+		Name: "haproxy", Path: "haproxy", Args: []string{"-db", "-f", file}, Ready: w.front.Serves("/readyz", w.Admin()),
+	}))(t)
+}
+
+const (
+	// rate is how many requests start per second, whether or not earlier ones have ended.
+	rate = 50
+	// latest is the time within which each must be answered: the issue's limit is 2 s.
+	latest = 2 * time.Second
+	// objects is the number of ConfigMaps that are read, written and watched.
+	objects = 20
+)
+
+// path is their collection.
+const path = "/api/v1/namespaces/fleet/configmaps"
+
+// payload makes an event longer than an HTTP/2 frame, so that a broken connection would cut it.
+var payload = strings.Repeat("x", 20<<10)
+
+// newLoad returns a load that reads an object, writes one, or lists small ones.
+func newLoad(clients []*http.Client, base string) *volley.Load {
+	return &volley.Load{Every: time.Second / rate, Clients: clients, Again: turnedAway, Make: func(i int) (method, url, body string) {
+		object := fmt.Sprintf("%s%s/object-%d", base, path, i%objects)
+		switch i % 4 {
+		case 1:
+			return http.MethodPatch, object, fmt.Sprintf(`{"data":{"n":"%d"}}`, i)
+		case 3:
+			return http.MethodGet, base + "/api/v1/namespaces/fleet/serviceaccounts", ""
+		}
+		return http.MethodGet, object, ""
+	}}
+}
+
+// turnedAway reports whether kube-apiserver itself asks for a retry after a second: it refuses
+// requests a moment before it sends GOAWAY. client-go retries them (rest.withRetry), directly and
+// through proxies. Fairlead's own answers are not retried here. Retries count as part of the
+// request's time.
+func turnedAway(s *volley.Shot) bool {
+	return s.Code == http.StatusServiceUnavailable && strings.Contains(s.Text, `"apiserver is shutting down"`) && s.Repeated < 10 // as client-go
+}

@@ -1,0 +1,168 @@
+//go:build e2e
+
+package incidents
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
+// long is a validity for which no alert fires, and less than that of a CA.
+const long = 9 * 24 * time.Hour
+
+// world is what all rows share: a cluster with one healthy extension server.
+type world struct {
+	*cluster.Cluster
+	dir         string
+	fairlead    string // executables
+	plugin      string
+	kubectl     string
+	core        kubernetes.Interface
+	direct      string // kubeconfig of an administrator at kube-apiserver
+	grants      []*unstructured.Unstructured
+	fronts      cluster.Pair // the proxy client certificate
+	ca          *pki.CA      // of extension servers
+	jane        cluster.Credentials
+	scrapes     cluster.Credentials // Prometheus'
+	rules       string              // the shipped ones, for promtool
+	inhibitions []inhibition
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	netns.Up(t, "10.79.0.0/16")
+	dir := suite.Folder(t, "incidents")
+	w := &world{dir: dir, fairlead: suite.Build(t, dir, "cmd/kubectl-fairlead"), plugin: filepath.Join(dir, "kubectl-fairlead"), kubectl: suite.Tool(t, "kubectl"), ca: pki.NewCA("extension-ca"), inhibitions: inhibitions(t)}
+	var object struct{ Spec any }
+	must.Do(t, yaml.Unmarshal(must.Get(os.ReadFile("../../../deploy/components/monitoring/prometheusrule.yaml"))(t), &object))
+	w.rules = string(must.Get(yaml.Marshal(object.Spec))(t))
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})
+	w.prepare(t)
+	for _, more := range [][]string{nil, {"--bind-address=" + filteredAddress}} { // killable and filterable
+		must.Do(t, w.AddAPIServer(t.Context(), w.EtcdURLs()[0], more...))
+	}
+	for i := range w.APIServers { // their certificates are valid for a day only; they follow the files
+		w.lasting(t, i)
+	}
+	well := w.extension(t, "well", "")
+	must.Do(t, w.Register(t.Context(), cluster.Backend{Namespace: "incidents", Service: "well", Port: well.Port(), CAFile: w.caFile(t), GroupVersions: []string{"well.example.com/v1"}}))
+	return w
+}
+
+// prepare makes what all Fairleads of a cluster need.
+func (w *world) prepare(t *testing.T) {
+	t.Helper()
+	w.direct = filepath.Join(w.Dir(), "direct.kubeconfig")
+	must.Do(t, w.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
+	w.core = must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
+	w.fronts = must.Get(w.PKI.FrontProxy.Issue("front-proxy-long", cluster.Leaf{User: "front-proxy-client", NotAfter: inLong()}))(t)
+	base := w.run(t, "", w.kubectl, "kustomize", "../../../deploy/base").Out
+	w.apply(t, base+"\n---\n"+users)
+	w.grants = objects(base)
+	w.scrapes = cluster.Credentials{Token: suite.Token(t, w.core, "incidents", "prometheus")}
+	w.jane = cluster.Credentials{Pair: must.Get(w.PKI.Client.Issue("jane", cluster.Leaf{User: "jane", NotAfter: inLong()}))(t)}
+}
+
+// lasting replaces the serving certificate of a kube-apiserver, for which an alert would fire.
+func (w *world) lasting(t *testing.T, i int) {
+	t.Helper()
+	host := must.Get(url.Parse(w.EndpointOf(i).URL))(t).Hostname()
+	must.Get(w.PKI.Serving.Issue(w.APIServers[i].Name(), cluster.Leaf{User: "kube-apiserver", Names: []string{host, "localhost"}, NotAfter: inLong()}))(t)
+}
+
+func (w *world) run(t *testing.T, stdin, name string, args ...string) suite.Answer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	return suite.Run(t, exec.CommandContext(ctx, name, args...), stdin)
+}
+
+func (w *world) apply(t *testing.T, manifests string) {
+	t.Helper()
+	if a := w.run(t, manifests, w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-"); a.Code != 0 {
+		t.Fatalf("kubectl apply: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
+	}
+}
+
+// ask runs a command of kubectl as an administrator, directly at kube-apiserver.
+func (w *world) ask(t *testing.T, line string) string {
+	t.Helper()
+	a := w.run(t, "", w.kubectl, append([]string{"--kubeconfig", w.direct}, strings.Fields(line)...)...)
+	if a.Code != 0 {
+		t.Fatalf("kubectl %s: exit code %d\n%s%s", line, a.Code, a.Out, a.Errs)
+	}
+	return a.Out
+}
+
+// serve starts a Fairlead with an account.
+func (w *world) serve(t *testing.T, name string, more ...string) *cluster.Front {
+	t.Helper()
+	return w.serveAt(t, w.Endpoint(), name, name, more...)
+}
+
+// serveAt starts a Fairlead whose local apiserver is e.
+func (w *world) serveAt(t *testing.T, e cluster.Endpoint, account, name string, more ...string) *cluster.Front {
+	t.Helper()
+	if w.run(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "serviceaccount", "-n", "kube-system", "fairlead-"+account).Code != 0 {
+		w.account(t, account)
+	}
+	return w.start(t, name, append([]string{"--kubeconfig=" + w.kubeconfig(t, e, account)}, more...)...)
+}
+
+// start starts a Fairlead with certificates that are not about to expire.
+func (w *world) start(t *testing.T, name string, more ...string) *cluster.Front {
+	t.Helper()
+	return w.alone(t, name, "", more...)
+}
+
+// alone is start with a registry, and without a local apiserver, unless that is empty.
+func (w *world) alone(t *testing.T, name, registry string, more ...string) *cluster.Front {
+	t.Helper()
+	serving := must.Get(w.PKI.Serving.Issue("serving-"+name, cluster.Leaf{User: name, Names: []string{"127.0.0.1", "localhost"}, NotAfter: inLong()}))(t)
+	args := slices.Concat([]string{"--tls-cert-file=" + serving.CertFile, "--tls-private-key-file=" + serving.KeyFile, "--proxy-client-cert-file=" + w.fronts.CertFile, "--proxy-client-key-file=" + w.fronts.KeyFile}, more)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	f := must.Get(w.StartFairlead(ctx, cluster.Fairlead{Path: w.fairlead, Name: "fairlead-" + name, Args: args, Registry: registry, Ready: "/livez"}))(t) // a row may restart it broken
+	ready := f.Admin.Serves("/readyz", cluster.Credentials{})
+	suite.Eventually(t, time.Minute, "ready", func() (bool, string) {
+		err := ready(t.Context())
+		return err == nil, fmt.Sprint(err)
+	})
+	return f
+}
+
+func widgets(name string) string {
+	return "/apis/" + name + ".example.com/v1/namespaces/default/widgets"
+}
+
+// load sends requests of an ordinary user, as in any cluster, until the test ends.
+func (w *world) load(t *testing.T, front *cluster.Front, paths ...string) {
+	t.Helper()
+	client := suite.Client(t, front.Endpoint, w.jane)
+	request := func(i int) (method, url, body string) {
+		return http.MethodGet, front.Endpoint.URL + paths[i%len(paths)], ""
+	}
+	(&volley.Load{Every: time.Second / 4, Clients: []*http.Client{client}, Make: request}).Start(t)
+}

@@ -1,0 +1,182 @@
+//go:build e2e
+
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
+)
+
+// The adapter always listens on port 8080 of all addresses, so the tests get a network namespace.
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
+const (
+	// most is how much later than directly a server may be served through Fairlead:
+	// kube-apiserver's own aggregator needs a tenth of a second, and people notice nothing below a
+	// third.
+	most = 300 * time.Millisecond
+	// step is the interval between requests.
+	step = 20 * time.Millisecond
+	// patience is how long it may take until all are served.
+	patience = 30 * time.Second
+)
+
+type world struct {
+	*cluster.Cluster
+	front *cluster.Front
+}
+
+type server struct {
+	part *cluster.Part
+	e    cluster.Endpoint
+	path string
+}
+
+// TestRecovery restarts each server ten times, alternately after SIGTERM and SIGKILL.
+func TestRecovery(t *testing.T) {
+	netns.Up(t, "10.79.0.0/16")
+	dir := suite.Folder(t, "recovery")
+	w := &world{Cluster: suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})}
+	t.Logf("commit %s", suite.Commit(t))
+	w.front = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, filepath.Join(dir, "bin"))}))(t)
+	for _, tc := range []struct {
+		name  string
+		start func(*testing.T) server
+	}{{"sample-apiserver", w.sample}, {"custom-metrics test-adapter", w.adapter}} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := tc.start(t)
+			var late []string
+			for i, down := range []time.Duration{2, 5, 10, 2, 5, 10, 2, 5, 10, 2} {
+				if got := w.restart(t, s, down*time.Second, i%2 == 0); got > most {
+					late = append(late, fmt.Sprint(got.Round(time.Millisecond)))
+				}
+			}
+			if len(late) > 0 {
+				t.Errorf("%d of 10 restarts: served later than %s after it would answer directly: %s", len(late), most, late)
+			}
+		})
+	}
+}
+
+// restart stops s for a while. It returns the time from the first direct answer to the first
+// through Fairlead.
+func (w *world) restart(t *testing.T, s server, down time.Duration, farewell bool) time.Duration {
+	t.Helper()
+	vouched := cluster.Credentials{Pair: w.PKI.FrontProxyPair}
+	direct := poll(t, suite.Client(t, s.e, vouched), s.e.URL+s.path, http.Header{"X-Remote-User": {"admin"}, "X-Remote-Group": {"system:masters"}})
+	through := poll(t, suite.Client(t, w.front.Endpoint, w.Admin()), w.front.Endpoint.URL+s.path, nil)
+	beside := poll(t, suite.Client(t, w.Endpoint(), w.Admin()), w.Endpoint().URL+s.path, nil)
+	all := []*volley.Load{direct, through, beside}
+	await(t, all, time.Now())
+	if farewell {
+		must.Do(t, s.part.Signal(syscall.SIGTERM))
+		<-s.part.Done()
+	} else {
+		s.part.Kill()
+	}
+	<-time.After(down)
+	begun := time.Now()
+	must.Do(t, s.part.Restart(t.Context()))
+	await(t, all, begun)
+	<-time.After(time.Second) // in which no request may fail again
+	for _, p := range all {
+		p.Stop()
+	}
+	at, _ := served(direct, begun)
+	ours, relapses := served(through, begun)
+	theirs, _ := served(beside, begun)
+	t.Logf("down %s: answers directly %s after its start, through Fairlead %s later, through the aggregator %s later",
+		down, at.Sub(begun).Round(time.Millisecond), ours.Sub(at).Round(time.Millisecond), theirs.Sub(at).Round(time.Millisecond))
+	if relapses > 0 {
+		t.Errorf("down %s: %d requests failed after the first answer", down, relapses)
+	}
+	return ours.Sub(at)
+}
+
+// sample starts Kubernetes' sample extension server.
+func (w *world) sample(t *testing.T) server {
+	t.Helper()
+	suite.Tool(t, "sample-apiserver") // built before the time limit starts
+	part := must.Get(w.StartSampleAPIServer(t.Context()))(t)
+	core := must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
+	service := must.Get(core.CoreV1().Services("wardle").Get(t.Context(), "api", metav1.GetOptions{}))(t)
+	return server{
+		part: part,
+		e:    cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", service.Spec.Ports[0].Port), CAFile: w.PKI.Serving.CertFile},
+		path: "/apis/wardle.example.com/v1beta1/flunders",
+	}
+}
+
+// adapter starts the test server of the custom-metrics library.
+func (w *world) adapter(t *testing.T) server {
+	t.Helper()
+	path := suite.Tool(t, "test-adapter")
+	b := cluster.Backend{
+		Namespace: "custom-metrics", Service: "adapter", CAFile: w.PKI.Serving.CertFile,
+		GroupVersions: []string{"custom.metrics.k8s.io/v1beta2", "external.metrics.k8s.io/v1beta1"},
+	}
+	e, args, err := w.ExtensionArgs(&b)
+	must.Do(t, err)
+	for i, a := range args {
+		if kubeconfig, ok := strings.CutPrefix(a, "--kubeconfig="); ok {
+			args[i] = "--lister-kubeconfig=" + kubeconfig
+		}
+	}
+	client := suite.Client(t, e, w.Admin())
+	part := must.Get(w.Run(t.Context(), cluster.Command{Name: "test-adapter", Path: path, Args: args, Ready: func(ctx context.Context) error {
+		return ask.Serves(ctx, client, e.URL+"/readyz")
+	}}))(t)
+	must.Do(t, w.Register(t.Context(), b))
+	return server{part: part, e: e, path: "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/my-external-metric"}
+}
+
+// poll starts to request a URL.
+func poll(t *testing.T, c *http.Client, url string, header http.Header) *volley.Load {
+	t.Helper()
+	l := &volley.Load{Every: step, Clients: []*http.Client{c}, Header: header, Make: func(int) (string, string, string) { return http.MethodGet, url, "" }}
+	return l.Start(t)
+}
+
+// served returns when the first 200 after begun came, and how many later requests were not answered
+// with 200.
+func served(l *volley.Load, begun time.Time) (first time.Time, relapses int) {
+	for _, s := range l.Ended() {
+		at := s.Began.Add(s.Took)
+		switch {
+		case at.Before(begun):
+		case s.Code == http.StatusOK && first.IsZero():
+			first = at
+		case s.Code != http.StatusOK && !first.IsZero() && s.Began.After(first):
+			relapses++
+		}
+	}
+	return first, relapses
+}
+
+// await waits until each load has been served since a moment.
+func await(t *testing.T, all []*volley.Load, since time.Time) {
+	t.Helper()
+	for i, l := range all {
+		suite.Eventually(t, patience, "served", func() (bool, string) {
+			at, _ := served(l, since)
+			return !at.IsZero(), []string{"directly", "through Fairlead", "through the aggregator"}[i]
+		})
+	}
+}

@@ -1,0 +1,128 @@
+//go:build e2e
+
+package rotation
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
+)
+
+const (
+	// rate is the number of requests per second.
+	rate = 300
+	// freshEvery is the share of requests with a new connection: one in so many.
+	freshEvery = 15
+)
+
+// target is what the load reads and watches.
+type target struct {
+	name       string
+	get, watch string
+}
+
+// caller is one identity with its long-lived connections.
+type caller struct {
+	f      *front
+	h2     bool
+	header http.Header // of every request
+	asked  atomic.Int64
+	now    atomic.Pointer[http.Transport]
+}
+
+// move gives the caller new connections with a new certificate. Its open watches stay on the old
+// ones.
+func (c *caller) move(id identity) { c.now.Store(c.f.transport(id, c.h2)) }
+
+// RoundTrip adds the caller's header.
+func (c *caller) RoundTrip(r *http.Request) (*http.Response, error) {
+	lasting := c.now.Load()
+	r = r.Clone(r.Context())
+	maps.Copy(r.Header, c.header)
+	if c.asked.Add(1)%freshEvery != 0 || r.URL.Query().Has("watch") {
+		return lasting.RoundTrip(r)
+	}
+	fresh := lasting.Clone()
+	fresh.DisableKeepAlives = true
+	return fresh.RoundTrip(r)
+}
+
+// load is a steady stream of requests in each case, and watches that are always open.
+type load struct {
+	*volley.Load
+	targets []target
+	callers [3]*caller
+	watches []*watching
+}
+
+// startLoad starts the watches, until the test ends.
+func startLoad(t *testing.T, f *front, targets []target) *load {
+	t.Helper()
+	l := &load{targets: targets, Load: &volley.Load{Every: time.Second / rate}}
+	for i, id := range []identity{masters(f.clients.first), gateway(f.proxies.first), {header: ask.Bearer("admin-token")}} {
+		l.callers[i] = &caller{f: f, h2: i != 1, header: id.header}
+		l.callers[i].move(id)
+		l.Clients = append(l.Clients, &http.Client{Transport: l.callers[i]})
+	}
+	l.Make = func(i int) (string, string, string) {
+		return http.MethodGet, f.Endpoint.URL + targets[i/len(l.callers)%len(targets)].get, ""
+	}
+	for _, tg := range targets {
+		for i := range 2 { // a certificate and a front proxy: no rotation ends the token's identity
+			w := &watching{&volley.Watch{Client: l.Clients[i], URL: f.Endpoint.URL + tg.watch}, fmt.Sprintf("watch %d of %s", i, tg.name), tg.name}
+			l.watches = append(l.watches, w)
+			must.Run(t, func(ctx context.Context) error { w.Run(ctx); return ctx.Err() })
+		}
+	}
+	return l
+}
+
+// watching is a watch of one target.
+type watching struct {
+	*volley.Watch
+	who, target string
+}
+
+// begin starts requests.
+func (l *load) begin(t *testing.T) {
+	t.Helper()
+	l.alive(t)
+	l.Start(t)
+}
+
+// judge ends the requests, and fails the test for every failed one and every watch that was cut
+// off. Those of the distrusted target must have ended cleanly.
+func (l *load) judge(t *testing.T, distrusted string) {
+	t.Helper()
+	l.alive(t)
+	volley.Judge(t, l.Stop(), 0, func(s *volley.Shot) bool { return s.Code != http.StatusOK || s.Err != nil || s.Took > 10*time.Second })
+	for _, w := range l.watches {
+		all := w.Ends()
+		for _, e := range all {
+			if e.Err != nil || w.target != distrusted {
+				t.Errorf("cut off: %s: %+v", w.who, e)
+			}
+		}
+		if w.target == distrusted && len(all) == 0 {
+			t.Errorf("%s is still open over a connection without trust", w.who)
+		}
+	}
+}
+
+// alive waits until every watch has got an event: a hung watch is as bad as a cut one.
+func (l *load) alive(t *testing.T) {
+	t.Helper()
+	for _, w := range l.watches {
+		before := w.Events()
+		suite.Eventually(t, 10*time.Second, "an event for "+w.who, func() (bool, string) { return w.Events() > before, "none came" })
+	}
+}

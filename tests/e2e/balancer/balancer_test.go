@@ -1,0 +1,201 @@
+//go:build e2e
+
+package balancer
+
+import (
+	"bufio"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
+	"github.com/fairlead-proxy/fairlead/tests/servers/kubelet"
+)
+
+// balancer is HAProxy's address towards its servers.
+const balancer = "127.0.0.9"
+
+const (
+	auditPolicy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
+	rules       = `
+apiVersion: fairlead.dev/v1
+kind: Policy
+rules:
+- name: not-from-there
+  match: {resourceRules: [{verbs: [list], apiGroups: [""], resources: [secrets], namespaces: ["*"]}]}
+  sources: [127.0.0.3]
+  action: Deny
+`
+)
+
+// doors are HAProxy's: the options of its line "server", before Fairlead and before kube-apiserver.
+// Its checks wait for /readyz, through the same door.
+var doors = []struct{ name, options string }{
+	{"v1", "send-proxy check check-ssl verify none"},
+	{"v2", "send-proxy-v2 check check-ssl verify none"},
+	{"bare", ""},
+	{"direct-bare", "check check-ssl verify none"},
+	{"direct-v2", "send-proxy-v2"},
+}
+
+// TestBalancer has two clients whose addresses are seen by all that looks at addresses, over both
+// versions and both protocols. kube-apiserver does not see them.
+func TestBalancer(t *testing.T) {
+	dir := suite.Folder(t, "balancer")
+	file := func(name string) string { return filepath.Join(dir, name) }
+	suite.Put(t, file("policy.yaml"), rules)
+	suite.Put(t, file("audit.yaml"), auditPolicy)
+	c := suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{
+		"--disable-admission-plugins=ServiceAccount", "--audit-policy-file=" + file("audit.yaml"), "--audit-log-path=" + file("server.jsonl"), "--audit-log-mode=blocking",
+	}})
+	widgets := extension.Start(t, extension.Config{Names: []string{"api.widgets.svc"}})
+	ca, _ := must.Get2(widgets.CA.WriteFiles(dir, "extension-ca"))(t)
+	must.Do(t, c.Register(t.Context(), cluster.Backend{Namespace: "widgets", Service: "api", Port: widgets.Port(), CAFile: ca, GroupVersions: []string{"widgets.example.com/v1"}}))
+	front := must.Get(c.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, dir), Args: []string{
+		"--proxy-protocol-from=" + balancer + "/32,2001:db8::/64", "--policy=" + file("policy.yaml"), "--access-log=" + file("access.jsonl"),
+		"--audit-policy-file=" + file("audit.yaml"), "--audit-log-path=" + file("front.jsonl"), "-v=4",
+	}}))(t)
+	must.Do(t, c.WaitAvailable(t.Context(), front.Endpoint, "widgets.example.com/v1"))
+	door := balance(t, c, front.Endpoint)
+	lines := func(log, what, want string) {
+		t.Helper()
+		suite.Eventually(t, 10*time.Second, what+" in "+log, func() (bool, string) {
+			n, bad := 0, ""
+			for line := range strings.Lines(string(must.Get(os.ReadFile(file(log)))(t))) {
+				if !strings.Contains(line, what) {
+					continue
+				}
+				if n++; !strings.Contains(line, want) {
+					bad = line
+				}
+			}
+			return n > 0 && bad == "", fmt.Sprint(n, " lines, not all with ", want, ": ", bad)
+		})
+	}
+
+	for _, version := range []string{"v1", "v2"} {
+		for _, protocol := range []string{"h2", "http1"} {
+			for _, from := range []string{"127.0.0.2", "127.0.0.3"} {
+				agent := strings.Join([]string{version, protocol, from}, "-")
+				client, url, header := from127(t, c, door[version], from, protocol == "h2"), door[version].URL, http.Header{"User-Agent": {agent}}
+				watch := must.Get(ask.Open(t.Context(), client, url+"/api/v1/namespaces/default/configmaps?watch=true&timeoutSeconds=60", header))(t)
+				defer watch.Body.Close()
+				made := must.Get(ask.Do(t.Context(), client, http.MethodPost, url+"/api/v1/namespaces/default/configmaps", header, `{"metadata":{"name":"`+agent+`"}}`))(t)
+				events := bufio.NewScanner(watch.Body)
+				for events.Scan() && !strings.Contains(events.Text(), `"`+agent+`"`) {
+				}
+				remote := must.Get(ask.Do(t.Context(), client, http.MethodGet, url+"/apis/widgets.example.com/v1/namespaces/default/widgets", header, ""))(t)
+				ruled := must.Get(ask.Do(t.Context(), client, http.MethodGet, url+"/api/v1/namespaces/default/secrets", header, ""))(t)
+				want := [3]int{http.StatusCreated, http.StatusOK, http.StatusOK}
+				if from == "127.0.0.3" {
+					want[2] = http.StatusForbidden
+				}
+				if got := [3]int{made.Code, remote.Code, ruled.Code}; got != want || events.Err() != nil {
+					t.Errorf("%s: a write, an extension server, the rule: %v, want %v; the watch: %v", agent, got, want, events.Err())
+				}
+				busiest := must.Get(ask.Do(t.Context(), client, http.MethodGet, url+"/fairlead/busiest?by=source", nil, ""))(t)
+				if !strings.Contains(busiest.Body, `"`+from+`"`) {
+					t.Errorf("%s: the busiest are %s", agent, busiest.Body)
+				}
+				lines("access.jsonl", agent, `"from":"`+from+`"`)
+				lines("front.jsonl", agent, `"sourceIPs":["`+from+`"]`)
+				lines("server.jsonl", agent, `"sourceIPs":["`+from+`","127.0.0.1"]`)
+			}
+		}
+	}
+	forwarded := map[string]int{}
+	for _, r := range widgets.Requests() {
+		if _, from, ok := strings.Cut(r.Header.Get("User-Agent"), "-127."); ok && r.Header.Get("X-Forwarded-For") == "127."+from {
+			forwarded[from]++
+		}
+	}
+	if forwarded["0.0.2"] != 4 || forwarded["0.0.3"] != 4 {
+		t.Errorf("the extension server saw %v of each client, want 4 and 4", forwarded)
+	}
+	execute(t, c, door["v2"])
+	lines("access.jsonl", "buoy/exec", `"from":"127.0.0.1"`)
+
+	near := http.Header{"User-Agent": {"near"}}
+	must.Get(ask.Do(t.Context(), from127(t, c, front.Endpoint, "127.0.0.2", true), http.MethodGet, front.Endpoint.URL+"/version", near, ""))(t)
+	lines("access.jsonl", "near", `"from":"127.0.0.2"`)
+	for _, name := range []string{"bare", "direct-v2"} {
+		reply, err := ask.Do(t.Context(), from127(t, c, door[name], "127.0.0.2", true), http.MethodGet, door[name].URL+"/version", nil, "")
+		if t.Logf("%s: %v", name, err); err == nil {
+			t.Errorf("%s: status %d", name, reply.Code)
+		}
+	}
+	if why := "PROXY protocol: proxyproto: proxy protocol signature not present"; !strings.Contains(string(must.Get(os.ReadFile(front.Part.LogFile()))(t)), why) {
+		t.Errorf("Fairlead's log does not say: %s", why)
+	}
+	must.Get(ask.Do(t.Context(), from127(t, c, door["direct-bare"], "127.0.0.2", true), http.MethodGet, door["direct-bare"].URL+"/version", http.Header{"User-Agent": {"hidden"}}, ""))(t)
+	lines("server.jsonl", "hidden", `"sourceIPs":["`+balancer+`"]`) // without the protocol all clients are one
+}
+
+// balance starts HAProxy, and returns its doors.
+func balance(t *testing.T, c *cluster.Cluster, front cluster.Endpoint) map[string]cluster.Endpoint {
+	t.Helper()
+	doorOf, config := map[string]cluster.Endpoint{}, `
+global
+    maxconn 1000
+defaults
+    mode tcp
+    timeout connect 1s
+    timeout check 1s
+    timeout client 1h
+    timeout server 1h
+    option httpchk GET /readyz
+    default-server inter 500ms fall 1 rise 1
+`
+	for _, d := range doors {
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+		_ = l.Close()
+		server := front
+		if strings.HasPrefix(d.name, "direct") {
+			server = c.Endpoint()
+		}
+		doorOf[d.name] = cluster.Endpoint{URL: "https://" + l.Addr().String(), CAFile: server.CAFile}
+		config += fmt.Sprintf("listen %s\n    bind %s\n    source %s\n    server one %s %s\n", d.name, l.Addr(), balancer, strings.TrimPrefix(server.URL, "https://"), d.options)
+	}
+	file := filepath.Join(c.Dir(), "haproxy.cfg")
+	suite.Put(t, file, config)
+	must.Get(c.Run(t.Context(), cluster.Command{Name: "haproxy", Path: "haproxy", Args: []string{"-db", "-f", file}, Ready: doorOf["v2"].Serves("/readyz", c.Admin())}))(t)
+	return doorOf
+}
+
+// from127 is an administrator's client with an address of its own.
+func from127(t *testing.T, c *cluster.Cluster, e cluster.Endpoint, from string, h2 bool) *http.Client {
+	t.Helper()
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	config := suite.TLS(t, e, c.Admin())
+	transport := &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: config, Protocols: ask.Only(h2)}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: 30 * time.Second}
+}
+
+// execute runs a command in a pod, by kubectl's WebSocket.
+func execute(t *testing.T, c *cluster.Cluster, e cluster.Endpoint) {
+	t.Helper()
+	core := must.Get(kubernetes.NewForConfig(c.Endpoint().RESTConfig(c.Admin())))(t)
+	serving := must.Get(c.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}}))(t)
+	pair := must.Get(tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile))(t)
+	node := must.Get(kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: suite.Pool(t, c.PKI.Client.CertFile), Dir: t.TempDir()}))(t)
+	t.Cleanup(node.Close)
+	must.Do(t, node.Join(t.Context(), core, "harbour"))
+	must.Get(node.Run(t.Context(), core, "default", "buoy"))(t)
+	if out := kubectl.As(t, e, c.Admin()).Try(t, "to and fro", "exec", "-i", "buoy", "--", "cat"); out.Out != "to and fro" {
+		t.Errorf("exec: %q %s", out.Out, out.Errs)
+	}
+}

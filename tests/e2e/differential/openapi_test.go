@@ -1,0 +1,172 @@
+//go:build e2e
+
+package differential
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	openapi_v2 "github.com/google/gnostic-models/openapiv2"
+	openapi_v3 "github.com/google/gnostic-models/openapiv3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
+)
+
+// TestOpenAPI compares the OpenAPI documents.
+func TestOpenAPI(t *testing.T) {
+	w := newWorld(t)
+	must.Get(w.StartSampleAPIServer(t.Context()))(t)
+	w.define(t, fmt.Sprintf(crd, "crontab", "stable.example.com", "CronTab", "ct"))
+	w.define(t, fmt.Sprintf(crd, "gadget", "mixed.example.com", "Gadget", "gd"))
+	w.extend(t, "guest", extension.Config{}, map[string]priority{"mixed.example.com/v2": {1500, 50}, "widgets.example.com/v1": {900, 10}})
+	w.eachLane(t, func(t *testing.T, w *world) {
+		t.Run("v3", func(t *testing.T) { testV3(t, w) })
+		t.Run("v2", func(t *testing.T) { testV2(t, w) })
+	})
+}
+
+func testV3(t *testing.T, w *world) {
+	type index struct {
+		Paths map[string]struct{ ServerRelativeURL string }
+	}
+	read := func(a ask.Reply) (i index) {
+		if err := json.Unmarshal([]byte(a.Body), &i); err != nil {
+			t.Fatalf("%v: %.300s", err, a.Body)
+		}
+		return i
+	}
+	var theirs, ours index
+	suite.Eventually(t, 2*time.Minute, "both know every group-version", func() (bool, string) {
+		theirs, ours = read(w.ask(t, w.Endpoint(), "/openapi/v3", nil)), read(w.ask(t, w.front.Endpoint, "/openapi/v3", nil))
+		// A deliberate difference: Fairlead takes from a backend only the descriptions of its
+		// group-versions, not those of its groups, /apis or /version. Where kube-apiserver has
+		// those itself, Fairlead serves kube-apiserver's; kube-apiserver serves those of a random
+		// server.
+		for path := range theirs.Paths {
+			if path == "apis/wardle.example.com" {
+				delete(theirs.Paths, path)
+			}
+			if path == "version" || path == "apis" {
+				delete(theirs.Paths, path)
+				delete(ours.Paths, path)
+			}
+		}
+		return cmp.Equal(theirs, ours) && len(ours.Paths["apis/wardle.example.com/v1beta1"].ServerRelativeURL) > 0 && len(ours.Paths["apis/mixed.example.com/v2"].ServerRelativeURL) > 0, cmp.Diff(theirs, ours)
+	})
+	w.sameHead(t, "/openapi/v3", nil)
+	for path, item := range ours.Paths {
+		for _, accept := range []string{"", "application/json", "application/com.github.proto-openapi.spec.v3.v1.0+protobuf", "application/com.github.proto-openapi.spec.v3@v1.0+protobuf", "text/html", "*/*"} {
+			for _, url := range []string{"/openapi/v3/" + path, item.ServerRelativeURL, "/openapi/v3/" + path + "?hash=OLD"} {
+				if strings.HasPrefix(path, "apis/mixed.example.com/v2") || strings.HasPrefix(path, "apis/widgets") {
+					continue // that server has no protobuf and no redirects, and kube-apiserver relays its answers
+				}
+				w.sameDocument(t, url, accept)
+			}
+		}
+	}
+	for _, path := range []string{"/openapi/v3/", "/openapi/v3/apis/nosuch.example.com/v1", "/openapi/v3/api/v9", "/openapi/v3/apis/wardle.example.com/v1beta1/", "/openapi/v2/"} {
+		w.same(t, path, nil)
+	}
+}
+
+// sameDocument compares one v3 document. Protobuf is decoded first, because the order of its maps
+// is random.
+func (w *world) sameDocument(t *testing.T, path, accept string) {
+	t.Helper()
+	header := http.Header{"Accept": {accept}}
+	want, got := w.ask(t, w.Endpoint(), path, header), w.ask(t, w.front.Endpoint, path, header)
+	name := path + " " + accept
+	switch remote := strings.Contains(path, "/apis/wardle"); {
+	case remote && want.Code == http.StatusBadGateway:
+		// kube-apiserver relays the backend's redirect to the document's new address, and its own
+		// rule against redirects turns it into 502.
+		if got.Code != http.StatusMovedPermanently || !strings.Contains(got.Header.Get("Location"), "?hash=") {
+			t.Errorf("%s: status %d %v, want a redirect to the current document", name, got.Code, got.Header)
+		}
+		return
+	case remote && want.Code == http.StatusOK && strings.Contains(path, "hash="):
+		// It also overwrites the header that lets clients keep a document for ever.
+		want.Header.Set("Cache-Control", "public, immutable")
+	case remote: // It also repeats this header.
+		want.Header["Cache-Control"] = slices.Compact(want.Header["Cache-Control"])
+	}
+	if !agree(t, name, want, got, "Content-Type", "Etag", "Location", "Cache-Control", "Vary") {
+		return
+	}
+	if strings.HasSuffix(want.Header.Get("Content-Type"), "protobuf") {
+		a, b := &openapi_v3.Document{}, &openapi_v3.Document{}
+		must.Do(t, proto.Unmarshal([]byte(want.Body), a))
+		if err := proto.Unmarshal([]byte(got.Body), b); err != nil || !proto.Equal(a, b) {
+			t.Errorf("%s: the documents differ: %v", name, err)
+		}
+		return
+	}
+	if want.Body != got.Body {
+		t.Errorf("%s: %.2000s", name, cmp.Diff(want.Body, got.Body))
+	}
+}
+
+func (w *world) sameHead(t *testing.T, path string, header http.Header) {
+	t.Helper()
+	want, got := w.ask(t, w.Endpoint(), path, header), w.ask(t, w.front.Endpoint, path, header)
+	agree(t, fmt.Sprintf("%s %v", path, header), want, got, "Content-Type", "Cache-Control")
+}
+
+var number = regexp.MustCompile(`(#/definitions/[^"]+)_v\d+"`)
+
+// unnumbered makes all definitions of one name one. Before 1.36, kube-openapi gives one that
+// differs only in its kinds a number of its own; Fairlead merges as its own release does.
+func unnumbered(doc map[string]any) (out map[string]any) {
+	text, _ := json.Marshal(doc) // decoded before
+	_ = json.Unmarshal(number.ReplaceAll(text, []byte(`$1"`)), &out)
+	defs, _ := out["definitions"].(map[string]any)
+	for name, d := range defs {
+		if base, _, numbered := strings.Cut(name, "_v"); numbered && defs[base] != nil {
+			delete(defs, name)
+		}
+		delete(d.(map[string]any), "x-kubernetes-group-version-kind")
+	}
+	return out
+}
+
+func testV2(t *testing.T, w *world) {
+	read := func(e cluster.Endpoint) (doc map[string]any) {
+		a := w.ask(t, e, "/openapi/v2", http.Header{"Accept": {"application/json"}})
+		_ = json.Unmarshal([]byte(a.Body), &doc) // it is not there yet
+		return doc
+	}
+	var ours map[string]any
+	suite.Eventually(t, 2*time.Minute, "both v2 documents hold the same", func() (bool, string) {
+		theirs := read(w.Endpoint())
+		ours = read(w.front.Endpoint)
+		if defs, _ := theirs["definitions"].(map[string]any); defs["io.k8s.apimachinery.pkg.apis.meta.v1.Status_v3"] != nil {
+			theirs, ours = unnumbered(theirs), unnumbered(ours)
+		}
+		return len(theirs) > 0 && cmp.Equal(theirs, ours), fmt.Sprintf("%.3000s", cmp.Diff(theirs, ours))
+	})
+	for _, accept := range []string{"", "*/*", "application/json", "text/html", "application/yaml", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf", "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"} {
+		w.sameHead(t, "/openapi/v2", http.Header{"Accept": {accept}})
+	}
+	header := http.Header{"Accept": {"application/com.github.proto-openapi.spec.v2.v1.0+protobuf"}}
+	doc := &openapi_v2.Document{}
+	must.Do(t, proto.Unmarshal([]byte(w.ask(t, w.front.Endpoint, "/openapi/v2", header).Body), doc))
+	if n := len(doc.GetPaths().GetPath()); n != len(ours["paths"].(map[string]any)) {
+		t.Errorf("the protobuf form has %d paths, the JSON form %d", n, len(ours["paths"].(map[string]any)))
+	}
+	tag := w.ask(t, w.front.Endpoint, "/openapi/v2", nil).Header.Get("Etag")
+	if a := w.ask(t, w.front.Endpoint, "/openapi/v2", http.Header{"If-None-Match": {`"x", W/` + tag}}); a.Code != http.StatusNotModified {
+		t.Errorf("status %d for the document's own tag", a.Code)
+	}
+}

@@ -1,0 +1,129 @@
+//go:build e2e
+
+package directory
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+)
+
+// testKubectl does what an author of two extension servers does with a directory.
+func testKubectl(t *testing.T, w *world) {
+	registry := t.TempDir()
+	put(t, registry, w.extension(t, "widgets.example.com/v1"), "widgets.example.com", "")
+	put(t, registry, w.extension(t, "gadgets.example.com/v1"), "gadgets.example.com", "")
+	d := w.open(t, registry)
+	k := kubectl.As(t, d.front, w.user(t, "root", "system:masters"))
+	suite.Eventually(t, 30*time.Second, "both available", func() (bool, string) {
+		a := k.Try(t, "", "get", "apiservices")
+		return strings.Count(a.Out, "True") == 2, a.Out + a.Errs
+	})
+	for _, tc := range []struct {
+		args string
+		want []string
+	}{
+		{"get apiservices", []string{"NAME", "SERVICE", "AVAILABLE", "AGE", "v1.widgets.example.com", "x/widgets-example-com", "v1.gadgets.example.com"}},
+		{"describe apiservice v1.widgets.example.com", []string{"all checks passed", "Group Priority Minimum", "API Version:  apiregistration.k8s.io/v1"}},
+		{"explain apiservice.spec.groupPriorityMinimum", []string{"groupPriorityMinimum", "integer"}},
+		{"get apiservices --chunk-size=1 -o name", []string{"v1.widgets.example.com", "v1.gadgets.example.com"}},
+		{"api-resources", []string{"widgets", "apiregistration.k8s.io/v1", "gadgets.example.com/v1"}},
+		{"get widgets.gadgets.example.com -n default -o name", []string{"widget.gadgets.example.com/"}},
+		{"version", []string{"Server Version: v1."}},
+		{"get --raw /api", []string{`"APIVersions"`}},
+	} {
+		t.Run(strings.ReplaceAll(tc.args, "/", " "), func(t *testing.T) { k.Says(t, 0, "", tc.args, tc.want...) })
+	}
+	t.Run("no writes, no core", func(t *testing.T) {
+		k.Fail(t, "change the manifest", "", "delete", "apiservice", "v1.widgets.example.com")
+		if status, body := d.ask(t, d.root, "/api/v1/namespaces"); status != http.StatusNotFound || !strings.Contains(body, `"kind":"Status"`) {
+			t.Errorf("%d %s", status, body)
+		}
+	})
+	t.Run("watch follows the files", func(t *testing.T) { testWatch(t, k, registry) })
+}
+
+// testWatch runs kubectl get --watch while files appear, change and disappear.
+func testWatch(t *testing.T, k kubectl.User, registry string) {
+	seen := &logbook.Book{}
+	cmd := k.Command(t.Context(), "get", "apiservices", "--watch", "--output-watch-events", "-o", "custom-columns=E:.type,N:.object.metadata.name,P:.object.spec.versionPriority", "--no-headers")
+	cmd.Stdout = seen
+	must.Do(t, cmd.Start())
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	sees := func(kind, priority string) {
+		t.Helper()
+		suite.Eventually(t, 10*time.Second, kind, func() (bool, string) {
+			return slices.ContainsFunc(strings.Split(seen.String(), "\n"), func(line string) bool {
+				return slices.Equal(strings.Fields(line), []string{kind, "v1.late.example.com", priority})
+			}), seen.String()
+		})
+	}
+	suite.Eventually(t, 10*time.Second, "watching", func() (bool, string) { return strings.Count(seen.String(), "ADDED") >= 2, seen.String() })
+	file, late := filepath.Join(registry, "late.yaml"), manifests.At("late.example.com", "v1", "127.0.0.1:1", nil, "")
+	suite.Put(t, file, late)
+	sees("ADDED", "100")
+	suite.Put(t, file, strings.Replace(late, "versionPriority: 100", "versionPriority: 7", 1))
+	sees("MODIFIED", "7")
+	must.Do(t, os.Remove(file))
+	sees("DELETED", "7")
+}
+
+// rounds is how often a failed measurement is repeated: the limits are the product's, and the
+// machine may be busy.
+const rounds = 3
+
+// testSpeed measures how soon clients notice a renamed file among a thousand.
+func testSpeed(t *testing.T, w *world) {
+	registry := t.TempDir()
+	server := w.extension(t, "widgets.example.com/v1")
+	good := func() { put(t, registry, server, "widgets.example.com", "") }
+	closed := func() { put(t, registry, server, "widgets.example.com", "fairlead.dev/maintenance: closed") }
+	good()
+	for i := range 999 {
+		// Without an EndpointSlice there are no probes: only reading is measured.
+		text, _, _ := strings.Cut(manifests.At(fmt.Sprintf("g%03d.example.com", i), "v1", "127.0.0.1:1", nil, ""), "---\n")
+		suite.Put(t, filepath.Join(registry, fmt.Sprintf("g%03d.yaml", i)), text)
+	}
+	d := w.open(t, registry)
+	d.becomes(t, d.root, widgets, http.StatusOK)
+	var took []time.Duration
+	for range rounds {
+		took = nil
+		for range 10 {
+			took = append(took, d.renamed(t, closed, http.StatusServiceUnavailable), d.renamed(t, good, http.StatusOK))
+		}
+		slices.Sort(took)
+		if took[len(took)/2] <= 100*time.Millisecond {
+			break
+		}
+	}
+	t.Logf("routed after %s (min), %s (median), %s (max)", took[0], took[len(took)/2], took[len(took)-1])
+	if took[len(took)/2] > 100*time.Millisecond {
+		t.Errorf("a changed file is routed after %s, want 100ms", took[len(took)/2])
+	}
+}
+
+// renamed renames a file into place and returns the time until it is in effect.
+func (d *door) renamed(t *testing.T, rename func(), status int) time.Duration {
+	t.Helper()
+	begun := time.Now()
+	rename()
+	for time.Since(begun) < 10*time.Second {
+		if got, _ := d.ask(t, d.root, widgets+"?limit=1"); got == status {
+			return time.Since(begun)
+		}
+	}
+	t.Fatalf("no status %d within 10s of the rename", status)
+	return 0
+}

@@ -1,0 +1,110 @@
+//go:build e2e
+
+package directory
+
+import (
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/alone"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
+)
+
+// world is what all cases share: the executable, and keys that do not come from a cluster.
+type world struct {
+	bin  string
+	keys alone.Keys
+}
+
+// user issues a client certificate.
+func (w *world) user(t *testing.T, name string, groups ...string) cluster.Credentials {
+	t.Helper()
+	return cluster.Credentials{Pair: alone.Pair(t, w.keys.Clients, pki.Leaf{CommonName: name, Organizations: groups})}
+}
+
+// extension starts an extension server that trusts only the world's front proxies.
+func (w *world) extension(t *testing.T, groupVersions ...string) *extension.Server {
+	t.Helper()
+	return extension.Start(t, extension.Config{
+		GroupVersions: groupVersions, CA: w.keys.Servers, Objects: 3,
+		Names:           []string{"widgets-example-com.x.svc", "gadgets-example-com.x.svc", "sea-example-com.x.svc", "apps.x.svc", "one.apps.svc"},
+		RequestHeaderCA: w.keys.Fronts.Pool(), RejectWith: http.StatusUnauthorized,
+	})
+}
+
+// door is a Fairlead with its registry.
+type door struct {
+	*alone.Door
+	front cluster.Endpoint
+	root  *http.Client // of a user in system:masters
+}
+
+// open starts a Fairlead with a directory as its registry and waits until it is ready.
+func (w *world) open(t *testing.T, registry string, args ...string) *door {
+	t.Helper()
+	d := &door{Door: w.keys.Serve(t, w.bin, registry, append([]string{"--logging-format=json"}, args...)...), root: w.client(t, w.user(t, "root", "system:masters"))}
+	d.front = cluster.Endpoint{URL: "https://" + d.Front, CAFile: alone.Bundle(t, w.keys.Servers)}
+	suite.Eventually(t, time.Minute, "ready", func() (bool, string) {
+		status, body := alone.Get(t, d.root, "https://"+d.Admin+"/readyz")
+		return status == http.StatusOK, fmt.Sprintf("%d %s\n%s", status, body, d.Log)
+	})
+	return d
+}
+
+// client returns an HTTP/2 client with the credentials cr.
+func (w *world) client(t *testing.T, cr cluster.Credentials) *http.Client {
+	t.Helper()
+	return suite.Client(t, cluster.Endpoint{CAFile: alone.Bundle(t, w.keys.Servers)}, cr)
+}
+
+// ask gets a path from Fairlead.
+func (d *door) ask(t *testing.T, c *http.Client, path string) (int, string) {
+	t.Helper()
+	return alone.Get(t, c, d.front.URL+path)
+}
+
+// status sends a GET and compares the status.
+func (d *door) status(t *testing.T, c *http.Client, path string, want int) {
+	t.Helper()
+	if got, body := d.ask(t, c, path); got != want {
+		t.Errorf("GET %s: %d, want %d: %s", path, got, want, body)
+	}
+}
+
+// becomes waits for a status.
+func (d *door) becomes(t *testing.T, c *http.Client, path string, want int) {
+	t.Helper()
+	suite.Eventually(t, 30*time.Second, http.StatusText(want), func() (bool, string) {
+		got, body := d.ask(t, c, path)
+		return got == want, body
+	})
+}
+
+const widgets = "/apis/widgets.example.com/v1/widgets"
+
+// put registers a group/v1 of s.
+func put(t *testing.T, registry string, s *extension.Server, group, annotations string) {
+	t.Helper()
+	suite.Put(t, filepath.Join(registry, group+".yaml"), manifests.At(group, "v1", s.Addr(), s.CA.PEM(), annotations))
+}
+
+func TestDirectory(t *testing.T) {
+	w := &world{bin: suite.Build(t, t.TempDir()), keys: alone.NewKeys()}
+	t.Run("speed", func(t *testing.T) { testSpeed(t, w) }) // it measures, so the others start when it has ended
+	suite.Cases[*world]{
+		{"kubectl", testKubectl},
+		{"identity", testIdentity},
+		{"mode", testMode},
+		{"egress", testEgress},
+		{"local", testLocal},
+		{"claimed", testClaimed},
+		{"example", testExample},
+	}.Beside(t, w)
+}

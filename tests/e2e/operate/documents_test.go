@@ -1,0 +1,262 @@
+//go:build e2e
+
+package operate
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	return string(must.Get(os.ReadFile(file))(t))
+}
+
+// copyDeploy copies deploy to a folder, without the chart, whose links would lead out of it.
+func copyDeploy(t *testing.T, dir string) {
+	t.Helper()
+	succeed(t, "", "cp", "-r", "../../../deploy", dir)
+	must.Do(t, os.RemoveAll(filepath.Join(dir, "deploy/helm")))
+}
+
+// testDocuments runs the commands of docs/operations.md that need no nodes, and parses the rest.
+func testDocuments(t *testing.T, w *world) {
+	blocks := blocksOf(read(t, "../../../docs/operations.md"))
+	dir := t.TempDir()
+	copyDeploy(t, dir)
+	for name, leaf := range map[string]pki.Leaf{"serving": {CommonName: "fairlead", Names: []string{"localhost"}}, "front-proxy-client": {CommonName: "front-proxy-client"}} {
+		must.Get2(w.ca.Issue(leaf).WriteFiles(dir, name))(t)
+	}
+	for _, name := range []string{"client-ca.crt", "requestheader-ca.crt"} {
+		suite.Put(t, filepath.Join(dir, name), w.ca.PEM())
+	}
+	must.Do(t, os.Symlink(w.kubectl, filepath.Join(dir, "kubectl")))
+	ran := 0
+	w.alone.Lock() // one block removes the statuses that a Fairlead writes
+	defer w.alone.Unlock()
+	for _, b := range blocks {
+		line := []string{"-euo", "pipefail", "-c", b.text}
+		if b.kind == "sh" {
+			ran++
+		} else { // a command that needs a node must at least parse
+			line = []string{"-n", "-c", regexp.MustCompile(`<\w+>`).ReplaceAllString(b.text, "x")}
+		}
+		if a := w.bash(t, dir, w.direct, line...); a.Code != 0 {
+			t.Errorf("%s: exit code %d\n%s%s", b.text, a.Code, a.Out, a.Errs)
+		}
+	}
+	if ran < 8 || len(blocks) < 15 {
+		t.Errorf("%d blocks, of which %d were run", len(blocks), ran)
+	}
+	t.Run("flags", func(t *testing.T) { testDocumentedFlags(t, w) })
+	t.Run("names", testNames)
+	t.Run("shells", testShells)
+}
+
+// block is a fenced block of a document.
+type block struct{ kind, text string }
+
+func blocksOf(text string) (blocks []block) {
+	for _, b := range regexp.MustCompile("(?ms)^ *```(\\w+)\n(.*?)^ *```$").FindAllStringSubmatch(text, -1) {
+		blocks = append(blocks, block{b[1], b[2]})
+	}
+	return blocks
+}
+
+// bash runs a command of a document in a folder, which has the programs.
+func (w *world) bash(t *testing.T, dir, kubeconfig string, line ...string) suite.Answer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", line...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+dir+":"+os.Getenv("PATH"))
+	return suite.Run(t, cmd, "")
+}
+
+func runbooks(t *testing.T) []string {
+	t.Helper()
+	return must.Get(filepath.Glob("../../../docs/runbooks/*.md"))(t)
+}
+
+// testDocumentedFlags requires that every flag in the operators' pages exists.
+func testDocumentedFlags(t *testing.T, w *world) {
+	known := succeed(t, "", filepath.Join(filepath.Dir(w.fairlead), "kubectl-fairlead"), "init", "--help")
+	for _, subcommand := range []string{"serve", "lint", "status", "top", "explain"} {
+		known += succeed(t, "", w.fairlead, subcommand, "--help")
+	}
+	others := []string{ // of kubectl, kubeadm, Helm, kube-apiserver and cosign
+		"--insecure-ignore-tlog", "--bundle", "--certificate-oidc-issuer", "--certificate-identity-regexp",
+		"--apiserver-cert-extra-sans", "--client-name", "--config", "--validity-period", "--dry-run", "--cert", "--key", "--from-file", "--namespace", "--install", "--set", "--reset-then-reuse-values",
+		"--clusterrole", "--serviceaccount", "--group", "--endpoint-reconciler-type", "--show-managed-fields", "--server", "--raw", "--overwrite", "--manifest", "--archive", "--now", "--version",
+		"--as", "--admin", "--server-side", "--node-ip", "--control-plane", "--certificate-authority", "--current", "--cluster", "--requestheader",
+		"--tail", "--prefix", "--bump-revision", "--mark-compacted", "--subresource", "--type",
+	}
+	n := 0
+	for _, page := range append(runbooks(t), "../../../docs/operations.md", "../../../docs/scaling.md", "../../../docs/managed.md") {
+		for _, flag := range regexp.MustCompile(`--[a-z][a-z0-9-]+`).FindAllString(read(t, page), -1) {
+			n++
+			ours := regexp.MustCompile(regexp.QuoteMeta(flag) + `\b[^-]`).MatchString(known)
+			if !ours && !slices.Contains(others, flag) {
+				t.Errorf("%s: no program has %s", filepath.Base(page), flag)
+			}
+		}
+	}
+	if n < 40 {
+		t.Errorf("%d flags were found, want at least 40", n)
+	}
+}
+
+// spans returns what a page has in backquotes.
+func spans(t *testing.T, page string) (list []string) {
+	t.Helper()
+	for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(read(t, page), -1) {
+		list = append(list, m[1])
+	}
+	return list
+}
+
+// testNames requires that pages, dashboards and rules name only existing metrics, annotations and
+// folders, and that Prometheus parses their queries. `make dashboards` checks the dashboards by
+// Grafana's own types.
+func testNames(t *testing.T) {
+	r, queries := shippedRules(t), map[string][]string{}
+	for _, g := range r.Groups {
+		for _, one := range g.Rules {
+			queries[one.Alert+one.Record] = append(queries[one.Alert+one.Record], one.Expr)
+		}
+	}
+	metrics, annotations := read(t, "../../../docs/metrics.md"), read(t, "../../../docs/annotations.md")
+	uses := func(where, text string) (n int) {
+		for _, m := range regexp.MustCompile(`\b(fairlead|aggregator)[_:][a-z0-9_:]+|\b(up|process_[a-z_]+|go_[a-z_]+)\b`).FindAllString(text, -1) {
+			n++
+			base := regexp.MustCompile(`_(bucket|count|sum)$`).ReplaceAllString(m, "")
+			ours := strings.HasPrefix(m, "fairlead") || strings.HasPrefix(m, "aggregator")
+			if ours && queries[m] == nil && !strings.Contains(metrics, "`"+base+"`") && !strings.Contains(metrics, "`"+m+"`") {
+				t.Errorf("%s uses %s, which is not in docs/metrics.md", where, m)
+			}
+		}
+		return n
+	}
+	seen := 0
+	for _, page := range append(runbooks(t), "../../../docs/operations.md", "../../../docs/records.md", "../../../docs/scaling.md") {
+		where := filepath.Base(page)
+		for _, span := range spans(t, page) {
+			for _, name := range regexp.MustCompile(`\b(fairlead|aggregator)_[a-z0-9_]+\b`).FindAllString(span, -1) {
+				seen += uses(where, name)
+			}
+			if name := regexp.MustCompile(`^fairlead\.dev/[a-z0-9-]+`).FindString(span); name != "" && name != "fairlead.dev/published" { // of Endpoints
+				seen++
+				if !strings.Contains(annotations, "| `"+strings.TrimPrefix(name, "fairlead.dev/")+"` |") {
+					t.Errorf("%s: there is no annotation %s", where, name)
+				}
+			}
+			if regexp.MustCompile(`^(up|sum|rate|increase|max|histogram_quantile)\b.*[({]`).MatchString(span) {
+				queries[where] = append(queries[where], span)
+			}
+			if path := regexp.MustCompile(`^deploy/[\w/.-]+$`).FindString(span); path != "" && path != "deploy/own" {
+				seen++
+				must.Get(os.Stat(filepath.Join("../../..", path)))(t)
+			}
+		}
+	}
+	pages := 0
+	for _, file := range must.Get(filepath.Glob("../../../deploy/components/monitoring/*.json"))(t) {
+		pages++
+		queries[filepath.Base(file)] = panels(t, file)
+	}
+	var all []map[string]string
+	for where, list := range queries {
+		for _, q := range list {
+			if uses(where, q) == 0 {
+				t.Errorf("%s uses no metric: %s", where, q)
+			}
+			all = append(all, map[string]string{"record": fmt.Sprintf("query:%d", len(all)), "expr": q})
+		}
+	}
+	if seen < 20 || pages != 3 || len(all) < 100 {
+		t.Errorf("%d names, %d dashboards and %d queries were found", seen, pages, len(all))
+	}
+	file := filepath.Join(t.TempDir(), "queries.yaml")
+	suite.Put(t, file, must.Get(yaml.Marshal(map[string]any{"groups": []map[string]any{{"name": "all", "rules": all}}}))(t))
+	succeed(t, "", "promtool", "check", "rules", file)
+}
+
+// panels returns the queries of a dashboard, with values for its variables.
+func panels(t *testing.T, file string) (queries []string) {
+	t.Helper()
+	name := filepath.Base(file)
+	var d struct {
+		UID        string
+		Templating struct{ List []struct{ Name string } }
+		Panels     []struct{ Targets []struct{ Expr string } }
+	}
+	must.Do(t, json.Unmarshal([]byte(read(t, file)), &d))
+	if d.UID != strings.TrimSuffix(name, ".json") || !strings.Contains(read(t, filepath.Dir(file)+"/kustomization.yaml"), name) {
+		t.Errorf("%s: uid %q, or it is not in kustomization.yaml", name, d.UID)
+	}
+	values := []string{"$__rate_interval", "5m"}
+	for _, v := range d.Templating.List {
+		values = append(values, "$"+v.Name, "x")
+	}
+	for _, p := range d.Panels {
+		for _, q := range p.Targets {
+			expr := strings.NewReplacer(values...).Replace(q.Expr)
+			if strings.Contains(expr, "$") {
+				t.Errorf("%s: unknown variable: %s", name, expr)
+			}
+			queries = append(queries, expr)
+		}
+	}
+	return queries
+}
+
+// rules are the shipped alerts and recording rules.
+type rules struct {
+	Groups []struct {
+		Name  string `json:"name"`
+		Rules []rule `json:"rules"`
+	} `json:"groups"`
+}
+
+type rule struct {
+	Alert       string            `json:"alert,omitempty"`
+	Record      string            `json:"record,omitempty"`
+	Expr        string            `json:"expr"`
+	For         string            `json:"for,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+func shippedRules(t *testing.T) *rules {
+	t.Helper()
+	var object struct{ Spec rules }
+	must.Do(t, yaml.Unmarshal([]byte(read(t, "../../../deploy/components/monitoring/prometheusrule.yaml")), &object))
+	return &object.Spec
+}
+
+// alerts returns the alerts' names, each once: some have a rule for each severity.
+func (r *rules) alerts() (names []string) {
+	for _, g := range r.Groups {
+		for _, one := range g.Rules {
+			if one.Alert != "" && !slices.Contains(names, one.Alert) {
+				names = append(names, one.Alert)
+			}
+		}
+	}
+	return names
+}

@@ -1,0 +1,234 @@
+//go:build e2e
+
+package operate
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
+	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
+)
+
+// testTutorial runs docs/tutorial.md, block by block, and compares the output with what it shows.
+// Clients send requests through HAProxy from the first replica to the way back: none may fail.
+func testTutorial(t *testing.T, w *world) {
+	newer := filepath.Join(w.dir, "fairlead-newer")
+	must.Get(exec.CommandContext(t.Context(), "go", "build", "-ldflags=-X main.version=v0.2.0", "-o", newer, "github.com/fairlead-proxy/fairlead/cmd/fairlead").CombinedOutput())(t) // which may take minutes
+	c := newControlPlane(t, w, tutorials(), map[string]string{image + "v0.1.0": w.fairlead, image + "v0.2.0": newer})
+	c.walk(t, 1, 2, 3, 4, 5, 6, 7)
+	t.Run("kubeadm", func(t *testing.T) { testKubeadm(t, c) })
+}
+
+// image is the shipped manifests'.
+const image = "ghcr.io/fairlead-proxy/fairlead:"
+
+// testTopologies follows the tutorial to everything and back, changed by docs/topologies.md.
+func testTopologies(t *testing.T, w *world) {
+	for _, l := range []layout{
+		{section: "HAProxy and keepalived on the control planes", port: "8443", balancers: nodes, fairlead: "9443"},
+		{section: "kube-vip", port: "6443", fairlead: "8443"},
+	} {
+		t.Run(l.section, func(t *testing.T) {
+			newControlPlane(t, w, l, map[string]string{image + "v0.1.0": w.fairlead}).walk(t, 1, 2, 3, 4, 6)
+		})
+	}
+}
+
+// walk follows steps of the tutorial.
+func (c *controlPlane) walk(t *testing.T, steps ...int) {
+	t.Helper()
+	top := t
+	c.metricsServer(t)
+	titles := []string{"1. Look at what is there", "2. Install it on all three", "3. One node first", "4. Everything", "5. Upgrade", "6. Back in a minute", "7. Forward again, and the worst day"}
+	terminal := documented(t, "tutorial.md", titles[0])[0].text // the blocks share one
+	if c.section != "" {
+		terminal += documented(t, "topologies.md", c.section)[0].text
+	}
+	var loads []*volley.Load
+	var second *cluster.Part
+	for _, step := range steps {
+		done := t.Run(titles[step-1], func(t *testing.T) {
+			blocks := documented(t, "tutorial.md", titles[step-1])
+			begun, printed := time.Now(), ""
+			switch step {
+			case 3: // until step 6
+				second = must.Get(c.w.Run(t.Context(), cluster.Command{Name: c.section + "second-terminal", Path: "bash", Args: []string{"-c", blocks[0].text}, Env: c.env()}))(t)
+				blocks = blocks[1:]
+				loads = append(loads, c.clients(top))
+			case 5, 6: // HAProxy reloads asynchronously, and these clients must reach a Fairlead
+				c.eventually(t, "for i in 1 2 3 4 5 6; do kubectl get --raw /fairlead/status || exit 1; done")
+				if step == 5 {
+					loads = append(loads, c.clients(top))
+				}
+			case 7:
+				c.publishing(t)
+			}
+			for _, b := range blocks {
+				if b.kind == "text" {
+					compare(t, b.text, printed)
+					continue
+				}
+				printed = c.follow(t, terminal+b.text)
+			}
+			switch step {
+			case 6:
+				for _, node := range nodes {
+					c.eventually(t, "! "+running(node, "secure-port="+c.fairlead))
+				}
+				took := time.Since(begun)
+				t.Logf("the way back took %s", took.Round(time.Second))
+				if took > time.Minute {
+					t.Error("that is more than a minute")
+				}
+				second.Kill()
+				if out := read(t, second.LogFile()); out != "" {
+					t.Errorf("the second terminal printed:\n%s", out)
+				}
+				for _, load := range loads {
+					shots := load.Stop()
+					if volley.Judge(t, shots, 0, func(s *volley.Shot) bool { return s.Failed() || s.Cut() }); len(shots) < 400 {
+						t.Error("that is too few")
+					}
+				}
+			case 7:
+				c.eventually(t, "kubectl get --raw /fairlead/status")
+				c.eventually(t, "kubectl get endpointslice kubernetes -o wide | grep 8443.*10.0.0.11,10.0.0.12,10.0.0.13")
+			}
+		})
+		if !done {
+			t.FailNow() // each step needs the earlier ones
+		}
+	}
+}
+
+// documented returns the blocks of a section of a document.
+func documented(t *testing.T, page, title string) []block {
+	t.Helper()
+	_, rest, found := strings.Cut(read(t, "../../../docs/"+page), "# "+title+"\n")
+	if !found {
+		t.Fatalf("%s has no section %q", page, title)
+	}
+	section, _, _ := strings.Cut(rest, "\n#")
+	return blocksOf(section)
+}
+
+// compare requires that the output is what a document shows, where … stands for anything in a line,
+// or for any lines. Widths of columns may differ.
+func compare(t *testing.T, shown, printed string) {
+	t.Helper()
+	flat := func(text string) string {
+		return regexp.MustCompile(`(?m)^ | $`).ReplaceAllString(regexp.MustCompile(` +`).ReplaceAllString(text, " "), "")
+	}
+	pattern := regexp.MustCompile(`(?m)^…\n`).ReplaceAllString(regexp.QuoteMeta(flat(shown)), "(?:.*\n)*")
+	if !regexp.MustCompile("^" + strings.ReplaceAll(pattern, "…", ".*") + "$").MatchString(flat(printed)) {
+		t.Errorf("it prints\n%s\nand the document shows\n%s", printed, shown)
+	}
+}
+
+// metricsServer runs an extension server instead of metrics-server, for its Service.
+func (c *controlPlane) metricsServer(t *testing.T) {
+	t.Helper()
+	s := extension.Start(t, extension.Config{
+		GroupVersions: []string{"metrics.k8s.io/v1beta1"}, Address: "0.0.0.0:443", Names: []string{"metrics-server.kube-system.svc"}, RejectWith: http.StatusUnauthorized,
+		RequestHeaderCA: suite.Pool(t, "/etc/netns/"+firstNode+"/kubernetes/pki/front-proxy-ca.crt"), AllowedNames: []string{"front-proxy-client"},
+	})
+	c.follow(t, `kubectl apply -f - <<<"$0"`, fmt.Sprintf(metricsServer, laptop, base64.StdEncoding.EncodeToString(s.CA.PEM())))
+	c.eventually(t, "kubectl get --raw /apis/metrics.k8s.io/v1beta1")
+}
+
+const metricsServer = `
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: clients}, roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin},
+ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: kube-apiserver-kubelet-client}]}
+---
+{apiVersion: v1, kind: Service, metadata: {namespace: kube-system, name: metrics-server}, spec: {ports: [{port: 443}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: kube-system, name: metrics-server, labels: {kubernetes.io/service-name: metrics-server}}
+addressType: IPv4
+ports: [{name: "", port: 443}]
+endpoints: [{addresses: ["%s"]}]
+---
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1beta1.metrics.k8s.io}
+spec: {group: metrics.k8s.io, version: v1beta1, groupPriorityMinimum: 100, versionPriority: 100, service: {namespace: kube-system, name: metrics-server}, caBundle: %q}
+`
+
+// publishing follows docs/operations.md for clients inside the cluster while no Fairlead runs: in
+// the next step the replicas publish themselves, and no kube-apiserver does.
+func (c *controlPlane) publishing(t *testing.T) {
+	t.Helper()
+	c.follow(t, `mkdir deploy/own
+printf 'resources: [../base]\ncomponents: [../components/entrypoint, ../components/static-pod]\n' > deploy/own/kustomization.yaml
+kubectl apply -k deploy/own`)
+	for _, node := range nodes {
+		edit(t, filepath.Join(c.folder, node, "fairlead.yaml"), "- --secure-port=8443", "- --secure-port=8443\n        - --publish-kubernetes-endpoints\n        - --advertise-address=$(HOST_IP)")
+		edit(t, filepath.Join(c.folder, node, "fairlead.yaml"), "from=endpointslice", "from=lease")
+		edit(t, "/etc/netns/"+node+"/kubernetes/manifests/kube-apiserver.yaml", "- --secure-port=6443", "- --secure-port=6443\n    - --endpoint-reconciler-type=none")
+	}
+	for _, node := range nodes {
+		c.eventually(t, running(node, "endpoint-reconciler-type=none")+" && curl -fsk https://"+node+":6443/readyz")
+	}
+}
+
+// running returns a command that checks whether a node has such a process.
+func running(node, what string) string {
+	return "ip netns pids " + node + " | xargs ps -o args= -p | grep -q " + what
+}
+
+// clients sends requests through HAProxy, for a kube-apiserver and the extension server in turn.
+// Half of them need a new connection.
+func (c *controlPlane) clients(t *testing.T) *volley.Load {
+	t.Helper()
+	pki := "/etc/netns/" + firstNode + "/kubernetes/pki/"
+	front := cluster.Endpoint{URL: "https://" + net.JoinHostPort(balancer, c.port), CAFile: pki + "ca.crt"}
+	admin := cluster.Credentials{Pair: cluster.Pair{CertFile: pki + "apiserver-kubelet-client.crt", KeyFile: pki + "apiserver-kubelet-client.key"}}
+	kept, fresh := suite.Client(t, front, admin), suite.Client(t, front, admin)
+	// As client-go: HAProxy closes connections that are silent for longer.
+	kept.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{SendPingTimeout: 30 * time.Second}
+	fresh.Transport.(*http.Transport).DisableKeepAlives = true
+	paths := []string{"/api/v1/namespaces", "/apis/metrics.k8s.io/v1beta1/namespaces/default/widgets"}
+	request := func(i int) (method, url, body string) { return http.MethodGet, front.URL + paths[i/2%len(paths)], "" }
+	return (&volley.Load{Every: 25 * time.Millisecond, Clients: []*http.Client{kept, fresh}, Make: request}).Start(t)
+}
+
+// testKubeadm follows docs/operations.md on a node of the tutorial, and runs each command as
+// written.
+func testKubeadm(t *testing.T, c *controlPlane) {
+	blocks := documented(t, "operations.md", "On kubeadm")
+	if len(blocks) != 5 { // three for a node, and two that need none
+		t.Fatalf("%d blocks, want 5", len(blocks))
+	}
+	// The timer's renewal: Fairlead uses the new certificate.
+	const certificate = `kubectl --server=https://10.0.0.11:8444 get --raw /metrics | grep '^fairlead_certificate_expiration.*use="kubeconfig"'`
+	before := strings.TrimSpace(c.follow(t, certificate))
+	c.on(t, firstNode, "systemctl start fairlead-kubeconfig.service")
+	c.eventually(t, certificate+" | grep -vF '"+before+"'")
+	c.on(t, firstNode, blocks[0].text)
+	file := filepath.Join(c.folder, firstNode, "kubeadm.yaml")
+	edit(t, file, "apiServer: {}", "apiServer: {certSANs: [front.example.com]}")
+	own, _, _ := strings.Cut(fmt.Sprintf(kubeadmConfiguration, 1, "", c.port), "---")
+	suite.Put(t, file, own+"---\n"+read(t, file))
+	c.on(t, firstNode, blocks[1].text)
+	names := c.on(t, firstNode, "openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -ext subjectAltName")
+	if !strings.Contains(names, "DNS:front.example.com") || !strings.Contains(names, "IP Address:"+balancer) {
+		t.Errorf("the certificate has:\n%s", names)
+	}
+	lint := c.on(t, firstNode, strings.ReplaceAll(blocks[2].text, "<node>", firstNode))
+	if lines := strings.Count(lint, "\n"); lines != 1 || !strings.Contains(lint, "--requestheader-uid-headers") {
+		t.Errorf("lint of a node made by kubeadm reports:\n%s", lint)
+	}
+}

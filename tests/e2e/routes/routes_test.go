@@ -1,0 +1,161 @@
+//go:build e2e
+
+package routes
+
+import (
+	"fmt"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+)
+
+// byOwner is what KEDA says of its metrics: its own HorizontalPodAutoscalers ask with that label.
+const byOwner = "when: {labelKeys: [scaledobject.keda.sh/name]}"
+
+// TestTwoMetricServers has autoscalers scale on metrics of prometheus-adapter and of KEDA, in one
+// namespace and by one APIService.
+func TestTwoMetricServers(t *testing.T) {
+	w, q := newWorld(t), &queues{}
+	q.orders.Store(1)
+	q.mails.Store(1)
+	prometheus := w.prometheus(t, q)
+	adapter := w.adapter(t, prometheus)
+	keda := w.keda(t)
+	w.scale(t)
+	w.apply(t, fmt.Sprintf(shop, prometheus), "-")
+	orders, mails := scaler{"shop", "orders", "orders"}, scaler{"shop", "keda-hpa-mails", "mails"}
+
+	// Without a route, the APIService is prometheus-adapter's alone.
+	w.active(t, orders, "True")
+	w.active(t, mails, "False")
+
+	w.routes(t, external, w.route(t, keda.backend, byOwner))
+	w.active(t, mails, "True")
+	w.documents(t, "orders_waiting", "externalmetrics")
+	for path, want := range map[string]string{"s0-prometheus?labelSelector=scaledobject.keda.sh%2Fname%3Dmails": "keda/keda-metrics-apiserver", "orders_waiting": "monitoring/prometheus-adapter"} {
+		w.explains(t, "/apis/"+external+"/namespaces/shop/"+path, "forwarded to "+want+":")
+	}
+	q.orders.Store(3)
+	q.mails.Store(2)
+	w.has(t, orders, 3)
+	w.has(t, mails, 2)
+
+	for _, tt := range []struct {
+		killed     server
+		gone, goes scaler
+		queue      func(int32)
+		replicas   int32
+	}{
+		{keda, mails, orders, q.orders.Store, 4},
+		{adapter, orders, mails, q.mails.Store, 5},
+	} {
+		t.Run(tt.killed.backend.Service+" is killed", func(t *testing.T) {
+			steady := w.steady(t, tt.goes)
+			tt.killed.Kill()
+			w.active(t, tt.gone, "False")
+			tt.queue(tt.replicas)
+			w.has(t, tt.goes, tt.replicas)
+			w.documents(t, "orders_waiting", "externalmetrics")
+			must.Do(t, tt.killed.Restart(t.Context()))
+			w.active(t, tt.gone, "True")
+			steady()
+		})
+	}
+}
+
+// TestTwoAdapters gives each of two servers of one program a namespace. The program always listens
+// on port 8080, so the second one runs elsewhere.
+func TestTwoAdapters(t *testing.T) {
+	netns.Up(t)
+	network(t)
+	w := newWorld(t, "--bind-address="+here)
+	first := w.serve(t, "test-adapter", &cluster.Backend{Namespace: "first", Service: "adapter-one", GroupVersions: []string{external}})
+	second := w.serve(t, "test-adapter", &cluster.Backend{Namespace: "second", Service: "adapter-two", Addresses: []string{there}})
+	w.routes(t, external, w.route(t, second.backend, "when: {namespaces: [second]}"))
+	w.scale(t)
+	a, b := scaler{"first", "web", "web"}, scaler{"second", "web", "web"}
+	for _, s := range []scaler{a, b} {
+		w.apply(t, manifests.Autoscaled(s.namespace), "-")
+		w.has(t, s, 3)
+	}
+	for _, tt := range []struct {
+		killed     server
+		gone, goes scaler
+	}{{second, b, a}, {first, a, b}} {
+		t.Run(tt.killed.backend.Service+" is killed", func(t *testing.T) {
+			steady := w.steady(t, tt.goes)
+			tt.killed.Kill()
+			w.active(t, tt.gone, "False")
+			w.run(t, "", "-n", tt.goes.namespace, "scale", "deployment", "web", "--replicas=1")
+			w.has(t, tt.goes, 3)
+			w.documents(t, "externalmetrics")
+			must.Do(t, tt.killed.Restart(t.Context()))
+			w.active(t, tt.gone, "True")
+			steady()
+		})
+	}
+}
+
+// explains checks what `kubectl fairlead explain` says of a path.
+func (w *world) explains(t *testing.T, path, want string) {
+	t.Helper()
+	a := suite.Run(t, exec.CommandContext(t.Context(), filepath.Join(w.dir, "kubectl-fairlead"), "explain", path, "--kubeconfig="+w.kubeconfig), "")
+	if !strings.Contains(a.Out, want) {
+		t.Errorf("explain %s: exit code %d, want %q\n%s%s", path, a.Code, want, a.Out, a.Errs)
+	}
+}
+
+// documents waits until the document of the group-version has all these resources.
+func (w *world) documents(t *testing.T, resources ...string) {
+	t.Helper()
+	suite.Eventually(t, patience, fmt.Sprint("the document has ", resources), func() (bool, string) {
+		r := w.get(t, "/apis/"+external)
+		ok := r.Code == http.StatusOK
+		for _, name := range resources {
+			ok = ok && strings.Contains(r.Body, fmt.Sprintf(`"name":%q`, name))
+		}
+		return ok, fmt.Sprint(r.Code, " ", r.Body)
+	})
+}
+
+// shop has an autoscaler of ours, and one that KEDA makes.
+const shop = `
+{apiVersion: v1, kind: Namespace, metadata: {name: shop}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {namespace: shop, name: orders}
+spec: {selector: {matchLabels: {app: orders}}, template: {metadata: {labels: {app: orders}}, spec: {containers: [{name: orders, image: orders}]}}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {namespace: shop, name: mails}
+spec: {selector: {matchLabels: {app: mails}}, template: {metadata: {labels: {app: mails}}, spec: {containers: [{name: mails, image: mails}]}}}
+---
+apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata: {namespace: shop, name: orders}
+spec:
+  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: orders}
+  minReplicas: 1
+  maxReplicas: 10
+  metrics: [{type: External, external: {metric: {name: orders_waiting}, target: {type: AverageValue, averageValue: "1"}}}]
+---
+apiVersion: keda.sh/v1alpha1
+kind: ScaledObject
+metadata: {namespace: shop, name: mails}
+spec:
+  scaleTargetRef: {name: mails}
+  minReplicaCount: 1
+  maxReplicaCount: 10
+  pollingInterval: 1
+  triggers: [{type: prometheus, metadata: {serverAddress: %q, query: sum(mails_waiting), threshold: "1"}}]
+`

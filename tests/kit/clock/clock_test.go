@@ -1,0 +1,73 @@
+package clock
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+)
+
+// start runs a clock whose 20th sleep, after 950 ms, takes longer by still.
+func start(t *testing.T, still time.Duration) (k *Clock, stop func()) {
+	t.Helper()
+	n := 0
+	k = &Clock{Sleep: func(d time.Duration) {
+		if n++; n == 20 {
+			d += still
+		}
+		time.Sleep(d)
+	}}
+	return k, must.Run(t, func(ctx context.Context) error { k.Run(ctx); return ctx.Err() })
+}
+
+func TestStandstill(t *testing.T) {
+	for _, tt := range []struct {
+		name           string
+		still          time.Duration
+		begin, end     time.Duration // of what was late, since the start
+		want, excusing time.Duration
+	}{
+		{"a busy scheduler", 200 * time.Millisecond, 0, 10 * time.Second, 0, 0},
+		{"a standstill", 3 * time.Second, 0, 6 * time.Second, 3 * time.Second, 3 * time.Second},
+		{"half of it", 4 * time.Second, 3 * time.Second, 7 * time.Second, 2 * time.Second, 4 * time.Second}, // it began just before
+		{"before it", 3 * time.Second, 0, 900 * time.Millisecond, 0, 0},
+		{"right after it", 3 * time.Second, 4 * time.Second, 7 * time.Second, 0, 3 * time.Second},
+		{"long after it", 3 * time.Second, 12 * time.Second, 13 * time.Second, 0, 0},
+		{"too short for it", 900 * time.Millisecond, time.Second, 3 * time.Second, 900 * time.Millisecond, 0},
+		{"a small part of it", 3 * time.Second, 0, 30 * time.Second, 3 * time.Second, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				k, _ := start(t, tt.still)
+				time.Sleep(time.Minute)
+				stood, excuses := k.Stood(began.Add(tt.begin), began.Add(tt.end)), k.Excuses(began.Add(tt.begin), began.Add(tt.end))
+				if stood != tt.want || excuses != tt.excusing {
+					t.Errorf("stood still for %v, excuses %v; want %v and %v", stood, excuses, tt.want, tt.excusing)
+				}
+			})
+		})
+	}
+}
+
+// A standstill counts even before the clock itself has woken, and none does after its end.
+func TestClockIsBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k, stop := start(t, 10*time.Second)
+		time.Sleep(6 * time.Second)
+		if got, want := k.Excuses(time.Now().Add(-3*time.Second), time.Now()), 5*time.Second; got != want {
+			t.Errorf("excuses %v, want %v", got, want)
+		}
+		time.Sleep(time.Minute)
+		if n, all, longest := k.Sum(); n != 1 || all != 10*time.Second || longest != all {
+			t.Errorf("%d standstills, %v, %v", n, all, longest)
+		}
+		stop()
+		time.Sleep(time.Minute)
+		if got := k.Stood(time.Now().Add(-50*time.Second), time.Now()); got != 0 {
+			t.Errorf("a stopped clock has seen %v", got)
+		}
+	})
+}

@@ -1,0 +1,172 @@
+//go:build e2e
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+)
+
+// dev is a fairlead-dev inside the test.
+type dev struct {
+	dir      string
+	stop     context.CancelFunc
+	result   chan error  // of run
+	progress chan string // its progress; unread lines are dropped
+}
+
+// Write implements io.Writer for run's output.
+func (d dev) Write(line []byte) (int, error) {
+	select {
+	case d.progress <- string(line):
+	default:
+	}
+	return os.Stderr.Write(line)
+}
+
+// startDev returns once it has printed what to try.
+func startDev(t *testing.T, args ...string) (dev, string) {
+	t.Helper()
+	dir := t.TempDir()
+	fairlead := filepath.Join(dir, "fairlead")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", dir, "../../../cmd/fairlead", "../../../cmd/kubectl-fairlead").CombinedOutput(); err != nil {
+		t.Fatalf("building fairlead: %v\n%s", err, out)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
+	d := dev{dir: filepath.Join(dir, "dev"), stop: stop, result: make(chan error, 1), progress: make(chan string, 1000)}
+	r, w := io.Pipe()
+	go func() {
+		err := run(ctx, append([]string{"-dir", d.dir, "-fairlead", fairlead, "-secure-port", "0", "-admin-secure-port", "0"}, args...), w, d)
+		d.result <- err
+		_ = w.CloseWithError(io.EOF)
+	}()
+	t.Cleanup(stop)
+	var printed bytes.Buffer
+	buf := make([]byte, 4096)
+	for !strings.Contains(printed.String(), "Ctrl-C ends everything") {
+		n, err := r.Read(buf)
+		printed.Write(buf[:n])
+		if err != nil {
+			t.Fatalf("it ended: %v\n%s", <-d.result, printed.String())
+		}
+	}
+	return d, printed.String()
+}
+
+func (d dev) fairlead() string { return filepath.Join(filepath.Dir(d.dir), "fairlead") }
+
+// parts counts the processes that have d's folder in their arguments, by executable name.
+func (d dev) parts(t *testing.T) map[string]int {
+	t.Helper()
+	files := must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
+	out := map[string]int{}
+	for _, file := range files {
+		args, err := os.ReadFile(file) // it has ended
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err == nil && pid != os.Getpid() && strings.Contains(string(args), d.dir) {
+			name, _, _ := strings.Cut(string(args), "\x00")
+			out[filepath.Base(name)] = pid
+		}
+	}
+	return out
+}
+
+func (d dev) endsAll(t *testing.T) {
+	d.stop()
+	if err := <-d.result; err != nil {
+		t.Errorf("run: %v, want nil", err)
+	}
+	if left := d.parts(t); len(left) > 0 {
+		t.Errorf("left running: %v", left)
+	}
+}
+
+func TestDev(t *testing.T) {
+	d, printed := startDev(t)
+	kubectl := func(args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), filepath.Join(d.dir, "kubectl"), append([]string{"--kubeconfig", filepath.Join(d.dir, "kubeconfig")}, args...)...)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("kubectl %v: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	t.Run("the promised command shows something", func(t *testing.T) {
+		if out := kubectl("get", "flunders", "-A"); !strings.Contains(out, "bowline") {
+			t.Errorf("no flunder:\n%s", out)
+		}
+	})
+	t.Run("the kubeconfig points at Fairlead", func(t *testing.T) {
+		server := strings.TrimSpace(kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"))
+		if !strings.Contains(printed, "front door   "+server) {
+			t.Errorf("the kubeconfig names %s, printed:\n%s", server, printed)
+		}
+	})
+	t.Run("fairlead status", func(t *testing.T) {
+		i := strings.Index(printed, d.fairlead()+" status ")
+		if i < 0 {
+			t.Fatalf("no command to try in:\n%s", printed)
+		}
+		cmd := exec.CommandContext(t.Context(), d.fairlead(), "status")
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(d.dir, "kubeconfig"))
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "v1beta1.wardle.example.com") {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+	t.Run("all parts run", func(t *testing.T) {
+		got := d.parts(t)
+		for _, want := range []string{"etcd", "kube-apiserver", "sample-apiserver", "fairlead", "kube-controller-manager"} {
+			if got[want] == 0 {
+				t.Errorf("no %s among %v", want, got)
+			}
+		}
+	})
+	t.Run("a second one in the same folder is refused", func(t *testing.T) {
+		err := run(t.Context(), []string{"-dir", d.dir, "-fairlead", "/bin/true"}, io.Discard, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), "another fairlead-dev uses this folder") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("an interrupt ends all", d.endsAll)
+}
+
+// If a process dies, one line names it, and the others continue.
+func TestDeathOfAPart(t *testing.T) {
+	d, _ := startDev(t)
+	pid := d.parts(t)["sample-apiserver"]
+	if pid == 0 {
+		t.Fatal("sample-apiserver is not running")
+	}
+	must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
+	for line := range d.progress {
+		if strings.Contains(line, "sample-apiserver ended: signal: killed; all other parts keep running") && strings.Count(line, "\n") == 1 {
+			break
+		}
+	}
+	if left := d.parts(t); len(left) != 4 || left["fairlead"] == 0 {
+		t.Errorf("running: %v", left)
+	}
+	d.endsAll(t)
+}
+
+func TestUsage(t *testing.T) {
+	var errs bytes.Buffer
+	if err := run(t.Context(), []string{"-no-such-flag"}, io.Discard, &errs); err == nil || !strings.Contains(errs.String(), "usage: fairlead-dev") {
+		t.Errorf("got %v, printed %q", err, errs.String())
+	}
+	if err := run(t.Context(), []string{"-fairlead", filepath.Join(t.TempDir(), "none")}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "make build") {
+		t.Errorf("got %v, want an error that names make build", err)
+	}
+}
