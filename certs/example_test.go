@@ -10,8 +10,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// A store serves its pair and verifies clients as soon as it is made; with Run it follows changes
-// of the files.
+// A store serves its pair and verifies clients as soon as it is made; with Run it follows changes of the files.
 func ExampleNew() {
 	clients := pki.NewCA("client CA")
 	dir, err := os.MkdirTemp("", "certs")

@@ -109,8 +109,7 @@ func TestDirectories(t *testing.T) {
 	}
 }
 
-// The updates of a Kubernetes volume and of files written by hand, as the kubelet and others make
-// them.
+// The updates of a Kubernetes volume and of files written by hand, as the kubelet and others make them.
 func TestFilesFollowed(t *testing.T) {
 	ca := pki.NewCA("ca")
 	issue := func(cn string) *pki.Pair { return ca.Issue(pki.Leaf{CommonName: cn}) }

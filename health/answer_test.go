@@ -139,8 +139,7 @@ func (w *world) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serve runs an HTTPS server on a host until the test ends: with HTTP/2 or, by alpn, with another
-// protocol or none.
+// serve runs an HTTPS server on a host until the test ends: with HTTP/2 or, by alpn, with another protocol or none.
 func (w *world) serve(h *host, alpn string, streams int) {
 	s := &http.Server{
 		Handler: w, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: streams},

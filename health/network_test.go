@@ -149,8 +149,7 @@ func (c *conn) Read(p []byte) (int, error) {
 		if until != nil && !until.IsZero() && !time.Now().Before(*until) {
 			return n, os.ErrDeadlineExceeded // after bufconn's own error crypto/tls would never read again
 		}
-		// bufconn's timer of an earlier deadline was late. net/http's server would take that for
-		// the client's end.
+		// bufconn's timer of an earlier deadline was late. net/http's server would take that for the client's end.
 		_ = c.Conn.SetReadDeadline(time.Time{})
 		if until != nil {
 			_ = c.Conn.SetReadDeadline(*until)

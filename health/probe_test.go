@@ -125,8 +125,7 @@ func TestSentence(t *testing.T) {
 	}
 }
 
-// What a URL serves is told apart by the names of its resources, in any order. Endpoints of a
-// Service are not compared.
+// What a URL serves is told apart by the names of its resources, in any order. Endpoints of a Service are not compared.
 func TestServes(t *testing.T) {
 	made := func(urls, document string) *claim {
 		c := &claim{target: &target{key: key{backend: &registry.Backend{URLs: urls}}}}

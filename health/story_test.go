@@ -17,9 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 )
 
-// A story is a list of worlds. In each a Prober probes servers at 10.0.0.1:443, the first address,
-// and at others. Numbers count from 0; a duration may grow with the turns of repeat: 1m+7ms*i. A
-// range is least..most, or one value.
+// A story is a list of worlds. In each a Prober probes servers at 10.0.0.1:443, the first address, and at others.
+// Numbers count from 0; a duration may grow with the turns of repeat: 1m+7ms*i. A range is least..most, or one value.
 //
 //	world <option>…         claims=N APIServices with one Backend, or copies=N with one each; servers (without
 //	                        a group-version), local or protected; at=N addresses, of which served=N have a

@@ -8,9 +8,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
-// Pages of an allowed origin may read what this process and extension servers answer, errors and
-// preflights without credentials too, and all of it has the HSTS directives. The local apiserver's
-// answers have its own fields.
+// Pages of an allowed origin may read what this process and extension servers answer, errors and preflights without
+// credentials too, and all of it has the HSTS directives. The local apiserver's answers have its own fields.
 func TestBrowsers(t *testing.T) {
 	const mine, other = "https://mine.example.com:8443", "https://mine.example.com.evil.org"
 	w := newWorld(t, worldConfig{

@@ -18,9 +18,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// Every request is counted, over both protocols, as its effective user's. A token that only the
-// local apiserver knows has its user when it is shown, in the rows from before that, too. One that
-// nobody has accepted has none.
+// Every request is counted, over both protocols, as its effective user's. A token that only the local apiserver knows
+// has its user when it is shown, in the rows from before that, too. One that nobody has accepted has none.
 func TestBusiest(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		w := newWorld(t, worldConfig{local: func(w http.ResponseWriter, r *http.Request) {

@@ -24,8 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// FuzzHeadCost checks the rule of docs/bounds.md, "What a stranger can cost", for the
-// allocations of one head.
+// FuzzHeadCost checks the rule of docs/bounds.md, "What a stranger can cost", for the allocations of one head.
 func FuzzHeadCost(f *testing.F) {
 	_, p := thinker(f, worldConfig{})
 	const long = 240_000
@@ -90,8 +89,7 @@ func TestChainsOffTheLoop(t *testing.T) {
 	}
 }
 
-// Long heads that fill the desk are refused, and keep no certificates from it, also not of their
-// own address.
+// Long heads that fill the desk are refused, and keep no certificates from it, also not of their own address.
 func TestChainsBesideLongHeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, over, refused := newDesk(), make(chan struct{}), atomic.Int64{}

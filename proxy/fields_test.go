@@ -15,8 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 )
 
-// A head has so many names, and a Connection so many, from clients and from backends; but a user
-// may have more groups.
+// A head has so many names, and a Connection so many, from clients and from backends; but a user may have more groups.
 func TestManyFields(t *testing.T) {
 	list := func(n int) string { return "Connection: x-0" + strings.Repeat(",", n-1) + "\r\n" }
 	w := newWorld(t, worldConfig{remoteHTTP1: true, remote: hijacked(func(c io.ReadWriter, r *http.Request) {

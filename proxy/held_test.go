@@ -33,9 +33,8 @@ rules:
   shared: true
 `
 
-// A request gives its place of a rule back, however it ends: answered, refused by the rule or by
-// the next limit, broken off by its backend or its client at any moment, after an upgrade, as a
-// watch, or while it waits for its user.
+// A request gives its place of a rule back, however it ends: answered, refused by the rule or by the next limit, broken
+// off by its backend or its client at any moment, after an upgrade, as a watch, or while it waits for its user.
 func TestPlacesOfRulesComeBack(t *testing.T) {
 	act := func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Query().Get("do") {

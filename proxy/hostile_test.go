@@ -68,8 +68,7 @@ func TestLongChain(t *testing.T) {
 	}
 }
 
-// A client's audit ID is taken if kube-apiserver would not shorten it. Ours stays out of HPACK's
-// tables.
+// A client's audit ID is taken if kube-apiserver would not shorten it. Ours stays out of HPACK's tables.
 func TestAuditIDs(t *testing.T) {
 	for _, n := range []int{0, 1, maxAuditID, maxAuditID + 1} {
 		h := &Head{Head: wire.Head{Fields: authn.Head{{Name: auditHeader, Value: strings.Repeat("x", n)}}}}

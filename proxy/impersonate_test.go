@@ -72,8 +72,7 @@ func FuzzDecideImpersonating(f *testing.F) {
 	})
 }
 
-// The issuer of a long token is determined at the desk. Otherwise strangers with many of them would
-// use all processors.
+// The issuer of a long token is determined at the desk. Otherwise strangers with many of them would use all processors.
 func TestLongTokenWaitsItsTurn(t *testing.T) {
 	w := newWorld(t, worldConfig{impersonate: true})
 	w.proxy.desk.heads = bound.NewQueue(1, 1)

@@ -36,8 +36,7 @@ func TestInterimFlood(t *testing.T) {
 	})
 }
 
-// An interim head after the end of its request is dropped, and none removes fields of the final
-// head.
+// An interim head after the end of its request is dropped, and none removes fields of the final head.
 func TestInterimTooLate(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
@@ -56,8 +55,7 @@ func TestInterimTooLate(t *testing.T) {
 	}
 }
 
-// An HTTP/1.0 client gets no interim heads, nor does one to which net/http writes 100 Continue: for
-// the race detector.
+// An HTTP/1.0 client gets no interim heads, nor does one to which net/http writes 100 Continue: for the race detector.
 func TestInterimsOfHTTP1(t *testing.T) {
 	bothBackends(t, worldConfig{remote: func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusEarlyHints)

@@ -223,8 +223,7 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// Fetch asks a backend over the protocol that it speaks, and returns an error for one that cannot
-// be reached.
+// Fetch asks a backend over the protocol that it speaks, and returns an error for one that cannot be reached.
 func TestFetch(t *testing.T) {
 	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
 		fetch := func(u *backend.Upstream) (*http.Response, error) {

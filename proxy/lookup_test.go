@@ -25,8 +25,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// What was looked up decides the request, whatever the caches have kept of it: nothing is looked up
-// twice.
+// What was looked up decides the request, whatever the caches have kept of it: nothing is looked up twice.
 func TestLookedUpOnce(t *testing.T) {
 	for name, tc := range map[string]struct {
 		token          string

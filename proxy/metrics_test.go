@@ -45,8 +45,7 @@ func TestFailed(t *testing.T) {
 	}
 }
 
-// Requests under way are counted by kind: a session is no watch, and never makes their number
-// negative.
+// Requests under way are counted by kind: a session is no watch, and never makes their number negative.
 func TestActive(t *testing.T) {
 	p, reg := &Proxy{}, prometheus.NewRegistry()
 	reg.MustRegister(p.active())
@@ -157,8 +156,7 @@ func TestSeriesOutliveAFurtherBackend(t *testing.T) {
 	})
 }
 
-// Counting a request allocates nothing, however many statuses a backend has returned, and every
-// request is counted.
+// Counting a request allocates nothing, however many statuses a backend has returned, and every request is counted.
 func TestObserve(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	table := tableOf(nil, "one")
@@ -186,8 +184,7 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// Health learns the latency of each endpoint over both protocols, from completed requests that are
-// not long-running.
+// Health learns the latency of each endpoint over both protocols, from completed requests that are not long-running.
 func TestAnswersAreObserved(t *testing.T) {
 	observed := make(chan string, 10)
 	w := newWorld(t, worldConfig{
@@ -210,8 +207,7 @@ func TestAnswersAreObserved(t *testing.T) {
 	})
 }
 
-// settled waits until no request is under way: the engine counts a request after its last byte is
-// sent.
+// settled waits until no request is under way: the engine counts a request after its last byte is sent.
 func (w *world) settled(t *testing.T) {
 	t.Helper()
 	must.Soon(t, 10*time.Second, "no request is under way", func() bool { return w.proxy.UnderWay() == 0 })

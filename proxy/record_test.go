@@ -136,8 +136,7 @@ func TestRecordOfARequestThatMayNotWait(t *testing.T) {
 	check.Same(t, refused.Header().Get("Audit-Id"), string(ev.AuditID), "audit ID")
 }
 
-// A ready document is sent to authorized callers who ask for no other. It has no handler, and the
-// time limit of one.
+// A ready document is sent to authorized callers who ask for no other. It has no handler, and the time limit of one.
 func TestReadyDocument(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	access, seen, _ := newLog(t)

@@ -60,8 +60,7 @@ func FuzzParseRequest(f *testing.F) {
 	})
 }
 
-// An invalid list query must not be logged: it may hold secrets, and anybody may repeat it without
-// limit.
+// An invalid list query must not be logged: it may hold secrets, and anybody may repeat it without limit.
 func TestParseRequestLogsNothing(t *testing.T) {
 	var log bytes.Buffer
 	klog.SetSlogLogger(slog.New(slog.NewTextHandler(&log, nil)))

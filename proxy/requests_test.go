@@ -124,8 +124,7 @@ func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator 
 	return must.Get(authn.New(cfg))(t)
 }
 
-// newTestAuthorizer allows everybody whose name does not begin with "no", and lets only "boss"
-// impersonate.
+// newTestAuthorizer allows everybody whose name does not begin with "no", and lets only "boss" impersonate.
 func newTestAuthorizer(t testing.TB, c worldConfig) *authz.Authorizer {
 	t.Helper()
 	cfg := authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {

@@ -133,9 +133,8 @@ func (s *street) ends(what string, watch chan error) {
 	must.Do(s.t, <-watch)
 }
 
-// A connection serves only APIServices whose CAs verify it, and ends the watches of others. Those
-// who share it are unaffected. proxy/backend tests who shares what, and registry who is in an
-// overlap.
+// A connection serves only APIServices whose CAs verify it, and ends the watches of others. Those who share it are
+// unaffected. proxy/backend tests who shares what, and registry who is in an overlap.
 func TestSharedTrust(t *testing.T) {
 	t.Parallel()
 	const a, b, c, d = "a.example.com", "b.example.com", "c.example.com", "d.example.com"

@@ -39,10 +39,9 @@ import (
 //	                       and since the last full those of a backend that is busy
 //	METHOD target word...  a request, to each of the targets if there are some in braces
 //
-// Words of a request: token=user, cert=user:group,…, Name:value, where + is a space and ME the name
-// of this Fairlead, with=file of fields, body=text, streamed=text of unknown length, at=admin,
-// over=way,…, pad=length of the target, afresh, over a new connection to the remote, and leaves:
-// its client goes when a backend has the request.
+// Words of a request: token=user, cert=user:group,…, Name:value, where + is a space and ME the name of this Fairlead,
+// with=file of fields, body=text, streamed=text of unknown length, at=admin, over=way,…, pad=length of the target,
+// afresh, over a new connection to the remote, and leaves: its client goes when a backend has the request.
 //
 // Behind or below a request is what came of it, where dots are any text, and a slash between spaces
 // means or: < is what its client got, > what a backend got, and | what was recorded, each without

@@ -40,8 +40,7 @@ type records struct {
 	stop        func()
 }
 
-// neverMatches is a policy whose rules need every caller's user, and match none: nothing may
-// change.
+// neverMatches is a policy whose rules need every caller's user, and match none: nothing may change.
 const neverMatches = `apiVersion: fairlead.dev/v1
 kind: Policy
 rules:
@@ -49,11 +48,10 @@ rules:
 - {name: rare, match: {subjects: [{kind: Group, group: {name: no-such-group}}]}, action: Rate, perSecond: 1}
 `
 
-// anew begins with a new world. Options: impersonate or
-// impersonate=prefixes of groups, unhealthy, incomplete, redirects, which are
-// forwarded, pages, directory, pools, forgetful, where verdicts are not cached, burst, of two
-// requests that are given up, trace=samples of a million, log, audit=policy and audit-local=policy,
-// which are files, and annotations of the remote's APIService.
+// anew begins with a new world. Options: impersonate or impersonate=prefixes of groups, unhealthy, incomplete,
+// redirects, which are forwarded, pages, directory, pools, forgetful, where verdicts are not cached, burst, of two
+// requests that are given up, trace=samples of a million, log, audit=policy and audit-local=policy, which are files,
+// and annotations of the remote's APIService.
 func (s *stage) anew(options []string) {
 	reviews, failure, none := &atomic.Int64{}, &atomic.Pointer[error]{}, error(nil)
 	failure.Store(&none)

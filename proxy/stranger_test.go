@@ -25,8 +25,7 @@ func (c *counted) AfterFunc(func()) func() bool {
 	return func() bool { c.waiting--; return true }
 }
 
-// A request of the unproven pool has a time limit, any other has none here. What waits for it ends
-// with it.
+// A request of the unproven pool has a time limit, any other has none here. What waits for it ends with it.
 func TestStrangersTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &Proxy{}

@@ -31,9 +31,8 @@ func newTracer(t *testing.T, perMillion string) (tr trace.Tracer, spans func() [
 // callersTrace is the trace of the callers of a story.
 const callersTrace = "0af7651916cd43dd8448eb211c80319c"
 
-// What a client chooses is cut: thousands of spans wait while the collector is down. Its bytes that
-// are no UTF-8 cost nobody a span: the exporter sends spans of many requests together, and would
-// lose them all.
+// What a client chooses is cut: thousands of spans wait while the collector is down. Its bytes that are no UTF-8 cost
+// nobody a span: the exporter sends spans of many requests together, and would lose them all.
 func TestTraceIsText(t *testing.T) {
 	everyWay(t, func(t *testing.T, proto string) {
 		tr, list := newTracer(t, "1000000")

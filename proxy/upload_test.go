@@ -60,9 +60,8 @@ func TestAnswerBeforeTheBody(t *testing.T) {
 	}
 }
 
-// A backend that begins its answer, stops reading a large body and then hangs keeps no client
-// beyond the deadline: net/http's HTTP/2 client waits for credit to send the body, and ignores the
-// request's context meanwhile.
+// A backend that begins its answer, stops reading a large body and then hangs keeps no client beyond the deadline:
+// net/http's HTTP/2 client waits for credit to send the body, and ignores the request's context meanwhile.
 func TestDeadlineOfAnUpload(t *testing.T) {
 	hang := func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusOK)

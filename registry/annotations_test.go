@@ -128,8 +128,7 @@ func TestDefaults(t *testing.T) {
 	check.Same(t, time.Minute, (&Options{}).defaults().CAOverlap, "overlap")
 }
 
-// FuzzAnnotations checks that no value sets anything outside its bounds, and that every ignored
-// value is reported.
+// FuzzAnnotations checks that no value sets anything outside its bounds, and that every ignored value is reported.
 func FuzzAnnotations(f *testing.F) {
 	names := []string{
 		"request-timeout", "max-inflight", "max-longrunning", "long-running-subresources", "tls-server-name", "ca-from",

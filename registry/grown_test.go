@@ -16,9 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/servers/apiserver"
 )
 
-// FuzzGrown changes random objects in batches. The incrementally updated table equals one built
-// from all objects, the table before it stays as it was, and the orders are total. Discovery's
-// tests compare them with Kubernetes'.
+// FuzzGrown changes random objects in batches. The incrementally updated table equals one built from all objects, the
+// table before it stays as it was, and the orders are total. Discovery's tests compare them with Kubernetes'.
 func FuzzGrown(f *testing.F) {
 	for seed := range uint64(8) {
 		f.Add(seed)
@@ -51,8 +50,7 @@ func FuzzGrown(f *testing.F) {
 	})
 }
 
-// total checks that a comparison is a total order: antisymmetric, transitive, and 0 only for equal
-// arguments.
+// total checks that a comparison is a total order: antisymmetric, transitive, and 0 only for equal arguments.
 func total[T any](t *testing.T, name string, all []T, compare func(a, b T) int) {
 	t.Helper()
 	for i, a := range all {

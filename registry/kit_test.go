@@ -12,8 +12,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 )
 
-// manyRemotes returns n APIServices in n/2 groups, each with its own Service and one slice of three
-// endpoints.
+// manyRemotes returns n APIServices in n/2 groups, each with its own Service and one slice of three endpoints.
 func manyRemotes(n int) Input {
 	in := Input{
 		APIServices: make(map[string]*apiregistrationv1.APIService, n),

@@ -53,8 +53,7 @@ func TestMatchWithoutAllocation(t *testing.T) {
 	}
 }
 
-// servers are the ways in which real servers read a path, written independently of the code under
-// test.
+// servers are the ways in which real servers read a path, written independently of the code under test.
 var servers = map[string]func(string) string{
 	"as written":     func(p string) string { return p },
 	"Go":             decoded,

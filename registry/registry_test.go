@@ -121,8 +121,7 @@ func TestFaultsOfSeveralSources(t *testing.T) {
 	}
 }
 
-// A late report about a former Backend does not replace that about its successor, which the prober
-// does not repeat.
+// A late report about a former Backend does not replace that about its successor, which the prober does not repeat.
 func TestReportOfAFormerBackend(t *testing.T) {
 	r := newRegistry(Config{}, nil)
 	for k := range kinds {

@@ -42,8 +42,7 @@ func TestMessagesAreSteady(t *testing.T) {
 	}
 }
 
-// Whoever writes EndpointSlices may write any number of endpoints. Only so many are used, the ready
-// ones before others.
+// Whoever writes EndpointSlices may write any number of endpoints. Only so many are used, the ready ones before others.
 func TestEndpointsAreBounded(t *testing.T) {
 	slice := func(from, n int, ready bool) *discoveryv1.EndpointSlice {
 		s := &discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(443))}}}

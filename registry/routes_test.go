@@ -54,8 +54,7 @@ func (t *Table) server(name string) *Entry {
 	return nil
 }
 
-// asked compares to whom requests go: words are the entry, what is asked, and the one that is
-// expected.
+// asked compares to whom requests go: words are the entry, what is asked, and the one that is expected.
 func (s *teller) asked(at string, words []string) {
 	s.Helper()
 	r := policy.Request{}

@@ -88,8 +88,7 @@ func TestURLs(t *testing.T) {
 	}
 }
 
-// FuzzURLs checks that Fairlead dials the host and port that a reader sees in a URL, and accepts
-// nothing ambiguous.
+// FuzzURLs checks that Fairlead dials the host and port that a reader sees in a URL, and accepts nothing ambiguous.
 func FuzzURLs(f *testing.F) {
 	for _, s := range []string{
 		"https://a.example.com", "https://[::1]:8443,https://10.0.0.1", "https://a@b", "https://a/b", "https://a:0", "https://a?b#c", "https://%61", "https://[::ffff:7f00:1%25x]:1", "https://127.1", ",",

@@ -125,8 +125,7 @@ func TestBoundedText(t *testing.T) {
 	check.Same(t, "serial 7", subject(&x509.Certificate{SerialNumber: big.NewInt(7)}), "without a name")
 }
 
-// A half-written bundle is never accepted as complete, unless it ends exactly between two
-// certificates.
+// A half-written bundle is never accepted as complete, unless it ends exactly between two certificates.
 func TestCutShort(t *testing.T) {
 	ca := pki.NewCA("ca")
 	whole := pki.Bundle(ca, pki.NewCA("second"))

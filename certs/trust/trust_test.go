@@ -25,9 +25,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki/cast"
 )
 
-// A configuration never resumes a session, so the second handshake sees the server's new
-// certificate; it presents the client certificate where it should, accepts no TLS 1.1, and follows
-// roots that change during the dial.
+// A configuration never resumes a session, so the second handshake sees the server's new certificate; it presents the
+// client certificate where it should, accepts no TLS 1.1, and follows roots that change during the dial.
 func TestHandshake(t *testing.T) {
 	proxy := pki.NewCA("front-proxy-ca").Issue(pki.Leaf{CommonName: "front-proxy-client"}).TLS()
 	s := newStage(t, Config{ClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &proxy, nil }})
@@ -150,8 +149,7 @@ func TestNothingToVerifyBy(t *testing.T) {
 	}
 }
 
-// Status and metrics are bounded, and have first what expires first. The leaves that were presented
-// last stay.
+// Status and metrics are bounded, and have first what expires first. The leaves that were presented last stay.
 func TestStatusIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, root := newStage(t, Config{}), pki.NewCA("root")

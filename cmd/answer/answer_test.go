@@ -84,8 +84,7 @@ func TestServed(t *testing.T) {
 	}
 }
 
-// An overlap of CAs that the backend needs is what is wrong with an APIService, unless something
-// else is.
+// An overlap of CAs that the backend needs is what is wrong with an APIService, unless something else is.
 func TestSetTrust(t *testing.T) {
 	needed := &trust.Status{OverlapInForce: true, OverlapUntil: time.Date(2026, 11, 28, 23, 33, 40, 0, time.FixedZone("", 3600))}
 	good := registry.Verdict{Status: "True"}

@@ -94,9 +94,8 @@ func writePlugin(t *testing.T, dir string) (user string, says func(status string
 	return fmt.Sprintf(`"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":%q,"interactiveMode":"Never"}`, command), says, calls
 }
 
-// A changed kubeconfig takes effect within a second, and reading it does not wait for a plugin. A
-// plugin runs when its token has expired and when the token was refused, but never on a read of the
-// credential.
+// A changed kubeconfig takes effect within a second, and reading it does not wait for a plugin. A plugin runs when its
+// token has expired and when the token was refused, but never on a read of the credential.
 func TestCredentialOfPlugin(t *testing.T) {
 	dir := t.TempDir()
 	user, says, calls := writePlugin(t, dir)

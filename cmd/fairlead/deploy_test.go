@@ -66,8 +66,7 @@ func TestEveryCombination(t *testing.T) {
 	}
 }
 
-// wrongWith checks the rendered manifests: the pods' arguments, their mounts, and the subjects of
-// their bindings.
+// wrongWith checks the rendered manifests: the pods' arguments, their mounts, and the subjects of their bindings.
 func wrongWith(text, base string, flags []string) (faults []string) {
 	pods := 0
 	for document := range strings.SplitSeq(text, "\n---\n") {

@@ -30,8 +30,7 @@ type departed struct{ *httptest.ResponseRecorder }
 
 func (departed) Write([]byte) (int, error) { return 0, syscall.EPIPE }
 
-// A client that disconnects during a list is not logged as an error; the library's other messages
-// are.
+// A client that disconnects during a list is not logged as an error; the library's other messages are.
 func TestLogOfClientsThatGo(t *testing.T) {
 	d, before := aloneDoor(t), len(logged.String())
 	must.Run(t, d.registry.Run)
@@ -97,8 +96,7 @@ func program(t *testing.T, file string) {
 	must.Do(t, os.WriteFile(file, []byte(text), 0o700))
 }
 
-// Flags, help and shell completion are the plugin's. The help of fairlead itself says what the
-// subcommands do.
+// Flags, help and shell completion are the plugin's. The help of fairlead itself says what the subcommands do.
 func TestBecomesPlugin(t *testing.T) {
 	beside := t.TempDir()
 	program(t, filepath.Join(beside, plugin))

@@ -101,9 +101,8 @@ func (c *crowd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// BenchmarkMany measures the processor time of one change in the whole process, with everything
-// that follows the table except the prober, minus that of an idle process. It includes the
-// simulated servers.
+// BenchmarkMany measures the processor time of one change in the whole process, with everything that follows the table
+// except the prober, minus that of an idle process. It includes the simulated servers.
 func BenchmarkMany(b *testing.B) {
 	c := &crowd{Server: apiserver.New()}
 	d := c.start(b)

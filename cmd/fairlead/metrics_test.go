@@ -25,8 +25,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 )
 
-// described returns our own metrics as their collectors describe them, by name, with the names of
-// their labels.
+// described returns our own metrics as their collectors describe them, by name, with the names of their labels.
 func described(t *testing.T, d *server) map[string]*dto.MetricFamily {
 	t.Helper()
 	kinds := map[string]*dto.MetricType{}
@@ -60,8 +59,7 @@ func foreign(name string) bool {
 	return strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_")
 }
 
-// kindOf names the type of metrics that have no series at first; the end-to-end tests compare it
-// with a real scrape.
+// kindOf names the type of metrics that have no series at first; the end-to-end tests compare it with a real scrape.
 func kindOf(name string) dto.MetricType {
 	switch {
 	case strings.HasSuffix(name, "_total"):

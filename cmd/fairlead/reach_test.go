@@ -56,8 +56,7 @@ func TestLocalApiserverIsProbed(t *testing.T) {
 	until(registry.Healthy, "")
 }
 
-// No document is taken from a local apiserver that is not ready: its discovery lacks CRDs that it
-// has not read yet.
+// No document is taken from a local apiserver that is not ready: its discovery lacks CRDs that it has not read yet.
 func TestDocumentsOfAReadyApiserver(t *testing.T) {
 	var d *server
 	report := func(h registry.Health) {

@@ -69,8 +69,7 @@ func TestAuditFiles(t *testing.T) {
 	}
 }
 
-// Records that cannot be made end the start: requests would go unrecorded. Mistakes in
-// configuration are usage errors.
+// Records that cannot be made end the start: requests would go unrecorded. Mistakes in configuration are usage errors.
 func TestRecordFaults(t *testing.T) {
 	audited := options{audit: auditOptions{path: "-", format: "json"}}
 	for _, tc := range []struct {
@@ -129,8 +128,7 @@ func TestAccessLogOfFlags(t *testing.T) {
 	}
 }
 
-// Spans that are still queued are sent when the process ends. A missing collector delays neither
-// its start nor its end.
+// Spans that are still queued are sent when the process ends. A missing collector delays neither its start nor its end.
 func TestTracing(t *testing.T) {
 	c := must.Get(otlp.Start(t.Context()))(t)
 	defer c.Close()

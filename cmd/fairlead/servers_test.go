@@ -43,8 +43,7 @@ func slicePorts(list ...any) (out []discoveryv1.EndpointPort) {
 	return out
 }
 
-// The local apiservers are what the EndpointSlices name and can be one. Nothing takes the last
-// away.
+// The local apiservers are what the EndpointSlices name and can be one. Nothing takes the last away.
 func TestFollowServers(t *testing.T) {
 	https := slicePorts("https", 6443)
 	fairlead := slice("fairlead", discoveryv1.AddressTypeIPv4, https, "10.0.0.9")

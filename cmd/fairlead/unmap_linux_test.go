@@ -15,9 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// Read-only pages of a file leave memory, but not those that may be written to, and those that the
-// loader wrote before they became read-only keep their content. The files are the test's own: pages
-// of the program are used again at once.
+// Read-only pages of a file leave memory, but not those that may be written to, and those that the loader wrote before
+// they became read-only keep their content. The files are the test's own: pages of the program are used again at once.
 func TestUnmap(t *testing.T) {
 	size := 64 * os.Getpagesize()
 	name, mapped := mapFile(t, size, unix.PROT_READ)

@@ -62,11 +62,10 @@ func answers(c net.Conn) {
 	}
 }
 
-// Of four URLs, one has a name, one an address, one no server, and one is this process itself,
-// which is not even probed: a probe carries our certificate as system:masters. Each server is
-// called by its own name, verified by it, and used. When the name resolves to a forbidden address,
-// no packet goes there, and requests go to the remaining server, with a renewed client certificate,
-// too.
+// Of four URLs, one has a name, one an address, one no server, and one is this process itself, which is not even
+// probed: a probe carries our certificate as system:masters. Each server is called by its own name, verified by it, and
+// used. When the name resolves to a forbidden address, no packet goes there, and requests go to the remaining server,
+// with a renewed client certificate, too.
 func TestBackendsByURL(t *testing.T) {
 	bind := func(ip string) { parsed := net.ParseIP(ip); named.Store(&parsed) }
 	bind("127.0.0.1")

@@ -162,8 +162,7 @@ func TestMoveUndone(t *testing.T) {
 	})
 }
 
-// Without --wait nothing is undone: that is how one leaves where the cluster reaches no extension
-// server.
+// Without --wait nothing is undone: that is how one leaves where the cluster reaches no extension server.
 func TestMoveWithoutWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &moved{object: original, serves: func(*apiregistrationv1.APIService) bool { return false }}
@@ -198,8 +197,7 @@ func TestMoveBesideAnother(t *testing.T) {
 	})
 }
 
-// What a chart has set back, with another trust, is adopted with that one, and Fairlead's own CA
-// may be another.
+// What a chart has set back, with another trust, is adopted with that one, and Fairlead's own CA may be another.
 func TestAdoptAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &moved{object: original}

@@ -73,8 +73,7 @@ func TestAppend(t *testing.T) {
 	}
 }
 
-// Another CA of Fairlead is appended beside the last one, which clients may still present; both are
-// removed together.
+// Another CA of Fairlead is appended beside the last one, which clients may still present; both are removed together.
 func TestAppendNextCA(t *testing.T) {
 	theirs := string(pki.NewCA("front-proxy-ca").PEM())
 	in := installed(t, map[string]string{bundleKey: theirs + string(pki.NewCA("fairlead-ca-1").PEM()), namesKey: `["a","fairlead"]`})

@@ -19,8 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// install is init --layout after its preflight, with what somebody types on a terminal. Without
-// words there is none.
+// install is init --layout after its preflight, with what somebody types on a terminal. Without words there is none.
 func (c *land) install(t *testing.T, i *installer, words ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer

@@ -30,8 +30,7 @@ func lint(t *testing.T, stdin string, args ...string) string {
 	return run(t, stdin, append([]string{"lint"}, args...)...)
 }
 
-// served is an APIService, which may be Available, its Service and, with addresses, its
-// EndpointSlice.
+// served is an APIService, which may be Available, its Service and, with addresses, its EndpointSlice.
 func served(name string, at net.Addr, status apiregistrationv1.ConditionStatus, spec corev1.ServiceSpec, endpoints ...discoveryv1.Endpoint) []apiserver.Object {
 	port := int32(at.(*net.TCPAddr).Port)
 	meta := metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}}
@@ -63,8 +62,7 @@ func clusterOf(t *testing.T, handler http.Handler) string {
 
 func onLoopback() discoveryv1.Endpoint { return discoveryv1.Endpoint{Addresses: []string{"127.0.0.1"}} }
 
-// Without arguments, lint checks kubectl's current cluster. Its advice for a dead backend is
-// explain's.
+// Without arguments, lint checks kubectl's current cluster. Its advice for a dead backend is explain's.
 func TestLintCurrentCluster(t *testing.T) {
 	server, closed := apiserver.New(), httptest.NewServer(nil)
 	closed.Close()

@@ -210,8 +210,7 @@ func TestPreflightKnowsTheProject(t *testing.T) {
 	}
 }
 
-// The authentication ConfigMap says whether Fairlead can be a front proxy, by which name, and with
-// which headers.
+// The authentication ConfigMap says whether Fairlead can be a front proxy, by which name, and with which headers.
 func TestPreflightAuthentication(t *testing.T) {
 	const unchecked = "warning: proxy client certificate: it was not checked, because it was not given; give --proxy-client-cert-file and --proxy-client-key-file, as for serve\n"
 	kubeadm := map[string][]byte{

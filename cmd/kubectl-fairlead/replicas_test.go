@@ -68,8 +68,7 @@ func TestReplicas(t *testing.T) {
 	check.Same(t, "exit 1: the Service kube-system/fairlead-admin, which lists the replicas, has no endpoints\n", status(), "without replicas")
 }
 
-// An address in two slices, while one replaces the other, is one replica. Only the port named admin
-// counts.
+// An address in two slices, while one replaces the other, is one replica. Only the port named admin counts.
 func TestReplicaAddresses(t *testing.T) {
 	slice := func(ports ...discoveryv1.EndpointPort) discoveryv1.EndpointSlice {
 		return discoveryv1.EndpointSlice{Ports: ports, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.2"}}, {Addresses: []string{"10.0.0.1"}}}}

@@ -96,8 +96,7 @@ func run(t *testing.T, stdin string, args ...string) string {
 	return out.String()
 }
 
-// Each story lists what a Fairlead answers or what manifests say, the commands, and what they
-// print.
+// Each story lists what a Fairlead answers or what manifests say, the commands, and what they print.
 func TestStories(t *testing.T) {
 	story.Tell(t, func(t *testing.T, s *story.Story) {
 		f := newFront(t)

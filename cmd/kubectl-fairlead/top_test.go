@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// The rows of replicas are added up by caller, with the credential of the user. Who does not answer
-// is named.
+// The rows of replicas are added up by caller, with the credential of the user. Who does not answer is named.
 func TestTopOfReplicas(t *testing.T) {
 	f, other, gone := newFront(t), newFront(t), newFront(t)
 	const rows = `"rows":[{"user":"jane","requests":5,"out":1048576},{"user":"bob","requests":8}]}`

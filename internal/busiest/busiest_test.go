@@ -23,9 +23,8 @@ func someone(n int, random *rand.Rand) *Row {
 	}
 }
 
-// With any number of callers, in any view, over slots, a row counts no more than was sent and lacks
-// no more than Missed, which is at most a 256th of the weight; and who has sent more than that is
-// there. The totals are exact.
+// With any number of callers, in any view, over slots, a row counts no more than was sent and lacks no more than
+// Missed, which is at most a 256th of the weight; and who has sent more than that is there. The totals are exact.
 func TestAgainstAnExactCount(t *testing.T) {
 	for _, n := range []int{10, 500, 5000, 100_000} {
 		synctest.Test(t, func(t *testing.T) { againstAnExactCount(t, n) })
@@ -164,8 +163,7 @@ func TestAddAllocates(t *testing.T) {
 	}
 }
 
-// Requests are counted once each while slots close, whoever asks; only what finds no room has no
-// row.
+// Requests are counted once each while slots close, whoever asks; only what finds no room has no row.
 func TestConcurrently(t *testing.T) {
 	c := New()
 	ctx, stop := context.WithCancel(t.Context())

@@ -97,8 +97,7 @@ func (g *gate) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Lines are gathered for a while. A full stripe is written early, and the remaining lines before
-// Run returns.
+// Lines are gathered for a while. A full stripe is written early, and the remaining lines before Run returns.
 func TestGathers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{open: make(chan struct{})}
@@ -125,8 +124,7 @@ func TestGathers(t *testing.T) {
 	})
 }
 
-// A writer that hangs uses a limited buffer and loses lines, which are counted. No request waits
-// for it.
+// A writer that hangs uses a limited buffer and loses lines, which are counted. No request waits for it.
 func TestBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, reg := &gate{open: make(chan struct{})}, prometheus.NewRegistry()

@@ -13,8 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 )
 
-// Whatever a head or a review says, reading the user and asserting it costs in proportion to its
-// size.
+// Whatever a head or a review says, reading the user and asserting it costs in proportion to its size.
 func TestInProportion(t *testing.T) {
 	names := HeaderNames{Username: []string{remoteUser}, UID: []string{remoteUID}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra}}
 	a := must.Get(New(Config{RequestHeaders: names, Impersonate: func() string { return "Bearer own" }}))(t)

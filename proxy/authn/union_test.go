@@ -71,8 +71,7 @@ func protocolOf(token string) string {
 	return bearerProtocol + base64.RawURLEncoding.EncodeToString([]byte(token))
 }
 
-// Every combination of credentials has the same result as with k8s.io/apiserver's own
-// authenticators.
+// Every combination of credentials has the same result as with k8s.io/apiserver's own authenticators.
 func TestUnion(t *testing.T) {
 	t.Parallel()
 	client, front, foreign := newAuthority("client-ca"), newAuthority("front-ca"), newAuthority("foreign-ca")

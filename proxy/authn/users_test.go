@@ -37,8 +37,7 @@ func toHTTP(t testing.TB, fields []hpack.HeaderField) http.Header {
 	return h
 }
 
-// kubeAPIServer runs kube-apiserver's own filter on fields, for an account that may impersonate
-// everybody.
+// kubeAPIServer runs kube-apiserver's own filter on fields, for an account that may impersonate everybody.
 func kubeAPIServer(t testing.TB) func([]hpack.HeaderField) (user.Info, *httptest.ResponseRecorder) {
 	var served user.Info
 	filter := impersonation.WithConstrainedImpersonation(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {

@@ -80,8 +80,7 @@ func FuzzKey(f *testing.F) {
 			}
 		}
 	}
-	// The same letters, divided otherwise: groups, a version and its group, a group and a path, a
-	// verb and a group.
+	// The same letters, divided otherwise: groups, a version and its group, a group and a path, a verb and a group.
 	f.Add([]byte{0, 0, 2, 1, 0, 1, 1}, []byte{0, 0, 1, 2, 0, 1})
 	f.Add([]byte{0, 0, 2, 1, 0, 1, 1}, []byte{0, 0, 1, 3, 0, 5, 1})
 	f.Add([]byte{0, 0, 0, 0, 0, 1, 1, 0, 1, 1}, []byte{0, 0, 0, 0, 0, 1, 2, 0, 1, 0})

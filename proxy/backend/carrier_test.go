@@ -81,8 +81,7 @@ func TestWhoShares(t *testing.T) {
 		t.Errorf("the carrier has %d endpoints; a uses %p, b %p, want %p", len(known), s.via("a"), s.via("b"), a)
 	}
 
-	// A failure on an unused connection is signaled for one of them. The engine signals those whose
-	// requests fail.
+	// A failure on an unused connection is signaled for one of them. The engine signals those whose requests fail.
 	a.target.signal(place2, errLost)
 	delete(s.entries, signaled[0])
 	s.table()

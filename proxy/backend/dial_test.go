@@ -52,9 +52,8 @@ func TestDialUpgrade(t *testing.T) {
 	}
 }
 
-// Where Guard allows it, a connection is kept if only the trust or a limit differs. Another service
-// or ping timeout drains it: older connections finish their requests. An annotation turns HTTP/2
-// off, also for existing connections.
+// Where Guard allows it, a connection is kept if only the trust or a limit differs. Another service or ping timeout
+// drains it: older connections finish their requests. An annotation turns HTTP/2 off, also for existing connections.
 func TestChangesOfABackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, func(cfg *Config) {
@@ -87,8 +86,7 @@ func TestChangesOfABackend(t *testing.T) {
 	})
 }
 
-// An unusable bundle does not count as a failure of the endpoint. Without one there is nothing to
-// reach.
+// An unusable bundle does not count as a failure of the endpoint. Without one there is nothing to reach.
 func TestNoTrust(t *testing.T) {
 	f := newFixture(t, func(cfg *Config) {
 		cfg.TLS = func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("bad bundle") }

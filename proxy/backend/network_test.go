@@ -27,8 +27,7 @@ type network struct {
 	servers map[string]*server
 }
 
-// server is an extension server at an address. It counts requests, connections, and those that are
-// open.
+// server is an extension server at an address. It counts requests, connections, and those that are open.
 type server struct {
 	*http.Server
 	accept            chan net.Conn

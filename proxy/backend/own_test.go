@@ -40,8 +40,7 @@ func (a *audience) at() (out []string) {
 	return out
 }
 
-// hold begins n requests of each connection, which do not end, and returns how many each endpoint
-// has.
+// hold begins n requests of each connection, which do not end, and returns how many each endpoint has.
 func (a *audience) hold(n int) map[string]int64 {
 	for range n {
 		for _, s := range a.stays {
@@ -62,9 +61,8 @@ func (a *audience) release() {
 
 var three = []registry.Endpoint{healthy(place1), healthy(place2), healthy(place3)}
 
-// The connections of many clients are even on three endpoints: each has its own, over both
-// protocols, for all APIServices of a Service. Without an endpoint, only its connections have
-// another one.
+// The connections of many clients are even on three endpoints: each has its own, over both protocols, for all
+// APIServices of a Service. Without an endpoint, only its connections have another one.
 func TestOwn(t *testing.T) {
 	a := newAudience(t, 3000, three...)
 	before := a.at()

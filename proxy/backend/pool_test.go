@@ -56,8 +56,7 @@ func TestRemovedEndpoint(t *testing.T) {
 	})
 }
 
-// A connection that is no longer trusted gets no new requests. Its requests finish, and its watches
-// end within 5 s.
+// A connection that is no longer trusted gets no new requests. Its requests finish, and its watches end within 5 s.
 func TestTrustEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lost := make(chan struct{})

@@ -23,10 +23,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 )
 
-// Whatever one endpoint does to a request, the other one serves it if it may be retried. No request
-// that may have been executed is executed twice, unless it is a read. Nor is a watch retried, which
-// may have been answered, or a read whose body was sent: it is gone. What is no HTTP is
-// no reason to try again.
+// Whatever one endpoint does to a request, the other one serves it if it may be retried. No request that may have been
+// executed is executed twice, unless it is a read. Nor is a watch retried, which may have been answered, or a read
+// whose body was sent: it is gone. What is no HTTP is no reason to try again.
 func TestRetry(t *testing.T) {
 	noHTTP := raw(t, strings.Repeat("220 this is no HTTP ", 20)+"\r\n\r\n", false)
 	names := raw(t, "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1"+strings.Repeat(" ", 80)+"103\r\n\r\nHTTP/1.1 200 OK\r\n"+proportion.Lines(2100, "n%d", "")+"\r\n", false)
@@ -52,8 +51,7 @@ func TestRetry(t *testing.T) {
 				f := newFixture(t, nil)
 				bad, good := f.serve(place1, protoH1, tt.answer), f.serve(place2, protoH2, nil)
 				req := newRequest(t, tt.method, tt.body)
-				// Unprobed endpoints are a lower tier than healthy ones: the first try uses the
-				// faulty one.
+				// Unprobed endpoints are a lower tier than healthy ones: the first try uses the faulty one.
 				status, _, err := read(f.RoundTrip(f.set(healthy(place1), registry.Endpoint{Address: place2}), req, tt.watch))
 				if tt.want == engine.ReasonNone {
 					if err != nil || status != http.StatusOK || good.hits.Load() != 1 {
@@ -67,8 +65,7 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// Only what a head has of fields is counted, each head for itself: neither the lines of bodies, nor
-// the answers before.
+// Only what a head has of fields is counted, each head for itself: neither the lines of bodies, nor the answers before.
 func TestCountedHeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
@@ -185,9 +182,8 @@ func dials() map[string]func(*testing.T, *Upstream) error {
 	}
 }
 
-// A host that drops packets, or accepts connections and stays silent, is noticed in time: another
-// one, if there is one, gets what was to be dialled. Nothing waits for an endpoint that leaves the
-// table meanwhile.
+// A host that drops packets, or accepts connections and stays silent, is noticed in time: another one, if there is one,
+// gets what was to be dialled. Nothing waits for an endpoint that leaves the table meanwhile.
 func TestBlackhole(t *testing.T) {
 	const hole, well = place1, place2
 	for _, tt := range []struct {
@@ -302,8 +298,7 @@ func retryIndex(after engine.Reason) int {
 	return slices.Index(reasons[:], after)
 }
 
-// Retries are limited to a share of requests: a backend that fails every request must not get three
-// times the load.
+// Retries are limited to a share of requests: a backend that fails every request must not get three times the load.
 func TestRetryBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)

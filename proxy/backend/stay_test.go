@@ -90,9 +90,8 @@ func count(list []string) map[string]int {
 	return out
 }
 
-// Three hundred client connections are even on three servers; each keeps its server in all pools.
-// While one is down its connections are elsewhere, and stay there; two minutes after it came back
-// all are even again.
+// Three hundred client connections are even on three servers; each keeps its server in all pools. While one is down its
+// connections are elsewhere, and stay there; two minutes after it came back all are even again.
 func TestStay(t *testing.T) { synctest.Test(t, stays) }
 
 func stays(t *testing.T) {

@@ -106,8 +106,7 @@ func TestPausedReader(t *testing.T) {
 	check.Same(t, 1, dials, "connections")
 }
 
-// A server that answers before it has read the request, and closes, is heard: it may say 413, 414
-// or 431.
+// A server that answers before it has read the request, and closes, is heard: it may say 413, 414 or 431.
 func TestAnswerBeforeTheRequest(t *testing.T) {
 	const rounds = 20
 	text := strings.Repeat("a", 8<<10)

@@ -203,8 +203,7 @@ func TestStalls(t *testing.T) {
 	})
 }
 
-// Who forgets TLS is told so, as by net/http; what is no HTTP gets no bytes that it could take for
-// its protocol's.
+// Who forgets TLS is told so, as by net/http; what is no HTTP gets no bytes that it could take for its protocol's.
 func TestPlainHTTP(t *testing.T) {
 	s := serve(t, 100, http.NotFoundHandler())
 	for said, want := range map[string]bool{

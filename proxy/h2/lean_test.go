@@ -15,8 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// leanClient is a client's connection whose test sees every frame, and that allocates next to
-// nothing.
+// leanClient is a client's connection whose test sees every frame, and that allocates next to nothing.
 type leanClient struct {
 	net.Conn
 	fr    *http2.Framer

@@ -116,8 +116,7 @@ func TestBridge(t *testing.T) {
 	}
 }
 
-// A bridge holds a record for each direction: there may be one for each endpoint of 10,000
-// APIServices.
+// A bridge holds a record for each direction: there may be one for each endpoint of 10,000 APIServices.
 func TestBridgeHoldsLittle(t *testing.T) {
 	const n = 100
 	var before, after runtime.MemStats

@@ -23,10 +23,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// recordConn is a TLS 1.3 client that can write any records: many in one packet, empty ones, and
-// key updates (RFC 8446 §4.6.3), for which crypto/tls has no public function. crypto/tls does the
-// handshake and all reading. What is sent afterwards is encrypted here, with the secret from
-// tls.Config.KeyLogWriter.
+// recordConn is a TLS 1.3 client that can write any records: many in one packet, empty ones, and key updates (RFC 8446
+// §4.6.3), for which crypto/tls has no public function. crypto/tls does the handshake and all reading. What is sent
+// afterwards is encrypted here, with the secret from tls.Config.KeyLogWriter.
 type recordConn struct {
 	*tls.Conn
 	t      *testing.T
@@ -162,8 +161,7 @@ func testKeyUpdatesInOrder(t *testing.T, driver string) {
 		ponged(t, fr, n)
 	}
 	must.Do(t, c.send(c.appendData(c.appendKeyUpdate(nil), unanswered())))
-	// The answer's content is a message of five bytes, its type and the tag. No frame and no alert
-	// has that size.
+	// The answer's content is a message of five bytes, its type and the tag. No frame and no alert has that size.
 	record := make([]byte, recordHeader+5+1+16)
 	if _, err := io.ReadFull(c.NetConn(), record); err != nil || !bytes.HasPrefix(record, []byte{23, 3, 3, 0, 5 + 1 + 16}) {
 		t.Fatalf("no answer to the key update: %x, %v", record, err)

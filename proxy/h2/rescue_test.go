@@ -14,9 +14,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// A panic in the engine is logged with its stack, and ends the connection that caused it; one in a
-// handler of this process ends its response. The process and all other requests continue
-// (engine.TestPanics has all the places).
+// A panic in the engine is logged with its stack, and ends the connection that caused it; one in a handler of this
+// process ends its response. The process and all other requests continue (engine.TestPanics has all the places).
 func TestPanicEndsItsConnection(t *testing.T) {
 	var log logbook.Book
 	b := newHolding()

@@ -78,8 +78,7 @@ func (s *stand) paused() (some bool) {
 	return some
 }
 
-// A client that does not read its answers is no longer read from, until it reads them. Others do
-// not wait for it.
+// A client that does not read its answers is no longer read from, until it reads them. Others do not wait for it.
 func TestPausedClientGoesOn(t *testing.T) { onDrivers(t, testPausedClient) }
 
 func testPausedClient(t *testing.T, driver string) {

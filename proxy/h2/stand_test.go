@@ -131,8 +131,7 @@ func (s *stand) plan(h *wire.Head) engine.Plan {
 
 func (s *stand) done(o engine.Outcome) { s.ended <- o }
 
-// newStand starts everything. change may change each request's plan, if not nil; config may change
-// the server's Config.
+// newStand starts everything. change may change each request's plan, if not nil; config may change the server's Config.
 func newStand(t *testing.T, driver string, h http.Handler, change func(h *wire.Head, p *engine.Plan), config ...func(*Config)) *stand {
 	s := &stand{t: t, backend: newBackend(t, h), change: change, ended: make(chan engine.Outcome, 20_000), stopped: make(chan struct{})}
 	s.ep = endpoint(s.backend.Listener.Addr().String())

@@ -23,9 +23,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// No user has more than a quarter of the places. A list or watch may keep all objects in memory for
-// a slow reader: each 20 MB or 3 MB, with 10,000 objects. An unauthenticated caller counts by
-// address, with any user name.
+// No user has more than a quarter of the places. A list or watch may keep all objects in memory for a slow reader: each
+// 20 MB or 3 MB, with 10,000 objects. An unauthenticated caller counts by address, with any user name.
 func TestPlaces(t *testing.T) {
 	for verb, most := range map[string]int{"create": 16, "get": 32, "list": 4, "watch": 100} {
 		p := &places{}

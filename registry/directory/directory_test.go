@@ -160,8 +160,7 @@ func TestTooManyFiles(t *testing.T) {
 	check.Same(t, "reading directory: more than 20000 files, from b.yaml on", l.faults[0].Message, "fault")
 }
 
-// A file is read again unless it is certainly the same: its modification time may be too coarse to
-// tell.
+// A file is read again unless it is certainly the same: its modification time may be too coarse to tell.
 func TestUnchanged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.yaml")
 	written := time.Now().Add(-time.Hour).Truncate(time.Second)
@@ -207,9 +206,8 @@ func TestLocalKeepsItsObjects(t *testing.T) {
 	check.Same(t, 0, c.Timeout, "timeout of the caller's configuration")
 }
 
-// The local apiserver's group-versions are sent when they change, not after every request. Those of
-// an apiserver that starts late are sent soon, and none are taken back by one that has just
-// started.
+// The local apiserver's group-versions are sent when they change, not after every request. Those of an apiserver that
+// starts late are sent soon, and none are taken back by one that has just started.
 func TestLocalTellsChanges(t *testing.T) {
 	listOf := func(names ...string) *metav1.APIGroupList {
 		list := &metav1.APIGroupList{}

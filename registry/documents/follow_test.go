@@ -65,8 +65,7 @@ func TestWatch(t *testing.T) {
 		synctest.Wait()
 		check.Same(t, 3, changes.Swap(0), "changes of three events")
 
-		// The watch ends, and the collection is forbidden for ten minutes: retries become rarer,
-		// but never stop.
+		// The watch ends, and the collection is forbidden for ten minutes: retries become rarer, but never stop.
 		_ = events.Close()
 		time.Sleep(10 * time.Minute)
 		asked, _ = c.behave(http.StatusOK)

@@ -111,8 +111,7 @@ func TestRateOfTooMany(t *testing.T) {
 	}
 }
 
-// However long a caller pauses, it gets the rate on average, and no burst for which it has not
-// waited.
+// However long a caller pauses, it gets the rate on average, and no burst for which it has not waited.
 func TestRateOnAverage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, r := range []AccessRule{{PerSecond: 0.01, Burst: 18}, {PerSecond: 1, Burst: 1800}, {PerSecond: 0.3}} {
@@ -149,8 +148,7 @@ func TestLimitsGoOn(t *testing.T) {
 	refused, passed := after.byName["rate"].Count()
 	check.Same(t, []uint64{5, 1}, []uint64{refused, passed}, "counts of a rule in a new policy")
 
-	// With another limit, or another name, they begin again, and what is under way ends where it
-	// began.
+	// With another limit, or another name, they begin again, and what is under way ends where it began.
 	rate.PerSecond, all.Shared, flight.Max = 2, false, 1
 	changed := reloaded(t, after, rate, all, flight)
 	for name, want := range map[string]int{"rate": 2, "all": 1, "flight": 1} {
@@ -171,8 +169,7 @@ func busiest(g *Gate) []any {
 	return []any{who, int(n), int(g.places.Held())}
 }
 
-// Whatever the order in which requests come and go, no caller exceeds the limit, and at the end
-// nothing is held.
+// Whatever the order in which requests come and go, no caller exceeds the limit, and at the end nothing is held.
 func TestInFlight(t *testing.T) {
 	for _, shared := range []bool{true, false} {
 		g := limited(t, AccessRule{Action: InFlight, Max: 3, Shared: shared})

@@ -16,8 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// town is a small world for rules: its names are often prefixes of each other, so that what nearly
-// matches is common.
+// town is a small world for rules: its names are often prefixes of each other, so that what nearly matches is common.
 type town struct{ *rand.Rand }
 
 func (w town) of(from ...string) string { return from[w.IntN(len(from))] }
@@ -335,8 +334,7 @@ func TestRulesAgainstModel(t *testing.T) {
 	}
 }
 
-// A source is an address or a network. Clients with IPv4 addresses are matched as such, however a
-// rule writes them.
+// A source is an address or a network. Clients with IPv4 addresses are matched as such, however a rule writes them.
 func TestSources(t *testing.T) {
 	for text, in := range map[string]string{
 		"10.0.0.1": "10.0.0.1", "10.9.9.9/8": "10.0.0.1", "::ffff:10.0.0.1": "10.0.0.1", "::ffff:10.0.0.0/104": "10.0.0.1", "::ffff:0:0/96": "10.0.0.1", "2001:db8::/32": "2001:db8::1",

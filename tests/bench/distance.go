@@ -16,12 +16,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
-// flowing is how long bodies flow: 25 of the longer round trips. Windows need the first few to
-// grow.
+// flowing is how long bodies flow: 25 of the longer round trips. Windows need the first few to grow.
 const flowing = 5 * time.Second
 
-// distance measures the throughput of long bodies from a distant extension server, and from distant
-// clients.
+// distance measures the throughput of long bodies from a distant extension server, and from distant clients.
 func distance(ctx context.Context, w *world) {
 	ctx, cancel := context.WithCancel(ctx) // ends the relays
 	defer cancel()
@@ -31,8 +29,7 @@ func distance(ctx context.Context, w *world) {
 	}
 }
 
-// distant returns an address that forwards to another until ctx ends. Each direction takes half of
-// trip.
+// distant returns an address that forwards to another until ctx ends. Each direction takes half of trip.
 func distant(ctx context.Context, to string, trip time.Duration) string {
 	r := try.Get(relay.Start(ctx, to))
 	r.Delay(trip / 2)

@@ -50,8 +50,7 @@ func (w *world) proven(user string, groups ...string) *tls.Config {
 	return tc
 }
 
-// grant allows every user the requests of the scenarios by RBAC, as in any cluster: no user here is
-// in system:masters.
+// grant allows every user the requests of the scenarios by RBAC, as in any cluster: no user here is in system:masters.
 func (w *world) grant(ctx context.Context) {
 	core := try.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))
 	read := []string{"get", "list", "watch"}

@@ -1,8 +1,7 @@
-// Command bench compares Fairlead with its peers: kube-apiserver's own aggregator, a bare
-// httputil.ReverseProxy, HAProxy, nginx and nghttpx, all in front of the same extension server. It
-// starts a cluster on loopback, loads the peers in turn, round after round, and prints what a
-// request cost each of them: as ratios within a round, because absolute figures drift with the
-// machine.
+// Command bench compares Fairlead with its peers: kube-apiserver's own aggregator, a bare httputil.ReverseProxy,
+// HAProxy, nginx and nghttpx, all in front of the same extension server. It starts a cluster on loopback, loads the
+// peers in turn, round after round, and prints what a request cost each of them: as ratios within a round, because
+// absolute figures drift with the machine.
 //
 // docs/evidence/measurements.md explains the figures. `make bench` runs it.
 package main
@@ -119,8 +118,7 @@ func bench(ctx context.Context, o *options, stdout io.Writer) {
 	}
 }
 
-// boot starts the cluster and the extension server. Peers are started by the first scenario that
-// uses them.
+// boot starts the cluster and the extension server. Peers are started by the first scenario that uses them.
 func boot(ctx context.Context, o *options) *world {
 	try.Get(exec.LookPath(o.bin)) // built by make build
 	dir := try.Get(os.MkdirTemp("", "fairlead-bench-"))

@@ -44,8 +44,7 @@ func (p *peer) cpu() (cpu time.Duration) {
 	return cpu
 }
 
-// The kinds of resident memory: all, or anonymous pages only. The others are pages of files, which
-// come and go.
+// The kinds of resident memory: all, or anonymous pages only. The others are pages of files, which come and go.
 const (
 	all = "VmRSS:"
 	own = "RssAnon:"

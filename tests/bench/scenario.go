@@ -33,8 +33,7 @@ func paced(c load.Config, rate float64) load.Config {
 	return c
 }
 
-// list returns all scenarios, in order. Memory comes first: load enlarges a process's heap
-// permanently.
+// list returns all scenarios, in order. Memory comes first: load enlarges a process's heap permanently.
 func (o *options) list() []scenario {
 	proxies := []string{fairlead, reverse, haproxy, nginx, nghttpx}
 	everybody := []string{fairlead, reverse, haproxy, nginx, nghttpx, aggregator, direct}
@@ -81,8 +80,7 @@ func (w *world) compare(ctx context.Context, name string, list []*peer, of func(
 	w.inTurns(list, w.o.rounds, func(p *peer) {
 		s, err := w.measure(ctx, p, of(p))
 		if err != nil {
-			// For example, the load fell behind its rate for a moment. The round does not count,
-			// unless most fail.
+			// For example, the load fell behind its rate for a moment. The round does not count, unless most fail.
 			if missed[p]++; ctx.Err() != nil || 2*missed[p] > w.o.rounds {
 				try.Do(fmt.Errorf("measuring %s: %w", p.name, err))
 			}

@@ -20,9 +20,8 @@ import (
 // kube-apiserver's own aggregator would use up the machine for probes. Requests go to each in turn.
 func services(ctx context.Context, w *world) {
 	for n := 1; n <= w.o.services(); n *= 10 {
-		// 10,000 at the default probe interval of 10 s may be too much for this machine. Cache
-		// misses are kube-apiserver's work: with the default of 10 s, 10,000 used APIServices cause
-		// 1,000 reviews a second for each user.
+		// 10,000 at the default probe interval of 10 s may be too much for this machine. Cache misses are kube-apiserver's
+		// work: with the default of 10 s, 10,000 used APIServices cause 1,000 reviews a second for each user.
 		const seldom = ", fairlead.dev/probe-interval: 10m, fairlead.dev/ping-timeout: 5m"
 		p := w.fromFolder(ctx, fmt.Sprintf("fairlead-%d", n), n, []string{w.backend}, seldom, hits()...)
 		w.overServices(ctx, p, n)
@@ -60,8 +59,7 @@ func (w *world) overServices(ctx context.Context, p *peer, n int) {
 }
 
 const (
-	// settling is until the first probes and documents are complete, and garbage, buffers and
-	// memory are released.
+	// settling is until the first probes and documents are complete, and garbage, buffers and memory are released.
 	settling = 25 * time.Second
 	// resting is three rounds of probes at the default interval.
 	resting = 30 * time.Second
@@ -69,8 +67,7 @@ const (
 	perEndpoint = 5
 )
 
-// idleness measures what Fairlead costs without requests. APIServices come from a folder, as in
-// scenario apiservices.
+// idleness measures what Fairlead costs without requests. APIServices come from a folder, as in scenario apiservices.
 func idleness(ctx context.Context, w *world) {
 	for _, n := range []int{0, 10, 1000, perEndpoint * addresses} {
 		if n > 1000 && !w.o.full {

@@ -12,8 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
-// saturated compares latencies at the same rate: 60 % of the lower maximum of Fairlead and HAProxy
-// in scenario get-8x8.
+// saturated compares latencies at the same rate: 60 % of the lower maximum of Fairlead and HAProxy in scenario get-8x8.
 func saturated(ctx context.Context, w *world) {
 	most := func(peer string) float64 {
 		if s := w.r.of("get-8x8", peer); len(s.samples) > 0 {
@@ -38,8 +37,7 @@ func http1(ctx context.Context, w *world) {
 	}
 }
 
-// local compares requests to kube-apiserver with those to an extension server, at a rate that
-// kube-apiserver can bear.
+// local compares requests to kube-apiserver with those to an extension server, at a rate that kube-apiserver can bear.
 func local(ctx context.Context, w *world) {
 	remote := paced(gets(8, 1), 1000)
 	delegated := remote
@@ -67,8 +65,7 @@ func identities(ctx context.Context, w *world) {
 		behind.part = w.APIServers[0]
 		list = append(list, p.as(way), behind)
 	}
-	// At 500 a second: kube-apiserver authorizes the caller, and also Fairlead if it impersonates
-	// the caller.
+	// At 500 a second: kube-apiserver authorizes the caller, and also Fairlead if it impersonates the caller.
 	c := paced(gets(8, 1), 500)
 	c.Size, c.Next = 0, func(int, int) load.Request { return load.Request{Path: localPath} }
 	w.compare(ctx, "identity", list, func(*peer) load.Config { return c })
@@ -154,8 +151,7 @@ func (o *options) watching() scenario {
 	}}
 }
 
-// watch opens watches on connections that have carried one request each, so that TLS handshakes are
-// not measured.
+// watch opens watches on connections that have carried one request each, so that TLS handshakes are not measured.
 func (w *world) watch(ctx context.Context, p *peer, conns int) (s sample) {
 	n, done := w.o.watches, int64(conns)
 	l := try.Get(load.Start(ctx, p.at(load.Config{Connections: conns})))

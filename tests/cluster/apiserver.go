@@ -27,8 +27,7 @@ alice-token,alice,uid-alice,"dev,ops"
 bob-token,bob,uid-bob
 `
 
-// StaticToken returns the bearer token of admin (in system:masters), alice (in dev and ops) or bob
-// (in no group).
+// StaticToken returns the bearer token of admin (in system:masters), alice (in dev and ops) or bob (in no group).
 func (c *Cluster) StaticToken(user string) Credentials { return Credentials{Token: user + "-token"} }
 
 // AddAPIServer starts another kube-apiserver, which reaches etcd at that URL. more are appended to
@@ -53,8 +52,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int, etcd string, more .
 		"--etcd-servers=" + etcd,
 		"--bind-address=" + host,
 		"--secure-port=" + port,
-		// Kubernetes refuses loopback addresses in the endpoints of its own Service, and no test
-		// uses that Service.
+		// Kubernetes refuses loopback addresses in the endpoints of its own Service, and no test uses that Service.
 		"--endpoint-reconciler-type=none",
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--tls-cert-file=" + serving.CertFile,
@@ -122,10 +120,9 @@ func (c *Cluster) bindAdmin(ctx context.Context) (err error) {
 	return err
 }
 
-// StartControllerManager starts kube-controller-manager as a client of through, with the
-// controllers that a cluster without nodes needs: namespaces end, owned objects are collected,
-// ServiceAccounts and their CA bundles exist. more are appended to its arguments: controllers add
-// up, other flags override.
+// StartControllerManager starts kube-controller-manager as a client of through, with the controllers that a cluster
+// without nodes needs: namespaces end, owned objects are collected, ServiceAccounts and their CA bundles exist. more
+// are appended to its arguments: controllers add up, other flags override.
 func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, more ...string) (p *Part, err error) {
 	defer try.Catch(&err)
 	path, port := try.Get(c.cfg.tool(ctx, "kube-controller-manager")), try.Get(c.cfg.freePorts(1))[0]

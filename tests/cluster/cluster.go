@@ -25,8 +25,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// Config describes a cluster. The zero value is one etcd and one kube-apiserver, with a temporary
-// folder.
+// Config describes a cluster. The zero value is one etcd and one kube-apiserver, with a temporary folder.
 type Config struct {
 	// Dir holds keys, data and logs, and is kept. Empty: a temporary folder that Close removes.
 	Dir string
@@ -51,24 +50,20 @@ type Config struct {
 	// without --requestheader flags, so they trust no front proxy. Zero: none.
 	Clouds int
 
-	// AdminGroup is the group of Admin, bound to cluster-admin as by kubeadm and clouds. Empty:
-	// system:masters.
+	// AdminGroup is the group of Admin, bound to cluster-admin as by kubeadm and clouds. Empty: system:masters.
 	AdminGroup string
 
-	// UIDHeaders makes the kube-apiservers accept X-Remote-Uid. False: they drop it, as kubeadm's
-	// do.
+	// UIDHeaders makes the kube-apiservers accept X-Remote-Uid. False: they drop it, as kubeadm's do.
 	UIDHeaders bool
 
 	// BelieverArgs are appended to the arguments of each kube-apiserver that trusts front proxies,
 	// before APIServerArgs. Nil: none.
 	BelieverArgs []string
 
-	// APIServerArgs are appended to the arguments of each kube-apiserver; later ones override. Nil:
-	// none.
+	// APIServerArgs are appended to the arguments of each kube-apiserver; later ones override. Nil: none.
 	APIServerArgs []string
 
-	// Progress receives a line per program that must be built first. Nil: standard error, since a
-	// build takes minutes.
+	// Progress receives a line per program that must be built first. Nil: standard error, since a build takes minutes.
 	Progress io.Writer
 }
 
@@ -137,8 +132,7 @@ func (c *Cluster) boot(ctx context.Context) (err error) {
 	if c.cfg.APIServers > 0 {
 		try.Get(c.cfg.tool(ctx, "kube-apiserver"))
 	}
-	// 1 min: an idle machine with two cores needs about 4 s, and no test machine is fifteen times
-	// as slow.
+	// 1 min: an idle machine with two cores needs about 4 s, and no test machine is fifteen times as slow.
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if c.PKI, err = newPKI(filepath.Join(c.dir, "pki"), c.cfg.AdminGroup); err != nil {
@@ -167,8 +161,7 @@ func (c *Cluster) Run(ctx context.Context, cmd Command) (*Part, error) {
 	return p, p.start(ctx)
 }
 
-// Wait blocks until a process ends unexpectedly, and returns the cause with the end of its log, or
-// until ctx ends.
+// Wait blocks until a process ends unexpectedly, and returns the cause with the end of its log, or until ctx ends.
 func (c *Cluster) Wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():

@@ -25,9 +25,8 @@ type Backend struct {
 	Port      int    // its port
 	CAFile    string // the CA of its serving certificate
 
-	// Addresses are its endpoints, not on loopback. The Service is headless: kube-apiserver's own
-	// aggregator cannot dial it, so all that the backend receives comes from Fairlead. All of
-	// one family. Nil: localhost.
+	// Addresses are its endpoints, not on loopback. The Service is headless: kube-apiserver's own aggregator cannot dial
+	// it, so all that the backend receives comes from Fairlead. All of one family. Nil: localhost.
 	Addresses []string
 
 	// GroupVersions have the form metrics.k8s.io/v1beta1, the preferred version first.
@@ -82,9 +81,8 @@ func (c *Cluster) Register(ctx context.Context, b Backend) (err error) {
 	return nil
 }
 
-// StartSampleAPIServer starts Kubernetes' sample extension server, registers it as
-// wardle.example.com/v1beta1 and v1alpha1, and waits until it is available. more are appended to
-// its arguments; later ones override.
+// StartSampleAPIServer starts Kubernetes' sample extension server, registers it as wardle.example.com/v1beta1 and
+// v1alpha1, and waits until it is available. more are appended to its arguments; later ones override.
 func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (p *Part, err error) {
 	defer try.Catch(&err)
 	path := try.Get(c.cfg.tool(ctx, "sample-apiserver"))

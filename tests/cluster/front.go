@@ -28,8 +28,7 @@ type Fairlead struct {
 	// AdminPort is the port for health and metrics. Zero: a free one.
 	AdminPort int
 
-	// CAFile verifies its serving certificate, if Args replace that. Empty: the cluster's serving
-	// CA.
+	// CAFile verifies its serving certificate, if Args replace that. Empty: the cluster's serving CA.
 	CAFile string
 
 	// Ready is the path on the admin port that must pass. Empty: /readyz.

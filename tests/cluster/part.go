@@ -33,8 +33,7 @@ type Command struct {
 	Ready func(context.Context) error
 }
 
-// Part is a process of a cluster. It ends with this process, even if that is killed, and with
-// Cluster.Close.
+// Part is a process of a cluster. It ends with this process, even if that is killed, and with Cluster.Close.
 type Part struct {
 	cmd    Command
 	log    string

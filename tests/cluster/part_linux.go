@@ -12,12 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// dieWithParent makes the kernel kill the child when the thread that forked it exits;
-// Part.supervise keeps that thread.
+// dieWithParent makes the kernel kill the child when the thread that forked it exits; Part.supervise keeps that thread.
 func dieWithParent(a *syscall.SysProcAttr) { a.Pdeathsig = syscall.SIGKILL }
 
-// waitStopped waits until SIGSTOP has stopped every thread of a process: on a busy machine some
-// continue for a while.
+// waitStopped waits until SIGSTOP has stopped every thread of a process: on a busy machine some continue for a while.
 func waitStopped(pid int) error {
 	const most = 5 * time.Second // a thousand times what an idle machine needs
 	is := func(context.Context) (bool, error) { return stopped(pid), nil }

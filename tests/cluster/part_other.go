@@ -4,8 +4,7 @@ package cluster
 
 import "syscall"
 
-// dieWithParent does nothing: this kernel cannot do it. If the parent is killed, its children must
-// be killed by hand.
+// dieWithParent does nothing: this kernel cannot do it. If the parent is killed, its children must be killed by hand.
 func dieWithParent(*syscall.SysProcAttr) {}
 
 // waitStopped does nothing: it cannot see threads here.

@@ -17,8 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// start runs a shell script in a cluster without a control plane. The script is ready when it has
-// made the file ready.
+// start runs a shell script in a cluster without a control plane. The script is ready when it has made the file ready.
 func start(t *testing.T, script string) (*Cluster, *Part, error) {
 	t.Helper()
 	c := &Cluster{dir: t.TempDir(), deaths: make(chan error, 8)}
@@ -39,8 +38,7 @@ func dead(pid int) bool {
 	return err == nil && strings.Contains(string(stat), ") Z ") || errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 }
 
-// An unexpected end is reported with the log, a requested one is not. A part's children end with
-// it.
+// An unexpected end is reported with the log, a requested one is not. A part's children end with it.
 func TestDeaths(t *testing.T) {
 	c, p, err := start(t, "echo last words; sleep 600 & echo $! > child; touch ready; wait")
 	must.Do(t, err)

@@ -66,16 +66,14 @@ func newPKI(dir, adminGroup string) (p *PKI, err error) {
 	return p, nil
 }
 
-// NewAuthority creates another CA, for tests of rotation and of untrusted certificates. Its files
-// are called name.
+// NewAuthority creates another CA, for tests of rotation and of untrusted certificates. Its files are called name.
 func (p *PKI) NewAuthority(name string) (a *Authority, err error) {
 	a = &Authority{CA: pki.NewCA(name), dir: p.Dir}
 	a.CertFile, _, err = a.CA.WriteFiles(p.Dir, name)
 	return a, err
 }
 
-// Issue creates a key pair for l in files called name. It replaces each existing file atomically,
-// as a rotation does.
+// Issue creates a key pair for l in files called name. It replaces each existing file atomically, as a rotation does.
 func (a *Authority) Issue(name string, l Leaf) (p Pair, err error) {
 	usage := x509.ExtKeyUsageClientAuth
 	if len(l.Names) > 0 {

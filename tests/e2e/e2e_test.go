@@ -31,10 +31,9 @@ import (
 // (--local-identity=impersonate), with HTTP/2 for clients.
 const impersonate = "impersonate"
 
-// TestE2E runs every case through Fairlead, with kubectl and client-go, in every lane: the
-// protocols that Fairlead offers to clients (--http2), and the ways in which it reaches
-// kube-apiserver. Clients must not notice a difference. tests/e2e/differential compares the documents
-// of discovery with those of kube-apiserver.
+// TestE2E runs every case through Fairlead, with kubectl and client-go, in every lane: the protocols that Fairlead
+// offers to clients (--http2), and the ways in which it reaches kube-apiserver. Clients must not notice a difference.
+// tests/e2e/differential compares the documents of discovery with those of kube-apiserver.
 func TestE2E(t *testing.T) {
 	fairlead := suite.Build(t, t.TempDir())
 	var alone sync.Mutex
@@ -62,8 +61,7 @@ func TestE2E(t *testing.T) {
 	}
 }
 
-// world is a cluster with everything that the cases need. They share it, each with its own
-// namespaces.
+// world is a cluster with everything that the cases need. They share it, each with its own namespaces.
 type world struct {
 	*cluster.Cluster
 

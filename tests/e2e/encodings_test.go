@@ -62,9 +62,8 @@ func encodings() []encoding {
 	}
 }
 
-// testEncodings compares bodies, lists and watches through Fairlead with those of kube-apiserver
-// behind it, for its own objects and the extension server's. Without the gates, these refuse CBOR
-// and ignore shards.
+// testEncodings compares bodies, lists and watches through Fairlead with those of kube-apiserver behind it, for its own
+// objects and the extension server's. Without the gates, these refuse CBOR and ignore shards.
 func testEncodings(t *testing.T, w *world) {
 	behind := w.EndpointOf(len(w.APIServers) - 1)
 	must.Do(t, w.WaitAvailable(t.Context(), behind, "wardle.example.com/v1beta1"))
@@ -144,8 +143,7 @@ func compared(h http.Header) http.Header {
 	return http.Header{"Content-Type": h["Content-Type"], "Content-Encoding": h["Content-Encoding"], "Vary": h["Vary"]}
 }
 
-// decoder returns a function that decodes the next value of a body. In CBOR the order of fields
-// varies.
+// decoder returns a function that decodes the next value of a body. In CBOR the order of fields varies.
 func decoder(t *testing.T, header http.Header, body io.Reader) func(any) error {
 	t.Helper()
 	if header.Get("Content-Encoding") == "gzip" {
@@ -186,9 +184,8 @@ func (p *pair) testEncoding(ctx context.Context, t *testing.T, e encoding) {
 	}
 }
 
-// watch compares watches while an object changes. Each change is made only after the one before it
-// has arrived both ways: nothing waits for more. It returns Fairlead's watch, or nil if both are
-// refused.
+// watch compares watches while an object changes. Each change is made only after the one before it has arrived both
+// ways: nothing waits for more. It returns Fairlead's watch, or nil if both are refused.
 func (p *pair) watch(ctx context.Context, t *testing.T, header http.Header, from, object string) *stream {
 	t.Helper()
 	both := make([]*stream, 0, 2)

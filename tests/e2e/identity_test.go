@@ -39,8 +39,7 @@ const (
 	review     = `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`
 )
 
-// strip removes the name of a certificate if kube-apiserver's release does not name them: Fairlead
-// always does.
+// strip removes the name of a certificate if kube-apiserver's release does not name them: Fairlead always does.
 func strip[V ~[]string](q *quay, extra map[string]V, key string) {
 	if v := extra[key]; q.nameless && len(v) == 1 && strings.HasPrefix(v[0], "X509SHA256=") {
 		delete(extra, key)
@@ -66,8 +65,7 @@ type row struct {
 	name   string
 	pair   cluster.Pair
 	header http.Header
-	// here is Fairlead's status for a remote where it differs from kube-apiserver's on purpose.
-	// Zero means the same.
+	// here is Fairlead's status for a remote where it differs from kube-apiserver's on purpose. Zero means the same.
 	here int
 }
 

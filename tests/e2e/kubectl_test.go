@@ -14,8 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// testKubectl runs kubectl's everyday commands for each kind, one after another on the same
-// objects.
+// testKubectl runs kubectl's everyday commands for each kind, one after another on the same objects.
 func testKubectl(t *testing.T, w *world) {
 	for _, k := range kinds() {
 		t.Run(k.name, func(t *testing.T) {
@@ -82,9 +81,8 @@ func story(t *testing.T, k kind) []step {
 	}
 }
 
-// kind is a kind of object with a string that the cases write and read back. The same cases run for
-// one that kube-apiserver stores and one that the extension server stores: clients must not notice
-// a difference.
+// kind is a kind of object with a string that the cases write and read back. The same cases run for one that
+// kube-apiserver stores and one that the extension server stores: clients must not notice a difference.
 type kind struct {
 	name    string // on kubectl's command line
 	gvr     schema.GroupVersionResource

@@ -32,8 +32,7 @@ func testMetricsServer(t *testing.T, w *world) {
 		nodes = kc.Try(t, "", "top", "nodes")
 		return nodes.Code == 0, nodes.Errs
 	})
-	// Times are rounded to milliseconds and usage is rounded up, so it may exceed the kubelet's
-	// figure by a thousandth.
+	// Times are rounded to milliseconds and usage is rounded up, so it may exceed the kubelet's figure by a thousandth.
 	row := func(out string) string { return strings.Join(strings.Fields(out), " ") }
 	t.Run("top nodes", func(t *testing.T) {
 		if got := row(nodes.Out); !regexp.MustCompile(`^NAME CPU\(cores\) CPU\(?%\)? MEMORY\(bytes\) MEMORY\(?%\)? harbour 25[01]m 25% 512Mi 50%$`).MatchString(got) {

@@ -41,8 +41,7 @@ func (m mooring) kubectl(args ...string) []string {
 	return append([]string{args[0], "-n", "moorings"}, args[1:]...)
 }
 
-// testNodes uses every kubectl command that reaches into pods, over each protocol and with each
-// kind of credentials.
+// testNodes uses every kubectl command that reaches into pods, over each protocol and with each kind of credentials.
 func testNodes(t *testing.T, w *world) {
 	node, kc := w.newNode(t), w.admin(t)
 	kc.Run(t, "create", "namespace", "moorings")

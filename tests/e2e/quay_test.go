@@ -68,8 +68,7 @@ type visit struct {
 	method, path, body string
 }
 
-// transport returns connections to e by one protocol. They present pair, whichever CAs the server
-// asks for.
+// transport returns connections to e by one protocol. They present pair, whichever CAs the server asks for.
 func transport(t *testing.T, e cluster.Endpoint, pair cluster.Pair, proto string) *http.Transport {
 	t.Helper()
 	c := must.Get(rest.TLSConfigFor(e.RESTConfig(cluster.Credentials{Pair: pair})))(t)
@@ -79,8 +78,7 @@ func transport(t *testing.T, e cluster.Endpoint, pair cluster.Pair, proto string
 	return rt
 }
 
-// visit sends v to e. It returns the answer and the request that reached the extension server, or
-// nil.
+// visit sends v to e. It returns the answer and the request that reached the extension server, or nil.
 func (q *quay) visit(t *testing.T, e cluster.Endpoint, v visit) (ask.Reply, *extension.Request) {
 	t.Helper()
 	marker := "marker=" + strconv.FormatInt(q.count.Add(1), 10) + "-"
@@ -102,8 +100,7 @@ func (v visit) send(t *testing.T, e cluster.Endpoint) ask.Reply {
 	return must.Get(ask.Do(t.Context(), &http.Client{Transport: rt}, v.method, e.URL+v.path, v.header, v.body))(t)
 }
 
-// identity returns all fields of a request that could identify its sender, by their names in lower
-// case.
+// identity returns all fields of a request that could identify its sender, by their names in lower case.
 func identity(r *extension.Request) map[string][]string {
 	out := map[string][]string{}
 	for name, values := range r.Header {
@@ -163,9 +160,8 @@ func (q *quay) thrifty(t *testing.T, pair cluster.Pair, token func() string) *ht
 	return &http.Client{Transport: teller{rt, token}}
 }
 
-// testFlood sends a thousand different bad tokens a second while others work. kube-apiserver
-// answers an unauthenticated HTTP/2 request by closing the connection: if Fairlead shared it, the
-// watches of others would end.
+// testFlood sends a thousand different bad tokens a second while others work. kube-apiserver answers an unauthenticated
+// HTTP/2 request by closing the connection: if Fairlead shared it, the watches of others would end.
 func testFlood(t *testing.T, q *quay) {
 	const badTokens, lasts = 1000, 10 * time.Second
 	alice, ns := q.StaticToken("alice"), q.namespace(t)

@@ -53,9 +53,8 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// timeTravel lets eight connections, each with a watch, create objects and list from the watch
-// cache. It returns how many lists right after a create lacked the object, and how many later ones
-// lacked what an earlier one had.
+// timeTravel lets eight connections, each with a watch, create objects and list from the watch cache. It returns how
+// many lists right after a create lacked the object, and how many later ones lacked what an earlier one had.
 func timeTravel(t *testing.T, w *cluster.Cluster, e cluster.Endpoint, gv string) (lacked, gone int64) {
 	t.Helper()
 	const conns, creates, watches, later = 8, 10, 1, 5

@@ -27,8 +27,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// views is a cluster of two kube-apiservers: the second has two group-versions more, and its etcd
-// is late.
+// views is a cluster of two kube-apiservers: the second has two group-versions more, and its etcd is late.
 type views struct {
 	*cluster.Cluster
 	front, replica *cluster.Front

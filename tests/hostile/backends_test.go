@@ -19,8 +19,7 @@ import (
 // broken stands for an answer that breaks off.
 const broken = 0
 
-// malice is a backend's fault, and what clients of HTTP/2 or HTTP/1.1 may see of it over either
-// backend protocol.
+// malice is a backend's fault, and what clients of HTTP/2 or HTTP/1.1 may see of it over either backend protocol.
 type malice struct {
 	fault extension.Fault
 	want  []int

@@ -33,8 +33,7 @@ type lame struct {
 	bound time.Duration // for how long the connection lives
 }
 
-// slack allows for the ticks that enforce bounds, a second apart at most, and as much again for a
-// busy machine.
+// slack allows for the ticks that enforce bounds, a second apart at most, and as much again for a busy machine.
 const slack = 2 * time.Second
 
 func lames() []lame {

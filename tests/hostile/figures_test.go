@@ -69,16 +69,14 @@ func (i *innocents) window(t *testing.T) []volley.Shot {
 	}
 }
 
-// stolen is how long cores were ready to run and did not, since the machine started (steal of
-// proc_stat(5)).
+// stolen is how long cores were ready to run and did not, since the machine started (steal of proc_stat(5)).
 func stolen(t *testing.T) time.Duration {
 	t.Helper()
 	all, _, _ := strings.Cut(string(must.Get(os.ReadFile("/proc/stat"))(t)), "\n")
 	return time.Duration(must.Get(strconv.Atoi(strings.Fields(all)[8]))(t)) * 10 * time.Millisecond // USER_HZ is 100
 }
 
-// compared are alternating windows with and without an attack, so that other load on the machine
-// affects both alike.
+// compared are alternating windows with and without an attack, so that other load on the machine affects both alike.
 type compared struct {
 	calm, attacked []time.Duration // a quantile of each window
 	wrong          map[string]int
@@ -116,10 +114,9 @@ func (i *innocents) compare(t *testing.T, quantile float64, attack func(context.
 	return c
 }
 
-// held fails if others waited longer than bound, of what all windows come to, or received a wrong
-// answer, or if more memory than limit was used. What it logs is a line of
-// docs/evidence/attacks.md. The bound is of a difference: their backend's delay would hide any
-// ratio.
+// held fails if others waited longer than bound, of what all windows come to, or received a wrong answer, or if more
+// memory than limit was used. What it logs is a line of docs/evidence/attacks.md. The bound is of a difference: their
+// backend's delay would hide any ratio.
 func (c *compared) held(t *testing.T, of func([]time.Duration) time.Duration, bound time.Duration, limit int64) {
 	t.Helper()
 	calm, attacked := of(c.calm), of(c.attacked)

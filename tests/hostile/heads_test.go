@@ -66,8 +66,7 @@ func headAttacks() []headAttack {
 	return list
 }
 
-// TestHeads makes a process in a container keep as many heads as it takes: others are served, and
-// it lives.
+// TestHeads makes a process in a container keep as many heads as it takes: others are served, and it lives.
 func TestHeads(t *testing.T) {
 	for _, of := range []struct {
 		room, sources int

@@ -160,8 +160,7 @@ type harbour struct {
 
 const remotePath = "/apis/mirror.example.com/v1/namespaces/default/widgets"
 
-// newHarbour starts one, whose users may use the mirror. If it impersonates, kube-apiserver trusts
-// no front proxy.
+// newHarbour starts one, whose users may use the mirror. If it impersonates, kube-apiserver trusts no front proxy.
 func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	t.Helper()
 	cfg := cluster.Config{UIDHeaders: true}

@@ -29,8 +29,7 @@ import (
 const (
 	// largest is the size of heads: a few KiB below the limit of both protocols.
 	largest = 240 << 10
-	// dearer is how many times the processor time of one plain field of the same size a head may
-	// take.
+	// dearer is how many times the processor time of one plain field of the same size a head may take.
 	dearer = 4
 	// heads are sent for one measurement; the least of rounds counts, of more if that is too dear:
 	// a head takes 3 to 20 ms, and the collector comes by chance.
@@ -52,8 +51,7 @@ type attack struct {
 	name string
 	// over is the client's protocol, or the backend's.
 	over string
-	// send sends it once, as a client of d's from some address, and returns the status; 0 if the
-	// connection was ended.
+	// send sends it once, as a client of d's from some address, and returns the status; 0 if the connection was ended.
 	send func(c *visitor) int
 	// plain is what it is compared with, and small only connects.
 	plain, small func(c *visitor) int

@@ -17,8 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
 
-// inner is the request that an attacker hides in another one. It must never reach a backend or be
-// answered.
+// inner is the request that an attacker hides in another one. It must never reach a backend or be answered.
 const inner = "GET /apis/GV/v1/smuggled HTTP/1.1\r\nHost: x\r\nX-Remote-User: system:admin\r\nX-Remote-Group: system:masters\r\n\r\n"
 
 // smuggled is one ambiguous request, of a class of those that net/http's tests and proxy's
@@ -27,8 +26,7 @@ type smuggled struct {
 	name, text string
 	// want are the statuses that are allowed. Refusals end the connection.
 	want []int
-	// whole says that the request is valid, and what follows it is a second one, which is answered,
-	// too.
+	// whole says that the request is valid, and what follows it is a second one, which is answered, too.
 	whole bool
 }
 

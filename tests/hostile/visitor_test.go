@@ -19,8 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 )
 
-// visitor is somebody with a connection of each protocol from one address, made again when it has
-// ended.
+// visitor is somebody with a connection of each protocol from one address, made again when it has ended.
 type visitor struct {
 	t       *testing.T
 	d       *door

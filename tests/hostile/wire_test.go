@@ -65,8 +65,7 @@ func connectBy(ctx context.Context, dialer *net.Dialer, address string, c *tls.C
 	return w, nil
 }
 
-// deaf dials connections that buffer only a few KiB until they are read. By default the kernel
-// buffers megabytes.
+// deaf dials connections that buffer only a few KiB until they are read. By default the kernel buffers megabytes.
 func deaf() *net.Dialer {
 	return &net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		return errors.Join(raw.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10) }), err)

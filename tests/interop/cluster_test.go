@@ -24,16 +24,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// clusterCase is a program that a shell runs. Its environment has the road: URL, KUBECONFIG, CA,
-// and NAME, which no other run has; and what both roads share: CERT and KEY of an administrator,
-// FRONTCERT and FRONTKEY of a front proxy, MANY (groups), LONG (a field) and BODY, which are files,
-// and KUBECTL.
+// clusterCase is a program that a shell runs. Its environment has the road: URL, KUBECONFIG, CA, and NAME, which no
+// other run has; and what both roads share: CERT and KEY of an administrator, FRONTCERT and FRONTKEY of a front proxy,
+// MANY (groups), LONG (a field) and BODY, which are files, and KUBECTL.
 type clusterCase struct{ name, run string }
 
 const (
 	quiet = `curl -sS -o /dev/null -w '%{http_code} %{size_download}\n' --cacert $CA `
-	// code is the status alone: the messages are each program's own, and kube-apiserver cuts some
-	// 401s short.
+	// code is the status alone: the messages are each program's own, and kube-apiserver cuts some 401s short.
 	code  = `curl -sS -o /dev/null -w '%{http_code}\n' 2>/dev/null --cacert $CA `
 	admin = quiet + `--cert $CERT --key $KEY `
 	front = `curl -sS --cacert $CA --cert $FRONTCERT --key $FRONTKEY `

@@ -1,6 +1,5 @@
-// Package pki makes throw-away certificate authorities and key pairs for tests: valid ones, and
-// ones
-// with a chosen fault. Everything is in memory and safe for concurrent use.
+// Package pki makes throw-away certificate authorities and key pairs for tests: valid ones, and ones with a chosen
+// fault. Everything is in memory and safe for concurrent use.
 //
 // Validity begins an hour before time.Now(), so pairs made inside a testing/synctest bubble are
 // valid inside that bubble.
@@ -101,8 +100,7 @@ func (ca *CA) Pool() *x509.CertPool {
 	return pool
 }
 
-// Leaf describes a certificate. The zero value is for a nameless client and server, valid for a
-// day.
+// Leaf describes a certificate. The zero value is for a nameless client and server, valid for a day.
 type Leaf struct {
 	// CommonName is the subject's name: the user of a client certificate. Empty: none.
 	CommonName string

@@ -16,9 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// Imports form a star: any package may import registry, a parent may import its own child, and cmd
-// imports and wires all components. Siblings never import each other, so that each component can be
-// read, tested and replaced alone.
+// Imports form a star: any package may import registry, a parent may import its own child, and cmd imports and wires
+// all components. Siblings never import each other, so that each component can be read, tested and replaced alone.
 func TestStarOfImports(t *testing.T) {
 	_, all := sources(t)
 	for _, s := range all {
@@ -62,9 +61,8 @@ func forbiddenEdge(s source, to string) string {
 	return "siblings never import each other: take a func field in Config and let cmd wire it"
 }
 
-// leaves are packages that every component may import, as are those of internal/. They import
-// nothing of this module except packages directly below them and, in proxy/h2, those of
-// engineStandsOn.
+// leaves are packages that every component may import, as are those of internal/. They import nothing of this module
+// except packages directly below them and, in proxy/h2, those of engineStandsOn.
 func leaves() []string {
 	return append(engineStandsOn(), "registry/builtin", "registry/bundle", "registry/policy", "proxy/h2", "proxy/h2/engine")
 }
@@ -120,9 +118,8 @@ func TestEngineDoesNothingByItself(t *testing.T) {
 	}
 }
 
-// ownOrTest reports whether s may import the package to although s is in a leaf: to is directly
-// below s, the engine and its drivers stand on it, or s is a test and to is its own package or in
-// tests/.
+// ownOrTest reports whether s may import the package to although s is in a leaf: to is directly below s, the engine and
+// its drivers stand on it, or s is a test and to is its own package or in tests/.
 func (s source) ownOrTest(to string) bool {
 	return path.Dir(to) == s.dir || s.under("proxy/h2") && slices.Contains(engineStandsOn(), to) || s.isTest() && (to == s.dir || strings.HasPrefix(to, "tests/"))
 }
@@ -147,9 +144,8 @@ func TestForbiddenEdge(t *testing.T) {
 	}
 }
 
-// The process that holds the front-proxy key must not link kubectl's code: its subcommands for
-// people are in kubectl-fairlead, which forwards nothing. Nor may it link debug pages that
-// nothing serves (gRPC's).
+// The process that holds the front-proxy key must not link kubectl's code: its subcommands for people are in
+// kubectl-fairlead, which forwards nothing. Nor may it link debug pages that nothing serves (gRPC's).
 func TestUnwantedPackages(t *testing.T) {
 	kubectl := []string{"k8s.io/cli-runtime/", "k8s.io/kubectl/", "sigs.k8s.io/kustomize/"}
 	if found := packagesOf(t, "fairlead", append(kubectl, "golang.org/x/net/trace")...); len(found) > 0 {
@@ -204,8 +200,7 @@ func imports(s source) (paths []string) {
 	return paths
 }
 
-// Each direct dependency is justified in docs/decisions, and all Kubernetes libraries have one
-// version.
+// Each direct dependency is justified in docs/decisions, and all Kubernetes libraries have one version.
 func TestDirectModules(t *testing.T) {
 	find := func(file, expression string) [][]string {
 		return regexp.MustCompile(expression).FindAllStringSubmatch(string(must.Get(os.ReadFile(file))(t)), -1)

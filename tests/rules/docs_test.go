@@ -56,8 +56,7 @@ func TestLinksLead(t *testing.T) {
 	}
 }
 
-// The index of documents has every page. The index of decisions has every decision with its title
-// and state.
+// The index of documents has every page. The index of decisions has every decision with its title and state.
 func TestIndexes(t *testing.T) {
 	all := pages(t)
 	for page, text := range all {

@@ -31,8 +31,7 @@ func (s source) under(folder string) bool {
 	return s.dir == folder || strings.HasPrefix(s.dir, folder+"/")
 }
 
-// sources parses every Go file of the module, except nested modules, testdata, hidden folders and
-// generated files.
+// sources parses every Go file of the module, except nested modules, testdata, hidden folders and generated files.
 func sources(t *testing.T) (*token.FileSet, []source) {
 	t.Helper()
 	fset := token.NewFileSet()

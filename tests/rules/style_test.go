@@ -117,8 +117,7 @@ func exportedNames(p *doc.Package) (names []string) {
 	return names
 }
 
-// Every exported field has a comment; adjacent lines may share one. Other names are revive's part
-// (.golangci.yml).
+// Every exported field has a comment; adjacent lines may share one. Other names are revive's part (.golangci.yml).
 func TestExportedFieldDoc(t *testing.T) {
 	fset, all := sources(t)
 	for _, s := range all {

@@ -31,8 +31,7 @@ type Config struct {
 	Progress io.Writer
 }
 
-// Default lists the parts that the tests need, in the order in which a new machine can use them
-// soonest.
+// Default lists the parts that the tests need, in the order in which a new machine can use them soonest.
 func Default() []string {
 	return []string{"etcd", "kube-apiserver", "kubectl", "sample-apiserver", "kube-controller-manager", "metrics-server", "helm"}
 }
@@ -57,10 +56,9 @@ func Paths(ctx context.Context, cfg Config, names ...string) (files []string, er
 	return files, nil
 }
 
-// Path returns the file of a part, and builds it first if it is not in the cache: the folder
-// $FAIRLEAD_TOOLS, or else fairlead/tools in the user's cache folder. It works anywhere inside the
-// repository. $FAIRLEAD_KUBERNETES is another release of Kubernetes' own parts that module
-// kubernetes pins.
+// Path returns the file of a part, and builds it first if it is not in the cache: the folder $FAIRLEAD_TOOLS, or else
+// fairlead/tools in the user's cache folder. It works anywhere inside the repository. $FAIRLEAD_KUBERNETES is another
+// release of Kubernetes' own parts that module kubernetes pins.
 func Path(ctx context.Context, cfg Config, name string) (file string, err error) {
 	defer try.Catch(&err)
 	i := slices.IndexFunc(parts(), func(p part) bool { return p.name == name })
@@ -103,8 +101,7 @@ func built(file string) bool {
 	return err == nil && fi.Mode().IsRegular()
 }
 
-// build compiles p beside its final place and renames it, so that a half-written file is never
-// taken for a part.
+// build compiles p beside its final place and renames it, so that a half-written file is never taken for a part.
 func build(ctx context.Context, cfg Config, p part, pins pins, file string) error {
 	progress := cmp.Or[io.Writer](cfg.Progress, io.Discard)
 	begun := time.Now()

@@ -32,8 +32,7 @@ func TestEveryPartIsPinned(t *testing.T) {
 	}
 }
 
-// A client rejects a server whose staging repositories are of another release than the server
-// itself.
+// A client rejects a server whose staging repositories are of another release than the server itself.
 func TestStagingFollowsKubernetes(t *testing.T) {
 	pins := readPins("kubernetes")
 	want := "v0." + strings.TrimPrefix(pins.version("k8s.io/kubernetes"), "v1.")

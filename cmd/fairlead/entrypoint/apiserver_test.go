@@ -147,9 +147,8 @@ func (s *apiserver) published(t *testing.T) string {
 	return content(e)
 }
 
-// overwrite does what kube-apiserver's reconciler does: it sets the subsets of the Endpoints (to
-// none if address is empty), keeps their annotations, if there are any, and replaces the
-// EndpointSlice.
+// overwrite does what kube-apiserver's reconciler does: it sets the subsets of the Endpoints (to none if address is
+// empty), keeps their annotations, if there are any, and replaces the EndpointSlice.
 func (s *apiserver) overwrite(t *testing.T, address string, annotated bool) {
 	t.Helper()
 	c := s.config()

@@ -233,8 +233,7 @@ func TestNarrow(t *testing.T) {
 	}
 }
 
-// The last outcome counts. A fault is forgotten after a minute if something like it succeeded
-// since.
+// The last outcome counts. A fault is forgotten after a minute if something like it succeeded since.
 func TestOutcome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, fault := &Outcome{}, errors.New("forbidden")

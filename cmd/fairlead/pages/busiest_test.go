@@ -7,8 +7,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
-// The busiest callers are a document and a page. Parameters that mean nothing are refused, not
-// ignored.
+// The busiest callers are a document and a page. Parameters that mean nothing are refused, not ignored.
 func TestBusiest(t *testing.T) {
 	s := newStand(t)
 	for query, want := range map[string]int{

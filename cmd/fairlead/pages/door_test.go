@@ -20,8 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// newDoor makes a proxy over a table. alice may do everything, bob may see widgets and pages, and
-// nobody else anything.
+// newDoor makes a proxy over a table. alice may do everything, bob may see widgets and pages, and nobody else anything.
 func newDoor(t *testing.T, tables *registry.Registry) (*proxy.Proxy, *backend.Pools) {
 	t.Helper()
 	pools := must.Get(backend.New(backend.Config{

@@ -62,8 +62,7 @@ func TestPolicyIsShown(t *testing.T) {
 	says(t, body, "policy.yaml:6)", "x/closed-example-com:443")
 }
 
-// The explanation names the server and the rule by which it gets the request, and says why no other
-// does.
+// The explanation names the server and the rule by which it gets the request, and says why no other does.
 func TestExplainPolicy(t *testing.T) {
 	s := newStand(t, aPolicy)
 	const good = "/apis/good.example.com/v1"

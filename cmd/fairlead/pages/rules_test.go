@@ -39,8 +39,7 @@ rules:
   message: until <b>Monday</b>
 `
 
-// The explanation says what the rules of the policy say, and what the answer would be. It counts
-// nothing.
+// The explanation says what the rules of the policy say, and what the answer would be. It counts nothing.
 func TestExplainRules(t *testing.T) {
 	s := newStand(t, someRules)
 	const widgets, gadgets = "/apis/good.example.com/v1/widgets", "/apis/good.example.com/v1/gadgets"

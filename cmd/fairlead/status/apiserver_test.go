@@ -78,8 +78,7 @@ func newAPIServer(t *testing.T) *apiserver {
 	return s
 }
 
-// updateLease refuses updates of an old resourceVersion, as an apiserver does and client-go's
-// tracker does not.
+// updateLease refuses updates of an old resourceVersion, as an apiserver does and client-go's tracker does not.
 func (s *apiserver) updateLease(lease *coordinationv1.Lease) error {
 	resource := coordinationv1.SchemeGroupVersion.WithResource("leases")
 	o, err := s.tracker.Get(resource, lease.Namespace, lease.Name)

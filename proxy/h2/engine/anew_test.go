@@ -11,9 +11,8 @@ import (
 // Attacks tried after the engine's bounds were set; docs/evidence/attacks.md lists them ("A second,
 // independent review").
 
-// A backend that ends each connection after its SETTINGS, without taking a request or after
-// refusing those it got, is dialed at a bounded rate. The requests that wait get no answer, and use
-// up no retries.
+// A backend that ends each connection after its SETTINGS, without taking a request or after refusing those it got, is
+// dialed at a bounded rate. The requests that wait get no answer, and use up no retries.
 func TestBackendThatOnlyGreets(t *testing.T) {
 	for _, tc := range []struct {
 		name  string

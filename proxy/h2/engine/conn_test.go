@@ -132,14 +132,12 @@ func TestClosedSlowly(t *testing.T) {
 	}
 }
 
-// When a replica stops, all its clients reconnect to another one at once, with all their watches.
-// That must not become hundreds of handshakes: a busy backend would close some of the connections,
-// each with a hundred watches. A backend with few streams per connection still gets as many
-// connections as it needs.
+// When a replica stops, all its clients reconnect to another one at once, with all their watches. That must not become
+// hundreds of handshakes: a busy backend would close some of the connections, each with a hundred watches. A backend
+// with few streams per connection still gets as many connections as it needs.
 func TestCrowd(t *testing.T) {
 	for _, tt := range []struct{ clients, perConn, most int }{
-		// Some dials are in progress before the first backend sends its limit of streams, and one
-		// replaces the first.
+		// Some dials are in progress before the first backend sends its limit of streams, and one replaces the first.
 		{20, 1000, maxDialing + 1},
 		{4, 10, 4 * 250 / 10},
 	} {

@@ -101,8 +101,7 @@ func (p *peer) received() (sum int) {
 
 var errRefused = errors.New("connection refused")
 
-// Failed is called at once, before the next Pick: the client's next request may already have
-// arrived.
+// Failed is called at once, before the next Pick: the client's next request may already have arrived.
 func TestLostIsToldAtOnce(t *testing.T) {
 	r := newRig(t)
 	c := r.client()
@@ -128,8 +127,7 @@ func TestNoMoreOfAGuest(t *testing.T) {
 	}
 }
 
-// A caller that waits for room in a body learns that there is some, or that the rest of the body is
-// not wanted.
+// A caller that waits for room in a body learns that there is some, or that the rest of the body is not wanted.
 func TestGuestWaitsForRoom(t *testing.T) {
 	r, g := newRig(t), &Guest{}
 	r.e.Invite(g, &wire.Head{Method: "POST", Authority: "a", Path: "/", ContentLength: -1}, r.forward(r.ep))

@@ -17,8 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
-// A connection with many requests that get 401 is sent GOAWAY, and the other requests on it are
-// still answered.
+// A connection with many requests that get 401 is sent GOAWAY, and the other requests on it are still answered.
 func TestUnauthorizedFlood(t *testing.T) {
 	r := newRig(t)
 	r.decide = func(h *wire.Head, _ func(Plan)) (Plan, bool) {
@@ -234,8 +233,7 @@ func TestUnansweredHeads(t *testing.T) {
 	}
 }
 
-// Real clients' heads are only charged as frames: tokens, groups, long selectors, from the table or
-// literal.
+// Real clients' heads are only charged as frames: tokens, groups, long selectors, from the table or literal.
 func TestOrdinaryHeadsAreFree(t *testing.T) {
 	_, c := newClient(t)
 	fields := []string{"authorization=Bearer " + strings.Repeat("t", 3000), "user-agent=" + strings.Repeat("u", 300)}
@@ -252,8 +250,7 @@ func TestOrdinaryHeadsAreFree(t *testing.T) {
 	}
 }
 
-// repeat repeats what each peer sends, until the last one's connection is closed. %d is another
-// stream each time.
+// repeat repeats what each peer sends, until the last one's connection is closed. %d is another stream each time.
 func (s *teller) repeat(most int, sends []string) (rounds int, last *peer) {
 	for ; rounds < most && (last == nil || !last.c.closing); rounds++ {
 		for _, send := range sends {
@@ -276,9 +273,8 @@ func (s *teller) flood(sends []string) (rounds int) {
 	return rounds
 }
 
-// The resets of an owner who cancels many requests at once go out slowly on a connection that
-// others share: servers end one with 200 in 30 s. Others' go at once, and what the server has not
-// ended takes no room from new requests.
+// The resets of an owner who cancels many requests at once go out slowly on a connection that others share: servers end
+// one with 200 in 30 s. Others' go at once, and what the server has not ended takes no room from new requests.
 func TestManyCancelled(t *testing.T) {
 	const room, cancelled = 250, 240
 	r, c := newClient(t)

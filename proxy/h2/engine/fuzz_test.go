@@ -11,8 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// FuzzClientBytes sends arbitrary bytes after a valid preface: no panic, no stream is left, and
-// output is bounded.
+// FuzzClientBytes sends arbitrary bytes after a valid preface: no panic, no stream is left, and output is bounded.
 func FuzzClientBytes(f *testing.F) {
 	for _, frames := range []string{
 		"GET 1 END",
@@ -77,9 +76,8 @@ func finish(r *rig) {
 	r.clean()
 }
 
-// Random interleavings of well-formed frames from clients and backends, full and empty sockets,
-// retries, resets, settings and time: nothing panics, hangs or leaks, and both sides see only
-// well-formed frames.
+// Random interleavings of well-formed frames from clients and backends, full and empty sockets, retries, resets,
+// settings and time: nothing panics, hangs or leaks, and both sides see only well-formed frames.
 func TestRandomInterleavings(t *testing.T) {
 	for seed := range uint64(120) {
 		rnd := rand.New(rand.NewPCG(seed, 7))

@@ -129,9 +129,8 @@ func TestSilenceAtRest(t *testing.T) {
 	}
 }
 
-// Tomcat ends a connection when the count of PINGs exceeds a hundred: each counts ten, each frame
-// of a request takes twenty off. So backends are asked rarely, and never again once they took
-// offence.
+// Tomcat ends a connection when the count of PINGs exceeds a hundred: each counts ten, each frame of a request takes
+// twenty off. So backends are asked rarely, and never again once they took offence.
 func TestSignsOfLife(t *testing.T) {
 	for _, tt := range []struct {
 		name          string

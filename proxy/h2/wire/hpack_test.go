@@ -47,8 +47,7 @@ func (p *hpackPair) pass(fields ...hpack.HeaderField) []byte {
 	return b
 }
 
-// Our static table is that of x/net's decoder. Pseudo-fields are sent as an index, others with that
-// of their name.
+// Our static table is that of x/net's decoder. Pseudo-fields are sent as an index, others with that of their name.
 func TestEncoderStaticTable(t *testing.T) {
 	for i := byte(1); i <= staticFields; i++ {
 		f := must.Get(hpack.NewDecoder(0, nil).DecodeFull([]byte{0x80 | i}))(t)[0]

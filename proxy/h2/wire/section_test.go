@@ -13,8 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// FuzzRequestBlock compares our validation of a field block with x/net's: everything we accept, it
-// must accept.
+// FuzzRequestBlock compares our validation of a field block with x/net's: everything we accept, it must accept.
 func FuzzRequestBlock(f *testing.F) {
 	get := []hpack.HeaderField{field(":method", "GET"), field(":scheme", "https"), field(":authority", "a"), field(":path", "/?a=b")}
 	more := []hpack.HeaderField{field("te", "trailers"), field("x-a", "1"), field("content-length", "0"), field("cookie", "a")}
@@ -67,8 +66,7 @@ func TestValidValue(t *testing.T) {
 	}
 }
 
-// Names are tokens in lower case, methods are tokens in any case (RFC 9110 §5.6.2, RFC 9113
-// §8.2.1).
+// Names are tokens in lower case, methods are tokens in any case (RFC 9110 §5.6.2, RFC 9113 §8.2.1).
 func TestTokens(t *testing.T) {
 	for b := range 256 {
 		name := strings.IndexByte("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz", byte(b)) >= 0

@@ -27,8 +27,7 @@ func TestUnavailable(t *testing.T) {
 	}
 }
 
-// What is too large for etcd is refused for good, and is no reason to give other requests less
-// time.
+// What is too large for etcd is refused for good, and is no reason to give other requests less time.
 func TestTooLarge(t *testing.T) {
 	s := open(t, Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()})
 	o := &apiregistration.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.a.io"}, Spec: apiregistration.APIServiceSpec{CABundle: make([]byte, 2<<20)}}

@@ -21,8 +21,7 @@ import (
 // distrust is sent to when klog reports an etcd whose certificate cannot be verified.
 var distrust = make(chan struct{}, 1)
 
-// TestMain sets klog's logger before anything logs, because client-go may log for a while after a
-// store has ended.
+// TestMain sets klog's logger before anything logs, because client-go may log for a while after a store has ended.
 func TestMain(m *testing.M) {
 	klog.SetLogger(funcr.New(func(_, args string) {
 		if strings.Contains(args, "no TLS connection to etcd") && strings.Contains(args, "signed by unknown authority") {

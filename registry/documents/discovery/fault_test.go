@@ -85,9 +85,8 @@ func TestLarge(t *testing.T) {
 	check.Same(t, 0, len(st.d.turn), "turns taken")
 }
 
-// A legacy list is only read as JSON, for which the backend was asked; without a media type it is
-// JSON. In protobuf it may have texts that are not UTF-8, for which clients in other languages
-// reject the whole merged document.
+// A legacy list is only read as JSON, for which the backend was asked; without a media type it is JSON. In protobuf it
+// may have texts that are not UTF-8, for which clients in other languages reject the whole merged document.
 func TestLegacyMedia(t *testing.T) {
 	d := &Discovery{codecs: newCodecs()}
 	list := &metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, APIResources: []metav1.APIResource{{Name: "as", Kind: "A"}}}
@@ -117,9 +116,8 @@ func TestBrokenProtobuf(t *testing.T) {
 	}
 }
 
-// A backend's document of few bytes that takes much memory is refused before it is decoded, and so
-// is protobuf, in which its objects cannot be counted: of both kinds, the resources stay as they
-// were.
+// A backend's document of few bytes that takes much memory is refused before it is decoded, and so is protobuf, in
+// which its objects cannot be counted: of both kinds, the resources stay as they were.
 func TestDenseDocuments(t *testing.T) {
 	many := func(item string, n int) string { return strings.TrimSuffix(strings.Repeat(item+",", n), ",") }
 	aggregated := func(items string) http.HandlerFunc {

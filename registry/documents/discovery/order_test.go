@@ -21,8 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// cluster is a random set of APIServices with few names and priorities, for ties of every kind.
-// Some are Local.
+// cluster is a random set of APIServices with few names and priorities, for ties of every kind. Some are Local.
 func cluster(rnd *rand.Rand) map[string]*apiregistrationv1.APIService {
 	pick := func(from ...string) string { return from[rnd.IntN(len(from))] }
 	out := map[string]*apiregistrationv1.APIService{}

@@ -140,8 +140,7 @@ func TestNotRendered(t *testing.T) {
 		if n := testing.AllocsPerRun(100, func() { clear(w.header); w.body.Reset(); s.d.ServeHTTP(w, r) }); n > 5 {
 			t.Errorf("a request allocates %v times, at most 5", n)
 		}
-		// Many different Accept fields of one client do not keep those of others from the rendered
-		// documents for ever.
+		// Many different Accept fields of one client do not keep those of others from the rendered documents for ever.
 		for i := range 2 * maxAccepts {
 			s.Get("/apis", http.Header{"Accept": {fmt.Sprintf("application/json;n=%d", i)}})
 		}

@@ -146,8 +146,7 @@ func TestNotConvertible(t *testing.T) {
 	}
 }
 
-// Documents are merged only on request, concurrent requests get the same result, and no request
-// asks a server.
+// Documents are merged only on request, concurrent requests get the same result, and no request asks a server.
 func TestMergedWhenAsked(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving(define("apps/v1", "local")))
@@ -221,8 +220,7 @@ func TestTooLargeAnIndex(t *testing.T) {
 	})
 }
 
-// A backend that has only a v2 document has it converted again only if it has changed, or after a
-// failure.
+// A backend that has only a v2 document has it converted again only if it has changed, or after a failure.
 func TestConvertedOnce(t *testing.T) {
 	s := newStage(t)
 	own := []schema.GroupVersion{{Group: "a.example.com", Version: "v1"}, {Group: "b.example.com", Version: "v1"}}

@@ -32,8 +32,7 @@ func (w *weighing) Write(b []byte) (int, error) {
 	return w.ResponseRecorder.Write(b)
 }
 
-// A client that does not read its response must not keep a document in memory: it can have hundreds
-// of requests.
+// A client that does not read its response must not keep a document in memory: it can have hundreds of requests.
 func TestUnreadDocument(t *testing.T) {
 	body := strings.Repeat("0123456789abcdef", 8<<16)
 	p := pack([]byte(body))

@@ -22,8 +22,7 @@ import (
 //	open                                    OpenAPI starts
 //	claimed [-]<path> …                     whether it answers for paths, with - not
 //
-// A server serves <gv>[/<resource>]=<description> …, says <text>, hangs, refuses, or answers status
-// <code>.
+// A server serves <gv>[/<resource>]=<description> …, says <text>, hangs, refuses, or answers status <code>.
 func TestStories(t *testing.T) {
 	scene.Tell(t, func(tb testing.TB) *scene.Scene {
 		s, now := newStage(tb), map[string]http.HandlerFunc{} // what the servers do

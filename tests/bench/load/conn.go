@@ -33,8 +33,7 @@ type conn struct {
 	framer *http2.Framer // reads in, writes out
 	done   atomic.Int64
 
-	// mu guards everything below. It is held while the buffer, which only this connection uses, is
-	// written.
+	// mu guards everything below. It is held while the buffer, which only this connection uses, is written.
 	mu      sync.Mutex
 	out     bytes.Buffer
 	block   bytes.Buffer

@@ -34,12 +34,10 @@ type Config struct {
 	Connections int
 	// Streams is the number of concurrent requests on each, by default one.
 	Streams int
-	// Rate is how many requests start per second, on all connections together, at random moments,
-	// without waiting for earlier ones; Streams then only limits them. If zero, the next request
-	// starts when one has ended.
+	// Rate is how many requests start per second, on all connections together, at random moments, without waiting for
+	// earlier ones; Streams then only limits them. If zero, the next request starts when one has ended.
 	Rate float64
-	// Next returns the n-th request of a connection, counted from zero. If nil, requests are those
-	// of Open.
+	// Next returns the n-th request of a connection, counted from zero. If nil, requests are those of Open.
 	Next func(conn, n int) Request
 	// Size is the required length of every body, or zero for any.
 	Size int

@@ -47,8 +47,7 @@ func (w *world) newBackend() *backend {
 	}
 }
 
-// backend registers one with n extension servers in this process, each at a new address, and waits
-// until d serves it.
+// backend registers one with n extension servers in this process, each at a new address, and waits until d serves it.
 func (d *door) backend(t *testing.T, n int) (*backend, []*extension.Server) {
 	t.Helper()
 	b := d.w.newBackend()

@@ -54,8 +54,7 @@ func testDrain(t *testing.T, d *door) {
 	}
 }
 
-// balance spreads TCP connections over ready doors. It returns the URL, and how many connections
-// each door has got.
+// balance spreads TCP connections over ready doors. It returns the URL, and how many connections each door has got.
 func balance(t *testing.T, doors ...*door) (url string, sent *[2]atomic.Int64) {
 	t.Helper()
 	sent = new([2]atomic.Int64)

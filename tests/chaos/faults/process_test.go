@@ -107,8 +107,7 @@ func testBlackhole(t *testing.T, d *door) {
 	}
 }
 
-// mustSucceed fails the test for failed requests, and for heads that took longer than longest,
-// unless that is zero.
+// mustSucceed fails the test for failed requests, and for heads that took longer than longest, unless that is zero.
 func mustSucceed(t *testing.T, shots []volley.Shot, longest time.Duration) {
 	t.Helper()
 	volley.Judge(t, shots, 0, func(s *volley.Shot) bool { return s.Failed() || longest > 0 && s.Head > longest })

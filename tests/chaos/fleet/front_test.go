@@ -16,12 +16,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
 
-// frontPort is HAProxy's port. The network namespace is this package's own, and package cluster
-// uses ports from 11000.
+// frontPort is HAProxy's port. The network namespace is this package's own, and package cluster uses ports from 11000.
 const frontPort = 10443
 
-// configuration is that of kubeadm's documentation, in TCP mode, with more frequent checks: 0.5 s,
-// twice.
+// configuration is that of kubeadm's documentation, in TCP mode, with more frequent checks: 0.5 s, twice.
 const configuration = `
 global
     maxconn 4000
@@ -89,10 +87,9 @@ func newLoad(clients []*http.Client, base string) *volley.Load {
 	}}
 }
 
-// turnedAway reports whether kube-apiserver itself asks for a retry after a second: it refuses
-// requests a moment before it sends GOAWAY. client-go retries them (rest.withRetry), directly and
-// through proxies. Fairlead's own answers are not retried here. Retries count as part of the
-// request's time.
+// turnedAway reports whether kube-apiserver itself asks for a retry after a second: it refuses requests a moment before
+// it sends GOAWAY. client-go retries them (rest.withRetry), directly and through proxies. Fairlead's own answers are
+// not retried here. Retries count as part of the request's time.
 func turnedAway(s *volley.Shot) bool {
 	return s.Code == http.StatusServiceUnavailable && strings.Contains(s.Text, `"apiserver is shutting down"`) && s.Repeated < 10 // as client-go
 }

@@ -165,8 +165,7 @@ metadata: {name: v1.%[1]s.example.com, annotations: {fairlead.dev/url: %[2]q%[4]
 spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 1000, versionPriority: 100, caBundle: %[3]s, service: {namespace: incidents, name: %[1]s}}
 `
 
-// register writes an APIService with URLs into a folder of a row's own, so that no other row sees
-// its faults.
+// register writes an APIService with URLs into a folder of a row's own, so that no other row sees its faults.
 func (w *world) register(t *testing.T, folder, name string, ca *pki.CA, annotations string, urls ...string) {
 	t.Helper()
 	suite.Put(t, filepath.Join(folder, name+".yaml"), fmt.Sprintf(byURL, name, strings.Join(urls, ","), base64.StdEncoding.EncodeToString(ca.PEM()), annotations))

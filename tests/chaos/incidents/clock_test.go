@@ -18,8 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// yesterday lets kube-apiserver's answers say that it is yesterday: for Fairlead, its own clock is
-// a day ahead.
+// yesterday lets kube-apiserver's answers say that it is yesterday: for Fairlead, its own clock is a day ahead.
 func yesterday(t *testing.T, w *world) *incident {
 	var behind atomic.Bool
 	serving := must.Get(w.PKI.Serving.Issue("relay", cluster.Leaf{User: "relay", Names: []string{"127.0.0.1"}, NotAfter: time.Now().Add(long)}))(t)

@@ -75,8 +75,7 @@ func orphaned(t *testing.T, shared *world) *incident {
 // resolver is the address of the DNS server of these tests.
 const resolver = "127.0.0.53:53"
 
-// nameServer answers every question for an address with 127.0.0.1 while it is set. It ends with the
-// test.
+// nameServer answers every question for an address with 127.0.0.1 while it is set. It ends with the test.
 func nameServer(t *testing.T) (answers *atomic.Bool) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "resolv.conf")

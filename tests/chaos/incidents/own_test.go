@@ -114,8 +114,7 @@ func nameless(t *testing.T, shared *world) *incident {
 	}
 }
 
-// refused lets the certificate of Fairlead's kubeconfig expire. Of this one, an alert warns a month
-// before.
+// refused lets the certificate of Fairlead's kubeconfig expire. Of this one, an alert warns a month before.
 func refused(t *testing.T, w *world) *incident {
 	w.account(t, "expired")
 	issue := func(lasts time.Duration) cluster.Pair {

@@ -28,9 +28,8 @@ import (
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 const (
-	// most is how much later than directly a server may be served through Fairlead:
-	// kube-apiserver's own aggregator needs a tenth of a second, and people notice nothing below a
-	// third.
+	// most is how much later than directly a server may be served through Fairlead: kube-apiserver's own aggregator needs
+	// a tenth of a second, and people notice nothing below a third.
 	most = 300 * time.Millisecond
 	// step is the interval between requests.
 	step = 20 * time.Millisecond
@@ -75,8 +74,7 @@ func TestRecovery(t *testing.T) {
 	}
 }
 
-// restart stops s for a while. It returns the time from the first direct answer to the first
-// through Fairlead.
+// restart stops s for a while. It returns the time from the first direct answer to the first through Fairlead.
 func (w *world) restart(t *testing.T, s server, down time.Duration, farewell bool) time.Duration {
 	t.Helper()
 	vouched := cluster.Credentials{Pair: w.PKI.FrontProxyPair}
@@ -154,8 +152,7 @@ func poll(t *testing.T, c *http.Client, url string, header http.Header) *volley.
 	return l.Start(t)
 }
 
-// served returns when the first 200 after begun came, and how many later requests were not answered
-// with 200.
+// served returns when the first 200 after begun came, and how many later requests were not answered with 200.
 func served(l *volley.Load, begun time.Time) (first time.Time, relapses int) {
 	for _, s := range l.Ended() {
 		at := s.Began.Add(s.Took)

@@ -39,8 +39,7 @@ type caller struct {
 	now    atomic.Pointer[http.Transport]
 }
 
-// move gives the caller new connections with a new certificate. Its open watches stay on the old
-// ones.
+// move gives the caller new connections with a new certificate. Its open watches stay on the old ones.
 func (c *caller) move(id identity) { c.now.Store(c.f.transport(id, c.h2)) }
 
 // RoundTrip adds the caller's header.

@@ -13,8 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// takenWithin is the limit until a change is in force: Fairlead waits for 100 ms without changes, a
-// second at most.
+// takenWithin is the limit until a change is in force: Fairlead waits for 100 ms without changes, a second at most.
 const takenWithin = 5 * time.Second
 
 // stage is a Fairlead under load, with the load's backends.

@@ -58,8 +58,7 @@ type write struct {
 	retryAfter bool // the client was asked to retry
 }
 
-// violation is a failed check of an invariant, or one that is excused because the machine stood
-// still.
+// violation is a failed check of an invariant, or one that is excused because the machine stood still.
 type violation struct {
 	rule    invariant
 	what    string
@@ -242,8 +241,7 @@ func (c *checker) violations() []violation {
 	return slices.DeleteFunc(slices.Clone(c.found), func(v violation) bool { return v.excused })
 }
 
-// report writes the summary. Of the violations it has the first few of each invariant: the rest is
-// in the journal.
+// report writes the summary. Of the violations it has the first few of each invariant: the rest is in the journal.
 func (c *checker) report(out io.Writer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -72,8 +72,7 @@ func (s *tale) wait(d time.Duration) {
 	stop()
 }
 
-// end checks that exactly the violations of a story were found. What a standstill excuses is
-// reported.
+// end checks that exactly the violations of a story were found. What a standstill excuses is reported.
 func (s *tale) end() {
 	s.t.Helper()
 	var got []invariant

@@ -21,14 +21,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// group is an API group with one version, v1, and two Services of which its APIService points to
-// one.
+// group is an API group with one version, v1, and two Services of which its APIService points to one.
 type group struct {
 	name     string
 	services [2]service
 
-	// The fields below are what the cluster has been given, or is being given right now. world.mu
-	// guards them.
+	// The fields below are what the cluster has been given, or is being given right now. world.mu guards them.
 	exists      bool // the APIService
 	current     int  // the Service that it points to
 	priority    int
@@ -59,8 +57,7 @@ func (w *world) raiseGroup(ctx context.Context, number int, name string) *group 
 			s.sites = append(s.sites, w.newSite(g, s.name, fmt.Sprintf("10.79.%d.%d", 1+number, 10*(i+1)+n)))
 		}
 		g.services[i] = s
-		// Headless: kube-apiserver's own aggregator cannot dial it, so all that sites receive comes
-		// through a door.
+		// Headless: kube-apiserver's own aggregator cannot dial it, so all that sites receive comes through a door.
 		w.create(ctx, "/api/v1/namespaces/"+namespace+"/services/"+s.name,
 			fmt.Sprintf(`{apiVersion: v1, kind: Service, metadata: {name: %s}, spec: {clusterIP: None, ports: [{name: https, port: 443}]}}`, s.name))
 		must.Do(w.t, w.pushEndpoints(ctx, s))
@@ -101,9 +98,8 @@ func (w *world) push(ctx context.Context, g *group) error {
 	return errors.Join(w.pushEndpoints(ctx, s), w.apply(ctx, "/apis/apiregistration.k8s.io/v1/apiservices/v1."+g.name, manifest))
 }
 
-// change changes the model of a group, and then the cluster. Sites that may answer from now on are
-// allowed before. Others are forbidden when both doors have read the change: requests that begin
-// later may not use anything older.
+// change changes the model of a group, and then the cluster. Sites that may answer from now on are allowed before.
+// Others are forbidden when both doors have read the change: requests that begin later may not use anything older.
 func (w *world) change(ctx context.Context, g *group, model func()) error {
 	w.mu.Lock()
 	before := g.servingLocked()
@@ -148,8 +144,7 @@ func (w *world) known(ctx context.Context, g *group) error {
 	return nil
 }
 
-// rotate moves a group to a new CA step by step: trusted with the old one, then used, then trusted
-// alone.
+// rotate moves a group to a new CA step by step: trusted with the old one, then used, then trusted alone.
 func (w *world) rotate(ctx context.Context, g *group) error {
 	w.mu.Lock()
 	g.rotations++
@@ -181,9 +176,8 @@ const (
 // plane is wrong's name for the kube-apiservers.
 const plane = "plane"
 
-// await waits until nothing is wrong with a part of the world, and records how long that took. It
-// counts polls instead of time, and only while the world can converge: with a control plane, and
-// both doors.
+// await waits until nothing is wrong with a part of the world, and records how long that took. It counts polls instead
+// of time, and only while the world can converge: with a control plane, and both doors.
 func (w *world) await(ctx context.Context, what, part string) {
 	begun := time.Now()
 	for n := 0; ctx.Err() == nil; pause(ctx, look) {
@@ -234,8 +228,7 @@ func (w *world) wrong(ctx context.Context, part string) string {
 	return ""
 }
 
-// The verdict is compared if an endpoint can be healthy, the health of an endpoint unless it is
-// broken on purpose.
+// The verdict is compared if an endpoint can be healthy, the health of an endpoint unless it is broken on purpose.
 const available, broken = "verdict True", " is broken"
 
 // viewLocked returns what a door should show of the group.

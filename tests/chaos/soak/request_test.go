@@ -90,9 +90,8 @@ type task struct {
 	quit time.Duration
 }
 
-// draw makes the next task. Which it is depends on the seed alone, but for the door, which is a
-// ready one. Most requests use one of a few names, so that the authorization cache holds only some
-// thousand decisions.
+// draw makes the next task. Which it is depends on the seed alone, but for the door, which is a ready one. Most
+// requests use one of a few names, so that the authorization cache holds only some thousand decisions.
 func (w *world) draw(watch bool) *task {
 	n := w.asked.Add(1)
 	r := rand.New(rand.NewPCG(*seed, n))
@@ -197,8 +196,7 @@ func (w *world) request(ctx context.Context) {
 	w.checker.end(t.exchange)
 }
 
-// send sends the request, with the caller's credentials and forged ones, and lets read read the
-// answer's body.
+// send sends the request, with the caller's credentials and forged ones, and lets read read the answer's body.
 func (t *task) send(ctx context.Context, tr http.RoundTripper, read func(body io.Reader)) {
 	req, err := http.NewRequestWithContext(ctx, t.method, t.door.Endpoint.URL+t.path, bytes.NewReader(t.body))
 	if err != nil {

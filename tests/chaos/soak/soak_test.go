@@ -112,8 +112,7 @@ func (w *world) compare(before, after [2]holding) {
 		// 12 goroutines and descriptors vary: scrapes, handshakes of probes.
 		held("goroutines", b.goroutines, a.goroutines, b.goroutines+12)
 		held("descriptors", b.files, a.files, b.files+12)
-		// Half as much again and 8 MiB: metrics of new status codes, caches at their limits,
-		// fragmentation.
+		// Half as much again and 8 MiB: metrics of new status codes, caches at their limits, fragmentation.
 		held("KiB of heap", b.heap/1024, a.heap/1024, (1.5*b.heap+8*mib)/1024)
 		for _, page := range []string{"heap", "goroutine"} { // to find a leak
 			text := must.Get(ask.Get(w.t.Context(), d.admin, d.Admin.URL+"/debug/pprof/"+page))(w.t)

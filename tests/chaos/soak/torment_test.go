@@ -237,9 +237,8 @@ func kill(p *cluster.Part) func(context.Context) error {
 	return func(context.Context) error { p.Kill(); return nil }
 }
 
-// drawPlane kills or freezes a kube-apiserver or etcd. Everything depends on them: they
-// authenticate tokens and authorize requests. What is frozen keeps its connections and answers
-// nothing.
+// drawPlane kills or freezes a kube-apiserver or etcd. Everything depends on them: they authenticate tokens and
+// authorize requests. What is frozen keeps its connections and answers nothing.
 func (w *world) drawPlane(rng *rand.Rand) *act {
 	kind, n := rng.IntN(5), rng.IntN(len(w.APIServers))
 	a := &act{fault: fault{Scopes: []string{plane, "discovery"}}, dose: 100 + rng.IntN(500), part: plane}

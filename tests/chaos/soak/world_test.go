@@ -31,15 +31,13 @@ const (
 	// drainDelay is how long a door continues to serve after SIGTERM. Its readiness is checked more
 	// often, as a load balancer would.
 	drainDelay = 2 * time.Second
-	// requestTimeout is Fairlead's timeout for requests to backends: short, so that hung ones do
-	// not pile up.
+	// requestTimeout is Fairlead's timeout for requests to backends: short, so that hung ones do not pile up.
 	requestTimeout = 10 * time.Second
 	// watchers is how many watches are open at any time.
 	watchers = 9
 )
 
-// world is the whole environment: a control plane, groups with their backends, two doors in front,
-// and callers.
+// world is the whole environment: a control plane, groups with their backends, two doors in front, and callers.
 type world struct {
 	*cluster.Cluster
 

@@ -36,8 +36,7 @@ type world struct {
 	body  string // file of the POSTs' body
 }
 
-// TestFewStreams uses backends that allow 1, 5 and 20 streams per connection. h2load keeps all its
-// streams busy.
+// TestFewStreams uses backends that allow 1, 5 and 20 streams per connection. h2load keeps all its streams busy.
 func TestFewStreams(t *testing.T) {
 	w := newWorld(t)
 	for _, limit := range []uint32{1, 5, 20} {
@@ -70,8 +69,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// backend serves a group-version with so many streams per connection, and returns the path of its
-// objects.
+// backend serves a group-version with so many streams per connection, and returns the path of its objects.
 func (w *world) backend(t *testing.T, limit uint32) string {
 	t.Helper()
 	name := fmt.Sprintf("streams%d", limit)
@@ -137,8 +135,7 @@ var report = regexp.MustCompile(`(?s)finished in (\S+),.*status codes: (\d+) 2xx
 // run requests the side's URL, and records the results.
 func (s *side) run(t *testing.T, l load, token string) {
 	t.Helper()
-	// Longer than the minute that Fairlead and kube-apiserver give a request, so that a request
-	// that hangs is counted.
+	// Longer than the minute that Fairlead and kube-apiserver give a request, so that a request that hangs is counted.
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
 	args := []string{

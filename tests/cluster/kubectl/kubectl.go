@@ -80,8 +80,7 @@ func (u User) Fail(t *testing.T, want, stdin string, args ...string) {
 	}
 }
 
-// Says runs kubectl with arguments divided by blanks. It must exit with the code, and print all of
-// want.
+// Says runs kubectl with arguments divided by blanks. It must exit with the code, and print all of want.
 func (u User) Says(t *testing.T, code int, stdin, args string, want ...string) {
 	t.Helper()
 	a := u.Try(t, stdin, strings.Fields(args)...)

@@ -20,8 +20,7 @@ import (
 // inside is set in the environment of the process that runs the tests in the new namespaces.
 const inside = "FAIRLEAD_NETNS_INSIDE"
 
-// Main is for TestMain. It runs this program again in new network and mount namespaces, which
-// always end with it.
+// Main is for TestMain. It runs this program again in new network and mount namespaces, which always end with it.
 func Main(m *testing.M) int {
 	lists := slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.list") })
 	if lists || os.Getenv(inside) != "" {
@@ -43,8 +42,7 @@ func Main(m *testing.M) int {
 	return 0
 }
 
-// Up brings up loopback, and adds networks (such as 10.79.0.0/16) whose every address is this
-// machine.
+// Up brings up loopback, and adds networks (such as 10.79.0.0/16) whose every address is this machine.
 func Up(t *testing.T, networks ...string) {
 	t.Helper()
 	IP(t, "link set lo up")

@@ -28,8 +28,7 @@ func Accept(t *testing.T, l net.Listener, serve func(context.Context, net.Conn))
 	})
 }
 
-// Join copies both ways between two connections until both have ended, or ctx ends. It reads a's
-// bytes from from.
+// Join copies both ways between two connections until both have ended, or ctx ends. It reads a's bytes from from.
 func Join(ctx context.Context, a, b net.Conn, from io.Reader) {
 	defer b.Close()
 	defer context.AfterFunc(ctx, func() { _, _ = a.Close(), b.Close() })()

@@ -61,8 +61,7 @@ func Folder(t *testing.T, name string) string {
 	return dir
 }
 
-// Build builds Fairlead, and other packages of this repository, into a folder, and returns
-// Fairlead's file.
+// Build builds Fairlead, and other packages of this repository, into a folder, and returns Fairlead's file.
 func Build(t *testing.T, dir string, packages ...string) (fairlead string) {
 	t.Helper()
 	const module = "github.com/fairlead-proxy/fairlead/"

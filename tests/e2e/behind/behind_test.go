@@ -310,8 +310,7 @@ func testDocuments(t *testing.T, w *world) {
 	}
 }
 
-// testControllers has a HorizontalPodAutoscaler scale by a metric of the adapter, and a namespace
-// go.
+// testControllers has a HorizontalPodAutoscaler scale by a metric of the adapter, and a namespace go.
 func testControllers(t *testing.T, w *world) {
 	must.Get(w.StartControllerManager(t.Context(), w.Endpoint(), "--controllers=horizontal-pod-autoscaler-controller", "--horizontal-pod-autoscaler-sync-period=1s"))(t)
 	w.autoscale(t)

@@ -27,16 +27,14 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// controlPlane is in the namespace of the tests; Fairleads and extension servers are in the
-// namespace pods. The control plane reaches Fairleads at 10.81.0.0/24, and nobody at 10.80.0.0/16,
-// where the extension servers are.
+// controlPlane is in the namespace of the tests; Fairleads and extension servers are in the namespace pods. The control
+// plane reaches Fairleads at 10.81.0.0/24, and nobody at 10.80.0.0/16, where the extension servers are.
 const controlPlane = "10.79.0.1"
 
 // fairleads are the addresses of the two replicas.
 var fairleads = []string{"10.81.0.2", "10.81.0.3"}
 
-// world is a cluster whose control plane does not reach pods, but Fairlead does, as
-// deploy/overlays/behind installs it.
+// world is a cluster whose control plane does not reach pods, but Fairlead does, as deploy/overlays/behind installs it.
 type world struct {
 	*cluster.Cluster
 	dir, bin, kubectl, kubeconfig string

@@ -31,8 +31,7 @@ import (
 const (
 	// direct runs the suite without Fairlead: what fails there is not Fairlead's fault.
 	direct = "direct"
-	// impersonate is a lane in front of a kube-apiserver as clouds run it, with the account of
-	// deploy/overlays/managed.
+	// impersonate is a lane in front of a kube-apiserver as clouds run it, with the account of deploy/overlays/managed.
 	impersonate = "impersonate"
 )
 
@@ -48,9 +47,8 @@ func main() {
 	}
 }
 
-// focus selects the specs. The rest of sig-api-machinery needs running pods (webhooks, conversion,
-// field selectors, a sample apiserver in the cluster) or has nothing to do with the routing of
-// requests.
+// focus selects the specs. The rest of sig-api-machinery needs running pods (webhooks, conversion, field selectors, a
+// sample apiserver in the cluster) or has nothing to do with the routing of requests.
 const focus = `\[sig-api-machinery\] (Discovery|AggregatedDiscovery|CustomResourceDefinition|CustomResourcePublishOpenAPI|` +
 	`CustomResourceValidationRules|Watchers|OpenAPIV3|Servers with support for Table transformation|health handlers|FieldValidation|ServerSideApply)`
 
@@ -72,8 +70,7 @@ func run(ctx context.Context, lane string, want int) (err error) {
 	return os.RemoveAll(dir)
 }
 
-// raise starts the processes that the suite needs around the control plane, and returns the server
-// to test.
+// raise starts the processes that the suite needs around the control plane, and returns the server to test.
 func raise(ctx context.Context, c *cluster.Cluster, lane string) cluster.Endpoint {
 	server := c.Endpoint()
 	if lane != direct {

@@ -137,8 +137,7 @@ func (w *world) become(t *testing.T, want string) time.Duration {
 	return suite.Eventually(t, time.Minute, want, func() (bool, string) { got := w.ready(t); return got == want, got })
 }
 
-// balance runs HAProxy before servers, in TCP mode as kubeadm's documentation has it, and returns
-// where it listens.
+// balance runs HAProxy before servers, in TCP mode as kubeadm's documentation has it, and returns where it listens.
 func (w *world) balance(t *testing.T, name string, port int, servers ...cluster.Endpoint) cluster.Endpoint {
 	t.Helper()
 	text := fmt.Sprintf(`

@@ -75,8 +75,7 @@ type priority struct {
 	group, version int32
 }
 
-// extend starts an extension server in this process and registers its group-versions, the keys of
-// where.
+// extend starts an extension server in this process and registers its group-versions, the keys of where.
 func (w *world) extend(t *testing.T, name string, cfg extension.Config, where map[string]priority) {
 	t.Helper()
 	cfg.CA, cfg.Names, cfg.GroupVersions = w.PKI.Serving.CA, []string{name + ".backends.svc"}, slices.Collect(maps.Keys(where))

@@ -79,8 +79,7 @@ func testWatch(t *testing.T, k kubectl.User, registry string) {
 	sees("DELETED", "7")
 }
 
-// rounds is how often a failed measurement is repeated: the limits are the product's, and the
-// machine may be busy.
+// rounds is how often a failed measurement is repeated: the limits are the product's, and the machine may be busy.
 const rounds = 3
 
 // testSpeed measures how soon clients notice a renamed file among a thousand.

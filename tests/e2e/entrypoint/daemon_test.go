@@ -64,8 +64,7 @@ func (w *world) pod(t *testing.T) {
 	suite.Put(t, account+"token", suite.Token(t, w.core, "kube-system", "fairlead"))
 }
 
-// daemon runs the container of a DaemonSet of an overlay on a node, as the kubelet does, with more
-// arguments.
+// daemon runs the container of a DaemonSet of an overlay on a node, as the kubelet does, with more arguments.
 func (w *world) daemon(t *testing.T, deploy, overlay, node string, more ...string) (*cluster.Part, cluster.Endpoint) {
 	t.Helper()
 	rendered := string(must.Get(exec.CommandContext(t.Context(), suite.Tool(t, "kubectl"), "kustomize", filepath.Join(deploy, "overlays", overlay)).Output())(t))

@@ -31,8 +31,7 @@ func startAt(t *testing.T, dir, ip string, args ...string) *world {
 	return w
 }
 
-// at returns the arguments that give a kube-apiserver an address. All that publish themselves have
-// one port.
+// at returns the arguments that give a kube-apiserver an address. All that publish themselves have one port.
 func at(ip string) []string {
 	return []string{"--bind-address=" + ip, "--advertise-address=" + ip, "--secure-port=7443"}
 }

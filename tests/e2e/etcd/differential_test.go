@@ -32,8 +32,7 @@ type operation struct {
 	save                     string
 	// before runs once before the operation.
 	before func(*testing.T, *comparison)
-	// differs is why Fairlead answers differently on purpose. Then only want is required in its
-	// answer.
+	// differs is why Fairlead answers differently on purpose. Then only want is required in its answer.
 	differs, want string
 }
 
@@ -49,8 +48,7 @@ type side struct {
 	saved  map[string]string
 }
 
-// testDifferential sends the same requests to kube-apiserver and Fairlead, which have different
-// prefixes in one etcd.
+// testDifferential sends the same requests to kube-apiserver and Fairlead, which have different prefixes in one etcd.
 func testDifferential(t *testing.T, w *world) {
 	s := w.site(t, 0, cluster.Config{APIServers: 1})
 	d := s.open(t, s.Registry(), "--etcd-prefix=/another")
@@ -192,8 +190,7 @@ var changing = []struct {
 	{regexp.MustCompile(`/another/`), "/registry/"},
 }
 
-// restart compacts etcd and restarts both servers, so that neither etcd nor their caches have old
-// revisions.
+// restart compacts etcd and restarts both servers, so that neither etcd nor their caches have old revisions.
 func restart(t *testing.T, c *comparison) {
 	t.Helper()
 	compact(t, c)

@@ -67,8 +67,7 @@ func paced(n, rate int, f func(i int) error) error {
 	return g.Wait()
 }
 
-// learns waits until a door has an APIService in its table. It answers with 503 until the first
-// probe has passed.
+// learns waits until a door has an APIService in its table. It answers with 503 until the first probe has passed.
 func (d *door) learns(t *testing.T, name string) error {
 	for wait, end := time.Millisecond, time.Now().Add(time.Minute); ; wait = min(2*wait, 50*time.Millisecond) {
 		switch res := d.ask(t, http.MethodGet, things(name), ""); {
@@ -167,8 +166,7 @@ func testLeader(t *testing.T, w *world) {
 // doomed reports whether the test deletes APIService i.
 func doomed(i int) bool { return i%3 == 0 }
 
-// surely repeats a write until a door acknowledges it, or says that it was done, if an answer was
-// lost.
+// surely repeats a write until a door acknowledges it, or says that it was done, if an answer was lost.
 func (s *site) surely(ctx context.Context, i int, done func(error) bool, write func(*door) error) (err error) {
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); i++ {
 		if err = write(s.doors[i%len(s.doors)]); err == nil || done(err) {

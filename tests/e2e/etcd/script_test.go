@@ -36,9 +36,8 @@ func manifest(name, more, spec string) string {
 // service is a spec whose Service does not exist.
 const service = `,"service":{"namespace":"nowhere","name":"none"},"insecureSkipTLSVerify":true`
 
-// operations returns the script. Most objects are Local, because only the script writes to them.
-// Fairlead answers by k8s.io/apiserver, so one of each kind of request shows that its parts are put
-// together like those of kube-apiserver.
+// operations returns the script. Most objects are Local, because only the script writes to them. Fairlead answers by
+// k8s.io/apiserver, so one of each kind of request shows that its parts are put together like those of kube-apiserver.
 func operations() []operation {
 	const get, post, put, patch, del = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete
 	a, b := "v1.a.diff.example.com", "v1.b.diff.example.com"

@@ -33,8 +33,7 @@ func TestAppended(t *testing.T) {
 	w.front = w.start(t, "fairlead")
 	sample := must.Get(w.StartSampleAPIServer(t.Context()))(t)
 	dave := passport{cred: w.issue(t, w.users, "dave", "dev")}
-	// The server refuses requests with 401. Once Fairlead's probes have found that out, it does so
-	// with 503.
+	// The server refuses requests with 401. Once Fairlead's probes have found that out, it does so with 503.
 	served := func(t *testing.T, want bool) {
 		t.Helper()
 		took := suite.Eventually(t, 90*time.Second, fmt.Sprint("served: ", want), func() (bool, string) {

@@ -172,8 +172,7 @@ func testClients(t *testing.T, w *world) {
 
 const flunders = "/apis/wardle.example.com/v1beta1/namespaces/managed/flunders"
 
-// testFlunders reads objects of the extension server, which the cluster's own aggregator cannot
-// reach.
+// testFlunders reads objects of the extension server, which the cluster's own aggregator cannot reach.
 func testFlunders(t *testing.T, w *world) {
 	for _, p := range passports(t, w) {
 		code, body := w.ask(t, w.front, p, "GET", flunders, "")

@@ -77,8 +77,7 @@ func newWorld(t *testing.T, clouds int) *world {
 	return w
 }
 
-// follow runs commands, with localhost instead of the example's name. It appends more to the last
-// one.
+// follow runs commands, with localhost instead of the example's name. It appends more to the last one.
 func (w *world) follow(t *testing.T, block string, more ...string) suite.Answer {
 	t.Helper()
 	block = strings.TrimSpace(block) + " " + strings.Join(more, " ")

@@ -165,10 +165,9 @@ func testFire(t *testing.T, w *world, token string) {
 	}
 }
 
-// startPrometheus runs Prometheus with the shipped alerts, shortened so that minutes become
-// seconds: without `for`, and with ranges of 5 s, which are five scrapes, or 30 s for the range of
-// hours in steps. Nothing else is changed, and every series is real. knows waits until an
-// expression has a result.
+// startPrometheus runs Prometheus with the shipped alerts, shortened so that minutes become seconds: without `for`, and
+// with ranges of 5 s, which are five scrapes, or 30 s for the range of hours in steps. Nothing else is changed, and
+// every series is real. knows waits until an expression has a result.
 func startPrometheus(t *testing.T, w *world, token string, admin cluster.Endpoint) (knows func(t *testing.T, expr string)) {
 	t.Helper()
 	dir, address := t.TempDir(), freeAddress(t)
@@ -214,8 +213,7 @@ func widgetsOf(name string) string {
 	return "/apis/" + name + ".example.com/v1/namespaces/default/widgets"
 }
 
-// load sends some thirty requests a second for a path until the test ends. The metrics record the
-// results.
+// load sends some thirty requests a second for a path until the test ends. The metrics record the results.
 func (w *world) load(t *testing.T, front *cluster.Front, path string) {
 	t.Helper()
 	client := suite.Client(t, front.Endpoint, w.Admin())

@@ -21,8 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// browser is a page of a real, headless Chromium, controlled by the DevTools protocol. Only one
-// goroutine may use it.
+// browser is a page of a real, headless Chromium, controlled by the DevTools protocol. Only one goroutine may use it.
 type browser struct {
 	conn     *websocket.Conn
 	next     int
@@ -141,8 +140,7 @@ func (b *browser) enter(t *testing.T, field, text string) {
 func (b *browser) shoot(t *testing.T, name string) {
 	t.Helper()
 	var r struct{ Data string }
-	// A WebP picture has at most 16,383 pixels each way. A list of all that other cases register is
-	// longer.
+	// A WebP picture has at most 16,383 pixels each way. A list of all that other cases register is longer.
 	all := b.eval(t, `({x: 0, y: 0, width: document.documentElement.scrollWidth, height: Math.min(document.documentElement.scrollHeight, 4000), scale: 1})`)
 	b.call(t, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true, "format": "webp", "quality": 60, "clip": all}, &r)
 	picture := must.Get(base64.StdEncoding.DecodeString(r.Data))(t)

@@ -4,6 +4,5 @@
 //
 // The tutorial has a separate control plane: three nodes made by kubeadm.
 //
-// The build tag is e2e. It needs chromium, prometheus, promtool and haproxy, which `make operate`
-// installs.
+// The build tag is e2e. It needs chromium, prometheus, promtool and haproxy, which `make operate` installs.
 package operate

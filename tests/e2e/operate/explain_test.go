@@ -17,8 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
 
-// serve starts an extension server of <name>.example.com/v1 for Service operate/<name>, and
-// registers it.
+// serve starts an extension server of <name>.example.com/v1 for Service operate/<name>, and registers it.
 func (w *world) serve(t *testing.T, name string, change func(*extension.Config), faults ...extension.Fault) *extension.Server {
 	t.Helper()
 	s := w.extension(t, name, change)

@@ -118,8 +118,7 @@ func testHook(t *testing.T, w *world) {
 	})
 }
 
-// testValues tries invalid values, each with one fault, and valid ones, which kube-apiserver must
-// accept.
+// testValues tries invalid values, each with one fault, and valid ones, which kube-apiserver must accept.
 func testValues(t *testing.T, w *world) {
 	for _, bad := range [][]string{
 		{"mode=static"}, {"localIdentity=nobody", "mode=load-balancer"}, {"localIdentity=impersonate"}, {"modes=control-plane"}, {"image.tag=a b"}, {"image.digest=sha256:1"}, {"image.pullPolicy=Sometimes"}, {"replicas=0"}, {"replicas=two"}, {"replicas=2.5"},
@@ -189,8 +188,7 @@ func objects(t *testing.T, rendered string) []*unstructured.Unstructured {
 	return list
 }
 
-// substance returns objects by kind and name, without their own labels and annotations, which
-// depend on the renderer.
+// substance returns objects by kind and name, without their own labels and annotations, which depend on the renderer.
 func substance(t *testing.T, rendered string) map[string]any {
 	t.Helper()
 	all := map[string]any{}

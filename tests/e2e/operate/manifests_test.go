@@ -34,8 +34,7 @@ func testManifests(t *testing.T, w *world) {
 	t.Run("the entrypoint's reach", func(t *testing.T) { testReach(t, w) })
 }
 
-// testFlags runs the program with a manifest's arguments. It must complain only about missing
-// files.
+// testFlags runs the program with a manifest's arguments. It must complain only about missing files.
 func testFlags(t *testing.T, w *world, rendered string) {
 	args := regexp.MustCompile(`(?m)^ +- (serve|--\S+)$`).FindAllStringSubmatch(rendered, -1)
 	if len(args) < 8 {
@@ -53,8 +52,7 @@ func testFlags(t *testing.T, w *world, rendered string) {
 	}
 }
 
-// testProtected tries to claim Kubernetes' own groups, and compares the policy's list with
-// Fairlead's.
+// testProtected tries to claim Kubernetes' own groups, and compares the policy's list with Fairlead's.
 func testProtected(t *testing.T, w *world) {
 	manifest := w.kustomize(t, "base")
 	list := regexp.MustCompile(`(?s)expression: '\["(.*?)\]'`).FindStringSubmatch(manifest)

@@ -72,8 +72,7 @@ controlPlaneEndpoint: 10.0.0.10:%[3]s
 etcd: {%[2]s}
 `
 
-// The etcd of the first node, in the one folder that each node has for itself, and as the others
-// see it.
+// The etcd of the first node, in the one folder that each node has for itself, and as the others see it.
 const (
 	localEtcd  = "local: {dataDir: /etc/kubernetes/etcd}"
 	remoteEtcd = `external: {endpoints: ["https://10.0.0.11:2379"], caFile: /etc/kubernetes/pki/etcd/ca.crt,
@@ -220,8 +219,7 @@ func (c *controlPlane) kubelet(ctx context.Context, node, name string) {
 	}, 500*time.Millisecond)
 }
 
-// container runs the only container of a pod. It returns nil if the manifest is incomplete or its
-// image is unknown.
+// container runs the only container of a pod. It returns nil if the manifest is incomplete or its image is unknown.
 func (c *controlPlane) container(ctx context.Context, node, name string, manifest []byte) *cluster.Part {
 	var pod corev1.Pod
 	if err := yaml.UnmarshalStrict(manifest, &pod); err != nil || len(pod.Spec.Containers) == 0 {

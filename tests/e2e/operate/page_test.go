@@ -39,8 +39,7 @@ func testPage(t *testing.T, w *world) {
 	t.Run("filter", func(t *testing.T) {
 		b.enter(t, "q", "operate/half")
 		b.until(t, `location.search.startsWith('?q=operate') && document.querySelectorAll('#table tbody th').length === 1 && document.getElementById('table').innerText.includes('v1.half.example.com')`)
-		// One endpoint is dead: the page says what to look at, with a command to copy and a
-		// runbook.
+		// One endpoint is dead: the page says what to look at, with a command to copy and a runbook.
 		b.until(t, `document.querySelector('.help code.copy').innerText.startsWith('kubectl -n operate describe service half') && document.querySelector('.help a').href.endsWith('/FairleadEndpointDown.md')`)
 		b.open(t, base)
 		b.until(t, row+`?.innerText.includes('✓ Passed')`)

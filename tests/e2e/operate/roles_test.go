@@ -130,8 +130,7 @@ func (w *world) asked(t *testing.T) (all []request) {
 	return all
 }
 
-// testComponents runs a Fairlead that publishes itself, writes statuses and emits Events, until it
-// exits.
+// testComponents runs a Fairlead that publishes itself, writes statuses and emits Events, until it exits.
 func testComponents(t *testing.T, w *world) {
 	w.alone.Lock() // one at a time publishes, writes statuses and emits Events here
 	defer w.alone.Unlock()
@@ -211,8 +210,7 @@ func testBundleRole(t *testing.T, w *world) {
 	w.serves(t, time.Minute, w.front.Endpoint, path, "")
 }
 
-// clear removes what earlier Fairleads have left, so that a Fairlead publishes, writes and emits
-// anew.
+// clear removes what earlier Fairleads have left, so that a Fairlead publishes, writes and emits anew.
 func (w *world) clear(t *testing.T) {
 	t.Helper()
 	w.ask(t, "delete -n default --ignore-not-found endpointslices/kubernetes endpointslices/kubernetes-1 endpoints/kubernetes")
@@ -220,8 +218,7 @@ func (w *world) clear(t *testing.T) {
 	w.ask(t, "delete -n kube-system leases -l fairlead.dev/entrypoint")
 }
 
-// publishes waits until the EndpointSlices and the Endpoints of default/kubernetes have the same
-// address, or none.
+// publishes waits until the EndpointSlices and the Endpoints of default/kubernetes have the same address, or none.
 func (w *world) publishes(t *testing.T, address string) {
 	t.Helper()
 	suite.Eventually(t, 30*time.Second, "published", func() (bool, string) {

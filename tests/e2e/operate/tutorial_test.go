@@ -205,8 +205,7 @@ func (c *controlPlane) clients(t *testing.T) *volley.Load {
 	return (&volley.Load{Every: 25 * time.Millisecond, Clients: []*http.Client{kept, fresh}, Make: request}).Start(t)
 }
 
-// testKubeadm follows docs/operations.md on a node of the tutorial, and runs each command as
-// written.
+// testKubeadm follows docs/operations.md on a node of the tutorial, and runs each command as written.
 func testKubeadm(t *testing.T, c *controlPlane) {
 	blocks := documented(t, "operations.md", "On kubeadm")
 	if len(blocks) != 5 { // three for a node, and two that need none

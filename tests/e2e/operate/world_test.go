@@ -46,8 +46,7 @@ func TestOperate(t *testing.T) {
 	}.Beside(t, w)
 }
 
-// world is what all cases share: a cluster with the shipped manifests, and a Fairlead with the
-// shipped ServiceAccount.
+// world is what all cases share: a cluster with the shipped manifests, and a Fairlead with the shipped ServiceAccount.
 type world struct {
 	*cluster.Cluster
 	dir      string
@@ -145,8 +144,7 @@ func (w *world) ask(t *testing.T, line string) string {
 	return succeed(t, "", w.kubectl, append([]string{"--kubeconfig", w.direct}, strings.Fields(line)...)...)
 }
 
-// get sends a GET with a token, or as a member of system:masters without one, and returns code and
-// body.
+// get sends a GET with a token, or as a member of system:masters without one, and returns code and body.
 func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, string) {
 	t.Helper()
 	client := suite.Client(t, e, cmp.Or(cluster.Credentials{Token: token}, w.Admin()))

@@ -69,8 +69,7 @@ func (s *site) file(t *testing.T, pattern string) string {
 	return found[0]
 }
 
-// twice makes the release again, elsewhere and later. `make reproducible` compares programs built
-// elsewhere.
+// twice makes the release again, elsewhere and later. `make reproducible` compares programs built elsewhere.
 func (s *site) twice(t *testing.T) {
 	again := filepath.Join(t.TempDir(), "dist")
 	s.make(t, "release", "OUT="+again)

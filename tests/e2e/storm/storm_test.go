@@ -41,9 +41,8 @@ rules:
   message: use an informer
 `
 
-// TestStorm measures others' requests and kube-apiserver's memory: without the lister, with it,
-// with a rule, and with priority and fairness, which exempts system:masters, for one without that
-// group.
+// TestStorm measures others' requests and kube-apiserver's memory: without the lister, with it, with a rule, and with
+// priority and fairness, which exempts system:masters, for one without that group.
 func TestStorm(t *testing.T) {
 	dir := suite.Folder(t, "storm")
 	policy, set := filepath.Join(dir, "policy.yaml"), "apiVersion: fairlead.dev/v1\nkind: Policy\n"

@@ -22,9 +22,8 @@ const (
 	leastStill = time.Second
 )
 
-// Clock records standstills: times when this process overslept by at least standstill. It does not
-// notice when only other processes were stopped. The zero value is ready for Run. Any goroutine may
-// call its methods.
+// Clock records standstills: times when this process overslept by at least standstill. It does not notice when only
+// other processes were stopped. The zero value is ready for Run. Any goroutine may call its methods.
 type Clock struct {
 	// Tell is called for each standstill. Nil means never.
 	Tell func(time.Duration)
@@ -70,8 +69,7 @@ func (k *Clock) woke() {
 	}
 }
 
-// Stood returns how long the machine stood still between two moments, including a standstill that
-// has not ended yet.
+// Stood returns how long the machine stood still between two moments, including a standstill that has not ended yet.
 func (k *Clock) Stood(from, to time.Time) (sum time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -182,20 +182,17 @@ type Case struct {
 	Name string
 	// Text is the file's content.
 	Text string
-	// Want is the message for the first fault in a file named bad.yaml: bad.yaml:LINE: FIELD:
-	// MESSAGE.
+	// Want is the message for the first fault in a file named bad.yaml: bad.yaml:LINE: FIELD: MESSAGE.
 	Want string
 }
 
-// Remote returns manifests for group/v1 at port 8443 of an address. Its APIService has the
-// annotations, if any.
+// Remote returns manifests for group/v1 at port 8443 of an address. Its APIService has the annotations, if any.
 func Remote(group, address, annotations string) string {
 	return At(group, "v1", net.JoinHostPort(address, "8443"), nil, annotations)
 }
 
-// At returns manifests for a group-version at an address: its APIService, with the annotations if
-// any, and its Service, named after the group in the namespace x, with the address. A nil ca means
-// that nothing is verified.
+// At returns manifests for a group-version at an address: its APIService, with the annotations if any, and its Service,
+// named after the group in the namespace x, with the address. A nil ca means that nothing is verified.
 func At(group, version, address string, ca []byte, annotations string) string {
 	host, port, _ := net.SplitHostPort(address)
 	trust := "insecureSkipTLSVerify: true"

@@ -37,8 +37,7 @@ type Scene struct {
 	testing.TB
 	// Input is what the next Build uses.
 	Input registry.Input
-	// Built is called after each Build, since tables of a test cannot supersede each other. Nil:
-	// not called.
+	// Built is called after each Build, since tables of a test cannot supersede each other. Nil: not called.
 	Built func()
 	// From answers Get.
 	From http.Handler

@@ -55,8 +55,7 @@ func Tell(t *testing.T, stage func(testing.TB) *Scene) {
 	})
 }
 
-// response describes the response to a request. A long body is cut; its sum tells whether two are
-// the same.
+// response describes the response to a request. A long body is cut; its sum tells whether two are the same.
 func (s *Scene) response(method, path string, fields []string) string {
 	header := http.Header{}
 	for _, f := range fields {

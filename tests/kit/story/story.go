@@ -24,8 +24,7 @@ type Story struct {
 
 var update = flag.Bool("update", false, "rewrite what the stories of testdata expect") //nolint:gochecknoglobals // as any flag of a test
 
-// Tell runs each story of testdata as a subtest. With the flag -update it rewrites the expected
-// files.
+// Tell runs each story of testdata as a subtest. With the flag -update it rewrites the expected files.
 func Tell(t *testing.T, tell func(t *testing.T, s *Story)) {
 	files := must.Get(filepath.Glob("testdata/*.txtar"))(t)
 	if len(files) == 0 {

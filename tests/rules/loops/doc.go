@@ -10,7 +10,6 @@
 //
 // or below such a line. A function is followed once for each set of mutexes that are held.
 //
-// Functions of other modules have no bodies here: outside.go says which of them may be called.
-// What it does not see: methods of ours that other modules call by themselves (Error, String), and
-// loops that run too long.
+// Functions of other modules have no bodies here: outside.go says which of them may be called. What it does not see:
+// methods of ours that other modules call by themselves (Error, String), and loops that run too long.
 package loops

@@ -69,8 +69,7 @@ func (m mutexes) leaf() bool {
 	return false
 }
 
-// lock handles the methods of mutexes: it returns what is held afterwards. It returns nil for all
-// other functions.
+// lock handles the methods of mutexes: it returns what is held afterwards. It returns nil for all other functions.
 func (w *walk) lock(m moment, site ssa.CallInstruction, f *ssa.Function) *mutexes {
 	locks := false
 	switch name(f) {

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// harmless are packages whose functions never block, and cost in proportion to their input, except
-// those of costly.
+// harmless are packages whose functions never block, and cost in proportion to their input, except those of costly.
 var harmless = strings.Fields(`
 	bytes cmp context crypto/sha256 encoding/base64 encoding/binary encoding/hex errors hash hash/maphash iter maps math math/bits math/rand/v2 net/netip net/url
 	slices strconv strings sync/atomic time unicode unicode/utf16 unicode/utf8 unique

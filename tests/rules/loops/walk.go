@@ -165,8 +165,7 @@ func (w *walk) step(m moment, instr ssa.Instruction, next map[mutexes]bool) {
 	next[m.now] = true
 }
 
-// deferred returns the calls that may be deferred when a block ends the function, in the order in
-// which they run.
+// deferred returns the calls that may be deferred when a block ends the function, in the order in which they run.
 func deferred(fn *ssa.Function, end *ssa.BasicBlock) (calls []*ssa.Defer) {
 	before := map[*ssa.BasicBlock]bool{}
 	var back func(b *ssa.BasicBlock)
@@ -271,8 +270,7 @@ func (w *walk) violates(m moment, at token.Pos, text string) {
 // maxPath is how many calls are shown: from a frame to a decision there are some twenty.
 const maxPath = 30
 
-// name returns a function's name: of a generic one without type arguments, of ours without the
-// module.
+// name returns a function's name: of a generic one without type arguments, of ours without the module.
 func name(f *ssa.Function) string {
 	if o := f.Origin(); o != nil {
 		f = o

@@ -1,5 +1,4 @@
-// Package apiserver is a kube-apiserver for reflectors: it lists and watches the objects that a
-// test puts into it.
+// Package apiserver is a kube-apiserver for reflectors: it lists and watches the objects that a test puts into it.
 package apiserver
 
 import (

@@ -145,8 +145,7 @@ func certificates(cfg Config) map[Kind]tls.Certificate {
 	}
 }
 
-// SetPair replaces the serving certificate for new connections, as a rotation does. Faults take
-// precedence.
+// SetPair replaces the serving certificate for new connections, as a rotation does. Faults take precedence.
 func (s *Server) SetPair(pair *pki.Pair) {
 	s.faults.mu.Lock()
 	defer s.faults.mu.Unlock()
@@ -158,8 +157,7 @@ func (s *Server) tlsConfig() *tls.Config {
 	cfg := &tls.Config{
 		Certificates: []tls.Certificate{s.faults.certificate()},
 		MinVersion:   tls.VersionTLS12,
-		// Requested here and verified by verify: a bad certificate must reach the handler, to be
-		// counted and answered.
+		// Requested here and verified by verify: a bad certificate must reach the handler, to be counted and answered.
 		ClientAuth:             tls.RequestClientCert,
 		SessionTicketsDisabled: true, // each handshake must show the current certificate
 	}

@@ -65,8 +65,7 @@ func aggregatedVersion(gv schema.GroupVersion) apidiscoveryv2.APIVersionDiscover
 // connectSubresources echo the body of a request.
 func connectSubresources() []string { return []string{"console", "echo", "exec", "portforward", "vnc"} }
 
-// groups answers /apis. It looks for aggregated discovery anywhere in Accept: every client that
-// lists it prefers it.
+// groups answers /apis. It looks for aggregated discovery anywhere in Accept: every client that lists it prefers it.
 func (s *Server) groups(w http.ResponseWriter, r *http.Request) {
 	accept := strings.Join(r.Header.Values("Accept"), ",")
 	if asks := strings.Contains(accept, "as=APIGroupDiscoveryList") && strings.Contains(accept, "v=v2") && strings.Contains(accept, "application/json"); asks && !s.cfg.LegacyDiscovery {

@@ -20,8 +20,7 @@ const (
 	Dead Kind = "dead"
 	// HangConnect accepts new connections and sends nothing on them, not even TLS.
 	HangConnect Kind = "hang-connect"
-	// Freeze stops reading and writing on all connections, including pings, as if the network
-	// dropped every packet.
+	// Freeze stops reading and writing on all connections, including pings, as if the network dropped every packet.
 	Freeze Kind = "freeze"
 	// WrongCA serves a certificate of another CA with the same name.
 	WrongCA Kind = "wrong-ca"
@@ -48,8 +47,7 @@ const (
 	Slow Kind = "slow"
 	// SlowBody sends Size bytes (0: 1,000) in ten pieces, Delay apart.
 	SlowBody Kind = "slow-body"
-	// Reset ends the request before the response: RST_STREAM with INTERNAL_ERROR on HTTP/2, a TCP
-	// reset on HTTP/1.1.
+	// Reset ends the request before the response: RST_STREAM with INTERNAL_ERROR on HTTP/2, a TCP reset on HTTP/1.1.
 	Reset Kind = "reset"
 	// ResetBody is Reset after the headers and the first Size bytes (0: 1,000) of a longer body.
 	ResetBody Kind = "reset-body"
@@ -72,8 +70,7 @@ const (
 	ShortBody Kind = "short-body"
 	// LongBody has a Content-Length of half of the Size bytes (0: 1,000) that it sends.
 	LongBody Kind = "long-body"
-	// GoAway announces the end of the connection (GOAWAY, or Connection: close) and answers the
-	// request.
+	// GoAway announces the end of the connection (GOAWAY, or Connection: close) and answers the request.
 	GoAway Kind = "goaway"
 	// GoAwayUnprocessed sends GOAWAY with a last stream before this one and does not answer; on
 	// HTTP/1.1 it sends a TCP reset.
@@ -85,8 +82,7 @@ const (
 	Unasked101 Kind = "unasked-101"
 )
 
-// Fault is a way to misbehave, and when. The first fault of a list that matches a request applies
-// to it.
+// Fault is a way to misbehave, and when. The first fault of a list that matches a request applies to it.
 type Fault struct {
 	// Kind is the way.
 	Kind Kind

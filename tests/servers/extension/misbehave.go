@@ -69,10 +69,9 @@ func (s *Server) misbehave(w http.ResponseWriter, r *http.Request, x exchange, f
 	return false
 }
 
-// Below is for handlers of Config.Wrap that misbehave by themselves. Over HTTP/2, inject writes
-// frames after the stream's head and, with data, its first DATA, which must have been flushed; over
-// HTTP/1.1 it does nothing. end aborts the handler; it ends HTTP/1.1's connection, or with reset
-// only HTTP/2's stream.
+// Below is for handlers of Config.Wrap that misbehave by themselves. Over HTTP/2, inject writes frames after the
+// stream's head and, with data, its first DATA, which must have been flushed; over HTTP/1.1 it does nothing. end aborts
+// the handler; it ends HTTP/1.1's connection, or with reset only HTTP/2's stream.
 func Below(w http.ResponseWriter, r *http.Request) (inject func(head, data bool, write func(fr *http2.Framer, stream uint32)), end func(reset bool)) {
 	x := exchange{session: r.Context().Value(sessionKey{}).(*session)}
 	inject = func(bool, bool, func(*http2.Framer, uint32)) {}

@@ -100,8 +100,7 @@ func writeError(w http.ResponseWriter, err error) {
 	writeJSON(w, int(s.Code), s)
 }
 
-// Request is a request as it arrived. It is recorded once its head was read; Trailer is set after
-// the answer.
+// Request is a request as it arrived. It is recorded once its head was read; Trailer is set after the answer.
 type Request struct {
 	// Time is when the head was complete.
 	Time time.Time

@@ -1,10 +1,8 @@
-// Package extension is an extension API server for tests: it serves discovery, OpenAPI, objects and
-// watches over HTTP/1.1 and HTTP/2 with TLS, misbehaves on request, and records
-// exactly what it receives.
+// Package extension is an extension API server for tests: it serves discovery, OpenAPI, objects and watches over
+// HTTP/1.1 and HTTP/2 with TLS, misbehaves on request, and records exactly what it receives.
 //
-// net/http serves both protocols. What a correct server cannot commit (a GOAWAY before the request
-// was processed, DATA after RST_STREAM, endless header blocks) is written between its frames, or
-// instead of its answer.
+// net/http serves both protocols. What a correct server cannot commit (a GOAWAY before the request was processed, DATA
+// after RST_STREAM, endless header blocks) is written between its frames, or instead of its answer.
 //
 // All methods are safe for concurrent use. Everything that a client can make it keep is bounded. It
 // is only for tests: it trusts its callers and has no time limits.
@@ -29,37 +27,30 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// Config describes the server without faults. The zero value serves widgets.example.com/v1 on a
-// free loopback port, with a certificate for localhost and 127.0.0.1 from a CA of its own, and
-// authenticates nobody.
+// Config describes the server without faults. The zero value serves widgets.example.com/v1 on a free loopback port,
+// with a certificate for localhost and 127.0.0.1 from a CA of its own, and authenticates nobody.
 type Config struct {
-	// GroupVersions are the served "group/version"s, each group's preferred version first. Nil:
-	// widgets.example.com/v1.
+	// GroupVersions are the served "group/version"s, each group's preferred version first. Nil: widgets.example.com/v1.
 	GroupVersions []string
 	// Address is the address to listen on. Empty: a free port of 127.0.0.1.
 	Address string
-	// Names are DNS names and addresses of the serving certificate, besides localhost and
-	// 127.0.0.1. Nil: none.
+	// Names are DNS names and addresses of the serving certificate, besides localhost and 127.0.0.1. Nil: none.
 	Names []string
 	// CA signs the serving certificate. Nil: a new one.
 	CA *pki.CA
 	// NoHTTP1 removes HTTP/1.1 from ALPN. False: both protocols are served.
 	NoHTTP1 bool
-	// LegacyDiscovery answers /apis with an APIGroupList, even to requests for aggregated
-	// discovery. False: aggregated.
+	// LegacyDiscovery answers /apis with an APIGroupList, even to requests for aggregated discovery. False: aggregated.
 	LegacyDiscovery bool
-	// RequestHeaderCA signs the client certificates that may assert X-Remote-*. Nil: all peers
-	// count as verified.
+	// RequestHeaderCA signs the client certificates that may assert X-Remote-*. Nil: all peers count as verified.
 	RequestHeaderCA *x509.CertPool
 	// AllowedNames are the allowed common names of those certificates. Nil: any.
 	AllowedNames []string
-	// RejectWith is the status for callers that RequestHeaderCA does not verify. 0: they are
-	// served.
+	// RejectWith is the status for callers that RequestHeaderCA does not verify. 0: they are served.
 	RejectWith int
 	// MaxStreams is the number of concurrent HTTP/2 streams per connection. 0: 250.
 	MaxStreams uint32
-	// Objects is the initial number of widgets of about 1 KB in the namespace default. 0: 100, so
-	// that a LIST has 100 KB.
+	// Objects is the initial number of widgets of about 1 KB in the namespace default. 0: 100, so that a LIST has 100 KB.
 	Objects int
 	// Record is the number of recorded requests. 0: 1,024. Negative: none, for benchmarks.
 	Record int

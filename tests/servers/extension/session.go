@@ -125,9 +125,8 @@ func (h *session) end() {
 	}
 }
 
-// disown announces that stream id is not processed, and none after it. If a later stream has
-// already begun, it does nothing and returns false: that one is being answered, and a client that
-// was told otherwise would send it again.
+// disown announces that stream id is not processed, and none after it. If a later stream has already begun, it does
+// nothing and returns false: that one is being answered, and a client that was told otherwise would send it again.
 func (h *session) disown(r *http.Request, id uint32) bool {
 	h.mu.Lock()
 	latest := h.latest == id
@@ -141,9 +140,8 @@ func (h *session) disown(r *http.Request, id uint32) bool {
 	return latest
 }
 
-// endless writes an unfinished head. No other frame may be sent within it, so the connection is
-// blocked meanwhile. Every field is a never-indexed literal, which leaves the tables of both sides
-// unchanged.
+// endless writes an unfinished head. No other frame may be sent within it, so the connection is blocked meanwhile.
+// Every field is a never-indexed literal, which leaves the tables of both sides unchanged.
 func endless(fr *http2.Framer, stream uint32, size int64) error {
 	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)

@@ -1,6 +1,5 @@
-// Package kubelet is a stub kubelet for tests: a node that kube-apiserver can send exec, attach,
-// port-forward and logs to, and that metrics-server can scrape. The streams use the library of the
-// real kubelet and the container runtimes.
+// Package kubelet is a stub kubelet for tests: a node that kube-apiserver can send exec, attach, port-forward and logs
+// to, and that metrics-server can scrape. The streams use the library of the real kubelet and the container runtimes.
 //
 // Its containers are folders on this machine, and their processes are plain processes: nothing is
 // isolated. Only members of system:masters with a certificate of the client CA may start one. It
@@ -34,8 +33,7 @@ import (
 )
 
 const (
-	// idle limits the silence of a stream, and creating the time for opening streams: the kubelet's
-	// own defaults.
+	// idle limits the silence of a stream, and creating the time for opening streams: the kubelet's own defaults.
 	idle     = 4 * time.Hour
 	creating = 30 * time.Second
 	// containerName is the name of every pod's only container.
@@ -197,8 +195,7 @@ func (k *Kubelet) serveMetrics(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// Container is a folder to run processes in, and a log. Its main process, for attach, repeats each
-// line in capitals.
+// Container is a folder to run processes in, and a log. Its main process, for attach, repeats each line in capitals.
 type Container struct {
 	// Dir is its working directory.
 	Dir string
@@ -225,8 +222,7 @@ func (c *Container) after(n int) []string {
 	return c.lines[n:]
 }
 
-// ExecInContainer runs a command with the streams of an exec, without a terminal. It implements
-// remotecommand.Executor.
+// ExecInContainer runs a command with the streams of an exec, without a terminal. It implements remotecommand.Executor.
 func (c *Container) ExecInContainer(ctx context.Context, _, _, _ string, command []string, in io.Reader, out, errs io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

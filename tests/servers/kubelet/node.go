@@ -20,8 +20,7 @@ func (k *Kubelet) Join(ctx context.Context, core kubernetes.Interface, name stri
 	node := try.Get(core.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: name, Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux"},
 	}}, metav1.CreateOptions{}))
-	// Admission taints every new node as not ready, and the controller that removes the taint is
-	// not running.
+	// Admission taints every new node as not ready, and the controller that removes the taint is not running.
 	node.Spec.Taints = nil
 	node = try.Get(core.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}))
 	size := corev1.ResourceList{

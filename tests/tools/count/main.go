@@ -129,8 +129,7 @@ func (c *counter) read(in io.Reader) error {
 	for lines.Scan() {
 		var e event
 		if json.Unmarshal(lines.Bytes(), &e) != nil {
-			// Not an event: a build error of an older toolchain, or a program's write to standard
-			// output.
+			// Not an event: a build error of an older toolchain, or a program's write to standard output.
 			fmt.Fprintln(c.out, lines.Text())
 			continue
 		}

@@ -53,8 +53,7 @@ func (w *workshop) build(ctx context.Context, dir string, files map[string][]byt
 	return b, w.trace(ctx, b)
 }
 
-// trace runs each test by itself without mutants, and records which mutants it reaches and how long
-// it takes.
+// trace runs each test by itself without mutants, and records which mutants it reaches and how long it takes.
 func (w *workshop) trace(ctx context.Context, b *binary) error {
 	list := w.run(ctx, b, 0, "", time.Minute, "-test.list=^(Test|Fuzz|Example)")
 	if list.killer != "" {
@@ -173,8 +172,7 @@ func (w *workshop) run(ctx context.Context, b *binary, number int, reached strin
 
 func failure() *regexp.Regexp { return regexp.MustCompile(`(?m)^--- FAIL: (\w+)`) }
 
-// watch counts how often the machine, or this process, stood still for seconds: suspended or
-// frozen.
+// watch counts how often the machine, or this process, stood still for seconds: suspended or frozen.
 func watch(ctx context.Context, still *atomic.Int64) {
 	const step = 100 * time.Millisecond
 	tick := time.NewTicker(step)

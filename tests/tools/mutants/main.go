@@ -1,6 +1,5 @@
-// Command mutants changes the code in small ways, one at a time, and runs the closest unit tests. A
-// mutant that no test notices is alive: either alive.txt lists it with a reason, or a test is
-// missing.
+// Command mutants changes the code in small ways, one at a time, and runs the closest unit tests. A mutant that no test
+// notices is alive: either alive.txt lists it with a reason, or a test is missing.
 //
 // It never changes the tree. All mutants of a package are compiled into one test binary, each
 // behind a switch in the environment, so the tests run hundreds of times and the compiler once. A

@@ -60,8 +60,7 @@ func (m *maker) add(n ast.Node, to, before, after string) {
 	m.found = append(m.found, x)
 }
 
-// either makes n evaluate as other when the mutant is on. Both are boolean, and only one of them is
-// evaluated.
+// either makes n evaluate as other when the mutant is on. Both are boolean, and only one of them is evaluated.
 func (m *maker) either(n ast.Node, other string) {
 	m.add(n, other, "(!mutant($) && (", ") || mutant($) && ("+other+"))")
 }
@@ -183,8 +182,7 @@ func (m *maker) zero(n *ast.ReturnStmt) {
 	}
 }
 
-// constant makes a number larger and smaller by one, doubles a duration or a number from 1000, and
-// negates a boolean.
+// constant makes a number larger and smaller by one, doubles a duration or a number from 1000, and negates a boolean.
 func (m *maker) constant(e ast.Expr, stack []ast.Node) {
 	tv := m.in.TypesInfo.Types[e]
 	switch p := stack[len(stack)-1].(type) {
