@@ -89,7 +89,8 @@ func checkRoute(t *testing.T, path string, d *Decision) {
 		t.Errorf("%q is refused without an error", path)
 	}
 	for part := range strings.SplitSeq(path, "/") {
-		// A path that leads to none of Fairlead's, as sent and resolved, is the local apiserver's to judge, byte for byte.
+		// A path that leads to none of Fairlead's, as sent and resolved, is the local apiserver's
+		// to judge, byte for byte.
 		if (part == ".." || part == ".") && d.Action != Refuse && d.Action != ToLocal {
 			t.Errorf("%q is allowed: %v", path, d.Action)
 		}

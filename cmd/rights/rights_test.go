@@ -48,7 +48,8 @@ func TestListIsWhatShips(t *testing.T) {
 func shippedRights(t *testing.T) (all []string) {
 	t.Helper()
 	must.Do(t, filepath.WalkDir("../../deploy", func(path string, e fs.DirEntry, err error) error {
-		// The account of the component renew is another one; the roles of viewer.yaml are for people. The chart has copies.
+		// The account of the component renew is another one; the roles of viewer.yaml are for
+		// people. The chart has copies.
 		if err != nil || filepath.Ext(path) != ".yaml" || strings.Contains(path, "/renew/") || strings.Contains(path, "/helm/") || filepath.Base(path) == "viewer.yaml" {
 			return err
 		}

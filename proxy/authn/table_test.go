@@ -81,7 +81,8 @@ func TestDesignTable(t *testing.T) {
 	owner := func(token string) []string {
 		return []string{"x-remote-user: owner of " + token, "x-remote-uid: uid", "x-remote-group: tokens", "x-remote-group: system:authenticated", credential + "JTI=1"}
 	}
-	// Impersonation fields are forwarded to the local apiserver, and never to a remote, which gets the impersonated user.
+	// Impersonation fields are forwarded to the local apiserver, and never to a remote, which gets
+	// the impersonated user.
 	as, carol := "impersonate-user: carol", head("impersonate-user", "carol")
 	good, goodField, badField := bearer("good"), "authorization: Bearer good", "authorization: Bearer bad"
 	spoken := head("sec-websocket-protocol", "a, "+protocolOf("good")+", b")

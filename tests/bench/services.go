@@ -20,8 +20,9 @@ import (
 // kube-apiserver's own aggregator would use up the machine for probes. Requests go to each in turn.
 func services(ctx context.Context, w *world) {
 	for n := 1; n <= w.o.services(); n *= 10 {
-		// 10,000 at the default probe interval of 10 s may be too much for this machine. Cache misses are kube-apiserver's
-		// work: with the default of 10 s, 10,000 used APIServices cause 1,000 reviews a second for each user.
+		// 10,000 at the default probe interval of 10 s may be too much for this machine. Cache
+		// misses are kube-apiserver's work: with the default of 10 s, 10,000 used APIServices cause
+		// 1,000 reviews a second for each user.
 		const seldom = ", fairlead.dev/probe-interval: 10m, fairlead.dev/ping-timeout: 5m"
 		p := w.fromFolder(ctx, fmt.Sprintf("fairlead-%d", n), n, []string{w.backend}, seldom, hits()...)
 		w.overServices(ctx, p, n)

@@ -25,8 +25,8 @@ type Backend struct {
 	Port      int    // its port
 	CAFile    string // the CA of its serving certificate
 
-	// Addresses are its endpoints, not on loopback. The Service is headless: kube-apiserver's own aggregator cannot dial
-	// it, so all that the backend receives comes from Fairlead. All of one family. Nil: localhost.
+	// Addresses are its endpoints, not on loopback. The Service is headless: kube-apiserver's own aggregator cannot
+	// dial it, so all that the backend receives comes from Fairlead. All of one family. Nil: localhost.
 	Addresses []string
 
 	// GroupVersions have the form metrics.k8s.io/v1beta1, the preferred version first.

@@ -200,7 +200,8 @@ func testFloods(t *testing.T, d *door) {
 				f.run(ctx, d.Front, as, attackers, ends)
 			})
 			c.held(t, median, floodBound, floodMemory)
-			// A user who gives up too many requests is sent GOAWAY with NO_ERROR, before the budget of the connection is spent.
+			// A user who gives up too many requests is sent GOAWAY with NO_ERROR, before the budget
+			// of the connection is spent.
 			_, calmed := ends.Load(f.want)
 			_, left := ends.Load("NO_ERROR")
 			if f.want != "" && !calmed && !left {
@@ -236,7 +237,8 @@ func TestStrangers(t *testing.T) {
 		{h.tls(nil), gets("odd paths", "/%61"+strings.Repeat("/", 240_000))},
 		{h.tls(nil), gets("dotted paths", remotePath+strings.Repeat("/%2e%2e/a", 26_000))},
 		{user("attacker"), gets("long selectors", remotePath+"?labelSelector=a"+strings.Repeat("%2Cb", 60_000))},
-		// Each is a new SubjectAccessReview. Sixteen times as many a second use a quarter of a processor in kube-apiserver.
+		// Each is a new SubjectAccessReview. Sixteen times as many a second use a quarter of a
+		// processor in kube-apiserver.
 		{user("nobody"), flood{name: "names that nobody asked for", breath: time.Second, step: func(w *wire, n int) (int, error) {
 			for i := range 50 {
 				if _, err := w.ask("GET", fmt.Sprintf("/apis/mirror.example.com/v1/namespaces/other/secrets/%d-%d", n, i), true); err != nil {

@@ -33,7 +33,8 @@ type rig struct {
 	ep       *Endpoint
 	inFlight int // Pick minus Release
 	failed   int // calls of Endpoint.Failed
-	// plan may be changed before requests are sent; Forward and Done are filled in. A nil Forward means "forward to ep".
+	// plan may be changed before requests are sent; Forward and Done are filled in. A nil Forward
+	// means "forward to ep".
 	plan   Plan
 	named  bool                                               // the backend sees its endpoint's name as :authority, otherwise the client's
 	asked  string                                             // the last head's :authority

@@ -28,8 +28,8 @@ import (
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 const (
-	// most is how much later than directly a server may be served through Fairlead: kube-apiserver's own aggregator needs
-	// a tenth of a second, and people notice nothing below a third.
+	// most is how much later than directly a server may be served through Fairlead: kube-apiserver's own aggregator
+	// needs a tenth of a second, and people notice nothing below a third.
 	most = 300 * time.Millisecond
 	// step is the interval between requests.
 	step = 20 * time.Millisecond

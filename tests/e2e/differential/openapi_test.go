@@ -50,8 +50,8 @@ func testV3(t *testing.T, w *world) {
 	var theirs, ours index
 	suite.Eventually(t, 2*time.Minute, "both know every group-version", func() (bool, string) {
 		theirs, ours = read(w.ask(t, w.Endpoint(), "/openapi/v3", nil)), read(w.ask(t, w.front.Endpoint, "/openapi/v3", nil))
-		// A deliberate difference: Fairlead takes from a backend only the descriptions of its group-versions, not those of
-		// its groups, /apis or /version. Where kube-apiserver has those itself, Fairlead serves kube-apiserver's;
+		// A deliberate difference: Fairlead takes from a backend only the descriptions of its group-versions, not those
+		// of its groups, /apis or /version. Where kube-apiserver has those itself, Fairlead serves kube-apiserver's;
 		// kube-apiserver serves those of a random server.
 		for path := range theirs.Paths {
 			if path == "apis/wardle.example.com" {

@@ -40,7 +40,8 @@ const (
 	tries = 5
 	// rounds is how often a row that seems to grow too fast is measured again.
 	rounds = 20
-	// enough is what the smaller input takes at least, by repeating it: a thousand times the resolution of getrusage(2).
+	// enough is what the smaller input takes at least, by repeating it: a thousand times the
+	// resolution of getrusage(2).
 	enough = time.Millisecond
 	// slack is what others of this process may allocate during a measurement.
 	slack = 32 << 10

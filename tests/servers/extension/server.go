@@ -50,7 +50,8 @@ type Config struct {
 	RejectWith int
 	// MaxStreams is the number of concurrent HTTP/2 streams per connection. 0: 250.
 	MaxStreams uint32
-	// Objects is the initial number of widgets of about 1 KB in the namespace default. 0: 100, so that a LIST has 100 KB.
+	// Objects is the initial number of widgets of about 1 KB in the namespace default. 0: 100, so
+	// that a LIST has 100 KB.
 	Objects int
 	// Record is the number of recorded requests. 0: 1,024. Negative: none, for benchmarks.
 	Record int
