@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -115,8 +116,7 @@ func wrongWith(text, base string, flags []string) (faults []string) {
 // turnedDown returns serve's errors for args, except missing files, which exist only on a node.
 func turnedDown(args []string) (faults []string) {
 	o := &options{}
-	line := strings.NewReplacer("$(HOST_IP)", "192.0.2.1", "$(POD_IP)", "192.0.2.1", "$(ZONE)", "").Replace(strings.Join(args[1:], "\n"))
-	if err := flagSet(o).Parse(strings.Split(line, "\n")); err != nil {
+	if err := flagSet(o).Parse(manifests.Arguments(args[1:], "192.0.2.1")); err != nil {
 		return []string{err.Error()}
 	}
 	if err := o.validate(); err != nil {

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -24,6 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -124,10 +124,7 @@ func (w *world) start(t *testing.T, i int, kubeconfig string) *cluster.Front {
 		}
 	}
 	a := suite.Run(t, exec.CommandContext(t.Context(), w.kubectl, "kustomize", "../../../deploy/overlays/behind"), "")
-	var args []string
-	for _, m := range regexp.MustCompile(`(?m)^ +- (serve|--\S+)$`).FindAllStringSubmatch(a.Out, -1) {
-		args = append(args, strings.NewReplacer("/etc/fairlead", mounted, "$(ZONE)", "").Replace(m[1])) // as the kubelet does
-	}
+	args := manifests.Arguments(manifests.Serve(a.Out), fairleads[i], "/etc/fairlead", mounted)
 	if len(args) < 8 {
 		t.Fatalf("%q of the overlay\n%s", args, a.Errs)
 	}

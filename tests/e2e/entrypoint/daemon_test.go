@@ -10,15 +10,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
-	"sigs.k8s.io/yaml"
-
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/kubelet"
 )
@@ -68,14 +65,7 @@ func (w *world) pod(t *testing.T) {
 func (w *world) daemon(t *testing.T, deploy, overlay, node string, more ...string) (*cluster.Part, cluster.Endpoint) {
 	t.Helper()
 	rendered := string(must.Get(exec.CommandContext(t.Context(), suite.Tool(t, "kubectl"), "kustomize", filepath.Join(deploy, "overlays", overlay)).Output())(t))
-	_, manifest, _ := strings.Cut(rendered, "kind: DaemonSet\n")
-	manifest, _, _ = strings.Cut(manifest, "\n---")
-	var set appsv1.DaemonSet
-	must.Do(t, yaml.Unmarshal([]byte(manifest), &set))
-	var args []string
-	for _, arg := range set.Spec.Template.Spec.Containers[0].Args {
-		args = append(args, strings.NewReplacer("$(HOST_IP)", node, "$(ZONE)", "").Replace(arg))
-	}
+	args := manifests.Arguments(manifests.Serve(rendered), node)
 	admin := cluster.Endpoint{URL: "https://[" + node + "]:8444", CAFile: w.PKI.Serving.CertFile}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

@@ -22,7 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
-	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki/issuer"
 )
@@ -110,10 +110,7 @@ func (w *world) start(t *testing.T, name string, more ...string) *cluster.Front 
 	kubeconfig := filepath.Join(root, "kubeconfig")
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(kubeconfig, cluster.Credentials{Token: suite.Token(t, w.core, "kube-system", "fairlead")}))
 	ports := alone.Ports(t, 2)
-	var args []string
-	for _, a := range d.Spec.Template.Spec.Containers[0].Args {
-		args = append(args, strings.NewReplacer("=/etc/", "="+root+"/etc/", "$(ZONE)", "").Replace(a)) // as the kubelet does
-	}
+	args := manifests.Arguments(d.Spec.Template.Spec.Containers[0].Args, "127.0.0.1", "=/etc/", "="+root+"/etc/")
 	args = append(args, "--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", ports[0]), fmt.Sprintf("--admin-secure-port=%d", ports[1]), "--allow-loopback-backends")
 	args = append(args, more...)
 	ca := filepath.Join(root, "etc/fairlead/serving/ca.crt")
@@ -121,12 +118,9 @@ func (w *world) start(t *testing.T, name string, more ...string) *cluster.Front 
 		Endpoint: cluster.Endpoint{URL: fmt.Sprintf("https://localhost:%d", ports[0]), CAFile: ca},
 		Admin:    cluster.Endpoint{URL: fmt.Sprintf("https://localhost:%d", ports[1]), CAFile: ca},
 	}
-	client := suite.Client(t, f.Admin, cluster.Credentials{})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // with all rights, it is ready within two seconds
 	defer cancel()
-	f.Part = must.Get(w.Run(ctx, cluster.Command{Name: name, Path: w.fairlead, Args: args, Ready: func(ctx context.Context) error {
-		return ask.Serves(ctx, client, f.Admin.URL+"/readyz")
-	}}))(t)
+	f.Part = must.Get(w.Run(ctx, cluster.Command{Name: name, Path: w.fairlead, Args: args, Ready: f.Admin.Serves("/readyz", cluster.Credentials{})}))(t)
 	return f
 }
 

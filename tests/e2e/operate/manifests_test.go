@@ -15,6 +15,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -36,13 +37,9 @@ func testManifests(t *testing.T, w *world) {
 
 // testFlags runs the program with a manifest's arguments. It must complain only about missing files.
 func testFlags(t *testing.T, w *world, rendered string) {
-	args := regexp.MustCompile(`(?m)^ +- (serve|--\S+)$`).FindAllStringSubmatch(rendered, -1)
-	if len(args) < 8 {
-		t.Fatalf("%d arguments were found, want at least 8", len(args))
-	}
-	var line []string
-	for _, a := range args {
-		line = append(line, strings.NewReplacer("$(HOST_IP)", "192.0.2.1", "$(POD_IP)", "192.0.2.1", "$(ZONE)", "", "/etc/kubernetes", "/nowhere").Replace(a[1])) // as the kubelet does
+	line := manifests.Arguments(manifests.Serve(rendered), "192.0.2.1", "/etc/kubernetes", "/nowhere")
+	if len(line) < 8 {
+		t.Fatalf("%d arguments were found, want at least 8", len(line))
 	}
 	a := command(t, "", w.fairlead, line...)
 	for fault := range strings.SplitSeq(strings.TrimSpace(a.Errs), "\n") {

@@ -23,6 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -230,9 +231,7 @@ func (c *controlPlane) container(ctx context.Context, node, name string, manifes
 	if len(it.Command) == 0 {
 		line = append([]string{it.Image}, line...) // the image's entrypoint
 	}
-	for i, arg := range line {
-		line[i] = strings.NewReplacer("$(HOST_IP)", node, "$(ZONE)", "").Replace(arg)
-	}
+	line = manifests.Arguments(line, node)
 	if line[0] = c.images[line[0]]; line[0] == "" {
 		return nil // ImagePullBackOff
 	}
