@@ -1,14 +1,15 @@
 // Package proxy is the front door. For each request it decides where it goes and as which user, and carries it there.
 //
-// decide makes all decisions, and the engine in proxy/h2 forwards: frame by frame for HTTP/2
-// clients, as guests for HTTP/1.1 clients. net/http carries upgrades, requests over the unproven
-// pool and requests to backends that speak only HTTP/1.1. Handlers answer documents and pages.
+//	a head ─► decide ─┬─► Decision ─► plan (limits) ─► the engine of proxy/h2 ─► record: metrics, logs, audit, span
+//	          ▲       └─► Need (a review, certificates): goroutines look it up that may wait
+//	          └───────────┘
 //
-// The concurrency rule: a Proxy is safe for concurrent use once New has returned. A decision loads
-// one *registry.Table, and its request uses only that table.
+// A Proxy is safe for concurrent use once New has returned. A decision loads one *registry.Table, and its request uses
+// only that one. How APIServices are found, whether a backend is healthy, and where certificates come from is Config's.
 //
-// This package does not know how APIServices are found, whether a backend is healthy, or where
-// certificates come from. Func fields of Config provide all that.
+//  1. To serve: [Proxy.Frames] for HTTP/2, [Proxy.ServeHTTP] for HTTP/1.1, upgrades, and what is not forwarded.
+//  2. To ask as this process: [Proxy.Fetch].
+//  3. To guard the pages of another port: [Proxy.Guard].
 package proxy
 
 import (

@@ -1,18 +1,16 @@
 // Package registry holds the live, immutable table of APIServices. No other package reads them.
 //
-// One writer (Registry.Run) builds an immutable *Table from the objects it watches and the reports of the prober,
-// stores it in an atomic pointer, and then closes the superseded channel of the one before. Every reader is this loop:
+//	objects ─► changes ─┬─► Build ─► atomic pointer ─► close(superseded) ─► every reader wakes up by itself
+//	probes ──► Report ──┘   one writer, no I/O         of the table before
 //
-//	for t := range latest.Of(ctx, reg.Table, nil) {
-//		apply(t)
-//	}
-//	return ctx.Err()
+// Everything reachable from a stored *Table is read-only: any goroutine may read it without a lock, for any time.
 //
-// Concurrency: everything reachable from a stored *Table is read-only. Any goroutine may read it
-// without a lock, for any length of time. The writer does no I/O and holds no lock while it builds.
+//  1. To look up: [Registry.Table], then [Table.Match] with a request's path, or [Table.Entry].
+//  2. To change: write objects where they are from; the prober calls [Registry.Report].
+//  3. To follow: for t := range latest.Of(ctx, reg.Table, nil) { … }, and latest.Diff for what has changed.
 //
-// This package does not dial and does not serve (registry/documents and registry/apiservices do).
-// About a request it decides only which entry its path selects.
+// This package does not dial and does not serve (registry/documents and registry/apiservices do). About a request it
+// decides only which entry its path selects.
 package registry
 
 import (

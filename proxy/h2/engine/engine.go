@@ -1,7 +1,8 @@
-// Package engine forwards HTTP/2 as a pure state machine: streams, flow control, the choice of
-// connections, retries and timers. Bytes from a connection go in (Engine.Feed), bytes for
-// connections come out (Engine.Collect), and the caller passes the time. The engine never performs
-// I/O, starts a goroutine, waits or reads a clock: its driver does (package h2), see Config.
+// Package engine forwards HTTP/2 as a pure state machine: streams, flow control, the choice of connections, retries,
+// timers. It never performs I/O, starts a goroutine, waits or reads a clock: its driver does (package h2), see Config.
+//
+//	bytes ─► Feed ─► Config.Decide ─► a Plan for each stream ─► Collect ─► bytes to write, connections to close
+//	time ──► Tick, Advance            Config.Dial for backends   RunCalls: callbacks, without the mutex
 //
 // Nothing in an Engine is safe for concurrent use: the driver's mutex guards everything that is
 // reachable from it, unless a comment says otherwise.
