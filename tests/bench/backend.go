@@ -33,10 +33,7 @@ const (
 	maxStreams = 1100
 )
 
-// sizes are those of scenario body.
-func sizes() []int { return []int{objectSize, 16 << 10, listSize, 1 << 20} }
-
-// extension is the extension server behind all peers: an object, lists of any size, endless bodies
+// extension is the extension server behind all peers: an object, a list, endless bodies
 // and watches, all from memory. It does not authenticate, because its own work is not measured.
 type extension struct {
 	bodies map[string][]byte // :: last element of the path → JSON; filled before it serves
@@ -50,9 +47,6 @@ type extension struct {
 // serveBackend serves on addresses with the same port. Each SIGUSR1 is an event on all watches.
 func serveBackend(ctx context.Context, address, cert, key string) error {
 	e := &extension{bodies: map[string][]byte{"objects": object(listSize), "one": object(objectSize)}, tick: make(chan struct{})}
-	for _, size := range sizes() {
-		e.bodies["size-"+strconv.Itoa(size)] = object(size)
-	}
 	e.event = append(append([]byte(`{"type":"ADDED","object":`), e.bodies["one"]...), '}', '\n')
 	events := make(chan os.Signal, 1)
 	signal.Notify(events, syscall.SIGUSR1)

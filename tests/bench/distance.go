@@ -38,7 +38,7 @@ func distant(ctx context.Context, to string, trip time.Duration) string {
 
 func (w *world) downloads(ctx context.Context, trip time.Duration) {
 	far := distant(ctx, w.backend, trip)
-	ours := w.fromFolder(ctx, fmt.Sprintf("far-%v", trip), 1, []string{far}, "", hits()...)
+	ours := w.fromFolder(ctx, fmt.Sprintf("far-%v", trip), 1, []string{far})
 	defer ours.part.Kill()
 	bare := &peer{name: reverse, backend: far}
 	w.startPeer(ctx, bare)
@@ -97,7 +97,7 @@ func (e *endless) exchange(ctx context.Context, client *http.Client, method, url
 		body = e
 	}
 	req := try.Get(http.NewRequestWithContext(ctx, method, url, body))
-	req.Header.Set("Authorization", "Bearer "+token(0))
+	req.Header.Set("Authorization", "Bearer "+token())
 	resp, err := client.Do(req)
 	try.Do(err)
 	defer resp.Body.Close()

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
-	"fmt"
 	"os"
 	"strings"
 
@@ -24,22 +22,14 @@ const (
 	tokenSize = 900
 )
 
-// token returns the i-th user's token. Tokens are kube-apiserver's static ones, so that
-// authentication costs a TokenReview and little else.
-func token(i int) string {
-	t := fmt.Sprintf("token-%07d-", i)
-	return t + strings.Repeat("x", tokenSize-len(t))
-}
+// token returns the user's. It is one of kube-apiserver's static ones, so that authentication costs a TokenReview and
+// little else.
+func token() string { return "token-" + strings.Repeat("x", tokenSize-len("token-")) }
 
-func writeTokens(file string, n int) {
-	f := try.Get(os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o600))
-	w := bufio.NewWriter(f)
-	for i := range n {
-		// The groups of a service account.
-		fmt.Fprintf(w, "%s,system:serviceaccount:bench:user-%d,uid-%d,\"system:serviceaccounts,system:serviceaccounts:bench\"\n", token(i), i, i)
-	}
-	try.Do(w.Flush())
-	try.Do(f.Close())
+// writeToken writes kube-apiserver's file, with the groups of a service account.
+func writeToken(file string) {
+	const user = "system:serviceaccount:bench:user,uid,\"system:serviceaccounts,system:serviceaccounts:bench\"\n"
+	try.Do(os.WriteFile(file, []byte(token()+","+user), 0o600))
 }
 
 // proven returns the TLS configuration of a user with a certificate.

@@ -124,7 +124,7 @@ func boot(ctx context.Context, o *options) *world {
 	dir := try.Get(os.MkdirTemp("", "fairlead-bench-"))
 	defer os.RemoveAll(dir) // kube-apiserver has read the file once it is ready
 	file := filepath.Join(dir, "tokens.csv")
-	writeTokens(file, o.users())
+	writeToken(file)
 	w := &world{o: o, self: try.Get(os.Executable()), peers: map[string]*peer{}}
 	w.Cluster = try.Get(cluster.Start(ctx, cluster.Config{AdminGroup: "bench-masters", APIServerArgs: []string{"--token-auth-file=" + file}}))
 	// Of a test machine's addresses its servers' certificates name only loopback.

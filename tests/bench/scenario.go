@@ -19,7 +19,7 @@ type scenario struct {
 }
 
 func always(path string) func(int, int) load.Request {
-	r := load.Request{Path: path, Token: token(0)}
+	r := load.Request{Path: path, Token: token()}
 	return func(int, int) load.Request { return r }
 }
 
@@ -51,21 +51,14 @@ func (o *options) list() []scenario {
 		// The latency that a proxy adds to single requests: at this rate they seldom overlap.
 		loads(single, "GET 1 KB on one connection, 100 a second: one at a time", false, []string{fairlead, haproxy, nghttpx, direct}, paced(gets(1, 1), 100)),
 		loads("apis", "GET /apis, 4 × 4", false, []string{fairlead, aggregator}, load.Config{Connections: 4, Streams: 4, Next: always("/apis")}),
-		{name: "local", about: "GET 1 KB at 1,000/s, remote and delegated", run: local},
 		{name: "identity", about: "GET 1 KB at 500/s, delegated, by certificate: front-proxy identity and impersonation", run: identities},
 		loads("get-1x1000", "GET 1 KB, 1 × 1,000", false, proxies, gets(1, 1000)),
 		loads("get-1000x1", "GET 1 KB, 1,000 × 1", false, proxies, gets(1000, 1)),
-		{name: "body", about: "GET 1 KB … 1 MB, 4 × 4", run: bodies},
 		{name: "distance", about: "endless bodies from a backend and from a client 50 and 200 ms away, 1 and 20 streams", run: distance},
 		{name: "visits", about: "a new connection, /api, /apis, /apis unchanged, GET 1 KB, with certificate and with token", run: visits},
-		{name: "users", about: fmt.Sprintf("GET 1 KB, 8 × 8, 1 … %d tokens", o.users()), run: users},
-		{name: "apiservices", about: fmt.Sprintf("GET 1 KB, 8 × 8, over 1 … %d APIServices", o.services()), run: services},
 		{name: "rest", about: "nobody asks; 0, 10, 1,000 (with -full 10,000) APIServices, five on an endpoint", run: idleness},
 	}
 }
-
-func (o *options) users() int    { return o.pick(1_000, 100_000) }
-func (o *options) services() int { return o.pick(100, 10_000) }
 
 // loads measures peers under one load.
 func loads(name, about string, quick bool, peers []string, c load.Config) scenario {

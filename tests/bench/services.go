@@ -8,56 +8,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/bench/load"
 	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
-
-// services measures how cost grows with the number of APIServices. They come from a folder, because
-// kube-apiserver's own aggregator would use up the machine for probes. Requests go to each in turn.
-func services(ctx context.Context, w *world) {
-	for n := 1; n <= w.o.services(); n *= 10 {
-		// 10,000 at the default probe interval of 10 s may be too much for this machine. Cache
-		// misses are kube-apiserver's work: with the default of 10 s, 10,000 used APIServices cause
-		// 1,000 reviews a second for each user.
-		const seldom = ", fairlead.dev/probe-interval: 10m, fairlead.dev/ping-timeout: 5m"
-		p := w.fromFolder(ctx, fmt.Sprintf("fairlead-%d", n), n, []string{w.backend}, seldom, hits()...)
-		w.overServices(ctx, p, n)
-		p.part.Kill()
-	}
-}
-
-func (w *world) overServices(ctx context.Context, p *peer, n int) {
-	requests := make([]load.Request, n)
-	for i := range requests {
-		requests[i] = load.Request{Path: fmt.Sprintf("/apis/%s/v1/namespaces/default/objects/one", groupOf(i)), Token: token(0)}
-	}
-	// Until it has finished its start: every backend is available; everything was requested once
-	// (which detects the backend's protocol, caches decisions and dials); backends that may share
-	// connections do; and everything was requested again.
-	w.available(ctx, p, n)
-	for range 2 {
-		w.ask(ctx, p, requests)
-		const join = 2 * time.Second // Fairlead updates the sharing once a second
-		pause(ctx, join)
-	}
-	c := cycle(8, 8, requests)
-	row := strconv.Itoa(n)
-	for range w.o.rounds {
-		before := p.cpu()
-		pause(ctx, w.o.duration)
-		idle := float64((p.cpu() - before).Microseconds()) / w.o.duration.Seconds() // µs a second, without requests
-		m := try.Get(w.measure(ctx, p, c))
-		w.r.add("apiservices-with-probes", row, m)
-		m.CPU = max(0, m.CPU-idle/m.Rate) // probes also run without requests
-		w.r.add("apiservices", row, m)
-		w.r.add("apiservices-idle", row, sample{CPU: idle})
-	}
-	w.profile(ctx, p, "apiservices-"+row, c)
-}
 
 const (
 	// settling is until the first probes and documents are complete, and garbage, buffers and memory are released.
@@ -68,7 +23,8 @@ const (
 	perEndpoint = 5
 )
 
-// idleness measures what Fairlead costs without requests. APIServices come from a folder, as in scenario apiservices.
+// idleness measures what Fairlead costs without requests. APIServices come from a folder,
+// because kube-apiserver's own aggregator would use up the machine for probes.
 func idleness(ctx context.Context, w *world) {
 	for _, n := range []int{0, 10, 1000, perEndpoint * addresses} {
 		if n > 1000 && !w.o.full {
@@ -78,7 +34,7 @@ func idleness(ctx context.Context, w *world) {
 		for i := range endpoints {
 			endpoints[i] = addressOf(w.backend, i)
 		}
-		p := w.fromFolder(ctx, fmt.Sprintf("rest-%d", n), n, endpoints, "")
+		p := w.fromFolder(ctx, fmt.Sprintf("rest-%d", n), n, endpoints)
 		for range min(w.o.rounds, 3) {
 			w.r.add("rest", fmt.Sprintf("%d APIServices", n), w.rested(ctx, p, n))
 		}
@@ -134,7 +90,7 @@ func groupOf(i int) string {
 
 // fromFolder starts a Fairlead with n APIServices, without waiting for them. They use the addresses
 // in turn; each address has its own Service.
-func (w *world) fromFolder(ctx context.Context, name string, n int, addresses []string, annotations string, args ...string) *peer {
+func (w *world) fromFolder(ctx context.Context, name string, n int, addresses []string) *peer {
 	dir := filepath.Join(w.Dir(), name)
 	try.Do(os.MkdirAll(dir, 0o750))
 	ca := base64.StdEncoding.EncodeToString(try.Get(os.ReadFile(w.PKI.Serving.CertFile)))
@@ -145,7 +101,7 @@ func (w *world) fromFolder(ctx context.Context, name string, n int, addresses []
 		if i == service {
 			manifests[i] = fmt.Sprintf(serviceManifest, service, host, port)
 		}
-		manifests[i] += fmt.Sprintf(apiServiceManifest, groupOf(i), service, port, ca, annotations)
+		manifests[i] += fmt.Sprintf(apiServiceManifest, groupOf(i), service, port, ca)
 	}
 	const perFile = 1000 // 2 MB with a Service each; Fairlead's limit is 4 MB
 	file := 0
@@ -153,7 +109,7 @@ func (w *world) fromFolder(ctx context.Context, name string, n int, addresses []
 		try.Do(os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", file)), []byte(strings.Join(some, "")), 0o600))
 		file++
 	}
-	return w.launch(ctx, name, append(args, "--registry=dir:"+dir)...)
+	return w.launch(ctx, name, "--registry=dir:"+dir)
 }
 
 const serviceManifest = `---
@@ -175,7 +131,7 @@ endpoints: [{addresses: [%[2]s], conditions: {ready: true}}]
 const apiServiceManifest = `---
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService
-metadata: {name: v1.%[1]s, annotations: {fairlead.dev/tls-server-name: localhost%[5]s}}
+metadata: {name: v1.%[1]s, annotations: {fairlead.dev/tls-server-name: localhost}}
 spec:
   group: %[1]s
   version: v1

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"syscall"
@@ -37,20 +36,6 @@ func http1(ctx context.Context, w *world) {
 	}
 }
 
-// local compares requests to kube-apiserver with those to an extension server, at a rate that kube-apiserver can bear.
-func local(ctx context.Context, w *world) {
-	remote := paced(gets(8, 1), 1000)
-	delegated := remote
-	delegated.Size, delegated.Next = 0, always(localPath)
-	ours := w.have(ctx, fairlead)
-	w.compare(ctx, "local", []*peer{ours.as("delegated"), ours.as("remote")}, func(p *peer) load.Config {
-		if p.name == "remote" {
-			return remote
-		}
-		return delegated
-	})
-}
-
 // identities compares both values of --local-identity for a caller with a certificate: their cost
 // in Fairlead, and in kube-apiserver. It starts a Fairlead for each. Each is two peers: one counts
 // Fairlead's processor time, the other kube-apiserver's.
@@ -69,47 +54,6 @@ func identities(ctx context.Context, w *world) {
 	c := paced(gets(8, 1), 500)
 	c.Size, c.Next = 0, func(int, int) load.Request { return load.Request{Path: localPath} }
 	w.compare(ctx, "identity", list, func(*peer) load.Config { return c })
-}
-
-func bodies(ctx context.Context, w *world) {
-	for _, size := range sizes() {
-		c := load.Config{Connections: 4, Streams: 4, Size: size, Next: always(fmt.Sprintf("%s/size-%d", resources, size))}
-		w.compare(ctx, fmt.Sprintf("body-%dk", size>>10), w.want(ctx, fairlead, reverse, haproxy), func(*peer) load.Config { return c })
-	}
-}
-
-// users measures how cost grows with the number of tokens in use. All are cached before it
-// measures, because misses are kube-apiserver's work.
-func users(ctx context.Context, w *world) {
-	p := w.another(ctx, "fairlead-users", hits()...)
-	defer p.part.Kill()
-	for n := 1; n <= w.o.users(); n *= 10 {
-		all := make([]load.Request, n)
-		for i := range all {
-			all[i] = load.Request{Path: resources + "/one", Token: token(i)}
-		}
-		w.ask(ctx, p, all)
-		w.compare(ctx, "users", []*peer{p.as(fmt.Sprint(n))}, func(*peer) load.Config { return cycle(8, 8, all) })
-	}
-}
-
-// hits returns flags that keep reviews cached until the end.
-func hits() []string {
-	return []string{"--authentication-token-webhook-cache-ttl=1h", "--authorization-webhook-cache-authorized-ttl=1h"}
-}
-
-// cycle sends requests in turn. Each connection sends them all, from a different start.
-func cycle(conns, streams int, all []load.Request) load.Config {
-	c, n := gets(conns, streams), len(all)
-	c.Next = func(conn, i int) load.Request { return all[(conn*n/conns+i)%n] }
-	return c
-}
-
-// ask sends every request at least once.
-func (w *world) ask(ctx context.Context, p *peer, all []load.Request) {
-	const streams = 16
-	l := try.Get(load.Start(ctx, p.at(cycle(1, streams, all))))
-	try.Do(errors.Join(l.WaitDone(ctx, int64(len(all)+streams)), l.Close()))
 }
 
 // as returns the same peer with another name.
@@ -156,12 +100,12 @@ func (w *world) watch(ctx context.Context, p *peer, conns int) (s sample) {
 	n, done := w.o.watches, int64(conns)
 	l := try.Get(load.Start(ctx, p.at(load.Config{Connections: conns})))
 	defer func() { try.Do(l.Close()) }()
-	l.Open(1, load.Request{Path: resources + "/one", Token: token(0)})
+	l.Open(1, load.Request{Path: resources + "/one", Token: token()})
 	try.Do(l.WaitDone(ctx, done))
 	const settle = 25 * time.Second // idle: garbage, buffers and memory are released
 	pause(ctx, settle)
 	before := p.resident(own)
-	l.Open(n/conns, load.Request{Path: resources + "?watch=true", Token: token(0), Watch: true})
+	l.Open(n/conns, load.Request{Path: resources + "?watch=true", Token: token(), Watch: true})
 	// event makes the backend send one event on every watch, and waits for all.
 	event := func() {
 		try.Do(w.extension.Signal(syscall.SIGUSR1))

@@ -19,7 +19,7 @@ func visits(ctx context.Context, w *world) {
 	for _, v := range []struct {
 		with, token string
 		tls         *tls.Config
-	}{{"certificate", "", w.proven("visitor", "visitors")}, {"token", token(0), w.tls}} {
+	}{{"certificate", "", w.proven("visitor", "visitors")}, {"token", token(), w.tls}} {
 		w.compare(ctx, "visits-"+v.with, w.want(ctx, fairlead, haproxy, aggregator), func(p *peer) load.Config {
 			at := "https://" + cmp.Or(p.visits, p.address)
 			return load.Config{Connections: 4, Visit: func(ctx context.Context) error { return visit(ctx, at, v.tls, v.token) }}
