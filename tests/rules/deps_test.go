@@ -159,24 +159,6 @@ func TestUnwantedPackages(t *testing.T) {
 	}
 }
 
-// Only pages for people are made by templates, which are slow, and whose faults show when they run
-// (docs/decisions/0047).
-func TestTemplates(t *testing.T) {
-	_, all := sources(t)
-	users := 0
-	for _, s := range all {
-		if found := imports(s); s.isTest() || s.under("tests") || !slices.Contains(found, "html/template") && !slices.Contains(found, "text/template") {
-			continue
-		}
-		if users++; s.dir != "cmd/fairlead/pages" {
-			t.Errorf("%s uses templates", s.name)
-		}
-	}
-	if users == 0 {
-		t.Error("no file uses templates: this test looks for the wrong packages")
-	}
-}
-
 // packagesOf returns the unwanted packages of a command that is built as in the Makefile.
 func packagesOf(t *testing.T, command string, unwanted ...string) []string {
 	t.Helper()

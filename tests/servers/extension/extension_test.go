@@ -3,7 +3,6 @@ package extension_test
 import (
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
-	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
@@ -63,40 +61,6 @@ const (
 	long  = time.Minute            // for what is answered, also on a busy machine
 	short = 300 * time.Millisecond // for what hangs
 )
-
-func TestObjects(t *testing.T) {
-	run(t, "objects and their watch", extension.Config{Objects: 2}, func(t *testing.T, s *extension.Server, c *http.Client) {
-		for _, step := range []struct{ method, path, body, want string }{
-			{"GET", one, "", `200 {"apiVersion":"widgets.example.com/v1"`},
-			{"POST", widgets, `{"metadata":{"generateName":"new-"},"spec":{"payload":"p"}}`, `201 {"apiVersion":"widgets.example.com/v1"`},
-			{"POST", widgets, `{"metadata":`, "400 "},
-			{"DELETE", one, "", `"status":"Success"`},
-			{"GET", one, "", `"reason":"NotFound"`},
-			{"GET", "/apis/widgets.example.com/v1/namespaces/other/widgets", "", `"items":[]`},
-			{"POST", one + "/echo", strings.Repeat("echo ", 400_000), strings.Repeat("echo ", 400_000)},
-		} {
-			if out := got(t, c, step.method, s.URL()+step.path, step.body, long); !strings.Contains(out, step.want) {
-				t.Errorf("%s %s: %.300s, want %.100s", step.method, step.path, out, step.want)
-			}
-		}
-		res := must.Get(ask.Open(t.Context(), c, s.URL()+widgets+"?watch=true&timeoutSeconds=2", nil))(t)
-		defer res.Body.Close()
-		s.Emit()
-		var events []string
-		for decoder := json.NewDecoder(res.Body); ; {
-			var e struct {
-				Type   string
-				Object struct{ Metadata struct{ Name string } }
-			}
-			if err := decoder.Decode(&e); err != nil {
-				events = append(events, err.Error())
-				break
-			}
-			events = append(events, e.Type+" "+e.Object.Metadata.Name)
-		}
-		check.Same(t, []string{"ADDED widget-001", "MODIFIED ", "EOF"}, events, "events")
-	})
-}
 
 func TestRecord(t *testing.T) {
 	front := pki.NewCA("front")
