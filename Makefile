@@ -261,10 +261,10 @@ INTEROP_NPM := undici@6 ws@8 @kubernetes/client-node@1
 
 .PHONY: interop
 interop: export NODE_PATH = $(CURDIR)/bin/interop/node_modules
-interop: parts ## Clients and servers that are not ours, through Fairlead as directly (installs packages, root; otherwise idle); h2spec, curl, nghttp, node and a gigabyte each way against the engine
+interop: parts ## Clients and servers that are not ours, through Fairlead as directly (installs packages, root; otherwise idle); curl, nghttp, node and a gigabyte each way against the engine
 	@dpkg -s $(INTEROP_APT) >/dev/null 2>&1 || { apt-get update -qq; apt-get install -y --no-install-recommends $(INTEROP_APT); }
 	@test -d '$(NODE_PATH)/@kubernetes' || npm install --prefix bin/interop --no-audit --no-fund $(INTEROP_NPM)
-	go test -tags e2e -count=1 -timeout 10m -run 'H2spec|Interop|LargeBodies' ./proxy/h2 -args -body=1073741824
+	go test -tags e2e -count=1 -timeout 10m -run 'Interop|LargeBodies' ./proxy/h2 -args -body=1073741824
 	@# Of 64 at a time so many clients start at once that servers fall silent for half a minute.
 	$(call suite,-parallel 20 -timeout 15m)
 

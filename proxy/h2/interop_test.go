@@ -6,16 +6,12 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -31,32 +27,6 @@ func run(t *testing.T, name string, args ...string) string {
 		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, output)
 	}
 	return string(out)
-}
-
-// TestH2spec runs the conformance suite against forwarding and against the server's own answers.
-func TestH2spec(t *testing.T) {
-	lines := strings.Fields(run(t, "go", "run", "github.com/fairlead-proxy/fairlead/tests/tools/build", "h2spec"))
-	h2spec := lines[len(lines)-1]
-	onDrivers(t, func(t *testing.T, driver string) {
-		answer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body)
-			_, _ = io.WriteString(w, "answer")
-		})
-		for _, where := range []string{"forward", "local"} {
-			t.Run(where, func(t *testing.T) {
-				s := newStand(t, driver, answer, func(_ *wire.Head, p *engine.Plan) {
-					if where == "local" {
-						p.Forward, p.Serve = nil, answer
-					}
-				})
-				host, port := must.Get2(net.SplitHostPort(s.addr))(t)
-				out := run(t, h2spec, "--host", host, "--port", port, "--tls", "--insecure", "--timeout", "5")
-				if !strings.Contains(out, " 0 failed") {
-					t.Errorf("%s", out)
-				}
-			})
-		}
-	})
 }
 
 // TestInterop sends a body with other HTTP/2 clients, and gets it back.

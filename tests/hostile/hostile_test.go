@@ -27,7 +27,7 @@ import (
 // No bytes that a caller sends to a port cost other callers more than a documented amount.
 func TestProtocol(t *testing.T) {
 	w := newWorld(t)
-	t.Run("h2spec", func(t *testing.T) { testConformance(t, w.open(t)) })
+	t.Run("h2spec", func(t *testing.T) { testConformance(t, w.open(t, "--anonymous-auth")) })
 	t.Run("frame", func(t *testing.T) {
 		suite.Cases[*door]{
 			{Name: "smuggling", Run: testSmuggling},
@@ -38,14 +38,14 @@ func TestProtocol(t *testing.T) {
 	})
 }
 
-// testConformance runs h2spec without credentials against both ports.
+// testConformance runs h2spec without credentials against what Fairlead answers itself, on both ports, and forwards.
 func testConformance(t *testing.T, d *door) {
 	h2spec := suite.Tool(t, "h2spec")
-	for name, address := range map[string]string{"front": d.Front, "admin": d.Admin} {
+	for name, at := range map[string][2]string{"front": {d.Front, "/readyz"}, "forwarded": {d.Front, others + "/widget-001"}, "admin": {d.Admin, "/readyz"}} {
 		t.Run(name, func(t *testing.T) {
-			host, port, err := net.SplitHostPort(address)
+			host, port, err := net.SplitHostPort(at[0])
 			must.Do(t, err)
-			out, err := exec.CommandContext(t.Context(), h2spec, "--host", host, "--port", port, "--tls", "--insecure", "--timeout", "5", "--path", "/readyz").CombinedOutput()
+			out, err := exec.CommandContext(t.Context(), h2spec, "--host", host, "--port", port, "--tls", "--insecure", "--timeout", "5", "--path", at[1]).CombinedOutput()
 			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 			t.Log(lines[len(lines)-1])
 			if err != nil || !strings.Contains(string(out), " 0 failed") {
@@ -119,14 +119,14 @@ type door struct {
 }
 
 // open starts a door where every authenticated user may do everything, and waits until it serves.
-func (w *world) open(t *testing.T) *door {
+func (w *world) open(t *testing.T, more ...string) *door {
 	t.Helper()
 	d := &door{w: w, registry: t.TempDir(), target: w.extension(t, "target", 0)}
 	innocent := w.extension(t, "others", -1)
 	d.register(t, "others", innocent, "")
 	d.register(t, "target", d.target, "")
 	must.Do(t, innocent.Set(extension.Fault{Kind: extension.Slow, Delay: othersTake, Path: others}))
-	d.Door = w.keys.Serve(t, w.bin, d.registry, "--authorization-mode=AlwaysAllow", `--cors-allowed-origins=//127\.0\.0\.1(:|$)`)
+	d.Door = w.keys.Serve(t, w.bin, d.registry, append(more, "--authorization-mode=AlwaysAllow", `--cors-allowed-origins=//127\.0\.0\.1(:|$)`)...)
 	d.root = client(w.as("root", "system:masters"), "h2")
 	t.Cleanup(d.root.CloseIdleConnections)
 	for _, path := range []string{others, target} {
