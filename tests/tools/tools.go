@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,12 +23,14 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // Config says where progress is reported.
 type Config struct {
-	// Progress receives a line when a build starts and one when it ends. Nil discards them.
+	// Progress receives a line when a build starts and one when it ends, from several goroutines. Nil discards them.
 	Progress io.Writer
 }
 
@@ -44,16 +47,33 @@ func All() (names []string) {
 	return names
 }
 
-// Paths calls Path for several parts, one after the other.
+// Paths calls Path for several parts: two modules at a time, because linking uses one processor, and within a module,
+// whose parts share packages, one after the other.
 func Paths(ctx context.Context, cfg Config, names ...string) (files []string, err error) {
-	for _, name := range names {
-		file, err := Path(ctx, cfg, name)
-		if err != nil {
-			return nil, err
+	modules := map[string][]int{} // indexes of names
+	for i, name := range names {
+		module := ""
+		if k := slices.IndexFunc(parts(), func(p part) bool { return p.name == name }); k >= 0 {
+			module = parts()[k].module
 		}
-		files = append(files, file)
+		modules[module] = append(modules[module], i)
 	}
-	return files, nil
+	files = make([]string, len(names))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(2)
+	for _, of := range slices.SortedFunc(maps.Values(modules), func(a, b []int) int { return cmp.Compare(a[0], b[0]) }) {
+		group.Go(func() error {
+			for _, i := range of {
+				file, err := Path(ctx, cfg, names[i])
+				if err != nil {
+					return err
+				}
+				files[i] = file
+			}
+			return nil
+		})
+	}
+	return files, group.Wait()
 }
 
 // Path returns the file of a part, and builds it first if it is not in the cache: the folder $FAIRLEAD_TOOLS, or else

@@ -118,14 +118,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err := os.RemoveAll(data); err != nil { // the old store belongs to old keys
 		return fmt.Errorf("removing the last cluster: %w", err)
 	}
-	cfg, needed, raise := cluster.Config{Dir: data, Progress: stderr}, []string{"etcd", "kube-apiserver", "kubectl", "sample-apiserver"}, raise
-	if o.controllerManager {
-		needed = append(needed, "kube-controller-manager")
-	}
+	cfg, needed, raise := cluster.Config{Dir: data, Progress: stderr}, []string{"etcd", "kube-apiserver", "sample-apiserver", "kubectl"}, raise
 	if o.standalone {
-		cfg.APIServers, needed, raise = -1, []string{"etcd", "kubectl"}, raiseStandalone
+		cfg.APIServers, needed, raise, o.controllerManager = -1, []string{"etcd", "kubectl"}, raiseStandalone, false
 	}
-	// All programs are fetched before any is started: a new machine shows what takes minutes.
+	// Programs are fetched before any is started: a new machine shows what takes minutes.
 	if _, err := tools.Paths(ctx, tools.Config{Progress: stderr}, needed...); err != nil {
 		return orInterrupted(ctx, err)
 	}
@@ -137,13 +134,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	defer func() { err = errors.Join(err, c.Close()) }()
 	tell(stderr, "the control plane is ready")
 
-	text, err := raise(ctx, c, o, stderr)
+	text, front, err := raise(ctx, c, o, stderr)
 	if err != nil {
 		return orInterrupted(ctx, err)
 	}
-	tell(stderr, "all ready in "+time.Since(begun).Round(100*time.Millisecond).String())
+	tell(stderr, "ready in "+time.Since(begun).Round(100*time.Millisecond).String())
 	if _, err := io.WriteString(stdout, text); err != nil {
 		return err
+	}
+	if o.controllerManager { // building it takes a minute of a new machine, and what is served does not wait for it
+		if _, err := c.StartControllerManager(ctx, front.Endpoint); err != nil {
+			return orInterrupted(ctx, err)
+		}
+		tell(stderr, "kube-controller-manager is ready, through Fairlead: namespaces can be deleted")
 	}
 	for err := c.Wait(ctx); ctx.Err() == nil; err = c.Wait(ctx) {
 		what, _, _ := strings.Cut(err.Error(), "\n") // without the tail of its log
@@ -154,31 +157,27 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 }
 
 // raise starts the parts around the control plane, waits until they work, and returns what to try.
-func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (string, error) {
+func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (text string, front *cluster.Front, err error) {
 	// 1 min: everything here takes two or three seconds on two cores.
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if _, err := c.StartSampleAPIServer(ctx); err != nil {
-		return "", err
+		return "", nil, err
 	}
 	tell(stderr, "the sample extension server is ready and registered")
-	front, err := c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Port: free(o.port), AdminPort: free(o.adminPort), Args: o.args})
+	front, err = c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Port: free(o.port), AdminPort: free(o.adminPort), Args: o.args})
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	tell(stderr, "fairlead is ready")
-	if o.controllerManager {
-		if _, err := c.StartControllerManager(ctx, front.Endpoint); err != nil {
-			return "", err
-		}
-	}
 	if err := c.WaitAvailable(ctx, front.Endpoint, "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"); err != nil {
-		return "", fmt.Errorf("%w\n%s", err, front.Part.Tail())
+		return "", nil, fmt.Errorf("%w\n%s", err, front.Part.Tail())
 	}
 	if err := createFlunders(ctx, front.Endpoint.RESTConfig(c.Admin())); err != nil {
-		return "", err
+		return "", nil, err
 	}
-	return describe(ctx, c, front, o)
+	text, err = describe(ctx, c, front, o)
+	return text, front, err
 }
 
 // tell prints progress. It ignores errors: a closed terminal must not end the cluster.

@@ -61,7 +61,25 @@ func startDev(t *testing.T, args ...string) (dev, string) {
 			t.Fatalf("it ended: %v\n%s", <-d.result, printed.String())
 		}
 	}
+	if len(args) == 0 {
+		d.tells(t, "kube-controller-manager is ready")
+	}
 	return d, printed.String()
+}
+
+// tells waits for a line of progress that begins with a text.
+func (d dev) tells(t *testing.T, text string) {
+	t.Helper()
+	for {
+		select {
+		case line := <-d.progress:
+			if strings.HasPrefix(line, "fairlead-dev: "+text) && strings.Count(line, "\n") == 1 {
+				return
+			}
+		case err := <-d.result:
+			t.Fatalf("it ended before it told %q: %v", text, err)
+		}
+	}
 }
 
 func (d dev) fairlead() string { return filepath.Join(filepath.Dir(d.dir), "fairlead") }
@@ -150,11 +168,7 @@ func TestDeathOfAPart(t *testing.T) {
 		t.Fatal("sample-apiserver is not running")
 	}
 	must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
-	for line := range d.progress {
-		if strings.Contains(line, "sample-apiserver ended: signal: killed; all other parts keep running") && strings.Count(line, "\n") == 1 {
-			break
-		}
-	}
+	d.tells(t, "sample-apiserver ended: signal: killed; all other parts keep running")
 	if left := d.parts(t); len(left) != 4 || left["fairlead"] == 0 {
 		t.Errorf("running: %v", left)
 	}

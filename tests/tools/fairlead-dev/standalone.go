@@ -24,13 +24,13 @@ import (
 )
 
 // raiseStandalone starts an extension server and two Fairleads over etcd, and returns what to try.
-func raiseStandalone(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (string, error) {
+func raiseStandalone(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (text string, front *cluster.Front, err error) {
 	server, err := extension.New(extension.Config{
 		GroupVersions: []string{"widgets.example.com/v1"}, CA: c.PKI.Serving.CA, Objects: 3,
 		RequestHeaderCA: c.PKI.FrontProxy.CA.Pool(), RejectWith: http.StatusUnauthorized,
 	})
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	context.AfterFunc(ctx, server.Close)
 	tell(stderr, "the extension server is ready")
@@ -38,13 +38,14 @@ func raiseStandalone(ctx context.Context, c *cluster.Cluster, o options, stderr 
 	defer cancel()
 	one, err := c.StartFairlead(start, cluster.Fairlead{Path: o.fairlead, Name: "fairlead-1", Port: free(o.port), AdminPort: free(o.adminPort), Registry: c.Registry(), Args: o.args})
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	two, err := c.StartFairlead(start, cluster.Fairlead{Path: o.fairlead, Name: "fairlead-2", Registry: c.Registry(), Args: o.args})
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
-	return describeStandalone(ctx, c, o, server, one, two)
+	text, err = describeStandalone(ctx, c, o, server, one, two)
+	return text, one, err
 }
 
 // apiService is the manifest to apply. kube-aggregator's validation accepts a caBundle only
