@@ -198,13 +198,11 @@ func (w *weights) of(b *registry.Backend) int64 {
 // sendReport reports what is known, unless that was the last report already.
 func (c *claim) sendReport() {
 	c.report.Slow = c.latency.slow.Load() && c.report.Health == registry.Healthy
-	if c.target.key.server && c.failures > 0 && c.report == c.reported {
-		return // the last report may be out of date: do not confirm it to whoever sent a hint
-	}
-	lost := c.restate.Swap(false)
-	if c.report.Health == registry.Unprobed || (c.report == c.reported && !lost) {
+	stale := c.failures > 0 && c.report.Health == registry.Healthy // do not confirm it to whoever sent a hint
+	if c.report.Health == registry.Unprobed || c.report == c.reported && (stale || !c.restate.Load()) {
 		return
 	}
+	c.restate.Store(false)
 	if was := c.reported; was.Health != c.report.Health || was.Slow != c.report.Slow {
 		log := c.target.prober.log.With("apiservice", c.name, "endpoint", c.target.key.address)
 		switch {

@@ -48,7 +48,7 @@ type Config struct {
 	// their group-version or, where they have none, for the server's readiness.
 	Table func() latest.State[*registry.Entry]
 	// Report takes what was found out about an endpoint. It is called only when something has
-	// changed and, for a server, after a Signal. It may be called by many goroutines.
+	// changed, and after a Signal. It may be called by many goroutines.
 	Report func(registry.Report)
 	// TLS returns the client configuration for a Backend, with the proxy client certificate: by
 	// what its Owner trusts or, without one, what all that have the Backend trust. If an error (or

@@ -166,7 +166,7 @@ func (t *target) step(ctx context.Context) {
 		c.sendReport()
 		failing[c.trouble]++
 		c.suspect = c.suspect || all && suspect
-		c.mustReport = c.mustReport || hinted && t.key.server
+		c.mustReport = c.mustReport || hinted
 		// After an alarm a claim is probed even while a probe runs: the alarm may be newer.
 		if all && (renewed || c.failures == 0) && (suspect || !c.asking) {
 			c.due = earlier(c.due, now)

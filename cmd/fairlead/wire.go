@@ -111,7 +111,8 @@ func (s *server) makeTable(reach *reach.Rules) (err error) {
 func zeroMeansNone(d time.Duration) time.Duration { return cmp.Or(d, -1) }
 
 func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
-	s.prober = health.New(health.Config{Table: func() latest.State[*registry.Entry] { return s.registry.Table() }, Report: s.registry.Report, TLS: s.trust.TLS, Dial: rules.Dial, Logger: s.log, Metrics: s.metrics})
+	report := func(r registry.Report) { s.registry.Report(r); s.backends.Report(r) }
+	s.prober = health.New(health.Config{Table: func() latest.State[*registry.Entry] { return s.registry.Table() }, Report: report, TLS: s.trust.TLS, Dial: rules.Dial, Logger: s.log, Metrics: s.metrics})
 	s.backends, err = backend.New(backend.Config{
 		Tables: s.registry, TLS: s.trust.TLS, Guard: s.trust.Guard, IdentityChanged: s.certs.ProxyClient().Changed, Dial: rules.Dial,
 		Signal: s.prober.Signal, Observe: s.prober.Observe, Logger: s.log, Metrics: s.metrics,

@@ -216,12 +216,10 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 		if failed.phase == dialTLS {
 			m.handshakes[classOf(failed.err)].Add(1)
 		}
-		if ctx.Err() != context.Canceled { // else it says nothing about the endpoint
-			e.suspicion.failed.Store(time.Now().UnixNano())
-		}
 		u.shared.log.Debug("dialling", "backend", u.name, "endpoint", e.address, "err", failed)
 		// A canceled dial says nothing about the endpoint, nor does an unreadable bundle.
-		if u.shared.ctx.Err() == nil && !errors.Is(failed, context.Canceled) && failed.phase != dialTrust {
+		if u.shared.ctx.Err() == nil && ctx.Err() != context.Canceled && failed.phase != dialTrust {
+			e.suspicion.failed.Store(time.Now().UnixNano())
 			u.target.signal(e.address, failed)
 		}
 		return nil, failed

@@ -74,7 +74,7 @@ func (e *endpoint) state() (verdict context.Context, out bool) {
 }
 
 // lost makes the endpoint suspect until a probe has judged it.
-func (e *endpoint) lost() { e.suspicion.doubted.Store(time.Now().Add(e.up.target.doubt).UnixNano()) }
+func (e *endpoint) lost() { e.suspicion.doubted.Store(time.Now().Add(doubtTime).UnixNano()) }
 
 // sayAgain is the time between lines of log about an endpoint's GOAWAYs: users cause them.
 const sayAgain = 10 * time.Second
@@ -122,8 +122,9 @@ const (
 	// slowDial is when an unfinished dial makes its endpoint suspect: far above a handshake between
 	// neighboring continents, far below dialTimeout.
 	slowDial = 250 * time.Millisecond
-	// suspicionTime is how long an endpoint stays suspect after a failed dial, unless the verdict comes first.
-	suspicionTime = time.Second
+	// suspicionTime is how long an endpoint stays suspect after a failed dial, doubtTime after a lost connection: its
+	// server may not be ready yet. The probe that Signal requests usually ends both earlier.
+	suspicionTime, doubtTime = time.Second, 10 * time.Second
 	// suspicionWeight is added to a suspect endpoint's load: more than limits allow in flight.
 	suspicionWeight = 1 << 20
 )
@@ -143,9 +144,6 @@ func (s *suspicion) weight() int64 {
 		return 0
 	}
 	now := time.Now().UnixNano()
-	if doubted > 0 && doubted <= now {
-		s.doubted.CompareAndSwap(doubted, 0)
-	}
 	if doubted > now || dialing != 0 && now-dialing > int64(slowDial) || failed != 0 && now-failed < int64(suspicionTime) {
 		return suspicionWeight
 	}

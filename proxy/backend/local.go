@@ -57,9 +57,6 @@ const (
 	defaultWait = 2 * time.Second
 	// restart is the usual time of a restart. After it, no request waits any more.
 	restart = 10 * time.Second
-	// localDoubt is how long a server that has lost a connection is avoided, unless the probe that
-	// Signal requests judges it first, which is usual.
-	localDoubt = 10 * time.Second
 )
 
 // LocalConfig configures a Local (kube.connect in cmd/fairlead). Required: Servers, TLS, IdentityChanged, Dial, Signal.
@@ -138,7 +135,6 @@ func (l *Local) newPool(p Pool, name string, maxConns int, protocol string) *Ups
 		observe:   func(string, time.Duration) {}, // apiservers are not compared: all serve the same etcd
 		protocols: func() []string { return protocols },
 		maxConns:  maxConns,
-		doubt:     localDoubt,
 		wait:      l.patience,
 	})
 	u.pool = p

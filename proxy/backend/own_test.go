@@ -156,10 +156,18 @@ func TestOwnIsUsable(t *testing.T) {
 			t.Errorf("its endpoint %s is %s: %v", own, is, got)
 		}
 	}
-	of.suspicion.doubted.Store(time.Now().Add(time.Hour).UnixNano())
-	next("suspect")
-	of.suspicion.doubted.Store(0)
-	check.Same(t, []string{own}, a.at(), "endpoint when trusted again")
+	report := func(r registry.Report) {
+		r.Name, r.Backend, r.Address = "v1.example.com", a.entries["v1.example.com"].Backend, own
+		a.Report(r)
+	}
+	for _, lost := range []*endpoint{of, of.via.Load()} {
+		lost.lost()
+		lost.suspicion.failed.Store(time.Now().UnixNano())
+		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Unhealthy}})
+		next("suspect")
+		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Healthy}})
+		check.Same(t, []string{own}, a.at(), "endpoint when a probe has passed")
+	}
 	if l, _ := a.u.Plan(false, a.stays[0]).Forward.Pick(a.stays[0], []*engine.Endpoint{of.forEngine()}).Value.(*endpoint); l == of {
 		t.Error("a retry goes to the same endpoint")
 	} else {

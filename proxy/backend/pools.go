@@ -190,6 +190,20 @@ func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
 	}
 }
 
+// Report ends the suspicion of an endpoint that has passed a probe. What else it says comes with the next table.
+func (p *Pools) Report(r registry.Report) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if of := p.remotes[r.Name]; of != nil && of.spec.Load() == r.Backend && r.Health == registry.Healthy {
+		of.mu.Lock()
+		defer of.mu.Unlock()
+		for e := of.endpoints[r.Address]; e != nil; e = e.via.Load() {
+			e.suspicion.failed.Store(0)
+			e.suspicion.doubted.Store(0)
+		}
+	}
+}
+
 func (p *Pools) newRemote(name string) *remote {
 	r := &remote{}
 	old, either := []string{"http/1.1"}, []string{"h2", "http/1.1"} // called for every request
@@ -209,7 +223,7 @@ func (p *Pools) newRemote(name string) *remote {
 		},
 		// An HTTP/1.1 backend needs one connection for each request; the APIService's limits apply.
 		maxConns: 16 << 10,
-		doubt:    suspicionTime,
+		wait:     func() time.Duration { return 0 },
 	})
 	return r
 }
@@ -264,7 +278,6 @@ func (p *Pools) newCarrier(of *registry.Backend, reporter *remote) *carrier {
 		// The engine signals failures to APIServices with requests on the connection. This one is for idle ones.
 		signal:  func(address string, err error) { c.reporter.Load().target.signal(address, err) },
 		observe: func(string, time.Duration) {}, // members observe their own requests
-		doubt:   suspicionTime,
 	})
 	c.reporter.Store(reporter)
 	c.view.Store(&view{pingTimeout: of.PingTimeout})

@@ -84,9 +84,7 @@ type target struct {
 	protocols func() []string
 	// maxConns limits the connections to an endpoint over HTTP/1.1.
 	maxConns int
-	// doubt is how long an endpoint that has lost a connection is avoided, unless a probe judges it first.
-	doubt time.Duration
-	// wait returns how long a request waits if no endpoint can be reached. Nil means not at all.
+	// wait returns how long a request waits if no endpoint can be reached. Nil for a carrier.
 	wait func() time.Duration
 }
 
@@ -135,9 +133,6 @@ func newShared(log *slog.Logger) *shared {
 }
 
 func newUpstream(name string, o *shared, t target) *Upstream {
-	if t.wait == nil {
-		t.wait = func() time.Duration { return 0 }
-	}
 	u := &Upstream{name: name, target: t, shared: o, endpoints: make(map[string]*endpoint)}
 	u.forEngine = engine.Upstream{Pick: u.pick, Retried: u.meter.retry}
 	for _, places := range []*bound.Places{&u.inFlight, &u.longRunning, &u.reads, &u.writes} {
