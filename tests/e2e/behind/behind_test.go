@@ -151,7 +151,6 @@ func testMoves(t *testing.T, w *world) {
 			}
 		})
 	}
-	w.succeed(t, "release", alpha)
 	w.succeed(t, "adopt", external)
 }
 
@@ -193,6 +192,7 @@ func testInterrupted(t *testing.T, w *world) {
 // beside it through the aggregator alone.
 func testReplicas(t *testing.T, w *world) {
 	w.succeed(t, "adopt", beta)
+	w.succeed(t, "release", alpha)
 	wrong := must.Get(w.PKI.NewAuthority("another-serving-ca"))(t)
 	issue := func(t *testing.T, a *cluster.Authority, i int) {
 		t.Helper()
@@ -241,20 +241,22 @@ func testReplicas(t *testing.T, w *world) {
 			suite.Pause(t, time.Second)
 			for i, s := range w.samples {
 				issue(t, wrong, i)
-				restart(t, s)
-				w.allHealthy(t, beta, 2)
+				s.Kill()
+				killed := time.Now()
+				must.Do(t, s.Restart(t.Context()))
+				w.allHealthy(t, fmt.Sprint("10.80.0.", 3+i), killed)
 			}
 			trust(string(wrong.CA.PEM()))
 			suite.Pause(t, 5*time.Second)
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w.allHealthy(t, beta, 2)
+			w.allHealthy(t, "", time.Time{})
 			through := w.load(t, flunders, http.MethodGet) // nobody repeats a POST that a server may have read
 			alone := w.load(t, strings.Replace(flunders, "v1beta1", "v1alpha1", 1), http.MethodGet)
 			suite.Pause(t, time.Second)
 			tt.do(t)
-			w.allHealthy(t, beta, 2)
+			w.allHealthy(t, "", time.Time{})
 			if ended(t, "through Fairlead", through) > 0 {
 				t.Error("requests have failed")
 			}

@@ -4,16 +4,17 @@ package behind
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/relay"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
@@ -79,16 +80,20 @@ func (w *world) extension(t *testing.T, b *cluster.Backend, program string, more
 	return parts
 }
 
-// allHealthy waits until each Fairlead knows that so many endpoints of an APIService answer.
-func (w *world) allHealthy(t *testing.T, name string, endpoints int) {
+// allHealthy waits until each Fairlead finds both samples healthy, the one at an address by a probe since then: until
+// that has ended, Fairlead avoids it like the next one that dies.
+func (w *world) allHealthy(t *testing.T, address string, since time.Time) {
 	t.Helper()
-	healthy := regexp.MustCompile(`(?m)^fairlead_endpoint_healthy\{.*name="` + regexp.QuoteMeta(name) + `"\} 1$`)
 	for _, f := range w.fronts {
 		suite.Eventually(t, 20*time.Second, "all are healthy", func() (bool, string) {
-			r, err := ask.Do(t.Context(), suite.Client(t, f.Admin, cluster.Credentials{Token: w.token}), http.MethodGet, f.Admin.URL+"/metrics", nil, "")
+			r, err := ask.Do(t.Context(), suite.Client(t, f.Admin, cluster.Credentials{Token: w.token}), http.MethodGet, f.Admin.URL+"/status", nil, "")
 			must.Do(t, err)
-			n := len(healthy.FindAllString(r.Body, -1))
-			return n == endpoints, fmt.Sprint(n, " ", r.Code)
+			var status answer.Status
+			must.Do(t, json.Unmarshal([]byte(r.Body), &status))
+			list := status.APIServices[slices.IndexFunc(status.APIServices, func(a answer.APIService) bool { return a.Name == beta })].Endpoints
+			return len(list) == len(w.samples) && !slices.ContainsFunc(list, func(e answer.Endpoint) bool {
+				return e.Health != "healthy" || e.ProbeError != "" || strings.HasPrefix(e.Address, address+":") && e.Probed.Before(since)
+			}), fmt.Sprintf("%+v", list)
 		})
 	}
 }
