@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/net/http2"
-
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
@@ -168,27 +166,6 @@ func TestGuestEndsItsStream(t *testing.T) {
 	r.clean()
 }
 
-// Peers may assume the default window until they have read our SETTINGS. With a smaller window, the
-// data they send before that would be an error.
-func TestWindowsAreNotBelowTheDefault(t *testing.T) {
-	lim := New(Config{}).lim
-	if streamWindow < defaultWindow || clientWindow < defaultWindow || lim.backendWindow < defaultWindow {
-		t.Errorf("windows of %d, %d and %d bytes", streamWindow, clientWindow, lim.backendWindow)
-	}
-	r := newRig(t)
-	c := r.peer(r.e.AcceptClient())
-	c.to.WriteString(http2.ClientPreface)
-	c.fr.WriteSettings()
-	c.headers(1, false, ":method=POST", ":scheme=https", ":authority=a", ":path=/")
-	for left := defaultWindow; left > 0; left -= minMaxFrame { // all sent before the peer reads our SETTINGS
-		_ = c.fr.WriteData(1, left <= minMaxFrame, make([]byte, min(left, minMaxFrame)))
-	}
-	c.flush()
-	c.wantClosed(false, "a client that uses the whole default window is cut off")
-	r.backend(0).respond(1, "")
-	r.clean()
-}
-
 // many returns n requests that the peer has not sent yet, the first ones of the connection.
 func (p *peer) many(n int) []byte {
 	for i := range n {
@@ -257,4 +234,32 @@ func (p *peer) upload(id uint32, n int) {
 		p.data(id, strings.Repeat("u", k), false)
 		n -= k
 	}
+}
+
+// A connection whose cleanup panics again is removed by force: nothing of it is left, and its
+// streams at backends are reset.
+func TestPanicWhileCleaningUp(t *testing.T) {
+	r := newRig(t)
+	caught := 0
+	r.e.Caught = func(any, []byte) { caught++ }
+	p, other := r.client(), r.client()
+	p.get(1)
+	p.get(3)
+	other.get(1)
+	b := r.backend(0)
+	b.see()
+	p.c.streams[1].ep = nil // makes release panic
+	r.inFlight--
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { panic("deciding") }
+	p.get(5)
+	r.e.runCall(&call{do: func() { panic("calling") }})
+	if n := r.e.Count.Panics.Load(); caught != 3 || n != 3 || !p.c.closing || !p.c.cut || len(p.c.streams) > 0 {
+		t.Errorf("%d panics, %d counted; closing %v, cut %v, %d streams", caught, n, p.c.closing, p.c.cut, len(p.c.streams))
+	}
+	check.Same(t, 2, len(r.outcomes), "streams that ended")
+	b.want("RST 1 CANCEL", "RST 3 CANCEL")
+	b.respond(5, "ok")
+	other.want("HEADERS 1 :status=200", `DATA 1 "ok" END`)
+	check.Same(t, 0, r.e.Count.Streams.Load(), "streams left")
+	r.clean()
 }

@@ -21,79 +21,6 @@ func (r *rig) keeps() bool {
 	return b != nil
 }
 
-// An idle shard drops its spares, without an effect on its streams.
-func TestSparesGoWhenTheShardRests(t *testing.T) {
-	r, c := newClient(t)
-	c.get(1) // a watch
-	b := r.backend(0)
-	b.headers(1, false, ":status=200")
-	b.data(1, "event", false)
-	c.get(3)
-	b.respond(3, "done")
-	c.see()
-	if r.e.empty() || !r.keeps() {
-		t.Fatal("a busy shard keeps nothing for reuse")
-	}
-	for range int(restAfter/TickEvery) - 2 {
-		r.tick(TickEvery)
-		pong(c, b)
-	}
-	if r.e.empty() || !r.keeps() {
-		t.Error("spares are dropped before the shard was idle for long enough")
-	}
-	r.tick(3 * TickEvery)
-	pong(c, b)
-	if !r.e.empty() || r.keeps() {
-		t.Errorf("a shard at rest keeps %+v", r.e.spares)
-	}
-	b.data(1, "more", true)
-	c.want(`DATA 1 "more" END`)
-	c.get(5)
-	b.respond(5, "again")
-	c.want("HEADERS 5 :status=200", `DATA 5 "again" END`)
-	r.clean()
-	if !r.e.Rests() {
-		t.Error("two requests end the rest")
-	}
-	if c.gets(7, 7+2*few); r.e.Rests() {
-		t.Error("the shard rests although it works")
-	}
-}
-
-// A shard with little regular traffic, like the renewal of a lease, keeps no spares.
-func TestFewFramesAreRest(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		gets uint32 // in each tick
-		want bool
-	}{
-		{"a lease", 1, true},
-		{"work", 4, false},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			r, c := newClient(t)
-			var b *peer
-			id := uint32(1)
-			for range 3 * int(restAfter/TickEvery) {
-				for range tt.gets {
-					c.get(id)
-					if b == nil {
-						b = r.backend(0)
-					}
-					b.respond(id, "done")
-					id += 2
-				}
-				r.tick(TickEvery)
-				pong(c, b)
-				c.see()
-			}
-			if r.e.empty() != tt.want {
-				t.Errorf("%d requests in %v: %+v", tt.gets, TickEvery, r.e.spares)
-			}
-		})
-	}
-}
-
 // A backend that answers no request any more is detected in an idle shard as soon as in a busy one,
 // however long it had nothing to answer, and however often it was asked.
 func TestSilenceAtRest(t *testing.T) {
@@ -175,20 +102,6 @@ func TestSignsOfLife(t *testing.T) {
 			check.Same(t, want, pings, "%s: PINGs on connection %d", tt.name, i+1)
 		}
 	}
-}
-
-// A shard that drains ticks at the full rate, even if it was idle.
-func TestDrainIsNoRest(t *testing.T) {
-	r, c := newClient(t)
-	c.get(1)
-	check.Same(t, 250*time.Millisecond, r.e.Pace(), "between ticks at work")
-	for range 2 * int(restAfter/TickEvery) {
-		r.tick(TickEvery)
-		pong(c, r.backends[0])
-	}
-	check.Same(t, 500*time.Millisecond, r.e.Pace(), "between ticks at rest")
-	r.e.Drain(time.Second)
-	check.Same(t, TickEvery, r.e.Pace(), "between ticks of a drain")
 }
 
 // pong makes peers answer PINGs.
