@@ -1,7 +1,6 @@
 package backend
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -135,18 +134,12 @@ func TestOwnBesideOthers(t *testing.T) {
 func TestOwnIsUsable(t *testing.T) {
 	a := newAudience(t, 1, three...)
 	own := a.at()[0]
-	var of *endpoint
-	lists := map[string][]registry.Endpoint{}
-	for _, e := range three {
-		slow, ill := e, e
-		if e.Address == own {
-			slow.Slow, ill.Health = true, registry.Unhealthy
-		}
-		lists["slow"], lists["unhealthy"] = append(lists["slow"], slow), append(lists["unhealthy"], ill)
-	}
-	for _, e := range a.u.snapshot() {
-		if e.address == own {
-			of = e
+	of, slow, ill := a.u.at(own), slices.Clone(three), slices.Clone(three)
+	i := slices.IndexFunc(three, func(e registry.Endpoint) bool { return e.Address == own })
+	slow[i].Slow, ill[i].Health = true, registry.Unhealthy
+	doubt := func(until time.Time, list ...*endpoint) {
+		for _, e := range list {
+			e.suspicion.doubted.Store(until.UnixNano())
 		}
 	}
 	next := func(is string) {
@@ -156,58 +149,23 @@ func TestOwnIsUsable(t *testing.T) {
 			t.Errorf("its endpoint %s is %s: %v", own, is, got)
 		}
 	}
-	report := func(r registry.Report) {
-		r.Name, r.Backend, r.Address = "v1.example.com", a.entries["v1.example.com"].Backend, own
-		a.Report(r)
-	}
-	for _, lost := range []*endpoint{of, of.via.Load()} {
-		lost.lost()
-		lost.suspicion.failed.Store(time.Now().UnixNano())
-		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Unhealthy}})
-		next("suspect")
-		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Healthy}})
-		check.Same(t, []string{own}, a.at(), "endpoint when a probe has passed")
-	}
-	if l, _ := a.u.Plan(false, a.stays[0]).Forward.Pick(a.stays[0], []*engine.Endpoint{of.forEngine()}).Value.(*endpoint); l == of {
-		t.Error("a retry goes to the same endpoint")
-	} else {
-		l.release()
-	}
+	doubt(time.Now().Add(time.Hour), of)
+	next("suspect")
+	doubt(time.Unix(0, 0), of)
+	check.Same(t, []string{own}, a.at(), "endpoint when trusted again")
+	retry := a.u.pick(a.stays[0], []*engine.Endpoint{of.forEngine()})
+	check.Same(t, false, retry.Name == own, "a retry goes to the same endpoint")
+	retry.Release()
 	check.Same(t, false, a.u.Plan(false, a.stays[0]).Stays, "a retry stays")
-	a.set(lists["unhealthy"]...)
+	a.set(ill...)
 	next("unhealthy")
-	a.set(lists["slow"]...)
+	a.set(slow...)
 	got := 0
 	for range 10 * slowEvery {
 		got += count(a.at())[own]
 	}
 	check.Same(t, 10, got, "requests to its slow endpoint, to notice that it has recovered")
 	a.set(three...)
-	for _, e := range a.u.snapshot() {
-		e.suspicion.doubted.Store(time.Now().Add(time.Hour).UnixNano())
-	}
-	if a.at()[0] == "" {
-		t.Error("with all suspect, there is no endpoint")
-	}
-}
-
-// BenchmarkPick is the choice of an endpoint, spread and for a client connection.
-func BenchmarkPick(b *testing.B) {
-	for _, n := range []int{3, 10, maxOrdered} {
-		f := newFixture(b, nil)
-		var list []registry.Endpoint
-		for i := range n {
-			list = append(list, healthy(fmt.Sprintf("10.0.0.%d:443", i)))
-		}
-		u := f.Upstream(f.set(list...))
-		for name, by := range map[string]*Stay{"spread": nil, "own": (*Local)(nil).Stay(b.Context())} {
-			b.Run(fmt.Sprint(name, "/", n), func(b *testing.B) {
-				b.ReportAllocs()
-				for b.Loop() {
-					l := u.take(by)
-					l.release()
-				}
-			})
-		}
-	}
+	doubt(time.Now().Add(time.Hour), a.u.snapshot()...)
+	check.Same(t, 1, len(a.at()), "endpoints with all suspect")
 }

@@ -35,22 +35,9 @@ func TestExpire(t *testing.T) {
 		{time.Second, [4]int{1000, 1, 1, 3}},
 	} {
 		expire(c, tt.ping)
-		raw, err := c.(*net.TCPConn).SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var on int
-		var got [4]int
-		must.Do(t, raw.Control(func(fd uintptr) {
-			for i, option := range []int{unix.TCP_USER_TIMEOUT, unix.TCP_KEEPIDLE, unix.TCP_KEEPINTVL, unix.TCP_KEEPCNT} {
-				if got[i], err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option); err != nil {
-					t.Error(err)
-				}
-			}
-			on, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE)
-		}))
-		if got != tt.want || on == 0 || err != nil {
-			t.Errorf("%v: got %v, want %v; keepalive %d, %v", tt.ping, got, tt.want, on, err)
+		check.Same(t, true, option(t, c, unix.SOL_SOCKET, unix.SO_KEEPALIVE) != 0, "%v: keepalive", tt.ping)
+		for i, name := range []int{unix.TCP_USER_TIMEOUT, unix.TCP_KEEPIDLE, unix.TCP_KEEPINTVL, unix.TCP_KEEPCNT} {
+			check.Same(t, tt.want[i], option(t, c, unix.IPPROTO_TCP, name), "%v: option %d", tt.ping, name)
 		}
 	}
 }
@@ -66,13 +53,13 @@ func TestExpireHTTP2(t *testing.T) {
 	e := f.Upstream(f.set(healthy(s.Listener.Addr().String()))).snapshot()[0]
 	c := must.Get(e.dialH2(t.Context(), dialing{drain: func() {}, cut: func(*Conn) {}, wrap: func(c net.Conn) net.Conn { conn = c; return c }}))(t)
 	defer c.Close()
-	check.Same(t, 5000, option(t, conn, unix.TCP_USER_TIMEOUT), "user timeout in ms")
-	check.Same(t, 2, option(t, conn, unix.TCP_KEEPIDLE), "idle time in s")
+	check.Same(t, 5000, option(t, conn, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT), "user timeout in ms")
+	check.Same(t, 2, option(t, conn, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE), "idle time in s")
 }
 
-func option(t *testing.T, c net.Conn, name int) (got int) {
+func option(t *testing.T, c net.Conn, level, name int) (got int) {
 	raw := must.Get(c.(*net.TCPConn).SyscallConn())(t)
-	must.Do(t, raw.Control(func(fd uintptr) { got = must.Get(unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, name))(t) }))
+	must.Do(t, raw.Control(func(fd uintptr) { got = must.Get(unix.GetsockoptInt(int(fd), level, name))(t) }))
 	return got
 }
 
@@ -101,7 +88,7 @@ func TestPausedReader(t *testing.T) {
 		}
 		res := must.Get(f.RoundTrip(e, r, false))(t)
 		must.Do(t, res.Body.Close())
-		check.Same(t, tt.want, option(t, conn, unix.TCP_USER_TIMEOUT), "body of %d bytes, length unknown: %v: ms", tt.size, tt.unknown)
+		check.Same(t, tt.want, option(t, conn, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT), "body of %d bytes, length unknown: %v: ms", tt.size, tt.unknown)
 	}
 	check.Same(t, 1, dials, "connections")
 }

@@ -170,51 +170,31 @@ func TestNoAllocations(t *testing.T) {
 	}), "allocations")
 }
 
+// Limits apply immediately. One user may hold more than a quarter: a controller may be an extension server's only
+// client.
 func TestAcquire(t *testing.T) {
 	f := newFixture(t, nil)
-	f.policy = registry.Settings{MaxInFlight: 3, MaxLongRunning: 2}
-	e := f.set(healthy("10.0.0.1:443"))
-	u := f.Upstream(e)
-	for longRunning, limit := range map[bool]int{false: 3, true: 2} {
-		acquire := func(user string, want bool) bound.Place {
-			t.Helper()
-			place, ok := u.Acquire(bound.Source{User: user}, longRunning)
-			check.Same(t, want, ok, "long-running %v, limit %d: %s got a place", longRunning, limit, user)
-			return place
-		}
-		var places []bound.Place
-		for i := range limit {
-			places = append(places, acquire(fmt.Sprint(i), true))
-		}
-		acquire("late", false)
-		places[0].Leave()
-		places[0] = acquire("late", true)
-		for i := range places {
-			places[i].Leave()
-		}
-	}
-	if u.inFlight.Held() != 0 || u.longRunning.Held() != 0 || u.meter.rejected[0].Load() != 1 || u.meter.rejected[1].Load() != 1 {
-		t.Error("the counts are wrong")
-	}
-	// One user may hold more than a quarter: a controller may be an extension server's only client.
-	f.policy = registry.Settings{MaxInFlight: 4, MaxLongRunning: 4}
-	u = f.Upstream(f.set(healthy("10.0.0.1:443")))
-	for _, longRunning := range []bool{false, true} {
-		held := 0
-		for range 4 {
-			if place, ok := u.Acquire(bound.Source{User: "ann"}, longRunning); ok {
-				defer place.Leave()
-				held++
+	for _, tt := range []struct{ limit, users, want int }{
+		{3, 5, 3}, {3, 1, 2}, {4, 1, 3}, {0, 1, 9},
+	} {
+		f.policy = registry.Settings{MaxInFlight: tt.limit, MaxLongRunning: tt.limit}
+		u := f.Upstream(f.set(healthy("10.0.0.1:443")))
+		for i, limiter := range []*bound.Places{&u.inFlight, &u.longRunning} {
+			for round := range 2 { // the second time the places are free again
+				var places []bound.Place
+				refused := u.meter.rejected[i].Load()
+				for n := range 9 {
+					if place, ok := u.Acquire(bound.Source{User: fmt.Sprint(n % tt.users)}, i == 1); ok {
+						places = append(places, place)
+					}
+				}
+				got := [2]uint64{uint64(len(places)), u.meter.rejected[i].Load() - refused}
+				check.Same(t, [2]uint64{uint64(tt.want), uint64(9 - tt.want)}, got, "%+v, limit %d, round %d: places, refused", tt, i, round)
+				for i := range places {
+					places[i].Leave()
+				}
 			}
-		}
-		check.Same(t, 3, held, "long-running %v: places of 4 that one user holds", longRunning)
-	}
-	// Limits apply immediately.
-	f.policy = registry.Settings{}
-	e = f.set(healthy("10.0.0.1:443"))
-	for range 3 {
-		if _, ok := f.Upstream(e).Acquire(bound.Source{User: "ann"}, true); !ok {
-			t.Error("refused without a limit")
+			check.Same(t, 0, limiter.Held(), "places held at the end")
 		}
 	}
 }

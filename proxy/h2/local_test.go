@@ -135,7 +135,7 @@ func TestAnswer(t *testing.T) {
 }
 
 // A panic in the engine is logged with its stack, and ends the connection that caused it; one in a handler of this
-// process ends its response. The process and all other requests continue (the engine's story of panics has all the places).
+// process ends its response. The process and all other requests continue (panics.txtar has all the places).
 func TestPanicEndsItsConnection(t *testing.T) {
 	var log logbook.Book
 	b := newHolding()

@@ -7,14 +7,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
-// wantClosed checks whether the connection is closed, and otherwise reports wrong.
-func (p *peer) wantClosed(closed bool, wrong string) {
-	p.r.t.Helper()
-	if p.c.closing != closed {
-		p.r.t.Error(wrong)
-	}
-}
-
 // A client that takes some of its output now and then is waited for, and one that takes nothing,
 // but not one whose kernel is silent, too.
 func TestTakesLittleThenNothing(t *testing.T) {
@@ -31,7 +23,7 @@ func TestTakesLittleThenNothing(t *testing.T) {
 	}
 	r.tick(stallTime - time.Second)
 	silence = goneTime + 1
-	c.wantClosed(false, "closed too early")
+	check.Same(t, false, c.c.closing, "closed too early")
 	r.tick(2 * time.Second)
 	if !c.shut {
 		t.Error("kept open as long as its peer likes")

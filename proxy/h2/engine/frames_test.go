@@ -126,9 +126,9 @@ func lengthen(word string) string {
 	return m[1] + strings.Repeat("e", n) // of five bits in HPACK
 }
 
-// write writes a frame as show tells it, or a request: GET 1 x=y END. BYTES are written as they
-// are; RAW is a frame of any stream, type, flags and content. The flag END ends the stream; with
-// OPEN the field block goes on. BOMB 1 9 is a GET with a field 9 times. A word in quotes is a Go string, and (n) stands for n bytes.
+// write writes a frame as show tells it, or a request: GET 1 x=y END. BYTES are written as they are; RAW is a frame of
+// any stream, type, flags and content; BOMB 1 9 is a GET with the newest field of the table 9 times. The flag END ends
+// the stream; with OPEN the field block goes on. A word in quotes is a Go string, and (n) stands for n bytes.
 func (p *peer) write(frame string) error {
 	w := wordsOf(frame)
 	end, more := slices.Contains(w, "END"), slices.Contains(w, "OPEN")
@@ -162,7 +162,7 @@ func (p *peer) write(frame string) error {
 			_ = p.fr.WriteData(id, false, body[:minMaxFrame])
 		}
 		return p.fr.WriteData(id, end, body)
-	case "BOMB": // few bytes that decode to many: a GET with so many times the newest entry of the table
+	case "BOMB": // few bytes that decode to many
 		block := append(p.encode(strings.Fields(okHead)...), bytes.Repeat([]byte{0x80 | 62}, must.Get(strconv.Atoi(w[2]))(p.r.t))...)
 		return p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndStream: true, EndHeaders: true})
 	case "CONTINUATION":

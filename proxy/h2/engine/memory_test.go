@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/internal/hold"
@@ -88,11 +87,7 @@ func TestLargeHeadsNeedRoom(t *testing.T) {
 			c.c.Source = r.e.Memory.Source("10.0.0.1")
 			r.e.Memory.Source("10.0.0.1").Give(-tc.others)
 			if tc.split {
-				_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte("x")})
-				for range big/(16<<10) + 1 {
-					_ = c.fr.WriteContinuation(1, false, make([]byte, 16<<10))
-				}
-				c.flush()
+				c.begin(big + 16<<10)
 			} else {
 				c.get(1, "x-big="+strings.Repeat("b", big))
 			}
@@ -106,6 +101,14 @@ func TestLargeHeadsNeedRoom(t *testing.T) {
 	}
 }
 
+// begin sends n bytes of a head that it does not end.
+func (p *peer) begin(n int) {
+	p.say("HEADERS 1 OPEN")
+	for ; n > 0; n -= minMaxFrame {
+		p.say("CONTINUATION 1 (%d) OPEN", min(n, minMaxFrame))
+	}
+}
+
 // The buffer of a large head is kept for the next one. Whoever has it is counted with it, and
 // nobody has it who sends little.
 func TestBlockBufferIsCounted(t *testing.T) {
@@ -114,11 +117,7 @@ func TestBlockBufferIsCounted(t *testing.T) {
 		large, c := r.client(), r.client()
 		large.get(1, "x-big="+strings.Repeat("b", 400<<10))
 		before := r.e.held
-		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: make([]byte, min(sent, 16<<10))})
-		for range sent/(16<<10) - 1 {
-			_ = c.fr.WriteContinuation(1, false, make([]byte, 16<<10))
-		}
-		c.flush()
+		c.begin(sent)
 		if held, has := int(r.e.held-before), cap(c.c.block); held < has || has > 8*sent {
 			t.Errorf("%d bytes sent, %d held, %d counted", sent, has, held)
 		}
@@ -133,11 +132,7 @@ func TestBlockBufferRefusesNobody(t *testing.T) {
 		large, c := r.client(), r.client()
 		large.get(1, "x-big="+strings.Repeat("b", before))
 		r.e.Memory.Add(52 << 20)
-		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: make([]byte, 16<<10)})
-		for range 10 {
-			_ = c.fr.WriteContinuation(1, false, make([]byte, 16<<10))
-		}
-		c.flush()
+		c.begin(11 * 16 << 10)
 		if c.c.closing {
 			t.Errorf("after a head of %d bytes, an unfinished one finds no room", before)
 		}

@@ -89,24 +89,17 @@ func newTeller(t *testing.T, words []string) *teller {
 	s := &teller{
 		upstreams: map[string]*Upstream{}, picked: map[string]func() *Endpoint{}, endpoints: map[string]*Endpoint{}, failures: map[string]int{},
 		rig: newRig(t, func(e *Engine) {
+			limits := map[string]func(n int){
+				"maxStreams":    func(n int) { e.MaxStreams = uint32(n) },
+				"maxStreamID":   func(n int) { e.lim.maxStreamID = uint32(n) },
+				"memory":        func(n int) { memory = hold.New(int64(n)) },
+				"maxHeader":     func(n int) { e.fields.Max = n },
+				"backlogLimit":  func(n int) { e.lim.backlogLimit = n },
+				"backendWindow": func(n int) { e.lim.backendWindow = int32(n) },
+			}
 			for _, w := range words {
 				name, n, _ := strings.Cut(w, "=")
-				switch v := must.Get(strconv.Atoi(n))(t); name {
-				case "maxStreams":
-					e.MaxStreams = uint32(v)
-				case "maxStreamID":
-					e.lim.maxStreamID = uint32(v)
-				case "memory":
-					memory = hold.New(int64(v))
-				case "maxHeader":
-					e.fields.Max = v
-				case "backlogLimit":
-					e.lim.backlogLimit = v
-				case "backendWindow":
-					e.lim.backendWindow = int32(v)
-				default:
-					t.Fatalf("unknown limit %s", name)
-				}
+				limits[name](must.Get(strconv.Atoi(n))(t))
 			}
 		}),
 	}
