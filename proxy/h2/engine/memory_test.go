@@ -4,10 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/net/http2/hpack"
-
 	"github.com/fairlead-proxy/fairlead/internal/hold"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
@@ -35,25 +32,6 @@ func TestManySmallHolders(t *testing.T) {
 	r.tick(TickEvery)
 	if !late.c.cut || small.c.cut {
 		t.Errorf("at a tick, only the large holder is cut: %v, %v", late.c.cut, small.c.cut)
-	}
-}
-
-// A client that does not read its answers may send requests until 256 KiB of output wait for it.
-func TestOutputThatMayWait(t *testing.T) {
-	const most, each = 256 << 10, 8 << 10
-	r := newRig(t)
-	plan := Plan{Answer: &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200"), field("x", strings.Repeat("{", each))}}}
-	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return plan, true }
-	c := r.client()
-	c.silent = true
-	for id := uint32(1); !c.c.Over() && id < 1000; id += 2 {
-		c.get(id)
-	}
-	if n := len(c.c.out) + c.c.inflight; n <= most || n > most+3*each {
-		t.Errorf("%d bytes wait", n)
-	}
-	if c.say("RST 0 CANCEL"); !c.c.closing || c.c.Over() {
-		t.Errorf("closing: %v; the input of a closing connection must still be read", c.c.closing)
 	}
 }
 

@@ -72,7 +72,7 @@ func newRig(t testing.TB, change ...func(*Engine)) *rig {
 		f(r.e)
 	}
 	r.ep = r.endpoint("ep")
-	r.e.Memory, r.e.Clock = hold.New(0), time.Now
+	r.e.Memory, r.e.Clock = hold.New(0), func() time.Time { return time.Unix(0, 0) }
 	r.e.Taken = func(*Conn) (uint64, bool, time.Duration) { return 0, true, 0 }
 	r.e.Unread = func(*Conn) bool { return false }
 	r.e.Decide = func(_ *Conn, h *wire.Head, resume func(Plan)) (Plan, bool) {

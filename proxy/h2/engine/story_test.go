@@ -424,6 +424,7 @@ func (s *teller) value(what string) any {
 		"recv":     func() any { return s.member(of).c.recv },      // what it may still send
 		"queued":   func() any { return s.member(of).c.queued },    // bytes of its bodies
 		"heads":    func() any { return s.member(of).c.heads },     // bytes of those that are not answered
+		"over":     func() any { return s.member(of).c.Over() },    // it is not read from
 		"late":     func() any { return len(s.member(of).c.late) }, // resets that wait
 		"why":      func() any { return s.why.Reason },
 		"held": func() any { // bytes, also of its frames
