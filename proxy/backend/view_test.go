@@ -15,59 +15,50 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
+// A word is an endpoint: its address, and after a colon h for healthy, u for unhealthy, t for terminating, s for slow and
+// f for far. The result is those that are preferred, slow ones, and the rest; "unusable" says that none is good.
 func TestArrange(t *testing.T) {
-	// One word describes an endpoint: its address, and its state after a colon.
-	endpoints := func(text string) []registry.Endpoint {
-		var list []registry.Endpoint
-		for word := range strings.FieldsSeq(text) {
-			address, is, _ := strings.Cut(word, ":")
-			e := registry.Endpoint{Address: address}
-			e.Terminating = strings.Contains(is, "t")
-			e.Slow = strings.Contains(is, "s")
-			e.Far = strings.Contains(is, "f")
-			switch {
-			case strings.Contains(is, "h"):
-				e.Health = registry.Healthy
-			case strings.Contains(is, "u"):
-				e.Health = registry.Unhealthy
-			}
-			list = append(list, e)
-		}
-		return list
-	}
-	for _, tt := range []struct {
-		name, endpoints, preferred, slow, rest string
-		usable                                 bool
-	}{
-		{"none", "", "", "", "", false},
-		{"healthy", "a:h b:h", "a b", "", "", true},
-		{"healthy before all others", "a:u b: c:ht d:h e:hs", "d", "e", "b c", true},
-		{"slow ones alone", "a:hs b:u", "a", "", "", true},
-		{"slow before unprobed", "a: b:hs", "b", "", "a", true},
-		{"at the start", "a: b:", "a b", "", "", true},
-		{"terminating as last resort", "a:ht b:u", "a", "", "", true},
-		{"unprobed before terminating", "a:ht b:", "b", "", "a", true},
-		{"near before far", "a:hf b:h c:hsf d:hs e:f", "b", "d", "a c e", true},
-		{"far while none near is healthy", "a:hf b:u c:hs d:", "a", "c", "d", true},
-		{"never eject all", "a:u b:u", "a b", "", "", false},
-		{"never eject all, terminating", "a:ut b:ut", "a b", "", "", false},
+	for _, tt := range []struct{ name, endpoints, want string }{
+		{"none", "", "[] [] [] unusable"},
+		{"healthy", "a:h b:h", "[a b] [] []"},
+		{"healthy before all others", "a:u b: c:ht d:h e:hs", "[d] [e] [b c]"},
+		{"slow ones alone", "a:hs b:u", "[a] [] []"},
+		{"slow before unprobed", "a: b:hs", "[b] [] [a]"},
+		{"at the start", "a: b:", "[a b] [] []"},
+		{"terminating as last resort", "a:ht b:u", "[a] [] []"},
+		{"unprobed before terminating", "a:ht b:", "[b] [] [a]"},
+		{"near before far", "a:hf b:h c:hsf d:hs e:f", "[b] [d] [a c e]"},
+		{"far while none near is healthy", "a:hf b:u c:hs d:", "[a] [c] [d]"},
+		{"never eject all", "a:u b:u", "[a b] [] [] unusable"},
+		{"never eject all, terminating", "a:ut b:ut", "[a b] [] [] unusable"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			list := endpoints(tt.endpoints)
+			var list []registry.Endpoint
 			known := make(map[string]*endpoint)
-			for _, e := range list {
-				known[e.Address] = &endpoint{address: e.Address}
-			}
-			v := &view{}
-			v.arrange(list, known)
-			names := func(list []*endpoint) (s string) {
-				for _, e := range list {
-					s = strings.TrimSpace(s + " " + e.address)
+			for word := range strings.FieldsSeq(tt.endpoints) {
+				address, is, _ := strings.Cut(word, ":")
+				has := func(mark string) bool { return strings.Contains(is, mark) }
+				e := registry.Endpoint{Address: address, Terminating: has("t"), Slow: has("s"), Far: has("f")}
+				if has("h") {
+					e.Health = registry.Healthy
+				} else if has("u") {
+					e.Health = registry.Unhealthy
 				}
-				return s
+				list, known[address] = append(list, e), &endpoint{address: address}
 			}
-			got := []any{names(v.preferred), names(v.slow), names(v.rest), v.usable}
-			check.Same(t, []any{tt.preferred, tt.slow, tt.rest, tt.usable}, got, "endpoints")
+			v, got := &view{}, []any{}
+			v.arrange(list, known)
+			for _, part := range [][]*endpoint{v.preferred, v.slow, v.rest} {
+				names := []string{}
+				for _, e := range part {
+					names = append(names, e.address)
+				}
+				got = append(got, names)
+			}
+			if !v.usable {
+				got = append(got, "unusable")
+			}
+			check.Same(t, tt.want, strings.TrimSpace(fmt.Sprintln(got...)), "endpoints")
 		})
 	}
 }
