@@ -15,8 +15,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
-// A word is an endpoint: its address, and after a colon h for healthy, u for unhealthy, t for terminating, s for slow and
-// f for far. The result is those that are preferred, slow ones, and the rest; "unusable" says that none is good.
+// A word is an endpoint: its address, and after a colon h for healthy, u for unhealthy, t for terminating, s for slow
+// and f for far. Wanted are those that are preferred, slow ones, and the rest; "unusable" says that none is good.
 func TestArrange(t *testing.T) {
 	for _, tt := range []struct{ name, endpoints, want string }{
 		{"none", "", "[] [] [] unusable"},
