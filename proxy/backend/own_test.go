@@ -137,11 +137,6 @@ func TestOwnIsUsable(t *testing.T) {
 	of, slow, ill := a.u.at(own), slices.Clone(three), slices.Clone(three)
 	i := slices.IndexFunc(three, func(e registry.Endpoint) bool { return e.Address == own })
 	slow[i].Slow, ill[i].Health = true, registry.Unhealthy
-	doubt := func(until time.Time, list ...*endpoint) {
-		for _, e := range list {
-			e.suspicion.doubted.Store(until.UnixNano())
-		}
-	}
 	next := func(is string) {
 		t.Helper()
 		got := count(slices.Concat(a.at(), a.at(), a.at(), a.at()))
@@ -149,10 +144,18 @@ func TestOwnIsUsable(t *testing.T) {
 			t.Errorf("its endpoint %s is %s: %v", own, is, got)
 		}
 	}
-	doubt(time.Now().Add(time.Hour), of)
-	next("suspect")
-	doubt(time.Unix(0, 0), of)
-	check.Same(t, []string{own}, a.at(), "endpoint when trusted again")
+	report := func(r registry.Report) {
+		r.Name, r.Backend, r.Address = "v1.example.com", a.entries["v1.example.com"].Backend, own
+		a.Report(r)
+	}
+	for _, lost := range []*endpoint{of, of.via.Load()} {
+		lost.lost()
+		lost.suspicion.failed.Store(time.Now().UnixNano())
+		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Unhealthy}})
+		next("suspect")
+		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Healthy}})
+		check.Same(t, []string{own}, a.at(), "endpoint when a probe has passed")
+	}
 	retry := a.u.pick(a.stays[0], []*engine.Endpoint{of.forEngine()})
 	check.Same(t, false, retry.Name == own, "a retry goes to the same endpoint")
 	retry.Release()
@@ -166,6 +169,8 @@ func TestOwnIsUsable(t *testing.T) {
 	}
 	check.Same(t, 10, got, "requests to its slow endpoint, to notice that it has recovered")
 	a.set(three...)
-	doubt(time.Now().Add(time.Hour), a.u.snapshot()...)
+	for _, e := range a.u.snapshot() {
+		e.lost()
+	}
 	check.Same(t, 1, len(a.at()), "endpoints with all suspect")
 }
