@@ -25,16 +25,24 @@ func TestExpires(t *testing.T) {
 		{"an old CA that nobody needs", &trust.Status{Leaves: []trust.Certificate{cert(9, false)}, CAs: []trust.Certificate{cert(1, false), cert(20, true)}}, in(9)},
 		{"no leaf seen", &trust.Status{CAs: []trust.Certificate{cert(1, false), cert(20, false)}}, in(20)},
 	} {
-		a := APIService{Trust: c.trust}
-		if got := a.Expires(); !got.Equal(c.want) {
-			t.Errorf("%s: %s, want %s", c.name, got, c.want)
-		}
+		check.Same(t, c.want, (&APIService{Trust: c.trust}).Expires(), "%s", c.name)
 	}
 }
 
 func TestUnits(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	left := func(d time.Duration) string { return Left(now, now.Add(d)) + " " + Urgency(now, now.Add(d)) }
+	const day = 24 * time.Hour
 	for _, c := range []struct{ got, want string }{
+		{Left(now, time.Time{}) + " " + Urgency(now, time.Time{}), "– dim"},
+		{left(-time.Second), "expired bad"},
+		{left(0), "expired bad"},
+		{left(59 * time.Minute), "0h bad"},
+		{left(day - time.Minute), "23h bad"},
+		{left(day), "1d warn"},
+		{left(7*day - time.Second), "6d warn"},
+		{left(7 * day), "7d dim"},
+		{left(400*day + time.Hour), "400d dim"},
 		{Ago(now, time.Time{}), "-"},
 		{Ago(now, now.Add(time.Second)), "0s"}, // clocks differ
 		{Ago(now, now.Add(-90*time.Second)), "90s"},
@@ -49,9 +57,7 @@ func TestUnits(t *testing.T) {
 		{Rate(2.5), "2.5/s"},
 		{Rate(1230), "1230/s"},
 	} {
-		if c.got != c.want {
-			t.Errorf("%s, want %s", c.got, c.want)
-		}
+		check.Same(t, c.want, c.got, "text")
 	}
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
@@ -21,6 +20,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/behind"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -82,7 +82,7 @@ func (c *moved) RoundTrip(r *http.Request) (*http.Response, error) {
 // move runs a command, and returns what it prints.
 func (c *moved) move(t *testing.T, service string, change change, options ...func(*mover)) (string, error) {
 	t.Helper()
-	var out bytes.Buffer
+	var out strings.Builder
 	core := must.Get(corev1client.NewForConfigAndClient(&rest.Config{Host: "https://cluster"}, &http.Client{Transport: c}))(t)
 	m := &mover{
 		client: &client{out: &out, base: &url.URL{Scheme: "https", Host: "cluster"}, http: &http.Client{Transport: c}, apiserver: core.RESTClient()},
@@ -117,20 +117,14 @@ func (c *moved) says(t *testing.T, service, ca, noted string) {
 func TestMoveByAnotherName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &moved{object: original}
-		if out, err := c.move(t, own, (*mover).adopt); err != nil {
-			t.Fatal(err, out)
-		}
+		must.Get(c.move(t, own, (*mover).adopt))(t)
 		c.says(t, own, string(ownBundle), "real/api:443")
 		for name, change := range map[string]change{"adopt": (*mover).adopt, "release": (*mover).release} {
-			out, err := c.move(t, "elsewhere/fairlead:443", change)
-			if err == nil || !strings.Contains(err.Error(), "which is neither elsewhere/fairlead:443 (--service) nor") {
-				t.Errorf("%s: %v\n%s", name, err, out)
-			}
+			_, err := c.move(t, "elsewhere/fairlead:443", change)
+			check.Fault(t, "which is neither elsewhere/fairlead:443 (--service) nor", err, "%s", name)
 			c.says(t, own, string(ownBundle), "real/api:443")
 		}
-		if out, err := c.move(t, own, (*mover).release); err != nil {
-			t.Fatal(err, out)
-		}
+		must.Get(c.move(t, own, (*mover).release))(t)
 		c.says(t, "real/api:443", "A", "")
 	})
 }
@@ -145,18 +139,13 @@ func TestMoveUndone(t *testing.T) {
 		}{
 			"never available": {&moved{serves: func(a *apiregistrationv1.APIService) bool { return a.Spec.Service.Name == "api" }}, time.Minute},
 			"too short":       {&moved{}, 3 * time.Second},
-			"the answer is lost": {&moved{wrote: func(n int) error {
-				if n == 2 || n == 3 { // as while kube-apiserver restarts
-					return lost
-				}
-				return nil
+			"the answer is lost": {&moved{wrote: func(n int) error { // as while kube-apiserver restarts
+				return map[int]error{2: lost, 3: lost}[n]
 			}}, time.Minute},
 		} {
 			tt.c.object = original
-			out, err := tt.c.move(t, own, (*mover).adopt, func(m *mover) { m.patience = tt.wait })
-			if err == nil || !strings.HasSuffix(err.Error(), "the change was undone") {
-				t.Errorf("%s: %v\n%s", name, err, out)
-			}
+			_, err := tt.c.move(t, own, (*mover).adopt, func(m *mover) { m.patience = tt.wait })
+			check.Fault(t, "the change was undone", err, "%s", name)
 			tt.c.says(t, "real/api:443", "A", "")
 		}
 	})
@@ -186,13 +175,9 @@ func TestMoveBesideAnother(t *testing.T) {
 				}
 				return nil
 			}
-			out, err := c.move(t, own, (*mover).adopt)
-			if err == nil || !strings.Contains(err.Error(), "somebody else has changed it meanwhile") {
-				t.Errorf("%d: %v\n%s", at, err, out)
-			}
-			if ca := string(c.apiService().Spec.CABundle); ca != "B" {
-				t.Errorf("%d: the CA is %.60q", at, ca)
-			}
+			_, err := c.move(t, own, (*mover).adopt)
+			check.Fault(t, "somebody else has changed it meanwhile", err, "at write %d", at)
+			check.Same(t, "B", string(c.apiService().Spec.CABundle), "the CA, at write %d", at)
 		}
 	})
 }
@@ -213,8 +198,6 @@ func TestAdoptAgain(t *testing.T) {
 		}
 		must.Get(c.move(t, own, (*mover).release))(t)
 		c.says(t, "real/api:443", "", "")
-		if !c.apiService().Spec.InsecureSkipTLSVerify {
-			t.Error("it was not verified before")
-		}
+		check.Same(t, true, c.apiService().Spec.InsecureSkipTLSVerify, "not verified, as before")
 	})
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -74,20 +75,36 @@ func TestAppend(t *testing.T) {
 }
 
 // Another CA of Fairlead is appended beside the last one, which clients may still present; both are removed together.
-func TestAppendNextCA(t *testing.T) {
-	theirs := string(pki.NewCA("front-proxy-ca").PEM())
-	in := installed(t, map[string]string{bundleKey: theirs + string(pki.NewCA("fairlead-ca-1").PEM()), namesKey: `["a","fairlead"]`})
-	check.Same(t, "written\n  CA \"CA\" appended\n", must.Get(in.append(appender{}))(t), "the next CA")
-	check.Same(t, "written\n  CA \"fairlead-ca-1\" removed\n  CA \"CA\" removed\n  allowed names [\"a\"]\n", must.Get(in.append(appender{remove: true}))(t), "all CAs")
-	check.Same(t, map[string]string{bundleKey: theirs, namesKey: `["a"]`}, shared(in).Data, "what is left")
-}
-
-// Without allowed names every name is allowed: one name would refuse all others.
-func TestAppendToAnyName(t *testing.T) {
-	in := installed(t, map[string]string{bundleKey: string(pki.NewCA("front-proxy-ca").PEM()), namesKey: `[]`})
-	check.Same(t, "written\n  CA \"CA\" appended\n", must.Get(in.append(appender{}))(t), "appended")
-	check.Same(t, `[]`, shared(in).Data[namesKey], "names")
-	check.Same(t, "written\n  CA \"CA\" removed\n", must.Get(in.append(appender{remove: true}))(t), "removed")
+// Without allowed names every name is allowed: one name would refuse all others. What cannot be kept is not written.
+func TestAppendToOthers(t *testing.T) {
+	theirs, ours := string(pki.NewCA("front-proxy-ca").PEM()), string(pki.NewCA("fairlead-ca-1").PEM())
+	for _, tt := range []struct {
+		name              string
+		bundle, names     string
+		appended, removed string // what is printed, or the error
+		left              string // names
+	}{
+		{"the next CA", theirs + ours, `["a","fairlead"]`, "written\n  CA \"CA\" appended\n", "written\n  CA \"fairlead-ca-1\" removed\n  CA \"CA\" removed\n  allowed names [\"a\"]\n", `["a"]`},
+		{"any name", theirs, `[]`, "written\n  CA \"CA\" appended\n", "written\n  CA \"CA\" removed\n", `[]`},
+		{"without front proxies", "", "", "without --requestheader flags", "without --requestheader flags", ""},
+		{"a bundle that cannot be read", "x", `["a"]`, "parsing " + bundleKey, "parsing " + bundleKey, `["a"]`},
+		{"names that cannot be read", theirs, "a", "parsing " + namesKey, "parsing " + namesKey, "a"},
+		{"only Fairlead's name", theirs, `["fairlead"]`, "written\n  CA \"CA\" appended\n", "nothing but Fairlead's", `["fairlead"]`},
+	} {
+		in := installed(t, map[string]string{bundleKey: tt.bundle, namesKey: tt.names, "client-ca-file": theirs})
+		for i, want := range []string{tt.appended, tt.removed} {
+			before := shared(in).Data
+			out, err := in.append(appender{remove: i > 0})
+			check.Has(t, out+fmt.Sprint(err), want)
+			if err != nil {
+				check.Same(t, before, shared(in).Data, "%s: the ConfigMap", tt.name)
+			}
+		}
+		check.Same(t, tt.left, shared(in).Data[namesKey], "%s: names that are left", tt.name)
+		if strings.HasPrefix(tt.removed, "written") {
+			check.Same(t, theirs, shared(in).Data[bundleKey], "%s: CAs that are left", tt.name)
+		}
+	}
 }
 
 // What kube-apiserver writes meanwhile is kept.
@@ -105,27 +122,4 @@ func TestAppendConflict(t *testing.T) {
 		return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "configmaps"}, theirs.Name, errors.New("changed"))
 	})
 	check.Same(t, "written\n  CA \"CA\" appended\n  allowed names [\"a\" \"b\" \"fairlead\"]\n", must.Get(in.append(appender{}))(t), "appended")
-}
-
-func TestAppendRefuses(t *testing.T) {
-	theirs := string(pki.NewCA("front-proxy-ca").PEM())
-	for _, tt := range []struct {
-		name string
-		data map[string]string
-		a    appender
-		want string
-	}{
-		{"a cluster without front proxies", map[string]string{"client-ca-file": theirs}, appender{}, "without --requestheader flags"},
-		{"a bundle that cannot be read", map[string]string{bundleKey: "x", namesKey: `["a"]`}, appender{}, "parsing " + bundleKey},
-		{"names that cannot be read", map[string]string{bundleKey: theirs, namesKey: "a"}, appender{}, "parsing " + namesKey},
-		{"to allow every name", map[string]string{bundleKey: theirs, namesKey: `["fairlead"]`}, appender{remove: true}, "nothing but Fairlead's"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			in := installed(t, tt.data)
-			if out, err := in.append(tt.a); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("it printed %q and returned %v, want %q", out, err, tt.want)
-			}
-			check.Same(t, tt.data, shared(in).Data, "the ConfigMap")
-		})
-	}
 }

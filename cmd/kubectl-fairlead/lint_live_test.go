@@ -69,9 +69,7 @@ func TestLintCurrentCluster(t *testing.T) {
 	server.Put(served("widgets", closed.Listener.Addr(), apiregistrationv1.ConditionFalse, corev1.ServiceSpec{ClusterIP: "10.96.0.9"}, onLoopback())...)
 	t.Setenv("KUBECONFIG", clusterOf(t, server))
 	want := "connection refused; run lint where Fairlead runs; there, " + advice.For("connection refused")
-	if out := lint(t, "", "--allow-loopback-backends"); !strings.Contains(out, want) {
-		t.Errorf("want %q in:\n%s", want, out)
-	}
+	check.Has(t, lint(t, "", "--allow-loopback-backends"), want)
 	if out := lint(t, "kind: None", "-"); strings.Contains(out, "refused") {
 		t.Errorf("a file alone must be checked without a cluster, found:\n%s", out)
 	}
@@ -216,10 +214,6 @@ func TestLintPolicy(t *testing.T) {
 		bad:                            {"error: " + bad + ":4: routes[0].apiService: ", "is not <version>.<group>", notVerified},
 	} {
 		out := lint(t, "", "--allow-loopback-backends", "--kubeconfig="+kubeconfig, "--policy="+policy)
-		for _, text := range want {
-			if !strings.Contains(out, text) {
-				t.Errorf("%s: %q is missing in:\n%s", policy, text, out)
-			}
-		}
+		check.Has(t, out, want...)
 	}
 }

@@ -204,9 +204,7 @@ func TestPreflightKnowsTheProject(t *testing.T) {
 	check.Same(t, [2]string{oldest, newest}, [2]string{oldestRelease, newestRelease}, "releases")
 	for _, file := range []string{"overlays/control-plane/daemonset.yaml", "static-pod/fairlead.yaml"} {
 		text := string(must.Get(os.ReadFile("../../deploy/" + file))(t))
-		if !strings.Contains(text, fmt.Sprintf("--secure-port=%d", securePort)) || !strings.Contains(text, fmt.Sprintf("--admin-secure-port=%d", adminPort)) {
-			t.Errorf("deploy/%s has other ports than %d and %d", file, securePort, adminPort)
-		}
+		check.Has(t, text, fmt.Sprintf("--secure-port=%d", securePort), fmt.Sprintf("--admin-secure-port=%d", adminPort))
 	}
 }
 

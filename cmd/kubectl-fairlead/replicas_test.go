@@ -52,14 +52,8 @@ func TestReplicas(t *testing.T) {
 	}
 	f.lists(t, f.address(), other.address(), gone.address())
 	out := status("--as", "bob")
-	for _, want := range []string{
-		"node-1    WELL   True ", "   1/1", "node-2    ILL   False ", "   0/1", "GONE   Unknown ", "\nGONE: asking /fairlead/status: ", "\nILL is not ready: table: not complete\n",
-		"v1.x is False at ILL; True Passed at WELL\n", "v1.apps is True Local at WELL; unknown to 1\n", "exit 3\n",
-	} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q is missing in:\n%s", want, out)
-		}
-	}
+	check.Has(t, out, "node-1    WELL   True ", "   1/1", "node-2    ILL   False ", "   0/1", "GONE   Unknown ", "\nGONE: asking /fairlead/status: ", "\nILL is not ready: table: not complete\n",
+		"v1.x is False at ILL; True Passed at WELL\n", "v1.apps is True Local at WELL; unknown to 1\n", "exit 3\n")
 	const slices = "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dfairlead-admin bob"
 	check.Same(t, [][]string{{slices, "/fairlead/status bob"}, {"/fairlead/status bob"}}, [][]string{f.asked, other.asked}, "requests to the two")
 	f.lists(t, f.address())
@@ -113,4 +107,23 @@ func TestColour(t *testing.T) {
 	must.Do(t, c.palette.table(&out, rows))
 	text := strings.NewReplacer("\x1b[39m", "", "\x1b[0m", "|").Replace(out.String())
 	check.Same(t, "\x1b[32ma|      b|\nlong|   c|\n\x1b[31m4h|     d|\n\x1b[33m4d|     d|\n41d|    d|\n", text, "table")
+}
+
+// The rows of replicas are added up by caller, with the credential of the user. Who does not answer is named.
+func TestTopOfReplicas(t *testing.T) {
+	f, other, gone := newFront(t), newFront(t), newFront(t)
+	const rows = `"rows":[{"user":"jane","requests":5,"out":1048576},{"user":"bob","requests":8}]}`
+	f.answers["/fairlead/busiest"] = []reply{{http.StatusOK, `{"from":"2026-11-21T11:59:00Z","to":"2026-11-21T12:00:00Z","total":{"requests":20,"out":1048576},` + rows}}
+	other.answers["/fairlead/busiest"] = []reply{{http.StatusOK, `{"from":"2026-11-21T11:59:10Z","to":"2026-11-21T12:00:01Z","total":{"requests":20,"out":1048576},` + strings.ReplaceAll(rows, "8", "1")}}
+	gone.Close()
+	t.Setenv("KUBECONFIG", kubeconfig(t, f.Server))
+	f.lists(t, f.address(), other.address(), gone.address())
+	out := run(t, "", "top", "--replicas", "--by=user", "--sort=requests", "--limit=1", "--as=carol")
+	check.Has(t, out, "61 s until 12:00:01 UTC: 40 requests (0.7/s), 0.0Mi in, 2.0Mi out, 0 watches open\n", "\njane     10         2.0Mi   ", "\nothers   30         0.0Mi   ",
+		"exit 1: replica "+gone.address()+": asking /fairlead/busiest: ")
+	check.Same(t, []string{"/fairlead/busiest?by=user&limit=100&sort=requests&window=minute carol"}, other.asked, "requests to another replica")
+	f.lists(t, gone.address())
+	if out := run(t, "", "top", "--replicas"); !strings.HasPrefix(out, "exit 1: replica ") {
+		t.Errorf("without an answer: %s", out)
+	}
 }

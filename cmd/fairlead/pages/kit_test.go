@@ -122,13 +122,3 @@ func (s *stand) await(t *testing.T, n int, unprobed bool) {
 		return found == n && s.registry.Table().Complete()
 	})
 }
-
-// says checks that a text contains wants.
-func says(t *testing.T, text string, wants ...string) {
-	t.Helper()
-	for _, want := range wants {
-		if !strings.Contains(text, want) {
-			t.Errorf("%q is missing in:\n%s", want, text)
-		}
-	}
-}

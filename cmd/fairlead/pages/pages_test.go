@@ -51,9 +51,9 @@ func TestStatus(t *testing.T) {
 			t.Errorf("%s: %+v", path, got)
 		}
 		// How current its part of the merged documents is.
-		says(t, body, `"reason": "too_large"`, `"message": "33554433 bytes"`, `"resources": 3`, `"confirmed": "20`, `"v2": false`, `"v3": true`, `"release": "v1.37.2"`, `"clients": 3`, `"fresh.example.com/v1"`, `"3 TLS handshakes failed"`)
+		check.Has(t, body, `"reason": "too_large"`, `"message": "33554433 bytes"`, `"resources": 3`, `"confirmed": "20`, `"v2": false`, `"v3": true`, `"release": "v1.37.2"`, `"clients": 3`, `"fresh.example.com/v1"`, `"3 TLS handshakes failed"`)
 	}
-	says(t, rendered(&view{Status: s.status()}, "overview.html").String(), "<li>3 TLS handshakes failed</li>")
+	check.Has(t, rendered(&view{Status: s.status()}, "overview.html").String(), "<li>3 TLS handshakes failed</li>")
 	// Empty lists are [], not null.
 	bare := &Pages{cfg: s.cfg}
 	bare.cfg.LocalServers = func() []registry.Endpoint { return nil }
@@ -75,18 +75,18 @@ func TestPage(t *testing.T) {
 			t.Errorf("the page holds %q", bad)
 		}
 	}
-	says(t, body, "back &lt;b&gt;at nine", "v1.lost.example.com", "3 of 4 APIServices of extension servers cannot be used.", `id="explanation"`, `lang="en"`, "discovery: too_large",
+	check.Has(t, body, "back &lt;b&gt;at nine", "v1.lost.example.com", "3 of 4 APIServices of extension servers cannot be used.", `id="explanation"`, `lang="en"`, "discovery: too_large",
 		"node-7 in cluster prod-1", `<code class="copy">kubectl -n x get services</code>`, "FairleadAPIServiceDown.md", `role="search"`, `<td class="n bad" data-label="Endpoints">0/0</td>`, "s ago, took 2.0ms, passed")
 	if down, well := strings.Index(body, `"apiservice/v1.bad.`), strings.Index(body, `"apiservice/v1.good.`); down > well {
 		t.Error("a healthy APIService comes before an unhealthy one")
 	}
 	_, body = s.get(t, "/apiservice/v1.good.example.com")
-	says(t, body, "3 resources", "confirmed 90m ago", "33554433 bytes", "no v2, v3, confirmed 0s ago")
+	check.Has(t, body, "3 resources", "confirmed 90m ago", "33554433 bytes", "no v2, v3, confirmed 0s ago")
 	must.Soon(t, 10*time.Second, "an hour in which it was unhealthy", func() bool { // history follows the table
 		_, body = s.get(t, "/fairlead/apiservice/v1.bad.example.com")
 		return strings.Contains(body, `<rect class="unhealthy"`)
 	})
-	says(t, body, "127.0.0.7:8443", ": 403", `<code class="copy">kubectl -n x describe service bad-example-com;`, "FairleadAPIServiceDown.md", `class="timeline"`,
+	check.Has(t, body, "127.0.0.7:8443", ": 403", `<code class="copy">kubectl -n x describe service bad-example-com;`, "FairleadAPIServiceDown.md", `class="timeline"`,
 		`s ago, took 12ms, failed<span class="sub">bad status: 403</span>`)
 	for path, want := range map[string]int{"/fairlead/apiservice/none": 404, "/fairlead/nothing": 404, "/style.css": 200, "/fairlead/page.js": 200, "/fairlead": 301} {
 		resp, _ := s.get(t, path)
@@ -130,7 +130,7 @@ func TestExplain(t *testing.T) {
 		var got answer.Explanation
 		must.Do(t, json.Unmarshal([]byte(body), &got))
 		check.Same(t, tc.want, fmt.Sprintf("%s, %s, %d", got.Destination, got.Timeout, got.Code), "%s %s", tc.method, tc.path)
-		says(t, body, tc.says...)
+		check.Has(t, body, tc.says...)
 	}
 	for _, path := range []string{"/explain", "/explain?path=apis", "/explain?path=/" + strings.Repeat("a", maxPath)} {
 		resp, _ := s.get(t, path)
@@ -160,7 +160,7 @@ func TestExplainAnother(t *testing.T) {
 		must.Do(t, json.Unmarshal([]byte(body), &got))
 		check.Same(t, tc.code, got.Code, "%s by %s", tc.path, tc.as)
 		check.Same(t, tc.code == 403, got.Destination == "refused", "%s by %s is refused", tc.path, tc.as)
-		says(t, body, tc.want)
+		check.Has(t, body, tc.want)
 	}
 	resp, _ := s.get(t, "/fairlead/explain?user=jane&path="+widgets, "bob")
 	check.Same(t, http.StatusForbidden, resp.Code, "bob asks about jane")

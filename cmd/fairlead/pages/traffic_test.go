@@ -3,6 +3,7 @@ package pages
 import (
 	"fmt"
 	"math"
+	"net/http"
 	"testing"
 	"time"
 
@@ -99,27 +100,6 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-func TestLeft(t *testing.T) {
-	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	for _, c := range []struct {
-		end           time.Time
-		want, urgency string
-	}{
-		{time.Time{}, "–", "dim"},
-		{now.Add(-time.Second), "expired", "bad"},
-		{now, "expired", "bad"},
-		{now.Add(59 * time.Minute), "0h", "bad"},
-		{now.Add(23*time.Hour + 59*time.Minute), "23h", "bad"},
-		{now.Add(24 * time.Hour), "1d", "warn"},
-		{now.Add(7*24*time.Hour - time.Second), "6d", "warn"},
-		{now.Add(7 * 24 * time.Hour), "7d", "dim"},
-		{now.Add(400*24*time.Hour + time.Hour), "400d", "dim"},
-	} {
-		check.Same(t, c.want, answer.Left(now, c.end), "%s", c.end)
-		check.Same(t, c.urgency, answer.Urgency(now, c.end), "urgency of %s", c.end)
-	}
-}
-
 func TestStamp(t *testing.T) {
 	now := time.Date(2026, 3, 1, 0, 30, 0, 0, time.FixedZone("east", 3600)) // still February in UTC
 	for want, at := range map[string]time.Time{
@@ -129,4 +109,20 @@ func TestStamp(t *testing.T) {
 	} {
 		check.Same(t, want, stamp(now, at), "%s", at)
 	}
+}
+
+// The busiest callers are a document and a page. Parameters that mean nothing are refused, not ignored.
+func TestBusiest(t *testing.T) {
+	s := newStand(t)
+	for query, want := range map[string]int{
+		"": 200, "?by=user&window=hour&sort=refused&limit=3": 200, "?by=name": 400, "?window=day": 400, "?sort=name": 400, "?limit=x": 400, "?limit=0": 400, "?limit=101": 400,
+	} {
+		w, text := s.get(t, "/busiest"+query)
+		check.Same(t, want, w.Code, "%q: %s", query, text)
+		if want == http.StatusOK {
+			check.Has(t, text, `"from": "`, `"rows": []`, `"watches": 0`)
+		}
+	}
+	_, text := s.get(t, "/fairlead/busiest/")
+	check.Has(t, text, "Busiest callers of the last minute", "0 requests (0.0/s), 0.0Mi in, 0.0Mi out, 0 watches open", "<td>others</td>", `href="../busiest"`, `href="../style.css"`)
 }

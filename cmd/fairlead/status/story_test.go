@@ -2,9 +2,11 @@ package status
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/story"
@@ -132,5 +136,41 @@ func TestStories(t *testing.T) {
 				}
 			}
 		})
+	})
+}
+
+// A panic ends the process, and so its Lease. It does not wait for the watch of other writers'
+// conditions: that ends only with the election.
+func TestPanicEndsTheWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, r := &stage{T: t, apiserver: newAPIServer(t)}, &replica{}
+		r.set(nil)
+		c := s.config(r)
+		var broken atomic.Bool
+		c.Table = func() latest.State[*registry.Entry] {
+			if broken.Load() {
+				panic("broken")
+			}
+			return r.table()
+		}
+		panicked := make(chan any, 1)
+		c.Elect = func(ctx context.Context, _ string, lead func(context.Context)) error {
+			defer func() { panicked <- recover() }()
+			lead(ctx)
+			return nil
+		}
+		go func() { _ = New(c).Run(t.Context()) }()
+		synctest.Wait()
+		broken.Store(true)
+		r.set(nil)
+		synctest.Wait()
+		select {
+		case v := <-panicked:
+			if v != "broken" {
+				t.Errorf("it has ended with %v", v)
+			}
+		default:
+			t.Error("a panic waits for the watch")
+		}
 	})
 }

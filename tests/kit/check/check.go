@@ -1,9 +1,10 @@
-// Package check compares values in tests, on go-cmp, and counts allocations. It is no assertion
+// Package check compares values in tests, on go-cmp, looks for texts, and counts allocations. It is no assertion
 // library: what is more than two values to compare is an if in the test.
 package check
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -14,5 +15,23 @@ func Same[T any](t testing.TB, want, got T, format string, args ...any) {
 	t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", fmt.Sprintf(format, args...), diff)
+	}
+}
+
+// Has fails the test for each part that a text lacks.
+func Has(t testing.TB, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("%q is missing in:\n%s", part, text)
+		}
+	}
+}
+
+// Fault fails the test unless the text of err has want. An empty want means no error.
+func Fault(t testing.TB, want string, err error, format string, args ...any) {
+	t.Helper()
+	if got := fmt.Sprint(err); (err == nil) != (want == "") || err != nil && !strings.Contains(got, want) {
+		t.Errorf("%s: error %s, want %q", fmt.Sprintf(format, args...), got, want)
 	}
 }
