@@ -84,11 +84,11 @@ func TestLintAsksFairlead(t *testing.T) {
 	l := &linter{output: "text", kubeconfig: kubeconfig(t, f.Server)}
 	l.told(t.Context())
 	check.Same(t, 0, len(l.Findings), "findings at kube-apiserver")
-	f.answers["/fairlead/status"] = []reply{{http.StatusOK, `{"checks":[{"name":"clock","status":"failed","message":"it is behind"},{"name":"rights","status":"passed"}],"apiServices":[` +
+	f.answers["/fairlead/status"] = []reply{{http.StatusOK, `{"replica":"r","handshakes":["3 TLS handshakes failed"],"checks":[{"name":"clock","status":"failed","message":"it is behind"},{"name":"rights","status":"passed"}],"apiServices":[` +
 		`{"name":"v1.x","kind":"remote","verdict":{"status":"True"},"cause":"its URLs lead to different servers","advice":"name replicas"},` +
 		`{"name":"v1.y","kind":"remote","verdict":{"status":"True"}},{"name":"v1.z","kind":"remote","verdict":{"status":"False"},"cause":"lint reports it"}]}`}}
 	l.told(t.Context())
 	var out bytes.Buffer
 	_ = l.report(&out)
-	check.Same(t, "error: Fairlead's check clock: it is behind; kubectl fairlead status\nwarning: APIService v1.x: its URLs lead to different servers; name replicas\n", out.String(), "findings")
+	check.Same(t, "error: Fairlead's check clock: it is behind; kubectl fairlead status\nwarning: clients of r: 3 TLS handshakes failed; kubectl fairlead status\nwarning: APIService v1.x: its URLs lead to different servers; name replicas\n", out.String(), "findings")
 }

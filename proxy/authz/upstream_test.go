@@ -1,9 +1,11 @@
 package authz
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -61,24 +63,37 @@ func TestSubjectAccessReview(t *testing.T) {
 	}
 }
 
-// What the caller has sent may be a question that can never be answered: it is denied, with the
-// reason, and is no failure of reviews.
-func TestInvalidQuestion(t *testing.T) {
-	asked := 0
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		asked++
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusUnprocessableEntity)
-		_, _ = io.WriteString(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422, "message": "key: Required value"}`)
-	}))
-	defer server.Close()
-	z := newAuthorizer(t, Config{Review: must.Get(SubjectAccessReview(must.Get(authorizationclient.NewForConfig(&rest.Config{Host: server.URL}))(t)))(t)})
-	for range 2 { // the second one cached
-		d, err := z.Authorize(t.Context(), get("alice"))
-		if err != nil || d != (Decision{Reason: "key: Required value"}) {
-			t.Errorf("%+v, %v", d, err)
+// What kube-apiserver answers is a permission only if it says so, and nothing else that it might say: conditions
+// (KEP-5681) are a field that this release does not know. What the caller has sent may be a question that can never be
+// answered: it is denied, with the reason, and is no failure of reviews.
+func TestConditional(t *testing.T) {
+	const chain = `[{"authorizerName": "policy", "conditionsType": "k8s.io/cel", "conditions": [{"id": "one", "effect": "Allow", "condition": "true"}]}]`
+	for answer, want := range map[string]string{
+		`"status": {"allowed": true}`:                                      "{true } <nil>",
+		`"status": {"allowed": false, "conditionSetChain": ` + chain + `}`: "{false } <nil>",
+		`"status": {"allowed": true, "denied": true}`:                      "{false } authorizing: webhook subject access review returned both allow and deny response",
+		`"status": {}`: "{false } <nil>",
+		`"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422, "message": "key: Required value"`: "{false key: Required value} <nil>",
+	} {
+		asked, code := 0, http.StatusCreated
+		if strings.Contains(answer, "422") {
+			code = http.StatusUnprocessableEntity
 		}
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			asked++
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(code)
+			_, _ = io.WriteString(w, "{"+answer+"}")
+		}))
+		z := newAuthorizer(t, Config{Review: must.Get(SubjectAccessReview(must.Get(authorizationclient.NewForConfig(&rest.Config{Host: server.URL}))(t)))(t)})
+		for range 2 { // the second one cached, but for an error
+			d, err := z.Authorize(t.Context(), get("alice"))
+			check.Same(t, want, fmt.Sprint(d, " ", err), "what is made of %s", answer)
+		}
+		if failed := strings.Contains(answer, "denied"); !failed {
+			check.Same(t, 1, asked, "reviews")
+			check.Same(t, 1., testutil.ToFloat64(z.reviews.WithLabelValues("denied"))+testutil.ToFloat64(z.reviews.WithLabelValues("allowed")), "reviews counted as answered")
+		}
+		server.Close()
 	}
-	check.Same(t, 1, asked, "reviews")
-	check.Same(t, 1., testutil.ToFloat64(z.reviews.WithLabelValues("denied")), "reviews counted as denied")
 }
