@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/try"
@@ -84,17 +86,38 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int, etcd string, more .
 		}
 		args = append(args, c.cfg.BelieverArgs...)
 	}
+	if c.cfg.Audit {
+		policy := filepath.Join(c.dir, "audit-policy.yaml")
+		try.Do(os.WriteFile(policy, []byte(auditPolicy), 0o600))
+		args = append(args, "--audit-policy-file="+policy, "--audit-log-path="+filepath.Join(c.dir, name+".audit"))
+	}
 	c.urls = append(c.urls, "https://"+net.JoinHostPort(host, port))
 	args = append(args, more...)
 	if i > 0 && os.Geteuid() == 0 { // a host's name of its own: kube-apiservers of one name have one identity, and are no peers
 		path, args = "unshare", append([]string{"--uts", "sh", "-c", `echo "$0" >/proc/sys/kernel/hostname && exec "$@"`, name, path}, args...)
 	}
+	node := ""
 	if i < len(c.cfg.Nodes) {
-		path, args = "ip", append([]string{"netns", "exec", c.cfg.Nodes[i], path}, args...)
+		node = c.cfg.Nodes[i]
 	}
-	part, err := c.Run(ctx, Command{Name: name, Path: path, Args: args, Ready: c.EndpointOf(i).Serves("/readyz", c.Admin())})
+	part, err := c.Run(ctx, Command{Name: name, Path: path, Args: args, Netns: node, Ready: c.EndpointOf(i).Serves("/readyz", c.Admin())})
 	c.APIServers = append(c.APIServers, part)
 	return err
+}
+
+// auditPolicy is for who asked for what.
+const auditPolicy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
+
+// Audited returns what the first kube-apiserver has recorded so far (Config.Audit).
+func (c *Cluster) Audited() (all []auditv1.Event, err error) {
+	data, err := os.ReadFile(filepath.Join(c.dir, "kube-apiserver.audit"))
+	for line := range strings.Lines(string(data)) {
+		e := auditv1.Event{ObjectRef: &auditv1.ObjectReference{}, ResponseStatus: &metav1.Status{}}
+		if json.Unmarshal([]byte(line), &e) == nil { // the last line may be incomplete
+			all = append(all, e)
+		}
+	}
+	return all, err
 }
 
 // lastOf returns the value of the last such flag.

@@ -6,12 +6,13 @@
 // outlives this process, even if that is killed. The methods of a Cluster are safe for concurrent
 // use, and clusters of several processes do not interfere.
 //
-// There are no nodes: package kubelet simulates one.
+// There are no nodes: StartNode simulates one.
 package cluster
 
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -21,7 +22,10 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/client-go/kubernetes"
+
 	"github.com/fairlead-proxy/fairlead/tests/kit/try"
+	"github.com/fairlead-proxy/fairlead/tests/servers/kubelet"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
@@ -60,6 +64,9 @@ type Config struct {
 	// before APIServerArgs. Nil: none.
 	BelieverArgs []string
 
+	// Audit makes each kube-apiserver record who asks for what, in Dir. False: nothing is recorded.
+	Audit bool
+
 	// APIServerArgs are appended to the arguments of each kube-apiserver; later ones override. Nil: none.
 	APIServerArgs []string
 
@@ -81,8 +88,9 @@ type Cluster struct {
 	urls      []string   // of APIServers
 	deaths    chan error // unexpected ends of processes; never closed
 
-	mu     sync.Mutex // guards parts and closed
+	mu     sync.Mutex // guards parts, nodes and closed
 	parts  []*Part    // in the order they were started
+	nodes  []*kubelet.Kubelet
 	closed bool
 }
 
@@ -161,6 +169,21 @@ func (c *Cluster) Run(ctx context.Context, cmd Command) (*Part, error) {
 	return p, p.start(ctx)
 }
 
+// StartNode joins a stub kubelet at an address to the cluster, through an endpoint, until Close.
+func (c *Cluster) StartNode(ctx context.Context, through Endpoint, name, address string) (k *kubelet.Kubelet, err error) {
+	defer try.Catch(&err)
+	serving := try.Get(c.PKI.Serving.Issue("kubelet-"+name, Leaf{User: "system:node:" + name, Names: []string{address}}))
+	dir := filepath.Join(c.dir, "node-"+name)
+	try.Do(os.MkdirAll(dir, 0o700))
+	k = try.Get(kubelet.New(kubelet.Config{
+		Address: address, Certificate: try.Get(tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile)), ClientCAs: c.PKI.Client.CA.Pool(), Dir: dir,
+	}))
+	c.mu.Lock()
+	c.nodes = append(c.nodes, k)
+	c.mu.Unlock()
+	return k, k.Join(ctx, try.Get(kubernetes.NewForConfig(through.RESTConfig(c.Admin()))), name)
+}
+
 // Wait blocks until a process ends unexpectedly, and returns the cause with the end of its log, or until ctx ends.
 func (c *Cluster) Wait(ctx context.Context) error {
 	select {
@@ -175,8 +198,11 @@ func (c *Cluster) Wait(ctx context.Context) error {
 func (c *Cluster) Close() error {
 	c.mu.Lock()
 	c.closed = true
-	parts := c.parts
+	parts, nodes := c.parts, c.nodes
 	c.mu.Unlock()
+	for _, n := range nodes {
+		n.Close()
+	}
 	for _, p := range slices.Backward(parts) {
 		p.Kill() // not gracefully: whatever a process would still write is discarded
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 
@@ -28,6 +29,9 @@ type Backend struct {
 	// Addresses are its endpoints, not on loopback. The Service is headless: kube-apiserver's own aggregator cannot
 	// dial it, so all that the backend receives comes from Fairlead. All of one family. Nil: localhost.
 	Addresses []string
+
+	// Netns is the network namespace (of ip netns) of its processes. Empty: that of this process.
+	Netns string
 
 	// GroupVersions have the form metrics.k8s.io/v1beta1, the preferred version first.
 	GroupVersions []string
@@ -83,38 +87,62 @@ func (c *Cluster) Register(ctx context.Context, b Backend) (err error) {
 
 // StartSampleAPIServer starts Kubernetes' sample extension server, registers it as wardle.example.com/v1beta1 and
 // v1alpha1, and waits until it is available. more are appended to its arguments; later ones override.
-func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (p *Part, err error) {
-	defer try.Catch(&err)
-	path := try.Get(c.cfg.tool(ctx, "sample-apiserver"))
-	backend := Backend{
-		Namespace: "wardle", Service: "api", CAFile: c.PKI.Serving.CertFile,
-		GroupVersions: []string{"wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"},
-	}
-	e, args, err := c.ExtensionArgs(&backend)
-	try.Do(err)
-	if c.Endpoint().Serves("/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies", c.Admin())(ctx) != nil {
-		args = append(args, "--disable-admission-plugins=MutatingAdmissionPolicy") // it waits for what Kubernetes serves since 1.36
-	}
-	part := try.Get(c.Run(ctx, Command{
-		Name: "sample-apiserver", Path: path,
-		Args:  slices.Concat(args, []string{"--etcd-servers=" + c.etcdURL, "--etcd-prefix=/registry/wardle.example.com"}, more),
-		Ready: e.Serves("/readyz", c.Admin()),
-	}))
-	return part, c.Register(ctx, backend)
+func (c *Cluster) StartSampleAPIServer(ctx context.Context, more ...string) (*Part, error) {
+	b := Backend{Namespace: "wardle", Service: "api", GroupVersions: []string{"wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"}}
+	return c.StartExtension(ctx, "sample-apiserver", &b, more...)
 }
 
-// ExtensionArgs issues the certificates of an extension server on loopback, chooses b.Port, and
+// StartExtension starts an extension server, a program of package tools, at b's only address or on loopback, and
+// registers b, whose port and CA it chooses. more are appended to the program's arguments; later ones override.
+func (c *Cluster) StartExtension(ctx context.Context, program string, b *Backend, more ...string) (p *Part, err error) {
+	defer try.Catch(&err)
+	path := try.Get(c.cfg.tool(ctx, program))
+	b.CAFile = c.PKI.Serving.CertFile
+	e, args, err := c.ExtensionArgs(b)
+	try.Do(err)
+	kubeconfig := lastOf(args, "--kubeconfig=", "")
+	ready := e.Serves("/readyz", c.Admin())
+	switch program {
+	case "sample-apiserver":
+		args = append(args, "--etcd-servers="+lastOf(more, "--etcd-servers=", c.etcdURL), "--etcd-prefix=/registry/wardle.example.com")
+		if c.Endpoint().Serves("/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies", c.Admin())(ctx) != nil {
+			args = append(args, "--disable-admission-plugins=MutatingAdmissionPolicy") // it waits for what Kubernetes serves since 1.36
+		}
+	case "metrics-server":
+		ready = e.Serves("/livez", c.Admin()) // it is ready only once it has scraped
+		args = append(args, "--kubelet-insecure-tls", "--kubelet-use-node-status-port", "--kubelet-preferred-address-types=InternalIP",
+			"--metric-resolution=10s", "--kubelet-request-timeout=5s") // 10 s is the minimum
+	default: // of the custom-metrics library
+		args[slices.Index(args, "--kubeconfig="+kubeconfig)] = "--lister-kubeconfig=" + kubeconfig
+	}
+	if b.Netns != "" {
+		ready = func(ctx context.Context) error { // nobody else may reach it
+			return exec.CommandContext(ctx, "ip", "netns", "exec", b.Netns, "curl", "-sfk", e.URL+"/livez").Run()
+		}
+	} else if b.Addresses != nil {
+		ready = Listens(strings.TrimPrefix(e.URL, "https://"))
+	}
+	p = try.Get(c.Run(ctx, Command{
+		Name: b.Service + "." + b.Namespace, Path: path, Args: append(args, more...), Env: []string{"KUBECONFIG=" + kubeconfig}, Netns: b.Netns, Ready: ready,
+	}))
+	return p, c.Register(ctx, *b)
+}
+
+// ExtensionArgs issues the certificates of an extension server at b's address or on loopback, chooses b.Port, and
 // returns its endpoint and the arguments for any program based on k8s.io/apiserver.
 func (c *Cluster) ExtensionArgs(b *Backend) (e Endpoint, args []string, err error) {
 	defer try.Catch(&err)
-	name := b.Service + "." + b.Namespace
-	serving := try.Get(c.PKI.Serving.Issue(name, Leaf{User: b.Service, Names: []string{name + ".svc", "localhost", c.cfg.Loopback}}))
+	name, host := b.Service+"."+b.Namespace, c.cfg.Loopback
+	if b.Addresses != nil {
+		host = b.Addresses[0]
+	}
+	serving := try.Get(c.PKI.Serving.Issue(name, Leaf{User: b.Service, Names: []string{name + ".svc", "localhost", host}}))
 	// It uses an identity of its own to ask kube-apiserver about callers (TokenReview,
 	// SubjectAccessReview, the request-header ConfigMap).
 	kubeconfig := try.Get(c.Kubeconfig(c.Endpoint(), name+"-client", Leaf{User: b.Service, Groups: []string{mastersGroup}}))
 	b.Port = try.Get(c.cfg.freePorts(1))[0]
-	return Endpoint{URL: url("https", c.cfg.Loopback, b.Port), CAFile: c.PKI.Serving.CertFile}, []string{
-		"--bind-address=" + c.cfg.Loopback, fmt.Sprintf("--secure-port=%d", b.Port),
+	return Endpoint{URL: url("https", host, b.Port), CAFile: c.PKI.Serving.CertFile}, []string{
+		"--bind-address=" + host, fmt.Sprintf("--secure-port=%d", b.Port),
 		"--tls-cert-file=" + serving.CertFile, "--tls-private-key-file=" + serving.KeyFile,
 		"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
 	}, nil

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
@@ -21,6 +23,9 @@ type Fairlead struct {
 
 	// Address is the address that it listens on. Empty: Config.Loopback.
 	Address string
+
+	// Netns is the network namespace (of ip netns) to run it in. Empty: that of this process.
+	Netns string
 
 	// Port is the front port. Zero: a free one.
 	Port int
@@ -79,7 +84,30 @@ func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (running *Front
 		Admin:    Endpoint{URL: url("https", f.Address, f.AdminPort), CAFile: ca},
 	}
 	front.Part, err = c.Run(ctx, Command{
-		Name: f.Name, Path: f.Path, Args: append(args, f.Args...), Ready: front.Admin.Serves(cmp.Or(f.Ready, "/readyz"), Credentials{}),
+		Name: f.Name, Path: f.Path, Args: append(args, f.Args...), Netns: f.Netns, Ready: front.Admin.Serves(cmp.Or(f.Ready, "/readyz"), Credentials{}),
 	})
 	return front, err
+}
+
+// StartHAProxy runs HAProxy in TCP mode, as kubeadm's documentation has it, with sections that listen. It looks at
+// /readyz of their servers that say "check" twice a second.
+func (c *Cluster) StartHAProxy(ctx context.Context, name, sections string, ready func(context.Context) error) (*Part, error) {
+	const defaults = `
+defaults
+    mode tcp
+    timeout connect 1s
+    timeout check 1s
+    timeout client 1h
+    timeout server 1h
+    retries 3
+    option redispatch 1
+    balance roundrobin
+    option httpchk GET /readyz
+    default-server check-ssl verify none inter 500ms fall 2 rise 2
+`
+	file := filepath.Join(c.dir, name+".cfg")
+	if err := os.WriteFile(file, []byte(defaults+sections), 0o600); err != nil {
+		return nil, err
+	}
+	return c.Run(ctx, Command{Name: name, Path: "haproxy", Args: []string{"-db", "-f", file}, Ready: ready})
 }

@@ -29,6 +29,9 @@ type Command struct {
 	// Env is appended to this process's environment.
 	Env []string
 
+	// Netns is the network namespace (of ip netns) to run it in. Empty: that of this process.
+	Netns string
+
 	// Ready is called until it returns nil. Nil: a running process is ready.
 	Ready func(context.Context) error
 }
@@ -55,7 +58,11 @@ var errExited = errors.New("exit status 0")
 
 // start launches the program and waits until it is ready.
 func (p *Part) start(ctx context.Context) error {
-	cmd := exec.Command(p.cmd.Path, p.cmd.Args...) // without ctx, which covers only the start; Kill and Close end the process
+	line := append([]string{p.cmd.Path}, p.cmd.Args...)
+	if p.cmd.Netns != "" {
+		line = append([]string{"ip", "netns", "exec", p.cmd.Netns}, line...)
+	}
+	cmd := exec.Command(line[0], line[1:]...) // without ctx, which covers only the start; Kill and Close end the process
 	cmd.Env = append(os.Environ(), p.cmd.Env...)
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

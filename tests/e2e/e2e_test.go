@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,7 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki/issuer"
-	"github.com/fairlead-proxy/fairlead/tests/servers/kubelet"
 )
 
 // impersonate is a lane in front of a kube-apiserver that trusts no front proxy
@@ -167,15 +165,4 @@ func (w *world) as(t *testing.T, e cluster.Endpoint, cr cluster.Credentials) kub
 func (w *world) admin(t *testing.T) kubectl.User {
 	t.Helper()
 	return w.as(t, w.server, w.Admin())
-}
-
-// newNode joins a stub kubelet to the cluster until the test ends.
-func (w *world) newNode(t *testing.T) *kubelet.Kubelet {
-	t.Helper()
-	serving := must.Get(w.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}}))(t)
-	pair := must.Get(tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile))(t)
-	k := must.Get(kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: suite.Pool(t, w.PKI.Client.CertFile), Dir: t.TempDir()}))(t)
-	t.Cleanup(k.Close)
-	must.Do(t, k.Join(t.Context(), w.core, "harbour"))
-	return k
 }

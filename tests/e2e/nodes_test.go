@@ -9,11 +9,10 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/kubelet"
@@ -43,7 +43,7 @@ func (m mooring) kubectl(args ...string) []string {
 
 // testNodes uses every kubectl command that reaches into pods, over each protocol and with each kind of credentials.
 func testNodes(t *testing.T, w *world) {
-	node, kc := w.newNode(t), w.admin(t)
+	node, kc := must.Get(w.StartNode(t.Context(), w.server, "harbour", "127.0.0.1"))(t), w.admin(t)
 	kc.Run(t, "create", "namespace", "moorings")
 	kc.Soon(t, "the namespace has its ServiceAccount", "get", "-n", "moorings", "serviceaccount/default")
 	container := must.Get(node.Run(t.Context(), w.core, "moorings", "buoy"))(t)
@@ -129,14 +129,14 @@ func execute(t *testing.T, m mooring) {
 
 func copyFiles(t *testing.T, m mooring) {
 	dir, sent := t.TempDir(), rubbish(bulk)
-	must.Do(t, os.WriteFile(filepath.Join(dir, "there"), sent, 0o600))
-	name := "cargo-" + filepath.Base(dir) + fmt.Sprint(rand.Int64())
-	m.who.Run(t, m.kubectl("cp", filepath.Join(dir, "there"), "buoy:"+name)...)
-	if got, err := os.ReadFile(filepath.Join(m.container.Dir, name)); err != nil || !bytes.Equal(got, sent) {
+	must.Do(t, os.WriteFile(dir+"/there", sent, 0o600))
+	name := fmt.Sprint("cargo-", rand.Int64())
+	m.who.Run(t, m.kubectl("cp", dir+"/there", "buoy:"+name)...)
+	if got, err := os.ReadFile(m.container.Dir + "/" + name); err != nil || !bytes.Equal(got, sent) {
 		t.Fatalf("%d bytes arrived, %v", len(got), err)
 	}
-	m.who.Run(t, m.kubectl("cp", "buoy:"+name, filepath.Join(dir, "back"))...)
-	if got, err := os.ReadFile(filepath.Join(dir, "back")); err != nil || !bytes.Equal(got, sent) {
+	m.who.Run(t, m.kubectl("cp", "buoy:"+name, dir+"/back")...)
+	if got, err := os.ReadFile(dir + "/back"); err != nil || !bytes.Equal(got, sent) {
 		t.Errorf("%d bytes came back, %v", len(got), err)
 	}
 }
@@ -156,8 +156,7 @@ func portForward(t *testing.T, m mooring) {
 	t.Cleanup(echo.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	_, port, _ := net.SplitHostPort(echo.Listener.Addr().String())
-	cmd := m.who.Command(ctx, m.kubectl("port-forward", "pod/buoy", ":"+port, "--address=127.0.0.1")...)
+	cmd := m.who.Command(ctx, m.kubectl("port-forward", "pod/buoy", echo.URL[strings.LastIndex(echo.URL, ":"):], "--address=127.0.0.1")...)
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
 	out := must.Get(cmd.StdoutPipe())(t)
@@ -183,4 +182,32 @@ func portForward(t *testing.T, m mooring) {
 	if err := connections.Wait(); err != nil {
 		t.Errorf("%v\n%s", err, errs.String())
 	}
+}
+
+// testMetricsServer runs metrics-server, the most common extension server, and kubectl top.
+func testMetricsServer(t *testing.T, w *world) {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	b := cluster.Backend{Namespace: "kube-system", Service: "metrics-server", GroupVersions: []string{"metrics.k8s.io/v1beta1"}}
+	must.Get(w.StartExtension(ctx, "metrics-server", &b))(t)
+	kc := w.admin(t)
+	kc.Cache = t.TempDir()
+	var nodes suite.Answer
+	suite.Eventually(t, time.Minute, "kubectl top nodes answers", func() (bool, string) {
+		nodes = kc.Try(t, "", "top", "nodes")
+		return nodes.Code == 0, nodes.Errs
+	})
+	// Times are rounded to milliseconds and usage is rounded up, so it may exceed the kubelet's figure by a thousandth.
+	row := func(out string) string { return strings.Join(strings.Fields(out), " ") }
+	t.Run("top nodes", func(t *testing.T) {
+		if got := row(nodes.Out); !regexp.MustCompile(`^NAME CPU\(cores\) CPU\(?%\)? MEMORY\(bytes\) MEMORY\(?%\)? harbour 25[01]m 25% 512Mi 50%$`).MatchString(got) {
+			t.Errorf("top nodes says:\n%s", nodes.Out)
+		}
+	})
+	t.Run("top pods", func(t *testing.T) {
+		suite.Eventually(t, time.Minute, "kubectl top pods answers", func() (bool, string) { // a pod must have run for a whole period
+			a := kc.Try(t, "", "top", "pods", "-n", "moorings", "--containers")
+			return a.Code == 0 && regexp.MustCompile(`^POD NAME CPU\(cores\) MEMORY\(bytes\) buoy main 10[01]m 64Mi$`).MatchString(row(a.Out)), a.Out + a.Errs
+		})
+	})
 }

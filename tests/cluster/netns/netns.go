@@ -51,6 +51,18 @@ func Up(t *testing.T, networks ...string) {
 	}
 }
 
+// Add makes a namespace that is connected to this one: each side has an address of a network of 24 bits.
+func Add(t *testing.T, name, here, there string) {
+	t.Helper()
+	for _, command := range []string{
+		"netns add " + name, "link add to-" + name + " type veth peer name eth0 netns " + name,
+		"address add " + here + "/24 dev to-" + name, "link set to-" + name + " up",
+		"-n " + name + " link set lo up", "-n " + name + " address add " + there + "/24 dev eth0", "-n " + name + " link set eth0 up",
+	} {
+		IP(t, command)
+	}
+}
+
 // IP runs a command of iproute2.
 func IP(t *testing.T, command string) {
 	t.Helper()

@@ -4,7 +4,6 @@ package balancer
 
 import (
 	"bufio"
-	"crypto/tls"
 	"fmt"
 	"net"
 	"net/http"
@@ -17,20 +16,18 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
-	"github.com/fairlead-proxy/fairlead/tests/servers/kubelet"
 )
 
 // balancer is HAProxy's address towards its servers.
 const balancer = "127.0.0.9"
 
-const (
-	auditPolicy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
-	rules       = `
+const rules = `
 apiVersion: fairlead.dev/v1
 kind: Policy
 rules:
@@ -39,15 +36,14 @@ rules:
   sources: [127.0.0.3]
   action: Deny
 `
-)
 
 // doors are HAProxy's: the options of its line "server", before Fairlead and before kube-apiserver.
 // Its checks wait for /readyz, through the same door.
 var doors = []struct{ name, options string }{
-	{"v1", "send-proxy check check-ssl verify none"},
-	{"v2", "send-proxy-v2 check check-ssl verify none"},
+	{"v1", "send-proxy check"},
+	{"v2", "send-proxy-v2 check"},
 	{"bare", ""},
-	{"direct-bare", "check check-ssl verify none"},
+	{"direct-bare", "check"},
 	{"direct-v2", "send-proxy-v2"},
 }
 
@@ -57,16 +53,13 @@ func TestBalancer(t *testing.T) {
 	dir := suite.Folder(t, "balancer")
 	file := func(name string) string { return filepath.Join(dir, name) }
 	suite.Put(t, file("policy.yaml"), rules)
-	suite.Put(t, file("audit.yaml"), auditPolicy)
-	c := suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{
-		"--disable-admission-plugins=ServiceAccount", "--audit-policy-file=" + file("audit.yaml"), "--audit-log-path=" + file("server.jsonl"), "--audit-log-mode=blocking",
-	}})
+	c := suite.Start(t, cluster.Config{Dir: dir, Audit: true, APIServerArgs: []string{"--disable-admission-plugins=ServiceAccount"}})
 	widgets := extension.Start(t, extension.Config{Names: []string{"api.widgets.svc"}})
 	ca, _ := must.Get2(widgets.CA.WriteFiles(dir, "extension-ca"))(t)
 	must.Do(t, c.Register(t.Context(), cluster.Backend{Namespace: "widgets", Service: "api", Port: widgets.Port(), CAFile: ca, GroupVersions: []string{"widgets.example.com/v1"}}))
 	front := must.Get(c.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, dir), Args: []string{
 		"--proxy-protocol-from=" + balancer + "/32,2001:db8::/64", "--policy=" + file("policy.yaml"), "--access-log=" + file("access.jsonl"),
-		"--audit-policy-file=" + file("audit.yaml"), "--audit-log-path=" + file("front.jsonl"), "-v=4",
+		"--audit-policy-file=" + file("audit-policy.yaml"), "--audit-log-path=" + file("front.jsonl"), "-v=4",
 	}}))(t)
 	must.Do(t, c.WaitAvailable(t.Context(), front.Endpoint, "widgets.example.com/v1"))
 	door := balance(t, c, front.Endpoint)
@@ -112,7 +105,7 @@ func TestBalancer(t *testing.T) {
 				}
 				lines("access.jsonl", agent, `"from":"`+from+`"`)
 				lines("front.jsonl", agent, `"sourceIPs":["`+from+`"]`)
-				lines("server.jsonl", agent, `"sourceIPs":["`+from+`","127.0.0.1"]`)
+				lines("kube-apiserver.audit", agent, `"sourceIPs":["`+from+`","127.0.0.1"]`)
 			}
 		}
 	}
@@ -141,37 +134,23 @@ func TestBalancer(t *testing.T) {
 		t.Errorf("Fairlead's log does not say: %s", why)
 	}
 	must.Get(ask.Do(t.Context(), from127(t, c, door["direct-bare"], "127.0.0.2", true), http.MethodGet, door["direct-bare"].URL+"/version", http.Header{"User-Agent": {"hidden"}}, ""))(t)
-	lines("server.jsonl", "hidden", `"sourceIPs":["`+balancer+`"]`) // without the protocol all clients are one
+	lines("kube-apiserver.audit", "hidden", `"sourceIPs":["`+balancer+`"]`) // without the protocol all clients are one
 }
 
 // balance starts HAProxy, and returns its doors.
 func balance(t *testing.T, c *cluster.Cluster, front cluster.Endpoint) map[string]cluster.Endpoint {
 	t.Helper()
-	doorOf, config := map[string]cluster.Endpoint{}, `
-global
-    maxconn 1000
-defaults
-    mode tcp
-    timeout connect 1s
-    timeout check 1s
-    timeout client 1h
-    timeout server 1h
-    option httpchk GET /readyz
-    default-server inter 500ms fall 1 rise 1
-`
-	for _, d := range doors {
-		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-		_ = l.Close()
+	doorOf, config, ports := map[string]cluster.Endpoint{}, "", alone.Ports(t, len(doors))
+	for i, d := range doors {
+		address := fmt.Sprintf("127.0.0.1:%d", ports[i])
 		server := front
 		if strings.HasPrefix(d.name, "direct") {
 			server = c.Endpoint()
 		}
-		doorOf[d.name] = cluster.Endpoint{URL: "https://" + l.Addr().String(), CAFile: server.CAFile}
-		config += fmt.Sprintf("listen %s\n    bind %s\n    source %s\n    server one %s %s\n", d.name, l.Addr(), balancer, strings.TrimPrefix(server.URL, "https://"), d.options)
+		doorOf[d.name] = cluster.Endpoint{URL: "https://" + address, CAFile: server.CAFile}
+		config += fmt.Sprintf("listen %s\n    bind %s\n    source %s\n    server one %s %s\n", d.name, address, balancer, strings.TrimPrefix(server.URL, "https://"), d.options)
 	}
-	file := filepath.Join(c.Dir(), "haproxy.cfg")
-	suite.Put(t, file, config)
-	must.Get(c.Run(t.Context(), cluster.Command{Name: "haproxy", Path: "haproxy", Args: []string{"-db", "-f", file}, Ready: doorOf["v2"].Serves("/readyz", c.Admin())}))(t)
+	must.Get(c.StartHAProxy(t.Context(), "haproxy", config, doorOf["v2"].Serves("/readyz", c.Admin())))(t)
 	return doorOf
 }
 
@@ -189,11 +168,7 @@ func from127(t *testing.T, c *cluster.Cluster, e cluster.Endpoint, from string, 
 func execute(t *testing.T, c *cluster.Cluster, e cluster.Endpoint) {
 	t.Helper()
 	core := must.Get(kubernetes.NewForConfig(c.Endpoint().RESTConfig(c.Admin())))(t)
-	serving := must.Get(c.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}}))(t)
-	pair := must.Get(tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile))(t)
-	node := must.Get(kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: suite.Pool(t, c.PKI.Client.CertFile), Dir: t.TempDir()}))(t)
-	t.Cleanup(node.Close)
-	must.Do(t, node.Join(t.Context(), core, "harbour"))
+	node := must.Get(c.StartNode(t.Context(), c.Endpoint(), "harbour", "127.0.0.1"))(t)
 	must.Get(node.Run(t.Context(), core, "default", "buoy"))(t)
 	if out := kubectl.As(t, e, c.Admin()).Try(t, "to and fro", "exec", "-i", "buoy", "--", "cat"); out.Out != "to and fro" {
 		t.Errorf("exec: %q %s", out.Out, out.Errs)

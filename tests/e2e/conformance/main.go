@@ -8,7 +8,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
@@ -20,11 +19,8 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/kit/try"
-	"github.com/fairlead-proxy/fairlead/tests/servers/kubelet"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
@@ -62,8 +58,7 @@ func run(ctx context.Context, lane string, want int) (err error) {
 	c := try.Get(cluster.Start(ctx, cfg))
 	defer func() { err = errors.Join(err, c.Close()) }()
 	server := raise(ctx, c, lane)
-	node := join(ctx, c, server)
-	defer node.Close()
+	try.Get(c.StartNode(ctx, server, "harbour", "127.0.0.1")) // without any, the suite does not start
 	if err := suite(ctx, c, server, want); err != nil {
 		return fmt.Errorf("running the suite: %w; logs of all processes: %s", err, dir)
 	}
@@ -83,15 +78,6 @@ func raise(ctx context.Context, c *cluster.Cluster, lane string) cluster.Endpoin
 	}
 	try.Get(c.StartControllerManager(ctx, server))
 	return server
-}
-
-// join registers a node: without any, the suite does not start.
-func join(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint) *kubelet.Kubelet {
-	serving := try.Get(c.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{"127.0.0.1"}}))
-	pair := try.Get(tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile))
-	node := try.Get(kubelet.New(kubelet.Config{Certificate: pair, ClientCAs: c.PKI.Client.CA.Pool(), Dir: c.Dir()}))
-	try.Do(node.Join(ctx, try.Get(kubernetes.NewForConfig(server.RESTConfig(c.Admin()))), "harbour"))
-	return node
 }
 
 // suite runs the specs, and prints Ginkgo's lines about them. It returns an error if a spec failed

@@ -48,14 +48,8 @@ func newWorld(t *testing.T) *world {
 	for i := 1; i <= 3; i++ {
 		name, address := node(i)
 		nodes = append(nodes, name)
-		for _, command := range []string{
-			"netns add " + name, "link add to-" + name + " type veth peer name eth0 netns " + name,
-			fmt.Sprintf("address add 10.83.%d.1/24 dev to-%s", i, name), "link set to-" + name + " up",
-			"-n " + name + " link set lo up", "-n " + name + " address add " + address + "/24 dev eth0", "-n " + name + " link set eth0 up",
-			fmt.Sprintf("-n %s route add 10.84.0.0/16 via 10.83.%d.1", name, i),
-		} {
-			netns.IP(t, command)
-		}
+		netns.Add(t, name, fmt.Sprintf("10.83.%d.1", i), address)
+		netns.IP(t, fmt.Sprintf("-n %s route add 10.84.0.0/16 via 10.83.%d.1", name, i))
 		if i < 3 {
 			podNetwork(t, i, "add")
 		}
@@ -77,30 +71,13 @@ func podNetwork(t *testing.T, i int, verb string) {
 	netns.IP(t, fmt.Sprintf("-n %s route %s 10.85.0.0/16 via 10.83.%d.1", name, verb, i))
 }
 
-// sample runs Kubernetes' sample extension server as a pod.
-func (w *world) sample(t *testing.T) *cluster.Part {
-	t.Helper()
-	b := cluster.Backend{Namespace: "wardle", Service: "api", CAFile: w.PKI.Serving.CertFile, GroupVersions: []string{"wardle.example.com/v1beta1"}, Addresses: []string{pod}}
-	_, args, err := w.ExtensionArgs(&b)
-	must.Do(t, err)
-	part := must.Get(w.Run(t.Context(), cluster.Command{
-		Name: "sample-apiserver", Path: suite.Tool(t, "sample-apiserver"),
-		Args:  append(args, "--bind-address="+pod, "--etcd-servers="+w.EtcdURLs()[0], "--etcd-prefix=/registry/wardle.example.com"),
-		Ready: cluster.Listens(fmt.Sprintf("%s:%d", pod, b.Port)),
-	}))(t)
-	must.Do(t, w.Register(t.Context(), b))
-	return part
-}
-
 // start runs a Fairlead on a node, before its own kube-apiserver, until it lives.
 func (w *world) start(t *testing.T, i int) {
 	t.Helper()
 	name, address := node(i)
-	program := filepath.Join(w.Dir(), "fairlead-"+name)
-	must.Do(t, os.WriteFile(program, []byte("#!/bin/sh\nexec ip netns exec "+name+" "+w.fairlead+" \"$@\"\n"), 0o700))
 	kubeconfig := must.Get(w.Kubeconfig(w.EndpointOf(i-1), name, cluster.Leaf{User: "fairlead", Groups: []string{"system:masters"}}))(t)
 	w.replicas = append(w.replicas, must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{
-		Path: program, Name: "fairlead-" + name, Address: address, Port: 8443, AdminPort: 8444, Ready: "/livez",
+		Path: w.fairlead, Name: "fairlead-" + name, Netns: name, Address: address, Port: 8443, AdminPort: 8444, Ready: "/livez",
 		Args: []string{"--kubeconfig=" + kubeconfig, "--critical-apiservices=v1beta1.wardle.example.com", "--shutdown-delay-duration=3s"},
 	}))(t))
 }
@@ -137,32 +114,16 @@ func (w *world) become(t *testing.T, want string) time.Duration {
 	return suite.Eventually(t, time.Minute, want, func() (bool, string) { got := w.ready(t); return got == want, got })
 }
 
-// balance runs HAProxy before servers, in TCP mode as kubeadm's documentation has it, and returns where it listens.
+// balance runs HAProxy before servers, and returns where it listens.
 func (w *world) balance(t *testing.T, name string, port int, servers ...cluster.Endpoint) cluster.Endpoint {
 	t.Helper()
-	text := fmt.Sprintf(`
-defaults
-    mode tcp
-    timeout connect 1s
-    timeout check 1s
-    timeout client 1m
-    timeout server 1m
-    retries 3
-    option redispatch 1
-listen front
-    bind %s:%d
-    balance roundrobin
-    option httpchk GET /readyz
-    default-server check check-ssl verify none inter 500ms fall 2 rise 2
-`, host, port)
+	address := fmt.Sprintf("%s:%d", host, port)
+	text := "listen front\n    bind " + address + "\n"
 	for i, s := range servers {
-		text += fmt.Sprintf("    server server%d %s\n", i, strings.TrimPrefix(s.URL, "https://"))
+		text += fmt.Sprintf("    server server%d %s check\n", i, strings.TrimPrefix(s.URL, "https://"))
 	}
-	file := filepath.Join(w.Dir(), name+".cfg")
-	suite.Put(t, file, text)
-	front := cluster.Endpoint{URL: fmt.Sprintf("https://%s:%d", host, port), CAFile: servers[0].CAFile}
-	must.Get(w.Run(t.Context(), cluster.Command{Name: name, Path: "haproxy", Args: []string{"-db", "-f", file}, Ready: cluster.Listens(strings.TrimPrefix(front.URL, "https://"))}))(t)
-	return front
+	must.Get(w.StartHAProxy(t.Context(), name, text, cluster.Listens(address)))(t)
+	return cluster.Endpoint{URL: "https://" + address, CAFile: servers[0].CAFile}
 }
 
 // load sends a request for a path on a connection of its own, 50 times a second.
@@ -182,7 +143,8 @@ func failed(s *volley.Shot) bool { return s.Code != http.StatusOK || s.Err != ni
 // extension server dies for all, for longer than the grace, and comes back: nothing changes.
 func TestCritical(t *testing.T) {
 	w := newWorld(t)
-	extension := w.sample(t)
+	sample := cluster.Backend{Namespace: "wardle", Service: "api", GroupVersions: []string{"wardle.example.com/v1beta1"}, Addresses: []string{pod}}
+	extension := must.Get(w.StartExtension(t.Context(), "sample-apiserver", &sample))(t)
 	w.start(t, 1)
 	w.start(t, 2)
 	w.become(t, "cp1 cp2")

@@ -5,6 +5,7 @@ package differential
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"regexp"
 	"slices"
@@ -166,5 +167,58 @@ func testV2(t *testing.T, w *world) {
 	tag := w.ask(t, w.front.Endpoint, "/openapi/v2", nil).Header.Get("Etag")
 	if a := w.ask(t, w.front.Endpoint, "/openapi/v2", http.Header{"If-None-Match": {`"x", W/` + tag}}); a.Code != http.StatusNotModified {
 		t.Errorf("status %d for the document's own tag", a.Code)
+	}
+}
+
+// claiming answers with an index of OpenAPI v3 that claims paths, and for them with "FOREIGN".
+func claiming(paths ...string) func(http.Handler) http.Handler {
+	index := map[string]any{}
+	for _, path := range paths {
+		index[path] = map[string]string{"serverRelativeURL": "https://127.0.0.1/openapi/v3/" + path + "?hash=FOREIGN"}
+	}
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch path, below := strings.CutPrefix(r.URL.Path, "/openapi/v3"); {
+			case !below:
+				next.ServeHTTP(w, r)
+			case path == "":
+				_ = json.NewEncoder(w).Encode(map[string]any{"paths": index})
+			default:
+				fmt.Fprint(w, `{"openapi":"3.0.0","info":{"title":"FOREIGN","version":"v"},"paths":{}}`)
+			}
+		})
+	}
+}
+
+// TestClaims shows that no index of an extension server replaces documents that are not its own, though the aggregator
+// of kube-apiserver believes it. claims.txtar (registry/documents/openapi) has odd paths, and large indexes.
+func TestClaims(t *testing.T) {
+	w := newWorld(t)
+	must.Get(w.StartSampleAPIServer(t.Context()))(t)
+	w.define(t, fmt.Sprintf(crd, "crontab", "stable.example.com", "CronTab", "ct"))
+	own := map[string]string{
+		"apis/apps/v1": ".v1.Deployment", "api/v1": ".v1.Pod", "apis/stable.example.com/v1": ".v1.CronTab", "apis/wardle.example.com/v1beta1": ".v1beta1.Flunder",
+		"version": "/version/", "apis/apps": "/apis/apps/", "nosuch": "404",
+	}
+	w.extend(t, "thief", extension.Config{Wrap: claiming(slices.Collect(maps.Keys(own))...)}, map[string]priority{"thief.example.com/v1": {1500, 50}})
+	for path, kind := range own {
+		if strings.HasPrefix(kind, ".") {
+			suite.Eventually(t, 2*time.Minute, "kube-apiserver believes it about "+path, func() (bool, string) {
+				a := w.ask(t, w.Endpoint(), "/openapi/v3/"+path, nil)
+				return strings.Contains(a.Body, "FOREIGN"), fmt.Sprint(a.Code)
+			})
+		}
+		suite.Eventually(t, 2*time.Minute, "Fairlead serves the own "+path, func() (bool, string) {
+			a := w.ask(t, w.front.Endpoint, "/openapi/v3/"+path, nil)
+			return strings.Contains(a.Body+fmt.Sprint(a.Code), kind), fmt.Sprint(a.Code)
+		})
+		for range 12 { // kube-apiserver chooses by chance
+			if a := w.ask(t, w.front.Endpoint, "/openapi/v3/"+path, nil); strings.Contains(a.Body, "FOREIGN") || !strings.Contains(a.Body+fmt.Sprint(a.Code), kind) {
+				t.Errorf("/openapi/v3/%s: status %d, want %q: %.200s", path, a.Code, kind, a.Body)
+			}
+		}
+	}
+	if a := w.ask(t, w.front.Endpoint, "/openapi/v3", nil); a.Code != http.StatusOK || strings.Contains(a.Body, "FOREIGN") {
+		t.Errorf("the index: status %d: %.2000s", a.Code, a.Body)
 	}
 }

@@ -5,7 +5,9 @@ package entrypoint
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -20,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -42,8 +45,9 @@ func TestIPv6(t *testing.T) {
 		"--bind-address=" + node1, "--advertise-address=" + node1, "--secure-port=6443", "--service-cluster-ip-range=fd00:96::/112", "--endpoint-reconciler-type=lease",
 	}})
 	w.core = must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
-	w.sample(t)
-	k := w.node(t)
+	b := cluster.Backend{Namespace: "wardle", Service: "api", GroupVersions: []string{"wardle.example.com/v1beta1"}, Addresses: []string{extension6}}
+	must.Get(w.StartExtension(t.Context(), "sample-apiserver", &b))(t)
+	k := must.Get(w.StartNode(t.Context(), w.Endpoint(), "worker", worker))(t)
 
 	deploy := w.deploy(t)
 	must.Get(w.Account(t.Context(), w.Endpoint(), deploy, "entrypoint"))(t)
@@ -134,4 +138,35 @@ func testKubectl(t *testing.T, admin kubectl.User) {
 	sees("MODIFIED")
 	admin.Run(t, "delete", "flunder", "six")
 	sees("DELETED")
+}
+
+// pod puts what a pod of Fairlead's sees at its places: kubeadm's files and the ServiceAccount's
+// token. It needs no kubeconfig.
+func (w *world) pod(t *testing.T) {
+	t.Helper()
+	const pki, account = "/etc/kubernetes/pki/", "/var/run/secrets/kubernetes.io/serviceaccount/"
+	must.Do(t, errors.Join(os.MkdirAll(pki, 0o700), os.MkdirAll(account, 0o700)))
+	serving := must.Get(w.PKI.Serving.Issue("nodes", cluster.Leaf{User: "kube-apiserver", Names: []string{node1, node2, clusterIP6, "kubernetes.default.svc"}}))(t)
+	for file, from := range map[string]string{
+		pki + "apiserver.crt": serving.CertFile, pki + "apiserver.key": serving.KeyFile, pki + "ca.crt": w.PKI.Client.CertFile, pki + "front-proxy-ca.crt": w.PKI.FrontProxy.CertFile,
+		pki + "front-proxy-client.crt": w.PKI.FrontProxyPair.CertFile, pki + "front-proxy-client.key": w.PKI.FrontProxyPair.KeyFile, account + "ca.crt": w.PKI.Serving.CertFile,
+	} {
+		suite.Put(t, file, must.Get(os.ReadFile(from))(t))
+	}
+	suite.Put(t, account+"token", suite.Token(t, w.core, "kube-system", "fairlead"))
+}
+
+// daemon runs the container of a DaemonSet of an overlay on a node, as the kubelet does, with more arguments.
+func (w *world) daemon(t *testing.T, deploy, overlay, node string, more ...string) (*cluster.Part, cluster.Endpoint) {
+	t.Helper()
+	rendered := string(must.Get(exec.CommandContext(t.Context(), suite.Tool(t, "kubectl"), "kustomize", filepath.Join(deploy, "overlays", overlay)).Output())(t))
+	args := manifests.Arguments(manifests.Serve(rendered), node)
+	admin := cluster.Endpoint{URL: "https://[" + node + "]:8444", CAFile: w.PKI.Serving.CertFile}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	part := must.Get(w.Run(ctx, cluster.Command{
+		Name: "daemon-" + overlay, Path: w.fairlead, Args: append(args, more...), Env: []string{"KUBERNETES_SERVICE_HOST=" + clusterIP6, "KUBERNETES_SERVICE_PORT=443"},
+		Ready: admin.Serves("/readyz", cluster.Credentials{}),
+	}))(t)
+	return part, cluster.Endpoint{URL: "https://[" + node + "]:8443", CAFile: admin.CAFile}
 }

@@ -15,6 +15,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
@@ -129,7 +130,9 @@ func testIdentity(t *testing.T, w *world) {
 // testRecord reads the audit log: requests with Fairlead's account must impersonate a user.
 func testRecord(t *testing.T, w *world) {
 	as := map[string]int{}
-	for _, e := range w.events(t) {
+	all := must.Get(w.Audited())(t)
+	for i := range all {
+		e := &all[i]
 		if e.UserAgent != caller {
 			continue
 		}
@@ -159,7 +162,9 @@ func testRules(t *testing.T, w *world) {
 	if strings.Contains(string(log), "forbidden: User") {
 		t.Errorf("%s", log)
 	}
-	for _, e := range w.events(t) {
+	all := must.Get(w.Audited())(t)
+	for i := range all {
+		e := &all[i]
 		if e.User.Username == accountName && e.ImpersonatedUser == nil && e.ResponseStatus.Code == 403 {
 			t.Errorf("Fairlead sent a forbidden request: %+v", e)
 		}
@@ -174,12 +179,14 @@ func testRules(t *testing.T, w *world) {
 // needed fails for what rules grant an account without need, and returns how much they grant.
 func (w *world) needed(t *testing.T, account string, rules []rbacv1.PolicyRule) (n int) {
 	t.Helper()
-	events := w.events(t)
+	events := must.Get(w.Audited())(t)
 	for _, rule := range rules {
 		for _, resource := range rule.Resources {
 			for _, verb := range rule.Verbs {
 				n++
-				if !slices.ContainsFunc(events, func(e event) bool { return e.User.Username == account && e.needs(verb, resource, rule.ResourceNames) }) {
+				if !slices.ContainsFunc(events, func(e auditv1.Event) bool {
+					return e.User.Username == account && needs(&e, verb, resource, rule.ResourceNames)
+				}) {
 					t.Errorf("nothing needs to %s %s %v", verb, resource, rule.ResourceNames)
 				}
 			}
@@ -188,8 +195,8 @@ func (w *world) needed(t *testing.T, account string, rules []rbacv1.PolicyRule) 
 	return n
 }
 
-// needs reports whether a request was made that needed a permission.
-func (e *event) needs(verb, resource string, names []string) bool {
+// needs reports whether a request needed a permission.
+func needs(e *auditv1.Event, verb, resource string, names []string) bool {
 	as := e.ImpersonatedUser
 	if verb != "impersonate" {
 		return as == nil && e.Verb == verb && e.ObjectRef.Resource == resource && e.ResponseStatus.Code < 300 && (len(names) == 0 || slices.Contains(names, e.ObjectRef.Name))

@@ -4,7 +4,6 @@ package managed
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -33,7 +31,6 @@ type world struct {
 	folder     string
 	fairlead   string // executable
 	kubeconfig string // of an administrator with a token of the cluster, which Fairlead does not know
-	audit      string // the kube-apiserver's audit log
 	blocks     []string
 	core       kubernetes.Interface
 	users      *cluster.Authority // signs certificates that the cluster does not trust
@@ -42,20 +39,16 @@ type world struct {
 	front      *cluster.Front
 }
 
-const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}`
-
 func newWorld(t *testing.T, clouds int) *world {
 	t.Helper()
 	dir := suite.Folder(t, "managed")
-	w := &world{folder: filepath.Join(dir, "work"), kubeconfig: filepath.Join(dir, "admin.kubeconfig"), audit: filepath.Join(dir, "audit.log"), tokens: issuer.Start(t)}
+	w := &world{folder: filepath.Join(dir, "work"), kubeconfig: filepath.Join(dir, "admin.kubeconfig"), tokens: issuer.Start(t)}
 	for _, part := range []string{"base", "components", "overlays"} {
 		must.Do(t, os.CopyFS(filepath.Join(w.folder, "deploy", part), os.DirFS("../../../deploy/"+part)))
 	}
 	w.fairlead = suite.Build(t, w.folder, "cmd/kubectl-fairlead")
 	must.Do(t, os.Symlink(suite.Tool(t, "kubectl"), filepath.Join(w.folder, "kubectl")))
-	policy := filepath.Join(dir, "policy.yaml")
-	must.Do(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
-	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, Clouds: clouds, APIServerArgs: []string{"--audit-policy-file=" + policy, "--audit-log-path=" + w.audit}})
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, Clouds: clouds, Audit: true})
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(w.kubeconfig, w.StaticToken("admin")))
 	w.core = must.Get(kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin())))(t)
 	suite.Eventually(t, 30*time.Second, "namespace kube-system", func() (bool, string) {
@@ -147,32 +140,6 @@ func (w *world) mount(t *testing.T, d *appsv1.Deployment, root string) {
 			must.Do(t, os.WriteFile(filepath.Join(folder, name), data, 0o600))
 		}
 	}
-}
-
-// event is an event of kube-apiserver's audit log.
-type event struct {
-	Stage, Verb, RequestURI, UserAgent string
-	User                               struct{ Username string }
-	ImpersonatedUser                   *authenticationv1.UserInfo
-	ObjectRef                          struct{ Resource, Name string }
-	ResponseStatus                     struct{ Code int }
-}
-
-func (w *world) events(t *testing.T) []event {
-	t.Helper()
-	data := must.Get(os.ReadFile(w.audit))(t)
-	var all []event
-	for line := range strings.Lines(string(data)) {
-		var e event
-		if !strings.HasSuffix(line, "\n") {
-			break // it is being written
-		}
-		must.Do(t, json.Unmarshal([]byte(line), &e))
-		if e.Stage == "ResponseComplete" || e.Stage == "ResponseStarted" {
-			all = append(all, e)
-		}
-	}
-	return all
 }
 
 func (w *world) issue(t *testing.T, by *cluster.Authority, user string, groups ...string) cluster.Credentials {

@@ -3,10 +3,21 @@
 package operate
 
 import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
@@ -130,4 +141,133 @@ func testPage(t *testing.T, w *world) {
 			t.Error("an injected script runs")
 		}
 	})
+}
+
+// browser is a page of a real, headless Chromium, controlled by the DevTools protocol. Only one goroutine may use it.
+type browser struct {
+	conn     *websocket.Conn
+	next     int
+	findings []string // messages of the page's console and security policy
+}
+
+func newBrowser(t *testing.T, w *world) *browser {
+	t.Helper()
+	_, port, _ := strings.Cut(freeAddress(t), ":")
+	var targets []struct{ Type, WebSocketDebuggerURL string }
+	page := 0
+	must.Get(w.Run(t.Context(), cluster.Command{
+		Name: "chromium", Path: "chromium",
+		Args: []string{
+			"--headless=new", "--no-sandbox", // the tests run as root; it opens only our own page
+			"--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+			"--remote-debugging-port=" + port, "--remote-allow-origins=*", "--user-data-dir=" + t.TempDir(), "about:blank",
+		},
+		Ready: func(ctx context.Context) error {
+			err := ask.JSON(ctx, "http://127.0.0.1:"+port+"/json/list", &targets)
+			for page = range targets {
+				if targets[page].Type == "page" {
+					return nil
+				}
+			}
+			return fmt.Errorf("there is no page yet: %w", err)
+		},
+	}))(t)
+	conn, _, err := websocket.DefaultDialer.DialContext(t.Context(), targets[page].WebSocketDebuggerURL, nil)
+	must.Do(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	b := &browser{conn: conn}
+	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
+		b.call(t, domain+".enable", nil, nil)
+	}
+	return b
+}
+
+// call sends a command and decodes its answer, unless into is nil. Meanwhile it records events.
+func (b *browser) call(t *testing.T, method string, params map[string]any, into any) {
+	t.Helper()
+	b.next++
+	must.Do(t, b.conn.SetReadDeadline(time.Now().Add(20*time.Second)))
+	must.Do(t, b.conn.WriteJSON(map[string]any{"id": b.next, "method": method, "params": params}))
+	for {
+		var m struct {
+			ID     int
+			Method string
+			Params json.RawMessage
+			Result json.RawMessage
+			Error  *struct{ Message string }
+		}
+		must.Do(t, b.conn.ReadJSON(&m))
+		switch {
+		case m.Method == "Log.entryAdded" || m.Method == "Runtime.exceptionThrown":
+			b.findings = append(b.findings, string(m.Params))
+		case m.ID != b.next:
+		case m.Error != nil && !strings.Contains(m.Error.Message, "navigated"): // which means that the browser left the page before the answer
+			t.Fatalf("%s: %s", method, m.Error.Message)
+		default:
+			if m.Error == nil && into != nil {
+				must.Do(t, json.Unmarshal(m.Result, into))
+			}
+			return
+		}
+	}
+}
+
+func (b *browser) eval(t *testing.T, expression string) any {
+	t.Helper()
+	var r struct {
+		Result           struct{ Value any }
+		ExceptionDetails *struct{ Text string }
+	}
+	b.call(t, "Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true}, &r)
+	if r.ExceptionDetails != nil {
+		t.Fatalf("%s: %s", expression, r.ExceptionDetails.Text)
+	}
+	return r.Result.Value
+}
+
+func (b *browser) until(t *testing.T, expression string) {
+	t.Helper()
+	suite.Eventually(t, 30*time.Second, expression, func() (bool, string) {
+		// It never throws: while the browser leaves a page, parts of it are gone.
+		return b.eval(t, "(() => { try { return "+expression+" } catch (e) { return false } })()") == true, fmt.Sprint(b.eval(t, "document.body?.innerText.slice(0, 1500)"), b.findings)
+	})
+}
+
+func (b *browser) open(t *testing.T, url string) {
+	t.Helper()
+	b.call(t, "Page.navigate", map[string]any{"url": url}, nil)
+	b.until(t, fmt.Sprintf("location.href === %q && document.readyState === 'complete'", url))
+}
+
+func (b *browser) size(t *testing.T, width, height int) {
+	t.Helper()
+	b.call(t, "Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}, nil)
+}
+
+func (b *browser) press(t *testing.T, key, text string, code int) {
+	t.Helper()
+	for _, kind := range []string{"keyDown", "keyUp"} {
+		b.call(t, "Input.dispatchKeyEvent", map[string]any{"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text}, nil)
+	}
+}
+
+// enter types text into a field, and Enter.
+func (b *browser) enter(t *testing.T, field, text string) {
+	t.Helper()
+	b.eval(t, fmt.Sprintf(`document.getElementById(%q).focus()`, field))
+	b.call(t, "Input.insertText", map[string]any{"text": text}, nil)
+	b.press(t, "Enter", "\r", 13)
+}
+
+func (b *browser) shoot(t *testing.T, name string) {
+	t.Helper()
+	var r struct{ Data string }
+	// A WebP picture has at most 16,383 pixels each way. A list of all that other cases register is longer.
+	all := b.eval(t, `({x: 0, y: 0, width: document.documentElement.scrollWidth, height: Math.min(document.documentElement.scrollHeight, 4000), scale: 1})`)
+	b.call(t, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true, "format": "webp", "quality": 60, "clip": all}, &r)
+	picture := must.Get(base64.StdEncoding.DecodeString(r.Data))(t)
+	if len(picture) < 5000 {
+		t.Errorf("%s: a picture of %d bytes shows nothing", name, len(picture))
+	}
+	must.Do(t, os.WriteFile(filepath.Join(t.ArtifactDir(), name+".webp"), picture, 0o600))
 }

@@ -4,9 +4,7 @@ package operate
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,6 +12,7 @@ import (
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
@@ -42,7 +41,9 @@ func testRoles(t *testing.T, w *world) {
 	t.Run("callers", func(t *testing.T) { testCallers(t, w) })
 	t.Run("bundles", func(t *testing.T) { testBundleRole(t, w) })
 	rules := shippedRoles(t, w)
-	for _, r := range w.asked(t) {
+	all := w.asked(t)
+	for i := range all {
+		r := &all[i]
 		if r.ResponseStatus.Code == 403 && r.ObjectRef.Namespace != "lent" { // testBundleRole lends a namespace late
 			t.Errorf("refused: %s %+v", r.Verb, r.ObjectRef)
 		}
@@ -103,15 +104,7 @@ func shippedRoles(t *testing.T, w *world) (all []shippedRule) {
 	return all
 }
 
-// request is what the audit log says of a request.
-type request struct {
-	Verb           string
-	User           struct{ Username string }
-	ObjectRef      struct{ APIGroup, Resource, Subresource, Namespace, Name string }
-	ResponseStatus struct{ Code int }
-}
-
-func (r shippedRule) allows(q request) bool {
+func (r shippedRule) allows(q *auditv1.Event) bool {
 	o := q.ObjectRef
 	resource := strings.TrimSuffix(o.Resource+"/"+o.Subresource, "/")
 	return slices.Contains(r.Verbs, q.Verb) && slices.Contains(r.APIGroups, o.APIGroup) && slices.Contains(r.Resources, resource) &&
@@ -119,15 +112,9 @@ func (r shippedRule) allows(q request) bool {
 }
 
 // asked returns the requests that Fairlead's account has made.
-func (w *world) asked(t *testing.T) (all []request) {
+func (w *world) asked(t *testing.T) []auditv1.Event {
 	t.Helper()
-	for line := range strings.Lines(read(t, filepath.Join(w.dir, "audit.jsonl"))) {
-		var r request
-		if err := json.Unmarshal([]byte(line), &r); err == nil && r.User.Username == own { // the last line may be incomplete
-			all = append(all, r)
-		}
-	}
-	return all
+	return slices.DeleteFunc(must.Get(w.Audited())(t), func(e auditv1.Event) bool { return e.User.Username != own })
 }
 
 // testComponents runs a Fairlead that publishes itself, writes statuses and emits Events, until it exits.
@@ -202,7 +189,7 @@ func testBundleRole(t *testing.T, w *world) {
 	w.ask(t, "create configmap bundle -n lent --from-file=ca.crt="+w.caFile)
 	w.apply(t, fmt.Sprintf(lent, s.Port()))
 	suite.Eventually(t, 30*time.Second, "refused", func() (bool, string) {
-		refused := slices.ContainsFunc(w.asked(t), func(r request) bool { return r.ResponseStatus.Code == 403 && r.ObjectRef.Namespace == "lent" })
+		refused := slices.ContainsFunc(w.asked(t), func(r auditv1.Event) bool { return r.ResponseStatus.Code == 403 && r.ObjectRef.Namespace == "lent" })
 		return refused, "nobody asked for the bundle"
 	})
 	w.wants(t, 503, w.front.Endpoint, path, "") // without its bundle

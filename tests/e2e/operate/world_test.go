@@ -63,9 +63,6 @@ type world struct {
 	alone sync.Mutex // held by the only case whose Fairleads publish default/kubernetes or take part in an election
 }
 
-// auditPolicy is for testRoles: who asked for what.
-const auditPolicy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
-
 // protected claims a group of Kubernetes. It must exist before the policy that forbids it.
 const protected = `
 apiVersion: apiregistration.k8s.io/v1
@@ -84,11 +81,7 @@ func newWorld(t *testing.T) *world {
 	}
 	w.caFile, _ = must.Get2(w.ca.WriteFiles(dir, "extension-ca"))(t)
 	copyDeploy(t, dir) // for compose
-	policy := filepath.Join(dir, "audit.yaml")
-	suite.Put(t, policy, auditPolicy)
-	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{
-		"--advertise-address=10.79.0.1", "--audit-policy-file=" + policy, "--audit-log-path=" + filepath.Join(dir, "audit.jsonl"),
-	}})
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, Audit: true, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})
 	w.core = must.Get(kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin())))(t)
 	w.fronts = suite.Pool(t, w.PKI.FrontProxy.CertFile)
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(w.direct, w.Admin()))

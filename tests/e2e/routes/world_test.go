@@ -4,21 +4,27 @@ package routes
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/alone"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // Group-versions with several backends.
@@ -30,11 +36,12 @@ const (
 // world is a cluster with a Fairlead in front, whose policy a test replaces.
 type world struct {
 	*cluster.Cluster
-	dir, kubectl, kubeconfig, policy string
+	dir, policy string
 
-	front *cluster.Front
-	core  kubernetes.Interface // directly at kube-apiserver
-	admin *http.Client         // through Fairlead
+	front   *cluster.Front
+	core    kubernetes.Interface // directly at kube-apiserver
+	admin   *http.Client         // through Fairlead
+	kubectl kubectl.User         // through Fairlead
 }
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
@@ -43,13 +50,13 @@ func newWorld(t *testing.T, args ...string) *world {
 	t.Helper()
 	netns.Up(t)
 	dir := suite.Folder(t, "routes")
-	w := &world{dir: dir, kubectl: suite.Tool(t, "kubectl"), kubeconfig: filepath.Join(dir, "admin.kubeconfig"), policy: filepath.Join(dir, "policy.yaml")}
+	w := &world{dir: dir, policy: filepath.Join(dir, "policy.yaml")}
 	fairlead := suite.Build(t, dir, "cmd/kubectl-fairlead")
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: append(args, "--advertise-address="+here)})
 	w.core = must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
 	w.routes(t, external)
 	w.front = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: fairlead, Args: []string{"--policy=" + w.policy}}))(t)
-	must.Do(t, w.front.Endpoint.WriteKubeconfig(w.kubeconfig, w.Admin()))
+	w.kubectl = kubectl.As(t, w.front.Endpoint, w.Admin())
 	w.admin = suite.Client(t, w.front.Endpoint, w.Admin())
 	return w
 }
@@ -80,61 +87,89 @@ type server struct {
 // serve starts an extension server with a Service. Only with group-versions it gets APIServices.
 func (w *world) serve(t *testing.T, program string, b *cluster.Backend, more ...string) server {
 	t.Helper()
-	path := suite.Tool(t, program)
-	b.CAFile = w.PKI.Serving.CertFile
-	e, args, err := w.ExtensionArgs(b)
-	must.Do(t, err)
-	var env []string
-	ready := e.Serves("/readyz", w.Admin())
-	if b.Addresses != nil {
-		path, more = w.elsewhere(t, path), append(more, "--bind-address="+b.Addresses[0])
-		ready = cluster.Listens(fmt.Sprintf("%s:%d", b.Addresses[0], b.Port))
-	}
-	for i, a := range args {
-		if kubeconfig, ok := strings.CutPrefix(a, "--kubeconfig="); ok { // the custom-metrics library calls it so
-			args[i] = "--lister-kubeconfig=" + kubeconfig
-			env = environment(kubeconfig)
-		}
-	}
-	p := must.Get(w.Run(t.Context(), cluster.Command{
-		Name: b.Service, Path: path, Args: slices.Concat(args, more), Env: env, Ready: ready,
-	}))(t)
-	must.Do(t, w.Register(t.Context(), *b))
-	return server{p, b}
+	suite.Tool(t, program) // built before the time limit starts
+	return server{must.Get(w.StartExtension(t.Context(), program, b, more...))(t), b}
 }
 
 // Hosts of a network between this namespace and the namespace elsewhere.
 const here, there = "10.81.0.1", "10.81.0.2"
 
-// network makes the namespace elsewhere.
-func network(t *testing.T) {
-	t.Helper()
-	netns.Hide(t, "/run/netns")
-	for _, command := range []string{
-		"netns add elsewhere", "link add plane type veth peer name pods", "link set pods netns elsewhere", "addr add " + here + "/24 dev plane", "link set plane up",
-		"-n elsewhere link set lo up", "-n elsewhere addr add " + there + "/24 dev pods", "-n elsewhere link set pods up",
-	} {
-		netns.IP(t, command)
-	}
-}
-
-// elsewhere returns a script that runs a program in the namespace elsewhere.
-func (w *world) elsewhere(t *testing.T, path string) string {
-	t.Helper()
-	script := filepath.Join(w.dir, "elsewhere-"+filepath.Base(path))
-	must.Do(t, os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nexec ip netns exec elsewhere %s \"$@\"\n", path), 0o700))
-	return script
-}
-
 // run runs kubectl through Fairlead.
-func (w *world) run(t *testing.T, stdin string, words ...string) suite.Answer {
+func (w *world) run(t *testing.T, words ...string) suite.Answer {
 	t.Helper()
-	return suite.Run(t, exec.CommandContext(t.Context(), w.kubectl, append(words, "--kubeconfig="+w.kubeconfig)...), stdin)
+	return w.kubectl.Try(t, "", words...)
 }
 
-func (w *world) apply(t *testing.T, text string, words ...string) {
+// queues are what both metrics servers scale by.
+type queues struct{ orders, mails atomic.Int32 }
+
+// prometheus starts a Prometheus that reads the queues' lengths, and returns its URL.
+func (w *world) prometheus(t *testing.T, q *queues) (url string) {
 	t.Helper()
-	if a := w.run(t, text, append([]string{"apply", "--server-side", "-f"}, words...)...); a.Code != 0 {
-		t.Fatal(a.Errs)
+	shop := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(rw, "orders_waiting{namespace=\"shop\"} %d\nmails_waiting{namespace=\"shop\"} %d\n", q.orders.Load(), q.mails.Load())
+	}))
+	t.Cleanup(shop.Close)
+	file := filepath.Join(w.dir, "prometheus.yaml")
+	must.Do(t, os.WriteFile(file, fmt.Appendf(nil, "scrape_configs: [{job_name: shop, scrape_interval: 1s, honor_labels: true, static_configs: [{targets: [%q]}]}]", shop.Listener.Addr()), 0o600))
+	address := fmt.Sprint("127.0.0.1:", alone.Ports(t, 1)[0])
+	must.Get(w.Run(t.Context(), cluster.Command{
+		Name: "prometheus", Path: must.Get(exec.LookPath("prometheus"))(t),
+		Args:  []string{"--config.file=" + file, "--storage.tsdb.path=" + filepath.Join(w.dir, "prometheus"), "--web.listen-address=" + address},
+		Ready: cluster.Endpoint{URL: "http://" + address}.Serves("/-/ready", cluster.Credentials{}),
+	}))(t)
+	return "http://" + address
+}
+
+// adapter starts prometheus-adapter, the APIService's own backend.
+func (w *world) adapter(t *testing.T, prometheus string) server {
+	t.Helper()
+	rules := filepath.Join(w.dir, "adapter.yaml")
+	must.Do(t, os.WriteFile(rules, []byte(`
+externalRules:
+- seriesQuery: '{__name__="orders_waiting"}'
+  metricsQuery: sum(<<.Series>>{<<.LabelMatchers>>})
+  resources: {overrides: {namespace: {resource: namespace}}}
+`), 0o600))
+	return w.serve(t, "prometheus-adapter", &cluster.Backend{Namespace: "monitoring", Service: "prometheus-adapter", GroupVersions: []string{external}},
+		"--prometheus-url="+prometheus, "--config="+rules, "--metrics-relist-interval=1s", "--metrics-max-age=1m")
+}
+
+// keda starts KEDA's operator and its metrics server, which has a Service and no APIService.
+func (w *world) keda(t *testing.T) server {
+	t.Helper()
+	operator := suite.Tool(t, "keda-operator")
+	w.kubectl.Run(t, "apply", "--server-side", "-f", filepath.Join(source(t), "config/crd/bases"))
+	certs := filepath.Join(w.dir, "keda")
+	must.Do(t, os.Mkdir(certs, 0o700))
+	must.Get2(w.PKI.Serving.CA.Issue(pki.Leaf{CommonName: "keda", Names: []string{"127.0.0.1"}}).WriteFiles(certs, "tls"))(t)
+	suite.Put(t, filepath.Join(certs, "ca.crt"), w.PKI.Serving.CA.PEM())
+	kubeconfig := must.Get(w.Kubeconfig(w.Endpoint(), "keda-operator", cluster.Leaf{User: "keda-operator", Groups: []string{"system:masters"}}))(t)
+	ports := alone.Ports(t, 2)
+	metrics, health := fmt.Sprint("127.0.0.1:", ports[0]), fmt.Sprint("127.0.0.1:", ports[1])
+	for name, value := range map[string]string{"WATCH_NAMESPACE": "", "KEDA_CLUSTER_OBJECT_NAMESPACE": "keda", "POD_NAMESPACE": "keda"} {
+		t.Setenv(name, value) // which KEDA reads of it
 	}
+	must.Get(w.Run(t.Context(), cluster.Command{
+		Name: "keda-operator", Path: operator, Env: []string{"KUBECONFIG=" + kubeconfig},
+		Args:  []string{"--cert-dir=" + certs, "--metrics-bind-address=0", "--metrics-service-bind-address=" + metrics, "--health-probe-bind-address=" + health},
+		Ready: cluster.Endpoint{URL: "http://" + health}.Serves("/readyz", cluster.Credentials{}),
+	}))(t)
+	return w.serve(t, "keda-adapter", &cluster.Backend{Namespace: "keda", Service: "keda-metrics-apiserver"}, "--cert-dir="+certs, "--metrics-service-address="+metrics, "--port=0")
+}
+
+// source is the folder of KEDA's source.
+func source(t *testing.T) string {
+	t.Helper()
+	download := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", "github.com/kedacore/keda/v2")
+	download.Dir = "../../tools/keda"
+	var module struct{ Dir string }
+	must.Do(t, json.Unmarshal(must.Get(download.Output())(t), &module))
+	return module.Dir
+}
+
+// get returns the answer to a GET through Fairlead.
+func (w *world) get(t *testing.T, path string) ask.Reply {
+	t.Helper()
+	return must.Get(ask.Do(t.Context(), w.admin, http.MethodGet, w.front.Endpoint.URL+path, nil, ""))(t)
 }

@@ -4,22 +4,24 @@ package storm
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
@@ -56,15 +58,14 @@ func TestStorm(t *testing.T) {
 		return suite.Client(t, front.Endpoint, cluster.Credentials{Pair: pair})
 	}}
 	w.admin = suite.Client(t, front.Endpoint, c.Admin())
-	grant(t, core, "devs")
-	grant(t, core, "listers")
+	kubectl.As(t, c.Endpoint(), c.Admin()).Feed(t, objects, "apply", "-f", "-")
 
 	quiet := w.measure(t, "no lister", nil)
 	storm := w.measure(t, "a lister in system:masters", w.client("noisy", "system:masters"))
 	suite.Put(t, policy, set+rule)
 	ruled := w.measure(t, "the same, with the rule", w.client("noisy", "system:masters"))
 	suite.Put(t, policy, set+"rules: []\n")
-	limit(t, core)
+	kubectl.As(t, c.Endpoint(), c.Admin()).Feed(t, limited, "apply", "-f", "-")
 	fair := w.measure(t, "a lister without that group, with a priority level of its own", w.client("unfair", "listers"))
 	t.Logf("%d pods at %s, rounds of %s, kube-apiserver restarted before each:", pods, suite.Commit(t), length)
 	for _, f := range []figures{quiet, storm, ruled, fair} {
@@ -106,14 +107,7 @@ func (w *world) measure(t *testing.T, what string, lister *http.Client) (f figur
 	must.Do(t, server.Restart(t.Context())) // its memory begins anew
 	others := []*http.Client{w.client("jane", "devs"), w.client("joe", "devs")}
 	path := w.front.Endpoint.URL + "/api/v1/namespaces/default/configmaps/small"
-	suite.Eventually(t, time.Minute, "others are served", func() (bool, string) {
-		resp, err := others[0].Get(path)
-		if err != nil {
-			return false, err.Error()
-		}
-		defer resp.Body.Close()
-		return resp.StatusCode == http.StatusOK, resp.Status
-	})
+	must.Soon(t, time.Minute, "others are served", func() bool { return ask.Serves(t.Context(), others[0], path) == nil })
 	suite.Pause(t, 5*time.Second) // informers have caught up
 	f.what = what
 	load := (&volley.Load{Every: 20 * time.Millisecond, Clients: others, Make: func(int) (method, url, body string) { return http.MethodGet, path, "" }}).Start(t)
@@ -123,14 +117,10 @@ func (w *world) measure(t *testing.T, what string, lister *http.Client) (f figur
 		var lists, refused atomic.Int64
 		go w.name(t)
 		volley.Pace(ctx, time.Second, func(int) {
-			resp, err := lister.Get(w.front.Endpoint.URL + "/api/v1/pods")
-			if err != nil {
-				return
-			}
-			defer resp.Body.Close()
-			if _, err := io.Copy(io.Discard, resp.Body); err == nil && resp.StatusCode == http.StatusOK {
+			switch _, err := ask.Get(t.Context(), lister, w.front.Endpoint.URL+"/api/v1/pods"); {
+			case err == nil:
 				lists.Add(1)
-			} else if resp.StatusCode == http.StatusTooManyRequests {
+			case strings.HasPrefix(err.Error(), "429"):
 				refused.Add(1)
 			}
 		})
@@ -145,29 +135,54 @@ func (w *world) measure(t *testing.T, what string, lister *http.Client) (f figur
 		}
 	}
 	status := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", server.PID())))(t)
-	kib := must.Get(strconv.ParseInt(string(regexp.MustCompile(`VmHWM:\s+(\d+)`).FindSubmatch(status)[1]), 10, 64))(t)
-	f.memory = kib >> 10
+	_, peak, _ := strings.Cut(string(status), "VmHWM:")
+	must.Get(fmt.Sscan(peak, &f.memory))(t)
+	f.memory >>= 10 // of KiB
 	return f
 }
 
 // name looks for the lister among the busiest callers.
 func (w *world) name(t *testing.T) {
 	<-time.After(named)
-	resp, err := w.admin.Get(w.front.Endpoint.URL + "/fairlead/busiest?sort=bytes&limit=1")
-	if err != nil {
-		t.Error(err)
-		return
+	text, err := ask.Get(t.Context(), w.admin, w.front.Endpoint.URL+"/fairlead/busiest?sort=bytes&limit=1")
+	if err != nil || !strings.Contains(text, `"user"`) {
+		t.Errorf("%v %s", err, text)
 	}
-	defer resp.Body.Close()
-	var a struct {
-		Rows []struct {
-			User, Verb, Resource string
-			Requests, Out        int64
-		}
-	}
-	if err := json.NewDecoder(resp.Body).Decode(&a); err != nil || len(a.Rows) == 0 {
-		t.Error(err)
-		return
-	}
-	t.Logf("after %s the busiest by bytes: %+v", named, a.Rows[0])
+	t.Logf("after %s the busiest by bytes: %s", named, text)
 }
+
+// fill makes what is listed.
+func fill(t *testing.T, core kubernetes.Interface) {
+	t.Helper()
+	g, ctx := errgroup.WithContext(t.Context())
+	g.SetLimit(64)
+	for i := range pods {
+		g.Go(func() error {
+			p := &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%05d", i), Labels: map[string]string{"app": "filler"}, Annotations: map[string]string{"filler": strings.Repeat("x", 1000)}},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "example.com/image:v1"}}, SchedulerName: "nobody"},
+			}
+			_, err := core.CoreV1().Pods("default").Create(ctx, p, metav1.CreateOptions{})
+			return err
+		})
+	}
+	must.Do(t, g.Wait())
+}
+
+// objects let the groups devs and listers do everything, and limited gives listers the smallest priority level that
+// there is.
+const (
+	objects = `
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: all}, roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin},
+ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: devs}, {apiGroup: rbac.authorization.k8s.io, kind: Group, name: listers}]}
+---
+{apiVersion: v1, kind: ConfigMap, metadata: {namespace: default, name: small}}
+`
+	limited = `
+{apiVersion: flowcontrol.apiserver.k8s.io/v1, kind: PriorityLevelConfiguration, metadata: {name: listers},
+ spec: {type: Limited, limited: {nominalConcurrencyShares: 1, limitResponse: {type: Reject}}}}
+---
+{apiVersion: flowcontrol.apiserver.k8s.io/v1, kind: FlowSchema, metadata: {name: listers}, spec: {priorityLevelConfiguration: {name: listers}, matchingPrecedence: 2, rules: [
+ {subjects: [{kind: Group, group: {name: listers}}], resourceRules: [{verbs: ["*"], apiGroups: ["*"], resources: ["*"], clusterScope: true, namespaces: ["*"]}]}]}}
+`
+)
