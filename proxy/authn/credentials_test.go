@@ -101,20 +101,15 @@ func TestIssued(t *testing.T) {
 	}
 }
 
-// counted counts verifications.
-func counted(n *atomic.Int64, verify func([]*x509.Certificate) ([][]*x509.Certificate, error)) func([]*x509.Certificate) ([][]*x509.Certificate, error) {
-	return func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
-		n.Add(1)
-		return verify(peer)
-	}
-}
-
 // A connection is verified once, however many requests come together. A verification takes a turn
 // only if it must run, and releases it.
 func TestConnVerifiesOnce(t *testing.T) {
 	client, front := newAuthority("client-ca"), newAuthority("front-ca")
 	var clients, fronts, entered, left atomic.Int64
-	a := newAuthenticator(t, Config{VerifyClient: counted(&clients, client.verify()), VerifyFrontProxy: counted(&fronts, front.verify())})
+	counted := func(n *atomic.Int64, by *authority) func([]*x509.Certificate) ([][]*x509.Certificate, error) {
+		return func(peer []*x509.Certificate) ([][]*x509.Certificate, error) { n.Add(1); return by.verify()(peer) }
+	}
+	a := newAuthenticator(t, Config{VerifyClient: counted(&clients, client), VerifyFrontProxy: counted(&fronts, front)})
 	c := &Conn{Peer: client.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
 	busy := errors.New("busy")
 	if err := a.Verify(c, func() (func(), error) { return nil, busy }); !errors.Is(err, busy) {
@@ -211,12 +206,8 @@ func TestNoOpinion(t *testing.T) {
 	none := func([]*x509.Certificate) ([][]*x509.Certificate, error) { return nil, nil }
 	a := newAuthenticator(t, Config{VerifyClient: none, VerifyFrontProxy: none})
 	c := &Conn{Peer: ca.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
-	if got := read(a, c, head("x-remote-user", "root"), ""); got.Kind != KindNone {
-		t.Errorf("%+v", got)
-	}
-	if got := read(a, nil, nil, ""); got.Kind != KindNone {
-		t.Errorf("%+v", got)
-	}
+	check.Same(t, KindNone, read(a, c, head("x-remote-user", "root"), "").Kind, "kind of a certificate")
+	check.Same(t, KindNone, read(a, nil, nil, "").Kind, "kind of nothing")
 	if _, known := newAuthenticator(t, Config{}).Read(&Conn{Peer: c.Peer}, nil, ""); !known {
 		t.Error("a certificate is verified although there is no CA")
 	}
@@ -226,11 +217,10 @@ func TestNoOpinion(t *testing.T) {
 func TestConnRemembersTokens(t *testing.T) {
 	a, c := newAuthenticator(t, Config{}), &Conn{}
 	long := strings.Repeat("x", maxRemembered)
-	fields := []struct{ value, want string }{
+	for _, f := range []struct{ value, want string }{
 		{"Bearer alice", "alice"}, {"Bearer alice", "alice"}, {"Bearer bob", "bob"}, {"", ""}, {"Bearer alice", "alice"}, {"Bearer alic", "alic"},
 		{"Basic alice", ""}, {"Basic alice", ""}, {"Bearer " + long, long}, {"Bearer " + long, long}, {"bearer bob", "bob"},
-	}
-	for _, f := range fields {
+	} {
 		check.Same(t, f.want, read(a, c, head("authorization", f.value), "").Token.Secret(), "token of %.20q", f.value)
 		if l := c.last.Load(); len(l.value) > maxRemembered || l.value == "" {
 			t.Errorf("a value of %d bytes is remembered", len(l.value))

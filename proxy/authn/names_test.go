@@ -30,10 +30,9 @@ func TestTarget(t *testing.T) {
 	user1, group1 := []string{"X-Remote-User"}, []string{"X-Remote-Group"}
 	u := &identity{DefaultInfo: user.DefaultInfo{Name: "a", UID: "7", Groups: []string{"g"}, Extra: map[string][]string{"k": {"v"}}}}
 	for _, tt := range []struct {
-		name  string
-		names HeaderNames
-		want  string
-		err   string
+		name      string
+		names     HeaderNames
+		want, err string
 	}{
 		{name: "only user and group", names: HeaderNames{Username: user1, Group: group1}, want: "x-remote-user x-remote-group"},
 		{name: "another user, too", names: HeaderNames{Username: []string{"X-Other-User", "X-Remote-User"}, Group: group1}, want: "x-remote-user x-remote-group"},
@@ -46,33 +45,27 @@ func TestTarget(t *testing.T) {
 		{name: "empty prefix", names: HeaderNames{Username: user1, Group: group1, ExtraPrefix: []string{" "}}, err: "not a header field name"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			wrong := func(err error, want string) bool {
-				return (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want)
-			}
 			now, known := &tt.names, true
-			if _, err := New(Config{Target: func() (*HeaderNames, bool) { return now, known }}); wrong(err, tt.err) {
-				t.Fatalf("New: %v, want %q", err, tt.err)
-			}
+			_, err := New(Config{Target: func() (*HeaderNames, bool) { return now, known }})
+			check.Fault(t, tt.err, err, "New")
 			now, known = &HeaderNames{Username: user1, Group: group1}, false
 			a := newAuthenticator(t, Config{Target: func() (*HeaderNames, bool) { return now, known }})
-			if f, err := a.Assert(nil, u, PoolRemote); wrong(err, "not read yet") || len(f) > 0 {
-				t.Errorf("asserted %v, %v before the names are known", f, err)
-			}
+			fields, err := a.Assert(nil, u, PoolRemote)
+			check.Fault(t, "not read yet", err, "before the names are known")
+			check.Same(t, 0, len(fields), "fields before the names are known")
 			known = true
 			must.Get(a.Assert(nil, u, PoolRemote))(t)
 			if built := a.nameSet(); built != a.nameSet() {
 				t.Error("the names are read for each request")
 			}
 			now = &tt.names
-			fields, err := a.Assert(nil, u, PoolRemote)
-			if wrong(err, tt.err) {
-				t.Fatalf("Assert: %v, want %q", err, tt.err)
-			}
-			var names []string
+			fields, err = a.Assert(nil, u, PoolRemote)
+			check.Fault(t, tt.err, err, "Assert")
+			names := ""
 			for _, f := range fields {
-				names = append(names, f.Name)
+				names += " " + f.Name
 			}
-			check.Same(t, tt.want, strings.Join(names, " "), "names")
+			check.Same(t, tt.want, strings.TrimSpace(names), "names")
 			for _, name := range slices.Concat(tt.names.Username, tt.names.UID, tt.names.Group) {
 				if tt.err == "" && !a.Strip(name, PoolUnproven) {
 					t.Errorf("%s is not stripped", name)
@@ -300,12 +293,9 @@ func TestUsersRefused(t *testing.T) {
 		"extra":         &user.DefaultInfo{Name: "a", Extra: map[string][]string{"k": {"v\n"}}},
 		"ours":          &identity{DefaultInfo: user.DefaultInfo{Name: "a ", Groups: []string{"g"}}},
 	} {
-		for range 2 { // the second time cached
-			if got, err := a.Assert(dst, u, PoolRemote); err == nil || len(got) != 1 {
-				t.Errorf("%s: %v, %v", name, got, err)
-			}
-			if got, err := a.Assert(dst, u, PoolImpersonate); err == nil || len(got) != 1 {
-				t.Errorf("%s, impersonated: %v, %v", name, got, err)
+		for _, pool := range []Pool{PoolRemote, PoolRemote, PoolImpersonate, PoolImpersonate} { // the second time cached
+			if got, err := a.Assert(dst, u, pool); err == nil || len(got) != 1 {
+				t.Errorf("%s, pool %d: %v, %v", name, pool, got, err)
 			}
 		}
 	}

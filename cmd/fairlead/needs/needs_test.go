@@ -6,11 +6,11 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -28,29 +28,16 @@ import (
 // One list for all readers: a gate, a check that users notice and one that they do not.
 func TestChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex // guards gate and seen
-		var gate error
-		var seen answer.Check
-		become := func(g error, c answer.Check) {
-			mu.Lock()
-			defer mu.Unlock()
-			gate, seen = g, c
-		}
-		gated := func() error {
-			mu.Lock()
-			defer mu.Unlock()
-			return gate
-		}
-		look := func(time.Time) answer.Check {
-			mu.Lock()
-			defer mu.Unlock()
-			return seen
-		}
+		var gate atomic.Pointer[error]
+		var seen atomic.Pointer[answer.Check]
+		become := func(g error, c answer.Check) { gate.Store(&g); seen.Store(&c) }
+		become(nil, answer.Check{})
+		gated := func() error { return *gate.Load() }
 		metrics := prometheus.NewRegistry()
 		n := New(Config{
 			Checks: []Check{
 				{Name: "gate", Gate: func(*http.Request) error { return gated() }},
-				{Name: "seen", Look: look},
+				{Name: "seen", Look: func(time.Time) answer.Check { return *seen.Load() }},
 			},
 			Ready: func() bool { return gated() == nil }, Runbook: "https://runbook", Metrics: metrics,
 		})
@@ -71,17 +58,13 @@ func TestChecks(t *testing.T) {
 		defer stop()
 		synctest.Wait()
 		begun := time.Now()
-		if d := cmp.Diff([]answer.Check{{Name: "gate", Status: Passed, Since: begun}, {Name: "seen", Status: Passed, Since: begun}}, n.List()); d != "" {
-			t.Errorf("all pass: want (-), got (+):\n%s", d)
-		}
+		check.Same(t, []answer.Check{{Name: "gate", Status: Passed, Since: begun}, {Name: "seen", Status: Passed, Since: begun}}, n.List(), "all pass")
 		forbidden := answer.Check{Status: Failed, Message: "forbidden", Users: "Users get 503"}
 		become(nil, forbidden)
 		time.Sleep(3 * Pace)
 		synctest.Wait()
 		want := answer.Check{Name: "seen", Status: Failed, Since: begun.Add(Pace), Message: "forbidden", Users: "Users get 503", Runbook: "https://runbook"}
-		if d := cmp.Diff(want, n.List()[1]); d != "" {
-			t.Errorf("one fails: want (-), got (+):\n%s", d)
-		}
+		check.Same(t, want, n.List()[1], "one fails")
 		scrape("users notice", "1", "0", "1", "0")
 		if gates[0].Check(nil) != nil || others[0].Check(nil) == nil {
 			t.Error("the check that users notice ends readiness")
@@ -164,9 +147,7 @@ func TestRights(t *testing.T) {
 				"and bind ClusterRole system:fairlead to Fairlead's account",
 			Command: "kubectl describe clusterrole system:fairlead",
 		}
-		if d := cmp.Diff(want, r.Of("")); d != "" {
-			t.Errorf("want (-), got (+):\n%s", d)
-		}
+		check.Same(t, want, r.Of(""), "what is missing")
 		check.Same(t, "Fairlead may not list configmaps extension-apiserver-authentication in namespace kube-system (deploy/base/rbac.yaml:26)",
 			r.Of("extension-apiserver-authentication").Message, "the ConfigMap's")
 		s.deny(nil)
@@ -226,9 +207,7 @@ func TestNarrow(t *testing.T) {
 		r.last.Store(r.ask(t.Context()))
 		c := r.Of("")
 		check.Same(t, tt.status, c.Status, "%s: status", tt.name)
-		if !strings.Contains(c.Message, tt.message) {
-			t.Errorf("%s: message %q, want %q", tt.name, c.Message, tt.message)
-		}
+		check.Has(t, c.Message, tt.message)
 		check.Same(t, map[bool]string{true: users}[tt.status == Failed], c.Users, "%s: what users notice", tt.name)
 	}
 }
@@ -237,9 +216,7 @@ func TestNarrow(t *testing.T) {
 func TestOutcome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, fault := &Outcome{}, errors.New("forbidden")
-		if err := o.Err(time.Time{}); err != nil {
-			t.Errorf("none was seen: %v", err)
-		}
+		check.Fault(t, "", o.Err(time.Time{}), "none was seen")
 		o.Note(fault)
 		like := time.Now().Add(time.Second)
 		time.Sleep(fresh)

@@ -14,9 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -33,20 +33,16 @@ func TestTokenFile(t *testing.T) {
 		{"twice", "a,alice,1\na,bob,2\n", "line 2 has the token of another line"},
 		{"quotes", "\"s3cr3t,alice,1\n", "reading tokens"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			err := New(Config{}).TakeTokens([]byte(tc.text))
-			if (err == nil) != (tc.wrong == "") || err != nil && (!strings.Contains(err.Error(), tc.wrong) || strings.Contains(err.Error(), "s3cr3t")) {
-				t.Errorf("%v, want %q", err, tc.wrong)
-			}
-		})
+		err := New(Config{}).TakeTokens([]byte(tc.text))
+		check.Fault(t, tc.wrong, err, "%s", tc.name)
+		check.Same(t, false, strings.Contains(fmt.Sprint(err), "s3cr3t"), "%s: a token in the error", tc.name)
 	}
 }
 
 func TestTokensOfAFile(t *testing.T) {
 	k := New(Config{})
-	if _, ok, err := k.Review(t.Context(), "a"); ok || err != nil {
-		t.Errorf("accepted before there is a file: %v", err)
-	}
+	accepts := func(token string) bool { _, ok, _ := k.Review(t.Context(), token); return ok }
+	check.Same(t, false, accepts("a"), "accepted before there is a file")
 	take := func(text string) {
 		t.Helper()
 		before := k.Generation()
@@ -55,23 +51,14 @@ func TestTokensOfAFile(t *testing.T) {
 		}
 	}
 	take("a,alice,1,\"dev,ops\"\nb,bob,2\n")
-	r, ok, err := k.Review(t.Context(), "a")
-	if !ok || err != nil || r.User.GetName() != "alice" || r.User.GetUID() != "1" || !cmp.Equal(r.User.GetGroups(), []string{"dev", "ops"}) {
-		t.Errorf("%v %v %v", r, ok, err)
-	}
-	if _, ok, _ := k.Review(t.Context(), "A"); ok {
-		t.Error("another token is accepted")
-	}
+	r, _, err := k.Review(t.Context(), "a")
+	must.Do(t, err)
+	check.Same[user.Info](t, &user.DefaultInfo{Name: "alice", UID: "1", Groups: []string{"dev", "ops"}}, r.User, "the user")
+	check.Same(t, false, accepts("A"), "another token")
 	take("b,bob,2\n")
-	if _, ok, _ := k.Review(t.Context(), "a"); ok {
-		t.Error("a removed token is still accepted")
-	}
-	if err := k.TakeTokens([]byte("broken\n")); err == nil {
-		t.Error("an invalid file was accepted")
-	}
-	if _, ok, _ := k.Review(t.Context(), "b"); !ok {
-		t.Error("an invalid file replaced the last valid one")
-	}
+	check.Same(t, false, accepts("a"), "a removed token")
+	check.Fault(t, "line 1", k.TakeTokens([]byte("broken\n")), "an invalid file")
+	check.Same(t, true, accepts("b"), "the token of the last valid file")
 }
 
 // head begins a configuration, and is one without content.
@@ -93,26 +80,19 @@ func TestConfiguration(t *testing.T) {
 		{"unknown field", head + "jwts: []\n", `unknown field "jwts"`, ""},
 		{"plain http", head + `jwt: [{issuer: {url: "http://x", audiences: [a]}, ` + username + "}]\n", "URL scheme must be https", ""},
 		{"no audience", head + `jwt: [{issuer: {url: "https://x"}, ` + username + "}]\n", "jwt[0].issuer.audiences: Required value", ""},
-		{
-			"bad expression", head + `jwt: [{issuer: {url: "https://x", audiences: [a]}, claimMappings: {username: {expression: "claims."}}}]`,
-			"jwt[0].claimMappings.username.expression", "",
-		},
+		{"bad expression", head + `jwt: [{issuer: {url: "https://x", audiences: [a]}, claimMappings: {username: {expression: "claims."}}}]`, "jwt[0].claimMappings.username.expression", ""},
 		{"egress", head + `jwt: [{issuer: {url: "https://x", audiences: [a], egressSelectorType: cluster}, ` + username + "}]\n", "egressSelectorType", ""},
 		{"conditions without enabled", head + "anonymous: {enabled: false, conditions: [{path: /livez}]}\n", "enabled should be set to true", ""},
 		// It has no issuers while the local apiserver authenticates all tokens.
 		{"judged", head, "", "false false []"},
 		{"judged, with an issuer", good, "the local apiserver authenticates all tokens", ""},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			k := New(Config{Judged: strings.HasPrefix(tc.name, "judged")})
-			err := k.TakeConfig([]byte(tc.text))
-			if (err == nil) != (tc.wrong == "") || err != nil && !strings.Contains(err.Error(), tc.wrong) {
-				t.Errorf("%v, want %q", err, tc.wrong)
-			}
-			if configured, allowed, paths := k.Anonymous(); err == nil {
-				check.Same(t, tc.anonymous, fmt.Sprint(configured, allowed, paths), "about anonymous requests: configured, allowed, paths")
-			}
-		})
+		k := New(Config{Judged: strings.HasPrefix(tc.name, "judged")})
+		err := k.TakeConfig([]byte(tc.text))
+		check.Fault(t, tc.wrong, err, "%s", tc.name)
+		if configured, allowed, paths := k.Anonymous(); err == nil {
+			check.Same(t, tc.anonymous, fmt.Sprint(configured, allowed, paths), "%s: about anonymous requests: configured, allowed, paths", tc.name)
+		}
 	}
 }
 
@@ -150,9 +130,7 @@ func TestIssuer(t *testing.T) {
 	before := k.Generation()
 	must.Do(t, k.TakeConfig([]byte(i.Config("new:"))))
 	must.Soon(t, 30*time.Second, "replaced", func() bool { return strings.HasPrefix(known(good), "new:") })
-	if k.Generation() == before {
-		t.Error("the generation did not change with the configuration")
-	}
+	check.Same(t, false, k.Generation() == before, "the generation after another configuration")
 
 	// A configuration whose issuer does not answer is not activated. The next one is, without
 	// waiting for it. Meanwhile no token of either is the cluster's.
@@ -160,17 +138,11 @@ func TestIssuer(t *testing.T) {
 	text, waits := dead.Config("dead:"), dead.Token(t, nil)
 	dead.Close()
 	must.Do(t, k.TakeConfig([]byte(text)))
-	if got := known(good); !strings.HasPrefix(got, "new:") {
-		t.Errorf("an unreachable issuer replaced the former one: %q", got)
-	}
-	if !k.Issued(good) || !k.Issued(waits) {
-		t.Errorf("while a configuration waits: of the former issuer %t, of the new one %t", k.Issued(good), k.Issued(waits))
-	}
+	check.Same(t, "new:jane readers", known(good), "the former issuer's user, while the next one is unreachable")
+	check.Same(t, [2]bool{true, true}, [2]bool{k.Issued(good), k.Issued(waits)}, "while a configuration waits: of the former issuer, of the new one")
 	must.Do(t, k.TakeConfig([]byte(other.Config(""))))
 	must.Soon(t, 30*time.Second, "the other issuer's", func() bool { return known(other.Token(t, nil)) != "" && known(good) == "" })
-	if k.Issued(good) || k.Issued(waits) {
-		t.Error("removed issuers are still known")
-	}
+	check.Same(t, [2]bool{}, [2]bool{k.Issued(good), k.Issued(waits)}, "issuers that were removed")
 }
 
 // jwt makes a token that is valid enough for Issued.
@@ -183,9 +155,7 @@ func jwt(payload string) string {
 func TestIssued(t *testing.T) {
 	i := issuer.Start(t)
 	k := New(Config{})
-	if k.Issued(i.Token(t, nil)) {
-		t.Error("an issuer is known without a configuration")
-	}
+	check.Same(t, false, k.Issued(i.Token(t, nil)), "an issuer without a configuration")
 	before := k.Generation()
 	if err := k.TakeConfig([]byte(i.Config("oidc:"))); err != nil || k.Generation() == before {
 		t.Fatalf("%v, generation %d", err, k.Generation())
@@ -224,9 +194,7 @@ func TestIssued(t *testing.T) {
 	must.Do(t, k.TakeConfig([]byte(strings.ReplaceAll(i.Config(""), i.URL, google))))
 	check.Same(t, true, k.Issued(jwt(`{"iss":"accounts.google.com"}`)), "of Google")
 	must.Do(t, k.TakeConfig([]byte(head)))
-	if k.Issued(i.Token(t, nil)) {
-		t.Error("a removed issuer is still known")
-	}
+	check.Same(t, false, k.Issued(i.Token(t, nil)), "a removed issuer")
 }
 
 // lines receives the lines of a log.
@@ -256,9 +224,7 @@ func TestLateIssuer(t *testing.T) {
 	take := func(text string) { must.Do(t, k.TakeConfig([]byte(text))) }
 	want := func(message string) {
 		t.Helper()
-		if line := <-log; !strings.Contains(line, `msg="authentication configuration `+message) {
-			t.Fatalf("logged: %s", line)
-		}
+		check.Has(t, <-log, `msg="authentication configuration `+message)
 	}
 	take(first.Config(""))
 	must.Run(t, k.Run)
@@ -318,7 +284,6 @@ func TestKeysAreMissing(t *testing.T) {
 	dead.Close()
 	k := New(Config{})
 	must.Do(t, errors.Join(k.TakeConfig([]byte(text)), k.replace(t.Context())))
-	if r, ok, err := k.Review(t.Context(), token); ok || err == nil {
-		t.Errorf("%v, %v, want an error", r, ok)
-	}
+	_, _, err := k.Review(t.Context(), token)
+	check.Fault(t, "oidc", err, "a review without keys")
 }
