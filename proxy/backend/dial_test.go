@@ -11,10 +11,11 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -100,7 +101,7 @@ func TestNoTrust(t *testing.T) {
 	}
 }
 
-// The engine learns which backends speak HTTP/2, and wraps each connection once.
+// The engine learns which backends speak HTTP/2, over one connection for all who ask, and wraps each connection once.
 func TestFrames(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {
 		f := newFixture(t, func(cfg *Config) {
@@ -111,36 +112,29 @@ func TestFrames(t *testing.T) {
 			}
 		})
 		s := f.serve(place1, proto, nil)
-		f.backend.PingTimeout = 3 * time.Second
 		u := f.Upstream(f.set(healthy(place1)))
-		if u.HTTP2() || u.pingTimeout() != 3*time.Second {
-			t.Errorf("before the first connection: HTTP/2 %v, ping %v", u.HTTP2(), u.pingTimeout())
-		}
-		var asking sync.WaitGroup
+		check.Same(t, false, u.HTTP2(), "HTTP/2 before the first connection")
+		var asking errgroup.Group
 		for range 10 {
-			asking.Go(func() {
-				if err := u.Learn(t.Context(), 0); err != nil {
-					t.Error(err)
-				}
-			})
+			asking.Go(func() error { return u.Learn(t.Context(), 0) })
 		}
-		asking.Wait()
+		must.Do(t, asking.Wait())
 		check.Same(t, 1, s.conns.Load(), "connections of ten concurrent calls")
 		check.Same(t, proto == protoH2, u.HTTP2(), "HTTP/2")
 		u.noteProtocol("h2") // as for another endpoint with HTTP/2
 		wraps := 0
-		c, err := u.at(place1).dialH2(t.Context(), dialing{drain: func() {}, cut: func(*Conn) {}, wrap: func(c net.Conn) net.Conn {
+		wrap := func(c net.Conn) net.Conn {
 			wraps++
 			return c
-		}})
-		if wraps != 1 || (err == nil) != (proto == protoH2) || u.HTTP2() != (proto == protoH2) {
-			t.Errorf("wrapped %d times, HTTP/2 is %v, got %v", wraps, u.HTTP2(), err)
 		}
+		c, err := u.at(place1).dialH2(t.Context(), dialing{drain: func() {}, cut: func(*Conn) {}, wrap: wrap})
 		if err == nil {
 			_ = c.Close()
-		} else if reasonOf(err) != engine.ReasonDial {
-			t.Errorf("without HTTP/2: %v, want it undialled", err)
 		}
+		want := map[string]engine.Reason{protoH1: engine.ReasonDial, protoH2: engine.ReasonNone}[proto]
+		check.Same(t, want, reasonOf(err), "why it fails")
+		check.Same(t, 1, wraps, "times that it was wrapped")
+		check.Same(t, proto == protoH2, u.HTTP2(), "HTTP/2 after another dial")
 	})
 }
 
@@ -149,56 +143,46 @@ func TestHandshakeClasses(t *testing.T) {
 	n := newNetwork(t)
 	well := n.kernel(nil)
 	n.silent(place1, true)
+	type dial = func(ctx context.Context, network, address string) (net.Conn, error)
+	says := func(text string) dial {
+		return func(context.Context, string, string) (net.Conn, error) { return answers(text), nil }
+	}
+	hangs := func(ctx context.Context, network, _ string) (net.Conn, error) { return n.dial(ctx, network, place1) }
 	for _, tt := range []struct {
-		want     string
-		protocol string
-		change   func(*tls.Config)
+		want, protocol string
+		change         func(*tls.Config)
+		dial           dial // nil: to a good server
+		patience       time.Duration
 	}{
-		{"unknown_authority", protoH1, func(c *tls.Config) { c.RootCAs = x509.NewCertPool() }},
-		{"hostname", protoH1, func(c *tls.Config) { c.ServerName = "other.example.org" }},
-		{"expired", protoH1, func(c *tls.Config) { c.Time = func() time.Time { return time.Now().AddDate(200, 0, 0) } }},
-		{"alert", "spdy/3", nil},
-		{"not_tls", protoH1, nil},
-		{"closed", protoH1, nil},
-		{"timeout", protoH1, nil},
+		{want: "unknown_authority", change: func(c *tls.Config) { c.RootCAs = x509.NewCertPool() }},
+		{want: "hostname", change: func(c *tls.Config) { c.ServerName = "other.example.org" }},
+		{want: "expired", change: func(c *tls.Config) { c.Time = func() time.Time { return time.Now().AddDate(200, 0, 0) } }},
+		{want: "alert", protocol: "spdy/3"},
+		{want: "not_tls", dial: says(notTLS)},
+		{want: "closed", dial: says("")},
+		{want: "timeout", dial: hangs, patience: 10 * time.Millisecond},
 	} {
 		t.Run(tt.want, func(t *testing.T) {
-			patience := time.Hour
-			if tt.want == "timeout" {
-				patience = 10 * time.Millisecond
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), cmp.Or(tt.patience, time.Hour))
 			defer cancel()
 			o := newShared(nil)
 			defer o.stop()
-			u := newUpstream("test", o, target{
-				tls: func() (*tls.Config, error) {
-					c, err := n.trust()
-					if tt.change != nil {
-						tt.change(c)
-					}
-					return c, err
-				},
-				dial: func(ctx context.Context, network, address string) (net.Conn, error) {
-					switch tt.want {
-					case "not_tls":
-						return answers(notTLS), nil
-					case "closed":
-						return answers(""), nil
-					case "timeout":
-						return n.dial(ctx, network, place1)
-					}
-					return new(net.Dialer).DialContext(ctx, network, address)
-				},
-				signal: func(string, error) {},
-			})
-			if _, err := u.dialOwned(ctx, newEndpoint(u, well), dialing{protocols: []string{tt.protocol}}); err == nil {
+			to := target{dial: new(net.Dialer).DialContext, signal: func(string, error) {}, tls: func() (*tls.Config, error) {
+				c, err := n.trust()
+				if tt.change != nil {
+					tt.change(c)
+				}
+				return c, err
+			}}
+			if tt.dial != nil {
+				to.dial = tt.dial
+			}
+			u := newUpstream("test", o, to)
+			if _, err := u.dialOwned(ctx, newEndpoint(u, well), dialing{protocols: []string{cmp.Or(tt.protocol, protoH1)}}); err == nil {
 				t.Fatal("the handshake succeeded")
 			}
 			for i := range u.meter.handshakes {
-				if n := u.meter.handshakes[i].Load(); (n == 1) != (handshakeClass(i) == tt.want) {
-					t.Errorf("%s: counted %d", handshakeClass(i), n)
-				}
+				check.Same(t, handshakeClass(i) == tt.want, u.meter.handshakes[i].Load() == 1, "%s is counted", handshakeClass(i))
 			}
 		})
 	}

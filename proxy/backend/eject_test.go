@@ -64,51 +64,28 @@ func TestEjected(t *testing.T) {
 	}
 }
 
-// A watch over HTTP/1.1 has no sign of life but the verdict on its endpoint: it ends, so that its
-// client goes on at another one. It stays if all are unhealthy.
-func TestEjectedWatch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, nil)
-		end := make(chan struct{})
-		f.serve(place1, protoH1, func(w http.ResponseWriter, _ *http.Request) {
-			_, _ = io.WriteString(w, "event\n")
-			_ = http.NewResponseController(w).Flush()
-			<-end // frozen
-		})
-		f.serve(place2, protoH1, nil)
-		unhealthy := registry.Endpoint{Address: place1, Health: registry.Unhealthy}
-		res := must.Get(f.RoundTrip(f.set(healthy(place1)), newRequest(t, http.MethodGet, ""), true))(t)
-		f.set(unhealthy)
-		start := time.Now()
-		time.AfterFunc(time.Minute, func() { f.set(unhealthy, healthy(place2)) })
-		got, err := io.ReadAll(res.Body)
-		if string(got) != "event\n" || !errors.Is(err, net.ErrClosed) || time.Since(start) != time.Minute {
-			t.Errorf("%q and %v after %v, want net.ErrClosed when another endpoint is healthy", got, err, time.Since(start))
-		}
-		check.Same(t, 0, f.signals.count(place1), "hints to health")
-		must.Do(t, res.Body.Close())
-		close(end)
-	})
-}
-
-// Without another endpoint, a watch over HTTP/1.1 ends when its endpoint is hung and it was quiet
-// for a while: not if the endpoint is only unhealthy, runs again, or still sends something.
+// A watch over HTTP/1.1 has no sign of life but the verdict on its endpoint. It ends when another endpoint is healthy,
+// so that its client goes on there. Without another one it ends when its endpoint is hung and it was quiet for a while:
+// not if the endpoint is only unhealthy, runs again, or still sends something.
 func TestHungWatch(t *testing.T) {
-	bad, hung := registry.Endpoint{Address: place1, Health: registry.Unhealthy}, registry.Endpoint{Address: place1, Health: registry.Unhealthy, Hung: true}
+	well, bad := healthy(place1), registry.Endpoint{Address: place1, Health: registry.Unhealthy}
+	hung, other := registry.Endpoint{Address: place1, Health: registry.Unhealthy, Hung: true}, healthy(place2)
+	type table []registry.Endpoint
 	const quiet, ever = 10 * time.Second, time.Hour
 	for _, tt := range []struct {
 		name  string
-		later []registry.Endpoint // one each 9 s
-		sends time.Duration       // how long an event comes each second
-		want  time.Duration       // zero means that it stays
+		later []table       // one each 9 s
+		sends time.Duration // how long an event comes each second
+		want  time.Duration // zero means that it stays
 	}{
-		{"hung", []registry.Endpoint{hung}, 0, quiet},
-		{"hung later", []registry.Endpoint{bad, hung}, 0, quiet},
-		{"hung late", []registry.Endpoint{bad, bad, hung}, 0, 2 * quiet},
-		{"hung, and sends", []registry.Endpoint{hung}, time.Minute + time.Second/2, time.Minute + quiet},
-		{"unhealthy", []registry.Endpoint{bad}, 0, 0},
-		{"hung for a moment", []registry.Endpoint{hung, bad}, 0, 0},
-		{"hung for a moment, twice", []registry.Endpoint{hung, healthy(place1), hung}, 0, 2 * quiet},
+		{"another one is healthy later", []table{{bad}, {bad, other}}, 0, 9 * time.Second},
+		{"hung", []table{{hung}}, 0, quiet},
+		{"hung later", []table{{bad}, {hung}}, 0, quiet},
+		{"hung late", []table{{bad}, {bad}, {hung}}, 0, 2 * quiet},
+		{"hung, and sends", []table{{hung}}, time.Minute + time.Second/2, time.Minute + quiet},
+		{"unhealthy", []table{{bad}}, 0, 0},
+		{"hung for a moment", []table{{hung}, {bad}}, 0, 0},
+		{"hung for a moment, twice", []table{{hung}, {well}, {hung}}, 0, 2 * quiet},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -121,10 +98,10 @@ func TestHungWatch(t *testing.T) {
 					}
 					<-end
 				})
-				res := must.Get(f.RoundTrip(f.set(healthy(place1)), newRequest(t, http.MethodGet, ""), true))(t)
+				res := must.Get(f.RoundTrip(f.set(well), newRequest(t, http.MethodGet, ""), true))(t)
 				go func() {
-					for _, e := range tt.later {
-						f.set(e)
+					for _, endpoints := range tt.later {
+						f.set(endpoints...)
 						time.Sleep(9 * time.Second)
 					}
 				}()
@@ -136,6 +113,7 @@ func TestHungWatch(t *testing.T) {
 				case tt.want > 0 && (took != tt.want || !errors.Is(err, net.ErrClosed)):
 					t.Errorf("ended after %v with %v, want net.ErrClosed after %v", took, err, tt.want)
 				}
+				check.Same(t, 0, f.signals.count(place1), "hints to health")
 				must.Do(t, res.Body.Close())
 				time.Sleep(ever)
 			})

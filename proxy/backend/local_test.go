@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -192,32 +191,28 @@ func TestLocalReport(t *testing.T) {
 	const one, other = place1, place2
 	l := newLocal(t, newNetwork(t), nil, one, other)
 	for _, step := range []struct {
-		address   string
-		health    registry.Health
-		message   string
+		registry.Endpoint
 		preferred []string
 		ready     bool
 	}{
-		{one, registry.Healthy, "", []string{one}, true},
-		{other, registry.Healthy, "", []string{one, other}, true},
-		{one, registry.Unhealthy, "[-]shutdown failed", []string{other}, true},
-		{other, registry.Unhealthy, "connection refused", []string{one, other}, false}, // never none
-		{one, registry.Healthy, "", []string{one}, true},
+		{registry.Endpoint{Address: one, Health: registry.Healthy}, []string{one}, true},
+		{registry.Endpoint{Address: other, Health: registry.Healthy}, []string{one, other}, true},
+		{registry.Endpoint{Address: one, Health: registry.Unhealthy, Message: "[-]shutdown failed"}, []string{other}, true},
+		// Never none.
+		{registry.Endpoint{Address: other, Health: registry.Unhealthy, Message: "connection refused"}, []string{one, other}, false},
+		{registry.Endpoint{Address: one, Health: registry.Healthy}, []string{one}, true},
 	} {
-		l.Report(registry.Report{Endpoint: registry.Endpoint{Address: step.address, Health: step.health, Message: step.message}})
-		var preferred []string
+		l.Report(registry.Report{Endpoint: step.Endpoint})
+		preferred := map[string]int{}
 		for _, e := range l.Upstream(PoolProven).view.Load().preferred {
-			preferred = append(preferred, e.address)
+			preferred[e.address]++
 		}
-		slices.Sort(preferred)
-		if !slices.Equal(preferred, step.preferred) || (l.Ready() == nil) != step.ready {
-			t.Errorf("%s %d: preferred %v, ready: %v", step.address, step.health, preferred, l.Ready())
-		}
-		for _, e := range l.servers.Load().list {
-			if e.Address == step.address && (e.Health != step.health || e.Message != step.message || e.Since.IsZero()) {
-				t.Errorf("after %+v: %+v", step, e)
-			}
-		}
+		check.Same(t, count(step.preferred), preferred, "preferred after %+v", step)
+		check.Same(t, step.ready, l.Ready() == nil, "ready after %+v", step)
+		is := l.servers.Load().find(step.Address).is
+		check.Same(t, false, is.Since.IsZero(), "it is known since when %+v", is)
+		is.Since = time.Time{}
+		check.Same(t, step.Endpoint, is, "the server's state")
 	}
 }
 

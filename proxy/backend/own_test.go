@@ -1,7 +1,6 @@
 package backend
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -135,20 +134,9 @@ func TestOwnBesideOthers(t *testing.T) {
 func TestOwnIsUsable(t *testing.T) {
 	a := newAudience(t, 1, three...)
 	own := a.at()[0]
-	var of *endpoint
-	lists := map[string][]registry.Endpoint{}
-	for _, e := range three {
-		slow, ill := e, e
-		if e.Address == own {
-			slow.Slow, ill.Health = true, registry.Unhealthy
-		}
-		lists["slow"], lists["unhealthy"] = append(lists["slow"], slow), append(lists["unhealthy"], ill)
-	}
-	for _, e := range a.u.snapshot() {
-		if e.address == own {
-			of = e
-		}
-	}
+	of, slow, ill := a.u.at(own), slices.Clone(three), slices.Clone(three)
+	i := slices.IndexFunc(three, func(e registry.Endpoint) bool { return e.Address == own })
+	slow[i].Slow, ill[i].Health = true, registry.Unhealthy
 	next := func(is string) {
 		t.Helper()
 		got := count(slices.Concat(a.at(), a.at(), a.at(), a.at()))
@@ -168,15 +156,13 @@ func TestOwnIsUsable(t *testing.T) {
 		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Healthy}})
 		check.Same(t, []string{own}, a.at(), "endpoint when a probe has passed")
 	}
-	if l, _ := a.u.Plan(false, a.stays[0]).Forward.Pick(a.stays[0], []*engine.Endpoint{of.forEngine()}).Value.(*endpoint); l == of {
-		t.Error("a retry goes to the same endpoint")
-	} else {
-		l.release()
-	}
+	retry := a.u.pick(a.stays[0], []*engine.Endpoint{of.forEngine()})
+	check.Same(t, false, retry.Name == own, "a retry goes to the same endpoint")
+	retry.Release()
 	check.Same(t, false, a.u.Plan(false, a.stays[0]).Stays, "a retry stays")
-	a.set(lists["unhealthy"]...)
+	a.set(ill...)
 	next("unhealthy")
-	a.set(lists["slow"]...)
+	a.set(slow...)
 	got := 0
 	for range 10 * slowEvery {
 		got += count(a.at())[own]
@@ -184,30 +170,7 @@ func TestOwnIsUsable(t *testing.T) {
 	check.Same(t, 10, got, "requests to its slow endpoint, to notice that it has recovered")
 	a.set(three...)
 	for _, e := range a.u.snapshot() {
-		e.suspicion.doubted.Store(time.Now().Add(time.Hour).UnixNano())
+		e.lost()
 	}
-	if a.at()[0] == "" {
-		t.Error("with all suspect, there is no endpoint")
-	}
-}
-
-// BenchmarkPick is the choice of an endpoint, spread and for a client connection.
-func BenchmarkPick(b *testing.B) {
-	for _, n := range []int{3, 10, maxOrdered} {
-		f := newFixture(b, nil)
-		var list []registry.Endpoint
-		for i := range n {
-			list = append(list, healthy(fmt.Sprintf("10.0.0.%d:443", i)))
-		}
-		u := f.Upstream(f.set(list...))
-		for name, by := range map[string]*Stay{"spread": nil, "own": (*Local)(nil).Stay(b.Context())} {
-			b.Run(fmt.Sprint(name, "/", n), func(b *testing.B) {
-				b.ReportAllocs()
-				for b.Loop() {
-					l := u.take(by)
-					l.release()
-				}
-			})
-		}
-	}
+	check.Same(t, 1, len(a.at()), "endpoints with all suspect")
 }

@@ -2,8 +2,11 @@ package backend
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,6 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 )
 
 const place3 = "10.0.0.3:443"
@@ -24,6 +29,9 @@ type crowd struct {
 	l     *Local
 	stays []*Stay
 	leave []context.CancelFunc
+
+	mu      sync.Mutex // guards running
+	running []string   // for which Each runs
 }
 
 func newCrowd(t *testing.T, n int, change func(*LocalConfig)) *crowd {
@@ -128,237 +136,137 @@ func stays(t *testing.T) {
 	}
 }
 
-// What not all servers have goes to one of those that is usable, though the others have no clients.
-func TestForUsable(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t, 9, nil)
-		c.report(registry.Unhealthy, place1, place3)
-		c.at() // all move
-		what := schema.GroupVersionResource{Group: "example.com", Version: "v1"}
-		for _, have := range [][]string{{place1, place2}, {place2, place3}} {
-			c.l.Only("discovery", []string{place1, place2, place3}, map[schema.GroupVersionResource][]string{what: have})
-			check.Same(t, place2+" (not all of them serve it)", c.l.Which(nil, what), "where it goes")
-		}
+// The stories of client connections and the local apiservers 1, 2, …, in which a list is 1,2:
+//
+//	world <n> [first]                     n connections, and the servers 1,2,3, which are healthy
+//	healthy, unhealthy, lost <servers>    are reported; lost: a connection to them is
+//	follow <servers>                      those that are named
+//	only <document> <servers> [<what>=<servers>…]   see Only; a what is <group>/<version>/<resource>
+//	pass <duration>
+//	come                                  all connections end, and come anew
+//	at <servers>                          requests of all connections go there, to each some
+//	has <servers>                         they go to no others; and at <servers> once all come anew
+//	retry <server>                        a request that the first connection's server has reset goes there
+//	goes <what> <server>                  a request of the first connection
+//	which <what> <server>                 the same, as Which says
+//	each <servers>                        for which Each runs
+//	is <what>=<value>…                    see value
+func TestStories(t *testing.T) {
+	story.Tell(t, func(t *testing.T, script *story.Story) {
+		synctest.Test(t, func(t *testing.T) {
+			var c *crowd
+			for at, words := range script.Steps() {
+				if c == nil || words[0] == "world" {
+					c = newCrowd(t, must.Get(strconv.Atoi(words[1]))(t), func(cfg *LocalConfig) { cfg.First = len(words) > 2 })
+					c.runEach()
+				} else {
+					c.step(at, words[0], append(words[1:], "", ""))
+				}
+			}
+		})
 	})
 }
 
-// A connection leaves a server that has lost a connection, and with what a server has not
-// processed; what it has processed is retried there. It leaves for no server that is no better.
-func TestStayLeaves(t *testing.T) { synctest.Test(t, leaves) }
-
-func leaves(t *testing.T) {
-	c := newCrowd(t, 1, func(cfg *LocalConfig) { cfg.First = true })
-	at := func(want string) {
-		t.Helper()
-		check.Same(t, []string{want}, c.at(), "the connection's server")
-	}
-	at(place1)
-	u := c.l.Upstream(PoolProven)
-	retry := func() { // as the engine does
-		p := u.Plan(false, c.stays[0])
-		check.Same(t, true, p.Stays, "it retries what was processed there")
-		l, _ := p.Forward.Pick(p.Client, []*engine.Endpoint{p.Forward.Pick(p.Client, nil)}).Value.(*endpoint)
-		l.release()
-	}
-	retry()
-	at(place2)
-	c.l.signal(place2, errLost)
-	at(place1)
-	c.report(registry.Unhealthy, place2, place3)
-	c.l.signal(place1, errLost)
-	at(place1)
-	c.report(registry.Unhealthy, place1)
-	at(place1)
-	c.report(registry.Healthy, place3)
-	at(place3)
-	c.report(registry.Healthy, place1, place2)
-	at(place3)
-	all := []string{place1, place2, place3}
-	things := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "things"}
-	goes := func(want string, what schema.GroupVersionResource) {
-		t.Helper()
-		s := c.l.For(c.stays[0], what)
-		l := u.take(s)
-		l.release()
-		check.Same(t, want, l.address, "where %v goes", what)
-	}
-	check.Same(t, true, c.l.Alike(), "all servers are alike")
-	c.l.Only("discovery", all, map[schema.GroupVersionResource][]string{things: {place1, place2}, things.GroupVersion().WithResource(""): {place1}})
-	c.l.Only("OpenAPI", all, map[schema.GroupVersionResource][]string{{Resource: "/path"}: {place3, place2}})
-	check.Same(t, false, c.l.Alike(), "all servers are alike")
-	goes(place1, things)
-	goes(place1, things.GroupVersion().WithResource("others"))
-	goes(place3, schema.GroupVersionResource{Resource: "/path"})
-	goes(place3, schema.GroupVersionResource{Version: "v1", Resource: "pods"})
-	c.report(registry.Unhealthy, place1)
-	goes(place2, things)
-	goes(place1, things.GroupVersion().WithResource("others")) // it fails there: 404 elsewhere would be wrong
-	c.report(registry.Healthy, place1)
-	at(place3)
-	c.come(0)
-	at(place1)
-	if !slices.Equal(newCrowd(t, 9, func(cfg *LocalConfig) { cfg.First = true }).at(), slices.Repeat(all[:1], 9)) {
-		t.Error("with First, not all are at the first server")
-	}
-}
-
-// A server that is found gets clients once every document knows it, one that is named no longer
-// loses them, but keeps what only it serves, and is forgotten after a quarter of an hour.
-func TestFollow(t *testing.T) { synctest.Test(t, follows) }
-
-func follows(t *testing.T) {
-	c := newCrowd(t, 30, nil)
-	const fresh = "10.0.0.4:443"
-	what := schema.GroupVersionResource{Group: "example.com", Version: "v1"}
-	var mu sync.Mutex
-	running := map[string]int{}
-	ended := make(chan error, 1)
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		ended <- c.l.Each(ctx, func(ctx context.Context, address string) {
-			add := func(n int) { mu.Lock(); defer mu.Unlock(); running[address] += n }
-			add(1)
-			<-ctx.Done()
-			add(-1)
-		})
-	}()
-	want := func(when string, has map[string]bool, each ...string) {
-		t.Helper()
-		for range 2 { // the second time all stay
-			for a, n := range count(c.at()) {
-				if !has[a] {
-					t.Errorf("%s: %s has %d clients", when, a, n)
-				}
+func (c *crowd) step(at, step string, words []string) {
+	switch servers := placesOf(words[0]); step {
+	case "healthy":
+		c.report(registry.Healthy, servers...)
+	case "unhealthy":
+		c.report(registry.Unhealthy, servers...)
+	case "lost":
+		c.l.signal(servers[0], errLost)
+	case "follow":
+		c.l.Follow(servers)
+	case "only":
+		by := map[schema.GroupVersionResource][]string{}
+		for _, w := range words[2:] {
+			if what, have, ok := strings.Cut(w, "="); ok {
+				by[whatOf(what)] = placesOf(have)
 			}
 		}
+		c.l.Only(words[0], placesOf(words[1]), by)
+	case "pass":
+		time.Sleep(must.Get(time.ParseDuration(words[0]))(c.t))
+	case "at":
+		check.Same(c.t, servers, slices.Sorted(maps.Keys(count(c.at()))), "%s: where they go", at)
+	case "has":
+		for range 2 { // the second time all stay
+			for a, n := range count(c.at()) {
+				check.Same(c.t, true, slices.Contains(servers, a), "%s: %s may have %d clients", at, a, n)
+			}
+		}
+		c.step(at, "come", words)
+		c.step(at, "at", words)
+	case "come":
 		for i := range c.stays {
 			c.come(i)
 		}
-		for a := range has {
-			if n := count(c.at())[a]; n == 0 {
-				t.Errorf("%s: %s has no clients", when, a)
-			}
-		}
+	case "retry": // as the engine does
+		p := c.l.Upstream(PoolProven).Plan(false, c.stays[0])
+		check.Same(c.t, true, p.Stays, "%s: it retries there what was processed", at)
+		l, _ := p.Forward.Pick(p.Client, []*engine.Endpoint{p.Forward.Pick(p.Client, nil)}).Value.(*endpoint)
+		l.release()
+		check.Same(c.t, servers[0], l.address, "%s: where it is retried", at)
+	case "goes":
+		l := c.l.Upstream(PoolProven).take(c.l.For(c.stays[0], whatOf(words[0])))
+		l.release()
+		check.Same(c.t, placesOf(words[1])[0], l.address, "%s: where it goes", at)
+	case "which":
+		check.Same(c.t, placesOf(words[1])[0]+" (not all of them serve it)", c.l.Which(nil, whatOf(words[0])), "%s: where it goes", at)
+	case "each":
 		synctest.Wait()
-		mu.Lock()
-		defer mu.Unlock()
-		got := map[string]int{}
-		for _, a := range each {
-			got[a] = 1
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		check.Same(c.t, servers, slices.Sorted(slices.Values(c.running)), "%s: runs for", at)
+	case "is":
+		for _, w := range words[:len(words)-2] {
+			what, want, _ := strings.Cut(w, "=")
+			check.Same(c.t, want, fmt.Sprint(c.value(what)), "%s: %s", at, what)
 		}
-		for a, n := range running {
-			if n != got[a] {
-				t.Errorf("%s: %d goroutines for %s", when, n, a)
-			}
-		}
+	default:
+		c.t.Fatalf("%s: unknown step", at)
 	}
-	for _, document := range []string{"discovery", "OpenAPI"} {
-		c.l.Only(document, []string{place1, place2, place3}, nil)
-	}
-	want("at first", map[string]bool{place1: true, place2: true, place3: true}, place1, place2, place3)
-	c.l.Follow([]string{place2, place3, fresh})
-	c.report(registry.Healthy, fresh)
-	want("named", map[string]bool{place2: true, place3: true}, place1, place2, place3, fresh)
-	all := []string{place1, place2, place3, fresh}
-	c.l.Only("discovery", all, map[schema.GroupVersionResource][]string{what: {place1}})
-	want("known to one document", map[string]bool{place2: true, place3: true}, all...)
-	check.Same(t, place1+" (not all of them serve it)", c.l.Which(c.stays[0], what), "where it goes that only one serves")
-	c.l.Only("OpenAPI", all, nil)
-	want("known to all", map[string]bool{place2: true, place3: true, fresh: true}, all...)
-	time.Sleep(keptServer - time.Second)
-	c.l.Follow([]string{place2, place3, fresh})
-	check.Same(t, 4, len(c.l.servers.Load().list), "servers before a quarter of an hour")
-	time.Sleep(time.Second)
-	c.l.Follow([]string{place2, place3, fresh})
-	want("forgotten", map[string]bool{place2: true, place3: true, fresh: true}, place2, place3, fresh)
-	check.Same(t, false, c.l.At(place1).Ready(), "a forgotten server is ready")
-	clients, only := c.l.Stand(place1)
-	check.Same(t, 0, int(clients)+len(only), "of a forgotten server")
-	c.l.Follow([]string{place1, place2, place3})
-	c.report(registry.Healthy, place1)
-	want("back", map[string]bool{place1: true, place2: true, place3: true}, all...)
-	cancel()
-	check.Same(t, true, errors.Is(<-ended, context.Canceled), "it ends with its context")
 }
 
-// While none of the servers that are named can take over, those that are named no longer keep their
-// clients and get new ones, and are not forgotten.
-func TestAllReplaced(t *testing.T) { synctest.Test(t, allReplaced) }
-
-func allReplaced(t *testing.T) {
-	c := newCrowd(t, 3, nil)
-	const fresh, known = "10.0.0.4:443", "discovery"
-	all := []string{place1, place2, place3}
-	want := func(when string, has ...string) {
-		t.Helper()
-		for i := range c.stays {
-			for range 2 { // an old and a new connection
-				if at := c.at()[i]; !slices.Contains(has, at) {
-					t.Errorf("%s: connection %d is at %s", when, i, at)
-				}
-				c.come(i)
-			}
-		}
+// value returns what "is" compares.
+func (c *crowd) value(what string) any {
+	switch name, of, _ := strings.Cut(what, ":"); name {
+	case "alike":
+		return c.l.Alike()
+	case "servers":
+		return len(c.l.servers.Load().list)
+	case "ready":
+		return c.l.At(placesOf(of)[0]).Ready()
+	default: // clients
+		clients, only := c.l.Stand(placesOf(of)[0])
+		return int(clients) + len(only)
 	}
-	c.l.Only(known, all, nil)
-	c.l.Follow([]string{fresh})
-	want("all are replaced by one that is not probed", all...)
-	c.report(registry.Healthy, fresh)
-	want("it is healthy", all...)
-	time.Sleep(keptServer)
-	c.l.Follow([]string{fresh})
-	want("a quarter of an hour later", all...)
-	c.report(registry.Unhealthy, place1, place2)
-	want("only one of the former is healthy", place3)
-	c.report(registry.Unhealthy, place3)
-	c.at() // all move, at once
-	want("none of the former is healthy", fresh)
-	c.report(registry.Healthy, place3)
-	c.l.Only(known, append(all, fresh), nil)
-	want("it is known", fresh)
-	c.report(registry.Unhealthy, fresh)
-	want("it is ill, and a former one is healthy", place3)
-	c.report(registry.Healthy, fresh)
-	c.l.Follow([]string{fresh})
-	want("it is healthy again", fresh)
-	check.Same(t, 1, len(c.l.servers.Load().list), "servers")
 }
 
-// No client stays with a server that is forgotten, however ill the others are.
-func TestForgotten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for _, h := range []registry.Health{registry.Healthy, registry.Unhealthy} {
-			c := newCrowd(t, 3, nil)
-			c.at()
-			c.l.Follow([]string{place2})
-			time.Sleep(keptServer)
-			c.report(h, place1, place2, place3)
-			c.l.Follow([]string{place2})
-			c.l.signal(place2, errLost)
-			c.l.Follow([]string{place2}) // the former are forgotten
-			check.Same(t, slices.Repeat([]string{place2}, 3), c.at(), "where they go")
-		}
+// runEach notes for which servers Each runs.
+func (c *crowd) runEach() {
+	must.Run(c.t, func(ctx context.Context) error {
+		return c.l.Each(ctx, func(ctx context.Context, address string) {
+			c.mu.Lock()
+			c.running = append(c.running, address)
+			c.mu.Unlock()
+			<-ctx.Done()
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			i := slices.Index(c.running, address)
+			c.running = slices.Delete(c.running, i, i+1)
+		})
 	})
 }
 
-// What only servers serve that leave goes to one that still runs.
-func TestForLeaving(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t, 9, nil)
-		what := schema.GroupVersionResource{Group: "example.com", Version: "v1"}
-		for _, down := range []string{place1, place2} {
-			other := map[string]string{place1: place2, place2: place1}[down]
-			c.report(registry.Healthy, place1, place2, place3)
-			c.l.Follow([]string{place3})
-			c.l.Only("discovery", []string{place1, place2, place3}, map[schema.GroupVersionResource][]string{what: {place1, place2}})
-			c.at() // all move
-			c.report(registry.Unhealthy, down)
-			check.Same(t, other+" (not all of them serve it)", c.l.Which(nil, what), "where it goes")
-			c.report(registry.Healthy, place1, place2)
-			c.l.Only("OpenAPI", []string{place3}, nil)
-			c.l.Follow([]string{place1, place2, place3})
-			c.report(registry.Unhealthy, down)
-			check.Same(t, other+" (not all of them serve it)", c.l.Which(nil, what), "where it goes, while a document knows none of them")
-		}
-	})
+func placesOf(servers string) (out []string) {
+	for s := range strings.SplitSeq(servers, ",") {
+		out = append(out, "10.0.0."+s+":443")
+	}
+	return out
+}
+
+func whatOf(text string) schema.GroupVersionResource {
+	w := append(strings.SplitN(text, "/", 3), "", "")
+	return schema.GroupVersionResource{Group: w[0], Version: w[1], Resource: w[2]}
 }

@@ -8,66 +8,55 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
+// A word is an endpoint: its address, and after a colon h for healthy, u for unhealthy, t for terminating, s for slow
+// and f for far. Wanted are those that are preferred, slow ones, and the rest; "unusable" says that none is good.
 func TestArrange(t *testing.T) {
-	// One word describes an endpoint: its address, and its state after a colon.
-	endpoints := func(text string) []registry.Endpoint {
-		var list []registry.Endpoint
-		for word := range strings.FieldsSeq(text) {
-			address, is, _ := strings.Cut(word, ":")
-			e := registry.Endpoint{Address: address}
-			e.Terminating = strings.Contains(is, "t")
-			e.Slow = strings.Contains(is, "s")
-			e.Far = strings.Contains(is, "f")
-			switch {
-			case strings.Contains(is, "h"):
-				e.Health = registry.Healthy
-			case strings.Contains(is, "u"):
-				e.Health = registry.Unhealthy
-			}
-			list = append(list, e)
-		}
-		return list
-	}
-	for _, tt := range []struct {
-		name, endpoints, preferred, slow, rest string
-		usable                                 bool
-	}{
-		{"none", "", "", "", "", false},
-		{"healthy", "a:h b:h", "a b", "", "", true},
-		{"healthy before all others", "a:u b: c:ht d:h e:hs", "d", "e", "b c", true},
-		{"slow ones alone", "a:hs b:u", "a", "", "", true},
-		{"slow before unprobed", "a: b:hs", "b", "", "a", true},
-		{"at the start", "a: b:", "a b", "", "", true},
-		{"terminating as last resort", "a:ht b:u", "a", "", "", true},
-		{"unprobed before terminating", "a:ht b:", "b", "", "a", true},
-		{"near before far", "a:hf b:h c:hsf d:hs e:f", "b", "d", "a c e", true},
-		{"far while none near is healthy", "a:hf b:u c:hs d:", "a", "c", "d", true},
-		{"never eject all", "a:u b:u", "a b", "", "", false},
-		{"never eject all, terminating", "a:ut b:ut", "a b", "", "", false},
+	for _, tt := range []struct{ name, endpoints, want string }{
+		{"none", "", "[] [] [] unusable"},
+		{"healthy", "a:h b:h", "[a b] [] []"},
+		{"healthy before all others", "a:u b: c:ht d:h e:hs", "[d] [e] [b c]"},
+		{"slow ones alone", "a:hs b:u", "[a] [] []"},
+		{"slow before unprobed", "a: b:hs", "[b] [] [a]"},
+		{"at the start", "a: b:", "[a b] [] []"},
+		{"terminating as last resort", "a:ht b:u", "[a] [] []"},
+		{"unprobed before terminating", "a:ht b:", "[b] [] [a]"},
+		{"near before far", "a:hf b:h c:hsf d:hs e:f", "[b] [d] [a c e]"},
+		{"far while none near is healthy", "a:hf b:u c:hs d:", "[a] [c] [d]"},
+		{"never eject all", "a:u b:u", "[a b] [] [] unusable"},
+		{"never eject all, terminating", "a:ut b:ut", "[a b] [] [] unusable"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			list := endpoints(tt.endpoints)
+			var list []registry.Endpoint
 			known := make(map[string]*endpoint)
-			for _, e := range list {
-				known[e.Address] = &endpoint{address: e.Address}
-			}
-			v := &view{}
-			v.arrange(list, known)
-			names := func(list []*endpoint) (s string) {
-				for _, e := range list {
-					s = strings.TrimSpace(s + " " + e.address)
+			for word := range strings.FieldsSeq(tt.endpoints) {
+				address, is, _ := strings.Cut(word, ":")
+				has := func(mark string) bool { return strings.Contains(is, mark) }
+				e := registry.Endpoint{Address: address, Terminating: has("t"), Slow: has("s"), Far: has("f")}
+				if has("h") {
+					e.Health = registry.Healthy
+				} else if has("u") {
+					e.Health = registry.Unhealthy
 				}
-				return s
+				list, known[address] = append(list, e), &endpoint{address: address}
 			}
-			got := []any{names(v.preferred), names(v.slow), names(v.rest), v.usable}
-			check.Same(t, []any{tt.preferred, tt.slow, tt.rest, tt.usable}, got, "endpoints")
+			v, got := &view{}, []any{}
+			v.arrange(list, known)
+			for _, part := range [][]*endpoint{v.preferred, v.slow, v.rest} {
+				names := []string{}
+				for _, e := range part {
+					names = append(names, e.address)
+				}
+				got = append(got, names)
+			}
+			if !v.usable {
+				got = append(got, "unusable")
+			}
+			check.Same(t, tt.want, strings.TrimSpace(fmt.Sprintln(got...)), "endpoints")
 		})
 	}
 }
@@ -133,17 +122,11 @@ func TestPickAvoids(t *testing.T) {
 		var got []string
 		for range 3 {
 			l := u.take(nil, avoid...)
-			if l == nil {
-				t.Fatal("no endpoint")
-			}
 			l.release()
-			avoid = append(avoid, l)
-			got = append(got, l.address)
+			avoid, got = append(avoid, l), append(got, l.address)
 		}
 		slices.Sort(got[:2])
-		if d := cmp.Diff([]string{"a:1", "b:1", "c:1"}, got); d != "" {
-			t.Fatal(d)
-		}
+		check.Same(t, []string{"a:1", "b:1", "c:1"}, got, "endpoints")
 		if l := u.take(nil, avoid...); l == nil || l.address == "c:1" || l.address == "d:1" {
 			t.Errorf("with all avoided: got %v", l)
 		} else {
@@ -170,51 +153,31 @@ func TestNoAllocations(t *testing.T) {
 	}), "allocations")
 }
 
+// Limits apply immediately. One user may hold more than a quarter: a controller may be an extension server's only
+// client.
 func TestAcquire(t *testing.T) {
 	f := newFixture(t, nil)
-	f.policy = registry.Settings{MaxInFlight: 3, MaxLongRunning: 2}
-	e := f.set(healthy("10.0.0.1:443"))
-	u := f.Upstream(e)
-	for longRunning, limit := range map[bool]int{false: 3, true: 2} {
-		acquire := func(user string, want bool) bound.Place {
-			t.Helper()
-			place, ok := u.Acquire(bound.Source{User: user}, longRunning)
-			check.Same(t, want, ok, "long-running %v, limit %d: %s got a place", longRunning, limit, user)
-			return place
-		}
-		var places []bound.Place
-		for i := range limit {
-			places = append(places, acquire(fmt.Sprint(i), true))
-		}
-		acquire("late", false)
-		places[0].Leave()
-		places[0] = acquire("late", true)
-		for i := range places {
-			places[i].Leave()
-		}
-	}
-	if u.inFlight.Held() != 0 || u.longRunning.Held() != 0 || u.meter.rejected[0].Load() != 1 || u.meter.rejected[1].Load() != 1 {
-		t.Error("the counts are wrong")
-	}
-	// One user may hold more than a quarter: a controller may be an extension server's only client.
-	f.policy = registry.Settings{MaxInFlight: 4, MaxLongRunning: 4}
-	u = f.Upstream(f.set(healthy("10.0.0.1:443")))
-	for _, longRunning := range []bool{false, true} {
-		held := 0
-		for range 4 {
-			if place, ok := u.Acquire(bound.Source{User: "ann"}, longRunning); ok {
-				defer place.Leave()
-				held++
+	for _, tt := range []struct{ limit, users, want int }{
+		{3, 5, 3}, {3, 1, 2}, {4, 1, 3}, {0, 1, 9},
+	} {
+		f.policy = registry.Settings{MaxInFlight: tt.limit, MaxLongRunning: tt.limit}
+		u := f.Upstream(f.set(healthy("10.0.0.1:443")))
+		for i, limiter := range []*bound.Places{&u.inFlight, &u.longRunning} {
+			for round := range 2 { // the second time the places are free again
+				var places []bound.Place
+				refused := u.meter.rejected[i].Load()
+				for n := range 9 {
+					if place, ok := u.Acquire(bound.Source{User: fmt.Sprint(n % tt.users)}, i == 1); ok {
+						places = append(places, place)
+					}
+				}
+				got := [2]uint64{uint64(len(places)), u.meter.rejected[i].Load() - refused}
+				check.Same(t, [2]uint64{uint64(tt.want), uint64(9 - tt.want)}, got, "%+v, limit %d, round %d: places, refused", tt, i, round)
+				for i := range places {
+					places[i].Leave()
+				}
 			}
-		}
-		check.Same(t, 3, held, "long-running %v: places of 4 that one user holds", longRunning)
-	}
-	// Limits apply immediately.
-	f.policy = registry.Settings{}
-	e = f.set(healthy("10.0.0.1:443"))
-	for range 3 {
-		if _, ok := f.Upstream(e).Acquire(bound.Source{User: "ann"}, true); !ok {
-			t.Error("refused without a limit")
+			check.Same(t, 0, limiter.Held(), "places held at the end")
 		}
 	}
 }

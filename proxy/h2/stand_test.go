@@ -193,10 +193,21 @@ func (s *stand) do(method, path string, body io.Reader) *http.Response {
 	return res
 }
 
-// RoundTrip makes a guest of a request.
-func (s *stand) RoundTrip(r *http.Request) (*http.Response, error) {
+// RoundTrip makes a guest of a request. Its hook for interim heads is that of net/http's transport.
+func (s *stand) RoundTrip(r *http.Request) (*http.Response, error) { return s.invite(r) }
+
+func (s *stand) invite(r *http.Request, change ...func(*http.Request, *engine.Plan)) (*http.Response, error) {
 	p := s.plan(&wire.Head{Method: r.Method, Path: r.URL.Path})
-	return s.server.RoundTrip(r, headOf(r), p, interimsOf(r))
+	for _, f := range change {
+		if f != nil {
+			f(r, &p)
+		}
+	}
+	var interims func(int, textproto.MIMEHeader) error
+	if trace := httptrace.ContextClientTrace(r.Context()); trace != nil {
+		interims = trace.Got1xxResponse
+	}
+	return s.server.RoundTrip(r, headOf(r), p, interims)
 }
 
 // headOf returns a request's head, as an HTTP/1.1 server would have it.
@@ -215,22 +226,7 @@ func headOf(r *http.Request) *wire.Head {
 // ask sends a guest's request.
 func (s *stand) ask(ctx context.Context, method, path string, body io.Reader, change ...func(*http.Request, *engine.Plan)) (*http.Response, error) {
 	s.t.Helper()
-	r := must.Get(http.NewRequestWithContext(ctx, method, "https://front.example"+path, body))(s.t)
-	p := s.plan(&wire.Head{Method: method, Path: path})
-	for _, f := range change {
-		if f != nil {
-			f(r, &p)
-		}
-	}
-	return s.server.RoundTrip(r, headOf(r), p, interimsOf(r))
-}
-
-// interimsOf is the hook of r's context, which net/http's transport has, too.
-func interimsOf(r *http.Request) func(int, textproto.MIMEHeader) error {
-	if trace := httptrace.ContextClientTrace(r.Context()); trace != nil {
-		return trace.Got1xxResponse
-	}
-	return nil
+	return s.invite(must.Get(http.NewRequestWithContext(ctx, method, "https://front.example"+path, body))(s.t), change...)
 }
 
 // guest is do for a guest.

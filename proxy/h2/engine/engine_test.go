@@ -1,12 +1,13 @@
 package engine
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
-	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -25,78 +26,8 @@ func TestInputInAnyPieces(t *testing.T) {
 		r.e.Feed(c.c, all[i:i+1])
 		r.run()
 	}
-	r.backend(0).wantPart(`"h"`, `"e"`, `"l"`, `"o"`, "END")
-}
-
-// A request is sent again, with its whole body, if no backend has processed it, or if it may be
-// processed twice. A backend that closes a connection before it has acknowledged our SETTINGS has
-// not read the requests after them: so much is known of safe methods, also of a watch.
-func TestTries(t *testing.T) {
-	reset := func(_ *rig, b *peer) { b.say("RST 1 INTERNAL_ERROR") }
-	refused := func(_ *rig, b *peer) { b.say("RST 1 REFUSED_STREAM") }
-	lost := func(r *rig, b *peer) { r.lose(b, errRefused) }
-	heard := func(r *rig, b *peer) {
-		_ = b.fr.WriteSettingsAck()
-		b.flush()
-		r.lose(b, errRefused)
-	}
-	no := func() bool { return false }
-	for _, tt := range []struct {
-		name, method string
-		plan         Plan // with Retries: 5, of which two are used
-		body         int
-		event        func(r *rig, b *peer)
-		want         int
-	}{
-		{"reset, may be repeated", "POST", Plan{Again: true}, 0, reset, 3},
-		{"reset", "POST", Plan{}, 0, reset, 1},
-		{"lost, may be repeated", "POST", Plan{Again: true}, 0, heard, 2}, // once, alone
-		{"lost", "POST", Plan{}, 0, lost, 1},
-		{"lost GET", "GET", Plan{}, 0, lost, 3},
-		{"lost HEAD", "HEAD", Plan{}, 0, lost, 3},
-		{"lost OPTIONS", "OPTIONS", Plan{}, 0, lost, 1},
-		{"lost DELETE", "DELETE", Plan{}, 0, lost, 1},
-		{"lost watch", "GET", Plan{LongRunning: true}, 0, lost, 3},
-		{"lost watch that may have been heard", "GET", Plan{LongRunning: true}, 0, heard, 1},
-		{"no budget", "POST", Plan{Again: true, Budget: no}, 0, refused, 1},
-		{"small body", "POST", Plan{}, 1000, refused, 3},
-		{"large body", "POST", Plan{}, 400_000, refused, 1},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			r := newRig(t)
-			r.plan = tt.plan
-			r.plan.Retries = 5
-			second, third := r.endpoint("second"), r.endpoint("third")
-			r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return r.forward(r.ep, second, third), true }
-			c := r.client()
-			c.request(1, tt.method, tt.body == 0)
-			for i := 0; i < len(r.backends); i++ {
-				b := r.backend(i)
-				b.say("WINDOW 0 %d", 1<<20)
-				b.say("WINDOW 1 %d", 1<<20)
-				for left := tt.body; left > 0 && i == 0; left -= 1000 {
-					c.data(1, strings.Repeat("x", 1000), false)
-				}
-				check.Same(t, tt.body, b.received(), "try %d: bytes", i)
-				tt.event(r, b)
-			}
-			c.wantPart(":status=50")
-			c.say("RST 1 CANCEL")
-			check.Same(t, tt.want, r.outcomes[0].Retries+1, "tries")
-			r.clean()
-		})
-	}
-}
-
-// received returns the number of bytes of bodies that the peer sees.
-func (p *peer) received() (sum int) {
-	for _, f := range p.see() {
-		n := 0
-		if _, err := fmt.Sscanf(f, "DATA 1 (%d)", &n); err == nil {
-			sum += n
-		}
-	}
-	return sum
+	want := `POST 1 | DATA 1 "h" | DATA 1 "e" | DATA 1 "l" | DATA 1 "l" | DATA 1 "o" | DATA 1 "" END`
+	check.Same(t, want, r.backend(0).told(""), "what the backend sees")
 }
 
 var errRefused = errors.New("connection refused")
@@ -164,28 +95,7 @@ func TestGuestEndsItsStream(t *testing.T) {
 	_, _, body, err := g.Take()
 	check.Same(t, "fine <nil>", fmt.Sprint(string(body), " ", err), "the answer")
 	r.run()
-	b.want()
-	r.clean()
-}
-
-// Peers may assume the default window until they have read our SETTINGS. With a smaller window, the
-// data they send before that would be an error.
-func TestWindowsAreNotBelowTheDefault(t *testing.T) {
-	lim := New(Config{}).lim
-	if streamWindow < defaultWindow || clientWindow < defaultWindow || lim.backendWindow < defaultWindow {
-		t.Errorf("windows of %d, %d and %d bytes", streamWindow, clientWindow, lim.backendWindow)
-	}
-	r := newRig(t)
-	c := r.peer(r.e.AcceptClient())
-	c.to.WriteString(http2.ClientPreface)
-	c.fr.WriteSettings()
-	c.headers(1, false, ":method=POST", ":scheme=https", ":authority=a", ":path=/")
-	for left := defaultWindow; left > 0; left -= minMaxFrame { // all sent before the peer reads our SETTINGS
-		_ = c.fr.WriteData(1, left <= minMaxFrame, make([]byte, min(left, minMaxFrame)))
-	}
-	c.flush()
-	c.wantClosed(false, "a client that uses the whole default window is cut off")
-	r.backend(0).respond(1, "")
+	check.Same(t, "", b.told(""), "what the backend sees at the end")
 	r.clean()
 }
 
@@ -197,35 +107,21 @@ func (p *peer) many(n int) []byte {
 	return p.bytes("")
 }
 
-// A turn under the mutex ends after a fixed number of requests, however much input there is.
+// A turn under the mutex ends after a fixed number of requests, however much input there is. What waits for another
+// turn is counted once as input, and as held while it waits.
 func TestTurnHasSoManyHeads(t *testing.T) {
 	r, c := newClient(t)
-	b := c.many(200)
-	for _, want := range []int{64, 128, 192, 200} {
-		b = r.e.Feed(c.c, b)
-		if n := len(c.c.streams); n != want {
-			t.Fatalf("%d requests are in progress, want %d", n, want)
-		}
-	}
-	if len(b) > 0 {
-		t.Errorf("%d bytes are left", len(b))
-	}
-}
-
-// Input that waits for another turn is counted once as input, and as held while it waits.
-func TestTurnsCountInputOnce(t *testing.T) {
-	r, c := newClient(t)
 	c.c.bytesIn = 0
-	b := c.many(200)
-	held := func() int { return c.c.weight - c.c.heads - len(c.c.out) - 2*c.c.inflight }
-	rest := r.e.Feed(c.c, b)
-	check.Same(t, len(rest), held(), "bytes that wait")
-	r.feed(c.c, rest)
-	if n := held(); n != 0 || c.c.bytesIn != int64(len(b)) {
-		t.Errorf("%d bytes were received; %d are counted, and %d as waiting", len(b), c.c.bytesIn, n)
+	all := c.many(200)
+	rest := all
+	for _, want := range []int{64, 128, 192, 200} {
+		rest = r.e.Feed(c.c, rest)
+		check.Same(t, want, len(c.c.streams), "requests in progress")
+		check.Same(t, len(rest), c.c.weight-c.c.heads-len(c.c.out)-2*c.c.inflight, "bytes that wait")
 	}
+	check.Same(t, [2]int64{0, int64(len(all))}, [2]int64{int64(len(rest)), c.c.bytesIn}, "bytes left, and counted")
 	lost := r.client()
-	r.e.Feed(lost.c, b)
+	r.e.Feed(lost.c, all)
 	r.e.lose(lost.c, errRefused)
 	check.Same(t, 0, lost.c.weight, "bytes counted of a connection that has ended")
 }
@@ -257,4 +153,100 @@ func (p *peer) upload(id uint32, n int) {
 		p.data(id, strings.Repeat("u", k), false)
 		n -= k
 	}
+}
+
+// A connection whose cleanup panics again is removed by force: nothing of it is left, and its
+// streams at backends are reset.
+func TestPanicWhileCleaningUp(t *testing.T) {
+	r := newRig(t)
+	caught := 0
+	r.e.Caught = func(any, []byte) { caught++ }
+	p, other := r.client(), r.client()
+	p.get(1)
+	p.get(3)
+	other.get(1)
+	b := r.backend(0)
+	b.see()
+	p.c.streams[1].ep = nil // makes release panic
+	r.inFlight--
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { panic("deciding") }
+	p.get(5)
+	r.e.runCall(&call{do: func() { panic("calling") }})
+	if n := r.e.Count.Panics.Load(); caught != 3 || n != 3 || !p.c.closing || !p.c.cut || len(p.c.streams) > 0 {
+		t.Errorf("%d panics, %d counted; closing %v, cut %v, %d streams", caught, n, p.c.closing, p.c.cut, len(p.c.streams))
+	}
+	check.Same(t, 2, len(r.outcomes), "streams that ended")
+	check.Same(t, "RST 1 CANCEL | RST 3 CANCEL", b.told(""), "what the backend sees")
+	b.respond(5, "ok")
+	check.Same(t, `HEADERS 1 :status=200 | DATA 1 "ok" END`, other.told(""), "what the other client sees")
+	check.Same(t, 0, r.e.Count.Streams.Load(), "streams left")
+	r.clean()
+}
+
+// BenchmarkEngineGet is one GET of 1 KiB through the engine alone: it reads the client's head and
+// the backend's answer, and writes both.
+func BenchmarkEngineGet(b *testing.B) {
+	get := engineGet(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		get()
+	}
+}
+
+func TestEngineAllocatesNothing(t *testing.T) {
+	if n := testing.AllocsPerRun(1000, engineGet(t)); n > 0 {
+		t.Errorf("%v allocations per request", n)
+	}
+}
+
+// engineGet returns a function that performs one request. Both peers' bytes are made in advance,
+// with all fields in the tables, as on a connection that has been in use.
+func engineGet(t testing.TB) func() {
+	r := newRig(t)
+	r.plan.Retries, r.plan.Deadline = 2, TickEvery*wheelSlots
+	r.plan.Remove = func(name string) bool { return name == "authorization" }
+	r.plan.Set = []hpack.HeaderField{field("x-remote-user", "alice"), field("x-remote-group", "devs")}
+	plan := r.forward(r.ep)
+	plan.Authority, plan.Done = "", func(Outcome) {}
+	r.e.Decide = func(*Conn, *wire.Head, func(Plan)) (Plan, bool) { return plan, true }
+	ask := func(c *peer, id uint32) []byte {
+		return c.bytes(`HEADERS %d :method=GET :scheme=https :authority=cluster.example :path=/apis/metrics.k8s.io/v1beta1/nodes accept=application/json`+
+			` user-agent=kubectl/v1.36.3 "authorization=Bearer 0123456789abcdef" END | WINDOW 0 1024`, id)
+	}
+	answer := func(b *peer, id uint32) []byte {
+		return b.bytes("HEADERS %d :status=200 content-type=application/json content-length=1024 | DATA %d (1024) END", id, id)
+	}
+	c := r.client()
+	r.feed(c.c, ask(c, 1))
+	b := r.backend(0)
+	r.feed(b.c, answer(b, 1))
+	in, out := ask(c, 3), answer(b, 3)
+	e, id := r.e, uint32(3)
+	drop := func() {
+		for i, c := range e.dirty {
+			c.dirty, e.dirty[i] = false, nil
+			c.Wrote(c.take(), nil)
+		}
+		e.dirty = e.dirty[:0]
+		for i := range e.calls {
+			if e.calls[i].done != nil {
+				e.calls[i].done(e.calls[i].outcome)
+			}
+			e.calls[i] = call{}
+		}
+		e.calls = e.calls[:0]
+	}
+	get := func() {
+		// Only the stream's ID changes in the frames' bytes.
+		for _, frame := range [][]byte{in, out, out[len(out)-1024-wire.FrameHeaderLen:]} {
+			binary.BigEndian.PutUint32(frame[5:], id)
+		}
+		e.Feed(c.c, in)
+		drop()
+		e.Feed(b.c, out)
+		drop()
+		id += 2
+	}
+	get() // its fields enter the engine's tables
+	return get
 }

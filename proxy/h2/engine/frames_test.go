@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -125,9 +126,9 @@ func lengthen(word string) string {
 	return m[1] + strings.Repeat("e", n) // of five bits in HPACK
 }
 
-// write writes a frame as show tells it, or a request: GET 1 x=y END. BYTES are written as they
-// are; RAW is a frame of any stream, type, flags and content. The flag END ends the stream; with
-// OPEN the field block goes on. A word in quotes is a Go string, and (n) stands for n bytes.
+// write writes a frame as show tells it, or a request: GET 1 x=y END. BYTES are written as they are; RAW is a frame of
+// any stream, type, flags and content; BOMB 1 9 is a GET with the newest field of the table 9 times. The flag END ends
+// the stream; with OPEN the field block goes on. A word in quotes is a Go string, and (n) stands for n bytes.
 func (p *peer) write(frame string) error {
 	w := wordsOf(frame)
 	end, more := slices.Contains(w, "END"), slices.Contains(w, "OPEN")
@@ -161,6 +162,9 @@ func (p *peer) write(frame string) error {
 			_ = p.fr.WriteData(id, false, body[:minMaxFrame])
 		}
 		return p.fr.WriteData(id, end, body)
+	case "BOMB": // few bytes that decode to many
+		block := append(p.encode(strings.Fields(okHead)...), bytes.Repeat([]byte{0x80 | 62}, must.Get(strconv.Atoi(w[2]))(p.r.t))...)
+		return p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndStream: true, EndHeaders: true})
 	case "CONTINUATION":
 		return p.fr.WriteContinuation(id, !more, []byte(w[2]))
 	case "HEADERS":
@@ -261,4 +265,36 @@ func (s *teller) speak(p *peer, words []string, rest string) {
 	default:
 		s.t.Fatalf("%s: unknown step", s.at)
 	}
+}
+
+// repeat repeats what each peer sends, until the last one's connection is closed. %d is another stream each time, and
+// for a backend its newest.
+func (s *teller) repeat(most int, sends []string) (rounds int, last *peer) {
+	for ; rounds < most && (last == nil || !last.c.closing); rounds++ {
+		for _, send := range sends {
+			name, text, _ := strings.Cut(send, " ")
+			if name == "tick" {
+				s.tick(s.duration(text))
+				continue
+			}
+			last = s.member(name)
+			id := 2*rounds + 1
+			if last.c.side == down {
+				id = int(last.c.maxID)
+			}
+			last.say("%s", strings.ReplaceAll(text, "%d", strconv.Itoa(id)))
+		}
+	}
+	return rounds, last
+}
+
+// flood checks how long a flood lasts, and how much its sender, who reads nothing, makes us hold.
+func (s *teller) flood(sends []string) (rounds int) {
+	name, _, _ := strings.Cut(sends[len(sends)-1], " ")
+	s.member(name).silent = true
+	rounds, last := s.repeat(100_000, sends)
+	check.Same(s.t, true, len(last.c.out) < 200<<10, "%s: %d bytes of output", s.at, len(last.c.out))
+	last.take()
+	check.Same(s.t, true, strings.Contains(last.told(""), "ENHANCE_YOUR_CALM"), "%s: calm", s.at)
+	return rounds
 }

@@ -1,15 +1,11 @@
 package engine
 
 import (
-	"net/http"
 	"strings"
 	"testing"
 
-	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
-
 	"github.com/fairlead-proxy/fairlead/internal/hold"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // While many connections hold little each, and too much together, a turn does not look at all of
@@ -36,107 +32,6 @@ func TestManySmallHolders(t *testing.T) {
 	r.tick(TickEvery)
 	if !late.c.cut || small.c.cut {
 		t.Errorf("at a tick, only the large holder is cut: %v, %v", late.c.cut, small.c.cut)
-	}
-}
-
-// The body of an answer for a client that does not read is not copied: a connection holds at most
-// one output buffer of it, for all its streams.
-func TestAnswerWaitsWhereItIs(t *testing.T) {
-	body := make([]byte, 10<<20)
-	r := newRig(t)
-	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
-		return Plan{Answer: &Answer{Status: http.StatusOK, Fields: []hpack.HeaderField{field(":status", "200")}, Body: body}, Done: func(o Outcome) { r.outcomes = append(r.outcomes, o) }}, true
-	}
-	c := r.client()
-	_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30})
-	c.say("WINDOW 0 %d", 1<<30)
-	c.silent = true
-	const streams = 50
-	for i := range uint32(streams) {
-		c.get(1 + 2*i)
-	}
-	if got := len(c.c.out) + c.c.inflight; got > r.e.lim.writeLimit+streams*256 || r.e.Count.Queued.Load() != 0 {
-		t.Errorf("%d bytes of output, %d in queues", got, r.e.Count.Queued.Load())
-	}
-	c.say("RST 1 CANCEL")
-	if len(r.outcomes) != 1 || r.outcomes[0].Reason != ReasonClientReset || r.outcomes[0].Status != http.StatusOK {
-		t.Errorf("outcomes after a reset: %+v", r.outcomes)
-	}
-	if s := c.c.streams[3]; s == nil || s.half[down].q.size == 0 {
-		t.Error("another stream lost its body")
-	}
-	if n := len(c.c.streams); n != streams-1 {
-		t.Errorf("%d streams are left, want all except one", n)
-	}
-}
-
-// A client that does not read its answers may send requests until 256 KiB of output wait for it.
-func TestOutputThatMayWait(t *testing.T) {
-	const most, each = 256 << 10, 8 << 10
-	r := newRig(t)
-	plan := Plan{Answer: &Answer{Status: 200, Fields: []hpack.HeaderField{field(":status", "200"), field("x", strings.Repeat("{", each))}}}
-	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) { return plan, true }
-	c := r.client()
-	c.silent = true
-	for id := uint32(1); !c.c.Over() && id < 1000; id += 2 {
-		c.get(id)
-	}
-	if n := len(c.c.out) + c.c.inflight; n <= most || n > most+3*each {
-		t.Errorf("%d bytes wait", n)
-	}
-	if c.say("RST 0 CANCEL"); !c.c.closing || c.c.Over() {
-		t.Errorf("closing: %v; the input of a closing connection must still be read", c.c.closing)
-	}
-}
-
-// The heads and trailers of requests that wait count as held, too.
-func TestHeldFieldsAreCounted(t *testing.T) {
-	big := "x-big=" + strings.Repeat("b", 15<<10)
-	for _, tc := range []struct {
-		name string
-		ask  func(r *rig, c *peer)
-		want int64
-	}{
-		{"heads of requests that nobody answers", func(_ *rig, c *peer) {
-			for id := uint32(1); id < 20; id += 2 {
-				c.get(id, big)
-			}
-		}, 10 * 15 << 10},
-		{"uploads that no handler reads", func(r *rig, c *peer) {
-			var later []func(Plan)
-			r.decide = func(_ *wire.Head, resume func(Plan)) (Plan, bool) {
-				later = append(later, resume)
-				return Plan{Serve: http.NotFoundHandler()}, len(later)%2 == 0
-			}
-			for id := uint32(1); id < 20; id += 2 {
-				c.request(id, "POST", false)
-				c.upload(id, 65<<10)
-				c.send(id, true, big)
-				later[len(later)-1](Plan{Serve: http.NotFoundHandler()}) // only used for those without a plan
-			}
-		}, 10 * 65 << 10},
-		{"trailers of answers that nobody reads", func(r *rig, c *peer) {
-			_ = c.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-			c.gets(1, 19)
-			b := r.backend(0)
-			for id := uint32(1); id < 20; id += 2 {
-				b.headers(id, false, ":status=200")
-				_ = b.fr.WriteData(id, false, []byte("x"))
-				b.send(id, true, big)
-			}
-		}, 10 * 15 << 10},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			r := newRig(t)
-			r.e.Memory = hold.New(256 << 20)
-			c := r.client()
-			tc.ask(r, c)
-			if r.e.held < tc.want {
-				t.Errorf("%d bytes are counted, want at least %d", r.e.held, tc.want)
-			}
-			r.loseAll(c)
-			r.clean()
-		})
 	}
 }
 
@@ -170,11 +65,7 @@ func TestLargeHeadsNeedRoom(t *testing.T) {
 			c.c.Source = r.e.Memory.Source("10.0.0.1")
 			r.e.Memory.Source("10.0.0.1").Give(-tc.others)
 			if tc.split {
-				_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte("x")})
-				for range big/(16<<10) + 1 {
-					_ = c.fr.WriteContinuation(1, false, make([]byte, 16<<10))
-				}
-				c.flush()
+				c.begin(big + 16<<10)
 			} else {
 				c.get(1, "x-big="+strings.Repeat("b", big))
 			}
@@ -188,6 +79,14 @@ func TestLargeHeadsNeedRoom(t *testing.T) {
 	}
 }
 
+// begin sends n bytes of a head that it does not end.
+func (p *peer) begin(n int) {
+	p.say("HEADERS 1 OPEN")
+	for ; n > 0; n -= minMaxFrame {
+		p.say("CONTINUATION 1 (%d) OPEN", min(n, minMaxFrame))
+	}
+}
+
 // The buffer of a large head is kept for the next one. Whoever has it is counted with it, and
 // nobody has it who sends little.
 func TestBlockBufferIsCounted(t *testing.T) {
@@ -196,11 +95,7 @@ func TestBlockBufferIsCounted(t *testing.T) {
 		large, c := r.client(), r.client()
 		large.get(1, "x-big="+strings.Repeat("b", 400<<10))
 		before := r.e.held
-		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: make([]byte, min(sent, 16<<10))})
-		for range sent/(16<<10) - 1 {
-			_ = c.fr.WriteContinuation(1, false, make([]byte, 16<<10))
-		}
-		c.flush()
+		c.begin(sent)
 		if held, has := int(r.e.held-before), cap(c.c.block); held < has || has > 8*sent {
 			t.Errorf("%d bytes sent, %d held, %d counted", sent, has, held)
 		}
@@ -215,11 +110,7 @@ func TestBlockBufferRefusesNobody(t *testing.T) {
 		large, c := r.client(), r.client()
 		large.get(1, "x-big="+strings.Repeat("b", before))
 		r.e.Memory.Add(52 << 20)
-		_ = c.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: make([]byte, 16<<10)})
-		for range 10 {
-			_ = c.fr.WriteContinuation(1, false, make([]byte, 16<<10))
-		}
-		c.flush()
+		c.begin(11 * 16 << 10)
 		if c.c.closing {
 			t.Errorf("after a head of %d bytes, an unfinished one finds no room", before)
 		}
@@ -281,4 +172,54 @@ func TestFewStreamsAreKept(t *testing.T) {
 	if kept != maxFreeStreams || r.e.freeStreams != kept {
 		t.Errorf("%d streams are kept and %d counted, want %d", kept, r.e.freeStreams, maxFreeStreams)
 	}
+}
+
+// A body can be sent again only while all of it is kept.
+func TestBodyIsLost(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		keep       bool
+		read       int
+		forget     bool
+		lost       bool
+		kept, size int
+	}{
+		{name: "unread", size: 10},
+		{name: "read", read: 1, lost: true, size: 9},
+		{name: "read and kept", keep: true, read: 1, kept: 1, size: 9},
+		{name: "forgotten before it was read", keep: true, forget: true, size: 10},
+		{name: "read, kept and forgotten", keep: true, read: 1, forget: true, lost: true, size: 9},
+		{name: "read and forgotten", read: 1, forget: true, lost: true, size: 9},
+	} {
+		e, q := newRig(t).e, queue{keep: tt.keep}
+		q.push(e, make([]byte, 10))
+		if tt.read > 0 {
+			q.read(e, tt.read)
+		}
+		if tt.forget {
+			q.forget(e)
+		}
+		check.Same(t, tt.lost, q.lost, "%s: lost", tt.name)
+		check.Same(t, tt.kept, q.kept, "%s: bytes kept", tt.name)
+		check.Same(t, tt.size, q.size, "%s: bytes unread", tt.name)
+		q.clear(e)
+		check.Same(t, [4]int{}, [4]int{q.off, q.size, q.kept, int(q.chunks)}, "%s: cleared", tt.name)
+	}
+}
+
+// A shard keeps a bounded number of chunks for reuse.
+func TestFreeChunks(t *testing.T) {
+	e := newRig(t).e
+	var used []*chunk
+	for range maxFreeChunks + 1 {
+		used = append(used, e.chunk())
+	}
+	for _, c := range used {
+		e.freeChunk(c)
+	}
+	check.Same(t, maxFreeChunks, e.freeChunks, "chunks for reuse")
+	for e.chunks != nil {
+		e.chunk()
+	}
+	check.Same(t, 0, e.freeChunks, "chunks for reuse, of which none is left")
 }

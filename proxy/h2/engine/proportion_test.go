@@ -2,6 +2,8 @@ package engine
 
 import (
 	"bytes"
+	"fmt"
+	"strings"
 	"testing"
 
 	"golang.org/x/net/http2"
@@ -64,51 +66,41 @@ func TestInProportion(t *testing.T) {
 		})
 	}
 	plain := proportion.Plain().Of("/", 8<<10)
-	for _, of := range []struct {
-		name string
-		say  func(f *http2.Framer, i int)
-	}{
-		{"PING", func(f *http2.Framer, _ int) { _ = f.WritePing(false, [8]byte{}) }},
-		{"SETTINGS", func(f *http2.Framer, _ int) { _ = f.WriteSettings() }},
-		{"SETTINGS of the window", func(f *http2.Framer, i int) {
-			_ = f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(1000 + i)})
-		}},
-		{"WINDOW_UPDATE", func(f *http2.Framer, _ int) { _ = f.WriteWindowUpdate(0, 1) }},
-		{"WINDOW_UPDATE of a stream", func(f *http2.Framer, _ int) { _ = f.WriteWindowUpdate(1, 1) }},
-		{"WINDOW_UPDATE of an ended stream", func(f *http2.Framer, i int) {
-			if i == 0 {
-				_ = f.WriteRSTStream(1, http2.ErrCodeCancel)
-			}
-			_ = f.WriteWindowUpdate(1, 1)
-		}},
-		{"DATA of one byte", func(f *http2.Framer, _ int) { _ = f.WriteData(1, false, []byte("x")) }},
-		{"DATA of a reset stream", func(f *http2.Framer, i int) {
-			if i == 0 {
-				_ = f.WriteRSTStream(1, http2.ErrCodeCancel)
-			}
-			_ = f.WriteData(1, false, []byte("x"))
-		}},
-		{"empty DATA", func(f *http2.Framer, _ int) { _ = f.WriteData(1, false, nil) }},
-		{"padded DATA", func(f *http2.Framer, _ int) { _ = f.WriteDataPadded(1, false, nil, make([]byte, 255)) }},
-		{"PRIORITY", func(f *http2.Framer, i int) {
-			_ = f.WritePriority(1, http2.PriorityParam{StreamDep: uint32(2*i + 3)})
-		}},
-		{"unknown frames", func(f *http2.Framer, _ int) { _ = f.WriteRawFrame(0x77, 0, 1, nil) }},
-		{"answers to no PING", func(f *http2.Framer, _ int) { _ = f.WritePing(true, [8]byte{}) }},
-		{"interim heads", func(f *http2.Framer, _ int) {
-			section(f, 1, false, []hpack.HeaderField{field(":status", "103"), field("a", "b")}, minMaxFrame, 0)
-		}},
-		{"RST_STREAM", func(f *http2.Framer, _ int) { _ = f.WriteRSTStream(1, http2.ErrCodeCancel) }},
+	for _, of := range []struct{ name, first, frame string }{ // %d is another number each time
+		{name: "PING", frame: "PING pingpong"},
+		{name: "SETTINGS", frame: "SETTINGS"},
+		{name: "SETTINGS of the window", frame: "SETTINGS INITIAL_WINDOW_SIZE=%d"},
+		{name: "WINDOW_UPDATE", frame: "WINDOW 0 1"},
+		{name: "WINDOW_UPDATE of a stream", frame: "WINDOW 1 1"},
+		{name: "WINDOW_UPDATE of an ended stream", first: "RST 1 CANCEL", frame: "WINDOW 1 1"},
+		{name: "DATA of one byte", frame: "DATA 1 x"},
+		{name: "DATA of a reset stream", first: "RST 1 CANCEL", frame: "DATA 1 x"},
+		{name: "empty DATA", frame: "DATA 1"},
+		{name: "padded DATA", frame: `RAW 1 0 8 "\xff(255)"`},
+		{name: "PRIORITY", frame: "RAW 1 2 0 %d"},
+		{name: "unknown frames", frame: "RAW 1 119 0"},
+		{name: "answers to no PING", frame: "PING pingpong ACK"},
+		{name: "RST_STREAM", frame: "RST 1 CANCEL"},
 	} {
 		for side, from := range map[string]func(*rig) *peer{"a client's ": client, "a backend's ": backend} {
 			row(side+of.name, 40, from, func(n int) []byte {
-				return written(func(f *http2.Framer) {
-					for i := range n {
-						of.say(f, i)
-					}
-				})
+				p := newRig(t).client()
+				said := p.bytes("%s", of.first)
+				for i := range n {
+					said = append(said, p.bytes("%s", strings.ReplaceAll(of.frame, "%d", fmt.Sprint(10_000+i)))...)
+				}
+				return said
 			})
 		}
+	}
+	for side, from := range map[string]func(*rig) *peer{"a client's ": client, "a backend's ": backend} {
+		row(side+"interim heads", 40, from, func(n int) []byte {
+			return written(func(f *http2.Framer) {
+				for range n {
+					section(f, 1, false, []hpack.HeaderField{field(":status", "103"), field("a", "b")}, minMaxFrame, 0)
+				}
+			})
+		})
 	}
 	row("settings in one frame", 200, client, func(n int) []byte {
 		return written(func(f *http2.Framer) {

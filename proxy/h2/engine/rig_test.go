@@ -72,7 +72,7 @@ func newRig(t testing.TB, change ...func(*Engine)) *rig {
 		f(r.e)
 	}
 	r.ep = r.endpoint("ep")
-	r.e.Memory, r.e.Clock = hold.New(0), time.Now
+	r.e.Memory, r.e.Clock = hold.New(0), func() time.Time { return time.Unix(0, 0) }
 	r.e.Taken = func(*Conn) (uint64, bool, time.Duration) { return 0, true, 0 }
 	r.e.Unread = func(*Conn) bool { return false }
 	r.e.Decide = func(_ *Conn, h *wire.Head, resume func(Plan)) (Plan, bool) {
@@ -339,13 +339,6 @@ func (r *rig) lose(p *peer, err error) {
 	r.run()
 }
 
-// loseAll breaks a client's connection, and all connections to backends.
-func (r *rig) loseAll(c *peer) {
-	for _, p := range append([]*peer{c}, r.backends...) {
-		r.lose(p, errRefused)
-	}
-}
-
 // see returns the frames from the engine since the last call, as strings.
 func (p *peer) see() []string {
 	p.r.t.Helper()
@@ -362,26 +355,6 @@ func (p *peer) see() []string {
 			p.r.t.Fatalf("the engine wrote an invalid frame: %v (after %q)", err, got)
 		}
 		got = append(got, show(f))
-	}
-}
-
-// want checks the frames that the peer sees.
-func (p *peer) want(frames ...string) {
-	p.r.t.Helper()
-	got := p.see()
-	if !slices.Equal(got, frames) {
-		p.r.t.Fatalf("sees\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(frames, "\n  "))
-	}
-}
-
-// wantPart checks that the frames that the peer sees contain all parts.
-func (p *peer) wantPart(parts ...string) {
-	p.r.t.Helper()
-	got := strings.Join(p.see(), "|")
-	for _, part := range parts {
-		if !strings.Contains(got, part) {
-			p.r.t.Errorf("sees %s, want %s in it", got, part)
-		}
 	}
 }
 

@@ -26,7 +26,8 @@ import (
 //	world [<limit>=<n>…]            a new engine with the client c. Of the last one nothing may be left
 //	client [new]                    another client; new: it has sent nothing yet
 //	plan [<word>…]                  of the requests from now on, see setPlan
-//	picks <upstream> <endpoint>     for plans to=<upstream>. An endpoint x/y uses the connections of x; x' is x after a Retire
+//	picks <upstream> <endpoint>     for plans to=<upstream>. An endpoint x/y uses the connections of x; x' is x after a Retire.
+//	                                Pick of "panic" panics, and Release of x/panics
 //	<peer> > <frame> [| <frame>…]   sends frames at once, see write
 //	<peer> < [<frame> | <frame>…]   has seen exactly these since the last such step, but for what is usual
 //	<peer> ~ <part> [| <part>…]     the same, but among others
@@ -34,7 +35,7 @@ import (
 //	<peer> gets <id> <id>           GET on all these streams
 //	<peer> uploads <id> <n>         sends DATA as far as the windows allow
 //	breaks <code> <frames>          another client sends them, which ends its connection with the code
-//	repeat <n> <peer> <frames> [, <peer> …]
+//	repeat <n> <peer> <frames> [, <peer> …]   "tick <duration>" may stand for a peer
 //	flood <n> <peer> <frames> [, …] the same until the last one's connection ends as a flood, in round n
 //	<peer> silent, takes, lost      takes no output, takes it again, has gone
 //	<peer> removed                  the driver has closed its connection
@@ -59,8 +60,9 @@ type teller struct {
 	at        string
 	to        []string // the endpoints of the plan, or its upstream
 	parks     bool     // the plan comes later
+	panics    string   // which of the plan's callbacks does
 	upstreams map[string]*Upstream
-	picked    map[string]*Endpoint // by each upstream
+	picked    map[string]func() *Endpoint // by each upstream
 	endpoints map[string]*Endpoint
 	failures  map[string]int // calls of Endpoint.Failed
 	parked    []func(Plan)
@@ -85,26 +87,19 @@ func tell(t *testing.T, script *story.Story) {
 func newTeller(t *testing.T, words []string) *teller {
 	memory := hold.New(0)
 	s := &teller{
-		upstreams: map[string]*Upstream{}, picked: map[string]*Endpoint{}, endpoints: map[string]*Endpoint{}, failures: map[string]int{},
+		upstreams: map[string]*Upstream{}, picked: map[string]func() *Endpoint{}, endpoints: map[string]*Endpoint{}, failures: map[string]int{},
 		rig: newRig(t, func(e *Engine) {
+			limits := map[string]func(n int){
+				"maxStreams":    func(n int) { e.MaxStreams = uint32(n) },
+				"maxStreamID":   func(n int) { e.lim.maxStreamID = uint32(n) },
+				"memory":        func(n int) { memory = hold.New(int64(n)) },
+				"maxHeader":     func(n int) { e.fields.Max = n },
+				"backlogLimit":  func(n int) { e.lim.backlogLimit = n },
+				"backendWindow": func(n int) { e.lim.backendWindow = int32(n) },
+			}
 			for _, w := range words {
 				name, n, _ := strings.Cut(w, "=")
-				switch v := must.Get(strconv.Atoi(n))(t); name {
-				case "maxStreams":
-					e.MaxStreams = uint32(v)
-				case "maxStreamID":
-					e.lim.maxStreamID = uint32(v)
-				case "memory":
-					memory = hold.New(int64(v))
-				case "maxHeader":
-					e.fields.Max = v
-				case "backlogLimit":
-					e.lim.backlogLimit = v
-				case "backendWindow":
-					e.lim.backendWindow = int32(v)
-				default:
-					t.Fatalf("unknown limit %s", name)
-				}
+				limits[name](must.Get(strconv.Atoi(n))(t))
 			}
 		}),
 	}
@@ -142,6 +137,9 @@ func (s *teller) named(name string) *Endpoint {
 		if was, again := strings.CutSuffix(name, "'"); again {
 			ep.Name = s.named(was).Name
 		}
+		if strings.HasSuffix(name, "/panics") {
+			ep.Release = func() { s.inFlight--; panic("releasing") }
+		}
 		ep.Failed = func(error) { s.failures[name]++ }
 		ep.Told = func(g *GoAway) { s.says = append(s.says, g.Error()) }
 		s.endpoints[name] = ep
@@ -151,55 +149,47 @@ func (s *teller) named(name string) *Endpoint {
 
 // setPlan sets the plan to what the words say. A list of endpoints is tried in turn.
 func (s *teller) setPlan(words []string) {
-	s.plan, s.rig.named, s.to, s.parks = Plan{}, false, []string{"ep"}, false
-	for _, w := range words {
-		p := &s.plan
-		name, value, _ := strings.Cut(w, "=")
-		switch name {
-		case "to": // "" means none
-			s.to = strings.FieldsFunc(value, func(r rune) bool { return r == ',' })
-		case "named":
-			s.rig.named = true
-		case "parks":
-			s.parks = true
-		case "retries":
-			p.Retries = s.number(value)
-		case "wait":
-			p.Wait = s.duration(value)
-		case "deadline":
-			p.Deadline = s.duration(value)
-		case "long":
-			p.LongRunning = true
-		case "again":
-			p.Again = true
-		case "owner":
-			p.Owner = value
-		case "apart":
-			p.Apart = true
-		case "goaway":
-			p.GoAway = true
-		case "unpaid":
-			p.Budget = func() bool { return false }
-		case "remove":
-			p.Remove = func(name string) bool { return strings.HasPrefix(name, value) }
-		case "hides":
-			p.RemoveResponse = func(name string) bool { return strings.HasPrefix(name, value) }
-		case "set":
-			p.Set = append(p.Set, field(value, "set"))
-		case "serve":
-			p.Serve = http.NotFoundHandler()
-		case "fail":
-			p.Fail = func(o Outcome) http.Handler { s.why = o; return http.NotFoundHandler() }
-		case "rejects": // redirects
+	s.plan, s.rig.named, s.to, s.parks, s.panics = Plan{}, false, []string{"ep"}, false, ""
+	p := &s.plan
+	set := map[string]func(v string){
+		"to":        func(v string) { s.to = strings.FieldsFunc(v, func(r rune) bool { return r == ',' }) }, // "" means none
+		"named":     func(string) { s.rig.named = true },
+		"parks":     func(string) { s.parks = true },
+		"panics":    func(v string) { s.panics, s.e.Caught = v, func(any, []byte) {} }, // see made
+		"retries":   func(v string) { p.Retries = s.number(v) },
+		"wait":      func(v string) { p.Wait = s.duration(v) },
+		"deadline":  func(v string) { p.Deadline = s.duration(v) },
+		"long":      func(string) { p.LongRunning = true },
+		"again":     func(string) { p.Again = true },
+		"owner":     func(v string) { p.Owner = v },
+		"apart":     func(string) { p.Apart = true },
+		"goaway":    func(string) { p.GoAway = true },
+		"unwelcome": func(string) { p.Unwelcome = true },
+		"unpaid":    func(string) { p.Budget = func() bool { return false } },
+		"remove":    func(v string) { p.Remove = func(name string) bool { return strings.HasPrefix(name, v) } },
+		"hides":     func(v string) { p.RemoveResponse = func(name string) bool { return strings.HasPrefix(name, v) } },
+		"set":       func(v string) { p.Set = append(p.Set, field(v, "set")) },
+		"serve":     func(string) { p.Serve = http.NotFoundHandler() },
+		"answer": func(v string) { // <status>,<bytes>
+			status, n, _ := strings.Cut(v, ",")
+			p.Answer = &Answer{s.number(status), []hpack.HeaderField{field(":status", status)}, []byte(strings.Repeat("e", s.number(n)))}
+		},
+		"fail": func(string) { p.Fail = func(o Outcome) http.Handler { s.why = o; return http.NotFoundHandler() } },
+		"rejects": func(string) { // redirects
 			p.Accept = func(status int, _ bool) http.Handler {
 				if status < 300 {
 					return nil
 				}
 				return http.NotFoundHandler()
 			}
-		default:
+		},
+	}
+	for _, w := range words {
+		name, value, _ := strings.Cut(w, "=")
+		if set[name] == nil {
 			s.t.Fatalf("%s: unknown word %s", s.at, w)
 		}
+		set[name](value)
 	}
 }
 
@@ -213,10 +203,22 @@ func (s *teller) made() Plan {
 		}
 	}
 	p := s.forward(eps...)
-	if s.plan.Serve != nil {
+	if s.plan.Serve != nil || s.plan.Answer != nil {
 		p.Forward = nil
 	} else if of != nil {
 		p.Forward = of
+	}
+	switch s.panics {
+	case "deciding":
+		panic(s.panics)
+	case "looking":
+		p.Accept = func(int, bool) http.Handler { panic("looking at the head") }
+	case "removing":
+		p.RemoveResponse = func(string) bool { panic("removing a field") }
+	case "failing":
+		p.Fail = func(Outcome) http.Handler { panic("saying why it failed") }
+	case "done":
+		p.Done = func(Outcome) { panic("done") }
 	}
 	return p
 }
@@ -259,10 +261,7 @@ func (s *teller) step(words []string, rest string) {
 	case "plan":
 		s.setPlan(words[1:])
 	case "picks":
-		s.picked[words[1]] = s.named(words[2])
-		if s.upstreams[words[1]] == nil {
-			s.upstreams[words[1]] = &Upstream{Retried: func(Reason) {}, Pick: func(any, []*Endpoint) *Endpoint { s.inFlight++; return s.picked[words[1]] }}
-		}
+		s.picks(words[1], words[2])
 	case "dials", "dial":
 		s.dials(words[0], words[1])
 	case "tick":
@@ -330,12 +329,23 @@ func (s *teller) step(words []string, rest string) {
 	case "is":
 		for _, w := range words[1:] {
 			what, want, _ := strings.Cut(w, "=")
-			check.Same(s.t, want, s.value(what), "%s: %s", s.at, what)
+			check.Same(s.t, want, fmt.Sprint(s.value(what)), "%s: %s", s.at, what)
 		}
 	default:
 		s.speak(s.member(words[0]), words[1:], rest)
 	}
 	s.run()
+}
+
+func (s *teller) picks(upstream, endpoint string) {
+	pick := func() *Endpoint { s.inFlight++; return s.named(endpoint) }
+	if endpoint == "panic" {
+		s.e.Caught, pick = func(any, []byte) {}, func() *Endpoint { panic("picking") }
+	}
+	s.picked[upstream] = pick
+	if s.upstreams[upstream] == nil {
+		s.upstreams[upstream] = &Upstream{Retried: func(Reason) {}, Pick: func(any, []*Endpoint) *Endpoint { return s.picked[upstream]() }}
+	}
 }
 
 func (s *teller) dials(step, how string) {
@@ -394,62 +404,44 @@ func (s *teller) ended(reason string, words []string) {
 }
 
 // value returns what "is" compares: a number, a list, or the state of a peer's connection.
-func (s *teller) value(what string) string {
+func (s *teller) value(what string) any {
 	name, of, _ := strings.Cut(what, ":")
-	switch name {
-	case "backends":
-		return strconv.Itoa(len(s.backends))
-	case "dials": // to these endpoints are held
-		var to []string
-		for _, d := range s.held {
-			for name, ep := range s.endpoints {
-				if ep == d.ep {
-					to = append(to, name)
-				}
-			}
-		}
-		return strings.Join(to, ",")
-	case "left":
-		return strings.Join(s.left, ",")
-	case "failed": // times that an endpoint's failure was reported
-		return strconv.Itoa(s.failures[of])
-	case "said": // the GOAWAYs that were reported
-		return strings.ReplaceAll(strings.Join(s.says, ","), " ", "_")
-	case "inflight":
-		return strconv.Itoa(s.inFlight)
-	case "outcomes":
-		return strconv.Itoa(len(s.outcomes))
-	case "count": // a metric, by side or cause
-		v := reflect.ValueOf(&s.e.Count).Elem().FieldByName(of)
-		if v.Kind() == reflect.Struct {
-			return fmt.Sprint(v.Addr().Interface().(*atomic.Int64).Load())
-		}
-		var each []string
-		for _, n := range v.Seq2() {
-			each = append(each, fmt.Sprint(n.Addr().Interface().(*atomic.Int64).Load()))
-		}
-		return strings.Join(each, ",")
-	case "streams":
-		return strconv.Itoa(len(s.member(of).c.streams))
-	case "ready": // streams that get a turn
-		return strconv.Itoa(s.member(of).c.ready.n)
-	case "recv": // what it may still send
-		return strconv.Itoa(int(s.member(of).c.recv))
-	case "queued": // bytes of its bodies
-		return strconv.Itoa(s.member(of).c.queued)
-	case "heads": // bytes of those that are not answered
-		return strconv.Itoa(s.member(of).c.heads)
-	case "held": // bytes, also of its frames
-		c := s.member(of).c
-		return strconv.FormatInt(s.e.Count.Queued.Load()+s.e.Count.Output.Load()+int64(len(c.out)+len(c.in)+len(c.block)), 10)
-	case "window": // what it may send on the first stream, also if credit for it was not returned yet
-		h := s.member(of).c.streams[1].half[up]
-		return strconv.Itoa(int(h.recv + h.credit))
-	case "why":
-		return string(s.why.Reason)
-	case "handler": // what the next handler is asked
-		h := s.locals[0].head
-		return h.Method + "," + h.Authority + "," + h.Target()
+	values := map[string]func() any{
+		"backends": func() any { return len(s.backends) },
+		"dials":    func() any { return strings.Join(s.dialling(), ",") }, // to these endpoints are held
+		"left":     func() any { return strings.Join(s.left, ",") },
+		"failed":   func() any { return s.failures[of] },                                          // times that an endpoint's failure was reported
+		"said":     func() any { return strings.ReplaceAll(strings.Join(s.says, ","), " ", "_") }, // the GOAWAYs that were reported
+		"inflight": func() any { return s.inFlight },
+		"outcomes": func() any { return len(s.outcomes) },
+		"count":    func() any { return s.count(of) },
+		"counted":  func() any { return s.e.held },                                      // bytes, of all connections
+		"spares":   func() any { return fmt.Sprintf("%v,%v", !s.e.empty(), s.keeps()) }, // in free lists, and buffers
+		"rests":    func() any { return s.e.Rests() },
+		"pace":     func() any { return s.e.Pace() },
+		"streams":  func() any { return len(s.member(of).c.streams) },
+		"ready":    func() any { return s.member(of).c.ready.n },   // streams that get a turn
+		"recv":     func() any { return s.member(of).c.recv },      // what it may still send
+		"queued":   func() any { return s.member(of).c.queued },    // bytes of its bodies
+		"heads":    func() any { return s.member(of).c.heads },     // bytes of those that are not answered
+		"over":     func() any { return s.member(of).c.Over() },    // it is not read from
+		"late":     func() any { return len(s.member(of).c.late) }, // resets that wait
+		"why":      func() any { return s.why.Reason },
+		"held": func() any { // bytes, also of its frames
+			c := s.member(of).c
+			return s.e.Count.Queued.Load() + s.e.Count.Output.Load() + int64(len(c.out)+len(c.in)+len(c.block))
+		},
+		"window": func() any { // what it may send on the first stream, also if credit for it was not returned yet
+			h := s.member(of).c.streams[1].half[up]
+			return h.recv + h.credit
+		},
+		"handler": func() any { // what the next handler is asked
+			h := s.locals[0].head
+			return h.Method + "," + h.Authority + "," + h.Target()
+		},
+	}
+	if values[name] != nil {
+		return values[name]()
 	}
 	switch p := s.member(name); {
 	case p.shut:
@@ -458,4 +450,28 @@ func (s *teller) value(what string) string {
 		return "closed"
 	}
 	return "open"
+}
+
+func (s *teller) dialling() (to []string) {
+	for _, d := range s.held {
+		for name, ep := range s.endpoints {
+			if ep == d.ep {
+				to = append(to, name)
+			}
+		}
+	}
+	return to
+}
+
+// count returns a metric, by side or cause.
+func (s *teller) count(name string) string {
+	v := reflect.ValueOf(&s.e.Count).Elem().FieldByName(name)
+	if v.Kind() == reflect.Struct {
+		return fmt.Sprint(v.Addr().Interface().(*atomic.Int64).Load())
+	}
+	var each []string
+	for _, n := range v.Seq2() {
+		each = append(each, fmt.Sprint(n.Addr().Interface().(*atomic.Int64).Load()))
+	}
+	return strings.Join(each, ",")
 }

@@ -67,24 +67,8 @@ func TestMeasurementsEnd(t *testing.T) {
 	check.Same(t, 0, m.received(6+far, 1), "what it took, not measured")
 }
 
-// The window of a backend's connection stays: no line fills it.
-func TestBackendsWindowStays(t *testing.T) {
-	r, _, b := asked(t)
-	b.c.reach.all.start(r.e.now, 10)
-	r.e.now += 2 * near
-	b.c.received(10)
-	check.Same(t, [2]int32{}, [2]int32{b.c.reach.conn, b.c.credit}, "wider window, credit")
-}
-
-// A window grows at most to widest.
-func TestWidest(t *testing.T) {
-	for size, want := range map[int32]int32{widest / growth / 2: widest / 2, widest - 1: widest, widest: widest} {
-		check.Same(t, want, new(reach).judge(0, 2*near, size), "what %d grows to", size)
-	}
-}
-
 // A window is used well if it lasts for at most eight round trips, and grows if for two or fewer.
-// The shortest time so far is taken for a round trip, unless no round trip takes it.
+// The shortest time so far is taken for a round trip, unless no round trip takes it. It grows at most to widest.
 func TestJudge(t *testing.T) {
 	var r reach
 	for i, step := range []struct {
@@ -113,6 +97,9 @@ func TestJudge(t *testing.T) {
 		check.Same(t, want, r.judge(now, step.took, 1000), "window after %v", step.took)
 		check.Same(t, step.shortest, r.shortest, "round trip after %v", step.took)
 		check.Same(t, before, r.seen, "used well at, after %v", step.took)
+	}
+	for size, want := range map[int32]int32{widest / growth / 2: widest / 2, widest - 1: widest, widest: widest} {
+		check.Same(t, want, new(reach).judge(0, 2*near, size), "what %d grows to", size)
 	}
 	for _, step := range []struct {
 		stream, left  int32

@@ -101,7 +101,6 @@ func TestEncoderNeverIndexesCredentials(t *testing.T) {
 	}
 }
 
-// The table keeps its fields when it grows.
 // Long heads are Huffman-coded, as far as that costs little. A usual token is not.
 func TestEncoderShortensLongHeads(t *testing.T) {
 	token := func(n int) hpack.HeaderField { return field("authorization", strings.Repeat("e30.", n/4)) } // 7 of 8 bits
@@ -122,6 +121,7 @@ func TestEncoderShortensLongHeads(t *testing.T) {
 	}
 }
 
+// The table keeps its fields when it grows.
 func TestEncoderGrows(t *testing.T) {
 	p := newHpackPair(t)
 	var fields []hpack.HeaderField
@@ -176,31 +176,6 @@ func FuzzEncoder(f *testing.F) {
 				p.pass(field(fmt.Sprint("n", kind%16), strings.Repeat("v", n%600)), field("content-type", fmt.Sprint(n%9)))
 			}
 			in = in[3:]
-		}
-	})
-}
-
-func BenchmarkEncoder(b *testing.B) {
-	fields := []hpack.HeaderField{
-		field(":method", "GET"), field(":scheme", "https"), field(":authority", "cluster.example"), field(":path", "/apis/metrics.k8s.io/v1beta1/nodes"),
-		field("accept", "application/json"), field("user-agent", "kubectl/v1.36.3"),
-		{Name: "x-remote-user", Value: "alice", Sensitive: true}, {Name: "x-remote-group", Value: "devs", Sensitive: true},
-		field("x-forwarded-for", "10.0.0.1"), field("x-forwarded-proto", "https"),
-	}
-	b.Run("ours", func(b *testing.B) {
-		e, out := NewEncoder(), []byte(nil)
-		for b.Loop() {
-			out = e.Append(out[:0], fields)
-		}
-	})
-	b.Run("xnet", func(b *testing.B) {
-		var out bytes.Buffer
-		e := hpack.NewEncoder(&out)
-		for b.Loop() {
-			out.Reset()
-			for i := range fields {
-				_ = e.WriteField(fields[i])
-			}
 		}
 	})
 }
