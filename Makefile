@@ -68,7 +68,7 @@ folder = $(firstword $(wildcard tests/e2e/$@ tests/chaos/$@ tests/$@))
 suite = go test -tags e2e -count=1 $(1) -json ./$(folder) | $(call count,$@,-want $(folder)/COUNT)
 
 # Suites on the real parts whose bounds are seconds, and those that need more than the default parts.
-SLOW := faults rotation entrypoint behind operate directory etcd differential releases dashboards balancer
+SLOW := faults entrypoint behind operate directory etcd differential releases dashboards balancer
 # What CI runs besides verify and test: suites that guard a security property, and one older release of Kubernetes. They have no limits in seconds, so a busy machine does not break them.
 GUARDS := directory etcd attacks skew-one fuzz-one
 
@@ -77,7 +77,7 @@ test: ## Unit tests, and end-to-end tests on real parts
 	$(call each,unit parts e2e managed)
 
 .PHONY: slow
-slow: ## Suites with limits in seconds (faults, rotation, …), or that need more programs; on an idle machine
+slow: ## Suites with limits in seconds (faults, entrypoint, …), or that need more programs; on an idle machine
 	$(call each,parts $(SLOW))
 
 .PHONY: guards
@@ -126,11 +126,10 @@ differential: parts ## The same requests to Fairlead and to kube-apiserver
 netns:
 	@command -v ip >/dev/null || apt-get install -y iproute2
 
-.PHONY: faults rotation entrypoint behind
-faults: parts netns ## Faults of all parts (root; otherwise idle)
-	$(call suite,-parallel 12 -timeout 20m)
-rotation: parts ## Every certificate and CA is replaced under load (otherwise idle)
-	$(call suite,-parallel 32 -timeout 15m)
+.PHONY: faults entrypoint behind
+faults: parts netns ## One thing at a time breaks or is replaced under load: backends, Fairlead, every certificate and CA; real extension servers restart (15 min; root, otherwise idle)
+	$(TOOLS) -q test-adapter # before the tests: their network has no way out
+	$(call suite,-timeout 40m) -v
 entrypoint: parts netns ## The cluster's own clients come through Fairlead (root)
 	$(call suite,-timeout 10m)
 behind: parts netns ## The cluster's own aggregator sends APIServices to Fairlead, beside it alone (8 min; root, otherwise idle)
@@ -227,12 +226,6 @@ konnectivity: parts netns ## An extension server that is reached only through ko
 incidents: parts netns ## Eighteen outages: what the first command says, which alerts fire, and that all is well again (6 min; root, otherwise idle)
 	@command -v promtool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends prometheus; }
 	$(call suite,-parallel 6 -timeout 20m)
-
-.PHONY: recovery
-recovery: ## Real extension servers restart: how soon Fairlead serves them again (6 min; root, otherwise idle)
-	$(TOOLS) -q etcd kube-apiserver sample-apiserver test-adapter
-	@command -v ip >/dev/null || apt-get install -y iproute2
-	go test -tags e2e -count=1 -timeout 30m -json ./tests/chaos/recovery | go run ./tests/tools/count -v -want tests/chaos/recovery/COUNT
 
 .PHONY: etcd-load
 etcd-load: ## 10,000 APIServices written at 500 a second to two Fairleads: both route each within 100 ms; again while leaders are killed (otherwise idle)

@@ -66,31 +66,9 @@ func Bundle(cas ...*CA) (all []byte) {
 	return all
 }
 
-// WriteFiles writes dir/name.crt and dir/name.key and returns their paths, for another process that
-// issues certificates.
+// WriteFiles writes a root's dir/name.crt and dir/name.key and returns their paths.
 func (ca *CA) WriteFiles(dir, name string) (certFile, keyFile string, err error) {
-	pair := &Pair{Certificate: ca.Certificate, key: ca.key}
-	if len(ca.chain) > 0 {
-		pair.chain = ca.chain[1:] // the first one is the certificate itself
-	}
-	return pair.WriteFiles(dir, name)
-}
-
-// ReadCA reads the files of CA.WriteFiles.
-func ReadCA(certFile, keyFile string) (*CA, error) {
-	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
-	if err != nil {
-		return nil, fmt.Errorf("reading CA: %w", err)
-	}
-	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
-	if !ok || !pair.Leaf.IsCA {
-		return nil, fmt.Errorf("reading CA: %s is not one of ours", certFile)
-	}
-	ca := &CA{Certificate: pair.Leaf, key: key}
-	if ca.Certificate.CheckSignatureFrom(ca.Certificate) != nil { // not a root
-		ca.chain = pair.Certificate
-	}
-	return ca, nil
+	return (&Pair{Certificate: ca.Certificate, key: ca.key}).WriteFiles(dir, name)
 }
 
 // Pool returns a pool with only this CA.

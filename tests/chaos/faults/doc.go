@@ -1,8 +1,9 @@
-// Package faults verifies design.md's limits in seconds when things break: backends that die or hang, hosts whose
-// packets are lost, a Fairlead that gets SIGTERM; and the status that Fairlead writes. Everything is real: etcd,
-// kube-apiserver, Fairlead, extension servers, sockets.
+// Package faults verifies what must hold when one thing breaks or is replaced under load, and its limits in seconds:
+// backends that die or hang, packets that are lost, a Fairlead that gets SIGTERM, every certificate and CA that
+// Fairlead holds or trusts, and real extension servers that restart. Everything is real: etcd, kube-apiservers,
+// Fairlead's binary, sockets; extension servers change their certificates and faults at run time.
 //
-// The tests need the build tag e2e and root: they run in their own network namespace, which the
-// kernel removes with the process. It has addresses for endpoints that are not on loopback, which
-// Kubernetes would refuse, and hosts whose packets can be dropped without effects elsewhere.
+// The tests need the build tag e2e and root: they run in their own network namespace, which the kernel removes with
+// the process. It has addresses for endpoints that are not on loopback, which Kubernetes would refuse, and whose
+// packets can be dropped.
 package faults

@@ -22,19 +22,19 @@ import (
 // testDrain stops one of two Fairleads behind one address, under load.
 func testDrain(t *testing.T, d *door) {
 	w := d.w
-	b, _ := d.backend(t, 2)
+	r := d.remote(t, 2, nil)
 	leaving := w.newDoor(t, "--shutdown-delay-duration=1s", "--shutdown-watch-termination-grace-period=1s")
-	b.await(t, leaving)
+	r.await(t, leaving)
 	front, sent := balance(t, leaving, d)
-	local := func(i int) (string, string, string) { return http.MethodGet, front + "/api/v1/namespaces/default", "" }
-	long := func(i int) (string, string, string) {
-		return http.MethodGet, front + b.widgets + "?watch=1&resourceVersion=1&timeoutSeconds=6", ""
+	local := func(int) (string, string, string) { return http.MethodGet, front + "/api/v1/namespaces/default", "" }
+	long := func(int) (string, string, string) {
+		return http.MethodGet, front + r.widgets + "?watch=1&resourceVersion=1&timeoutSeconds=6", ""
 	}
 	loads := map[string]*volley.Load{
-		"HTTP/2, remote":   {Every: 10 * time.Millisecond, Clients: w.clients(4, true), Make: b.mixed(front)},
-		"HTTP/2, local":    {Every: 20 * time.Millisecond, Clients: w.clients(4, true), Make: local},
-		"HTTP/2, watches":  {Every: 100 * time.Millisecond, Clients: w.clients(4, true), Make: long},
-		"HTTP/1.1, remote": {Every: 20 * time.Millisecond, Clients: w.clients(4, false), Make: b.mixed(front)},
+		"HTTP/2, remote":   {Every: 10 * time.Millisecond, Clients: w.users(4, true), Make: r.mixed(front)},
+		"HTTP/2, local":    {Every: 20 * time.Millisecond, Clients: w.users(4, true), Make: local},
+		"HTTP/2, watches":  {Every: 100 * time.Millisecond, Clients: w.users(4, true), Make: long},
+		"HTTP/1.1, remote": {Every: 20 * time.Millisecond, Clients: w.users(4, false), Make: r.mixed(front)},
 	}
 	for _, l := range loads {
 		l.Start(t)
@@ -60,7 +60,7 @@ func balance(t *testing.T, doors ...*door) (url string, sent *[2]atomic.Int64) {
 	sent = new([2]atomic.Int64)
 	var ready [2]atomic.Bool
 	for i, d := range doors { // as load balancers do: /readyz of the main port
-		c := d.w.clients(1, true)[0]
+		c := d.w.users(1, true)[0]
 		// 200 ms: a door must be unready for longer before it refuses connections.
 		repeat(t, 200*time.Millisecond, func(ctx context.Context) { ready[i].Store(ask.Serves(ctx, c, d.Endpoint.URL+"/readyz") == nil) })
 	}

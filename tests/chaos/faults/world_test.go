@@ -4,83 +4,161 @@ package faults
 
 import (
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"net/http"
+	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/wait"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	apiservices "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
-	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/clock"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
+	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
 
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
 const (
-	// namespace holds the Services of all backends.
-	namespace = "faults"
 	// longest is the limit of anything that a test waits for.
 	longest = 30 * time.Second
 	// steadyPause lets earlier effects settle.
 	steadyPause = 2 * time.Second
 )
 
-// world is what all cases share: a cluster of two kube-apiservers, and credentials for it.
+// world is what all cases share: a cluster of two kube-apiservers, and the CAs that are rotated.
 type world struct {
 	*cluster.Cluster
-	fairlead string // executable
-	clock    clock.Clock
-	services apiservices.APIServiceInterface
-	ca       *pki.CA // signs the serving certificates of extension servers
-	caCert   string  // its files
-	caKey    string
-	admin    *tls.Config    // of a client in system:masters
-	fronts   *x509.CertPool // verifies front proxies
-	numbers  atomic.Int32   // makes names and addresses unique
-	hosts    atomic.Int32   // how many exist; they are never removed
+	fairlead  string // executable
+	clock     clock.Clock
+	core      kubernetes.Interface
+	services  apiservices.APIServiceInterface
+	servingCA *pki.CA // of Fairleads
+	clients   *bundle // who Fairleads trust
+	proxies   *bundle
+	// fronts sign the front proxies that kube-apiserver and the extension servers trust: both, so that Fairlead's pair
+	// can move from one to the other.
+	fronts  [2]*pki.CA
+	trusted *x509.CertPool // both
+	numbers atomic.Int32   // makes names and addresses unique
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	netns.Hide(t, "/run/netns") // where ip netns keeps the names of the hosts' namespaces
-	netns.Up(t, "10.78.0.0/16") // this namespace is a node, and each endpoint in this process has its own address there
+	netns.Up(t, "10.78.0.0/16") // each extension server has its own address there
 	dir := suite.Folder(t, "faults")
-	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin")), ca: pki.NewCA("extension-ca")}
+	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin")), servingCA: pki.NewCA("serving-ca")}
 	must.Run(t, func(ctx context.Context) error { w.clock.Run(ctx); return ctx.Err() })
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServers: 2, APIServerArgs: []string{"--advertise-address=10.78.0.1"}})
-	w.services = must.Get(apiservices.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t).APIServices()
-	w.caCert, w.caKey = must.Get2(w.ca.WriteFiles(dir, "extension-ca"))(t)
-	w.fronts = suite.Pool(t, w.PKI.FrontProxy.CertFile)
-	w.admin = suite.TLS(t, w.Endpoint(), w.Admin())
+	rc := w.Endpoint().RESTConfig(w.Admin())
+	w.core, w.services = must.Get(kubernetes.NewForConfig(rc))(t), must.Get(apiservices.NewForConfig(rc))(t).APIServices()
+	w.fronts = [2]*pki.CA{w.PKI.FrontProxy.CA, pki.NewCA("front-proxy-ca-2")}
+	suite.Put(t, w.PKI.FrontProxy.CertFile, pki.Bundle(w.fronts[:]...))
+	w.trusted = suite.Pool(t, w.PKI.FrontProxy.CertFile)
+	w.clients, w.proxies = newBundle(t, w.in("rotated-client-ca.crt"), "client-ca"), newBundle(t, w.in("rotated-requestheader-ca.crt"), "requestheader-ca")
+	suite.Put(t, w.in("rotated-serving-ca.crt"), w.servingCA.PEM())
 	return w
 }
 
-// clients returns n clients with one connection each, as a member of system:masters.
-func (w *world) clients(n int, h2 bool) []*http.Client {
-	var list []*http.Client
-	for range n {
-		transport := &http.Transport{TLSClientConfig: w.admin.Clone(), DisableCompression: true, Protocols: ask.Only(h2)}
-		list = append(list, &http.Client{Transport: transport})
-	}
-	return list
-}
+func (w *world) in(name string) string { return filepath.Join(w.Dir(), name) }
 
 // name returns a new name.
 func (w *world) name(kind string) string { return fmt.Sprint(kind, w.numbers.Add(1)) }
 
-// repeat calls a function at an interval until the test ends.
-func repeat(t *testing.T, every time.Duration, do func(context.Context)) {
+// bundle is a file of CAs. first is rotated away; lasting stays.
+type bundle struct {
+	file           string
+	first, lasting *pki.CA
+}
+
+func newBundle(t *testing.T, file, name string) *bundle {
 	t.Helper()
-	must.Run(t, func(ctx context.Context) error { wait.NonSlidingUntilWithContext(ctx, do, every); return ctx.Err() })
+	b := &bundle{file: file, first: pki.NewCA(name), lasting: pki.NewCA("lasting-" + name)}
+	b.write(t, b.first, b.lasting)
+	return b
+}
+
+func (b *bundle) write(t *testing.T, cas ...*pki.CA) {
+	t.Helper()
+	suite.Put(t, b.file, pki.Bundle(cas...))
+}
+
+// remote is an APIService with its Service and extension servers, one at each address.
+type remote struct {
+	w         *world
+	group     string // v1 is the only version that it serves
+	host      string // in its certificates
+	widgets   string // the path of its objects
+	addresses []string
+	servers   []*extension.Server
+	ca        *pki.CA // of the first certificates
+}
+
+// port is the port of every extension server. Each has its own address.
+const port = 8443
+
+// at is where the server with an address listens.
+func at(address string) string { return fmt.Sprintf("%s:%d", address, port) }
+
+// remote starts one with n servers, registers it until the test ends, and waits until d serves it.
+func (d *door) remote(t *testing.T, n int, annotations map[string]string) *remote {
+	t.Helper()
+	w := d.w
+	name := w.name("remote")
+	r := &remote{w: w, group: name + ".faults.example.com", host: name + ".faults.svc", ca: pki.NewCA("old-ca")}
+	r.widgets = "/apis/" + r.group + "/v1/namespaces/default/widgets"
+	for range n {
+		number := w.numbers.Add(1)
+		address := fmt.Sprintf("10.78.%d.%d", 1+number/250, 1+number%250)
+		r.addresses = append(r.addresses, address)
+		r.servers = append(r.servers, extension.Start(t, extension.Config{
+			Address: at(address), GroupVersions: []string{r.group + "/v1"}, Names: []string{r.host}, CA: r.ca,
+			RequestHeaderCA: w.trusted, AllowedNames: []string{"front-proxy-client"}, RejectWith: 401,
+		}))
+	}
+	bundle := w.in(name + "-ca.crt")
+	suite.Put(t, bundle, r.ca.PEM())
+	must.Do(t, w.Register(t.Context(), cluster.Backend{
+		Namespace: "faults", Service: name, Port: port, Addresses: r.addresses, CAFile: bundle, GroupVersions: []string{r.group + "/v1"}, Annotations: annotations,
+	}))
+	t.Cleanup(func() {
+		_ = w.services.Delete(context.WithoutCancel(t.Context()), "v1."+r.group, metav1.DeleteOptions{})
+	})
+	r.await(t, d)
+	return r
+}
+
+// serve makes all servers present a certificate of ca on new connections.
+func (r *remote) serve(ca *pki.CA) {
+	for _, s := range r.servers {
+		s.SetPair(ca.Issue(pki.Leaf{CommonName: "extension", Names: []string{r.host}}))
+	}
+}
+
+func (r *remote) unavailable(d *door) bool {
+	return d.scrape()[fmt.Sprintf("aggregator_unavailable_apiservice{name=%q}", "v1."+r.group)] != 0
+}
+
+// healthy returns the metric of one endpoint's health.
+func (r *remote) healthy(d *door, address string) bool {
+	return d.scrape()[fmt.Sprintf("fairlead_endpoint_healthy{endpoint=%q,name=%q}", at(address), "v1."+r.group)] == 1
+}
+
+// await waits until d serves it and all its endpoints are healthy.
+func (r *remote) await(t *testing.T, d *door) {
+	t.Helper()
+	eventually(t, r.group+" is available", func() bool {
+		return !r.unavailable(d) && !slices.ContainsFunc(r.addresses, func(a string) bool { return !r.healthy(d, a) })
+	})
 }
 
 // eventually polls until ok returns true. Its limit is far beyond what callers assert.
@@ -113,31 +191,3 @@ func (s stopwatch) within(t *testing.T, bound time.Duration, what string, ok fun
 		t.Errorf("%s after %s, want %s", what, gross-still, bound)
 	}
 }
-
-// door is one Fairlead under test.
-type door struct {
-	*cluster.Front
-	w     *world
-	admin *http.Client // of its admin port
-	now   atomic.Pointer[map[string]float64]
-}
-
-// newDoor starts a Fairlead in front of both kube-apiservers. It ends with the test.
-func (w *world) newDoor(t *testing.T, args ...string) *door {
-	t.Helper()
-	args = append([]string{"--local-apiserver=" + w.EndpointOf(0).URL + "," + w.EndpointOf(1).URL}, args...)
-	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: w.name("fairlead"), Args: args}))(t)
-	t.Cleanup(front.Part.Kill)
-	d := &door{Front: front, w: w, admin: w.clients(1, true)[0]}
-	d.now.Store(new(map[string]float64))
-	repeat(t, 50*time.Millisecond, func(ctx context.Context) {
-		if s, err := ask.Metrics(ctx, d.admin, d.Admin.URL); err == nil {
-			d.now.Store(&s)
-		}
-	})
-	return d
-}
-
-// scrape returns the latest metrics. There is one reader for all cases, because a scrape costs
-// Fairlead some milliseconds.
-func (d *door) scrape() map[string]float64 { return *d.now.Load() }

@@ -1,6 +1,6 @@
 //go:build e2e
 
-package rotation
+package faults
 
 import (
 	"context"
@@ -32,7 +32,7 @@ type target struct {
 
 // caller is one identity with its long-lived connections.
 type caller struct {
-	f      *front
+	w      *world
 	h2     bool
 	header http.Header // of every request
 	asked  atomic.Int64
@@ -40,7 +40,11 @@ type caller struct {
 }
 
 // move gives the caller new connections with a new certificate. Its open watches stay on the old ones.
-func (c *caller) move(id identity) { c.now.Store(c.f.transport(id, c.h2)) }
+func (c *caller) move(id identity) {
+	lasting := c.w.transport(id, c.h2)
+	lasting.MaxIdleConnsPerHost = 16 // as many requests as there are at a time over HTTP/1.1
+	c.now.Store(lasting)
+}
 
 // RoundTrip adds the caller's header.
 func (c *caller) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -55,7 +59,11 @@ func (c *caller) RoundTrip(r *http.Request) (*http.Response, error) {
 	return fresh.RoundTrip(r)
 }
 
-// load is a steady stream of requests in each case, and watches that are always open.
+// load is a steady stream of requests in each case, with three kinds of identity, over HTTP/2 and HTTP/1.1, to the
+// local apiserver and to three extension servers, and watches that are always open and get events all the time. A
+// request fails unless its status is 200; no client here retries. A watch that ends counts as cut off, with one
+// exception: its backend has just lost the trust of its connection, and it ends between two events with a clean end of
+// the body, as after kube-apiserver's own watch timeout.
 type load struct {
 	*volley.Load
 	targets []target
@@ -64,20 +72,20 @@ type load struct {
 }
 
 // startLoad starts the watches, until the test ends.
-func startLoad(t *testing.T, f *front, targets []target) *load {
+func startLoad(t *testing.T, d *door, targets []target) *load {
 	t.Helper()
 	l := &load{targets: targets, Load: &volley.Load{Every: time.Second / rate}}
-	for i, id := range []identity{masters(f.clients.first), gateway(f.proxies.first), {header: ask.Bearer("admin-token")}} {
-		l.callers[i] = &caller{f: f, h2: i != 1, header: id.header}
+	for i, id := range []identity{masters(d.w.clients.first), gateway(d.w.proxies.first), {header: ask.Bearer("admin-token")}} {
+		l.callers[i] = &caller{w: d.w, h2: i != 1, header: id.header}
 		l.callers[i].move(id)
 		l.Clients = append(l.Clients, &http.Client{Transport: l.callers[i]})
 	}
 	l.Make = func(i int) (string, string, string) {
-		return http.MethodGet, f.Endpoint.URL + targets[i/len(l.callers)%len(targets)].get, ""
+		return http.MethodGet, d.Endpoint.URL + targets[i/len(l.callers)%len(targets)].get, ""
 	}
 	for _, tg := range targets {
 		for i := range 2 { // a certificate and a front proxy: no rotation ends the token's identity
-			w := &watching{&volley.Watch{Client: l.Clients[i], URL: f.Endpoint.URL + tg.watch}, fmt.Sprintf("watch %d of %s", i, tg.name), tg.name}
+			w := &watching{&volley.Watch{Client: l.Clients[i], URL: d.Endpoint.URL + tg.watch}, fmt.Sprintf("watch %d of %s", i, tg.name), tg.name}
 			l.watches = append(l.watches, w)
 			must.Run(t, func(ctx context.Context) error { w.Run(ctx); return ctx.Err() })
 		}

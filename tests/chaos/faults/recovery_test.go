@@ -1,31 +1,24 @@
 //go:build e2e
 
-package recovery
+package faults
 
 import (
 	"context"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
-
-// The adapter always listens on port 8080 of all addresses, so the tests get a network namespace.
-func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 const (
 	// most is how much later than directly a server may be served through Fairlead: kube-apiserver's own aggregator
@@ -37,24 +30,18 @@ const (
 	patience = 30 * time.Second
 )
 
-type world struct {
-	*cluster.Cluster
-	front *cluster.Front
-}
-
 type server struct {
 	part *cluster.Part
 	e    cluster.Endpoint
 	path string
 }
 
-// TestRecovery restarts each server ten times, alternately after SIGTERM and SIGKILL.
+// TestRecovery restarts real extension servers ten times each, alternately after SIGTERM and SIGKILL, and measures how
+// much later Fairlead serves them than they answer directly.
 func TestRecovery(t *testing.T) {
-	netns.Up(t, "10.79.0.0/16")
-	dir := suite.Folder(t, "recovery")
-	w := &world{Cluster: suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.79.0.1"}})}
+	w := newWorld(t) // the adapter always listens on port 8080 of all addresses
 	t.Logf("commit %s", suite.Commit(t))
-	w.front = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, filepath.Join(dir, "bin"))}))(t)
+	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead}))(t).Endpoint
 	for _, tc := range []struct {
 		name  string
 		start func(*testing.T) server
@@ -63,7 +50,7 @@ func TestRecovery(t *testing.T) {
 			s := tc.start(t)
 			var late []string
 			for i, down := range []time.Duration{2, 5, 10, 2, 5, 10, 2, 5, 10, 2} {
-				if got := w.restart(t, s, down*time.Second, i%2 == 0); got > most {
+				if got := w.restart(t, front, s, down*time.Second, i%2 == 0); got > most {
 					late = append(late, fmt.Sprint(got.Round(time.Millisecond)))
 				}
 			}
@@ -75,11 +62,11 @@ func TestRecovery(t *testing.T) {
 }
 
 // restart stops s for a while. It returns the time from the first direct answer to the first through Fairlead.
-func (w *world) restart(t *testing.T, s server, down time.Duration, farewell bool) time.Duration {
+func (w *world) restart(t *testing.T, front cluster.Endpoint, s server, down time.Duration, farewell bool) time.Duration {
 	t.Helper()
 	vouched := cluster.Credentials{Pair: w.PKI.FrontProxyPair}
 	direct := poll(t, suite.Client(t, s.e, vouched), s.e.URL+s.path, http.Header{"X-Remote-User": {"admin"}, "X-Remote-Group": {"system:masters"}})
-	through := poll(t, suite.Client(t, w.front.Endpoint, w.Admin()), w.front.Endpoint.URL+s.path, nil)
+	through := poll(t, suite.Client(t, front, w.Admin()), front.URL+s.path, nil)
 	beside := poll(t, suite.Client(t, w.Endpoint(), w.Admin()), w.Endpoint().URL+s.path, nil)
 	all := []*volley.Load{direct, through, beside}
 	await(t, all, time.Now())
@@ -113,8 +100,7 @@ func (w *world) sample(t *testing.T) server {
 	t.Helper()
 	suite.Tool(t, "sample-apiserver") // built before the time limit starts
 	part := must.Get(w.StartSampleAPIServer(t.Context()))(t)
-	core := must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
-	service := must.Get(core.CoreV1().Services("wardle").Get(t.Context(), "api", metav1.GetOptions{}))(t)
+	service := must.Get(w.core.CoreV1().Services("wardle").Get(t.Context(), "api", metav1.GetOptions{}))(t)
 	return server{
 		part: part,
 		e:    cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", service.Spec.Ports[0].Port), CAFile: w.PKI.Serving.CertFile},

@@ -7,13 +7,14 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
+	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
 
 // design.md's limits, from the fault until its verdict is in force and reported.
@@ -25,74 +26,59 @@ const (
 	failOver   = 5 * time.Second
 )
 
-// testProcess has one backend with one endpoint, whose process is killed, restarted and stopped.
-func testProcess(t *testing.T, d *door) {
-	b, h := d.w.newBackend(), d.w.addHost(t)
-	p := b.start(t, h)
-	b.register(t, h.address)
-	b.await(t, d)
-	down := func() bool { return b.unavailable(d) }
-	up := func() bool { return !b.unavailable(d) }
-	restart := func(t *testing.T) stopwatch {
+// testDeaths has one backend with one endpoint, which dies, comes back and hangs. TestRecovery does it with processes.
+func testDeaths(t *testing.T, d *door) {
+	r := d.remote(t, 1, nil)
+	down := func() bool { return r.unavailable(d) }
+	up := func() bool { return !r.unavailable(d) }
+	set := func(t *testing.T, faults ...extension.Fault) stopwatch {
 		t.Helper()
-		must.Do(t, p.Restart(t.Context()))
-		return d.w.start()
+		begun := d.w.start()
+		must.Do(t, r.servers[0].Set(faults...))
+		return begun
 	}
 	t.Run("killed under traffic", func(t *testing.T) {
-		l := (&volley.Load{Every: 20 * time.Millisecond, Clients: d.w.clients(2, true), Make: b.reads(d.Endpoint.URL)}).Start(t)
+		l := (&volley.Load{Every: 20 * time.Millisecond, Clients: d.w.users(2, true), Make: r.reads(d.Endpoint.URL)}).Start(t)
 		suite.Pause(t, steadyPause)
-		killed := d.w.start()
-		p.Kill()
+		killed := set(t, extension.Fault{Kind: extension.Dead})
 		killed.within(t, killedBusy, "unavailable", down)
 		suite.Pause(t, steadyPause)
-		restart(t).within(t, comeBack, "available", up)
+		set(t).within(t, comeBack, "available", up)
 		back := time.Now()
 		suite.Pause(t, time.Second)
 		for _, s := range l.Stop() {
 			if (s.Began.Before(killed.begun.Add(-100*time.Millisecond)) || s.Began.After(back)) && s.Failed() {
-				t.Errorf("while the process was running: %s", &s)
+				t.Errorf("while the server was running: %s", &s)
 			}
 		}
 	})
 	t.Run("killed idle", func(t *testing.T) {
 		suite.Pause(t, steadyPause)
-		killed := d.w.start()
-		p.Kill()
-		killed.within(t, killedIdle, "unavailable", down)
+		set(t, extension.Fault{Kind: extension.Dead}).within(t, killedIdle, "unavailable", down)
 		suite.Pause(t, 2*steadyPause) // until probes are at their slowest
-		restart(t).within(t, comeBack, "available", up)
+		set(t).within(t, comeBack, "available", up)
 	})
 	t.Run("hung idle", func(t *testing.T) {
-		hung := d.w.start()
-		must.Do(t, p.Signal(syscall.SIGSTOP))
-		hung.within(t, hungIdle, "unavailable", down)
-		must.Do(t, p.Signal(syscall.SIGCONT))
+		set(t, extension.Fault{Kind: extension.Freeze}).within(t, hungIdle, "unavailable", down)
 		// A probe takes at most 5 s, and the next one starts at most 5 s after it.
-		d.w.start().within(t, 6*time.Second, "available", up)
+		set(t).within(t, 6*time.Second, "available", up)
 	})
 }
 
-// testBlackhole disconnects one of three hosts.
+// testBlackhole loses all packets to one of three endpoints, also of open connections.
 func testBlackhole(t *testing.T, d *door) {
-	b := d.w.newBackend()
-	var lost *host
-	var addresses []string
-	for range 3 {
-		lost = d.w.addHost(t)
-		b.start(t, lost)
-		addresses = append(addresses, lost.address)
-	}
-	b.register(t, addresses...)
-	b.await(t, d)
-	l := (&volley.Load{Every: 20 * time.Millisecond, Clients: d.w.clients(2, true), Make: b.mixed(d.Endpoint.URL)}).Start(t)
+	r := d.remote(t, 3, nil)
+	lost := r.addresses[2]
+	l := (&volley.Load{Every: 20 * time.Millisecond, Clients: d.w.users(2, true), Make: r.mixed(d.Endpoint.URL)}).Start(t)
 	suite.Pause(t, steadyPause)
 
+	route := " " + lost + "/32 dev lo table local" // it is no longer one of this machine's, so nobody takes its packets
 	begun := d.w.start()
-	lost.unplug(t)
-	begun.within(t, failOver, "unhealthy", func() bool { return !b.healthy(d, lost.address) })
+	netns.IP(t, "route add"+route)
+	begun.within(t, failOver, "unhealthy", func() bool { return !r.healthy(d, lost) })
 	suite.Pause(t, failOver)
-	lost.plug(t)
-	eventually(t, "healthy again", func() bool { return b.healthy(d, lost.address) })
+	netns.IP(t, "route del"+route)
+	eventually(t, "healthy again", func() bool { return r.healthy(d, lost) })
 
 	// Requests that may be retried are, and succeed. The others are answered in time, too.
 	shots := l.Stop()
@@ -114,21 +100,21 @@ func mustSucceed(t *testing.T, shots []volley.Shot, longest time.Duration) {
 }
 
 // reads requests a backend's objects in turn, through a Fairlead.
-func (b *backend) reads(door string) func(int) (string, string, string) {
+func (r *remote) reads(door string) func(int) (string, string, string) {
 	return func(i int) (string, string, string) {
-		return http.MethodGet, fmt.Sprintf("%s%s/widget-%03d", door, b.widgets, i%100), ""
+		return http.MethodGet, fmt.Sprintf("%s%s/widget-%03d", door, r.widgets, i%100), ""
 	}
 }
 
 // mixed reads, writes and watches a backend in turn. A watch ends after a second.
-func (b *backend) mixed(door string) func(int) (string, string, string) {
-	read := b.reads(door)
+func (r *remote) mixed(door string) func(int) (string, string, string) {
+	read := r.reads(door)
 	return func(i int) (string, string, string) {
 		switch i % 4 {
 		case 1:
-			return http.MethodPost, door + b.widgets, `{"metadata":{"generateName":"made-"},"spec":{"payload":"x"}}`
+			return http.MethodPost, door + r.widgets, `{"metadata":{"generateName":"made-"},"spec":{"payload":"x"}}`
 		case 3:
-			return http.MethodGet, door + b.widgets + "?watch=1&resourceVersion=1&timeoutSeconds=1", ""
+			return http.MethodGet, door + r.widgets + "?watch=1&resourceVersion=1&timeoutSeconds=1", ""
 		}
 		return read(i)
 	}
