@@ -5,12 +5,7 @@ package incidents
 import (
 	"fmt"
 	"path/filepath"
-	"strings"
 	"testing"
-
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
-	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
@@ -32,38 +27,22 @@ const users = `
  roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: incidents-jane}, subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: jane}]}
 `
 
-// objects returns those of manifests.
-func objects(manifests string) (all []*unstructured.Unstructured) {
-	decoder := utilyaml.NewYAMLOrJSONDecoder(strings.NewReader(manifests), 4096)
-	for o := new(unstructured.Unstructured); decoder.Decode(&o.Object) == nil; o = new(unstructured.Unstructured) {
-		all = append(all, o)
-	}
-	return all
-}
+// renamed makes copies of the shipped account and its rights.
+const renamed = `
+resources: [%s]
+nameSuffix: -%s
+patches:
+- target: {kind: Service|FlowSchema|PriorityLevelConfiguration|ValidatingAdmission.*}
+  patch: '{$patch: delete, apiVersion: v1, kind: any, metadata: {name: any}}'
+`
 
-// account makes a copy of Fairlead's ServiceAccount with the shipped rights, and returns the names
-// of the copies' manifests.
+// account makes a copy of Fairlead's ServiceAccount with the shipped rights, or restores it.
 func (w *world) account(t *testing.T, name string) {
 	t.Helper()
-	var b strings.Builder
-	for _, o := range w.grants {
-		o = o.DeepCopy()
-		switch o.GetKind() {
-		case "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "RoleBinding":
-		default:
-			continue
-		}
-		o.SetName(o.GetName() + "-" + name)
-		if role, _, _ := unstructured.NestedString(o.Object, "roleRef", "name"); strings.HasPrefix(role, "system:fairlead") {
-			must.Do(t, unstructured.SetNestedField(o.Object, role+"-"+name, "roleRef", "name"))
-		}
-		if subjects, found, _ := unstructured.NestedSlice(o.Object, "subjects"); found {
-			subjects[0].(map[string]any)["name"] = "fairlead-" + name //nolint:forcetypeassert // it is one
-			must.Do(t, unstructured.SetNestedSlice(o.Object, subjects, "subjects"))
-		}
-		fmt.Fprintf(&b, "---\n%s", must.Get(yaml.Marshal(o.Object))(t))
-	}
-	w.apply(t, b.String())
+	dir := t.TempDir()
+	base := must.Get(filepath.Rel(dir, must.Get(filepath.Abs("../../../deploy/base"))(t)))(t)
+	suite.Put(t, filepath.Join(dir, "kustomization.yaml"), fmt.Sprintf(renamed, base, name))
+	w.kubectl.Run(t, "apply", "-k", dir)
 }
 
 // kubeconfig returns one with a token of that account.

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -46,14 +45,10 @@ func backends() []row {
 
 func inLong() time.Time { return time.Now().Add(long) }
 
-func portOf(s *extension.Server) string { return strconv.Itoa(s.Port()) }
-
 func faulty(name string, kind extension.Kind) func(*testing.T, *world) *incident {
 	return func(t *testing.T, w *world) *incident {
-		folder := t.TempDir()
 		s := w.extension(t, name, "")
-		w.register(t, folder, name, w.ca, "", s.URL())
-		f := w.serve(t, name, "--registry=dir:"+folder+",kubernetes")
+		f, _ := w.registered(t, name, "", s.URL())
 		return &incident{
 			fronts: []*cluster.Front{f}, paths: []string{widgets(name)},
 			start: func(t *testing.T) {
@@ -67,23 +62,18 @@ func faulty(name string, kind extension.Kind) func(*testing.T, *world) *incident
 }
 
 func mistrusted(t *testing.T, w *world) *incident {
-	folder, other := t.TempDir(), pki.NewCA("other-ca")
-	s := w.extension(t, "mistrusted", "")
-	put := func(ca *pki.CA) { w.register(t, folder, "mistrusted", ca, "", s.URL()) }
-	put(w.ca)
-	f := w.serve(t, "mistrusted", "--registry=dir:"+folder+",kubernetes")
+	s, other := w.extension(t, "mistrusted", ""), pki.NewCA("other-ca")
+	f, put := w.registered(t, "mistrusted", "", s.URL())
 	return &incident{
 		fronts: []*cluster.Front{f}, paths: []string{widgets("mistrusted")},
-		start: func(*testing.T) { put(other) }, mend: func(*testing.T) { put(w.ca) },
+		start: func(*testing.T) { put(other, s.URL()) }, mend: func(*testing.T) { put(w.ca, s.URL()) },
 	}
 }
 
 // held lets a user hold all but one of the places.
 func held(t *testing.T, w *world) *incident {
-	folder := t.TempDir()
 	s := w.extension(t, "held", "")
-	w.register(t, folder, "held", w.ca, `, fairlead.dev/max-inflight: "20"`, s.URL())
-	f := w.serve(t, "held", "--registry=dir:"+folder+",kubernetes")
+	f, _ := w.registered(t, "held", `, fairlead.dev/max-inflight: "20"`, s.URL())
 	greedy := cluster.Credentials{Pair: must.Get(w.PKI.Client.Issue("greedy", cluster.Leaf{User: "greedy", Groups: []string{"system:masters"}}))(t)}
 	slow := f.Endpoint.URL + "/apis/held.example.com/v1/namespaces/slow/widgets"
 	must.Do(t, s.Set(extension.Fault{Kind: extension.Slow, Delay: 2 * time.Second, Path: "/apis/held.example.com/v1/namespaces/slow/"}))
@@ -96,10 +86,8 @@ func held(t *testing.T, w *world) *incident {
 }
 
 func halved(t *testing.T, w *world) *incident {
-	folder := t.TempDir()
 	first, second := w.extension(t, "halved", "10.79.0.11:8443"), w.extension(t, "halved", "10.79.0.12:8443")
-	w.register(t, folder, "halved", w.ca, "", first.URL(), second.URL())
-	f := w.serve(t, "halved", "--registry=dir:"+folder+",kubernetes")
+	f, _ := w.registered(t, "halved", "", first.URL(), second.URL())
 	return &incident{
 		fronts: []*cluster.Front{f}, paths: []string{widgets("halved")},
 		start: func(t *testing.T) { must.Do(t, second.Set(extension.Fault{Kind: extension.Dead})) }, mend: func(t *testing.T) { must.Do(t, second.Set()) },
@@ -108,14 +96,11 @@ func halved(t *testing.T, w *world) *incident {
 
 // differing adds a URL whose server has other resources of the group-version.
 func differing(t *testing.T, w *world) *incident {
-	folder := t.TempDir()
 	right, wrong := w.extension(t, "differing", ""), w.extension(t, "differing", "", func(c *extension.Config) { c.Wrap = gadgetsOnly })
-	put := func(urls ...string) { w.register(t, folder, "differing", w.ca, "", urls...) }
-	put(right.URL())
-	f := w.serve(t, "differing", "--registry=dir:"+folder+",kubernetes")
+	f, put := w.registered(t, "differing", "", right.URL())
 	return &incident{
 		fronts: []*cluster.Front{f}, paths: []string{widgets("differing")},
-		start: func(*testing.T) { put(right.URL(), wrong.URL()) }, mend: func(*testing.T) { put(right.URL()) },
+		start: func(*testing.T) { put(w.ca, right.URL(), wrong.URL()) }, mend: func(*testing.T) { put(w.ca, right.URL()) },
 	}
 }
 
@@ -165,8 +150,18 @@ metadata: {name: v1.%[1]s.example.com, annotations: {fairlead.dev/url: %[2]q%[4]
 spec: {group: %[1]s.example.com, version: v1, groupPriorityMinimum: 1000, versionPriority: 100, caBundle: %[3]s, service: {namespace: incidents, name: %[1]s}}
 `
 
-// register writes an APIService with URLs into a folder of a row's own, so that no other row sees its faults.
-func (w *world) register(t *testing.T, folder, name string, ca *pki.CA, annotations string, urls ...string) {
+// registered starts a Fairlead with an APIService with URLs, in a folder of a row's own, so that no other row sees its
+// faults. put replaces its CA and its URLs.
+func (w *world) registered(t *testing.T, name, annotations string, urls ...string) (f *cluster.Front, put func(ca *pki.CA, urls ...string)) {
+	t.Helper()
+	folder := t.TempDir()
+	put = func(ca *pki.CA, urls ...string) { register(t, folder, name, ca, annotations, urls...) }
+	put(w.ca, urls...)
+	return w.serve(t, name, "--registry=dir:"+folder+",kubernetes"), put
+}
+
+// register writes an APIService with URLs into a folder.
+func register(t *testing.T, folder, name string, ca *pki.CA, annotations string, urls ...string) {
 	t.Helper()
 	suite.Put(t, filepath.Join(folder, name+".yaml"), fmt.Sprintf(byURL, name, strings.Join(urls, ","), base64.StdEncoding.EncodeToString(ca.PEM()), annotations))
 }

@@ -39,7 +39,7 @@ func yesterday(t *testing.T, w *world) *incident {
 		},
 	}
 	e := serveTLS(t, relay, serving, w.PKI.Serving.CertFile)
-	f := w.serveAt(t, e, "yesterday", "yesterday")
+	f := w.serveAt(t, e, "yesterday")
 	return &incident{fronts: []*cluster.Front{f}, start: func(*testing.T) { behind.Store(true) }, mend: func(*testing.T) { behind.Store(false) }}
 }
 

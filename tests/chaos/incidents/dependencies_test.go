@@ -3,6 +3,7 @@
 package incidents
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -47,7 +48,7 @@ const (
 const filteredAddress = "10.79.2.2"
 
 func killed(t *testing.T, w *world) *incident {
-	f := w.serveAt(t, w.EndpointOf(killable), "killed", "killed")
+	f := w.serveAt(t, w.EndpointOf(killable), "killed")
 	part := w.APIServers[killable]
 	return &incident{fronts: []*cluster.Front{f}, start: func(*testing.T) { part.Kill() }, mend: func(t *testing.T) { must.Do(t, part.Restart(t.Context())) }}
 }
@@ -67,8 +68,8 @@ func orphaned(t *testing.T, shared *world) *incident {
 	w.scrapes = w.Admin()
 	folder := t.TempDir()
 	s := w.extension(t, "orphan", "")
-	w.register(t, folder, "orphan", w.ca, "", s.URL())
-	f := w.alone(t, "orphan", w.Registry()+",dir:"+folder)
+	register(t, folder, "orphan", w.ca, "", s.URL())
+	f := w.start(t, "orphan", w.Registry()+",dir:"+folder)
 	return &incident{fronts: []*cluster.Front{f}, paths: []string{widgets("orphan")}, start: func(*testing.T) { w.Etcd.Kill() }, mend: func(t *testing.T) { must.Do(t, w.Etcd.Restart(t.Context())) }, world: &w}
 }
 
@@ -111,9 +112,8 @@ func nameServer(t *testing.T) (answers *atomic.Bool) {
 }
 
 func unnamed(t *testing.T, w *world) *incident {
-	answers, folder := nameServer(t), t.TempDir()
+	answers := nameServer(t)
 	s := w.extension(t, "named", "")
-	w.register(t, folder, "named", w.ca, "", "https://named.example.com:"+portOf(s))
-	f := w.serve(t, "named", "--registry=dir:"+folder+",kubernetes")
+	f, _ := w.registered(t, "named", "", fmt.Sprintf("https://named.example.com:%d", s.Port()))
 	return &incident{fronts: []*cluster.Front{f}, paths: []string{widgets("named")}, start: func(*testing.T) { answers.Store(false) }, mend: func(*testing.T) { answers.Store(true) }}
 }

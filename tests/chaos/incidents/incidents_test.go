@@ -71,7 +71,7 @@ func (r row) run(t *testing.T, w *world) {
 	kubeconfig := filepath.Join(w.dir, strings.ReplaceAll(t.Name(), "/", "-")+".kubeconfig")
 	must.Do(t, i.fronts[0].Endpoint.WriteKubeconfig(kubeconfig, w.Admin()))
 	try := func(command string) suite.Answer {
-		return w.run(t, "", w.plugin, append(strings.Fields(command), "--kubeconfig="+kubeconfig)...)
+		return run(t, w.plugin, append(strings.Fields(command), "--kubeconfig="+kubeconfig)...)
 	}
 	first := r.first
 	if first == "" {

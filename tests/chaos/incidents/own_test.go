@@ -49,7 +49,7 @@ func own() []row {
 				return &incident{
 					fronts: []*cluster.Front{f},
 					start: func(t *testing.T) {
-						w.ask(t, "delete rolebinding -n kube-system fairlead-authentication-reader-names")
+						w.kubectl.Run(t, "delete", "rolebinding", "-n", "kube-system", "fairlead-authentication-reader-names")
 						must.Do(t, f.Part.Restart(t.Context()))
 					},
 					mend: func(t *testing.T) { w.account(t, "names") },
@@ -68,7 +68,7 @@ func own() []row {
 func cutOff(t *testing.T, w *world) *incident {
 	r := must.Get(relay.Start(t.Context(), strings.TrimPrefix(w.Endpoint().URL, "https://")))(t)
 	first := w.serve(t, "first")
-	second := w.serveAt(t, cluster.Endpoint{URL: "https://" + r.Address, CAFile: w.PKI.Serving.CertFile}, "second", "second")
+	second := w.serveAt(t, cluster.Endpoint{URL: "https://" + r.Address, CAFile: w.PKI.Serving.CertFile}, "second")
 	ask := []string{"/readyz"} // as a balancer, which sends users to the other one
 	return &incident{fronts: []*cluster.Front{second, first}, paths: ask, start: func(*testing.T) { r.Cut(true) }, mend: func(*testing.T) { r.Cut(false) }}
 }
@@ -123,7 +123,7 @@ func refused(t *testing.T, w *world) *incident {
 	const month = 40 * 24 * time.Hour
 	file := filepath.Join(w.Dir(), "account-expired.kubeconfig")
 	must.Do(t, w.Endpoint().WriteKubeconfig(file, cluster.Credentials{Pair: issue(month)}))
-	f := w.start(t, "expired", "--kubeconfig="+file)
+	f := w.start(t, "expired", "", "--kubeconfig="+file)
 	return &incident{fronts: []*cluster.Front{f}, start: func(*testing.T) { issue(-time.Minute) }, mend: func(*testing.T) { issue(month) }}
 }
 
@@ -157,7 +157,7 @@ func narrow(t *testing.T, w *world) *incident {
 		t.Cleanup(func() { _ = watch.Body.Close() })
 	}
 	limit := func(n int) {
-		if a := w.run(t, "", "prlimit", fmt.Sprintf("--pid=%d", f.Part.PID()), fmt.Sprintf("--nofile=%d:", n)); a.Code != 0 {
+		if a := run(t, "prlimit", fmt.Sprintf("--pid=%d", f.Part.PID()), fmt.Sprintf("--nofile=%d:", n)); a.Code != 0 {
 			t.Fatalf("prlimit: %s", a.Errs)
 		}
 	}

@@ -11,15 +11,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -38,10 +37,8 @@ type world struct {
 	dir         string
 	fairlead    string // executables
 	plugin      string
-	kubectl     string
+	kubectl     kubectl.User // of an administrator, directly at kube-apiserver
 	core        kubernetes.Interface
-	direct      string // kubeconfig of an administrator at kube-apiserver
-	grants      []*unstructured.Unstructured
 	fronts      cluster.Pair // the proxy client certificate
 	ca          *pki.CA      // of extension servers
 	jane        cluster.Credentials
@@ -54,7 +51,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	netns.Up(t, "10.79.0.0/16")
 	dir := suite.Folder(t, "incidents")
-	w := &world{dir: dir, fairlead: suite.Build(t, dir, "cmd/kubectl-fairlead"), plugin: filepath.Join(dir, "kubectl-fairlead"), kubectl: suite.Tool(t, "kubectl"), ca: pki.NewCA("extension-ca"), inhibitions: inhibitions(t)}
+	w := &world{dir: dir, fairlead: suite.Build(t, dir, "cmd/kubectl-fairlead"), plugin: filepath.Join(dir, "kubectl-fairlead"), ca: pki.NewCA("extension-ca"), inhibitions: inhibitions(t)}
 	var object struct{ Spec any }
 	must.Do(t, yaml.Unmarshal(must.Get(os.ReadFile("../../../deploy/components/monitoring/prometheusrule.yaml"))(t), &object))
 	w.rules = string(must.Get(yaml.Marshal(object.Spec))(t))
@@ -74,13 +71,11 @@ func newWorld(t *testing.T) *world {
 // prepare makes what all Fairleads of a cluster need.
 func (w *world) prepare(t *testing.T) {
 	t.Helper()
-	w.direct = filepath.Join(w.Dir(), "direct.kubeconfig")
-	must.Do(t, w.Endpoint().WriteKubeconfig(w.direct, w.Admin()))
+	w.kubectl = kubectl.As(t, w.Endpoint(), w.Admin())
 	w.core = must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
 	w.fronts = must.Get(w.PKI.FrontProxy.Issue("front-proxy-long", cluster.Leaf{User: "front-proxy-client", NotAfter: inLong()}))(t)
-	base := w.run(t, "", w.kubectl, "kustomize", "../../../deploy/base").Out
-	w.apply(t, base+"\n---\n"+users)
-	w.grants = objects(base)
+	w.kubectl.Run(t, "apply", "-k", "../../../deploy/base")
+	w.kubectl.Feed(t, users, "apply", "-f", "-")
 	w.scrapes = cluster.Credentials{Token: suite.Token(t, w.core, "incidents", "prometheus")}
 	w.jane = cluster.Credentials{Pair: must.Get(w.PKI.Client.Issue("jane", cluster.Leaf{User: "jane", NotAfter: inLong()}))(t)}
 }
@@ -92,53 +87,30 @@ func (w *world) lasting(t *testing.T, i int) {
 	must.Get(w.PKI.Serving.Issue(w.APIServers[i].Name(), cluster.Leaf{User: "kube-apiserver", Names: []string{host, "localhost"}, NotAfter: inLong()}))(t)
 }
 
-func (w *world) run(t *testing.T, stdin, name string, args ...string) suite.Answer {
+// run runs another program than kubectl.
+func run(t *testing.T, name string, args ...string) suite.Answer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	return suite.Run(t, exec.CommandContext(ctx, name, args...), stdin)
+	return suite.Run(t, exec.CommandContext(ctx, name, args...), "")
 }
 
-func (w *world) apply(t *testing.T, manifests string) {
-	t.Helper()
-	if a := w.run(t, manifests, w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-"); a.Code != 0 {
-		t.Fatalf("kubectl apply: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
-	}
-}
-
-// ask runs a command of kubectl as an administrator, directly at kube-apiserver.
-func (w *world) ask(t *testing.T, line string) string {
-	t.Helper()
-	a := w.run(t, "", w.kubectl, append([]string{"--kubeconfig", w.direct}, strings.Fields(line)...)...)
-	if a.Code != 0 {
-		t.Fatalf("kubectl %s: exit code %d\n%s%s", line, a.Code, a.Out, a.Errs)
-	}
-	return a.Out
-}
-
-// serve starts a Fairlead with an account.
+// serve starts a Fairlead with an account of that name.
 func (w *world) serve(t *testing.T, name string, more ...string) *cluster.Front {
 	t.Helper()
-	return w.serveAt(t, w.Endpoint(), name, name, more...)
+	return w.serveAt(t, w.Endpoint(), name, more...)
 }
 
 // serveAt starts a Fairlead whose local apiserver is e.
-func (w *world) serveAt(t *testing.T, e cluster.Endpoint, account, name string, more ...string) *cluster.Front {
+func (w *world) serveAt(t *testing.T, e cluster.Endpoint, name string, more ...string) *cluster.Front {
 	t.Helper()
-	if w.run(t, "", w.kubectl, "--kubeconfig", w.direct, "get", "serviceaccount", "-n", "kube-system", "fairlead-"+account).Code != 0 {
-		w.account(t, account)
-	}
-	return w.start(t, name, append([]string{"--kubeconfig=" + w.kubeconfig(t, e, account)}, more...)...)
+	w.account(t, name)
+	return w.start(t, name, "", append([]string{"--kubeconfig=" + w.kubeconfig(t, e, name)}, more...)...)
 }
 
-// start starts a Fairlead with certificates that are not about to expire.
-func (w *world) start(t *testing.T, name string, more ...string) *cluster.Front {
-	t.Helper()
-	return w.alone(t, name, "", more...)
-}
-
-// alone is start with a registry, and without a local apiserver, unless that is empty.
-func (w *world) alone(t *testing.T, name, registry string, more ...string) *cluster.Front {
+// start starts a Fairlead with certificates that are not about to expire: with a registry and without a local
+// apiserver, unless that is empty.
+func (w *world) start(t *testing.T, name, registry string, more ...string) *cluster.Front {
 	t.Helper()
 	serving := must.Get(w.PKI.Serving.Issue("serving-"+name, cluster.Leaf{User: name, Names: []string{"127.0.0.1", "localhost"}, NotAfter: inLong()}))(t)
 	args := slices.Concat([]string{"--tls-cert-file=" + serving.CertFile, "--tls-private-key-file=" + serving.KeyFile, "--proxy-client-cert-file=" + w.fronts.CertFile, "--proxy-client-key-file=" + w.fronts.KeyFile}, more)
