@@ -260,11 +260,8 @@ func TestHeldConnections(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		s.Pools.mu.Lock()
-		guards := len(s.guarded)
+		check.Same(t, [2]int{1, 0}, [2]int{len(s.guarded), len(ended)}, "guards, and ended, while everything is trusted")
 		s.Pools.mu.Unlock()
-		if n := guards; n != 1 || len(ended) != 0 {
-			t.Errorf("%d guards, %d ended, while everything is trusted", n, len(ended))
-		}
 		close(s.lost)
 		time.Sleep(watchGrace - time.Millisecond)
 		synctest.Wait()
@@ -282,9 +279,7 @@ func TestHeldConnections(t *testing.T) {
 // A dial of a shared connection is counted once, and all who share it learn that the backend speaks
 // HTTP/2. After a rotation of the proxy client certificate all connections drain. If one leaves or
 // changes, only its own connections do.
-func TestSharedConnections(t *testing.T) {
-	synctest.Test(t, sharedConnections)
-}
+func TestSharedConnections(t *testing.T) { synctest.Test(t, sharedConnections) }
 
 func sharedConnections(t *testing.T) {
 	changed := make(chan struct{})

@@ -275,48 +275,41 @@ type mute struct{ net.Conn }
 
 func (mute) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
 
-// A bridge carries both directions. It ends with its tunnel, and when that takes no more.
+// A bridge carries both directions. It ends with its tunnel, and when that takes no more. It holds a record for each
+// direction: there may be one for each endpoint of 10,000 APIServices.
 func TestBridge(t *testing.T) {
-	for _, takes := range []bool{true, false} {
-		var c net.Conn
-		c, far := net.Pipe()
-		if !takes {
-			c = mute{c}
-		}
-		near := os.NewFile(uintptr(must.Get(bridge(c))(t)), "near")
-		defer near.Close()
-		_ = near.SetDeadline(time.Now().Add(10 * time.Second))
-		buf := make([]byte, 2)
-		go func() { _, _ = far.Write([]byte("in")) }() // ends with the pipe
-		must.Get(io.ReadFull(near, buf))(t)
-		must.Get(near.WriteString("up"))(t)
-		if takes {
-			must.Get(io.ReadFull(far, buf))(t)
-			must.Do(t, far.Close())
-		}
-		if rest, err := io.ReadAll(near); err != nil || len(rest) > 0 {
-			t.Errorf("takes output: %v: its end looks like %q, %v", takes, rest, err)
-		}
-	}
-}
-
-// A bridge holds a record for each direction: there may be one for each endpoint of 10,000 APIServices.
-func TestBridgeHoldsLittle(t *testing.T) {
 	const n = 100
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for range n {
-		c, far := net.Pipe()
-		near := os.NewFile(uintptr(must.Get(bridge(c))(t)), "near")
-		defer near.Close()
-		go func() { _, _ = far.Write([]byte("i")) }() // ends with the pipe
-		must.Get(near.Read(make([]byte, 1)))(t)
-		must.Get(near.WriteString("u"))(t)
-		must.Get(far.Read(make([]byte, 1)))(t)
-		must.Do(t, far.Close())
+		throughBridge(t, true)
 	}
 	runtime.ReadMemStats(&after)
 	if each := (after.TotalAlloc - before.TotalAlloc) / n; each > 3*recordContent {
 		t.Errorf("%d bytes for a bridge", each)
+	}
+	throughBridge(t, false)
+}
+
+func throughBridge(t *testing.T, takes bool) {
+	t.Helper()
+	var c net.Conn
+	c, far := net.Pipe()
+	if !takes {
+		c = mute{c}
+	}
+	near := os.NewFile(uintptr(must.Get(bridge(c))(t)), "near")
+	defer near.Close()
+	_ = near.SetDeadline(time.Now().Add(10 * time.Second))
+	buf := make([]byte, 2)
+	go func() { _, _ = far.Write([]byte("in")) }() // ends with the pipe
+	must.Get(io.ReadFull(near, buf))(t)
+	must.Get(near.WriteString("up"))(t)
+	if takes {
+		must.Get(io.ReadFull(far, buf))(t)
+		must.Do(t, far.Close())
+	}
+	if rest, err := io.ReadAll(near); err != nil || len(rest) > 0 {
+		t.Errorf("takes output: %v: its end looks like %q, %v", takes, rest, err)
 	}
 }
