@@ -204,23 +204,22 @@ func testReplicas(t *testing.T, w *world) {
 		must.Do(t, p.Restart(t.Context()))
 	}
 	for _, tt := range []struct {
-		name  string
-		alone bool // the aggregator alone fails, too
-		do    func(t *testing.T)
+		name string
+		do   func(t *testing.T)
 	}{
-		{"hung", true, func(t *testing.T) {
+		{"hung", func(t *testing.T) {
 			t.Helper()
 			must.Do(t, w.samples[0].Signal(syscall.SIGSTOP))
 			suite.Pause(t, 20*time.Second)
 			restart(t, w.samples[0])
 		}},
-		{"killed", true, func(t *testing.T) {
+		{"killed", func(t *testing.T) {
 			t.Helper()
 			w.samples[0].Kill()
 			suite.Pause(t, 5*time.Second)
 			must.Do(t, w.samples[0].Restart(t.Context()))
 		}},
-		{"a wrong certificate", true, func(t *testing.T) {
+		{"a wrong certificate", func(t *testing.T) {
 			t.Helper()
 			issue(t, wrong, 0)
 			restart(t, w.samples[0])
@@ -228,16 +227,10 @@ func testReplicas(t *testing.T, w *world) {
 			issue(t, w.PKI.Serving, 0)
 			restart(t, w.samples[0])
 		}},
-		{"its CA rotated", false, func(t *testing.T) { // by an operator who first adds the new CA
+		{"its CA rotated", func(t *testing.T) { // by an operator who first adds the new CA
 			t.Helper()
 			both := string(must.Get(os.ReadFile(w.PKI.Serving.CertFile))(t)) + string(wrong.CA.PEM())
-			trust := func(pem string) {
-				t.Helper()
-				a := must.Get(w.objects.Get(t.Context(), beta, metav1.GetOptions{}))(t)
-				a.Annotations["fairlead.dev/ca-bundle"] = pem
-				must.Get(w.objects.Update(t.Context(), a, metav1.UpdateOptions{}))(t)
-			}
-			trust(both)
+			w.trust(t, both)
 			suite.Pause(t, time.Second)
 			for i, s := range w.samples {
 				issue(t, wrong, i)
@@ -246,7 +239,7 @@ func testReplicas(t *testing.T, w *world) {
 				must.Do(t, s.Restart(t.Context()))
 				w.allHealthy(t, fmt.Sprint("10.80.0.", 3+i), killed)
 			}
-			trust(string(wrong.CA.PEM()))
+			w.trust(t, string(wrong.CA.PEM()))
 			suite.Pause(t, 5*time.Second)
 		}},
 	} {
@@ -260,7 +253,7 @@ func testReplicas(t *testing.T, w *world) {
 			if ended(t, "through Fairlead", through) > 0 {
 				t.Error("requests have failed")
 			}
-			if ended(t, "the aggregator alone", alone) == 0 && tt.alone {
+			if ended(t, "the aggregator alone", alone) == 0 {
 				t.Error("it needs no Fairlead")
 			}
 		})
@@ -343,7 +336,7 @@ func testTop(t *testing.T, w *world) {
 
 // testGone ends servers behind Fairlead for good, and deletes an APIService.
 func testGone(t *testing.T, w *world, adapter *cluster.Part) {
-	must.Do(t, w.objects.Delete(t.Context(), alpha, metav1.DeleteOptions{})) // whose bundle is outdated
+	must.Do(t, w.objects.Delete(t.Context(), alpha, metav1.DeleteOptions{})) // which Fairlead does not serve
 	w.autoscale(t)
 	w.apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: waits}}")
 	suite.Eventually(t, time.Minute, "scaled", func() (bool, string) {

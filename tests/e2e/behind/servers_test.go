@@ -14,6 +14,9 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/relay"
@@ -95,5 +98,17 @@ func (w *world) allHealthy(t *testing.T, address string, since time.Time) {
 				return e.Health != "healthy" || e.ProbeError != "" || strings.HasPrefix(e.Address, address+":") && e.Probed.Before(since)
 			}), fmt.Sprintf("%+v", list)
 		})
+	}
+}
+
+// trust changes the CAs that Fairlead and the aggregator trust for the samples.
+func (w *world) trust(t *testing.T, pem string) {
+	t.Helper()
+	for name, change := range map[string]any{
+		beta:  map[string]any{"metadata": map[string]any{"annotations": map[string]any{"fairlead.dev/ca-bundle": pem}}},
+		alpha: map[string]any{"spec": map[string]any{"caBundle": []byte(pem)}},
+	} {
+		patch := must.Get(json.Marshal(change))(t)
+		must.Get(w.objects.Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 	}
 }
