@@ -4,7 +4,6 @@ package etcd
 
 import (
 	"bytes"
-	std "cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,24 +15,56 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	aggregatorscheme "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/scheme"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 )
 
-// operation is a request of the script. {x.rv}, {x.uid} and {x.continue} in path and body stand for
-// values of the answer saved as x.
+// operation is a request of testdata/requests.txtar, which has the words.
 type operation struct {
-	name, method, path, body string
-	contentType              string // empty: JSON
-	accept                   string // empty: JSON
-	save                     string
-	// before runs once before the operation.
-	before func(*testing.T, *comparison)
-	// differs is why Fairlead answers differently on purpose. Then only want is required in its answer.
-	differs, want string
+	method, path string
+	words        map[string]string
+}
+
+// operationOf reads a step of the story, and returns what it is, too.
+func operationOf(words []string) (o operation, name string) {
+	o = operation{method: words[0], path: strings.TrimPrefix(words[1], "."), words: map[string]string{}}
+	for i, word := range words[2:] {
+		if word == "#" {
+			return o, strings.Join(words[i+3:], " ")
+		}
+		key, value, _ := strings.Cut(word, "=")
+		o.words[key] = value
+	}
+	return o, o.method
+}
+
+// body is the request's.
+func (o *operation) body() string {
+	if o.words["make"] == "" {
+		return o.words["body"]
+	}
+	old, instead, _ := strings.Cut(o.words["set"], ">")
+	text := manifest(o.words["make"], o.words["more"], o.words["spec"])
+	if tail := o.words["tail"]; tail != "" {
+		text = strings.TrimSuffix(text, "}") + tail
+	}
+	return strings.Replace(text, old, instead, min(len(old), 1))
+}
+
+// typeOf returns a content type by its word.
+func typeOf(word string) string {
+	types := map[string]string{
+		"": "application/json", "yaml": "application/yaml", "apply": "application/apply-patch+yaml", "protobuf": "application/vnd.kubernetes.protobuf",
+		"jsonPatch": "application/json-patch+json", "mergePatch": "application/merge-patch+json", "strategic": "application/strategic-merge-patch+json",
+		"table":   "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
+		"partial": "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io,application/json",
+	}
+	return types[word]
 }
 
 // comparison is two servers and their answers so far.
@@ -56,28 +87,34 @@ func testDifferential(t *testing.T, w *world) {
 	for i, e := range []cluster.Endpoint{s.Endpoint(), d.Endpoint} {
 		c.sides[i] = &side{base: e.URL, client: suite.Client(t, e, s.Admin()), saved: map[string]string{}}
 	}
-	for _, o := range operations() {
-		t.Run(o.name, func(t *testing.T) { c.compare(t, o) })
-	}
+	story.Tell(t, func(t *testing.T, s *story.Story) {
+		for at, words := range s.Steps() {
+			o, name := operationOf(words)
+			t.Run(name, func(t *testing.T) { c.compare(t, at, o) })
+		}
+	})
 }
 
-func (c *comparison) compare(t *testing.T, o operation) {
+func (c *comparison) compare(t *testing.T, at string, o operation) {
 	t.Helper()
-	if o.before != nil {
-		o.before(t, c)
+	if before := o.words["before"]; before != "" {
+		compact(t, c)
+		if before == "restart" {
+			restart(t, c)
+		}
 	}
 	var answers [2]string
 	for i, s := range c.sides {
 		answers[i] = s.ask(t, o)
 	}
-	if o.differs != "" {
-		if !strings.Contains(answers[1], o.want) {
-			t.Errorf("%s: %q is missing in\n%s", o.differs, o.want, answers[1])
+	if want := o.words["want"]; want != "" {
+		if !strings.Contains(answers[1], want) {
+			t.Errorf("%s: %q is missing in\n%s", at, want, answers[1])
 		}
 		return
 	}
 	if diff := cmp.Diff(strings.Split(answers[0], "\n"), strings.Split(answers[1], "\n")); diff != "" {
-		t.Errorf("%s %s: -kube-apiserver +fairlead\n%s", o.method, o.path, diff)
+		t.Errorf("%s: %s %s: -kube-apiserver +fairlead\n%s", at, o.method, o.path, diff)
 	}
 }
 
@@ -86,12 +123,12 @@ const base = "/apis/apiregistration.k8s.io/v1/apiservices"
 // ask sends an operation and returns the answer in a comparable form.
 func (s *side) ask(t *testing.T, o operation) string {
 	t.Helper()
-	path, body := s.fill(o.path), s.fill(o.body)
+	path, body := s.fill(o.path), s.fill(o.body())
 	if !strings.HasPrefix(path, "/apis") {
 		path = base + path
 	}
 	res := must.Get(ask.Do(t.Context(), s.client, o.method, s.base+path, http.Header{
-		"Content-Type": {std.Or(o.contentType, "application/json")}, "Accept": {std.Or(o.accept, "application/json")}, "User-Agent": {"kubectl/v1.36.0 (linux/amd64)"},
+		"Content-Type": {typeOf(o.words["as"])}, "Accept": {typeOf(o.words["accept"])}, "User-Agent": {"kubectl/v1.36.0 (linux/amd64)"},
 	}, body))(t)
 	text := []byte(res.Body)
 	var b strings.Builder
@@ -120,9 +157,9 @@ func (s *side) ask(t *testing.T, o operation) string {
 		}
 		last = one
 	}
-	if o.save != "" {
+	if save := o.words["save"]; save != "" {
 		for _, k := range []string{"rv", "uid", "continue"} {
-			s.saved[o.save+"."+k] = s.saved[k]
+			s.saved[save+"."+k] = s.saved[k]
 		}
 	}
 	return b.String()
@@ -190,10 +227,9 @@ var changing = []struct {
 	{regexp.MustCompile(`/another/`), "/registry/"},
 }
 
-// restart compacts etcd and restarts both servers, so that neither etcd nor their caches have old revisions.
+// restart restarts both servers, so that after a compaction neither etcd nor their caches have old revisions.
 func restart(t *testing.T, c *comparison) {
 	t.Helper()
-	compact(t, c)
 	for _, p := range []*cluster.Part{c.APIServers[0], c.doors[0].Part} {
 		must.Do(t, p.Restart(t.Context()))
 	}
@@ -205,4 +241,20 @@ func compact(t *testing.T, c *comparison) {
 	res, err := c.kv.Get(t.Context(), "none")
 	must.Do(t, err)
 	must.Get(c.kv.Compact(t.Context(), res.Header.Revision))(t)
+}
+
+// manifest returns an APIService as JSON. It inserts more into the metadata and spec into the spec.
+func manifest(name, more, spec string) string {
+	version, group, _ := strings.Cut(name, ".")
+	return fmt.Sprintf(`{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":%q,"labels":{"suite":"diff"}%s},`+
+		`"spec":{"group":%q,"version":%q,"groupPriorityMinimum":100,"versionPriority":10%s}}`, name, more, group, version, spec)
+}
+
+func fromProtobuf(t *testing.T, data []byte) []byte {
+	t.Helper()
+	o, _, err := aggregatorscheme.Codecs.UniversalDeserializer().Decode(data, nil, nil)
+	if err != nil {
+		t.Fatalf("%v in %q", err, data)
+	}
+	return must.Get(json.Marshal(o))(t)
 }
