@@ -46,7 +46,9 @@ func (o *options) list() []scenario {
 		loads("get-8x1", "GET 1 KB, 8 × 1", false, proxies, gets(8, 1)),
 		loads("get-100x1", "GET 1 KB, 100 × 1", false, proxies, gets(100, 1)),
 		loads("list-4x4", "LIST 100 KB, 4 × 4", true, everybody, lists),
-		{name: "http1", about: "GET 1 KB and LIST 100 KB over HTTP/1.1, 8 connections", run: http1},
+		http1("http1-get-8", "GET 1 KB over HTTP/1.1, 8 connections", resources+"/one", 8),
+		http1("http1-get-100", "the same, 100 connections", resources+"/one", 100),
+		http1("http1-list-8", "LIST 100 KB over HTTP/1.1, 8 connections", resources, 8),
 		{name: "paced-8x8", about: "GET 1 KB at 60 % of the lower saturation, 8 connections", run: saturated},
 		// The latency that a proxy adds to single requests: at this rate they seldom overlap.
 		loads(single, "GET 1 KB on one connection, 100 a second: one at a time", false, []string{fairlead, haproxy, nghttpx, direct}, paced(gets(1, 1), 100)),

@@ -24,16 +24,16 @@ func saturated(ctx context.Context, w *world) {
 }
 
 // http1 measures HTTP/1.1 by net/http's client: peers share the price of what it does.
-func http1(ctx context.Context, w *world) {
-	const conns = 8
-	for _, s := range []struct{ name, path string }{{"http1-get", resources + "/one"}, {"http1-list", resources}} {
-		w.compare(ctx, s.name, w.want(ctx, fairlead, reverse), func(p *peer) load.Config {
-			client := &http.Client{Transport: &http.Transport{TLSClientConfig: p.tls.Clone(), MaxIdleConnsPerHost: conns}}
+func http1(name, about, path string, conns int) scenario {
+	return scenario{name: name, about: about, run: func(ctx context.Context, w *world) {
+		w.compare(ctx, name, w.want(ctx, fairlead, reverse, haproxy, nginx), func(p *peer) load.Config {
+			// A round's connections end after it: else they would be memory for collectors in the next.
+			client := &http.Client{Transport: &http.Transport{TLSClientConfig: p.tls.Clone(), MaxIdleConnsPerHost: conns, IdleConnTimeout: time.Second}}
 			return load.Config{Connections: conns, Visit: func(ctx context.Context) error {
-				return new(endless).exchange(ctx, client, http.MethodGet, "https://"+p.address+s.path)
+				return new(endless).exchange(ctx, client, http.MethodGet, "https://"+p.address+path)
 			}}
 		})
-	}
+	}}
 }
 
 // identities compares both values of --local-identity for a caller with a certificate: their cost
