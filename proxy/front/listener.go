@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
 const (
@@ -157,7 +158,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 		return nil, err //nolint:wrapcheck // net/http inspects the error
 	}
 	l.open.Add(1)
-	return &placed{Conn: conn, in: conn, leave: func() { l.open.Add(-1); <-l.places }}, nil
+	direct := h2.Direct(conn)
+	return &placed{Conn: conn, in: direct, out: direct, leave: func() { l.open.Add(-1); <-l.places }}, nil
 }
 
 // wait takes a place when there is one.
@@ -191,7 +193,8 @@ func (l *Listener) Close() error {
 // placed is a connection that holds a place.
 type placed struct {
 	net.Conn
-	in     io.Reader // Conn, or first what came with the header of the PROXY protocol
+	in     io.Reader // of Conn, or first what came with the header of the PROXY protocol
+	out    io.Writer // of Conn
 	client net.Addr  // as that header says. Nil means who Conn is from
 	leave  func()    // called once, by Close
 	closed atomic.Bool
@@ -207,6 +210,8 @@ func (p *placed) Read(b []byte) (int, error) {
 	}
 	return n, err //nolint:wrapcheck // from the wrapped connection
 }
+
+func (p *placed) Write(b []byte) (int, error) { return p.out.Write(b) } //nolint:wrapcheck // from the wrapped connection
 
 // RemoteAddr returns the client's address.
 func (p *placed) RemoteAddr() net.Addr { return cmp.Or(p.client, p.Conn.RemoteAddr()) }

@@ -194,7 +194,7 @@ func (p *Port) introduce(ctx context.Context, raw net.Conn) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", errIntroduction, cmp.Or(ctx.Err(), err))
 	}
-	c.in = io.MultiReader(io.LimitReader(r, int64(r.Buffered())), c.Conn)
+	c.in = io.MultiReader(io.LimitReader(r, int64(r.Buffered())), c.in)
 	if source, _, ok := header.TCPAddrs(); ok && header.Command.IsProxy() {
 		c.client = source
 	}

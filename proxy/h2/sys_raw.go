@@ -11,13 +11,12 @@ import (
 // inform the scheduler. Package syscall does, which wakes the scheduler's monitor thread whenever the process was idle,
 // and that thread then polls every 20 µs: for single requests this was four of six context switches each.
 
-func sysRead(fd int, p []byte) (int, error) {
-	n, _, errno := syscall.RawSyscall(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
-	return sysResult(n, errno)
-}
+func sysRead(fd int, p []byte) (int, error) { return sysMove(syscall.SYS_READ, fd, p) }
 
-func sysWrite(fd int, p []byte) (int, error) {
-	n, _, errno := syscall.RawSyscall(syscall.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+func sysWrite(fd int, p []byte) (int, error) { return sysMove(syscall.SYS_WRITE, fd, p) }
+
+func sysMove(trap uintptr, fd int, p []byte) (int, error) {
+	n, _, errno := syscall.RawSyscall(trap, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
 	return sysResult(n, errno)
 }
 
