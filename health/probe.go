@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -183,9 +184,7 @@ func (d *dialler) transport(trust *tls.Config) *http.Transport {
 	trust = trust.Clone()
 	trust.ClientSessionCache = nil // a resumed session would not show us the certificate
 	trust.NextProtos = nil
-	if trust.ServerName == "" {
-		trust.ServerName = b.NameAt(d.target.key.address)
-	}
+	trust.ServerName = cmp.Or(trust.ServerName, b.NameAt(d.target.key.address))
 	protocols := new(http.Protocols)
 	if d.target.key.server { // requests with our certificate go there over HTTP/2 alone
 		verify := trust.VerifyConnection

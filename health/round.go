@@ -95,7 +95,6 @@ func (r *round) run(ctx context.Context, asked []*claim) {
 	done := make(chan struct{}, len(asked))
 	running, most, answered, after := 0, r.room, l.answered, r.after
 	stall := time.NewTimer(after)
-	defer stall.Stop()
 	for i, c := range asked {
 		late := time.Since(r.started) > oneByOne
 		if late {

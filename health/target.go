@@ -103,7 +103,6 @@ func (t *target) run(ctx context.Context) {
 	defer t.countFailing([troubles]int{})
 	defer t.rounds.Wait()             // ctx has ended
 	timer := time.NewTimer(time.Hour) // set before each wait
-	defer timer.Stop()
 	for ctx.Err() == nil {
 		t.step(ctx)
 		t.wait(ctx, timer)

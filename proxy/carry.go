@@ -35,7 +35,7 @@ func (x *exchange) carry(w http.ResponseWriter, r *http.Request, from bound.Sour
 	defer returned.Do(func() {})
 	plan.Done = func(o engine.Outcome) {
 		x.carried(&o, time.Since(x.head.Arrived))
-		x.ended.set(o)
+		x.ended.o.Store(&o)
 		if o.Reason != engine.ReasonNone && o.Status > 0 {
 			go returned.Do(func() { x.p.hasten(w) }) // off the loop; it ends at once
 		}
@@ -157,29 +157,25 @@ func (x *exchange) relay(w http.ResponseWriter, res *http.Response) {
 // relayBody passes on what has come. A body of unknown length is flushed whenever no more of it is at hand, because the
 // client waits for it, as for events. One of declared length has a moment to be complete: it then takes one packet.
 func (x *exchange) relayBody(w http.ResponseWriter, res *http.Response) error {
-	kept, _ := x.p.copies.Get().(*[]byte)
-	if kept == nil {
-		kept = new(make([]byte, 32<<10)) // httputil.ReverseProxy's size
-	}
-	defer x.p.copies.Put(kept)
-	buf := *kept
+	buf := x.p.copies.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else
+	defer x.p.copies.Put(buf)
 	body, _ := res.Body.(interface{ AtHand() bool })
-	f := &flusher{control: http.NewResponseController(w)}
-	defer f.stop()
+	var f flusher
+	defer f.wait(nil)
 	for left := res.ContentLength; ; {
 		if body == nil || !body.AtHand() {
 			if res.ContentLength < 0 {
-				if err := f.control.Flush(); err != nil {
+				if err := http.NewResponseController(w).Flush(); err != nil {
 					return err
 				}
 			} else {
-				f.wait()
+				f.wait(w)
 			}
 		}
-		n, err := res.Body.Read(buf)
-		f.came()
+		n, err := res.Body.Read(*buf)
+		f.wait(nil)
 		if n > 0 {
-			if _, err := w.Write(buf[:n]); err != nil {
+			if _, err := w.Write((*buf)[:n]); err != nil {
 				return err //nolint:wrapcheck // an error of the client
 			}
 			left -= int64(n)
@@ -196,43 +192,28 @@ func (x *exchange) relayBody(w http.ResponseWriter, res *http.Response) error {
 // flusher flushes a response whose next bytes are late. Its timer is not stopped when they come:
 // that would cost more than the few calls that find nothing to do.
 type flusher struct {
-	control *http.ResponseController
-	mu      sync.Mutex // guards what follows, and the response while waits is set
-	timer   *time.Timer
-	waits   bool
+	mu    sync.Mutex // guards what follows, and the response while late is set
+	timer *time.Timer
+	late  http.ResponseWriter // nil while nothing is waited for
 }
 
 // flushAfter is longer than servers take between a head and a body that is ready, and shorter than anybody notices.
 const flushAfter = 5 * time.Millisecond
 
-// wait begins before a Read, and came ends it.
-func (f *flusher) wait() {
+// wait says what is flushed if the next bytes are late, before a Read. Nil says that they have come.
+func (f *flusher) wait(w http.ResponseWriter) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.waits = true; f.timer == nil { // not set again: the first of many short waits counts
-		f.timer = time.AfterFunc(flushAfter, f.late)
+	if f.late = w; w != nil && f.timer == nil { // not set again: the first of many short waits counts
+		f.timer = time.AfterFunc(flushAfter, f.flush)
 	}
 }
 
-func (f *flusher) late() {
+func (f *flusher) flush() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.timer = nil; f.waits {
-		_ = f.control.Flush() // the next Write has its error
-	}
-}
-
-func (f *flusher) came() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.waits = false
-}
-
-func (f *flusher) stop() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.timer != nil {
-		f.timer.Stop()
+	if f.timer = nil; f.late != nil {
+		_ = http.NewResponseController(f.late).Flush() // the next Write has its error
 	}
 }
 

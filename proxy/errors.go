@@ -65,8 +65,7 @@ func errNested(name string) error {
 
 // errOwnCredential means that the local apiserver rejected this process's credential before it
 // looked at the caller. A 401 would blame the caller's credentials.
-var errOwnCredential = unavailable(
-	"the local apiserver rejects the front door's own credential, please try again")
+var errOwnCredential = unavailable("the local apiserver rejects the front door's own credential, please try again")
 
 func errForbidden(d *Decision) error {
 	a := d.Request.attributes(d.User)
@@ -91,8 +90,7 @@ func forbidden(err *apierrors.StatusError) error {
 var errPanicked = apierrors.NewInternalError(errors.New("internal error in this process"))
 
 // errConnect refuses tunnels: the API does not use them, and over HTTP/2 CONNECT has no path (RFC 9113 §8.5).
-var errConnect = statusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed,
-	"CONNECT is not offered")
+var errConnect = statusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "CONNECT is not offered")
 
 // errInvalidPath answers as kube-apiserver, which finds nothing at such a path, except that it decodes escapes first.
 func errInvalidPath(path string) error {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -172,11 +173,7 @@ func (x *exchange) ask(w http.ResponseWriter, r *http.Request) {
 func outgoing(r *http.Request, x *exchange, host string) *http.Request {
 	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
 	remove, set := x.sends(x.removes)
-	for name := range out.Header {
-		if remove(strings.ToLower(name)) {
-			delete(out.Header, name)
-		}
-	}
+	maps.DeleteFunc(out.Header, func(name string, _ []string) bool { return remove(strings.ToLower(name)) })
 	out.Header.Del("Expect") // a promise of one hop
 	for _, f := range set {
 		out.Header.Add(f.Name, f.Value)

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -146,10 +147,7 @@ func (h *Head) list(name string) string {
 func headOf(r *http.Request, arrived time.Time) *Head {
 	h := &Head{Remote: r.RemoteAddr, RemoteIP: hostOnly(r.RemoteAddr), Arrived: arrived}
 	h.Method, h.Authority = r.Method, r.Host
-	target := r.URL.RawPath
-	if target == "" {
-		target = r.URL.EscapedPath()
-	}
+	target := cmp.Or(r.URL.RawPath, r.URL.EscapedPath())
 	if r.URL.ForceQuery || r.URL.RawQuery != "" {
 		target += "?" + r.URL.RawQuery
 	}
@@ -227,11 +225,10 @@ func (d *Decision) clean(header http.Header) error {
 	if err != nil || len(header) > wire.MaxNames {
 		return errManyFields
 	}
-	for name := range header {
-		if lower := strings.ToLower(name); d.withholds(lower) || names[lower] {
-			delete(header, name)
-		}
-	}
+	maps.DeleteFunc(header, func(name string, _ []string) bool {
+		lower := strings.ToLower(name)
+		return d.withholds(lower) || names[lower]
+	})
 	return nil
 }
 

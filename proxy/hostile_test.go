@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -139,6 +140,7 @@ func TestRefusalThatHangs(t *testing.T) {
 				t.Errorf("after %v: %v", time.Since(begun), cut)
 			}
 		}()
-		(&exchange{p: &Proxy{log: slog.New(slog.DiscardHandler)}}).relay(httptest.NewRecorder(), res)
+		p := &Proxy{log: slog.New(slog.DiscardHandler), copies: sync.Pool{New: func() any { return new(make([]byte, 8)) }}}
+		(&exchange{p: p}).relay(httptest.NewRecorder(), res)
 	})
 }

@@ -77,6 +77,7 @@ type Proxy struct {
 func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
+		copies:   sync.Pool{New: func() any { return new(make([]byte, 32<<10)) }}, // httputil.ReverseProxy's size
 		instance: rand.Text()[:16], givenUp: newGivenUp(), callers: busiest.New(), desk: newDesk(),
 		sessionPlaces: bound.Places{Lend: true}, limits: limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)},
 		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,

@@ -7,7 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
@@ -106,14 +106,7 @@ type ended struct {
 	sent      time.Duration // from its arrival until it was sent; zero means that no line is written
 	up, down  int64         // bytes of an upgraded session
 
-	mu sync.Mutex // guards o
-	o  engine.Outcome
-}
-
-func (e *ended) set(o engine.Outcome) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.o = o
+	o atomic.Pointer[engine.Outcome] // nil while nothing is known
 }
 
 // get returns the outcome, without what the recorder has sent.
@@ -121,16 +114,14 @@ func (e *ended) get() (o engine.Outcome) {
 	if e == nil {
 		return o
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	o = e.o
+	o = *cmp.Or(e.o.Load(), &o)
 	o.Received, o.Sent, o.Placed = e.body.read.Load()+e.up, e.down, o.Placed+e.sent
 	return o
 }
 
 // at records the endpoint of a request over HTTP/1.1.
 func (e *ended) at(address string) {
-	e.set(engine.Outcome{Endpoint: &engine.Endpoint{Name: address}, Retries: -1})
+	e.o.Store(&engine.Outcome{Endpoint: &engine.Endpoint{Name: address}, Retries: -1})
 }
 
 // noteSent records that the request is sent to its backend now.
@@ -145,9 +136,9 @@ func (e *ended) broke(err error) {
 	if e == nil || !e.offEngine {
 		return
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.o.Reason = reasonOf(err)
+	o := *cmp.Or(e.o.Load(), new(engine.Outcome))
+	o.Reason = reasonOf(err)
+	e.o.Store(&o)
 }
 
 // writesLines reports whether a request that ends now may need an access-log line.
@@ -158,9 +149,7 @@ func (p *Proxy) writesLines() bool { return p.cfg.AccessLog != nil || p.cfg.Taps
 func (x *exchange) finish(o *engine.Outcome, proto string, gaveUp bool) {
 	p, d := x.p, &x.decision
 	x.leave()
-	if o.Status == 0 {
-		o.Status = statusClientGone
-	}
+	o.Status = cmp.Or(o.Status, statusClientGone)
 	if gaveUp {
 		p.givenUp.ended(d, x.head, o.Status, o.Duration)
 	}

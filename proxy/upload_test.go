@@ -90,16 +90,15 @@ func TestDeadlineOfAnUpload(t *testing.T) {
 func TestTrickle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := httptest.NewRecorder()
-		f := &flusher{control: http.NewResponseController(w)}
+		f := &flusher{}
 		for range 3 {
-			f.wait()
+			f.wait(w)
 			time.Sleep(flushAfter * 2 / 5)
-			f.came()
+			f.wait(nil)
 		}
-		f.wait()
+		f.wait(w)
 		synctest.Wait()
 		check.Same(t, true, w.Flushed, "flushed after %v", flushAfter*6/5)
-		f.came()
-		f.stop()
+		f.wait(nil)
 	})
 }

@@ -108,14 +108,12 @@ func (m *remembered) read() (list *apiregistrationv1.APIServiceList, err error) 
 
 // follow writes the APIServices of etcd whenever they change, until ctx ends.
 func (m *remembered) follow(ctx context.Context, table func() *Table) {
-	tick := time.NewTicker(rememberEvery)
-	defer tick.Stop()
 	var last []*Entry
 	failing := false
 	differs := func(c latest.Change[*Entry]) bool {
 		return c.Old == nil || c.New == nil || c.Old.Object != c.New.Object
 	}
-	for t := range latest.Of(ctx, table, tick.C) { // also after a tick, for what could not be stored
+	for t := range latest.Of(ctx, table, time.Tick(rememberEvery)) { // also after a tick, for what could not be stored
 		m.mu.Lock()
 		listed := m.listed
 		m.mu.Unlock()

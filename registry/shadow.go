@@ -40,7 +40,6 @@ type shadows struct {
 func (s *shadows) run(ctx context.Context) error {
 	var due time.Time // when to ask again if the claims do not change
 	wake := time.NewTimer(shadowInterval)
-	defer wake.Stop()
 	for t, changes := range latest.Changes(ctx, s.of.Table, wake.C) {
 		if slices.ContainsFunc(changes, func(c latest.Change[*Entry]) bool { return c.New.Moved(c.Old) }) {
 			due = time.Time{}

@@ -143,15 +143,14 @@ func (k *credential) Run(ctx context.Context) error {
 	// next request. A look costs microseconds; client-go itself rereads a token file once a minute.
 	const lookEvery = time.Second
 	const renewEvery = 10 * time.Second // if a credential is rejected: plugins call rate-limited APIs
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
+	tick := time.Tick(lookEvery)
 	var renewed time.Time
 	failed := false
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-tick.C:
+		case <-tick:
 		}
 		if failed && time.Since(renewed) < renewEvery {
 			continue

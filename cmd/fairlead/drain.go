@@ -109,7 +109,6 @@ const lookUnready, lookReady = 250 * time.Millisecond, time.Second
 // It does nothing during a drain, which has its own order.
 func (s *server) followReadiness(ctx context.Context) error {
 	tick := time.NewTicker(lookUnready)
-	defer tick.Stop()
 	was, notified := true, false
 	for {
 		select {

@@ -23,8 +23,8 @@ type guest struct {
 }
 
 // RoundTrip forwards a request as if an HTTP/2 client had sent it and Config.Decide had returned
-// the plan, whose Forward must be set. h is r's head, as valid as a client's: only r's body, its
-// length and the context are used. Its trailers are not forwarded. An answer that is not the
+// the plan, whose Forward must be set. h is r's head, as valid as a client's, and gets the
+// body's length: only r's body, that and the context are used. Its trailers are not forwarded. An answer that is not the
 // backend's comes as a *Failure; if r's context ends, errors.Is finds the context's error.
 //
 // Plan.Done is called in any case, and has returned when RoundTrip or Read returns an error. As with http.RoundTripper,
@@ -34,12 +34,11 @@ func (s *Server) RoundTrip(r *http.Request, h *wire.Head, p engine.Plan, interim
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	g := &guest{sh: sh, ctx: r.Context(), request: r, interim: interim}
 	hasBody := r.Body != nil && r.Body != http.NoBody
-	head := *h
-	head.ContentLength, head.EndStream = -1, !hasBody
+	h.ContentLength, h.EndStream = -1, !hasBody
 	if hasBody && r.ContentLength > 0 {
-		head.ContentLength = r.ContentLength
+		h.ContentLength = r.ContentLength
 	}
-	if !sh.invite(g, &head, p) {
+	if !sh.invite(g, h, p) {
 		if hasBody {
 			_ = r.Body.Close() // no upload goroutine closes it
 		}

@@ -73,8 +73,7 @@ func New(c Config) *Members {
 // Run calls round, which calls Round, with what says returns: when that has changed, when it is
 // woken, and every Interval, until ctx ends. Then it says nothing any more.
 func Run(ctx context.Context, wake <-chan struct{}, says func() map[string]string, round func(context.Context, map[string]string) error) error {
-	ticker := time.NewTicker(sayInterval)
-	defer ticker.Stop()
+	tick := time.Tick(sayInterval)
 	var said map[string]string
 	var err error // of the last round
 	var due time.Time
@@ -91,7 +90,7 @@ func Run(ctx context.Context, wake <-chan struct{}, says func() map[string]strin
 		}
 		select {
 		case <-wake:
-		case <-ticker.C:
+		case <-tick:
 		case <-ctx.Done():
 		}
 	}

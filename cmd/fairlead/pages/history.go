@@ -114,13 +114,12 @@ func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	defer place.Leave()
 	w.Header().Set("Content-Type", "text/event-stream")
 	rc := http.NewResponseController(w)
-	const eventGap = time.Second        // more frequent redraws only cost
-	const heartbeat = 15 * time.Second  // of silence: then a comment keeps proxies from closing the stream
-	tick := time.NewTicker(time.Second) // the process may drain
-	defer tick.Stop()
-	var generation uint64 // last sent
+	const eventGap = time.Second       // more frequent redraws only cost
+	const heartbeat = 15 * time.Second // of silence: then a comment keeps proxies from closing the stream
+	tick := time.Tick(time.Second)     // the process may drain
+	var generation uint64              // last sent
 	var sent time.Time
-	for t := range latest.Of(r.Context(), p.cfg.Registry.Table, tick.C) {
+	for t := range latest.Of(r.Context(), p.cfg.Registry.Table, tick) {
 		if p.cfg.Ready.Draining.Load() {
 			return
 		}

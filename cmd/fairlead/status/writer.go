@@ -184,7 +184,6 @@ func (e *Events) report(ctx context.Context, to record.EventRecorder) {
 	const faultsEvery = 5 * time.Second // they change without the table, and are not urgent
 	known := map[string]*reported{}
 	wake := time.NewTimer(faultsEvery)
-	defer wake.Stop()
 	var due time.Time // of the next call of Faults
 	for _, changes := range latest.Changes(ctx, e.config.Table, wake.C) {
 		for _, c := range changes {

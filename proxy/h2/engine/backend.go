@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -292,9 +293,7 @@ func (s *stream) mayAwaitDial(f failure) bool {
 	if f.reason != ReasonDial || to == nil || to.wait <= 0 || s.half[up].q.lost {
 		return false
 	}
-	if to.dialUntil == 0 {
-		to.dialUntil = s.e.now + to.wait
-	}
+	to.dialUntil = cmp.Or(to.dialUntil, s.e.now+to.wait)
 	return s.e.now < to.dialUntil
 }
 

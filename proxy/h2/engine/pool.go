@@ -98,9 +98,7 @@ func (e *Engine) put(s *stream, ep *Endpoint) {
 			return
 		}
 	}
-	if s.sending.until == 0 {
-		s.sending.until = e.now + waitTime
-	}
+	s.sending.until = cmp.Or(s.sending.until, e.now+waitTime)
 	p.waiting.push(&s.wait)
 	p.grow()
 }

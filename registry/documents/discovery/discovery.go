@@ -17,6 +17,7 @@ package discovery
 import (
 	"cmp"
 	"log/slog"
+	"maps"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -112,11 +113,7 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 	if until := d.began.Add(settling); d.view.Load() == nil && time.Now().Before(until) && !d.settled(t) {
 		return until
 	}
-	for gv := range d.departed {
-		if l.groups[gv] == nil {
-			delete(d.departed, gv)
-		}
-	}
+	maps.DeleteFunc(d.departed, func(gv schema.GroupVersion, _ bool) bool { return l.groups[gv] == nil })
 	m.local = l.groups
 	next := d.render(m, l, d.view.Load())
 	d.tell(next.parts)
