@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// Direct returns what reads and writes a connection by system calls of which the scheduler is not informed, see sysRead:
-// that is a seventh of a request's time over HTTP/1.1. Deadlines and Close are c's. One may read at a time, and one write.
+// Direct returns what reads and writes a connection by system calls that the scheduler is not told of, see sysRead:
+// over HTTP/1.1, a seventh of a request's time. Deadlines and Close are c's. One may read at a time, and one write.
 func Direct(c net.Conn) io.ReadWriter {
 	if sock, ok := c.(*net.TCPConn); ok {
 		raw, _ := sock.SyscallConn() // fails only for nil
