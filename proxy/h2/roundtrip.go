@@ -23,8 +23,8 @@ type guest struct {
 }
 
 // RoundTrip forwards a request as if an HTTP/2 client had sent it and Config.Decide had returned
-// the plan, whose Forward must be set. h is r's head, as valid as a client's, and gets the body's length: only the body of r,
-// that and the context are used. Its trailers are not forwarded. An answer that is not the backend's comes as a
+// the plan, whose Forward must be set. h is r's head, as valid as a client's, and gets the body's length: of r, only
+// body, length and context are used. Its trailers are not forwarded. An answer that is not the backend's comes as a
 // *Failure; if r's context ends, errors.Is finds the context's error.
 //
 // Plan.Done is called in any case, and has returned when RoundTrip or Read returns an error. As with http.RoundTripper,
