@@ -10,9 +10,53 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
+
+// Chains of real peers are verified; chains that only multiply the work are rejected.
+func TestChainCost(t *testing.T) {
+	root := pki.NewCA("root")
+	same := func(n int) (all []*x509.Certificate) { // by their names, each could have issued each other
+		for range n {
+			all = append(all, pki.NewCA("same").Certificate)
+		}
+		return all
+	}
+	of := func(ca *pki.CA, more ...*x509.Certificate) []*x509.Certificate {
+		return append(ca.Issue(pki.Leaf{}).Chain(), more...)
+	}
+	deep := func(n int) *pki.CA {
+		ca := root
+		for i := range n {
+			ca = ca.Intermediate(fmt.Sprint(i))
+		}
+		return ca
+	}
+	for _, tc := range []struct {
+		name  string
+		chain []*x509.Certificate
+		ok    bool
+	}{
+		{"nothing", nil, true},
+		{"a leaf", of(root), true},
+		{"with its root", of(root, root.Certificate), true},
+		{"five intermediates", of(deep(5), root.Certificate), true},
+		{"as many as may be checked", of(deep(maxChecks-1), root.Certificate), true},
+		{"one more", of(deep(maxChecks), root.Certificate), false},
+		{"one more for the leaf", of(deep(maxChecks-1), root.Certificate, pki.NewCA(fmt.Sprint(maxChecks-2)).Certificate), false},
+		{"an intermediate signed by two roots", of(root.Intermediate("a"), pki.NewCA("other").Intermediate("a").Certificate), true},
+		{"a bundle of others", of(root, same(15)...), true},
+		{"two roots of one name", of(pki.NewCA("same"), same(2)...), true},
+		{"and of the leaf", append(pki.NewCA("same").Issue(pki.Leaf{CommonName: "same"}).Chain(), same(2)...), true},
+		{"four of one name", of(pki.NewCA("same"), same(4)...), false},
+		{"fifteen of one name", of(pki.NewCA("same"), same(15)...), false},
+		{"too many", of(root, same(16)...), false},
+	} {
+		check.Same(t, tc.ok, Bounded(tc.chain) == nil, "%s: is verified", tc.name)
+	}
+}
 
 // Whatever is in a bundle or a chain, reading and verifying it costs in proportion to its size.
 func TestInProportion(t *testing.T) {
@@ -70,6 +114,13 @@ func TestInProportion(t *testing.T) {
 		parsed("one certificate again and again", 20, func(n int) []byte { return bytes.Repeat(ca.PEM(), n) }),
 		parsed("noise", 2000, repeat("# noise\n")), parsed("dashes", 4000, repeat("-")), parsed("lines of dashes", 1000, repeat("-----\n")),
 		parsed("lines that begin a certificate", 300, repeat("-----BEGIN CERTIFICATE-----\n")), parsed("lines that begin anything", 300, repeat("-----BEGIN X-----\n")),
+		parsed("lines that begin different things", 300, func(n int) (b []byte) {
+			for i := range n {
+				b = fmt.Appendf(b, "-----BEGIN %06d-----\n", i)
+			}
+			return b
+		}),
+		parsed("blocks with headers", 200, repeat("-----BEGIN CERTIFICATE-----\nA: b\n\naGVsbG8=\n-----END CERTIFICATE-----\n")),
 		parsed("lines that end a certificate", 300, repeat("-----END CERTIFICATE-----\n")),
 		parsed("lines that begin and end", 300, repeat("-----BEGIN A-----\n-----END B-----\n")),
 		parsed("headers of a block", 300, func(n int) []byte {

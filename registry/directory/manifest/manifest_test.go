@@ -13,11 +13,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 )
 
-func decoder(t testing.TB) *Decoder {
-	t.Helper()
-	return NewDecoder()
-}
-
 const good = `# an extension server
 apiVersion: apiregistration.k8s.io/v1
 kind: APIService
@@ -72,10 +67,8 @@ metadata: {namespace: kube-system, name: last}
 `
 
 func TestDecode(t *testing.T) {
-	objects, faults := decoder(t).Decode("good.yaml", []byte(good))
-	if len(faults) > 0 {
-		t.Fatalf("faults: %v", faults)
-	}
+	objects, faults := NewDecoder().Decode("good.yaml", []byte(good))
+	check.Same(t, nil, faults, "faults")
 	var got []string
 	for _, o := range objects {
 		got = append(got, fmt.Sprintf("%d %s", o.Line, o.Name()))
@@ -97,7 +90,7 @@ func TestDecode(t *testing.T) {
 }
 
 func TestInvalid(t *testing.T) {
-	d := decoder(t)
+	d := NewDecoder()
 	for _, text := range manifests.Good() {
 		if objects, faults := d.Decode("good.yaml", []byte(text)); len(objects) != 1 || len(faults) != 0 {
 			t.Fatalf("the valid manifest has faults: %v", faults)
@@ -124,13 +117,13 @@ func TestLineOf(t *testing.T) {
 }
 
 func TestManyFaults(t *testing.T) {
-	_, faults := decoder(t).Decode("bad.yaml", []byte(strings.Repeat("apiVersion: v1\nkind: Pod\n---\n", 100)))
+	_, faults := NewDecoder().Decode("bad.yaml", []byte(strings.Repeat("apiVersion: v1\nkind: Pod\n---\n", 100)))
 	check.Same(t, maxFaults, len(faults), "faults")
 }
 
 // Valid objects are read even beside faulty ones; unsupported kinds are not reported as mistakes.
 func TestDecodeGood(t *testing.T) {
-	d := decoder(t)
+	d := NewDecoder()
 	d.Namespace = "own"
 	text := "apiVersion: apps/v1\nkind: Deployment\n---\napiVersion: v1\nkind: Pod\n---\napiVersion: v1\nkind: Servise\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
 	objects, faults := d.DecodeGood("f.yaml", []byte(text))
@@ -149,7 +142,7 @@ func FuzzDecode(f *testing.F) {
 	for _, tc := range manifests.Invalid() {
 		f.Add(tc.Text)
 	}
-	d := decoder(f)
+	d := NewDecoder()
 	f.Fuzz(func(t *testing.T, text string) {
 		objects, faults := d.Decode("f", []byte(text))
 		if len(objects) > 0 && len(faults) > 0 {

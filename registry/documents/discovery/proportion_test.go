@@ -21,23 +21,11 @@ import (
 // does placing the local apiserver's groups among those of the table.
 func TestInProportion(t *testing.T) {
 	d := New(Config{Config: scene.New(t).Config()})
-	repeated := func(begin, each, end string) func(n int) string {
-		return func(n int) string {
-			var b strings.Builder
-			b.WriteString(begin)
-			for i := range n {
-				if i > 0 {
-					b.WriteString(",")
-				}
-				b.WriteString(strings.ReplaceAll(each, "#", fmt.Sprint(i)))
-			}
-			return b.String() + end
-		}
-	}
+	repeated := proportion.Repeat
 	const (
 		list     = `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","items":[`
 		group    = list + `{"metadata":{"name":"own.example.com"},"versions":[`
-		resource = `{"resource":"r#","singularResource":"s#","scope":"Namespaced","responseKind":{"group":"","version":"","kind":"K#"},"verbs":["get"]}`
+		resource = `{"resource":"r@","singularResource":"s@","scope":"Namespaced","responseKind":{"group":"","version":"","kind":"K@"},"verbs":["get"]}`
 		within   = group + `{"version":"v1","resources":[`
 		legacy   = `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"own.example.com/v1","resources":[`
 	)
@@ -50,23 +38,23 @@ func TestInProportion(t *testing.T) {
 		text   func(n int) string
 		legacy bool
 	}{
-		{"groups", 100, repeated(list, `{"metadata":{"name":"g#"},"versions":[{"version":"v1"}]}`, `]}`), false},
-		{"versions", 100, repeated(group, `{"version":"v#"}`, `]}]}`), false},
-		{"one version again and again", 100, repeated(group, `{"version":"v1"}`, `]}]}`), false},
-		{"resources", 100, repeated(within, resource, `]}]}]}`), false},
-		{"subresources", 100, repeated(within+`{"resource":"r","subresources":[`, `{"subresource":"s#","verbs":["get"]}`, `]}]}]}]}`), false},
-		{"verbs", 500, repeated(within+`{"resource":"r","verbs":[`, `"v#"`, `]}]}]}]}`), false},
-		{"categories", 500, repeated(within+`{"resource":"r","categories":[`, `"v#"`, `]}]}]}]}`), false},
-		{"short names", 500, repeated(within+`{"resource":"r","shortNames":[`, `"v#"`, `]}]}]}]}`), false},
-		{"labels of a group", 200, repeated(list+`{"metadata":{"labels":{`, `"l#":"v"`, `}}}]}`), false},
-		{"unknown fields", 200, repeated(`{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2",`, `"x#":1`, `}`), false},
+		{"groups", 100, repeated(list, `{"metadata":{"name":"g@"},"versions":[{"version":"v1"}]},`, `]}`), false},
+		{"versions", 100, repeated(group, `{"version":"v@"},`, `]}]}`), false},
+		{"one version again and again", 100, repeated(group, `{"version":"v1"},`, `]}]}`), false},
+		{"resources", 100, repeated(within, resource+",", `]}]}]}`), false},
+		{"subresources", 100, repeated(within+`{"resource":"r","subresources":[`, `{"subresource":"s@","verbs":["get"]},`, `]}]}]}]}`), false},
+		{"verbs", 500, repeated(within+`{"resource":"r","verbs":[`, `"v@",`, `]}]}]}]}`), false},
+		{"categories", 500, repeated(within+`{"resource":"r","categories":[`, `"v@",`, `]}]}]}]}`), false},
+		{"short names", 500, repeated(within+`{"resource":"r","shortNames":[`, `"v@",`, `]}]}]}]}`), false},
+		{"labels of a group", 200, repeated(list+`{"metadata":{"labels":{`, `"l@":"v",`, `}}}]}`), false},
+		{"unknown fields", 200, repeated(`{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2",`, `"x@":1,`, `}`), false},
 		{"levels", 40, func(n int) string { return list + strings.Repeat("[", n) + strings.Repeat("]", n) + `]}` }, false},
 		{"a long name", 10_000, func(n int) string { return within + `{"resource":"` + strings.Repeat("r", n) + `"}]}]}]}` }, false},
 		{"escapes", 2000, func(n int) string { return within + `{"resource":"` + strings.Repeat(`\u00e4`, n) + `"}]}]}]}` }, false},
-		{"legacy resources", 100, repeated(legacy, `{"name":"r#","singularName":"s#","namespaced":true,"kind":"K#","verbs":["get"]}`, `]}`), true},
-		{"legacy subresources of one", 100, repeated(legacy+`{"name":"r","kind":"K","verbs":[]},`, `{"name":"r/s#","kind":"K#","verbs":["get"]}`, `]}`), true},
-		{"legacy subresources of none", 100, repeated(legacy, `{"name":"r#/s","kind":"K#","verbs":["get"]}`, `]}`), true},
-		{"legacy verbs", 500, repeated(legacy+`{"name":"r","kind":"K","verbs":[`, `"v#"`, `]}]}`), true},
+		{"legacy resources", 100, repeated(legacy, `{"name":"r@","singularName":"s@","namespaced":true,"kind":"K@","verbs":["get"]},`, `]}`), true},
+		{"legacy subresources of one", 100, repeated(legacy+`{"name":"r","kind":"K","verbs":[]},`, `{"name":"r/s@","kind":"K@","verbs":["get"]},`, `]}`), true},
+		{"legacy subresources of none", 100, repeated(legacy, `{"name":"r@/s","kind":"K@","verbs":["get"]},`, `]}`), true},
+		{"legacy verbs", 500, repeated(legacy+`{"name":"r","kind":"K","verbs":[`, `"v@",`, `]}]}`), true},
 	} {
 		rows = append(rows, proportion.Row{Name: of.name, N: of.n, Held: 40, Of: func(n int) (int, func() any) { // an APIResourceDiscovery has 300 bytes
 			a := documents.Answer{Status: http.StatusOK, Header: http.Header{"Content-Type": {runtime.ContentTypeJSON + aggregatedParams}}, Body: []byte(of.text(n))}

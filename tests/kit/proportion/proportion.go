@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -46,6 +47,18 @@ const (
 	// slack is what others of this process may allocate during a measurement.
 	slack = 32 << 10
 )
+
+// Repeat returns texts with n times each between begin and end. In each, @ is its number, and @-1 that
+// of the one before; the last loses the comma at its end.
+func Repeat(begin, each, end string) func(n int) string {
+	return func(n int) string {
+		var b strings.Builder
+		for i := range n {
+			b.WriteString(strings.NewReplacer("@-1", fmt.Sprint(max(i-1, 0)), "@", fmt.Sprint(i)).Replace(each))
+		}
+		return begin + strings.TrimSuffix(b.String(), ",") + end
+	}
+}
 
 // Check measures all rows, each in a subtest.
 func Check(t *testing.T, rows ...Row) {
