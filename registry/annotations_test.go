@@ -2,12 +2,18 @@ package registry
 
 import (
 	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
@@ -62,18 +68,14 @@ func TestAnnotations(t *testing.T) {
 		{name: "reqest-timeout", value: "90s", bad: "unknown name"},
 	} {
 		got := readAnnotations(map[string]string{prefix + tc.name: tc.value, "example.com/other": "x"}, defaults)
-		if tc.bad == "" {
-			if d := cmp.Diff(tc.want, got, cmp.AllowUnexported(annotated{}, urls{}), cmpopts.EquateEmpty()); d != "" {
-				t.Errorf("%s=%q (-want +got):\n%s", tc.name, tc.value, d)
+		if tc.bad != "" {
+			if len(got.problems) != 1 || !strings.Contains(got.problems[0], tc.bad) || !strings.Contains(got.problems[0], prefix+tc.name) {
+				t.Errorf("%s=%q: problems %q, want one with %q", tc.name, tc.value, got.problems, tc.bad)
 			}
-			continue
+			got.problems, tc.want = nil, with(func(*annotated) {}) // what is invalid changes nothing
 		}
-		if len(got.problems) != 1 || !strings.Contains(got.problems[0], tc.bad) || !strings.Contains(got.problems[0], prefix+tc.name) {
-			t.Errorf("%s=%q: problems %q, want one with %q", tc.name, tc.value, got.problems, tc.bad)
-		}
-		got.problems = nil
-		if d := cmp.Diff(annotated{settings: defaults}, got, cmp.AllowUnexported(annotated{}, urls{}), cmpopts.EquateEmpty()); d != "" {
-			t.Errorf("%s=%q is invalid but changes (-want +got):\n%s", tc.name, tc.value, d)
+		if d := cmp.Diff(tc.want, got, cmp.AllowUnexported(annotated{}, urls{}), cmpopts.EquateEmpty()); d != "" {
+			t.Errorf("%s=%q (-want +got):\n%s", tc.name, tc.value, d)
 		}
 	}
 }
@@ -163,5 +165,98 @@ func FuzzAnnotations(f *testing.F) {
 		if len(s.problems) > 1 || len(s.problems) == 1 && len(s.problems[0]) > 400 {
 			t.Errorf("%s=%q: problems %q", name, value, s.problems)
 		}
+	})
+}
+
+func TestURLs(t *testing.T) {
+	const a = "https://a.example.com"
+	for _, tt := range []struct {
+		value  string
+		want   string // addresses, comma-separated
+		called string // ServerName
+	}{
+		{"https://api.example.com", "api.example.com:443", "api.example.com"},
+		{"https://API.Example.com:8443", "api.example.com:8443", "api.example.com"},
+		{"https://10.0.0.1:1", "10.0.0.1:1", "10.0.0.1"},
+		{"https://[2001:db8::1]", "[2001:db8::1]:443", "2001:db8::1"},
+		{"https://[2001:DB8::1]:65535", "[2001:db8::1]:65535", "2001:db8::1"},
+		{
+			" https://b.example.com, https://a.example.com:2 ,https://a.example.com:1",
+			"a.example.com:1,a.example.com:2,b.example.com:443", "a.example.com,b.example.com",
+		},
+		{a + ",https://a.example.com:443,https://A.example.com", "a.example.com:443", "a.example.com"},
+		{strings.Repeat(a+",", maxURLs-1) + a, "a.example.com:443", "a.example.com"},
+	} {
+		u := readURLs(tt.value)
+		b := u.backend()
+		if got := strings.Join(u.addresses, ","); got != tt.want || u.fault != "" || b.ServerName != tt.called {
+			t.Errorf("%q: %+v, called %q; want %s, called %q", tt.value, u, b.ServerName, tt.want, tt.called)
+		}
+		check.Same(t, u.addresses, readURLs(b.URLs).addresses, "%q, shown as %s", tt.value, b.URLs)
+		for _, a := range u.addresses {
+			host, _, _ := net.SplitHostPort(a)
+			check.Same(t, host, b.NameAt(a), "the name that %s is sent, of %q", a, tt.value)
+		}
+	}
+	for bad, values := range map[string][]string{
+		`"" is not https://`: {"", ",", a + ","},
+		"is not https://": {
+			"HTTPS://a.example.com", "unix:///run/a.sock", "//a.example.com", "a.example.com:443", "https:a.example.com",
+			a + "/", a + "/apis", a + "?", a + "?x=y", a + "#", a + "#x", a + "\\@b.example.com", a + "\r\nX: y", a + ":https", a + ":-1",
+			"https://me@a.example.com", "https://me:secret@a.example.com", "https://@a.example.com", "https://%61.example.com",
+			"https://[fe80::1%25eth0]", "https://2001:db8::1", "https://ä.example.com", "https://a b",
+			"https://\u212aubernetes.example.com", // the Kelvin sign, which becomes a k in lower case
+		},
+		`"http://a.example.com" is not https://`: {"http://a.example.com"},
+		"neither a DNS name nor an IP address":   {"https://", "https://:443", a + ".", "https://*.example.com", "https://" + strings.Repeat("a", 300)},
+		`"a_b.example.com" is neither`:           {"https://a_b.example.com"},
+		"outside 1 to 65535":                     {a + ":0", a + ":65536", a + ":99999999999999999999"},
+		"more than 32 URLs":                      {strings.Repeat(a+",", maxURLs) + a},
+	} {
+		for _, value := range values {
+			if u := readURLs(value); !strings.Contains(u.fault, bad) || len(u.addresses) > 0 || !u.given() || len(u.fault) > 200 {
+				t.Errorf("%q: %+v, want %q", value, u, bad)
+			}
+		}
+	}
+}
+
+// FuzzURLs checks that Fairlead dials the host and port that a reader sees in a URL, and accepts nothing ambiguous.
+func FuzzURLs(f *testing.F) {
+	for _, s := range []string{
+		"https://a.example.com", "https://[::1]:8443,https://10.0.0.1", "https://a@b", "https://a/b", "https://a:0", "https://a?b#c", "https://%61", "https://[::ffff:7f00:1%25x]:1", "https://127.1", ",",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, value string) {
+		u := readURLs(value)
+		if (u.fault == "") != (len(u.addresses) > 0) || len(u.addresses) > maxURLs || len(u.fault) > 400 || strings.ContainsAny(u.fault, "\r\n\x00") {
+			t.Fatalf("%q: %+v", value, u)
+		}
+		var want []string
+		for text := range strings.SplitSeq(value, ",") {
+			parsed, err := url.Parse(strings.TrimSpace(text))
+			if u.fault != "" {
+				return
+			}
+			if err != nil || parsed.Scheme != "https" || parsed.User != nil || parsed.Path+parsed.RawQuery+parsed.Fragment+parsed.Opaque != "" {
+				t.Fatalf("%q is accepted in %q", text, value)
+			}
+			port := parsed.Port()
+			if port == "" {
+				port = "443"
+			}
+			n, err := strconv.ParseUint(port, 10, 16)
+			if err != nil || n == 0 {
+				t.Fatalf("%q is accepted with that port", text)
+			}
+			host := strings.ToLower(parsed.Hostname())
+			if addr, err := netip.ParseAddr(host); (err != nil || addr.Zone() != "") && len(validation.IsDNS1123Subdomain(host)) > 0 {
+				t.Fatalf("%q is accepted with that host", text)
+			}
+			want = append(want, net.JoinHostPort(host, strconv.FormatUint(n, 10)))
+		}
+		slices.Sort(want)
+		check.Same(t, slices.Compact(want), u.addresses, "addresses of %q", value)
 	})
 }

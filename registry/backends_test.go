@@ -2,12 +2,24 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
+	"fmt"
+	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/fairlead-proxy/fairlead/registry/behind"
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -16,7 +28,7 @@ import (
 // An owner's Backend is private exactly as long as its overlap lasts, even if nothing else changes.
 func TestOwnedForTheOverlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, to := scripted(t, nil)
+		r, to := scripted(t)
 		add := func(group, bundle string) {
 			a := remoteService(group, "v1", "server")
 			a.Spec.InsecureSkipTLSVerify, a.Spec.CABundle = false, []byte(bundle)
@@ -46,9 +58,7 @@ func TestOwnedForTheOverlap(t *testing.T) {
 		if after.Generation() > during.Generation()+1 {
 			t.Errorf("%d tables for one end", after.Generation()-during.Generation())
 		}
-		if next := time.Until(after.rebuildAt).Round(time.Minute); next != 8*time.Minute {
-			t.Errorf("the next rebuild is in %v", next)
-		}
+		check.Same(t, 8*time.Minute, time.Until(after.rebuildAt).Round(time.Minute), "time until the next rebuild")
 	})
 }
 
@@ -89,5 +99,179 @@ func TestBundles(t *testing.T) {
 		if len(certs) != tc.certs || rest != (tc.warning != "") || rest && warning != tc.warning || b.unusable != (tc.certs == 0) || (b.problem == "") != (err == nil) || (err == nil) != (tc.certs > 0 && tc.warning == "") {
 			t.Errorf("%s: %d certificates, %v; problem %q, unusable: %v", name, len(certs), err, b.problem, b.unusable)
 		}
+	}
+}
+
+// TestBehind builds APIServices that the cluster's aggregator sends to Fairlead.
+func TestBehind(t *testing.T) {
+	own := types.NamespacedName{Namespace: "kube-system", Name: "fairlead"}
+	ca := string(pki.NewCA("real").PEM())
+	to := func(service string, more ...string) map[string]string {
+		all := map[string]string{behind.Service: service}
+		for i := 0; i < len(more); i += 2 {
+			all[more[i]] = more[i+1]
+		}
+		return all
+	}
+	const (
+		server   = "extensions/server-0:443"
+		fairlead = "kube-system/fairlead:443"
+		sent     = server + " for " + fairlead
+		spec     = server + " for " + server
+		noAccess = ", " + ReasonServiceAccessError
+	)
+	for _, tt := range []struct {
+		name        string
+		annotations map[string]string
+		service     string                            // of the spec, in namespace extensions; empty: Fairlead's
+		cluster     apiregistrationv1.ConditionStatus // what its own aggregator says
+		want        string                            // backend, the cluster's, whom it trusts, reason and what the cluster says
+		problem     string
+	}{
+		{"adopted", to(server, behind.Bundle, ca), "", "", sent + ", the CA", ""},
+		{"before its spec", to(server, behind.Insecure, "true"), "server-0", "", spec + ", anybody", "which is not Fairlead's"},
+		{"put back by its chart, with another CA", to(server, behind.Bundle, ca), "server-0", "", spec + ", anybody", "which is not Fairlead's"},
+		{"not adopted", nil, "server-0", "", server + " for , anybody", ""},
+		{"the system's CAs", to(server), "", "", sent + ", the system's", ""},
+		{"a bundle wins", to(server, behind.Insecure, "true", behind.Bundle, ca), "", "", sent + ", the CA", ""},
+		{"no certificate trusts nobody", to(server, behind.Bundle, "!!"), "", "", sent + ", !!, " + ReasonInvalidCABundle, ""},
+		{"ca-from in the real namespace", to(server, prefix+"ca-from", "ca/ca.crt"), "", "", sent + ", the system's", ""},
+		{"nobody said where", nil, "", "", fairlead + " for , anybody" + noAccess, ""},
+		{"a loop", to(fairlead), "", "", fairlead + " for " + fairlead + ", anybody" + noAccess, ""},
+		{"not a Service", to("server-0"), "", "", fairlead + " for , anybody" + noAccess, "is not <namespace>/<service>:<port>"},
+		{"a URL", map[string]string{prefix + "url": "https://10.0.0.9"}, "", "", "https://10.0.0.9:443 for " + fairlead + ", anybody", ""},
+		{"another's service", to(server), "server-1", "", server + " for extensions/server-1:443, the system's", "which is not Fairlead's"},
+		{"the cluster's own apiserver", to("default/kubernetes:443"), "", "", fairlead + " for , anybody" + noAccess, "of an extension server"},
+		{"the cluster agrees", to(server), "", "True", sent + ", the system's, True, Reason: message", ""},
+		{
+			"the cluster does not reach Fairlead", to(server), "", "False", sent + ", the system's, False, Reason: message",
+			"the cluster sends it to service kube-system/fairlead:443, and its own condition says: False, Reason: message",
+		},
+		{
+			"nobody is behind", to("extensions/none:443"), "", "False",
+			"extensions/none:443 for " + fairlead + ", the system's, " + ReasonServiceNotFound + ", False, Reason: message", "",
+		},
+		{"not sent here", nil, "server-0", "False", server + " for , anybody", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in := manyRemotes(2)
+			in.Options = &Options{Front: own, AllowURLs: true}
+			a := remoteService("behind.example.com", "v1", "server-0")
+			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, Annotations: tt.annotations}
+			if a.Spec.Service.Name = tt.service; tt.service == "" {
+				a.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: own.Namespace, Name: own.Name}
+			}
+			if tt.cluster != "" {
+				a.Status.Conditions = []apiregistrationv1.APIServiceCondition{
+					{Type: apiregistrationv1.Available, Status: tt.cluster, Reason: "Reason", Message: "message"},
+				}
+			}
+			strip(a)
+			in.APIServices[a.Name] = a
+			table := Build(in, nil)
+			e := table.named(a.Name)
+			got := fmt.Sprintf("%s for %s, ", e.Backend, e.Front)
+			switch b := e.Backend; {
+			case b.Insecure && b.CABundle == "":
+				got += "anybody"
+			case !b.Insecure:
+				got += cmp.Or(strings.ReplaceAll(b.CABundle, ca, "the CA"), "the system's")
+			}
+			for _, text := range []string{e.Verdict.Reason, e.FrontSays} {
+				if text != "" {
+					got += ", " + text
+				}
+			}
+			check.Same(t, tt.want, got, "backend")
+			problems := strings.Join(e.Problems, "; ")
+			if !strings.Contains(problems, tt.problem) || tt.problem == "" && e.Verdict.Reason == "" && problems != "" {
+				t.Errorf("problems %q, want %q", problems, tt.problem)
+			}
+			want := []*Entry{e}
+			if e.Front == "" {
+				want = nil
+			}
+			if got := table.Sent().Entries(); !slices.Equal(got, want) {
+				t.Errorf("sent here: %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// TestBehindLocal annotates APIServices that name no Service. kube-apiserver keeps the spec of
+// those of its own groups and of CustomResourceDefinitions, but not their annotations.
+func TestBehindLocal(t *testing.T) {
+	for _, group := range []string{"apps", "crd.example.com"} {
+		in := manyRemotes(1)
+		a := remoteService(group, "v1", "server-0")
+		a.Annotations = map[string]string{behind.Service: "extensions/server-0:443"}
+		a.Spec.Service, a.Spec.InsecureSkipTLSVerify = nil, false
+		in.APIServices[a.Name] = a
+		if e := Build(in, nil).named(a.Name); !e.Local() || !e.Verdict.Available() {
+			t.Errorf("%s is served by %v: %+v", a.Name, e.Backend, e.Verdict)
+		}
+	}
+}
+
+// A recurring fault has a constant message, though the original differs in our port and in times.
+func TestMessagesAreSteady(t *testing.T) {
+	reset := func(port int) string {
+		err := &net.OpError{
+			Op: "read", Net: "tcp", Err: syscall.ECONNRESET,
+			Source: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: port}, Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 443},
+		}
+		return fmt.Sprintf("failing or missing response from U: Get: %v", err)
+	}
+	expired := func(now string) string {
+		return "x509: certificate has expired or is not yet valid: current time " + now + " is after 2020-01-01T00:00:00Z"
+	}
+	for _, tt := range []struct{ message, again, want string }{
+		{reset(34567), reset(34568), "failing or missing response from U: Get: read tcp 10.0.0.2:443: connection reset by peer"},
+		{expired("2026-11-22T06:00:00Z"), expired("2026-11-22T06:00:10Z"), "x509: certificate has expired or is not yet valid: current time is after 2020-01-01T00:00:00Z"},
+		{strings.Repeat("x", 5000), strings.Repeat("x", 5000), strings.Repeat("x", 1024) + "…"},
+		{"current time 3", "current time 3", "current time 3"}, // half the words of an expired certificate
+	} {
+		check.Same(t, [2]string{tt.want, tt.want}, [2]string{normalizeCause(tt.message), normalizeCause(tt.again)}, "messages")
+	}
+	if got := normalizeCause(strings.Repeat("ü", 600)); len(got) != 1024+len("…") || !utf8.ValidString(got) {
+		t.Errorf("a message of %d bytes", len(got))
+	}
+}
+
+// Whoever writes EndpointSlices may write any number of endpoints. Only so many are used, the ready ones before others.
+func TestEndpointsAreBounded(t *testing.T) {
+	slice := func(from, n int, ready bool) *discoveryv1.EndpointSlice {
+		s := &discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(443))}}}
+		for i := range n {
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+				Addresses:  []string{fmt.Sprintf("10.0.%d.%d", (from+i)/100, (from+i)%100)},
+				Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: new(true), Terminating: new(!ready)},
+			})
+		}
+		return s
+	}
+	all := slice(0, maxEndpoints, true)
+	tooMany := []string{"its Service has more than 1000 endpoints: the others are not used"}
+	key, api := types.NamespacedName{Namespace: "extensions", Name: "server"}, remoteService("example.com", "v1", "server")
+	for _, tt := range []struct {
+		name     string
+		slices   []*discoveryv1.EndpointSlice
+		problems []string
+	}{
+		{"as many as allowed", []*discoveryv1.EndpointSlice{all}, nil},
+		{"the same twice", []*discoveryv1.EndpointSlice{all, all}, nil},
+		{"one more", []*discoveryv1.EndpointSlice{slice(maxEndpoints, 1, true), all}, tooMany},
+		{"terminating ones", []*discoveryv1.EndpointSlice{slice(maxEndpoints, maxEndpoints, false), all}, tooMany},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := Build(Input{
+				APIServices: map[string]*apiregistrationv1.APIService{api.Name: api}, Services: map[types.NamespacedName]*corev1.Service{key: clusterIP(key)},
+				Slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{key: tt.slices}, Complete: true,
+			}, nil).Entries()[0]
+			check.Same(t, maxEndpoints, len(e.Endpoints), "endpoints that are used")
+			check.Same(t, tt.problems, e.Problems, "problems")
+			terminating := slices.ContainsFunc(e.Endpoints, func(ep Endpoint) bool { return ep.Terminating })
+			check.Same(t, false, terminating, "a terminating one is used instead of a ready one")
+		})
 	}
 }

@@ -43,9 +43,7 @@ func FuzzGrown(f *testing.F) {
 		total(t, "order of groups", s.table.Groups(), (*Group).compare)
 		for _, g := range s.table.Groups() {
 			total(t, "order of versions", g.Entries, make(versionOrder).compare)
-			if s.table.Group(g.Name) != g {
-				t.Errorf("Group(%q) is another group", g.Name)
-			}
+			check.Same(t, true, s.table.Group(g.Name) == g, "Group(%q) is the same group", g.Name)
 		}
 	})
 }
@@ -111,9 +109,7 @@ func TestUnchangedTables(t *testing.T) {
 	a.ResourceVersion = "2"
 	in.APIServices[a.Name] = a
 	in.Options = &Options{}
-	if Build(in, table) != table {
-		t.Error("another table")
-	}
+	check.Same(t, true, Build(in, table) == table, "the same table")
 	in.Options = &Options{Defaults: Settings{MaxInFlight: 7}}
 	next := Build(in, table)
 	check.Same(t, table.Generation()+1, next.Generation(), "generation")

@@ -2,9 +2,15 @@ package registry
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,8 +40,9 @@ func manyRemotes(n int) Input {
 	return in
 }
 
+// remoteService is an APIService of an extension server, or a Local one if service is empty.
 func remoteService(group, version, service string) *apiregistrationv1.APIService {
-	return &apiregistrationv1.APIService{
+	a := &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
 		Spec: apiregistrationv1.APIServiceSpec{
 			Group: group, Version: version, GroupPriorityMinimum: 100, VersionPriority: 10,
@@ -43,6 +50,10 @@ func remoteService(group, version, service string) *apiregistrationv1.APIService
 			InsecureSkipTLSVerify: true,
 		},
 	}
+	if service == "" {
+		a.Spec.Service, a.Spec.InsecureSkipTLSVerify = nil, false
+	}
+	return a
 }
 
 func clusterIP(name types.NamespacedName) *corev1.Service {
@@ -64,6 +75,19 @@ func slice(service types.NamespacedName, addresses ...string) *discoveryv1.Endpo
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
 	}
 	return s
+}
+
+// meter has the metrics of a registry.
+type meter struct{ *prometheus.Registry }
+
+func newMeter() meter { return meter{prometheus.NewPedanticRegistry()} }
+
+// series are those of APIServices and of faults.
+func (m meter) series() string {
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(m, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	all := regexp.MustCompile(`(?m)^(aggregator|fairlead_(apiservice_info|registry_(entries|\w*problems))).*\n`)
+	return strings.Join(all.FindAllString(w.Body.String(), -1), "")
 }
 
 // BenchmarkStep measures the writer's work for one change among ten thousand APIServices.

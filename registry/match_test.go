@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -17,18 +16,12 @@ import (
 // protected group that a remote claims.
 func matchTable() *Table {
 	in := manyRemotes(0)
-	local := func(group, version string) *apiregistrationv1.APIService {
-		return &apiregistrationv1.APIService{
-			ObjectMeta: metav1.ObjectMeta{Name: version + "." + group},
-			Spec:       apiregistrationv1.APIServiceSpec{Group: group, Version: version, GroupPriorityMinimum: 1000, VersionPriority: 100},
-		}
-	}
 	for _, a := range []*apiregistrationv1.APIService{
 		remoteService("metrics.k8s.io", "v1beta1", "metrics"),
 		remoteService("mixed.example.com", "v1", "mixed"),
-		local("mixed.example.com", "v1alpha1"),
-		local("apps", "v1"),
-		local("", "v1"),
+		remoteService("mixed.example.com", "v1alpha1", ""),
+		remoteService("apps", "v1", ""),
+		remoteService("", "v1", ""),
 		remoteService("batch", "v2", "evil"),
 		remoteService(apiregistration, "v1", "evil"),
 	} {
@@ -47,9 +40,7 @@ func TestMatchWithoutAllocation(t *testing.T) {
 		"/apis/metrics.k8s.io/v1beta1/nodes", "/apis/metrics.k8s.io/v1beta1/nodes/a%2Fb", "/api/v1/pods", "/apis", "/apis/apps", "/version",
 		"/%61" + strings.Repeat("/", 1000), "/apis/a/b/c/../" + strings.Repeat("%2e./", 1000), "/openapi/v3/" + strings.Repeat("/", 1000),
 	} {
-		if n := testing.AllocsPerRun(100, func() { table.Match(p) }); n != 0 {
-			t.Errorf("Match(%q) allocates %v times", p, n)
-		}
+		check.Same(t, 0, testing.AllocsPerRun(100, func() { table.Match(p) }), "allocations of Match(%q)", p)
 	}
 }
 

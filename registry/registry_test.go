@@ -9,9 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -58,35 +55,88 @@ func put(c *changes, all ...apiserver.Object) {
 	}
 }
 
-// A report that equals the table counts while the writer makes a table of an opposite one: the
-// prober does not repeat it.
-func TestReportDuringBuild(t *testing.T) {
-	r := newRegistry(Config{}, nil)
+// reported makes a registry with an endpoint that was not probed yet, and a good report about it.
+// step is the writer's.
+func reported(t *testing.T) (r *Registry, step func() *Table, good Report) {
+	t.Helper()
+	r, o := newRegistry(Config{}, nil), newObjects()
 	for k := range kinds {
 		r.changes.replace(k, nil)
 	}
 	service := types.NamespacedName{Namespace: "extensions", Name: "server"}
 	put(r.changes, remoteService("a.io", "v1", "server"), clusterIP(service), slice(service, "10.0.0.1"))
-	o := newObjects()
-	r.step(o)
-	e := r.Table().named("v1.a.io")
-	good := Report{Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: "10.0.0.1:8443", Health: Healthy}}
-	bad := good
-	bad.Health, bad.Reason, bad.Message = Unhealthy, ReasonFailedDiscoveryCheck, "refused"
+	step = func() *Table {
+		r.step(o)
+		return r.Table()
+	}
+	e := step().named("v1.a.io")
+	return r, step, Report{Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: "10.0.0.1:8443", Health: Healthy}}
+}
+
+// bad is a report of the opposite.
+func bad(r Report) Report {
+	r.Health, r.Reason, r.Message = Unhealthy, ReasonFailedDiscoveryCheck, "refused"
+	return r
+}
+
+// Only a report that changes something makes a table. Of two in one batch the later one counts.
+func TestReport(t *testing.T) {
+	r, step, good := reported(t)
+	name, backend, address := good, good, good
+	name.Name, backend.Backend, address.Address = "v1.b.io", &Backend{}, "10.0.0.9:8443"
+	for _, tt := range []struct {
+		what    string
+		reports []Report
+		want    Health // of the endpoint
+		another bool   // table
+	}{
+		{"another APIService, Backend and address", []Report{name, backend, address}, Unprobed, false},
+		{"healthy", []Report{good}, Healthy, true},
+		{"unhealthy", []Report{bad(good)}, Unhealthy, true},
+		{"the same again", []Report{bad(good)}, Unhealthy, false},
+		{"two that cancel each other", []Report{good, bad(good)}, Unhealthy, false},
+		{"two, of which the later is new", []Report{bad(good), good}, Healthy, true},
+	} {
+		before := r.Table()
+		for _, report := range tt.reports {
+			r.Report(report)
+		}
+		after := step()
+		check.Same(t, tt.another, after != before, "%s: another table", tt.what)
+		check.Same(t, tt.want, after.named(good.Name).Endpoints[0].Health, "%s: health", tt.what)
+	}
+}
+
+// A report that equals the table counts while the writer makes a table of an opposite one: the
+// prober does not repeat it.
+func TestReportDuringBuild(t *testing.T) {
+	r, step, good := reported(t)
 	r.Report(good)
-	r.step(o)
-	r.Report(bad)
+	step()
+	r.Report(bad(good))
 	taken := r.changes.take() // what step does first
 	r.Report(good)
-	if len(taken.reports) != 1 || len(r.changes.reports) != 1 {
-		t.Errorf("the writer has %v, and pending are %v", taken.reports, r.changes.reports)
-	}
-	r.step(o)
-	before := r.Table()
+	check.Same(t, [2]int{1, 1}, [2]int{len(taken.reports), len(r.changes.reports)}, "reports that the writer has, and pending ones")
+	before := step()
 	r.Report(good)
-	if r.step(o); r.Table() != before || !before.named(e.Name).Verdict.Available() {
+	if step() != before || !before.named(good.Name).Verdict.Available() {
 		t.Errorf("after the build, a report that changes nothing made a table:\n%s", show(r.Table()))
 	}
+}
+
+// A late report about a former Backend does not replace that about its successor, which the prober does not repeat.
+func TestReportOfAFormerBackend(t *testing.T) {
+	r, step, former := reported(t)
+	moved := remoteService("a.io", "v1", "server")
+	moved.Annotations = map[string]string{prefix + "http1": "true"}
+	put(r.changes, moved)
+	good := former
+	if good.Backend = step().named(former.Name).Backend; good.Backend == former.Backend {
+		t.Fatal("the Backend stays")
+	}
+	r.Report(good)
+	r.Report(bad(former))
+	check.Same(t, Healthy, step().named(good.Name).Endpoints[0].Health, "health")
 }
 
 // What the writer looks at for each table does not grow with what the local apiserver serves, only
@@ -121,35 +171,10 @@ func TestFaultsOfSeveralSources(t *testing.T) {
 	}
 }
 
-// A late report about a former Backend does not replace that about its successor, which the prober does not repeat.
-func TestReportOfAFormerBackend(t *testing.T) {
-	r := newRegistry(Config{}, nil)
-	for k := range kinds {
-		r.changes.replace(k, nil)
-	}
-	service := types.NamespacedName{Namespace: "extensions", Name: "server"}
-	put(r.changes, remoteService("a.io", "v1", "server"), clusterIP(service), slice(service, "10.0.0.1"))
-	o := newObjects()
-	r.step(o)
-	former := r.Table().named("v1.a.io").Backend
-	moved := remoteService("a.io", "v1", "server")
-	moved.Annotations = map[string]string{prefix + "http1": "true"}
-	put(r.changes, moved)
-	r.step(o)
-	e := r.Table().named("v1.a.io")
-	if e.Backend == former {
-		t.Fatal("the Backend stays")
-	}
-	r.Report(Report{Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: "10.0.0.1:8443", Health: Healthy}})
-	r.Report(Report{Name: e.Name, Backend: former, Endpoint: Endpoint{Address: "10.0.0.1:8443", Health: Unhealthy}})
-	r.step(o)
-	check.Same(t, Healthy, r.Table().named("v1.a.io").Endpoints[0].Health, "health")
-}
-
 // scripted runs a registry over a source that the test controls.
-func scripted(t *testing.T, to prometheus.Registerer) (*Registry, *changes) {
+func scripted(t *testing.T) (*Registry, *changes) {
 	t.Helper()
-	r := newRegistry(Config{Metrics: to}, nil)
+	r := newRegistry(Config{}, nil)
 	must.Run(t, func(ctx context.Context) error {
 		go func() { _ = r.logChanges(ctx) }()
 		return r.write(ctx)
@@ -164,7 +189,7 @@ func scripted(t *testing.T, to prometheus.Registerer) (*Registry, *changes) {
 
 func TestStormIsCoalesced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r, c := scripted(t, nil)
+		r, c := scripted(t)
 		for i := range 10_000 {
 			a := remoteService(fmt.Sprintf("g%d.example.com", i%100), "v1", "server")
 			a.Spec.VersionPriority = int32(i)
@@ -183,7 +208,7 @@ func TestStormIsCoalesced(t *testing.T) {
 }
 
 func TestSupersededComesAfterTheTable(t *testing.T) {
-	r, c := scripted(t, nil)
+	r, c := scripted(t)
 	for i := range 50 {
 		old := r.Table()
 		a := remoteService("metrics.k8s.io", fmt.Sprintf("v%d", i+1), "server")
@@ -193,132 +218,6 @@ func TestSupersededComesAfterTheTable(t *testing.T) {
 			t.Fatalf("woken by generation %d, found %d", old.Generation(), now.Generation())
 		}
 	}
-}
-
-func TestReport(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r, c := scripted(t, nil)
-		service := types.NamespacedName{Namespace: "extensions", Name: "server"}
-		put(c, remoteService("a.io", "v1", "server"), clusterIP(service), slice(service, "10.0.0.1", "10.0.0.2"))
-		settle := func() *Table {
-			time.Sleep(time.Second) // virtual time
-			synctest.Wait()
-			return r.Table()
-		}
-		e := settle().named("v1.a.io")
-		good := Report{Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: "10.0.0.1:8443", Health: Healthy}}
-		for what, bad := range map[string]Report{
-			"another name":    {Name: "v1.b.io", Backend: e.Backend, Endpoint: Endpoint{Address: good.Address, Health: Healthy}},
-			"another backend": {Name: e.Name, Backend: &Backend{}, Endpoint: Endpoint{Address: good.Address, Health: Healthy}},
-			"another address": {Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: "10.0.0.9:8443", Health: Healthy}},
-		} {
-			before := r.Table()
-			r.Report(bad)
-			if settle() != before {
-				t.Errorf("report about %s made a table", what)
-			}
-		}
-		r.Report(good)
-		table := settle()
-		if v := table.named(e.Name).Verdict; !v.Available() || v.Since.IsZero() {
-			t.Errorf("verdict %+v", v)
-		}
-		r.Report(good)
-		if settle() != table {
-			t.Error("the same report again made a table")
-		}
-		bad := good
-		for _, reason := range []string{ReasonFailedDiscoveryCheck, ReasonInvalidCABundle} {
-			bad.Health, bad.Message, bad.Reason = Unhealthy, "refused", reason
-			r.Report(bad)
-			if at := settle().named(e.Name).Endpoints[0]; at.Address != bad.Address || at.Reason != reason {
-				t.Errorf("the endpoint is %+v, and the reason was %s", at, reason)
-			}
-		}
-		r.Report(good)
-		table = settle()
-		// Of two verdicts in one batch the later one counts, even if it equals the table's.
-		r.Report(bad)
-		r.Report(good)
-		if settle() != table {
-			t.Errorf("two reports that cancel each other made a table:\n%s", show(r.Table()))
-		}
-	})
-}
-
-func TestMetrics(t *testing.T) {
-	reg := prometheus.NewPedanticRegistry()
-	r, c := scripted(t, reg)
-	service := types.NamespacedName{Namespace: "extensions", Name: "server"}
-	local := remoteService("b.io", "v1", "")
-	local.Spec.Service = nil
-	remote := remoteService("a.io", "v1", "server")
-	remote.Annotations = map[string]string{prefix + "owner": "team-a", prefix + "http1": "perhaps"}
-	// A file's name that is not UTF-8 does not cost the scrape.
-	all := make([]directory.Object, 4)
-	all[0].Value, all[1].Value, all[2].Value, all[3].Value = local, remote, clusterIP(service), slice(service, "10.0.0.1")
-	c.replaceAll(kindAPIService, all, []directory.Fault{{File: "gr\xf6\xdfe.yaml"}})
-	table := until(t, r, "an endpoint", func(t *Table) bool { e := t.named("v1.a.io"); return e != nil && len(e.Endpoints) == 1 })
-	e := table.named("v1.a.io")
-	value := func(reason string) float64 {
-		t.Helper()
-		for _, f := range must.Get(reg.Gather())(t) {
-			for _, m := range f.GetMetric() {
-				if f.GetName() == "aggregator_unavailable_apiservice_total" && m.GetLabel()[1].GetValue() == reason {
-					return m.GetCounter().GetValue()
-				}
-			}
-		}
-		return -1
-	}
-	for _, reason := range unavailableReasons {
-		check.Same(t, 0, value(reason), "series of %s at the start", reason)
-	}
-	report := Report{Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: "10.0.0.1:8443", Health: Healthy}}
-	for range 2 {
-		report.Health = Healthy
-		r.Report(report)
-		until(t, r, "True", func(t *Table) bool { return t.named(e.Name).Verdict.Available() })
-		report.Health, report.Message = Unhealthy, "refused"
-		r.Report(report)
-		until(t, r, "False", func(t *Table) bool { return !t.named(e.Name).Verdict.Available() })
-	}
-	// A change from one unavailable reason to another is not a new outage.
-	c.set(keyOf(clusterIP(service)), nil)
-	until(t, r, "no service", func(t *Table) bool { return t.named(e.Name).Verdict.Reason == ReasonServiceNotFound })
-	if got := []float64{value(ReasonFailedDiscoveryCheck), value(ReasonServiceNotFound)}; !cmp.Equal(got, []float64{2, 0}) {
-		t.Errorf("counters are %v", got)
-	}
-	must.Do(t, testutil.GatherAndCompare(reg, strings.NewReader(`
-# HELP aggregator_unavailable_apiservice Gauge of APIServices which are marked as unavailable broken down by APIService name.
-# TYPE aggregator_unavailable_apiservice gauge
-aggregator_unavailable_apiservice{name="v1.a.io"} 1
-aggregator_unavailable_apiservice{name="v1.b.io"} 0
-# HELP fairlead_apiservice_info 1 for each APIService of an extension server, with its group-version and its owner (annotation fairlead.dev/owner).
-# TYPE fairlead_apiservice_info gauge
-fairlead_apiservice_info{group="a.io",name="v1.a.io",owner="team-a",version="v1"} 1
-# HELP fairlead_registry_entries APIServices in the table by kind: local, remote, or refused because a remote claims a protected group.
-# TYPE fairlead_registry_entries gauge
-fairlead_registry_entries{kind="local"} 1
-fairlead_registry_entries{kind="refused"} 0
-fairlead_registry_entries{kind="remote"} 1
-# HELP fairlead_registry_file_problems Faults of each invalid file of the directory, whose last valid objects are used, and of each invalid APIService in etcd.
-# TYPE fairlead_registry_file_problems gauge
-fairlead_registry_file_problems{file="gr�e.yaml"} 1
-# HELP fairlead_registry_problems Faults of APIServices and of their source that are worked around and should be fixed.
-# TYPE fairlead_registry_problems gauge
-fairlead_registry_problems 2
-`), "aggregator_unavailable_apiservice", "fairlead_apiservice_info",
-		"fairlead_registry_entries", "fairlead_registry_file_problems", "fairlead_registry_problems"))
-	c.set(keyOf(remote), nil)
-	until(t, r, "one entry", func(t *Table) bool { return len(t.Entries()) == 1 })
-	check.Same(t, -1, value(ReasonFailedDiscoveryCheck), "series after its object is gone")
-	defer func() {
-		if recover() == nil {
-			t.Error("registered twice without a panic")
-		}
-	}()
-	newMetrics(r.Table, reg)
 }
 
 // The log says which problem an object in etcd has, and once that those of a file or object have

@@ -44,6 +44,7 @@ import (
 //	first <file>                        the first table that is complete
 //	kept <apiservice>                   its entry is the same since the await before the last
 //	cached <apiservice>…                what is soon stored for a start without etcd
+//	metrics <file>
 //	trust <text>|none                   the next state of the ConfigMap kube-system/trust
 //
 // Report and same are those of other stories.
@@ -56,6 +57,7 @@ type live struct {
 	forbidden []string // paths
 	streams   bool
 	registry  *Registry
+	metrics   meter
 	trusted   map[string]chan string // :: ConfigMap → its CA, at each change
 	stops     []func()               // what runs
 }
@@ -128,6 +130,8 @@ func (l *live) step(at string, words []string) bool {
 		}
 	case "cached":
 		l.cached(at, words[1:])
+	case "metrics":
+		l.story.Expect(l, at, words[1], l.named(l.metrics.series()))
 	case "trust": // of another ConfigMap than trust, if a name follows
 		l.trust(at, words[1], cmp.Or(strings.Join(words[2:], ""), "trust"))
 	default:
@@ -138,7 +142,11 @@ func (l *live) step(at string, words []string) bool {
 
 // change changes the directory.
 func (l *live) change(words []string) bool {
-	path := filepath.Join(l.dir, words[min(1, len(words)-1)])
+	path := words[min(1, len(words)-1)]
+	if text, err := strconv.Unquote(path); err == nil {
+		path = text
+	}
+	path = filepath.Join(l.dir, path)
 	write := func(text string) {
 		temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
 		must.Do(l, os.WriteFile(temporary, []byte(text), 0o600))
@@ -170,7 +178,8 @@ func (l *live) start(sources []string) {
 	l.stop()
 	front := httptest.NewServer(l)
 	l.stops = []func(){front.CloseClientConnections, front.Close}
-	var c Config
+	l.metrics = newMeter()
+	c := Config{Metrics: l.metrics}
 	for _, word := range sources {
 		switch source, path, _ := strings.Cut(word, "="); source {
 		case "etcd":
@@ -256,7 +265,12 @@ func (l *live) shown() string {
 	if !l.table.Complete() {
 		text = fmt.Sprintf("incomplete table %d\n%s", l.table.Generation(), text)
 	}
-	return strings.ReplaceAll(text, l.dir, "DIR")
+	return l.named(text)
+}
+
+// named is a text without the story's directory. A name may be no UTF-8.
+func (l *live) named(text string) string {
+	return strings.ToValidUTF8(strings.ReplaceAll(text, l.dir, "DIR"), "?")
 }
 
 func (l *live) cached(at string, want []string) {

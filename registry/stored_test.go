@@ -26,10 +26,9 @@ import (
 )
 
 func stored(group, service string) *apiregistrationv1.APIService {
-	return &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1." + group, UID: "etcd"}, Spec: apiregistrationv1.APIServiceSpec{
-		Group: group, Version: "v1", GroupPriorityMinimum: 100, VersionPriority: 10, InsecureSkipTLSVerify: true,
-		Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: service},
-	}}
+	a := remoteService(group, "v1", service)
+	a.UID = "etcd"
+	return a
 }
 
 // The table from before etcd was read is not stored: a start without etcd would have nothing. What
@@ -152,36 +151,30 @@ func TestTornRevision(t *testing.T) {
 	}
 }
 
-// An outage is logged in one line, however many requests fail.
-func TestOutageIsOneLine(t *testing.T) {
-	var log strings.Builder
-	l := &lister{example: &apiregistrationv1.APIService{}, log: slog.New(slog.NewTextHandler(&log, nil))}
-	for _, err := range []error{errors.New("away"), errors.New("away"), errors.New("still starting"), errors.New("still starting"), nil, errors.New("away")} {
-		l.note(t.Context(), err)
-	}
-	check.Same(t, 3, strings.Count(log.String(), "\n"), "lines in %s", log.String())
-}
-
-// What may not be read from the start counts as empty, even if the refusal has no message. A
-// permission that is revoked later takes nothing away.
-func TestDenied(t *testing.T) {
+// An outage is logged in one line, however many requests fail. What may not be read from the start
+// counts as empty, even if the refusal has no message. A permission that is revoked later takes
+// nothing away.
+func TestNotes(t *testing.T) {
+	away, starting := errors.New("away"), errors.New("still starting")
 	forbidden := func(message string) error {
 		return &apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonForbidden, Message: message}}
 	}
 	for _, tc := range []struct {
-		name    string
-		answers []error
-		want    int
+		name          string
+		answers       []error
+		denied, lines int
 	}{
-		{"from the start", []error{forbidden("no"), forbidden("no")}, 1},
-		{"without a message", []error{forbidden(""), forbidden("")}, 1},
-		{"later", []error{nil, forbidden("no")}, 0},
+		{"outages", []error{away, away, starting, starting, nil, away}, 0, 3},
+		{"denied from the start", []error{forbidden("no"), forbidden("no")}, 1, 1},
+		{"denied without a message", []error{forbidden(""), forbidden("")}, 1, 1},
+		{"denied later", []error{nil, forbidden("no")}, 0, 1},
 	} {
-		got := 0
-		l := &lister{log: slog.New(slog.DiscardHandler), denied: func() { got++ }}
+		var log strings.Builder
+		denied := 0
+		l := &lister{example: &apiregistrationv1.APIService{}, log: slog.New(slog.NewTextHandler(&log, nil)), denied: func() { denied++ }}
 		for _, err := range tc.answers {
 			l.note(t.Context(), err)
 		}
-		check.Same(t, tc.want, got, "%s: times denied", tc.name)
+		check.Same(t, [2]int{tc.denied, tc.lines}, [2]int{denied, strings.Count(log.String(), "\n")}, "%s: times denied, and lines in %s", tc.name, &log)
 	}
 }
