@@ -129,9 +129,7 @@ func TestUnreadIsReadAgain(t *testing.T) {
 	if len(f.faults) != 1 || !strings.HasPrefix(f.faults[0].Message, "reading file: ") {
 		t.Fatalf("faults %v", f.faults)
 	}
-	if d.readFile(path, f) == f {
-		t.Error("not read again")
-	}
+	check.Same(t, true, d.readFile(path, f) != f, "read again")
 }
 
 // While a directory cannot be read, files below it may exist unseen.
@@ -169,33 +167,40 @@ func TestUnchanged(t *testing.T) {
 		must.Do(t, os.Chtimes(path, at, at))
 		return must.Get(os.Stat(path))(t)
 	}
-	f := &file{info: write("a: b", written), readAt: written.Add(time.Minute)}
-	if !f.unchanged(write("a: b", written)) {
-		t.Error("the same file is read again")
-	}
-	for name, info := range map[string]os.FileInfo{"later, of the same size": write("a: c", written.Add(time.Second)), "larger": write("a: bc", written)} {
-		if f.unchanged(info) {
-			t.Errorf("%s: not read again", name)
-		}
-	}
+	first, later, larger, same := write("a: b", written), write("a: c", written.Add(time.Second)), write("a: bc", written), write("a: b", written)
 	must.Do(t, os.Rename(path, path+".old"))
-	if f.unchanged(write("a: b", written)) {
-		t.Error("replaced by a file of the same size and time: not read again")
+	replaced := write("a: b", written)
+	for _, tt := range []struct {
+		name string
+		read time.Duration // after it was written
+		now  os.FileInfo
+		want bool
+	}{
+		{"the same", time.Minute, same, true},
+		{"later, of the same size", time.Minute, later, false},
+		{"larger", time.Minute, larger, false},
+		{"replaced by a file of the same size and time", time.Minute, replaced, false},
+		{"read within a tick", clockTick, same, false},
+		{"read after a tick", clockTick + 1, same, true},
+	} {
+		f := &file{info: first, readAt: written.Add(tt.read)}
+		check.Same(t, tt.want, f.unchanged(tt.now), "%s: unchanged", tt.name)
 	}
-	must.Do(t, os.Rename(path+".old", path))
-	for after, want := range map[time.Duration]bool{clockTick: false, clockTick + 1: true} {
-		f.readAt = written.Add(after)
-		check.Same(t, want, f.unchanged(write("a: b", written)), "read %s after it was written: unchanged", after)
+	check.Same(t, false, (&file{}).unchanged(first), "never read: unchanged")
+}
+
+// groups lists groups with a version each.
+func groups(names ...string) *metav1.APIGroupList {
+	list := &metav1.APIGroupList{}
+	for _, name := range names {
+		list.Groups = append(list.Groups, metav1.APIGroup{Name: name, Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}})
 	}
-	if (&file{}).unchanged(f.info) {
-		t.Error("never read: not read again")
-	}
+	return list
 }
 
 // Objects stay the same pointers while nothing changes, so that no needless table is made.
 func TestLocalKeepsItsObjects(t *testing.T) {
-	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "b.io", Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}}}}
-	c := &rest.Config{Host: "http://localhost"}
+	list, c := groups("b.io"), &rest.Config{Host: "http://localhost"}
 	l := must.Get(NewLocal(c, nil))(t)
 	name := types.NamespacedName{Name: "v1.b.io"}
 	l.made = l.objects(list)
@@ -209,13 +214,6 @@ func TestLocalKeepsItsObjects(t *testing.T) {
 // The local apiserver's group-versions are sent when they change, not after every request. Those of an apiserver that
 // starts late are sent soon, and none are taken back by one that has just started.
 func TestLocalTellsChanges(t *testing.T) {
-	listOf := func(names ...string) *metav1.APIGroupList {
-		list := &metav1.APIGroupList{}
-		for _, name := range names {
-			list.Groups = append(list.Groups, metav1.APIGroup{Name: name, Versions: []metav1.GroupVersionForDiscovery{{Version: "v1"}}})
-		}
-		return list
-	}
 	synctest.Test(t, func(t *testing.T) {
 		l := must.Get(NewLocal(&rest.Config{Host: "http://localhost"}, slog.New(slog.DiscardHandler)))(t)
 		var list atomic.Pointer[metav1.APIGroupList]
@@ -236,11 +234,11 @@ func TestLocalTellsChanges(t *testing.T) {
 			want  int
 		}{
 			{"it has not started", nil, time.Minute, 0},
-			{"it has just started", listOf("", "apiregistration.k8s.io"), time.Second, 0},
-			{"it has read its APIServices", listOf("", "apiregistration.k8s.io", "b.io"), 2 * localAgain, 1},
-			{"nothing changes", listOf("", "apiregistration.k8s.io", "b.io"), 10 * localInterval, 1},
-			{"it has just restarted", listOf("", "apiregistration.k8s.io"), 10 * localInterval, 1},
-			{"another group", listOf("c.io"), localInterval, 2},
+			{"it has just started", groups("", "apiregistration.k8s.io"), time.Second, 0},
+			{"it has read its APIServices", groups("", "apiregistration.k8s.io", "b.io"), 2 * localAgain, 1},
+			{"nothing changes", groups("", "apiregistration.k8s.io", "b.io"), 10 * localInterval, 1},
+			{"it has just restarted", groups("", "apiregistration.k8s.io"), 10 * localInterval, 1},
+			{"another group", groups("c.io"), localInterval, 2},
 		} {
 			list.Store(step.serve)
 			time.Sleep(step.wait)

@@ -6,11 +6,17 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 func TestGet(t *testing.T) {
@@ -88,3 +94,85 @@ func (c closing) Close() error { *c.n++; return nil }
 type cutShort struct{}
 
 func (cutShort) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+// collection serves lists and watches.
+type collection struct {
+	mu     sync.Mutex // guards the fields below
+	asked  []string
+	status int // code of lists
+	events *io.PipeWriter
+}
+
+func (c *collection) do(_ context.Context, r *http.Request) (*http.Response, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked = append(c.asked, r.URL.RawQuery+" "+strings.SplitN(r.Header.Get("Accept"), ";", 3)[1])
+	if r.URL.Query().Get("watch") == "" {
+		return &http.Response{StatusCode: c.status, Body: io.NopCloser(strings.NewReader(`{"metadata":{"resourceVersion":"7"},"items":[]}`))}, nil
+	}
+	from, to := io.Pipe()
+	c.events = to
+	context.AfterFunc(r.Context(), func() { _ = to.CloseWithError(r.Context().Err()) })
+	return &http.Response{StatusCode: http.StatusOK, Body: from}, nil
+}
+
+func (c *collection) behave(status int) (asked []string, events *io.PipeWriter) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status, asked, c.asked = status, c.asked, nil
+	return asked, c.events
+}
+
+func TestWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &collection{status: http.StatusOK}
+		var changes atomic.Int32
+		must.Run(t, func(ctx context.Context) error {
+			return Watch(ctx, c.do, "/apis/g/v1/things", func() { changes.Add(1) })
+		})
+		synctest.Wait()
+		asked, events := c.behave(http.StatusForbidden)
+		if want := []string{"limit=1 as=PartialObjectMetadataList", "watch=true&resourceVersion=7 as=PartialObjectMetadata"}; !slices.Equal(asked, want) {
+			t.Errorf("requests %q, want %q", asked, want)
+		}
+		check.Same(t, 1, changes.Swap(0), "changes at the start, one for everything before")
+		time.Sleep(time.Minute)
+		for range 3 {
+			must.Get(io.WriteString(events, `{"type":"ADDED"}`+"\n"))(t)
+			time.Sleep(time.Second)
+		}
+		synctest.Wait()
+		check.Same(t, 3, changes.Swap(0), "changes of three events")
+
+		// The watch ends, and the collection is forbidden for ten minutes: retries become rarer, but never stop.
+		_ = events.Close()
+		time.Sleep(10 * time.Minute)
+		asked, _ = c.behave(http.StatusOK)
+		if len(asked) < 15 || len(asked) > 35 || changes.Swap(0) != 0 {
+			t.Errorf("asked %d times in 10 minutes", len(asked))
+		}
+		time.Sleep(lastRewatch * 2)
+		synctest.Wait()
+		if asked, _ = c.behave(http.StatusOK); len(asked) != 2 || changes.Swap(0) != 1 {
+			t.Errorf("after it is allowed again: %q", asked)
+		}
+	})
+}
+
+// The pause doubles with each failure in a row, up to lastRetry. A success ends the row.
+func TestPauses(t *testing.T) {
+	for failures, want := range map[int]time.Duration{0: every, 1: firstRetry, 2: 2 * firstRetry, 5: 16 * firstRetry, 99: lastRetry} {
+		for range 100 {
+			pause, retry := every, retries(firstRetry, lastRetry)
+			for range failures {
+				pause = retry()
+			}
+			if got := around(pause); got < want*8/10 || got > want*12/10 {
+				t.Fatalf("after %d failures: %s, want about %s", failures, got, want)
+			}
+		}
+	}
+}
+
+// Wake wakes Run as a new table does, without a claim that something must be published.
+func (s *Sources[S, L]) Wake() { latest.Wake(s.changed) }

@@ -79,9 +79,7 @@ func TestLarge(t *testing.T) {
 	if err := ask(entries, entries, 3); !strings.Contains(err, "getting /apis/b.example.com/v1: ") || !strings.Contains(err, "at most 3145728") {
 		t.Errorf("too large: %s", err)
 	}
-	if known.versions[st.Table().Entries()[0].GroupVersion].doc != first {
-		t.Error("decoded again")
-	}
+	check.Same(t, true, known.versions[st.Table().Entries()[0].GroupVersion].doc == first, "not decoded again")
 	check.Same(t, 0, len(st.d.turn), "turns taken")
 }
 
@@ -156,9 +154,7 @@ func TestDenseDocuments(t *testing.T) {
 			if failed, ok := errors.AsType[*documents.Error](err); !ok || failed.Reason != documents.ReasonInvalid || len(err.Error()) > 2<<10 {
 				t.Errorf("it is refused as %.2000v", err)
 			}
-			if known.versions[st.Table().Entries()[0].GroupVersion].doc != before {
-				t.Error("the resources have changed")
-			}
+			check.Same(t, true, known.versions[st.Table().Entries()[0].GroupVersion].doc == before, "the resources stay")
 			if took := (later.TotalAlloc - m.TotalAlloc) >> 20; took > 60 { // decoding 100,000 objects takes twice that
 				t.Errorf("it took %d MB", took)
 			}

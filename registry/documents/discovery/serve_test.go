@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
@@ -42,36 +43,11 @@ func TestRenderedOnce(t *testing.T) {
 			s.Get("/apis", http.Header{"Accept": {aggregatedJSON}})
 			s.Get("/api", nil)
 		}
-		if n := len(s.Questions(scene.Home)); n > 0 {
-			t.Errorf("100 requests asked the local apiserver %d times", n)
-		}
+		check.Same(t, nil, s.Questions(scene.Home), "questions to the local apiserver for 100 requests")
 		s.d.Touch()
 		s.Pass(time.Second)
 		if s.d.view.Load() == docs || s.d.view.Load().groups != docs.groups || testutil.ToFloat64(s.d.aggregations) != before {
 			t.Error("an unchanged document was rendered again")
-		}
-	})
-}
-
-// An aggregator that takes Stale for Current is told nothing of the kind, but each group.
-func TestWhole(t *testing.T) {
-	inBubble(t, func(t *testing.T, s *stage) {
-		s.alone = true
-		s.Claim("up.example.com/v1", "up", 1000, 15)
-		s.Claim("down.example.com/v1", "down", 1000, 15)
-		s.Set("up", serving(listOf("up.example.com/v1=ups")))
-		s.open(Config{Whole: true})
-		for _, step := range []struct {
-			down http.HandlerFunc
-			want int
-		}{{nil, http.StatusNotFound}, {serving(listOf("down.example.com/v1=downs")), http.StatusOK}, {nil, http.StatusOK}} {
-			s.Set("down", step.down)
-			s.Pass(2 * time.Minute)
-			for path, want := range map[string]int{"/apis": step.want, "/apis/down.example.com": http.StatusOK} {
-				if r := s.Get(path, http.Header{"Accept": {aggregatedJSON + ",application/json"}}); r.Code != want {
-					t.Errorf("%s: %d, want %d: %s", path, r.Code, want, r.Body)
-				}
-			}
 		}
 	})
 }
@@ -97,9 +73,7 @@ func TestRenderedIsServed(t *testing.T) {
 					want := s.Get(path, h)
 					a := s.d.Rendered(path, "", fields)
 					if a == nil {
-						if want.Code < 400 {
-							t.Errorf("%s %v: not rendered, although requested before", path, h)
-						}
+						check.Same(t, true, want.Code >= 400, "%s %v: rendered, as requested before", path, h)
 						continue
 					}
 					got := httptest.NewRecorder()
@@ -126,14 +100,10 @@ func TestNotRendered(t *testing.T) {
 			"indented":          s.d.Rendered("/apis", "pretty=1", nil),
 			"a group":           s.d.Rendered("/apis/apps", "", []hpack.HeaderField{accept}),
 		} {
-			if a != nil {
-				t.Errorf("%s: answered", name)
-			}
+			check.Same(t, true, a == nil, "%s: not answered", name)
 		}
 		fields := []hpack.HeaderField{accept, {Name: "accept-encoding", Value: "gzip"}}
-		if n := testing.AllocsPerRun(100, func() { s.d.Rendered("/apis", "timeout=32s", fields) }); n > 0 {
-			t.Errorf("looking for a rendered answer allocates %v times", n)
-		}
+		check.Same(t, 0, testing.AllocsPerRun(100, func() { s.d.Rendered("/apis", "timeout=32s", fields) }), "allocations of looking for an answer")
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/apis", nil)
 		r.Header = header
 		w := &recorder{header: http.Header{}}
@@ -145,8 +115,6 @@ func TestNotRendered(t *testing.T) {
 			s.Get("/apis", http.Header{"Accept": {fmt.Sprintf("application/json;n=%d", i)}})
 		}
 		s.Get("/apis", header)
-		if s.d.Rendered("/apis", "", fields) == nil {
-			t.Error("not rendered, although requested before")
-		}
+		check.Same(t, true, s.d.Rendered("/apis", "", fields) != nil, "rendered, as requested before")
 	})
 }

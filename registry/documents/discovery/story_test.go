@@ -30,7 +30,8 @@ import (
 //	backend <service> serves <gv>=… …   by aggregated discovery; a resource may be <name>:<kind>[:cluster][:<verb>…]
 //	backend <service> legacy <code> <gv>=… …
 //	backend <service> hangs|refuses|garbage|huge|status <code>
-//	open [stale-after]                  Discovery starts
+//	backend <service> silent <gv>=… …   lists nothing in /apis
+//	open [<stale-after>|whole]          Discovery starts
 func TestStories(t *testing.T) {
 	scene.Tell(t, func(tb testing.TB) *scene.Scene {
 		s, address := newStage(tb), []string(nil)
@@ -63,8 +64,8 @@ func TestStories(t *testing.T) {
 			},
 			"backend": func(words []string) { s.Set(words[0], behaviour(words[1:])) },
 			"open": func(words []string) {
-				cfg := Config{}
-				if len(words) > 0 {
+				cfg := Config{Whole: slices.Equal(words, []string{"whole"})}
+				if len(words) > 0 && !cfg.Whole {
 					cfg.StaleAfter = must.Get(time.ParseDuration(words[0]))(s)
 				}
 				s.open(cfg)
@@ -93,6 +94,15 @@ func behaviour(words []string) http.HandlerFunc {
 	case "legacy":
 		code, _ := strconv.Atoi(words[1])
 		return legacyServing(code, words[2:]...)
+	case "silent":
+		own, empty := legacyServing(http.StatusNotFound, words[1:]...), serving(listOf())
+		return func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/apis" {
+				empty(w, r)
+				return
+			}
+			own(w, r)
+		}
 	case "hangs":
 		return hanging
 	case "garbage":

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"strconv"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -85,9 +87,7 @@ func TestUnchanged(t *testing.T) {
 		last = next
 
 		f, marshalled := next.groups.form(choice{}), must.Get(json.Marshal(listOfParts(next.parts)))(t)
-		if want := fmt.Sprintf("%q", negotiate.Hash(marshalled)); next.groups.tag().etag != want {
-			t.Errorf("step %d: ETag %s, want %s", step, next.groups.tag().etag, want)
-		}
+		check.Same(t, strconv.Quote(negotiate.Hash(marshalled)), next.groups.tag().etag, "step %d: ETag", step)
 		if step == 59 {
 			break // too small to be compressed
 		}

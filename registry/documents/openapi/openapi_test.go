@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -74,12 +75,9 @@ func TestBadSpecs(t *testing.T) {
 				s.Set("good", serving(define("good.example.com/v1", "better")))
 				s.Pass(time.Minute + 2*fetchTimeout)
 				check.Same(t, want, documents(), "the last good documents, and another backend's new ones")
-				if strings.Contains(want, "never") {
-					t.Errorf("one that never was good is in %s", want)
-				}
-				if !slices.IsSortedFunc(s.o.Status(), func(a, b Status) int { return strings.Compare(a.Name, b.Name) }) {
-					t.Errorf("status in the order %+v", s.o.Status())
-				}
+				check.Same(t, false, strings.Contains(want, "never"), "one that never was good is in %s", want)
+				sorted := slices.IsSortedFunc(s.o.Status(), func(a, b Status) int { return strings.Compare(a.Name, b.Name) })
+				check.Same(t, true, sorted, "status in order")
 				for _, st := range s.o.Status() {
 					if bad := !strings.HasPrefix(st.Name, "v1.good"); bad != (st.Reason != "") || len(st.Message) > 5<<10 {
 						t.Errorf("status %.2000v", st)
@@ -168,23 +166,15 @@ func TestMergedWhenAsked(t *testing.T) {
 		asking.Wait()
 		first := s.o.built.Load()
 		check.Same(t, "v2 v3_index ", sizes(), "sizes")
-		s.Get("/openapi/v2", nil)
-		if s.o.built.Load() != first {
-			t.Error("merged again without a change")
-		}
-		if got := append(s.Questions(scene.Home), s.Questions("a")...); len(got) > 0 {
-			t.Errorf("requests reached servers: %v", got)
-		}
-		s.Pass(10 * time.Minute)
-		s.Get("/openapi/v2", nil)
-		if s.o.built.Load() != first {
-			t.Error("polls without a change caused a merge")
+		for _, wait := range []time.Duration{0, 10 * time.Minute} { // polls change nothing
+			check.Same(t, nil, append(s.Questions(scene.Home), s.Questions("a")...), "questions to servers for requests")
+			s.Pass(wait)
+			s.Get("/openapi/v2", nil)
+			check.Same(t, true, s.o.built.Load() == first, "not merged again after %v", wait)
 		}
 		s.Set("a", serving(define("a.example.com/v1", "two")))
 		s.Pass(time.Minute)
-		if got := s.show(); !strings.Contains(got, "v2 def.a.example.com.v1: two\n") {
-			t.Errorf("a change was not seen within a minute: %s", got)
-		}
+		check.Same(t, true, strings.Contains(s.show(), "v2 def.a.example.com.v1: two\n"), "a change is seen within a minute: %s", s.show())
 	})
 }
 
@@ -239,9 +229,7 @@ func TestConvertedOnce(t *testing.T) {
 		t.Errorf("unchanged: %v", err)
 	}
 	known.err = context.Canceled
-	if err := s.o.question(nil, known, own...).converted(ctx); err == nil {
-		t.Error("not converted again after a failure")
-	}
+	check.Same(t, true, s.o.question(nil, known, own...).converted(ctx) != nil, "converted again after a failure")
 }
 
 // Shared parameters that lead to themselves, for which kube-apiserver overflows its stack, lead
@@ -260,9 +248,8 @@ func TestSharedParameters(t *testing.T) {
 		if refs := strings.Count(text, "#/parameters/p"); refs > 3000 || refs > 0 && !strings.Contains(p, "name") {
 			t.Errorf("%.100s: %d references", p, refs)
 		}
-		if _, err := toV3(sw); (err != nil) != refused {
-			t.Errorf("%.100s: %v, want it refused: %v", p, err, refused)
-		}
+		_, err := toV3(sw)
+		check.Same(t, refused, err != nil, "%.100s: refused, by %v", p, err)
 	}
 }
 
@@ -277,4 +264,90 @@ func TestOwnGroupMissing(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// weighing is a client that looks how much memory is in use while a response is written to it.
+type weighing struct {
+	*httptest.ResponseRecorder
+	heap float64
+}
+
+func (w *weighing) Write(b []byte) (int, error) {
+	if w.heap == 0 {
+		w.heap = scene.Heap()
+	}
+	return w.ResponseRecorder.Write(b)
+}
+
+// A client that does not read its response must not keep a document in memory: it can have hundreds of requests.
+func TestUnreadDocument(t *testing.T) {
+	body := strings.Repeat("0123456789abcdef", 8<<16)
+	p := pack([]byte(body))
+	for _, header := range []http.Header{{}, {"Range": {"bytes=5-5,0-0"}}} {
+		w := &weighing{ResponseRecorder: httptest.NewRecorder()}
+		w.Body.Grow(len(body))
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/openapi/v2", nil)
+		r.Header = header
+		before := scene.Heap()
+		p.serve(w, r, typeJSON, p.hash)
+		if kept := w.heap - before; kept > 1<<20 {
+			t.Errorf("%v: %.1f MB are in use for a document of %d MB", header, kept/(1<<20), len(body)>>20)
+		}
+		check.Same(t, http.StatusOK, w.Code, "status")
+		check.Same(t, "8388608", w.Header().Get("Content-Length"), "length")
+		check.Same(t, true, w.Body.String() == body, "%v: the document arrived, of %d bytes", header, w.Body.Len())
+	}
+}
+
+// The protobuf form of a v3 document takes the place in which v2 documents are decoded: many users
+// may ask for those of many backends.
+func TestProtobufInTurn(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		d := s.o.newDocument(schema.GroupVersion{}, nil, []byte(`{"openapi":"3.0.0","info":{"title":"t","version":"v"},"paths":{}}`))
+		release := must.Get(s.o.question(nil, &state{}).begin(t.Context()))(t)
+		done := make(chan error, 1)
+		go func() {
+			_, err := d.proto()
+			done <- err
+		}()
+		synctest.Wait()
+		check.Same(t, 0, len(done), "made while a document is decoded")
+		release()
+		must.Do(t, <-done)
+		check.Same(t, 0, len(s.o.heavy), "places taken afterwards")
+	})
+}
+
+// A backend whose document is costly rests for four times as long, however often it recovers.
+func TestCostlyDocumentsRest(t *testing.T) {
+	s := newStage(t)
+	s.Claim("a.example.com/v1", "a", 100, 10)
+	doc := specOf(define("a.example.com/v1", "as"))
+	all := make([]object, 5000)
+	for i := range all {
+		all[i] = object{"type": "object"}
+	}
+	doc["definitions"].(object)["def.a.example.com.v1"].(object)["allOf"] = all
+	s.Set("a", only("/openapi/v2", saying(http.StatusOK, string(must.Get(json.Marshal(doc))(t))), serving()))
+	next, _, err := s.o.ask(t.Context(), &state{}, s.Table().Entries())
+	must.Do(t, err)
+	if rest := next.rested.Sub(next.confirmed); rest < time.Millisecond { // it took some 50
+		t.Errorf("after 5,000 objects it rests for %s", rest)
+	}
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.host("a", define("a.example.com/v1", "as"))
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			_, _, _ = s.o.ask(t.Context(), &state{rested: time.Now().Add(10 * time.Second)}, s.Table().Entries())
+		})
+		s.Pass(9 * time.Second)
+		check.Same(t, 0, len(s.Questions("a")), "questions before its time")
+		asking.Wait()
+		check.Same(t, 3, len(s.Questions("a")), "questions then")
+
+		gone, leave := context.WithCancel(t.Context())
+		leave()
+		_, _, err := s.o.ask(gone, &state{rested: time.Now().Add(time.Hour)}, s.Table().Entries())
+		check.Same(t, true, errors.Is(err, context.Canceled), "a backend that has left: %v", err)
+	})
 }
