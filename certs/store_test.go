@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"errors"
 	"net"
 	"os"
@@ -94,19 +95,13 @@ func TestDirectories(t *testing.T) {
 	volume := filepath.Join(dir, "..1")
 	must.Do(t, errors.Join(os.Mkdir(volume, 0o700), os.Symlink("..1", filepath.Join(dir, "..data")), os.Symlink("..data/tls.crt", filepath.Join(dir, "tls.crt"))))
 	must.Do(t, os.WriteFile(filepath.Join(volume, "tls.crt"), nil, 0o600))
-	if got := directories(filepath.Join(dir, "tls.crt")); !slices.Equal(got, []string{dir, volume}) {
-		t.Errorf("%q", got)
-	}
+	check.Same(t, []string{dir, volume}, directories(filepath.Join(dir, "tls.crt")), "directories")
 	// A folder's link leads to another link.
 	x, y, z := filepath.Join(dir, "x"), filepath.Join(dir, "y"), filepath.Join(dir, "z")
 	must.Do(t, errors.Join(os.Mkdir(x, 0o700), os.Mkdir(y, 0o700), os.Mkdir(z, 0o700), os.Symlink("../y/b", filepath.Join(x, "a")), os.Symlink(z, filepath.Join(y, "b"))))
-	if got := directories(filepath.Join(x, "a", "missing")); !slices.Equal(got, []string{x, y, z}) {
-		t.Errorf("%q", got)
-	}
+	check.Same(t, []string{x, y, z}, directories(filepath.Join(x, "a", "missing")), "directories of links")
 	must.Do(t, os.Symlink("loop", filepath.Join(x, "loop")))
-	if got := directories(filepath.Join(x, "loop")); !slices.Equal(got, []string{x}) {
-		t.Errorf("%q", got)
-	}
+	check.Same(t, []string{x}, directories(filepath.Join(x, "loop")), "directories of a loop")
 }
 
 // The updates of a Kubernetes volume and of files written by hand, as the kubelet and others make them.
@@ -172,9 +167,7 @@ func TestFilesFollowed(t *testing.T) {
 	fault("a deleted file", "no such file")
 	link("..data/tls.crt", "tls.crt")
 	serves("the recreated file", "three")
-	if s.pair.Changed() != before {
-		t.Error("the same pair counts as a change")
-	}
+	check.Same(t, true, s.pair.Changed() == before, "the same pair is no change")
 	link("..3", "..data")
 	fault("a dangling link", "no such file")
 	volume("..3", issue("four"))
@@ -186,4 +179,69 @@ func TestFilesFollowed(t *testing.T) {
 	fault("an empty file", "empty")
 	write("kubeconfig", []byte("second"))
 	must.Soon(t, 10*time.Second, "the kubeconfig", func() bool { return kubeconfig.Load() == "second" })
+}
+
+// worth reports whether a chain currently verifies as a user's and as a front proxy's.
+func worth(c *Clients, chain []*x509.Certificate) (user, proxy bool) {
+	users, _ := c.VerifyUser(chain)
+	proxies, _ := c.VerifyFrontProxy(chain)
+	return len(users) > 0, len(proxies) > 0
+}
+
+// Users become front proxies only where a CA of theirs is one of front proxies, or issued by one.
+func TestSharedCAs(t *testing.T) {
+	made := func(raw, subject, key string) *x509.Certificate {
+		return &x509.Certificate{Raw: []byte(raw), RawSubject: []byte(subject), RawSubjectPublicKeyInfo: []byte(key)}
+	}
+	root, namesake := pki.NewCA("root"), pki.NewCA("root")
+	middle := root.Intermediate("middle").Certificate
+	for name, tc := range map[string]struct {
+		client, proxy *x509.Certificate
+		refused       bool
+	}{
+		"the same":                   {middle, middle, true},
+		"renewed":                    {made("old", "ca", "key"), made("new", "ca", "key"), true},
+		"a namesake":                 {made("old", "ca", "key"), made("new", "ca", "other key"), false},
+		"the same key, another name": {made("old", "ca", "key"), made("new", "other", "key"), false},
+		"its issuer":                 {middle, root.Certificate, true},
+		"a namesake of its issuer":   {middle, namesake.Certificate, false},
+	} {
+		bundle := []*x509.Certificate{namesake.Certificate, tc.proxy}
+		trusted := clientTrust{client: []*x509.Certificate{tc.client}, proxy: bundle}
+		check.Same(t, tc.refused, errors.Is(trusted.check(), errShared), "%s: refused", name)
+	}
+}
+
+// shake is a handshake of a client with the listeners.
+func (s *stage) shake(client *tls.Config) (near, far tls.ConnectionState, err error) {
+	s.t.Helper()
+	return cast.Shake(s.t, client, s.TLS())
+}
+
+// asks returns of which CAs a client is asked for certificates. Any certificate will do, and none
+// is remembered for another handshake.
+func (s *stage) asks() (subjects []string) {
+	s.t.Helper()
+	stranger := s.pair("stranger").TLS()
+	client := &tls.Config{
+		InsecureSkipVerify: true, ServerName: "localhost", ClientSessionCache: tls.NewLRUClientSessionCache(1),
+		MaxVersion: tls.VersionTLS12, // a ticket would come within the handshake
+		GetClientCertificate: func(info *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			subjects = nil
+			for _, der := range info.AcceptableCAs {
+				var name pkix.RDNSequence
+				must.Get(asn1.Unmarshal(der, &name))(s.t)
+				subjects = append(subjects, strings.TrimPrefix(name.String(), "CN="))
+			}
+			return &stranger, nil
+		},
+	}
+	for range 2 {
+		near, far := must.Get2(s.shake(client))(s.t)
+		if near.DidResume || len(far.PeerCertificates) != 1 || !far.PeerCertificates[0].Equal(stranger.Leaf) {
+			s.t.Errorf("%s: resumed: %v; presented: %v", s.at, near.DidResume, far.PeerCertificates)
+		}
+	}
+	slices.Sort(subjects)
+	return subjects
 }

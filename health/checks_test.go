@@ -2,6 +2,7 @@ package health
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -10,74 +11,61 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apiserver/pkg/server/healthz"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
-// fetch sends a request.
-func fetch(h http.Handler, path string) (code int, body string, header http.Header) {
+// fetch sends a request, and returns the code and the body.
+func fetch(h http.Handler, path string) string {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-	return w.Code, w.Body.String(), w.Header()
+	return fmt.Sprint(w.Code, " ", w.Body)
 }
 
 func failing(*http.Request) error { return errors.New("token at 10.1.2.3") }
 func passing(*http.Request) error { return nil }
 
+// listed is one check beside ping.
+func listed(name string, check func(*http.Request) error) []healthz.HealthChecker {
+	return []healthz.HealthChecker{healthz.NamedCheck(name, check)}
+}
+
 // Answers equal those of Kubernetes' own handler, but that of one check shows strangers no reason.
 func TestChecksAnswerAsKubernetesDoes(t *testing.T) {
-	for _, broken := range []bool{false, true} {
-		f := passing
-		if broken {
-			f = failing
-		}
-		ours := &Checks{Name: "readyz", List: []healthz.HealthChecker{healthz.NamedCheck("table", f), healthz.NamedCheck("local", passing)}}
+	for name, f := range map[string]func(*http.Request) error{"passing": passing, "failing": failing} {
+		ours := &Checks{Name: "readyz", List: append(listed("table", f), listed("local", passing)...)}
 		theirs := http.NewServeMux()
 		healthz.InstallReadyzHandler(theirs, healthz.PingHealthz, healthz.NamedCheck("table", f), healthz.NamedCheck("local", passing))
 		for _, path := range []string{
 			"/readyz", "/readyz?verbose", "/readyz?verbose=false", "/readyz?exclude=table", "/readyz?exclude=table&exclude=local&verbose",
 			"/readyz?exclude=nothing&verbose", "/readyz?exclude=nothing&exclude=a%22b&verbose", "/readyz/ping", "/readyz/local", "/readyz/nothing",
 		} {
-			code, body, header := fetch(ours, path)
-			wantCode, wantBody, wantHeader := fetch(theirs, path)
-			if code != wantCode || body != wantBody {
-				t.Errorf("%s (broken: %v): got %d, want %d; body %s", path, broken, code, wantCode, cmp.Diff(wantBody, body))
-			}
-			if strings.Contains(body, "10.1.2.3") {
-				t.Errorf("%s shows a reason: %s", path, body)
-			}
-			for _, name := range []string{"Content-Type", "X-Content-Type-Options"} {
-				if header.Get(name) != wantHeader.Get(name) && code != http.StatusOK {
-					t.Errorf("%s: %s is %q, want %q", path, name, header.Get(name), wantHeader.Get(name))
+			got, want := httptest.NewRecorder(), httptest.NewRecorder()
+			ours.ServeHTTP(got, httptest.NewRequest(http.MethodGet, path, nil))
+			theirs.ServeHTTP(want, httptest.NewRequest(http.MethodGet, path, nil))
+			check.Same(t, fmt.Sprint(want.Code, want.Body), fmt.Sprint(got.Code, got.Body), "%s of a %s check", path, name)
+			check.Same(t, false, strings.Contains(got.Body.String(), "10.1.2.3"), "%s shows a reason", path)
+			for _, field := range []string{"Content-Type", "X-Content-Type-Options"} {
+				if want.Code != http.StatusOK {
+					check.Same(t, want.Header().Get(field), got.Header().Get(field), "%s: %s", path, field)
 				}
 			}
 		}
-		if code, body, _ := fetch(ours, "/readyz/table"); broken && (code != 500 || body != "internal server error: reason withheld\n") {
-			t.Errorf("one check: %d %q", code, body)
-		}
 	}
+	check.Same(t, "500 internal server error: reason withheld\n", fetch(&Checks{Name: "readyz", List: listed("table", failing)}, "/readyz/table"), "one check")
 }
 
 func TestDrainingEndsReadinessAndNotLife(t *testing.T) {
-	drain := &atomic.Bool{}
-	var log strings.Builder
+	drain, log := &atomic.Bool{}, strings.Builder{}
 	ready := &Checks{Name: "readyz", Draining: drain, Logger: slog.New(slog.NewTextHandler(&log, nil))}
-	alive := &Checks{Name: "livez"}
-	if code, body, _ := fetch(ready, "/readyz?verbose"); code != 200 || body != "[+]ping ok\n[+]fairlead ok\nreadyz check passed\n" {
-		t.Errorf("before: %d %q", code, body)
-	}
+	check.Same(t, "200 [+]ping ok\n[+]fairlead ok\nreadyz check passed\n", fetch(ready, "/readyz?verbose"), "before")
 	drain.Store(true)
 	for range 2 { // two callers that ask in turn
-		if code, body, _ := fetch(ready, "/readyz"); code != 500 || body != "[+]ping ok\n[-]fairlead failed: reason withheld\nreadyz check failed\n" {
-			t.Errorf("draining: %d %q", code, body)
-		}
-		if code, _, _ := fetch(ready, "/readyz?exclude=fairlead"); code != 200 {
-			t.Errorf("excluded: %d", code)
-		}
+		check.Same(t, "500 [+]ping ok\n[-]fairlead failed: reason withheld\nreadyz check failed\n", fetch(ready, "/readyz"), "draining")
+		check.Same(t, "200 ok", fetch(ready, "/readyz?exclude=fairlead"), "excluded")
 	}
-	if code, _, _ := fetch(alive, "/livez"); code != 200 {
-		t.Errorf("not alive while draining: %d", code)
-	}
+	check.Same(t, "200 ok", fetch(&Checks{Name: "livez"}, "/livez"), "alive while draining")
 	if n := strings.Count(log.String(), "health checks"); n != 1 || !strings.Contains(log.String(), "shutting down") {
 		t.Errorf("logged %d times: %s", n, log.String())
 	}
@@ -86,77 +74,58 @@ func TestDrainingEndsReadinessAndNotLife(t *testing.T) {
 // A process that is not ready yet after its start logs no warning. Later it does.
 func TestStartWarnsOfNothing(t *testing.T) {
 	var log strings.Builder
-	check := failing
-	ready := &Checks{Name: "readyz", List: []healthz.HealthChecker{healthz.NamedCheck("table", func(r *http.Request) error { return check(r) })}, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	now := failing
+	ready := &Checks{Name: "readyz", List: listed("table", func(r *http.Request) error { return now(r) }), Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	fetch(ready, "/readyz?exclude=table") // shows nothing of the process
 	fetch(ready, "/readyz")
 	if strings.Contains(log.String(), "WARN") || !strings.Contains(log.String(), "not ready yet") {
 		t.Errorf("at the start: %s", log.String())
 	}
-	check = passing
+	now = passing
 	fetch(ready, "/readyz")
-	check = failing
+	now = failing
 	fetch(ready, "/readyz")
-	if strings.Count(log.String(), "WARN") != 1 {
-		t.Errorf("after it was ready: %s", log.String())
-	}
+	check.Same(t, 1, strings.Count(log.String(), "WARN"), "warnings after it was ready, in %s", &log)
 }
 
 func TestRelayAnswersForFairleadFirst(t *testing.T) {
 	local := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "local "+r.URL.RequestURI())
 	})
-	const own = "[-]fairlead failed: reason withheld\n"
+	const own = "500 [-]fairlead failed: reason withheld\n"
 	for _, tt := range []struct {
 		path, ready, unready string
 	}{
-		{"/readyz", "local /readyz", own + "readyz check failed\n"},
-		{"/readyz?verbose", "local /readyz?verbose", own + "readyz check failed\n"},
-		{"/healthz", "local /healthz", own + "healthz check failed\n"},
-		{"/healthz/etcd?verbose=1", "local /healthz/etcd?verbose=1", own + "healthz check failed\n"},
-		{"/readyz/fairlead", "ok", own + "readyz check failed\n"},
-		{"/readyz?exclude=fairlead", "local /readyz?exclude=fairlead", "local /readyz?exclude=fairlead"},
-		{"/readyz/fairlead?exclude=fairlead", "ok", own + "readyz check failed\n"},
+		{"/readyz", "200 local /readyz", own + "readyz check failed\n"},
+		{"/readyz?verbose", "200 local /readyz?verbose", own + "readyz check failed\n"},
+		{"/healthz", "200 local /healthz", own + "healthz check failed\n"},
+		{"/healthz/etcd?verbose=1", "200 local /healthz/etcd?verbose=1", own + "healthz check failed\n"},
+		{"/readyz/fairlead", "200 ok", own + "readyz check failed\n"},
+		{"/readyz?exclude=fairlead", "200 local /readyz?exclude=fairlead", "200 local /readyz?exclude=fairlead"},
+		{"/readyz/fairlead?exclude=fairlead", "200 ok", own + "readyz check failed\n"},
 	} {
 		drain := &atomic.Bool{}
-		broken := &Relay{Ready: &Checks{Name: "readyz", List: []healthz.HealthChecker{healthz.NamedCheck("table", failing)}}, Local: local}
+		broken := &Relay{Ready: &Checks{Name: "readyz", List: listed("table", failing)}, Local: local}
 		draining := &Relay{Ready: &Checks{Name: "readyz", Draining: drain}, Local: local}
-		if code, body, _ := fetch(draining, tt.path); code != 200 || body != tt.ready {
-			t.Errorf("%s when ready: %d %q, want %q", tt.path, code, body, tt.ready)
-		}
+		check.Same(t, tt.ready, fetch(draining, tt.path), "%s when ready", tt.path)
 		drain.Store(true)
-		for name, relay := range map[string]*Relay{"broken": broken, "draining": draining} {
-			code, body, _ := fetch(relay, tt.path)
-			if (code == 200) != strings.HasPrefix(body, "local") || code != 200 && code != 500 || body != tt.unready {
-				t.Errorf("%s when %s: %d %q, want %q", tt.path, name, code, body, tt.unready)
-			}
-		}
+		check.Same(t, tt.unready, fetch(draining, tt.path), "%s when draining", tt.path)
+		check.Same(t, tt.unready, fetch(broken, tt.path), "%s when broken", tt.path)
 	}
 }
 
 // A check beside those that decide is shown, has a path, and ends no readiness.
 func TestOtherChecks(t *testing.T) {
-	c := &Checks{Name: "readyz", List: []healthz.HealthChecker{healthz.NamedCheck("table", passing)}, Others: []healthz.HealthChecker{
-		healthz.NamedCheck("rights", failing), healthz.NamedCheck("clock", passing),
-	}}
-	for _, tt := range []struct {
-		path string
-		code int
-		body string
-	}{
-		{"/readyz", 200, "ok"},
-		{"/readyz?verbose", 200, "[+]ping ok\n[+]table ok\nreadyz check passed\n[-]rights failed, which does not end readiness: reason withheld\n[+]clock ok\n"},
-		{"/readyz/rights", 500, "internal server error: reason withheld\n"},
-		{"/readyz/clock", 200, "ok"},
-		{"/readyz/table", 200, "ok"},
-		{"/readyz/nothing", 404, "404 page not found\n"},
+	c := &Checks{Name: "readyz", List: listed("table", passing), Others: append(listed("rights", failing), listed("clock", passing)...)}
+	for path, want := range map[string]string{
+		"/readyz":         "200 ok",
+		"/readyz?verbose": "200 [+]ping ok\n[+]table ok\nreadyz check passed\n[-]rights failed, which does not end readiness: reason withheld\n[+]clock ok\n",
+		"/readyz/rights":  "500 internal server error: reason withheld\n",
+		"/readyz/clock":   "200 ok",
+		"/readyz/table":   "200 ok",
+		"/readyz/nothing": "404 404 page not found\n",
 	} {
-		code, body, _ := fetch(c, tt.path)
-		if code != tt.code || body != tt.body {
-			t.Errorf("%s: %d %q, want %d %q", tt.path, code, body, tt.code, tt.body)
-		}
+		check.Same(t, want, fetch(c, path), "%s", path)
 	}
-	if err := c.Err(nil); err != nil {
-		t.Errorf("it ends readiness: %v", err)
-	}
+	check.Same(t, nil, c.Err(nil), "it ends readiness")
 }

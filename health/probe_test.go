@@ -49,13 +49,11 @@ func TestExplain(t *testing.T) {
 		"client": get(t.Context(), time.Millisecond), "context": get(short, time.Minute), "late": context.DeadlineExceeded,
 		"read": &net.OpError{Op: "read", Net: "tcp", Err: os.ErrDeadlineExceeded},
 	} {
-		if _, got := explain(err, "U"); got != want {
-			t.Errorf("%s: %s", name, got)
-		}
+		_, got := explain(err, "U")
+		check.Same(t, want, got, "%s", name)
 	}
-	if _, got := explain(&net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}, "U"); got != "failing or missing response from U: dial tcp: i/o timeout" {
-		t.Error(got)
-	}
+	_, got := explain(&net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}, "U")
+	check.Same(t, "failing or missing response from U: dial tcp: i/o timeout", got, "dial")
 	if _, got := explain(errors.New(strings.Repeat("ü", 5000)), "U"); len(got) > maxMessage+10 || !utf8.ValidString(got) {
 		t.Errorf("a message of %d bytes", len(got))
 	}
@@ -127,19 +125,20 @@ func TestSentence(t *testing.T) {
 
 // What a URL serves is told apart by the names of its resources, in any order. Endpoints of a Service are not compared.
 func TestServes(t *testing.T) {
-	made := func(urls, document string) *claim {
-		c := &claim{target: &target{key: key{backend: &registry.Backend{URLs: urls}}}}
-		c.read(strings.NewReader(document))
-		return c
+	made := func(urls string) *claim {
+		return &claim{target: &target{key: key{backend: &registry.Backend{URLs: urls}}}}
 	}
 	serves := func(urls, document string) string {
-		if s := made(urls, document).serves.Load(); s != nil {
+		c := made(urls)
+		c.read(strings.NewReader(document))
+		if s := c.serves.Load(); s != nil {
 			return s.text
 		}
 		return ""
 	}
 	synctest.Test(t, func(t *testing.T) {
-		c, p := made("u", `{"resources":[{"name":"a"}]}`), &Prober{}
+		c, p := made("u"), &Prober{}
+		c.read(strings.NewReader(`{"resources":[{"name":"a"}]}`))
 		p.index.Store(&map[string]peers{"v1.x": {"u": c}})
 		check.Same(t, "", p.Serves("v1.x", "u"), "just seen")
 		time.Sleep(settled)
@@ -152,9 +151,7 @@ func TestServes(t *testing.T) {
 	check.Same(t, serves("u", one), serves("u", two), "the same resources")
 	check.Same(t, true, strings.HasPrefix(serves("u", one), "2 resources ("), "%s", serves("u", one))
 	for _, other := range []string{`{"resources":[{"name":"a"},{"name":"c"}]}`, `{"resources":[{"name":"a"}]}`, `{}`} {
-		if serves("u", one) == serves("u", other) {
-			t.Errorf("%s is the same as %s", one, other)
-		}
+		check.Same(t, false, serves("u", one) == serves("u", other), "%s is the same as %s", one, other)
 	}
 	check.Same(t, "", serves("u", "<html>"), "no document")
 	check.Same(t, "", serves("", one), "a Service")
@@ -174,3 +171,84 @@ type snapshot struct {
 
 func (s snapshot) Servers() []*registry.Entry  { return s.entries }
 func (s snapshot) Superseded() <-chan struct{} { return s.superseded }
+
+func TestObserveDoesNotAllocate(t *testing.T) {
+	p := &Prober{}
+	c := &claim{}
+	p.index.Store(&map[string]peers{"v1.example.com": {at: c}})
+	check.Same(t, 0, testing.AllocsPerRun(100, func() { p.Observe("v1.example.com", at, time.Millisecond) }), "allocations")
+	check.Same(t, true, c.latency.count.Load() > 0, "observed")
+}
+
+func TestSlowNeedsTimeAndWitnesses(t *testing.T) {
+	start := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+	type step struct {
+		after time.Duration
+		slow  bool
+		want  bool // slow after the step
+	}
+	const s = time.Second
+	for name, steps := range map[string][]step{
+		"two witnesses, far apart": {{0, true, false}, {20 * s, true, false}, {21 * s, true, true}},
+		"many, but too soon":       {{0, true, false}, {1 * s, true, false}, {2 * s, true, false}, {9 * s, true, false}, {10 * s, true, true}},
+		"one that disagrees":       {{0, true, false}, {5 * s, true, false}, {9 * s, false, false}, {11 * s, true, false}, {12 * s, true, false}, {20 * s, true, false}},
+		"and back, for as long":    {{0, true, false}, {5 * s, true, false}, {10 * s, true, true}, {11 * s, false, true}, {12 * s, false, true}, {21 * s, false, false}},
+		"and back": {
+			{0, true, false}, {5 * s, true, false}, {10 * s, true, true}, {11 * s, false, true}, {12 * s, true, true},
+			{13 * s, false, true}, {18 * s, false, true}, {23 * s, false, false},
+		},
+	} {
+		var l latency
+		for i, step := range steps {
+			was := l.slow.Load()
+			changed := l.update(start.Add(step.after), step.slow, 0)
+			if slow := l.slow.Load(); changed != (slow != was) || slow != step.want {
+				t.Errorf("%s, step %d: slow %v, changed %v, want slow %v", name, i, slow, changed, step.want)
+			}
+		}
+	}
+}
+
+// answering returns a claim whose latencies were last these; zero means none.
+func answering(live, probe time.Duration, newLive, newProbe bool) *claim {
+	c := &claim{}
+	c.latency.live, c.latency.probe, c.latency.newLive, c.latency.newProbe = live, probe, newLive, newProbe
+	return c
+}
+
+// Of an endpoint with live traffic like its peers', probes say nothing.
+func TestCompare(t *testing.T) {
+	for _, tt := range []struct {
+		of             *claim
+		value, typical time.Duration
+	}{
+		{answering(9, 1, true, true), 9, 4},
+		{answering(9, 1, false, true), 0, 0},
+		{answering(0, 1, false, true), 1, 2},
+		{answering(0, 1, false, false), 0, 0},
+	} {
+		value, typical := compare([]*claim{tt.of, answering(4, 2, false, false), answering(4, 2, false, false)}, tt.of)
+		check.Same(t, [2]time.Duration{tt.value, tt.typical}, [2]time.Duration{value, typical}, "of %s and %s", tt.of.latency.live, tt.of.latency.probe)
+	}
+}
+
+// The median of its peers excludes the endpoint itself, and those without data.
+func TestMedianOfOthers(t *testing.T) {
+	for _, tt := range []struct {
+		first  time.Duration
+		others []time.Duration
+		want   time.Duration
+	}{
+		{100, nil, 0},
+		{100, []time.Duration{0}, 0},
+		{100, []time.Duration{0, 20}, 20},
+		{100, []time.Duration{20, 30}, 20},
+		{1, []time.Duration{20, 30, 40}, 30},
+	} {
+		all := []*claim{answering(0, tt.first, false, false)}
+		for _, d := range tt.others {
+			all = append(all, answering(0, d, false, false))
+		}
+		check.Same(t, tt.want, medianOfOthers(all, all[0], func(l *latency) time.Duration { return l.probe }), "%d among %d", tt.first, tt.others)
+	}
+}

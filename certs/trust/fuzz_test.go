@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"fmt"
+	"log/slog"
 	"math/big"
 	"slices"
 	"strings"
@@ -97,9 +98,7 @@ func FuzzVerify(f *testing.F) {
 
 func TestListOfNames(t *testing.T) {
 	for n, want := range map[int]string{0: "", 5: `"a", "a", "a", "a", "a"`, 6: `"a", "a", "a", "a", "a" and 1 more`, 7: `"a", "a", "a", "a", "a" and 2 more`} {
-		if got := list(slices.Repeat([]string{"a"}, n)); got != want {
-			t.Errorf("%d names: %s", n, got)
-		}
+		check.Same(t, want, list(slices.Repeat([]string{"a"}, n)), "%d names", n)
 	}
 }
 
@@ -159,24 +158,20 @@ func TestCutShort(t *testing.T) {
 func TestIdentity(t *testing.T) {
 	ca := pki.NewCA("ca")
 	again := pki.NewCA("ca")
-	if identify(ca.Certificate) == identify(again.Certificate) {
-		t.Error("CAs with different keys have one identity")
-	}
 	renewed := *ca.Certificate
 	renewed.Raw = []byte("renewed")
 	renewed.NotAfter = time.Now().AddDate(10, 0, 0)
-	if identify(ca.Certificate) != identify(&renewed) {
-		t.Error("a renewed CA has another identity")
-	}
 	renamed := *ca.Certificate
 	renamed.RawSubject = again.Issue(pki.Leaf{CommonName: "renamed"}).Certificate.RawSubject
-	if identify(ca.Certificate) == identify(&renamed) {
-		t.Error("CAs of different names have one identity")
+	for name, tc := range map[string]struct {
+		other *x509.Certificate
+		same  bool
+	}{"renewed": {&renewed, true}, "with another key": {again.Certificate, false}, "of another name": {&renamed, false}} {
+		check.Same(t, tc.same, identify(ca.Certificate) == identify(tc.other), "the identity of a CA %s", name)
 	}
 	check.Same(t, fmt.Sprintf("%x", sha256.Sum256(ca.Certificate.Raw))[:32], Describe(ca.Certificate).Fingerprint, "fingerprint")
-	if !newRoots([]*x509.Certificate{ca.Certificate}).shares(newRoots([]*x509.Certificate{&renewed, again.Certificate})) {
-		t.Error("a bundle with a renewed CA does not share it")
-	}
+	both := newRoots([]*x509.Certificate{&renewed, again.Certificate})
+	check.Same(t, true, newRoots([]*x509.Certificate{ca.Certificate}).shares(both), "a bundle with a renewed CA shares it")
 }
 
 // Of a CA that was renewed with its key, the certificate that is valid for longest is the issuer.
@@ -186,9 +181,8 @@ func TestIssuer(t *testing.T) {
 	expired.NotAfter = time.Now().Add(-time.Hour)
 	leaf := must.Get(x509.ParseCertificate(ca.Issue(pki.Leaf{}).TLS().Certificate[0]))(t)
 	for _, candidates := range [][]*x509.Certificate{{&expired, ca.Certificate}, {ca.Certificate, &expired}} {
-		if parent, why := issuer(leaf, candidates); parent != ca.Certificate {
-			t.Errorf("%v, %q", parent, why)
-		}
+		parent, why := issuer(leaf, candidates)
+		check.Same(t, true, parent == ca.Certificate, "the issuer, not %s: %q", parent.NotAfter, why)
 	}
 }
 
@@ -229,3 +223,25 @@ func TestSHA1(t *testing.T) {
 		check.Same(t, tc.want, usesSHA1([]*x509.Certificate{c}), "%s by %s", tc.algorithm, tc.issuer)
 	}
 }
+
+// A refusal is logged for each dial, so the line is not written under the backend's mutex.
+func TestRefusalIsLoggedUnlocked(t *testing.T) {
+	s := newStage(t, Config{})
+	s.set("v1.a", "bundle=ca")
+	b, lines := s.Trust.backends["v1.a"], 0
+	s.cfg.Logger = slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+		if lines++; !b.mu.TryLock() {
+			t.Errorf("locked: %s", p)
+			return len(p), nil
+		}
+		b.mu.Unlock()
+		return len(p), nil
+	}), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	if err := b.handshake(s.pair("next").Chain()); err == nil || lines != 1 {
+		t.Errorf("%d lines of %v", lines, err)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

@@ -35,16 +35,13 @@ func TestHandshake(t *testing.T) {
 	must.Do(t, s.LocalBundle(s.cast.Bundle("ca")))
 	refuses := func(client *tls.Config, server *tls.Config, what string) {
 		t.Helper()
-		if _, _, err := cast.Shake(t, client, server); err == nil {
-			t.Errorf("accepted: %s", what)
-		}
+		_, _, err := cast.Shake(t, client, server)
+		check.Same(t, true, err != nil, "refused: %s", what)
 	}
 	good, other := []tls.Certificate{s.pair("ca").TLS()}, []tls.Certificate{s.pair("ca,names=other.svc").TLS()}
 	for target, shown := range map[string]int{"v1.a": 1, "v1.several": 1, "*v1.a": 1, "local@" + serverName: 0} {
 		client := must.Get(s.config(target))(t)
-		if client.ClientSessionCache != nil {
-			t.Errorf("%s: sessions are cached", target)
-		}
+		check.Same(t, nil, client.ClientSessionCache, "%s: sessions", target)
 		name := serverName
 		if target == "v1.several" {
 			name = ""
@@ -56,14 +53,10 @@ func TestHandshake(t *testing.T) {
 			t.Errorf("%s: the server saw %v", target, far.PeerCertificates)
 		}
 		_, _, err := cast.Shake(t, client, &tls.Config{Certificates: other})
-		if _, ok := errors.AsType[x509.HostnameError](err); !ok {
-			t.Errorf("%s: another certificate, in a second handshake: %v", target, err)
-		}
+		check.Same(t, true, errors.As(err, new(x509.HostnameError)), "%s: another certificate, in a second handshake: %v", target, err)
 		refuses(client, &tls.Config{Certificates: good, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, target+": TLS 1.1")
 	}
-	if err := s.LocalBundle([]byte("x")); err == nil {
-		t.Error("a bundle of one byte is accepted for the local apiserver")
-	}
+	check.Same(t, true, s.LocalBundle([]byte("x")) != nil, "a bundle of one byte is refused for the local apiserver")
 	_, err := VerifyChain([]byte("x"), serverName, s.pair("ca").Chain())
 	if e, ok := errors.AsType[*Error](err); !ok || e.Reason() != reasonInvalidBundle {
 		t.Errorf("a bundle of one byte for one chain: %v", err)
@@ -84,13 +77,9 @@ func TestGone(t *testing.T) {
 	s.do("", "drop", "v1.a")
 	late, _ := was.guard(chain)
 	for _, lost := range []<-chan struct{}{open, late} {
-		if !(connection{lost: lost}).isLost() {
-			t.Error("a connection to a former backend is trusted")
-		}
+		check.Same(t, true, connection{lost: lost}.isLost(), "a connection to a former backend is lost")
 	}
-	if was.guarding() {
-		t.Error("connections to a former backend are still counted")
-	}
+	check.Same(t, false, was.guarding(), "connections to a former backend are still counted")
 }
 
 // TLS works before Run for what is in the table. Run follows the table and time.
@@ -105,9 +94,7 @@ func TestTable(t *testing.T) {
 		}}}, nil)
 		entry := table.Entries()[0]
 		cfg := Config{Tables: tablesOf(table)}
-		if _, err := New(cfg).TLS(entry.Name, entry.Backend); err != nil {
-			t.Errorf("before Run: %v", err)
-		}
+		must.Get(New(cfg).TLS(entry.Name, entry.Backend))(t) // before Run
 		running := New(cfg)
 		must.Run(t, running.Run)
 		synctest.Wait()
@@ -144,9 +131,8 @@ func TestReplacedDuringAHandshake(t *testing.T) {
 
 // A view has roots, a fault, or no verification. One that had none of them must accept nobody.
 func TestNothingToVerifyBy(t *testing.T) {
-	if _, _, err := new(view).verify(pki.NewCA("any").Issue(pki.Leaf{Names: []string{serverName}}).Chain(), time.Now()); err == nil {
-		t.Error("a chain is accepted without roots")
-	}
+	_, _, err := new(view).verify(pki.NewCA("any").Issue(pki.Leaf{Names: []string{serverName}}).Chain(), time.Now())
+	check.Same(t, true, err != nil, "a chain is refused without roots")
 }
 
 // Status and metrics are bounded, and have first what expires first. The leaves that were presented last stay.
@@ -178,9 +164,7 @@ func TestStatusIsBounded(t *testing.T) {
 		}
 		metrics := s.shown("metrics")
 		for _, hidden := range []string{"0", "1"} { // they expire last
-			if strings.Contains(metrics, `kind="ca",subject="`+hidden+`"`) {
-				t.Errorf("CA %s is shown in:\n%s", hidden, metrics)
-			}
+			check.Same(t, false, strings.Contains(metrics, `kind="ca",subject="`+hidden+`"`), "CA %s is shown in:\n%s", hidden, metrics)
 		}
 		check.Same(t, maxSeries, strings.Count(metrics, `kind="ca"`), "series of CAs")
 	})
@@ -199,8 +183,7 @@ func TestRunWaitsForItsWatches(t *testing.T) {
 		s.set("v1.a", "from=bundle/ca.crt")
 		stop := must.Run(t, s.Run)
 		time.Sleep(time.Second)
-		if stop(); !ended {
-			t.Error("a watch goes on")
-		}
+		stop()
+		check.Same(t, true, ended, "the watch has ended")
 	})
 }

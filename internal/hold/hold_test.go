@@ -2,6 +2,7 @@ package hold
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"math"
 	"runtime/debug"
@@ -54,25 +55,16 @@ func TestHoldersShare(t *testing.T) {
 
 func TestBodiesAndPromises(t *testing.T) {
 	b := New(8 << 20)
-	if b.Hold(3 << 20) {
-		t.Error("a body larger than a share is kept")
-	}
-	if !b.Hold(2<<20) || b.held.Load() != 2<<20 || b.refused[Body].Load() != 1 {
-		t.Errorf("%d bytes are held, %d bodies were refused", b.held.Load(), b.refused[Body].Load())
-	}
-	if !b.Promise(4<<20) || b.Promise(1) {
-		t.Error("want exactly half of the limit promised")
-	}
+	check.Same(t, false, b.Hold(3<<20), "a body larger than a share is kept")
+	check.Same(t, true, b.Hold(2<<20), "one of a share is kept")
+	check.Same(t, "2097152 1", fmt.Sprint(b.held.Load(), b.refused[Body].Load()), "bytes held, and bodies refused")
+	check.Same(t, [2]bool{true, false}, [2]bool{b.Promise(4 << 20), b.Promise(1)}, "half of the limit is promised, and more")
 	check.Same(t, 6, must.Get(testutil.GatherAndCount(registered(b)))(t), "metrics: what is held, the limit and four kinds of refusals")
 	b.Promise(-4 << 20)
 	b.Add(3 << 20)
-	if b.Promise(1) {
-		t.Error("bytes are promised although more than half is held")
-	}
+	check.Same(t, false, b.Promise(1), "bytes are promised although more than half is held")
 	b.Hold(-5 << 20)
-	if b.held.Load() != 0 || b.promised.Load() != 0 {
-		t.Errorf("%d bytes are held, %d promised", b.held.Load(), b.promised.Load())
-	}
+	check.Same(t, [2]int64{}, [2]int64{b.held.Load(), b.promised.Load()}, "bytes held and promised")
 }
 
 func TestLogIsSeldom(t *testing.T) {
@@ -84,16 +76,13 @@ func TestLogIsSeldom(t *testing.T) {
 			b.Log(log)
 			time.Sleep(time.Second)
 		}
-		if n := strings.Count(text.String(), "too much memory"); n != 10 {
-			t.Errorf("%d lines in 100 s:\n%s", n, &text)
-		}
+		check.Same(t, 10, strings.Count(text.String(), "too much memory"), "lines in 100 s of %s", &text)
 		time.Sleep(time.Hour)
 		b.Log(log)
 		text.Reset()
 		time.Sleep(time.Hour)
-		if b.Log(log); text.Len() != 0 {
-			t.Errorf("logged without a refusal: %s", &text)
-		}
+		b.Log(log)
+		check.Same(t, "", text.String(), "logged without a refusal")
 	})
 }
 

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // state is a number that others supersede.
@@ -50,9 +52,7 @@ func TestOf(t *testing.T) {
 			cancel()
 		}
 	}
-	if want := []int{0, 2, 2, 3}; !slices.Equal(seen, want) {
-		t.Errorf("saw the states %v, want %v", seen, want)
-	}
+	check.Same(t, []int{0, 2, 2, 3}, seen, "states seen")
 }
 
 type item struct{ name string }

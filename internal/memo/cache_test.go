@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // book is a cache of numbers by name.
@@ -69,21 +71,16 @@ func TestCacheBytesAreBounded(t *testing.T) {
 	if n, size := b.kept(); n != found || size != b.bytes || size > most || size < most/2 {
 		t.Errorf("%d entries, %d found; %d bytes of which %d are counted", n, found, size, b.bytes)
 	}
-	if _, ok := b.get(name(3999)); !ok {
-		t.Error("the newest was dropped")
-	}
+	check.Same(t, "3999 true", fmt.Sprint(b.get(name(3999))), "the newest")
 	full := newBook(Config{Bytes: 8})
 	full.put("half", 1, time.Hour)
 	full.put("rest", 1, time.Hour)
-	if n, size := full.kept(); n != 2 || size != 8 {
-		t.Errorf("%d entries of %d bytes, want 2 of 8", n, size)
-	}
+	check.Same(t, "2 8", fmt.Sprint(full.kept()), "entries, and their bytes")
 	for i := range 4000 {
 		b.Drop(name(i))
 	}
-	if n, size := b.kept(); n != 0 || size != 0 || b.bytes != 0 {
-		t.Errorf("an empty cache holds %d entries, %d bytes of which %d are counted", n, size, b.bytes)
-	}
+	check.Same(t, "0 0", fmt.Sprint(b.kept()), "entries of an empty cache, and their bytes")
+	check.Same(t, 0, b.bytes, "bytes that are counted of an empty cache")
 }
 
 // In a set whose entries were all used lately, any place will do.
@@ -95,9 +92,8 @@ func TestUsedSet(t *testing.T) {
 			b.get(fmt.Sprint(j))
 		}
 	}
-	if n, _ := b.kept(); n != Ways {
-		t.Errorf("%d entries", n)
-	}
+	n, _ := b.kept()
+	check.Same(t, Ways, n, "entries")
 }
 
 // The number of entries is bounded. The cache of proxy/authn and authz holds 100,000: few are
@@ -128,19 +124,14 @@ func TestCacheForgets(t *testing.T) {
 		b := newBook(Config{Bytes: 1 << 20})
 		b.put("used", 1, time.Minute)
 		for i := range 10 * Ways {
-			if _, ok := b.get("used"); !ok {
-				t.Fatalf("dropped by the %d-th", i)
-			}
+			check.Same(t, "1 true", fmt.Sprint(b.get("used")), "used, before the %d-th", i)
 			b.put(fmt.Sprint(i), i, time.Hour)
 		}
 		time.Sleep(2 * time.Hour)
-		if _, ok := b.get("used"); ok {
-			t.Error("returned after it expired")
-		}
+		check.Same(t, "0 false", fmt.Sprint(b.get("used")), "used, after it expired")
 		b.put("used", 1, time.Minute)
-		if n, _ := b.kept(); n != 1 {
-			t.Errorf("%d entries, want only the unexpired one", n)
-		}
+		n, _ := b.kept()
+		check.Same(t, 1, n, "entries, of which one has not expired")
 	})
 }
 
@@ -199,28 +190,21 @@ func TestCacheGenerations(t *testing.T) {
 		now = tt.put
 		b.putAsOf(tt.asked, tt.name, 1, time.Hour)
 		now = tt.get
-		if _, ok := b.get(tt.name); ok != tt.want {
-			t.Errorf("%s: found %v, want %v", tt.name, ok, tt.want)
-		}
+		_, ok := b.get(tt.name)
+		check.Same(t, tt.want, ok, "%s: found", tt.name)
 	}
 	now = 9
 	for range len(b.sets) {
 		b.putAsOf(9, "alive", 1, time.Hour)
 	}
-	if n, _ := b.kept(); n != 1 {
-		t.Errorf("%d entries, want only the one of this generation", n)
-	}
+	n, _ := b.kept()
+	check.Same(t, 1, n, "entries, of which one is of this generation")
 }
 
 func TestGetAllocatesNothing(t *testing.T) {
 	b := newBook(Config{Entries: 1 << 10, Bytes: 1 << 20})
 	b.put("known", 1, time.Hour)
 	name := fmt.Sprint("kno", "wn")
-	if n := testing.AllocsPerRun(100, func() {
-		if b.Get(name, time.Time{}) == nil {
-			t.Error("missed")
-		}
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	check.Same(t, true, b.Get(name, time.Time{}) != nil, "found")
+	check.Same(t, 0, testing.AllocsPerRun(100, func() { b.Get(name, time.Time{}) }), "allocations")
 }

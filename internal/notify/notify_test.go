@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +25,11 @@ const (
 	ms  = time.Millisecond
 	sec = time.Second
 )
+
+func run(t *testing.T, w *Watcher) (stop func()) {
+	t.Helper()
+	return must.Run(t, func(ctx context.Context) error { w.Run(ctx); return ctx.Err() })
+}
 
 // event is one notification of the kernel.
 type event struct {
@@ -87,9 +91,7 @@ func TestPace(t *testing.T) {
 					}
 				}
 				running.Wait()
-				if !slices.Equal(got, tt.want) {
-					t.Errorf("reported at %v, want %v", got, tt.want)
-				}
+				check.Same(t, tt.want, got, "times of reports")
 			})
 		})
 	}
@@ -98,18 +100,14 @@ func TestPace(t *testing.T) {
 // If nothing can be watched, a look is still due once a minute.
 func TestPollsAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
 		w := newPoller(Config{})
-		var running sync.WaitGroup
-		running.Go(func() { w.Run(ctx) })
+		run(t, w)
 		w.watch([]string{"/"})
 		begun := time.Now()
 		for range 3 {
 			<-w.Changed()
 		}
 		check.Same(t, 3*pollEvery, time.Since(begun), "time of three reports")
-		cancel()
-		running.Wait()
 	})
 }
 
@@ -126,15 +124,10 @@ func TestDirectories(t *testing.T) {
 	seen := make(chan string, 100)
 	var warnings strings.Builder
 	w := New(Config{Quiet: ms, Ignore: func(path string) bool { seen <- path; return false }, Logger: slog.New(slog.NewTextHandler(&warnings, nil))})
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() { w.Run(ctx) })
+	stop := run(t, w)
 	defer func() {
-		cancel()
-		running.Wait()
-		if warnings.Len() > 0 {
-			t.Errorf("unexpected warnings; a missing directory needs none: %s", warnings.String())
-		}
+		stop()
+		check.Same(t, "", warnings.String(), "warnings, of which a missing directory needs none")
 	}()
 
 	w.watch([]string{dir("a"), dir("missing")})
@@ -172,7 +165,7 @@ func TestWatchLists(t *testing.T) {
 	a, b := filepath.Join(root, "a"), filepath.Join(root, "b")
 	must.Do(t, errors.Join(os.Mkdir(a, 0o700), os.Mkdir(b, 0o700)))
 	w := New(Config{})
-	must.Run(t, func(ctx context.Context) error { w.Run(ctx); return ctx.Err() })
+	run(t, w)
 	lists := 0
 	w.Watch(func() []string { // as with a link that changes right after it was read
 		if lists++; lists == 1 {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -22,15 +23,9 @@ func TestLine(t *testing.T) {
 		{"reordered", "a\u202egnp\u2066b\u200fc\u061cd", `a\u202egnp\u2066b\u200fc\u061cd`},
 		{"tags", "a\U000E0041", `a\udb40\udc41`},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := Line(tt.text); got != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
-		})
+		check.Same(t, tt.want, Line(tt.text), "%s", tt.name)
 	}
-	if got := Lines("a\n\tb\r\x1bc"); got != "a\n\tb \\u001bc" {
-		t.Errorf("several lines became %q", got)
-	}
+	check.Same(t, "a\n\tb \\u001bc", Lines("a\n\tb\r\x1bc"), "several lines")
 }
 
 // No text controls a terminal, and JSON means what it meant.
@@ -43,9 +38,7 @@ func FuzzPrintable(f *testing.F) {
 		var back, want string
 		must.Do(t, json.Unmarshal(b.Bytes(), &back))
 		must.Do(t, json.Unmarshal(data, &want))
-		if back != want {
-			t.Errorf("JSON of %q became %q", text, back)
-		}
+		check.Same(t, want, back, "JSON of %q", text)
 		for _, out := range []string{Line(text), Lines(text), b.String()} {
 			if i := strings.IndexFunc(out, func(r rune) bool { return !unicode.IsGraphic(r) && r != '\n' && r != '\t' }); i >= 0 {
 				t.Errorf("%q became %q", text, out)

@@ -1,6 +1,10 @@
 package spare
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+)
 
 func TestFreedTwice(t *testing.T) {
 	var s Buffers
@@ -18,25 +22,19 @@ func TestFreedTwice(t *testing.T) {
 func TestDrop(t *testing.T) {
 	var s Buffers
 	s.Put(make([]byte, 0, 1000))
-	if s.size != 1000 {
-		t.Errorf("%d bytes are kept", s.size)
-	}
+	check.Same(t, 1000, s.size, "bytes kept")
 	s.Drop()
-	if b := s.Get(); b != nil || s.size != 0 {
-		t.Errorf("%d bytes are left, and counted as %d", cap(b), s.size)
-	}
+	check.Same(t, [2]int{}, [2]int{cap(s.Get()), s.size}, "bytes left, and counted")
 }
 
 func TestBounds(t *testing.T) {
 	var s Buffers
 	for _, n := range []int{0, markSize - 1, maxKept + 1} {
-		if s.Put(make([]byte, n)); s.size != 0 {
-			t.Errorf("a buffer of %d bytes is kept", n)
-		}
+		s.Put(make([]byte, n))
+		check.Same(t, 0, s.size, "bytes kept of a buffer of %d", n)
 	}
-	if s.Put(make([]byte, markSize)); s.size != markSize {
-		t.Error("a buffer with room for just the mark is not kept")
-	}
+	s.Put(make([]byte, markSize))
+	check.Same(t, markSize, s.size, "bytes kept of a buffer with room for just the mark")
 	s.Drop()
 	for range maxSize/maxKept + 1 {
 		s.Put(make([]byte, maxKept))
