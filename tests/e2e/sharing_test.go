@@ -6,10 +6,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -17,11 +20,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
-	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
 
-// replaced is how often the process is replaced.
-const replaced = 5
+// connects is how many connections clients make, and replaced how often the process is replaced meanwhile.
+const connects, replaced = 10_000, 5
 
 // A Fairlead that is replaced on its host again and again refuses no connection of clients that connect all the time.
 // kube-apiserver with the same flag does.
@@ -38,13 +40,13 @@ func TestPortSharing(t *testing.T) {
 		return front.Part
 	}
 	first := start(0)
-	made, here := underConnects(t, front.Endpoint, first, "msg=ready", start)
+	here := underConnects(t, w, front.Endpoint, first, "msg=ready", start)
 	must.Do(t, front.Part.Stop(time.Minute)) // a kube-apiserver waits a minute for its watches
-	direct, there := underConnects(t, w.Endpoint(), w.APIServers[0], "Serving securely", func(int) *cluster.Part {
+	there := underConnects(t, w, w.Endpoint(), w.APIServers[0], "Serving securely", func(int) *cluster.Part {
 		must.Do(t, w.AddAPIServer(t.Context(), w.EtcdURLs()[0], fmt.Sprint("--secure-port=", portOf(t, w.Endpoint()))))
 		return w.APIServers[len(w.APIServers)-1]
 	})
-	t.Logf("during %d replacements, of %d connections failed here: %v; of %d at kube-apiserver: %v", replaced, made, here, direct, there)
+	t.Logf("of %d connections during %d replacements failed here: %v; at kube-apiserver: %v", connects, replaced, here, there)
 	if len(here) > 0 {
 		t.Errorf("connections failed: %v", here)
 	}
@@ -57,12 +59,40 @@ func portOf(t *testing.T, e cluster.Endpoint) int {
 
 // underConnects replaces a process by what start starts while clients connect. It returns how many connections failed,
 // by error or status: in each there is a TLS handshake and a GET.
-func underConnects(t *testing.T, e cluster.Endpoint, old *cluster.Part, ready string, start func(int) *cluster.Part) (made int, failed map[string]int) {
+func underConnects(t *testing.T, w *cluster.Cluster, e cluster.Endpoint, old *cluster.Part, ready string, start func(int) *cluster.Part) map[string]int {
 	t.Helper()
-	c := &http.Client{Transport: &http.Transport{TLSClientConfig: suite.TLS(t, e, cluster.Credentials{}), DisableKeepAlives: true}, Timeout: 10 * time.Second}
-	load := (&volley.Load{Every: 3 * time.Millisecond, Clients: []*http.Client{c}, Make: func(int) (method, url, body string) {
-		return http.MethodGet, e.URL + "/version", ""
-	}}).Start(t)
+	config := suite.TLS(t, e, cluster.Credentials{})
+	var clients sync.WaitGroup
+	var made atomic.Int64
+	var ended atomic.Bool
+	var mu sync.Mutex
+	failed := map[string]int{}
+	defer clients.Wait()
+	defer ended.Store(true)
+	for range 8 {
+		clients.Go(func() {
+			for made.Add(1) <= connects || !ended.Load() {
+				c := &http.Client{Transport: &http.Transport{TLSClientConfig: config.Clone(), DisableKeepAlives: true}, Timeout: 10 * time.Second}
+				res, err := c.Get(e.URL + "/version")
+				if err == nil {
+					_, err = io.Copy(io.Discard, res.Body)
+					res.Body.Close()
+				}
+				if err == nil && res.StatusCode == http.StatusOK {
+					continue
+				}
+				mu.Lock()
+				for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
+					err = inner
+				}
+				if err == nil {
+					err = errors.New(res.Status)
+				}
+				failed[err.Error()]++
+				mu.Unlock()
+			}
+		})
+	}
 	for n := range replaced {
 		next := start(n + 1)
 		suite.Eventually(t, time.Minute, next.Name()+" is ready", func() (bool, string) {
@@ -73,15 +103,7 @@ func underConnects(t *testing.T, e cluster.Endpoint, old *cluster.Part, ready st
 		suite.Eventually(t, time.Minute, old.Name()+" has ended", func() (bool, string) { return old.Ended(), "" })
 		old = next
 	}
-	shots, failed := load.Stop(), map[string]int{}
-	for i := range shots {
-		err := shots[i].Err
-		for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
-			err = inner
-		}
-		if shots[i].Failed() {
-			failed[fmt.Sprint(shots[i].Code, " ", err)]++
-		}
-	}
-	return len(shots), failed
+	ended.Store(true)
+	clients.Wait()
+	return failed
 }
