@@ -42,7 +42,6 @@ func haveImplementations(t *testing.T, all map[string]*types.Info) {
 			}
 		}
 	}
-	reasons := map[string]string{} // to have a single implementation
 	for name, n := range named {
 		i, ok := n.Underlying().(*types.Interface)
 		if !ok || !i.IsMethodSet() { // a constraint of type parameters
@@ -54,15 +53,9 @@ func haveImplementations(t *testing.T, all map[string]*types.Info) {
 				by = append(by, other)
 			}
 		}
-		if len(by) == 1 && reasons[name] == "" {
+		if len(by) == 1 {
 			t.Errorf("%s has one implementation, %s: use it, or a func", name, by[0])
-		} else if len(by) != 1 && reasons[name] != "" {
-			t.Errorf("%s has %d implementations: take it off the list", name, len(by))
 		}
-		delete(reasons, name)
-	}
-	for name := range reasons {
-		t.Errorf("%s is not an interface: take it off the list", name)
 	}
 }
 

@@ -136,6 +136,10 @@ func (s *tale) step(words []string) {
 		s.executed(*usual(words[1]).Body, "abc")
 	case "converged":
 		s.converged("one", must.Get(time.ParseDuration(words[1]))(s.t), words[2] == "true", "unhealthy")
+	case "blames":
+		check.Same(s.t, map[string]int{strings.Join(words[1:], "\t"): 1}, s.counts["failed while\thow\tclass"], "%s: failures", s.name)
+	case "disturbed":
+		check.Same(s.t, words[2] == "true", s.disturbed(words[1]), "%s: %s is disturbed", s.name, words[1])
 	case "leak":
 		s.must(nothingLeft, false, "101 goroutines")
 	default:
@@ -157,22 +161,4 @@ func TestChecker(t *testing.T) {
 			})
 		}
 	})
-}
-
-// A failure is counted for the latest fault of its nearest scope.
-func TestBlame(t *testing.T) {
-	c := newChecker(slog.New(slog.DiscardHandler))
-	for _, f := range []fault{
-		{Kind: "far", Scopes: []string{"plane"}}, {Kind: "near", Scopes: []string{"group:alpha"}}, {Kind: "nearer", Scopes: []string{"group:alpha"}},
-		{Kind: "weak", Scopes: []string{"group:alpha"}, Weak: true},
-	} {
-		c.open(f)
-	}
-	x := usual("r1")
-	x.Code, x.Head, x.Body, x.Ended = 503, nil, nil, time.Now()
-	c.end(x)
-	check.Same(t, map[string]int{"nearer\t503\tread": 1}, c.counts["failed while\thow\tclass"], "failures")
-	if !c.disturbed("plane") || c.disturbed("group:beta") || c.ended("alpha") != 1 || c.ended("") != 1 {
-		t.Error("disturbed or ended does not report what is broken or has ended")
-	}
 }
