@@ -1,12 +1,9 @@
 package main
 
 import (
-	"context"
-	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -46,21 +43,19 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	check.Same(t, 3, len(addresses), "servers, of which one is named twice")
 	check.Same(t, -1, kube.QPS, "requests a second; negative is without a limit")
 	one, two := first.Listener.Addr().String(), second.Listener.Addr().String()
-	var open atomic.Int32 // connections to the first
-	dial := kube.Dial
-	kube.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, address)
-		if err != nil || address != one {
-			return conn, err
-		}
-		open.Add(1)
-		return &countedConn{conn, sync.OnceFunc(func() { open.Add(-1) })}, nil
-	}
 	f, review := reviewer(t, kube)
-	known := func(a, b registry.Health, connections int32) {
+	known := func(a, b registry.Health, connections int) { // to the first; nothing is kept of one that has ended
 		t.Helper()
 		own.prefer([]registry.Endpoint{{Address: one, Health: a}, {Address: two, Health: b}})
-		must.Soon(t, 10*time.Second, "connections to the first", func() bool { return open.Load() == connections })
+		must.Soon(t, 10*time.Second, "connections to the first", func() bool {
+			n := 0
+			for c := range own.open.Range {
+				if c.(*ownConn).address == one {
+					n++
+				}
+			}
+			return n == connections
+		})
 	}
 	check.Same(t, one, review(), "at first, with one dead that nobody knows of")
 	known(registry.Unhealthy, registry.Unhealthy, 1)
@@ -81,32 +76,4 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	known(registry.Unhealthy, registry.Healthy, 0)
 	must.Get(f.reload(path))(t)
 	check.Same(t, two, review(), "after the kubeconfig has changed")
-}
-
-// countedConn calls closed when it is closed.
-type countedConn struct {
-	net.Conn
-	closed func()
-}
-
-func (c *countedConn) Close() error {
-	c.closed()
-	return c.Conn.Close()
-}
-
-// Nothing is kept of a connection that has ended: apiservers come and go.
-func TestNothingIsKeptOfAClosedConnection(t *testing.T) {
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
-	s := &apiservers{}
-	kept := func() (n int) {
-		for range s.open.Range {
-			n++
-		}
-		return n
-	}
-	conn := must.Get(s.dial(t.Context(), "tcp", l.Addr().String()))(t)
-	check.Same(t, 1, kept(), "open connections")
-	must.Do(t, conn.Close())
-	check.Same(t, 0, kept(), "open connections after the end")
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -42,13 +43,7 @@ func TestFaultOf(t *testing.T) {
 		{"none of a bundle", certs.Status{Certificates: []trust.Certificate{cert(-2, -1), cert(1, 2)}}, "the certificate of x has expired"},
 		{"one of a bundle", certs.Status{Certificates: []trust.Certificate{cert(-2, -1), cert(-1, 1)}}, ""},
 	} {
-		got := ""
-		if err := faultOf(&tt.st, now); err != nil {
-			got = err.Error()
-		}
-		if !strings.HasPrefix(got, tt.want) || (got == "") != (tt.want == "") {
-			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
-		}
+		check.Fault(t, tt.want, faultOf(&tt.st, now), "%s", tt.name)
 	}
 }
 
@@ -95,12 +90,7 @@ func TestOwnChecks(t *testing.T) {
 		return found
 	}
 	must.Soon(t, 20*time.Second, "all checks pass", func() bool {
-		for _, c := range d.needs.List() {
-			if c.Status != needs.Passed {
-				return false
-			}
-		}
-		return true
+		return !slices.ContainsFunc(d.needs.List(), func(c answer.Check) bool { return c.Status != needs.Passed })
 	})
 	for _, name := range []string{"table", "discovery", "authentication-configmap", "certificates", "registry", "descriptors", "memory", "audit-log"} {
 		check.Same(t, name, at(name).Name, "a check")
@@ -113,17 +103,13 @@ func TestOwnChecks(t *testing.T) {
 		registry, audit, memory := at("registry"), at("audit-log"), at("memory")
 		return registry.Failed() && audit.Failed() && memory.Failed()
 	})
-	if err := d.ready.Err(nil); err != nil {
-		t.Errorf("they end readiness: %v", err)
-	}
+	check.Fault(t, "", d.ready.Err(nil), "readiness meanwhile")
 	d.unfit = func() error { return errors.New("it has no names") }
 	check.Same(t, "ConfigMap kube-system/extension-apiserver-authentication: it has no names", d.lookConfigMap(answer.Check{}).Message, "a ConfigMap that cannot be used")
 	check.Same(t, "denied", d.lookConfigMap(answer.Check{Status: needs.Failed, Message: "denied"}).Message, "one that may not be read")
 	late := d.pairs.judge(d.certs.Status(), time.Now().AddDate(100, 0, 0))
 	check.Same(t, "Clients do not trust a certificate of this replica", late.Users, "in a hundred years")
-	if err := d.ready.Err(nil); err == nil || !strings.Contains(err.Error(), "has expired") {
-		t.Errorf("readiness with an expired serving certificate: %v", err)
-	}
+	check.Fault(t, "has expired", d.ready.Err(nil), "readiness with an expired serving certificate")
 }
 
 // Each bundle is judged alone, wherever it comes from. A replica whose serving certificates are

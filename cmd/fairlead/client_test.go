@@ -69,20 +69,15 @@ func TestFollowKubeconfig(t *testing.T) {
 			present = next
 			server.CloseClientConnections()
 		}
-		if _, err := f.reload(writeFile(t, path, step.kubeconfig)); (err != nil) != step.refused {
-			t.Errorf("%s: %v", step.name, err)
-		}
-		got, err := client.RESTClient().Get().AbsPath("/who").DoRaw(t.Context())
-		if err != nil || string(got) != step.as {
-			t.Errorf("%s: %q, %v, want %q", step.name, got, err, step.as)
-		}
+		_, err := f.reload(writeFile(t, path, step.kubeconfig))
+		check.Same(t, step.refused, err != nil, "%s: %v", step.name, err)
+		check.Same(t, step.as, string(must.Get(client.RESTClient().Get().AbsPath("/who").DoRaw(t.Context()))(t)), "%s", step.name)
 		held := f.certificate() // the one whose expiry metrics show
 		if user, _, isToken := strings.Cut(step.as, " Bearer "); isToken != (len(held) == 0) || !isToken && held[0].Subject.CommonName+" " != user {
 			t.Errorf("%s: the certificate in use is %v", step.name, held)
 		}
-		if (logged.Len() > 0) != (step.logs != "") || !strings.Contains(logged.String(), step.logs) {
-			t.Errorf("%s: logged %q", step.name, logged.String())
-		}
+		check.Has(t, logged.String(), step.logs)
+		check.Same(t, step.logs != "", logged.Len() > 0, "%s: something is logged", step.name)
 	}
 }
 
@@ -139,13 +134,10 @@ func TestFollowLocalCA(t *testing.T) {
 			for _, c := range k.trust.Status()[0].CAs {
 				got += c.Subject
 			}
-			if (err != nil) != s.refused || got != s.want {
-				t.Errorf("%s, step %d: trusts %q (%v), want %q", name, i, got, err, s.want)
-			}
+			check.Same(t, s.want, got, "%s, step %d: trusts", name, i)
+			check.Same(t, s.refused, err != nil, "%s, step %d: %v", name, i, err)
 		}
-		if !strings.Contains(logged.String(), "names another CA file") {
-			t.Errorf("%s: nothing is said about the file that is not followed: %s", name, logged.String())
-		}
+		check.Has(t, logged.String(), "names another CA file") // which is not followed
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -64,10 +63,7 @@ func TestCredential(t *testing.T) {
 		{"no plugin", `"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":"/nowhere/plugin","interactiveMode":"Never"}`, "", "getting our own credential"},
 	} {
 		k, err := credentialOf(t, dir, tc.user)
-		if err != nil || tc.wrong != "" {
-			if err == nil || tc.wrong == "" || !strings.Contains(err.Error(), tc.wrong) {
-				t.Errorf("%s: %v, want %q", tc.name, err, tc.wrong)
-			}
+		if check.Fault(t, tc.wrong, err, "%s", tc.name); err != nil {
 			continue
 		}
 		certificate := ""

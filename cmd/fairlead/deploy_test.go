@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -54,9 +55,7 @@ func TestEveryCombination(t *testing.T) {
 			must.Do(t, disk.WriteFile("/own/kustomization.yaml", must.Get(yaml.Marshal(own))(t)))
 			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(disk, "/own")
 			if base == "overlays/load-balancer" && (slices.Contains(flags, flagOf["entrypoint"]) || slices.Contains(flags, flagOf["ports"])) {
-				if err == nil || !strings.Contains(err.Error(), "for control-plane nodes, not for the overlay load-balancer") {
-					t.Errorf("%s: error %v", name, err)
-				}
+				check.Fault(t, "for control-plane nodes, not for the overlay load-balancer", err, "%s", name)
 				continue
 			}
 			must.Do(t, err)

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/relay"
@@ -28,11 +27,18 @@ func egressOf(t *testing.T, text string) (func(context.Context, string, string) 
 
 const egressHead = "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n"
 
+// onSocket serves a proxy on a socket, and returns the dialer of a file that names it.
+func onSocket(t *testing.T, network string, serve func(c net.Conn, r *bufio.Reader)) func(context.Context, string, string) (net.Conn, error) {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "proxy")
+	relay.Accept(t, must.Get(net.Listen("unix", socket))(t), func(_ context.Context, c net.Conn) { serve(c, bufio.NewReader(c)) })
+	return must.Get(egressOf(t, egressHead+"- name: "+network+"\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds: {udsName: "+socket+"}\n"))(t)
+}
+
 // The proxy answers CONNECT on a socket and then echoes.
 func TestEgressDialer(t *testing.T) {
-	socket, asked := filepath.Join(t.TempDir(), "proxy"), make(chan string, 1)
-	relay.Accept(t, must.Get(net.Listen("unix", socket))(t), func(_ context.Context, c net.Conn) {
-		r := bufio.NewReader(c)
+	asked := make(chan string, 1)
+	dial := onSocket(t, "cluster", func(c net.Conn, r *bufio.Reader) {
 		req, err := http.ReadRequest(r)
 		if err != nil || req.Method != http.MethodConnect {
 			return
@@ -41,7 +47,6 @@ func TestEgressDialer(t *testing.T) {
 		fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n")
 		_, _ = io.Copy(c, r)
 	})
-	dial := must.Get(egressOf(t, egressHead+"- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds: {udsName: "+socket+"}\n"))(t)
 	c := must.Get(dial(t.Context(), "tcp", "192.0.2.7:443"))(t) // TEST-NET-1: reachable only through the proxy
 	defer c.Close()
 	check.Same(t, "192.0.2.7:443", <-asked, "asked for")
@@ -53,10 +58,9 @@ func TestEgressDialer(t *testing.T) {
 
 // A proxy that never answers keeps no connection of a dial that has ended: an agent may hang for days.
 func TestEgressDialerGivesUp(t *testing.T) {
-	socket, closed := filepath.Join(t.TempDir(), "proxy"), make(chan error, 1)
+	closed := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
-	relay.Accept(t, must.Get(net.Listen("unix", socket))(t), func(_ context.Context, c net.Conn) {
-		r := bufio.NewReader(c)
+	dial := onSocket(t, "Cluster", func(_ net.Conn, r *bufio.Reader) {
 		_, err := http.ReadRequest(r)
 		cancel()
 		if err == nil {
@@ -64,7 +68,6 @@ func TestEgressDialerGivesUp(t *testing.T) {
 		}
 		closed <- err
 	})
-	dial := must.Get(egressOf(t, egressHead+"- name: Cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      uds: {udsName: "+socket+"}\n"))(t)
 	if c, err := dial(ctx, "tcp", "192.0.2.7:443"); c != nil || !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, %v", c, err)
 	}
@@ -91,9 +94,8 @@ func TestEgressDialerRefused(t *testing.T) {
 	cert, key := must.Get2(keys.Issue(pki.Leaf{CommonName: "fairlead"}).WriteFiles(t.TempDir(), "client"))(t)
 	dial := must.Get(egressOf(t, egressHead+fmt.Sprintf("- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n"+
 		"    transport: {tcp: {url: %q, tlsConfig: {caBundle: %s, clientCert: %s, clientKey: %s}}}\n", proxy.URL, ca, cert, key)))(t)
-	if c, err := dial(t.Context(), "tcp", "192.0.2.7:443"); c != nil || err == nil || !strings.Contains(err.Error(), "503") {
-		t.Errorf("%v, %v", c, err)
-	}
+	_, err = dial(t.Context(), "tcp", "192.0.2.7:443")
+	check.Fault(t, "503", err, "a dial")
 	check.Same(t, "fairlead", <-seen, "who asked")
 }
 
@@ -104,9 +106,8 @@ func TestEgressDialerOfNothing(t *testing.T) {
 	if dial, err := egressOf(t, egressHead+"- name: etcd\n  connection:\n    proxyProtocol: Direct\n"); dial != nil || err != nil {
 		t.Errorf("other networks only: %v, want a direct dial", err)
 	}
-	if _, err := egressDialer("/does/not/exist"); err == nil {
-		t.Error("a missing file is no error")
-	}
+	_, err := egressDialer("/does/not/exist")
+	check.Fault(t, "/does/not/exist", err, "a missing file")
 	for name, text := range map[string]string{
 		"unknown kind": "apiVersion: v1\nkind: ConfigMap\n",
 		"typing error": egressHead + "- name: cluster\n  connections: {}\n",

@@ -171,9 +171,8 @@ func TestJWTBesideLocalAPIServer(t *testing.T) {
 	p := newProcess(&options{authConfig: "file"}, slog.New(slog.DiscardHandler))
 	_, files := p.makeTokens()
 	err := files[0].Take([]byte(text))
-	if err == nil || !strings.Contains(err.Error(), "jwt: the local apiserver authenticates all tokens") || strings.Contains(err.Error(), "\n") {
-		t.Errorf("jwt with a local apiserver: %v, want one line that names who authenticates tokens", err)
-	}
+	check.Fault(t, "jwt: the local apiserver authenticates all tokens", err, "jwt with a local apiserver")
+	check.Same(t, 0, strings.Count(fmt.Sprint(err), "\n"), "line breaks in the error")
 	p.o.registry = sources{dir: "/x"}
 	_, files = p.makeTokens()
 	must.Do(t, files[0].Take([]byte(text)))

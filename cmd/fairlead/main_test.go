@@ -17,6 +17,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -44,9 +45,7 @@ func TestLogOfClientsThatGo(t *testing.T) {
 		t.Errorf("logged:\n%s", text)
 	}
 	klog.ErrorS(context.DeadlineExceeded, "another one")
-	if text := logged.String()[before:]; !strings.Contains(text, "another one") {
-		t.Errorf("logged:\n%s", text)
-	}
+	check.Has(t, logged.String()[before:], "another one")
 }
 
 type small struct {
@@ -71,9 +70,7 @@ func TestWholeLines(t *testing.T) {
 		disk.room = max(disk.room, room)
 		_, _ = w.Write([]byte("line\n")) // some of these fail
 	}
-	if got, want := disk.String(), "line\nl\nline\n"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	check.Same(t, "line\nl\nline\n", disk.String(), "what is on disk")
 }
 
 // asFairlead is the environment variable that makes the test's executable act as fairlead.
@@ -122,9 +119,8 @@ func TestBecomesPlugin(t *testing.T) {
 	cmd := root()
 	cmd.SetOut(&help)
 	cmd.SetArgs([]string{"--help"})
-	if err := cmd.ExecuteContext(t.Context()); err != nil || !strings.Contains(help.String(), "Show the APIServices in order") {
-		t.Errorf("%v: help does not say what status does: %s", err, help.String())
-	}
+	must.Do(t, cmd.ExecuteContext(t.Context()))
+	check.Has(t, help.String(), "Show the APIServices in order")
 }
 
 func TestFindPlugin(t *testing.T) {
@@ -138,12 +134,8 @@ func TestFindPlugin(t *testing.T) {
 		t.Errorf("%s is fairlead itself", path)
 	}
 	program(t, filepath.Join(elsewhere, plugin))
-	if path, err := findPlugin(self); err != nil || path != filepath.Join(elsewhere, plugin) {
-		t.Errorf("in PATH: %q, %v", path, err)
-	}
+	check.Same(t, filepath.Join(elsewhere, plugin), must.Get(findPlugin(self))(t), "in PATH")
 	must.Do(t, os.Remove(filepath.Join(beside, plugin)))
 	program(t, filepath.Join(beside, plugin))
-	if path, err := findPlugin(self); err != nil || path != filepath.Join(beside, plugin) {
-		t.Errorf("beside: %q, %v", path, err)
-	}
+	check.Same(t, filepath.Join(beside, plugin), must.Get(findPlugin(self))(t), "beside")
 }

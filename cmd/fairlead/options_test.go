@@ -28,11 +28,7 @@ func TestValidate(t *testing.T) {
 		if err == nil != (len(faults) == 0) || err != nil && strings.Count(err.Error(), "\n")+1 != len(faults) {
 			t.Errorf("%s: want %d faults, got:\n%v", name, len(faults), err)
 		}
-		for _, want := range faults {
-			if !strings.Contains(fmt.Sprint(err), want) {
-				t.Errorf("%s: %q is missing in:\n%v", name, want, err)
-			}
-		}
+		check.Has(t, fmt.Sprint(err), faults...)
 	}
 	faulty("good", required)
 	faulty("nothing", nil, "--tls-cert-file is required", "--tls-private-key-file is required", "--proxy-client-cert-file is required", "--proxy-client-key-file is required")

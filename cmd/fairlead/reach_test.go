@@ -46,9 +46,7 @@ func TestLocalApiserverIsProbed(t *testing.T) {
 	check.Same[any](t, "HTTP/2.0 /readyz system:kube-aggregator front", asked.Load(), "the question")
 	page := httptest.NewRecorder()
 	d.pages.ServeHTTP(page, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/status", nil))
-	if !strings.Contains(page.Body.String(), `"probed": "`) {
-		t.Errorf("the pages show no probe of the local apiserver: %s", page.Body)
-	}
+	check.Has(t, page.Body.String(), `"probed": "`)
 	unready.Store(true)
 	s.CloseClientConnections()
 	until(registry.Unhealthy, "500: [-]etcd failed")
@@ -83,9 +81,7 @@ func TestDocumentsOfAReadyApiserver(t *testing.T) {
 		t.Errorf("before it is ready: %v, asked %d times", err, asked)
 	}
 	go report(registry.Healthy)
-	if err := fetch(t.Context()); err != nil {
-		t.Errorf("once it is ready: %v", err)
-	}
+	must.Do(t, fetch(t.Context()))
 	restarts = true
 	if err := fetch(t.Context()); err == nil {
 		t.Error("the answer of one that has restarted meanwhile is taken")

@@ -98,9 +98,9 @@ func TestRecordFaults(t *testing.T) {
 // Without an audit log, a warning says that requests to extension servers are not audited.
 func TestAuditIsMissed(t *testing.T) {
 	d, log := recordsDoor(t, options{}, "")
-	if err := d.makeAudit(); err != nil || d.audit != nil || !strings.Contains(log.String(), "level=WARN msg=\"requests to extension servers are in no audit log") {
-		t.Errorf("error %v, log %s", err, log.String())
-	}
+	must.Do(t, d.makeAudit())
+	check.Same(t, true, d.audit == nil, "no audit log")
+	check.Has(t, log.String(), "level=WARN msg=\"requests to extension servers are in no audit log")
 }
 
 // The access log is written to its file, with the fraction of requests that the flag asks for, and
@@ -122,9 +122,7 @@ func TestAccessLogOfFlags(t *testing.T) {
 		stop = must.Run(t, d.accessLog.Run)
 		d.accessLog.Add(0, &accesslog.Line{Outcome: engine.Outcome{Status: http.StatusOK}})
 		stop()
-		if !strings.Contains(log.String(), "writing access log") {
-			t.Errorf("a lost line is not logged: %q", log.String())
-		}
+		check.Has(t, log.String(), "writing access log") // a line is lost
 	}
 }
 

@@ -53,22 +53,18 @@ func TestInit(t *testing.T) {
 		in := &installation{t, fake.NewClientset()}
 		check.Same(t, "ca written\nfront-proxy-client written\nserving written\n", in.init("api.example.com", "192.0.2.1"), "first run")
 		proxy, ca := in.leaf("fairlead-front-proxy-client")
-		if _, err := proxy.Verify(x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil || proxy.Subject.CommonName != "fairlead" {
-			t.Errorf("proxy client %s: %v", proxy.Subject, err)
-		}
+		asClient := x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+		must.Get(proxy.Verify(asClient))(t)
+		check.Same(t, "fairlead", proxy.Subject.CommonName, "the proxy client")
 		serving, _ := in.leaf("fairlead-serving")
 		for _, name := range []string{"api.example.com", "192.0.2.1"} {
-			if _, err := serving.Verify(x509.VerifyOptions{Roots: ca, DNSName: name}); err != nil {
-				t.Errorf("serving: %v", err)
-			}
+			must.Get(serving.Verify(x509.VerifyOptions{Roots: ca, DNSName: name}))(t)
 		}
 		// Serving certificates of the common CA must not be usable as client certificates:
 		// extension servers accept any client certificate of that CA with the proxy's name.
-		if _, err := serving.Verify(x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err == nil {
-			t.Error("the serving certificate is also a client certificate")
-		}
-		check.Same(t, "ca unchanged\nfront-proxy-client unchanged\nserving unchanged\n", in.init("api.example.com", "192.0.2.1"),
-			"second run")
+		_, err := serving.Verify(asClient)
+		check.Fault(t, "incompatible key usage", err, "the serving certificate as a client's")
+		check.Same(t, "ca unchanged\nfront-proxy-client unchanged\nserving unchanged\n", in.init("api.example.com", "192.0.2.1"), "second run")
 		check.Same(t, "ca unchanged\nfront-proxy-client unchanged\nserving written\n", in.init("api.example.com"), "with one name less")
 		time.Sleep(250 * 24 * time.Hour) // of 365: less than a third is left
 		found := certs.Findings{}
@@ -79,11 +75,10 @@ func TestInit(t *testing.T) {
 		if next, _ := in.leaf("fairlead-serving"); fmt.Sprint(next.DNSNames) != "[api.example.com]" || next.Equal(serving) {
 			t.Errorf("the renewed certificate names %q", next.DNSNames)
 		}
-		if next, ca := in.leaf("fairlead-front-proxy-client"); next.Equal(proxy) {
-			t.Error("the certificate was not renewed")
-		} else if _, err := proxy.Verify(x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
-			t.Errorf("the previous certificate is not trusted any longer: %v", err)
-		}
+		next, ca := in.leaf("fairlead-front-proxy-client")
+		check.Same(t, false, next.Equal(proxy), "the same certificate, after 250 days")
+		asClient.Roots = ca
+		must.Get(proxy.Verify(asClient))(t) // the previous certificate is trusted still
 	})
 }
 

@@ -192,9 +192,9 @@ func TestLayoutErrors(t *testing.T) {
 			tt.change(c)
 		}
 		_, err := c.install(t, i, tt.words...)
-		if _, missing := os.Stat(i.out); err == nil || !strings.Contains(err.Error(), tt.want) || missing == nil {
-			t.Errorf("%s: %v, want %q and no folder", tt.name, err, tt.want)
-		}
+		check.Fault(t, tt.want, err, "%s", tt.name)
+		_, err = os.Stat(i.out)
+		check.Fault(t, "no such file", err, "%s: the folder", tt.name)
 	}
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/base64"
 	"net/http"
 	"os"
@@ -29,9 +28,7 @@ func TestLintKubeconfig(t *testing.T) {
 		l := &linter{output: "text"}
 		leaf := pki.NewCA("ca").Issue(pki.Leaf{CommonName: "system:fairlead", NotBefore: time.Now().Add(-30 * 24 * time.Hour), NotAfter: time.Now().Add(left)})
 		l.credentials(&rest.Config{TLSClientConfig: rest.TLSClientConfig{CertData: leaf.CertPEM(), KeyData: leaf.KeyPEM()}})
-		var out bytes.Buffer
-		_ = l.report(&out)
-		if got := out.String(); !strings.HasPrefix(got, want) || (got == "") != (want == "") {
+		if got := reported(l); !strings.HasPrefix(got, want) || (got == "") != (want == "") {
 			t.Errorf("with %s left: %q, want %q", left, got, want)
 		}
 	}
@@ -88,7 +85,5 @@ func TestLintAsksFairlead(t *testing.T) {
 		`{"name":"v1.x","kind":"remote","verdict":{"status":"True"},"cause":"its URLs lead to different servers","advice":"name replicas"},` +
 		`{"name":"v1.y","kind":"remote","verdict":{"status":"True"}},{"name":"v1.z","kind":"remote","verdict":{"status":"False"},"cause":"lint reports it"}]}`}}
 	l.told(t.Context())
-	var out bytes.Buffer
-	_ = l.report(&out)
-	check.Same(t, "error: Fairlead's check clock: it is behind; kubectl fairlead status\nwarning: clients of r: 3 TLS handshakes failed; kubectl fairlead status\nwarning: APIService v1.x: its URLs lead to different servers; name replicas\n", out.String(), "findings")
+	check.Same(t, "error: Fairlead's check clock: it is behind; kubectl fairlead status\nwarning: clients of r: 3 TLS handshakes failed; kubectl fairlead status\nwarning: APIService v1.x: its URLs lead to different servers; name replicas\n", reported(l), "findings")
 }

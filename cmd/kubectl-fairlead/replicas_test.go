@@ -20,14 +20,17 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// lists makes f list the servers at these addresses as replicas, each in an EndpointSlice.
+// lists makes f list the servers at these addresses as replicas, each in two EndpointSlices, as while one replaces the
+// other: of several ports the one named admin counts, a single one needs no name.
 func (f *front) lists(t *testing.T, addresses ...string) {
 	t.Helper()
 	var list discoveryv1.EndpointSliceList
 	for _, a := range addresses {
 		host, port := must.Get2(net.SplitHostPort(a))(t)
 		n := int32(must.Get(strconv.Atoi(port))(t))
-		list.Items = append(list.Items, discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Port: &n}}, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{host}}}})
+		at := []discoveryv1.Endpoint{{Addresses: []string{host}}}
+		list.Items = append(list.Items, discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Port: &n}}, Endpoints: at},
+			discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Name: new("https"), Port: new(int32(1))}, {Name: new("admin"), Port: &n}}, Endpoints: at})
 	}
 	text := must.Get(json.Marshal(list))(t)
 	f.answers["/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices"] = []reply{{http.StatusOK, string(text)}}
@@ -60,16 +63,6 @@ func TestReplicas(t *testing.T) {
 	check.Same(t, 2, strings.Count(status(), "\n"), "lines about a healthy replica")
 	f.lists(t)
 	check.Same(t, "exit 1: the Service kube-system/fairlead-admin, which lists the replicas, has no endpoints\n", status(), "without replicas")
-}
-
-// An address in two slices, while one replaces the other, is one replica. Only the port named admin counts.
-func TestReplicaAddresses(t *testing.T) {
-	slice := func(ports ...discoveryv1.EndpointPort) discoveryv1.EndpointSlice {
-		return discoveryv1.EndpointSlice{Ports: ports, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.2"}}, {Addresses: []string{"10.0.0.1"}}}}
-	}
-	admin, https := discoveryv1.EndpointPort{Name: new("admin"), Port: new(int32(6444))}, discoveryv1.EndpointPort{Name: new("https"), Port: new(int32(6443))}
-	all := addresses(&discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{slice(https, admin), slice(admin)}}, "admin")
-	check.Same(t, []string{"10.0.0.1:6444", "10.0.0.2:6444"}, all, "replicas")
 }
 
 // A replica that does not prove the kubeconfig's server name gets no request and no credential.

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
@@ -36,9 +34,7 @@ func TestListIsWhatShips(t *testing.T) {
 	shipped := shippedRights(t)
 	slices.Sort(listed)
 	slices.Sort(shipped)
-	if d := cmp.Diff(shipped, listed); d != "" {
-		t.Errorf("shipped (-) and listed (+):\n%s", d)
-	}
+	check.Same(t, shipped, listed, "shipped (-) and listed (+)")
 	if len(listed) < 40 {
 		t.Errorf("%d rights, want at least 40", len(listed))
 	}
@@ -128,9 +124,7 @@ func TestNeeded(t *testing.T) {
 			}
 		}
 		check.Same(t, len(always), seen, "%s: rights that are always needed", tt.name)
-		if d := cmp.Diff(tt.want, got, cmpopts.EquateEmpty()); d != "" {
-			t.Errorf("%s: want (-), got (+):\n%s", tt.name, d)
-		}
+		check.Same(t, strings.Join(tt.want, "\n"), strings.Join(got, "\n"), "%s", tt.name)
 	}
 }
 
@@ -138,9 +132,7 @@ func TestAttributes(t *testing.T) {
 	want := &authorizationv1.ResourceAttributes{Verb: "patch", Group: "apiregistration.k8s.io", Version: "*", Resource: "apiservices", Subresource: "status"}
 	for _, r := range Needed(Features{Status: true}) {
 		if r.Verb == "patch" {
-			if d := cmp.Diff(want, r.Attributes()); d != "" {
-				t.Errorf("want (-), got (+):\n%s", d)
-			}
+			check.Same(t, want, r.Attributes(), "attributes")
 			return
 		}
 	}

@@ -3,6 +3,7 @@ package pages
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -126,9 +127,7 @@ func TestExplain(t *testing.T) {
 		{"/fairlead/status", "", "page, , 0", []string{"Fairlead serves it itself"}},
 		{"/readyz", "", "health, , 0", []string{"own readiness first"}},
 	} {
-		_, body := s.get(t, "/fairlead/explain?"+url.Values{"path": {tc.path}, "method": {tc.method}}.Encode())
-		var got answer.Explanation
-		must.Do(t, json.Unmarshal([]byte(body), &got))
+		got, body := s.explained(t, tc.path, url.Values{"method": {tc.method}})
 		check.Same(t, tc.want, fmt.Sprintf("%s, %s, %d", got.Destination, got.Timeout, got.Code), "%s %s", tc.method, tc.path)
 		check.Has(t, body, tc.says...)
 	}
@@ -155,9 +154,7 @@ func TestExplainAnother(t *testing.T) {
 		{gadgets, "system:serviceaccount:good:reader", 0, "x-remote-group: system:serviceaccounts:good"},
 		{gadgets, "system:serviceaccount:bad:reader", 403, "no rule allows it"},
 	} {
-		_, body := s.get(t, "/fairlead/explain?"+url.Values{"path": {tc.path}, "user": {tc.as}}.Encode())
-		var got answer.Explanation
-		must.Do(t, json.Unmarshal([]byte(body), &got))
+		got, body := s.explained(t, tc.path, url.Values{"user": {tc.as}})
 		check.Same(t, tc.code, got.Code, "%s by %s", tc.path, tc.as)
 		check.Same(t, tc.code == 403, got.Destination == "refused", "%s by %s is refused", tc.path, tc.as)
 		check.Has(t, body, tc.want)
@@ -189,6 +186,16 @@ func TestTransitions(t *testing.T) {
 	got := s.history.newest()
 	check.Same(t, maxTransitions, len(got), "transitions")
 	check.Same(t, fmt.Sprint(3*maxTransitions-1), got[0].Message, "the newest")
+}
+
+// explained is the explanation of a request by alice, or as the query says.
+func (s *stand) explained(t *testing.T, path string, query url.Values) (x answer.Explanation, body string) {
+	t.Helper()
+	q := url.Values{"path": {path}}
+	maps.Copy(q, query)
+	_, body = s.get(t, "/fairlead/explain?"+q.Encode())
+	must.Do(t, json.Unmarshal([]byte(body), &x))
+	return x, body
 }
 
 // get requests a page as alice, or as another user.

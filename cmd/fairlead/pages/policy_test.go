@@ -3,7 +3,6 @@ package pages
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -88,13 +87,7 @@ func TestExplainPolicy(t *testing.T) {
 		{"/apis/bad.example.com/v1/widgets", nil, "remote v1.bad.example.com/spare", []string{"the standby, because the APIService's own backend is unavailable", "policy.yaml:12)", "APIService v1.bad.example.com claims it for service x/bad-example-com:443"}},
 		{"/apis/lost.example.com/v1/widgets", nil, "refused v1.lost.example.com", []string{`"cause": "the policy hides it (`, "policy.yaml:13)", `"code": 404`}},
 	} {
-		if tt.query == nil {
-			tt.query = url.Values{}
-		}
-		tt.query.Set("path", tt.path)
-		_, body := s.get(t, "/explain?"+tt.query.Encode())
-		var x answer.Explanation
-		must.Do(t, json.Unmarshal([]byte(body), &x))
+		x, body := s.explained(t, tt.path, tt.query)
 		check.Same(t, tt.to, x.Destination+" "+x.APIService.Name, "%s %s", tt.path, tt.query)
 		check.Has(t, body, tt.why...)
 	}
@@ -142,11 +135,7 @@ func TestExplainRules(t *testing.T) {
 		{widgets, url.Values{"agent": {"argocd/2"}}, "remote 0 allowed argo", []string{"argo (", "policy.yaml:12), 0 refused, 0 passed: Rate, allows 0.5 requests a second in all, slowly, please"}},
 		{widgets, nil, "remote 0 allowed", nil},
 	} {
-		q := url.Values{"path": {tt.path}}
-		maps.Copy(q, tt.query)
-		_, body := s.get(t, "/explain?"+q.Encode())
-		var x answer.Explanation
-		must.Do(t, json.Unmarshal([]byte(body), &x))
+		x, body := s.explained(t, tt.path, tt.query)
 		authorization, _, _ := strings.Cut(x.Authorization, ":")
 		got := fmt.Sprintf("%s %d %s", x.Destination, x.Code, authorization)
 		for _, r := range x.Rules {
