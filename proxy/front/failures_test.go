@@ -71,18 +71,16 @@ func TestFailedHandshakes(t *testing.T) {
 		"served":                   {func(c net.Conn, base *tls.Config) { _ = tls.Client(c, base).Handshake() }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ca := pki.NewCA("serving")
+			server, client := secured()
+			server.CurvePreferences = []tls.CurveID{tls.X25519}
 			l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 8}))(t)
-			p := New(Config{Listener: l, Frames: h2.New(h2.Config{}), ConnContext: same, TLS: &tls.Config{
-				Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12,
-				NextProtos: []string{"h2", "http/1.1"}, CurvePreferences: []tls.CurveID{tls.X25519},
-			}})
+			p := New(Config{Listener: l, Frames: h2.New(h2.Config{}), ConnContext: same, TLS: server})
 			if strings.HasPrefix(name, "a balancer's") {
 				p.cfg.Balancers = []net.IPNet{{IP: net.IPv4(127, 0, 0, 0), Mask: net.CIDRMask(8, 32)}}
 			}
 			conn, greeted := must.Get(net.Dial("tcp", l.Addr().String()))(t), make(chan bool)
 			go func() { defer close(greeted); p.greet(must.Get(l.Accept())(t)) }()
-			tt.client(conn, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12})
+			tt.client(conn, client)
 			_ = conn.Close()
 			if name == "served" {
 				_ = p.Close() // nobody takes the connection

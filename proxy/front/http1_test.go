@@ -110,17 +110,23 @@ func serve(t *testing.T, most int, handler http.Handler, change ...func(*Config)
 	go func() { defer close(stopped); _ = frames.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-stopped })
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()}))(t)
-	ca := pki.NewCA("serving")
-	c := Config{Listener: l, Handler: handler, Frames: frames, ConnContext: same, TLS: &tls.Config{
-		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
-	}}
+	server, client := secured()
+	c := Config{Listener: l, Handler: handler, Frames: frames, ConnContext: same, TLS: server}
 	for _, f := range change {
 		f(&c)
 	}
 	p := New(c)
 	go func() { _ = p.Serve() }() // ends with Close
 	t.Cleanup(func() { _ = p.Close() })
-	return &served{p, l, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}}
+	return &served{p, l, client}
+}
+
+// secured returns what a server and its clients agree on.
+func secured() (server, client *tls.Config) {
+	ca := pki.NewCA("serving")
+	pair := ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()
+	server = &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12}
+	return server, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}
 }
 
 // same is a ConnContext that adds nothing.

@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // A head gets room for what it becomes before net/http reads on, and gives it back. Without room,
@@ -230,20 +229,19 @@ func TestConnectionsGetRoom(t *testing.T) {
 // plaintext returns a Port with a dialer of connections in memory.
 func plaintext(t *testing.T, memory *hold.Bound, serve http.HandlerFunc) (p *Port, dial func(from string) *tls.Conn) {
 	t.Helper()
-	ca := pki.NewCA("serving")
+	server, client := secured()
+	server.NextProtos, server.SessionTicketsDisabled, client.DynamicRecordSizingDisabled = nil, true, true
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", MaxConnections: 8}))(t)
-	p = New(Config{Listener: l, Memory: memory, Handler: serve, Frames: h2.New(h2.Config{}), ConnContext: same, TLS: &tls.Config{
-		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true,
-	}})
+	p = New(Config{Listener: l, Memory: memory, Handler: serve, Frames: h2.New(h2.Config{}), ConnContext: same, TLS: server})
 	go func() { _ = p.http1.Serve(handedOver{p}) }() // ends with Close
 	t.Cleanup(func() { _ = p.Close() })
 	return p, func(from string) *tls.Conn {
 		ours, theirs := net.Pipe()
 		t.Cleanup(func() { _ = theirs.Close() })
 		go p.greet(piped{ours, from})
-		client := tls.Client(theirs, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12, DynamicRecordSizingDisabled: true})
-		must.Do(t, client.HandshakeContext(t.Context()))
-		return client
+		conn := tls.Client(theirs, client)
+		must.Do(t, conn.HandshakeContext(t.Context()))
+		return conn
 	}
 }
 

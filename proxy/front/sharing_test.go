@@ -38,6 +38,8 @@ func TestHandOver(t *testing.T) {
 			check.Same(t, 0, a.HandOver(), "how long it must still accept, alone")
 			var clients sync.WaitGroup
 			var stop atomic.Bool
+			defer clients.Wait()
+			defer stop.Store(true)
 			url := "https://" + net.JoinHostPort(at, fmt.Sprint(port))
 			for range 4 {
 				clients.Go(func() {
