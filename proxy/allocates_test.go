@@ -17,13 +17,15 @@ func TestDecideAllocates(t *testing.T) {
 		path, token string // else a certificate
 		want        Action
 	}{
+		{"a watch", false, remoteGV + "/widgets?allowWatchBookmarks=true&watch=true", usualHead().get("authorization"), ToRemote},
 		{"token", false, usualHead().Path, usualHead().get("authorization"), ToRemote},
 		{"JWT, impersonated", true, "/api/v1/pods", "Bearer jwt.of.dave", ToLocal},
 		{"certificate, impersonated", true, "/api/v1/pods", "", ToLocal},
 	} {
 		w, p := thinker(t, worldConfig{impersonate: tc.impersonate})
 		h, c := usualHead(), &authn.Conn{}
-		if h.Path, h.Fields[3].Value = tc.path, tc.token; tc.token == "" {
+		h.SetTarget(tc.path)
+		if h.Fields[3].Value = tc.token; tc.token == "" {
 			c.Peer = []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice", Organizations: []string{"dev"}}).Certificate}
 		}
 		if d, _ := p.decision(t.Context(), h, c, true); d.Action != tc.want || tc.impersonate && d.Pool != authn.PoolImpersonate {

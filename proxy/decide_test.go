@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
@@ -20,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -46,32 +49,58 @@ func (w *world) ask(conn *h2.ConnInfo, token string) <-chan engine.Plan {
 	return plan
 }
 
-// A request to a remote is limited by the policy, or by a shorter timeout of the caller; a request
-// for its discovery by five seconds.
-func TestRequestTimeouts(t *testing.T) {
-	const refused = -1
-	_, p := thinker(t, worldConfig{change: annotate("request-timeout", "1m")})
-	for _, tt := range []struct {
-		path, query string
-		want        time.Duration
-	}{
-		{remoteGV + "/widgets", "", time.Minute},
-		{remoteGV + "/widgets", "timeout=2s", 2 * time.Second},
-		{remoteGV + "/widgets", "timeout=2m", time.Minute},
-		{remoteGV + "/widgets", "watch=1", 0},
-		{remoteGV, "", 5 * time.Second},
-		{remoteGV + "/", "", 5 * time.Second},
-		{remoteGV, "timeout=32s", 5 * time.Second}, // as kubectl sends it
-		{remoteGV, "timeout=1s", time.Second},
-		{"/api/v1/pods", "timeout=1s", 0}, // the local apiserver enforces it
-		{remoteGV + "/widgets", "timeout=0s", time.Minute},
-		{remoteGV + "/widgets", "timeout=", time.Minute},
-		{remoteGV + "/widgets", "watch=1&timeout=x", 0},
-		{remoteGV + "/widgets", "timeout=x", refused}, {remoteGV + "/widgets", "timeout=-1s", refused}, {remoteGV + "/widgets", "timeout=1", refused},
+// What a request line says of its request. A remote's has the time of the policy, or the shorter one that its caller
+// asks for, and five seconds for its discovery. Long-running ones have none, and look complete when a drain ends them,
+// unless they have an end of their own: half of a log or of a download would be all of it to its client. Only reads that
+// end are sent again after a backend got them; methods are case-sensitive (RFC 9110 §9.1): what only looks like GET is
+// not known to be safe. What a pod or a cluster answers through a backend goes apart: it may end its connection, but not
+// another user's watch (proxy/h2/engine.TestApart).
+func TestPlanOfALine(t *testing.T) {
+	w := newWorld(t, worldConfig{change: func(a *apiregistrationv1.APIService) {
+		a.Annotations = map[string]string{"fairlead.dev/request-timeout": "1m", "fairlead.dev/long-running-subresources": "vnc,console"}
+	}})
+	const refused = "refused"
+	for line, want := range map[string]string{
+		"GET /widgets": "1m0s again", "GET /widgets?timeout=2s": "2s again", "GET /widgets?timeout=2m": "1m0s again",
+		"GET /widgets?timeout=0s": "1m0s again", "GET /widgets?timeout=": "1m0s again", "HEAD /widgets": "1m0s again",
+		"GET ": "5s again", "GET /": "5s again", "GET ?timeout=1s": "1s again",
+		"GET ?timeout=32s":       "5s again", // as kubectl sends it
+		"GET /widgets?timeout=x": refused, "GET /widgets?timeout=-1s": refused, "GET /widgets?timeout=1": refused,
+		"GET /widgets?watch=1&timeout=x": "0s long", "GET /widgets?watch=1": "0s long",
+		"gET ": "5s", "OPTIONS ": "5s", "POST /widgets": "1m0s", "DELETE /widgets/a": "1m0s",
+		"POST /namespaces/a/widgets/b/eviction": "1m0s", "POST /namespaces/a/widgets/b/exec": "0s long finite",
+		"GET /widgets/a/log?follow=true": "0s long", "GET /widgets/a/log": "0s long finite", "GET /widgets/a/log?follow=false": "0s long finite",
+		"GET /namespaces/a/vms/b/console": "0s long finite", "GET /namespaces/a/vms/b/serial": "1m0s again",
+		"GET /widgets/a/proxy": "0s long finite apart", "GET /widgets/a/proxy/dump": "0s long finite apart",
+		"GET :/api/v1/pods?timeout=1s": "0s again", // the local apiserver enforces it
+		"GET :/api/v1/pods?watch=true": "0s long", "GET :/apis/apps/v1/namespaces/a/vms/b/console": "0s again",
+		"GET :/api/v1/namespaces/a/pods/b/log?follow=true": "0s long", "GET :/debug/pprof/profile": "0s long finite",
+		"GET :/api/v1/namespaces/x/pods/p/proxy/": "0s long finite apart", "GET :/api/v1/proxy/namespaces/x/pods/p/": "0s long finite apart",
 	} {
-		d, _ := p.decision(t.Context(), asBob(tt.path, tt.query), nil, true)
-		if bad := apierrors.IsBadRequest(d.Err); bad != (tt.want == refused) || !bad && (d.Err != nil || d.Timeout != tt.want) {
-			t.Errorf("%s?%s: %v, want %v (%v)", tt.path, tt.query, d.Timeout, tt.want, d.Err)
+		method, target, _ := strings.Cut(line, " ")
+		target, local := strings.CutPrefix(target, ":")
+		if !local {
+			target = remoteGV + target
+		}
+		path, query, _ := strings.Cut(target, "?")
+		x := &exchange{p: w.proxy, head: of(method, path, query, with("token-of-bob"))}
+		x.decision, _ = w.proxy.decision(t.Context(), x.head, nil, true)
+		if got := refused; !apierrors.IsBadRequest(x.decision.Err) {
+			x.upstream = w.proxy.upstream(&x.decision, false)
+			plan := x.plan()
+			got = plan.Deadline.String()
+			for i, is := range []bool{plan.LongRunning, plan.LongRunning && plan.Finite, plan.Again, plan.Apart} {
+				if is {
+					got += []string{" long", " finite", " again", " apart"}[i]
+				}
+			}
+			check.Same(t, want, got, "%s", line)
+			res := &http.Response{Body: io.NopCloser(strings.NewReader("")), Request: w.request(t, "GET", path, nil)}
+			x.endCleanly(res)
+			_, ends := res.Body.(*endingBody)
+			check.Same(t, plan.LongRunning && !plan.Finite, ends, "%s over HTTP/1.1: ends cleanly", line)
+		} else {
+			check.Same(t, want, got, "%s", line)
 		}
 	}
 }
@@ -140,13 +169,11 @@ func TestWhereRequestsGo(t *testing.T) {
 // Without waiting, nothing is decided that needs a review, and everything else is.
 func TestDecidedAtOnce(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
-	decided := func(name string, h *Head, wait, want bool) (d Decision) {
+	decided := func(name string, h *Head, wait, want bool) {
 		t.Helper()
-		d, known := p.decision(t.Context(), h, nil, wait)
-		if known != want {
+		if d, known := p.decision(t.Context(), h, nil, wait); known != want {
 			t.Errorf("%s: known %v, %v (%v)", name, known, d.Action, d.Err)
 		}
-		return d
 	}
 	widgets, secrets := asBob(remoteGV+"/widgets", ""), asBob(remoteGV+"/secrets", "")
 	decided("who the caller is", widgets, false, false)
@@ -154,13 +181,6 @@ func TestDecidedAtOnce(t *testing.T) {
 	decided("a known caller", widgets, false, true)
 	decided("what a known caller may do", secrets, false, false)
 	decided("what a known caller may do, in time", secrets, true, true)
-	p.RejectNew()
-	if d := decided("new requests during a drain", asBob(remoteGV+"/gadgets", ""), false, true); !apierrors.IsTooManyRequests(d.Err) {
-		t.Errorf("%v (%v)", d.Action, d.Err)
-	}
-	if d := decided("health during a drain", asBob("/readyz", ""), false, true); d.Action != ToHealth {
-		t.Errorf("%v (%v)", d.Action, d.Err)
-	}
 }
 
 // A user whose name HTTP would change reaches nobody.

@@ -20,7 +20,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
-	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // Clients get a code and the seconds until a retry. client-go retries every answer with
@@ -74,10 +73,8 @@ func TestErrorsOfClients(t *testing.T) {
 // say only after ten tries, half a minute later, that it is down.
 func TestNoRetryOfTheLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		local := must.Get(backend.NewLocal(backend.LocalConfig{
-			Servers: []string{"192.0.2.1:6443"}, TLS: func(bool) (*tls.Config, error) { return nil, errNotFound }, Dial: func(context.Context, string, string) (net.Conn, error) { return nil, errNotFound },
-			IdentityChanged: func() <-chan struct{} { return nil }, Signal: func(string, error) {},
-		}))(t)
+		local := newLocal(t, "192.0.2.1:6443", func(context.Context, string, string) (net.Conn, error) { return nil, errNotFound },
+			func(bool) (*tls.Config, error) { return nil, errNotFound })
 		p := &Proxy{cfg: Config{Local: local}}
 		after := func(pause time.Duration, err error) string {
 			time.Sleep(pause)

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"testing"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
@@ -27,27 +26,22 @@ func TestExplainFailedReview(t *testing.T) {
 // Explain says that the user's request would get 429 now, without counting one.
 func TestExplainAtTheLimit(t *testing.T) {
 	w := newWorld(t, worldConfig{Config: Config{MaxInFlight: 2}})
-	code := func(target string) int {
-		d, denied := w.proxy.Explain(t.Context(), http.MethodGet, target, "", "", &user.DefaultInfo{Name: "bob"})
-		if denied != nil {
-			t.Errorf("%s: %v", target, denied)
+	want := func(when string, read, watch int) {
+		t.Helper()
+		for target, want := range map[string]int{remoteGV + "/widgets": read, remoteGV + "/widgets?watch=1": watch} {
+			d, denied := w.proxy.Explain(t.Context(), http.MethodGet, target, "", "", &user.DefaultInfo{Name: "bob"})
+			check.Same(t, [2]int{0, want}, [2]int{statusOf(denied), statusOf(d.Err)}, "%s: %s: denied, and refused", when, target)
 		}
-		status, _ := errors.AsType[*apierrors.StatusError](d.Err)
-		if status == nil {
-			return 0
-		}
-		return int(status.ErrStatus.Code)
 	}
-	widgets := remoteGV + "/widgets"
-	check.Same(t, 0, code(widgets), "at rest")
+	want("at rest", 0, 0)
 	ann, _ := w.proxy.limits.reads.places.Take(bound.Source{User: "ann"}, 1, 2)
 	carol, _ := w.proxy.limits.reads.places.Take(bound.Source{User: "carol"}, 1, 2)
-	check.Same(t, [2]int{429, 0}, [2]int{code(widgets), code(widgets + "?watch=1")}, "the server is full")
+	want("the server is full", 429, 0)
 	ann.Leave()
 	carol.Leave()
 	fillUp(t, w.upstream(), true)
 	before := w.upstream().Limits()
-	check.Same(t, [2]int{0, 429}, [2]int{code(widgets), code(widgets + "?watch=1")}, "the backend has no place for a watch")
+	want("the backend has no place for a watch", 0, 429)
 	check.Same(t, before[0].Refused, w.upstream().Limits()[0].Refused, "refused requests")
 }
 
@@ -79,11 +73,6 @@ rules:
 	} {
 		for range 3 { // a second is not too many
 			d, denied := w.proxy.Explain(ctx, tt.method, tt.target, "", tt.source, &user.DefaultInfo{Name: tt.user})
-			status, _ := errors.AsType[*apierrors.StatusError](denied)
-			code := int32(0)
-			if status != nil {
-				code = status.ErrStatus.Code
-			}
 			name := func(g *policy.Gate) string {
 				if g == nil {
 					return ""
@@ -92,7 +81,7 @@ rules:
 				check.Same(t, 0, int(refused+passed), "requests of %s", g.Name)
 				return g.Name
 			}
-			check.Same(t, tt.want, fmt.Sprintf("%s %s %d", name(d.Rule), name(d.DryRun), code), "%s %s by %s from %s", tt.method, tt.target, tt.user, tt.source)
+			check.Same(t, tt.want, fmt.Sprintf("%s %s %d", name(d.Rule), name(d.DryRun), statusOf(denied)), "%s %s by %s from %s", tt.method, tt.target, tt.user, tt.source)
 		}
 	}
 }

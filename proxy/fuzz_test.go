@@ -2,14 +2,12 @@ package proxy
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/net/http2/hpack"
 
@@ -28,15 +26,10 @@ func thinker(f testing.TB, c worldConfig) (*world, *Proxy) {
 	w.remote = &far{Server: httptest.NewUnstartedServer(http.NotFoundHandler())} // for its address
 	f.Cleanup(func() { _ = w.remote.Listener.Close() })
 	table := buildTable(f, w, c)
-	pools := must.Get(backend.New(backend.Config{Tables: scene.TableFunc(func() *registry.Table { return table }), Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) {
-		return &tls.Config{MinVersion: tls.VersionTLS12}, nil
-	}, Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {}, IdentityChanged: func() <-chan struct{} { return nil },
-		Guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }}))(f)
-	local := must.Get(backend.NewLocal(backend.LocalConfig{
-		IdentityChanged: func() <-chan struct{} { return nil }, Signal: func(string, error) {},
-		Servers: []string{"127.0.0.1:1"}, Dial: new(net.Dialer).DialContext, TLS: func(bool) (*tls.Config, error) { return &tls.Config{MinVersion: tls.VersionTLS12}, nil },
-	}))(f)
-	p := must.Get(New(Config{Tables: scene.TableFunc(func() *registry.Table { return table }), Authn: w.authenticator(f, c), Authz: newTestAuthorizer(f, c), Backends: pools, Local: local}))(f)
+	now, none := func() *registry.Table { return table }, &tls.Config{MinVersion: tls.VersionTLS12}
+	pools := newPools(f, backend.Config{}, now, func(string, *registry.Backend) (*tls.Config, error) { return none, nil })
+	local := newLocal(f, "127.0.0.1:1", new(net.Dialer).DialContext, func(bool) (*tls.Config, error) { return none, nil })
+	p := must.Get(New(Config{Tables: scene.TableFunc(now), Authn: w.authenticator(f, c), Authz: newTestAuthorizer(f, c), Backends: pools, Local: local}))(f)
 	return w, p
 }
 

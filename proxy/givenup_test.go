@@ -88,10 +88,6 @@ func TestPayer(t *testing.T) {
 			t.Errorf("%s: %+v", tc.name, got)
 		}
 	}
-	subscriber, again := &Head{Remote: "[2001:db8::1]:1"}, &Head{Remote: "[2001:db8::2]:2"}
-	if accountOf(&Decision{}, subscriber) != accountOf(&Decision{}, again) {
-		t.Error("addresses of one /64 are two sources")
-	}
 }
 
 // A request whose body turns out malformed counts as given up, like one whose client disconnects.

@@ -36,27 +36,7 @@ rules:
 // A request gives its place of a rule back, however it ends: answered, refused by the rule or by the next limit, broken
 // off by its backend or its client at any moment, after an upgrade, as a watch, or while it waits for its user.
 func TestPlacesOfRulesComeBack(t *testing.T) {
-	act := func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Query().Get("do") {
-		case "cut":
-			panic(http.ErrAbortHandler)
-		case "half":
-			w.Header().Set("Content-Length", "2")
-			_ = http.NewResponseController(w).Flush()
-			panic(http.ErrAbortHandler)
-		case "hang":
-			<-r.Context().Done()
-		case "stream":
-			_ = http.NewResponseController(w).Flush()
-			<-r.Context().Done()
-		default:
-			if r.Header.Get("Upgrade") != "" {
-				switching(w, r)
-				return
-			}
-			_, _ = io.WriteString(w, "ok")
-		}
-	}
+	act := (&stage{t: t}).act
 	for _, http1 := range []bool{false, true} {
 		w := newWorld(t, worldConfig{
 			local: act, remote: act, remoteHTTP1: http1, change: annotate("max-inflight", "4"),

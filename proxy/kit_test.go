@@ -58,8 +58,11 @@ type worldConfig struct {
 	// reviewed is called for each SubjectAccessReview, and tokenReviewed for each TokenReview,
 	// which fail with its error. They may be nil.
 	reviewed, tokenReviewed func() error
-	// forgetful says that no verdict is cached.
-	forgetful bool
+	// forgetful says that no verdict is cached, forgetsTokens that no user of a token is.
+	forgetful, forgetsTokens bool
+	// unread is what the cluster's ConfigMap has that nobody has read yet: "names" of fields, or the "ca" of clients,
+	// too. Empty means that it is read.
+	unread string
 }
 
 func newWorld(t *testing.T, c worldConfig) *world {
@@ -90,33 +93,22 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		}
 		return tc
 	}
-	c.pools.Tables, c.pools.Dial = scene.TableFunc(w.table), new(net.Dialer).DialContext
-	c.pools.Signal, c.pools.IdentityChanged = func(string, string, error) {}, func() <-chan struct{} { return nil }
-	if c.pools.Guard == nil {
-		c.pools.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
-	}
-	if c.pools.Observe == nil {
-		c.pools.Observe = func(string, string, time.Duration) {}
-	}
-	c.pools.TLS = func(apiService string, b *registry.Backend) (*tls.Config, error) {
+	pools := newPools(t, c.pools, w.table, func(apiService string, b *registry.Backend) (*tls.Config, error) {
 		tc := tlsTo(b.ServerName, true)
 		if c.roots != nil {
 			tc.RootCAs = c.roots(apiService, b)
 		}
 		return tc, nil
-	}
-	pools := must.Get(backend.New(c.pools))(t)
-	local, err := backend.NewLocal(backend.LocalConfig{
-		Servers: []string{w.local.Listener.Addr().String()}, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
-			if w.localDown.Load() {
-				return nil, net.ErrClosed
-			}
-			return new(net.Dialer).DialContext(ctx, network, address)
-		}, TLS: func(certificate bool) (*tls.Config, error) {
-			return tlsTo("localhost", certificate && !c.impersonate), nil
-		}, IdentityChanged: c.pools.IdentityChanged, Signal: func(string, error) {},
 	})
-	must.Do(t, err)
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		if w.localDown.Load() {
+			return nil, net.ErrClosed
+		}
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
+	local := newLocal(t, w.local.Listener.Addr().String(), dial, func(certificate bool) (*tls.Config, error) {
+		return tlsTo("localhost", certificate && !c.impersonate), nil
+	})
 	local.Report(registry.Report{Endpoint: registry.Endpoint{Address: w.local.Listener.Addr().String(), Health: registry.Healthy}})
 	cfg := c.Config
 	cfg.CredentialRejected, cfg.Tables, cfg.Backends, cfg.Local = func() { w.rejections.Add(1) }, scene.TableFunc(w.table), pools, local
@@ -145,6 +137,32 @@ func (w *world) start(t *testing.T, c worldConfig) {
 		w.front.Close()
 		w.frames.Close()
 	})
+}
+
+// newPools makes pools for the remotes of a table. Nobody listens but as c says.
+func newPools(
+	t testing.TB, c backend.Config, table func() *registry.Table, to func(string, *registry.Backend) (*tls.Config, error),
+) *backend.Pools {
+	t.Helper()
+	c.Tables, c.Dial, c.TLS = scene.TableFunc(table), new(net.Dialer).DialContext, to
+	c.Signal, c.IdentityChanged = func(string, string, error) {}, func() <-chan struct{} { return nil }
+	if c.Guard == nil {
+		c.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
+	}
+	if c.Observe == nil {
+		c.Observe = func(string, string, time.Duration) {}
+	}
+	return must.Get(backend.New(c))(t)
+}
+
+// newLocal makes those of a local apiserver.
+func newLocal(
+	t testing.TB, address string, dial func(ctx context.Context, network, address string) (net.Conn, error), to func(bool) (*tls.Config, error),
+) *backend.Local {
+	t.Helper()
+	return must.Get(backend.NewLocal(backend.LocalConfig{
+		Servers: []string{address}, Dial: dial, TLS: to, IdentityChanged: func() <-chan struct{} { return nil }, Signal: func(string, error) {},
+	}))(t)
 }
 
 // wrapping is a listener for the engine.

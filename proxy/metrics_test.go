@@ -32,41 +32,34 @@ func tableOf(prev *registry.Table, groups ...string) *registry.Table {
 	return registry.Build(in, prev)
 }
 
-// Failures are counted for each entry, whether Fairlead or the backend answered.
-func TestFailed(t *testing.T) {
-	table := tableOf(nil, "x", "y")
-	m := newMetrics(nil, scene.TableFunc(func() *registry.Table { return table }))
-	p, x := &Proxy{metrics: m}, table.Entries()[0]
-	for _, code := range []int{200, 404, 429, 499, 500, 503, 599} {
-		m.observe(&Decision{Entry: x, Request: Request{Verb: "get"}}, code, time.Second)
-	}
-	if got, other := p.Failed(x), p.Failed(table.Entries()[1]); got != 3 || other != 0 {
-		t.Errorf("%d and %d have failed, want 3 and 0", got, other)
-	}
-}
-
 // Requests under way are counted by kind: a session is no watch, and never makes their number negative.
 func TestActive(t *testing.T) {
-	p, reg := &Proxy{}, prometheus.NewRegistry()
-	reg.MustRegister(p.active())
-	want := func(active string, underWay int) {
-		t.Helper()
+	for _, tt := range []struct {
+		requests, longRunning, sessions int64
+		want                            string
+		underWay                        int
+	}{
+		{0, 0, 0, "request 0, session 0, watch 0", 0}, {2, 3, 1, "request 2, session 1, watch 2", 4},
+		{2, 0, 1, "request 2, session 1, watch 0", 1}, {2, 0, 0, "request 2, session 0, watch 0", 2},
+	} {
+		p, reg := &Proxy{}, prometheus.NewRegistry()
+		reg.MustRegister(p.active())
+		p.underWay.requests.Store(tt.requests)
+		p.underWay.longRunning.Store(tt.longRunning)
+		p.sessions.open.Store(tt.sessions)
 		var got []string
 		for _, m := range must.Get(reg.Gather())(t)[0].Metric {
 			got = append(got, fmt.Sprint(m.Label[0].GetValue(), " ", m.Gauge.GetValue()))
 		}
-		check.Same(t, active, strings.Join(got, ", "), "active")
-		check.Same(t, underWay, p.UnderWay(), "under way")
+		check.Same(t, tt.want, strings.Join(got, ", "), "active")
+		check.Same(t, tt.underWay, p.UnderWay(), "under way")
 	}
-	want("request 0, session 0, watch 0", 0)
-	p.underWay.requests.Add(2)
-	p.underWay.longRunning.Add(3)
-	p.sessions.open.Add(1)
-	want("request 2, session 1, watch 2", 4)
-	p.underWay.longRunning.Store(0)
-	want("request 2, session 1, watch 0", 1)
-	p.sessions.open.Add(-1)
-	want("request 2, session 0, watch 0", 2)
+}
+
+// aMinute passes in a bubble: the series are looked at.
+func aMinute() {
+	<-time.After(time.Minute)
+	synctest.Wait()
 }
 
 // Series begin and end with their APIService, also if a request ends later, and if the APIService
@@ -97,8 +90,7 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 		synctest.Wait()
 		observe(goes, "watch")
 		observe(goes, "get")
-		<-time.After(time.Minute)
-		synctest.Wait()
+		aMinute()
 		series(1, "of the APIService that stays, a minute later")
 
 		// The entry of a request was replaced before its APIService was deleted.
@@ -116,8 +108,7 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 		// A request that was counted after the scan that saw its APIService go.
 		m.seen.Store(goes, struct{}{})
 		m.total.WithLabelValues("get", "goes", "v1", "200").Inc()
-		<-time.After(time.Minute)
-		synctest.Wait()
+		aMinute()
 		series(1, "a minute after a late request")
 	})
 }
@@ -143,20 +134,19 @@ func TestSeriesOutliveAFurtherBackend(t *testing.T) {
 		}
 		total := m.total.WithLabelValues("get", "x", "v1", "500")
 		count()
-		<-time.After(time.Minute)
-		synctest.Wait()
+		aMinute()
 		count()
 		further := now.Load().Servers()[1]
 		check.Same(t, uint64(2), (&Proxy{metrics: m}).Failed(further), "its own failures, a minute later")
 		now.Store(table(now.Load(), ""))
-		<-time.After(time.Minute)
-		synctest.Wait()
+		aMinute()
 		count()
 		check.Same(t, []float64{5, 5}, []float64{testutil.ToFloat64(total), testutil.ToFloat64(m.total.WithLabelValues("get", "x", "v1", "500"))}, "requests, once it is gone")
 	})
 }
 
-// Counting a request allocates nothing, however many statuses a backend has returned, and every request is counted.
+// Counting a request allocates nothing, however many statuses a backend has returned, and every request is counted; as
+// failed if Fairlead or the backend answered with 5xx.
 func TestObserve(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	table := tableOf(nil, "one")
@@ -178,6 +168,8 @@ func TestObserve(t *testing.T) {
 	for code, want := range map[string]float64{"200": 3, "499": 2, "511": 2, "2xx": 2 * 90, "4xx": 2 * 70, "5xx": 2 * 89} {
 		check.Same(t, want, testutil.ToFloat64(m.total.WithLabelValues("get", "one", "v1", code)), "%s", code)
 	}
+	p := &Proxy{metrics: m}
+	check.Same(t, [2]uint64{200, 0}, [2]uint64{p.Failed(d.Entry), p.Failed(&registry.Entry{})}, "failed requests, and another entry's")
 	check.Same(t, 5, testutil.ToFloat64(m.total.WithLabelValues("other", "other", "", "other")), "requests counted without an entry")
 	if n := testing.AllocsPerRun(100, func() { m.observe(d, 200, time.Second) }); n > 0 {
 		t.Errorf("%v allocations", n)

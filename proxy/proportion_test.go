@@ -3,11 +3,12 @@ package proxy
 import (
 	"bufio"
 	"bytes"
-	"crypto/tls"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2/hpack"
 
@@ -22,9 +23,14 @@ import (
 func TestInProportion(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	w := newWorld(t, worldConfig{})
-	conn := must.Get(tls.Dial("tcp", w.front.Listener.Addr().String(), &tls.Config{RootCAs: w.serving.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}))(t)
-	defer conn.Close()
-	read := bufio.NewReader(conn)
+	var conn net.Conn
+	var read *bufio.Reader
+	connect := func() {
+		conn = w.dial(t, w.front, nil)
+		must.Do(t, conn.SetDeadline(time.Time{})) // all rows together take long
+		read = bufio.NewReader(conn)
+	}
+	connect()
 	var rows []proportion.Row
 	for _, s := range proportion.Heads() {
 		rows = append(rows, proportion.Row{Name: "decided: " + s.Name, N: s.Small, Of: func(n int) (int, func() any) {
@@ -54,8 +60,7 @@ func TestInProportion(t *testing.T) {
 				must.Get(io.Copy(io.Discard, res.Body))(t)
 				if res.Close {
 					conn.Close()
-					conn = must.Get(tls.Dial("tcp", w.front.Listener.Addr().String(), &tls.Config{RootCAs: w.serving.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}))(t)
-					read = bufio.NewReader(conn)
+					connect()
 				}
 				return nil
 			}

@@ -96,33 +96,3 @@ func TestLongSelectors(t *testing.T) {
 		check.Same(t, want, got.LabelSelector, "label selector in %d bytes", n)
 	}
 }
-
-func TestParseRequestAllocates(t *testing.T) {
-	allocs := testing.AllocsPerRun(100, func() {
-		r := parseRequest("GET", "/apis/apps/v1/namespaces/a/deployments", "allowWatchBookmarks=true&watch=true")
-		if r.Verb != "watch" {
-			t.Fatal(r.Verb)
-		}
-	})
-	check.Same(t, 0, allocs, "allocations")
-}
-
-func TestLongRunning(t *testing.T) {
-	for _, tc := range []struct {
-		method, path, query string
-		declared            []string
-		want                bool
-	}{
-		{"GET", "/api/v1/pods", "watch=true", nil, true},
-		{"GET", "/api/v1/pods", "", nil, false},
-		{"GET", "/api/v1/namespaces/a/pods/b/log", "follow=true", nil, true},
-		{"POST", "/api/v1/namespaces/a/pods/b/exec", "", nil, true},
-		{"POST", "/api/v1/namespaces/a/pods/b/eviction", "", nil, false},
-		{"GET", "/apis/g/v/namespaces/a/vms/b/console", "", nil, false},
-		{"GET", "/apis/g/v/namespaces/a/vms/b/console", "", []string{"vnc", "console"}, true},
-		{"GET", "/debug/pprof/profile", "", nil, true},
-	} {
-		r := parseRequest(tc.method, tc.path, tc.query)
-		check.Same(t, tc.want, r.longRunning(tc.declared), "%s %s: long-running", tc.method, tc.path)
-	}
-}

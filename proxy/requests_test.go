@@ -90,15 +90,17 @@ func (w *world) as(t *testing.T, user, method, target string, body io.Reader) *h
 // ownCredential is the credential with which a world's proxy impersonates.
 const ownCredential = "Bearer the-front-doors-own"
 
+// verifier verifies the certificates of clients.
+func verifier(ca *pki.CA) func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+	return func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+		return peer[0].Verify(x509.VerifyOptions{Roots: ca.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	}
+}
+
 func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator {
 	t.Helper()
-	verify := func(ca *pki.CA) func([]*x509.Certificate) ([][]*x509.Certificate, error) {
-		return func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
-			return peer[0].Verify(x509.VerifyOptions{Roots: ca.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-		}
-	}
 	cfg := authn.Config{
-		VerifyClient: verify(w.client), VerifyFrontProxy: verify(w.authorities.front),
+		VerifyClient: verifier(w.client), VerifyFrontProxy: verifier(w.authorities.front),
 		Review: func(_ context.Context, token string) (*authenticator.Response, bool, error) {
 			name, ok := strings.CutPrefix(token, "token-of-")
 			if c.impersonate && !ok {
@@ -114,6 +116,15 @@ func (w *world) authenticator(t testing.TB, c worldConfig) *authn.Authenticator 
 			}
 			return &authenticator.Response{User: &user.DefaultInfo{Name: name, UID: "uid-" + name, Groups: []string{"people"}, Extra: map[string][]string{"scope": {"all"}}}}, true, nil
 		},
+	}
+	if c.forgetsTokens {
+		cfg.TokenTTL = -1
+	}
+	if c.unread != "" {
+		cfg.Target = func() (*authn.HeaderNames, bool) { return nil, false }
+		if c.unread == "ca" {
+			cfg.VerifyClient, cfg.VerifyFrontProxy = nil, nil
+		}
 	}
 	if c.impersonate {
 		cfg.Impersonate = func() string { return ownCredential }

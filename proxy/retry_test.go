@@ -11,63 +11,8 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
-	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
-
-// Only reads that end may be sent again after a backend got them; proxy/h2/engine and proxy/backend
-// test how. Methods are case-sensitive (RFC 9110 §9.1): what only looks like GET is not known to be
-// safe. What a pod, or a cluster, answers through a backend comes over connections of its own: it
-// may end them, and must not end another user's watch (proxy/h2/engine.TestApart).
-func TestPlanOfARequest(t *testing.T) {
-	w := newWorld(t, worldConfig{})
-	for line, want := range map[string]struct{ again, apart bool }{
-		"GET " + remoteGV + "/widgets": {true, false}, "HEAD " + remoteGV + "/widgets": {true, false}, "GET " + remoteGV + "/widgets?watch=1": {false, false},
-		"gET " + remoteGV: {false, false}, "OPTIONS " + remoteGV: {false, false}, "POST " + remoteGV + "/widgets": {false, false}, "DELETE " + remoteGV + "/widgets/a": {false, false},
-		"GET " + remoteGV + "/widgets/a/proxy": {false, true}, "GET /api/v1/namespaces/x/pods/p/proxy/": {false, true}, "GET /api/v1/proxy/namespaces/x/pods/p/": {false, true}, "GET /api/v1/pods": {true, false},
-	} {
-		h := asBob("", "")
-		h.Method, h.Path, _ = strings.Cut(line, " ")
-		h.Path, h.RawQuery, _ = strings.Cut(h.Path, "?")
-		x := &exchange{p: w.proxy, head: h}
-		x.decision, _ = w.proxy.decision(t.Context(), h, nil, true)
-		x.upstream = w.proxy.upstream(&x.decision, false)
-		plan := x.plan()
-		check.Same(t, [2]bool{want.again, want.apart}, [2]bool{plan.Again, plan.Apart}, "%s: may be sent again, goes apart", line)
-	}
-}
-
-// While the apiserver restarts, clients wait and see no error, over either protocol.
-func TestLocalRestarts(t *testing.T) {
-	everyWay(t, func(t *testing.T, proto string) {
-		w := newWorld(t, worldConfig{})
-		for range 2 { // the first proves the token
-			w.get(t, proto, "/api/v1/pods").want(t, 200, "before")
-		}
-		w.localDown.Store(true)
-		w.local.CloseClientConnections()
-		time.AfterFunc(700*time.Millisecond, func() { w.localDown.Store(false) })
-		w.get(t, proto, "/api/v1/pods").want(t, 200, "a read")
-	})
-}
-
-// A long-running write that a drain ends may have been executed: the client is not asked to retry.
-func TestWriteAtADrain(t *testing.T) {
-	came := make(chan struct{}, 1)
-	bothBackends(t, worldConfig{remote: func(_ http.ResponseWriter, r *http.Request) {
-		came <- struct{}{}
-		<-r.Context().Done()
-	}}, func(t *testing.T, w *world) {
-		go func() {
-			<-came
-			w.proxy.EndLongRunning()
-		}()
-		got := w.do(t, w.httpClient(t, "http/1.1", nil), w.as(t, "bob", http.MethodPost, remoteGV+"/namespaces/a/widgets/b/proxy", strings.NewReader("body")))
-		if got.status != http.StatusServiceUnavailable || got.header.Get("Retry-After") != "" {
-			t.Errorf("%d %v %s", got.status, got.header, got.body)
-		}
-	})
-}
 
 // When a backend's connection is no longer trusted, its watches end after 5 s as their timeout
 // would end them, and its requests are answered. A watch over another connection goes on.

@@ -20,6 +20,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -32,16 +33,19 @@ import (
 //	over [way]...          how to send requests from now on: http/1.1, h2, or for an upgrade the protocol
 //	also [file]...         from now on each is sent again with the fields of each file, to the same effect
 //	full pool [long]       no places are left
-//	local unhealthy|gone   the local apiserver
+//	full parked            nor any for requests that wait for a look-up
+//	local unhealthy|gone|restarts   the local apiserver
+//	drain leave|reject     steps of a drain
 //	given-up user|address  who has given up too many requests
 //	deaf [busy]            reviews fail from now on, because nobody answers or too many wait
-//	count what times       so far: own credentials rejected, reviews, refusals of who has given up,
+//	count what times       so far: own credentials rejected, reviews, tokens that were reviewed, refusals of who has given up,
 //	                       and since the last full those of a backend that is busy
 //	METHOD target word...  a request, to each of the targets if there are some in braces
 //
 // Words of a request: token=user, cert=user:group,…, Name:value, where + is a space and ME the name of this Fairlead,
 // with=file of fields, body=text, streamed=text of unknown length, at=admin, over=way,…, pad=length of the target,
-// afresh, over a new connection to the remote, and leaves: its client goes when a backend has the request.
+// afresh, over a new connection to the remote, and leaves or drained: its client goes, or a drain ends what is
+// long-running, when a backend has the request.
 //
 // Behind or below a request is what came of it, where dots are any text, and a slash between spaces
 // means or: < is what its client got, > what a backend got, and | what was recorded, each without
@@ -72,6 +76,7 @@ type question struct {
 	target, body string
 	pair         *pki.Pair
 	leaves       bool
+	drained      bool
 	afresh       bool
 	ways         []string
 	way          string
@@ -136,10 +141,16 @@ func (s *stage) play(one *step) {
 		s.also = words[1:]
 	case "full":
 		s.settled(s.t) // or an earlier request gives its place back afterwards
+		if words[1] == "parked" {
+			s.proxy.desk.parked = bound.NewApart(1, 1)
+			break
+		}
 		fillUp(s.t, s.pool(words[1]), len(words) > 2)
 		s.filled = s.busy()
 	case "local":
 		s.localIs(words[1])
+	case "drain":
+		map[string]func(){"leave": s.proxy.Leave, "reject": s.proxy.RejectNew}[words[1]]()
 	case "given-up":
 		s.givenUp(words[1])
 	case "deaf":
@@ -174,6 +185,8 @@ func (s *stage) question(words []string, target, also string) *question {
 		switch key {
 		case "leaves":
 			q.leaves = true
+		case "drained":
+			q.drained = true
 		case "afresh":
 			q.afresh = true
 		case "token":
@@ -281,6 +294,8 @@ func (s *stage) send(q *question) (got []string) {
 	defer leave()
 	if q.leaves {
 		go func() { <-s.hanging; leave() }()
+	} else if q.drained {
+		go func() { <-s.hanging; s.proxy.EndLongRunning() }()
 	}
 	res, err := s.httpClient(s.t, proto, q.pair).Do(q.WithContext(ctx))
 	if err != nil {
@@ -334,6 +349,9 @@ func (s *stage) answer(q *question, res *http.Response, body []byte) string {
 	}
 	if text == "" {
 		delete(usual, "Content-Type")
+	}
+	if res.Close && s.proxy.leaving.Load() { // net/http has removed the field
+		res.Header.Set("Connection", "close")
 	}
 	if res.StatusCode != http.StatusOK || text != "ok" {
 		text = strings.TrimSpace(fmt.Sprint(res.StatusCode, " ", text))
@@ -411,8 +429,14 @@ func (s *stage) act(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Location", "https://evil.example.com/")
 		}
 		w.WriteHeader(must.Get(strconv.Atoi(arg))(s.t))
-	case word == "hang":
-		s.hanging <- struct{}{}
+	case word == "hang" || word == "stream":
+		if word == "stream" {
+			_ = http.NewResponseController(w).Flush()
+		}
+		select {
+		case s.hanging <- struct{}{}:
+		default:
+		}
 		<-r.Context().Done()
 	case word == "cut":
 		panic(http.ErrAbortHandler)
@@ -440,6 +464,7 @@ func (s *stage) act(w http.ResponseWriter, r *http.Request) {
 	case word == "fields":
 		w.Header().Set("Audit-Id", r.Header.Get("Audit-Id"))
 		w.Header().Set("Cache-Control", "public")
+		w.Header().Set("Access-Control-Allow-Origin", "*")
 	case word == "widget":
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, `{"kind":"Widget"}`)

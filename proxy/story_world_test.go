@@ -34,10 +34,11 @@ type records struct {
 	seen        int // spans
 	pools       bool
 	reviews     *atomic.Int64          // SubjectAccessReviews
+	tokens      *atomic.Int64          // TokenReviews
 	failure     *atomic.Pointer[error] // of all reviews
 	metrics     *prometheus.Registry   // of the backends
 	filled      int                    // refusals of a busy backend when the last pool was full
-	stop        func()
+	stops       []func()               // of what records
 }
 
 // neverMatches is a policy whose rules need every caller's user, and match none: nothing may change.
@@ -49,16 +50,17 @@ rules:
 `
 
 // anew begins with a new world. Options: impersonate or impersonate=prefixes of groups, unhealthy, incomplete,
-// redirects, which are forwarded, pages, directory, pools, forgetful, where verdicts are not cached, burst, of two
-// requests that are given up, trace=samples of a million, log, audit=policy and audit-local=policy, which are files,
+// redirects, which are forwarded, pages, directory, pools, forgetful, where verdicts are not cached, or forgetful=tokens,
+// nor the users of tokens, unread=names or unread=ca, what the ConfigMap that nobody has read yet is needed for,
+// browsers, whose pages of one origin may read answers, burst, of two requests that are given up, trace=samples of a million, log, audit=policy and audit-local=policy, which are files,
 // and annotations of the remote's APIService.
 func (s *stage) anew(options []string) {
-	reviews, failure, none := &atomic.Int64{}, &atomic.Pointer[error]{}, error(nil)
+	reviews, tokens, failure, none := &atomic.Int64{}, &atomic.Int64{}, &atomic.Pointer[error]{}, error(nil)
 	failure.Store(&none)
-	s.records = records{metrics: prometheus.NewRegistry(), stop: func() {}, reviews: reviews, failure: failure}
+	s.records = records{metrics: prometheus.NewRegistry(), reviews: reviews, tokens: tokens, failure: failure}
 	s.ways, s.also, s.pairs = []string{"http/1.1", "h2"}, nil, nil
 	c := worldConfig{remoteHTTP1: s.http1, remote: s.act, local: s.act, pools: backend.Config{Metrics: s.metrics}}
-	c.tokenReviewed = func() error { return *failure.Load() }
+	c.tokenReviewed = func() error { tokens.Add(1); return *failure.Load() }
 	c.reviewed = func() error { reviews.Add(1); return *failure.Load() }
 	page := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := ""
@@ -102,15 +104,23 @@ func (s *stage) anew(options []string) {
 		case "pools":
 			s.pools = true
 		case "forgetful":
-			c.forgetful = true
+			c.forgetful, c.forgetsTokens = true, value == "tokens"
+		case "unread":
+			c.unread = value
+		case "browsers":
+			c.AllowedOrigins, c.HSTS = []string{`//mine\.example\.com(:|$)`}, []string{"max-age=1", "preload"}
 		case "burst":
 			burst = 2
 		case "trace":
 			c.Tracer, s.spans = newTracer(s.t, value)
 		case "log":
-			c.AccessLog, s.log, s.stop = newLog(s.t)
+			var stop func()
+			c.AccessLog, s.log, stop = newLog(s.t)
+			s.stops = append(s.stops, stop)
 		case "audit", "audit-local":
-			c.Audit, s.audits, s.stop = newAudit(s.t, s.File(s.t, value))
+			var stop func()
+			c.Audit, s.audits, stop = newAudit(s.t, s.File(s.t, value))
+			s.stops = append(s.stops, stop)
 			c.AuditLocal = key == "audit-local"
 		default:
 			if value == "" {
@@ -130,7 +140,9 @@ func (s *stage) end() {
 		return
 	}
 	must.Soon(s.t, 10*time.Second, "no request is under way", func() bool { return s.proxy.UnderWay() == 0 && s.proxy.serving.Load() == 0 })
-	s.stop()
+	for _, stop := range s.stops {
+		stop()
+	}
 	if s.spans != nil && len(s.spans()) != s.seen {
 		s.t.Errorf("%d spans, of which %d are wanted", len(s.spans()), s.seen)
 	}
@@ -151,8 +163,14 @@ func (s *stage) pool(name string) *backend.Upstream {
 func (s *stage) busy() int { return int(rejections(s.t, s.metrics)["inflight"]) }
 
 func (s *stage) localIs(how string) {
-	if how == "gone" {
+	switch how {
+	case "gone":
 		s.local.Close()
+	case "restarts":
+		s.localDown.Store(true)
+		s.local.CloseClientConnections()
+		time.AfterFunc(700*time.Millisecond, func() { s.localDown.Store(false) })
+		return
 	}
 	s.proxy.cfg.Local.Report(registry.Report{Endpoint: registry.Endpoint{Address: s.local.Listener.Addr().String(), Health: registry.Unhealthy, Message: "down"}})
 }
@@ -175,7 +193,7 @@ func (s *stage) deaf(busy bool) {
 }
 
 func (s *stage) count(one *step) {
-	got := map[string]int{"rejected": int(s.rejections.Load()), "reviews": int(s.reviews.Load()), "refusals": int(testutil.ToFloat64(s.proxy.givenUp.refused)), "busy": s.busy() - s.filled}
+	got := map[string]int{"rejected": int(s.rejections.Load()), "reviews": int(s.reviews.Load()), "tokens": int(s.tokens.Load()), "refusals": int(testutil.ToFloat64(s.proxy.givenUp.refused)), "busy": s.busy() - s.filled}
 	n, known := got[one.words[1]]
 	check.Same(s.t, one.words[2]+" true", fmt.Sprint(n, " ", known), "%s: %s", one.at, one.words[1])
 }
