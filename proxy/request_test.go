@@ -2,15 +2,18 @@ package proxy
 
 import (
 	"bytes"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/url"
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/klog/v2"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
@@ -94,5 +97,61 @@ func TestLongSelectors(t *testing.T) {
 	for n, want := range map[int]string{maxSelectors: "a", maxSelectors + 1: ""} {
 		got := parseRequest("GET", "/api/v1/pods", query+strings.Repeat("x", n-len(query)))
 		check.Same(t, want, got.LabelSelector, "label selector in %d bytes", n)
+	}
+}
+
+// What a request line says of its request. A remote's has the time of the policy, or the shorter one that its caller
+// asks for, and five seconds for its discovery. Long-running ones have none, and look complete when a drain ends
+// them, unless they have an end of their own: half of a log or of a download would be all of it to its client. Only
+// reads that end are sent again after a backend got them; methods are case-sensitive (RFC 9110 §9.1): what only
+// looks like GET is not known to be safe. What a pod or a cluster answers through a backend goes apart: it may end
+// its connection, but not another user's watch, as stories of proxy/h2/engine tell.
+func TestPlanOfALine(t *testing.T) {
+	w := newWorld(t, worldConfig{change: func(a *apiregistrationv1.APIService) {
+		a.Annotations = map[string]string{"fairlead.dev/request-timeout": "1m", "fairlead.dev/long-running-subresources": "vnc,console"}
+	}})
+	const refused = "refused"
+	for line, want := range map[string]string{
+		"GET /widgets": "1m0s again", "GET /widgets?timeout=2s": "2s again", "GET /widgets?timeout=2m": "1m0s again",
+		"GET /widgets?timeout=0s": "1m0s again", "GET /widgets?timeout=": "1m0s again", "HEAD /widgets": "1m0s again",
+		"GET ": "5s again", "GET /": "5s again", "GET ?timeout=1s": "1s again",
+		"GET ?timeout=32s":       "5s again", // as kubectl sends it
+		"GET /widgets?timeout=x": refused, "GET /widgets?timeout=-1s": refused, "GET /widgets?timeout=1": refused,
+		"GET /widgets?watch=1&timeout=x": "0s long", "GET /widgets?watch=1": "0s long",
+		"gET ": "5s", "OPTIONS ": "5s", "POST /widgets": "1m0s", "DELETE /widgets/a": "1m0s",
+		"POST /namespaces/a/widgets/b/eviction": "1m0s", "POST /namespaces/a/widgets/b/exec": "0s long finite",
+		"GET /widgets/a/log?follow=true": "0s long", "GET /widgets/a/log": "0s long finite", "GET /widgets/a/log?follow=false": "0s long finite",
+		"GET /namespaces/a/vms/b/console": "0s long finite", "GET /namespaces/a/vms/b/serial": "1m0s again",
+		"GET /widgets/a/proxy": "0s long finite apart", "GET /widgets/a/proxy/dump": "0s long finite apart",
+		"GET :/api/v1/pods?timeout=1s": "0s again", // the local apiserver enforces it
+		"GET :/api/v1/pods?watch=true": "0s long", "GET :/apis/apps/v1/namespaces/a/vms/b/console": "0s again",
+		"GET :/api/v1/namespaces/a/pods/b/log?follow=true": "0s long", "GET :/debug/pprof/profile": "0s long finite",
+		"GET :/api/v1/namespaces/x/pods/p/proxy/": "0s long finite apart", "GET :/api/v1/proxy/namespaces/x/pods/p/": "0s long finite apart",
+	} {
+		method, target, _ := strings.Cut(line, " ")
+		target, local := strings.CutPrefix(target, ":")
+		if !local {
+			target = remoteGV + target
+		}
+		path, query, _ := strings.Cut(target, "?")
+		x := &exchange{p: w.proxy, head: of(method, path, query, with("token-of-bob"))}
+		x.decision, _ = w.proxy.decision(t.Context(), x.head, nil, true)
+		if got := refused; !apierrors.IsBadRequest(x.decision.Err) {
+			x.upstream = w.proxy.upstream(&x.decision, false)
+			plan := x.plan()
+			got = plan.Deadline.String()
+			for i, is := range []bool{plan.LongRunning, plan.LongRunning && plan.Finite, plan.Again, plan.Apart} {
+				if is {
+					got += []string{" long", " finite", " again", " apart"}[i]
+				}
+			}
+			check.Same(t, want, got, "%s", line)
+			res := &http.Response{Body: io.NopCloser(strings.NewReader("")), Request: w.request(t, "GET", path, nil)}
+			x.endCleanly(res)
+			_, ends := res.Body.(*endingBody)
+			check.Same(t, plan.LongRunning && !plan.Finite, ends, "%s over HTTP/1.1: ends cleanly", line)
+		} else {
+			check.Same(t, want, got, "%s", line)
+		}
 	}
 }

@@ -20,7 +20,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -140,13 +139,7 @@ func (s *stage) play(one *step) {
 	case "also":
 		s.also = words[1:]
 	case "full":
-		s.settled(s.t) // or an earlier request gives its place back afterwards
-		if words[1] == "parked" {
-			s.proxy.desk.parked = bound.NewApart(1, 1)
-			break
-		}
-		fillUp(s.t, s.pool(words[1]), len(words) > 2)
-		s.filled = s.busy()
+		s.full(words[1], len(words) > 2)
 	case "local":
 		s.localIs(words[1])
 	case "drain":

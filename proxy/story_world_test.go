@@ -50,10 +50,10 @@ rules:
 `
 
 // anew begins with a new world. Options: impersonate or impersonate=prefixes of groups, unhealthy, incomplete,
-// redirects, which are forwarded, pages, directory, pools, forgetful, where verdicts are not cached, or forgetful=tokens,
-// nor the users of tokens, unread=names or unread=ca, what the ConfigMap that nobody has read yet is needed for,
-// browsers, whose pages of one origin may read answers, burst, of two requests that are given up, trace=samples of a million, log, audit=policy and audit-local=policy, which are files,
-// and annotations of the remote's APIService.
+// redirects, which are forwarded, pages, directory, pools, forgetful, where verdicts are not cached, or with
+// forgetful=tokens the users of tokens, either, unread=names or unread=ca, what the ConfigMap has that nobody has read
+// yet, browsers, whose pages of one origin may read answers, burst, of two requests that are given up, trace=samples of
+// a million, log, audit=policy and audit-local=policy, which are files, and annotations of the remote's APIService.
 func (s *stage) anew(options []string) {
 	reviews, tokens, failure, none := &atomic.Int64{}, &atomic.Int64{}, &atomic.Pointer[error]{}, error(nil)
 	failure.Store(&none)
@@ -158,6 +158,17 @@ func (s *stage) pool(name string) *backend.Upstream {
 		return s.upstream()
 	}
 	return s.proxy.cfg.Local.Upstream(map[string]backend.Pool{"unproven": backend.PoolUnproven, "health": backend.PoolHealth}[name])
+}
+
+// full takes all places of a pool, or those of requests that wait for a look-up.
+func (s *stage) full(name string, long bool) {
+	s.settled(s.t) // or an earlier request gives its place back afterwards
+	if name == "parked" {
+		s.proxy.desk.parked = bound.NewApart(1, 1)
+		return
+	}
+	fillUp(s.t, s.pool(name), long)
+	s.filled = s.busy()
 }
 
 func (s *stage) busy() int { return int(rejections(s.t, s.metrics)["inflight"]) }
