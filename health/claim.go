@@ -121,7 +121,7 @@ func (c *claim) take(f finding) {
 	c.asking = false
 	c.target.prober.metrics.duration.Observe(f.took.Seconds())
 	missed := !c.due.IsZero()
-	if c.mustReport && !missed {
+	if c.mustReport && !missed && !c.target.hinted.Load() { // else the next probe answers: the hint is newer than this one
 		c.mustReport = false
 		c.restate.Store(true)
 	}
