@@ -148,9 +148,10 @@ func TestAcquire(t *testing.T) {
 	for _, tt := range []struct{ limit, users, want int }{
 		{3, 5, 3}, {3, 1, 2}, {4, 1, 3}, {0, 1, 9},
 	} {
-		f.policy = registry.Settings{MaxInFlight: tt.limit, MaxLongRunning: tt.limit}
-		u := f.Upstream(f.set(healthy("10.0.0.1:443")))
-		for i, limiter := range []*bound.Places{&u.inFlight, &u.longRunning} {
+		for i, policy := range []registry.Settings{{MaxInFlight: tt.limit, MaxLongRunning: 1}, {MaxInFlight: 1, MaxLongRunning: tt.limit}} {
+			f.policy = policy // the other kind's limit is another
+			u := f.Upstream(f.set(healthy("10.0.0.1:443")))
+			limiter := []*bound.Places{&u.inFlight, &u.longRunning}[i]
 			for round := range 2 { // the second time the places are free again
 				var places []bound.Place
 				refused := u.meter.rejected[i].Load()
