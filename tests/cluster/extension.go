@@ -123,7 +123,7 @@ func (c *Cluster) StartExtension(ctx context.Context, program string, b *Backend
 		ready = Listens(strings.TrimPrefix(e.URL, "https://"))
 	}
 	p = try.Get(c.Run(ctx, Command{
-		Name: b.Service + "." + b.Namespace, Path: path, Args: append(args, more...), Env: []string{"KUBECONFIG=" + kubeconfig}, Netns: b.Netns, Ready: ready,
+		Name: program + "." + b.Namespace, Path: path, Args: append(args, more...), Env: []string{"KUBECONFIG=" + kubeconfig}, Netns: b.Netns, Ready: ready,
 	}))
 	return p, c.Register(ctx, *b)
 }

@@ -168,7 +168,7 @@ func TestDeathOfAPart(t *testing.T) {
 		t.Fatal("sample-apiserver is not running")
 	}
 	must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
-	d.tells(t, "sample-apiserver ended: signal: killed; all other parts keep running")
+	d.tells(t, "sample-apiserver.wardle ended: signal: killed; all other parts keep running")
 	if left := d.parts(t); len(left) != 4 || left["fairlead"] == 0 {
 		t.Errorf("running: %v", left)
 	}
