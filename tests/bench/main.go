@@ -51,15 +51,14 @@ func command(ctx context.Context, args []string) (err error) {
 	return nil
 }
 
-// executable is Fairlead's.
-const executable = "bin/fairlead"
-
 type options struct {
 	full      bool
 	rounds    int
 	duration  time.Duration
 	scenarios string
 	peers     string
+	bin       string
+	before    string
 	out       string
 	profile   bool
 	watches   int
@@ -70,8 +69,11 @@ func parse(args []string) (*options, error) {
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.BoolVar(&o.full, "full", false, "all scenarios, seven rounds of 2 s (some 45 min); otherwise the first few, three rounds of 1 s (some 2 min)")
 	fs.IntVar(&o.rounds, "rounds", 0, "`number` of interleaved rounds (default 3, with -full 7)")
+	fs.DurationVar(&o.duration, "time", 0, "`duration` of one measurement (default 1s, with -full 2s)")
 	fs.StringVar(&o.scenarios, "scenarios", "", "`regexp` of scenarios to run, those of -full included; list prints them")
 	fs.StringVar(&o.peers, "peers", "", "`list` of peers, comma-separated (default those of each scenario)")
+	fs.StringVar(&o.bin, "bin", "bin/fairlead", "Fairlead's executable `file`")
+	fs.StringVar(&o.before, "before", "", "another Fairlead's executable `file`: the peer named before")
 	fs.StringVar(&o.out, "out", "", "`folder` for profiles")
 	fs.BoolVar(&o.profile, "profile", false, "after each scenario's rounds, load Fairlead once more and take a CPU profile (needs -out)")
 	fs.IntVar(&o.watches, "watches", 2000, "`number` of watches")
@@ -79,7 +81,7 @@ func parse(args []string) (*options, error) {
 		return nil, err
 	}
 	o.rounds = cmp.Or(o.rounds, o.pick(3, 7))
-	o.duration = time.Duration(o.pick(1, 2)) * time.Second
+	o.duration = cmp.Or(o.duration, time.Duration(o.pick(1, 2))*time.Second)
 	if o.profile && o.out == "" {
 		return nil, errors.New("-profile needs -out")
 	}
@@ -118,7 +120,7 @@ func bench(ctx context.Context, o *options, stdout io.Writer) {
 
 // boot starts the cluster and the extension server. Peers are started by the first scenario that uses them.
 func boot(ctx context.Context, o *options) *world {
-	try.Get(exec.LookPath(executable)) // built by make build
+	try.Get(exec.LookPath(o.bin)) // built by make build
 	dir := try.Get(os.MkdirTemp("", "fairlead-bench-"))
 	defer os.RemoveAll(dir) // kube-apiserver has read the file once it is ready
 	file := filepath.Join(dir, "tokens.csv")

@@ -26,6 +26,7 @@ var configs embed.FS
 // The peers, in the order of the report.
 const (
 	fairlead   = "fairlead"
+	before     = "before" // another build of Fairlead
 	reverse    = "reverseproxy"
 	haproxy    = "haproxy"
 	nginx      = "nginx"
@@ -74,7 +75,7 @@ func (w *world) have(ctx context.Context, name string) *peer {
 	}
 	p := &peer{name: name, tls: w.tls}
 	switch name {
-	case fairlead:
+	case fairlead, before:
 		p = w.another(ctx, name)
 	case aggregator:
 		p.part, p.address = w.APIServers[0], strings.TrimPrefix(w.Endpoint().URL, "https://")
@@ -96,7 +97,11 @@ func (w *world) another(ctx context.Context, name string, args ...string) *peer 
 
 // launch starts a Fairlead, without waiting for APIServices.
 func (w *world) launch(ctx context.Context, name string, args ...string) *peer {
-	f := try.Get(w.StartFairlead(ctx, cluster.Fairlead{Path: executable, Name: name, Args: append([]string{
+	bin := w.o.bin
+	if name == before {
+		bin = try.Get(exec.LookPath(w.o.before))
+	}
+	f := try.Get(w.StartFairlead(ctx, cluster.Fairlead{Path: bin, Name: name, Args: append([]string{
 		"--access-log=" + filepath.Join(w.Dir(), name+".access.log"), "--http2-max-streams-per-connection=" + strconv.Itoa(maxStreams),
 	}, args...)}))
 	return &peer{name: name, tls: w.tls, front: f, part: f.Part, address: strings.TrimPrefix(f.Endpoint.URL, "https://")}
