@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/policy"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -205,7 +206,9 @@ func TestEvasions(t *testing.T) {
 			t.Error(e)
 		}
 	}
-	for _, g := range w.table().Rules().All() {
+	all := w.table().Rules().All()
+	check.Same(t, 11, len(all), "rules")
+	for _, g := range all {
 		if refused[g.Name] < 10 {
 			t.Errorf("rule %s has refused %d requests: the rounds say little", g.Name, refused[g.Name])
 		}
