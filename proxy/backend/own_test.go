@@ -152,6 +152,7 @@ func TestOwnIsUsable(t *testing.T) {
 		lost.lost()
 		lost.suspicion.failed.Store(time.Now().UnixNano())
 		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Unhealthy}})
+		a.Report(registry.Report{Name: "v1.example.com", Backend: &registry.Backend{}, Endpoint: healthy(own)}) // by other trust
 		next("suspect")
 		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Healthy}})
 		check.Same(t, []string{own}, a.at(), "endpoint when a probe has passed")
