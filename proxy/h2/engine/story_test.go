@@ -44,6 +44,7 @@ import (
 //	dial ok, refused                the oldest one that is held. Its backend sends no SETTINGS by itself
 //	tick <duration>                 time passes
 //	alive <duration> [<peer>…]      time passes, and they (or all) answer PINGs
+//	spoil <peer> <id>               makes the end of the stream panic
 //	eject, retire <endpoint> [<grace>]; drain <grace>
 //	away [<duration>]               SendAway, once or at each tick
 //	leave <upstream>…               the connections with their watches, for "is left=…"
@@ -277,6 +278,9 @@ func (s *teller) step(words []string, rest string) {
 				p.pong()
 			}
 		}
+	case "spoil":
+		s.member(words[1]).c.streams[uint32(s.number(words[2]))].ep = nil
+		s.inFlight--
 	case "eject":
 		s.e.Eject(s.named(words[1]))
 	case "retire":
