@@ -23,8 +23,10 @@ type direct struct{ in, out transfer }
 func (d *direct) Read(p []byte) (int, error) { return d.in.part(p) }
 
 func (d *direct) Write(p []byte) (n int, err error) {
-	for k := 0; n < len(p) && err == nil; n += k {
+	for n < len(p) && err == nil {
+		var k int
 		k, err = d.out.part(p[n:])
+		n += k
 	}
 	return n, err
 }

@@ -257,8 +257,8 @@ type row struct {
 
 func with(h http.Header, more http.Header) http.Header {
 	both := h.Clone()
-	for name, values := range more {
-		both[name] = values
+	for name := range more {
+		both[name] = more[name]
 	}
 	return both
 }

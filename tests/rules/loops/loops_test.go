@@ -66,7 +66,7 @@ func TestPlanted(t *testing.T) {
 	decide, added := filepath.Join(root, "proxy", "decide.go"), filepath.Join(root, "proxy", "planted.go")
 	text := must.Get(os.ReadFile("testdata/planted.txt"))(t)
 	defer func(was []mutex) { listed = was }(listed)
-	listed = slices.Insert(slices.Clone(listed), 1, mutex{name: "proxy.early.mu"})
+	listed = append(slices.Insert(slices.Clone(listed), 1, mutex{name: "proxy.early.mu"}), mutex{name: "proxy.last.mu", leaf: true})
 	w := run(must.Get(load(root, map[string][]byte{decide: plant(t, decide), added: text}))(t), entry)
 	want := map[string]string{}
 	for i, line := range strings.Split(string(text), "\n") {

@@ -30,7 +30,6 @@ var listed = []mutex{
 	{name: "proxy/h2.resumptions.mu", leaf: true, why: "a list"},
 	{name: "proxy.givenUp.mu", why: "charges a user"},
 	{name: "registry/policy.buckets.mu", why: "makes a limit of a caller, in a bounded cache"},
-	{name: "proxy.ended.mu", leaf: true, why: "a copy"},
 	{name: "internal/memo.Cache.mu", leaf: true, why: "a look-up, and drops some entries"},
 	{name: "internal/busiest.stripe.mu", leaf: true, why: "a look-up, and adds numbers"},
 	{name: "internal/busiest.Callers.opens", leaf: true, why: "a look-up"},
