@@ -82,8 +82,9 @@ func bad(r Report) Report {
 // Only a report that changes something makes a table. Of two in one batch the later one counts.
 func TestReport(t *testing.T) {
 	r, step, good := reported(t)
-	name, backend, address := good, good, good
+	name, backend, address, untrusted := good, good, good, bad(good)
 	name.Name, backend.Backend, address.Address = "v1.b.io", &Backend{}, "10.0.0.9:8443"
+	untrusted.Reason = ReasonInvalidCABundle
 	for _, tt := range []struct {
 		what    string
 		reports []Report
@@ -93,8 +94,9 @@ func TestReport(t *testing.T) {
 		{"another APIService, Backend and address", []Report{name, backend, address}, Unprobed, false},
 		{"healthy", []Report{good}, Healthy, true},
 		{"unhealthy", []Report{bad(good)}, Unhealthy, true},
-		{"the same again", []Report{bad(good)}, Unhealthy, false},
-		{"two that cancel each other", []Report{good, bad(good)}, Unhealthy, false},
+		{"unhealthy for another reason", []Report{untrusted}, Unhealthy, true},
+		{"the same again", []Report{untrusted}, Unhealthy, false},
+		{"two that cancel each other", []Report{good, untrusted}, Unhealthy, false},
 		{"two, of which the later is new", []Report{bad(good), good}, Healthy, true},
 	} {
 		before := r.Table()
