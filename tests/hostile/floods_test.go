@@ -53,7 +53,7 @@ type flood struct {
 	want string
 }
 
-// floods has one of each class of proxy/h2/engine's TestFloods.
+// floods has one of each class of proxy/h2/engine's floods.txtar.
 func floods() []flood {
 	const endless = 64 << 20 // a body that never ends
 	post := func(w *wire) error { _, err := w.ask("POST", target, false); return err }

@@ -20,8 +20,8 @@ import (
 // inner is the request that an attacker hides in another one. It must never reach a backend or be answered.
 const inner = "GET /apis/GV/v1/smuggled HTTP/1.1\r\nHost: x\r\nX-Remote-User: system:admin\r\nX-Remote-Group: system:masters\r\n\r\n"
 
-// smuggled is one ambiguous request, of a class of those that net/http's tests and proxy's
-// TestWhatReachesNobody hold, as bytes. GV stands for the API group, INNER for inner.
+// smuggled is one ambiguous request, of a class of those that net/http's tests hold, as bytes. GV stands for the API
+// group, INNER for inner.
 type smuggled struct {
 	name, text string
 	// want are the statuses that are allowed. Refusals end the connection.
