@@ -20,7 +20,7 @@ import (
 // A story is a list of worlds. In each a Prober probes servers at 10.0.0.1:443, the first address, and at others.
 // Numbers count from 0; a duration may grow with the turns of repeat: 1m+7ms*i. A range is least..most, or one value.
 //
-//	world <option>…         claims=N APIServices with one Backend, or copies=N with one each; servers (without
+//	anew  <option>…         claims=N APIServices with one Backend, or copies=N with one each; servers (without
 //	                        a group-version), local or protected; at=N addresses, of which served=N have a
 //	                        server; watched=N; http1; over=http1,http2: it is told with each; each=A,B: with
 //	                        each in place of $each; a server's streams=N, alpn=P, name=N or expired certificate; owner=N
@@ -43,7 +43,7 @@ func TestStories(t *testing.T) {
 	story.Tell(t, func(t *testing.T, tale *story.Story) {
 		var worlds [][]step
 		for line, words := range tale.Steps() {
-			if words[0] == "world" {
+			if words[0] == "anew" {
 				worlds = append(worlds, nil)
 			}
 			worlds[len(worlds)-1] = append(worlds[len(worlds)-1], step{filepath.Base(line), words})

@@ -33,7 +33,7 @@ import (
 //	delete <kind> <ns>/<name>  kinds: APIService, Service, EndpointSlice, and beside (an APIService)
 //	hides <gv> <definition>    the only CustomResourceDefinition of a remote's group-version; without words: none
 //	report <apiservice> <address> healthy|slow|unhealthy|badca [cause]
-//	advance <duration>
+//	pass <duration>
 //	same                       the last step made no new table
 //	rebuild <duration>|never   when time alone changes the table, from now on
 //	backend <apiservice> same|new    compared with the last step of this kind
@@ -107,7 +107,7 @@ func (s *teller) step(at string, words []string) {
 		}
 	case "report":
 		s.report(words[1:], &b)
-	case "advance":
+	case "pass":
 		s.now = s.now.Add(must.Get(time.ParseDuration(words[1]))(s))
 		return
 	case "same":

@@ -273,7 +273,7 @@ func (s *teller) repeat(most int, sends []string) (rounds int, last *peer) {
 	for ; rounds < most && (last == nil || !last.c.closing); rounds++ {
 		for _, send := range sends {
 			name, text, _ := strings.Cut(send, " ")
-			if name == "tick" {
+			if name == "pass" {
 				s.tick(s.duration(text))
 				continue
 			}

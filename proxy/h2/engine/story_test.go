@@ -23,7 +23,7 @@ import (
 // A story is a script of steps, one a line. Clients are c, c2, …; connections to backends are b,
 // b2, …, in the order of their dials.
 //
-//	world [<limit>=<n>…]            a new engine with the client c. Of the last one nothing may be left
+//	anew  [<limit>=<n>…]            a new engine with the client c. Of the last one nothing may be left
 //	client [new]                    another client; new: it has sent nothing yet
 //	plan [<word>…]                  of the requests from now on, see setPlan
 //	picks <upstream> <endpoint>     for plans to=<upstream>. An endpoint x/y uses the connections of x; x' is x after a Retire.
@@ -35,14 +35,14 @@ import (
 //	<peer> gets <id> <id>           GET on all these streams
 //	<peer> uploads <id> <n>         sends DATA as far as the windows allow
 //	breaks <code> <frames>          another client sends them, which ends its connection with the code
-//	repeat <n> <peer> <frames> [, <peer> …]   "tick <duration>" may stand for a peer
+//	repeat <n> <peer> <frames> [, <peer> …]   "pass <duration>" may stand for a peer
 //	flood <n> <peer> <frames> [, …] the same until the last one's connection ends as a flood, in round n
 //	<peer> silent, takes, lost      takes no output, takes it again, has gone
 //	<peer> removed                  the driver has closed its connection
 //	<peer> read, written            its connection's keys have been used for as much as they may
 //	dials held, refused, ok         all from now on; ok: also those that are held
 //	dial ok, refused                the oldest one that is held. Its backend sends no SETTINGS by itself
-//	tick <duration>                 time passes
+//	pass <duration>                 time passes
 //	alive <duration> [<peer>…]      time passes, and they (or all) answer PINGs
 //	spoil <peer> <id>               makes the end of the stream panic
 //	eject, retire <endpoint> [<grace>]; drain <grace>
@@ -75,7 +75,7 @@ type teller struct {
 func tell(t *testing.T, script *story.Story) {
 	var s *teller
 	for at, words := range script.Steps() {
-		if words[0] == "world" {
+		if words[0] == "anew" {
 			s.end()
 			s = newTeller(t, words[1:])
 		}
@@ -252,7 +252,7 @@ func (s *teller) member(name string) *peer {
 // step performs a step; rest is its text after two words.
 func (s *teller) step(words []string, rest string) {
 	switch words[0] {
-	case "world":
+	case "anew":
 	case "client":
 		if len(words) > 1 {
 			s.peer(s.e.AcceptClient())
@@ -265,7 +265,7 @@ func (s *teller) step(words []string, rest string) {
 		s.picks(words[1], words[2])
 	case "dials", "dial":
 		s.dials(words[0], words[1])
-	case "tick":
+	case "pass":
 		s.tick(s.duration(words[1]))
 	case "alive":
 		who := s.peers

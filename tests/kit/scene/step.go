@@ -30,7 +30,7 @@ import (
 //	unserve <service>                              its Service is deleted
 //	delete <apiservice>
 //	report <apiservice> healthy|unhealthy
-//	advance <duration>
+//	pass <duration>
 //	asked <server> <least> <most> [path]   number of requests since the last step of this kind; it depends on jitter
 //	<METHOD> <file> <path> [<field>=<value>…]   a response; $tag is the ETag of the last one
 //	expect <file>
@@ -127,7 +127,7 @@ func (s *Scene) step(at string, words []string) {
 		s.Build()
 	case "report":
 		s.Report(words[1], words[2] == "healthy")
-	case "advance":
+	case "pass":
 		s.Pass(must.Get(time.ParseDuration(words[1]))(s))
 	case "asked":
 		asked := s.Questions(words[1])
