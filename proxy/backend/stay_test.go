@@ -138,7 +138,7 @@ func stays(t *testing.T) {
 
 // The stories of client connections and the local apiservers 1, 2, …, in which a list is 1,2:
 //
-//	world <n> [first]                     n connections, and the servers 1,2,3, which are healthy
+//	anew  <n> [first]                     n connections, and the servers 1,2,3, which are healthy
 //	healthy, unhealthy, lost <servers>    are reported; lost: a connection to them is
 //	follow <servers>                      those that are named
 //	only <document> <servers> [<what>=<servers>…]   see Only; a what is <group>/<version>/<resource>
@@ -156,7 +156,7 @@ func TestStories(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var c *crowd
 			for at, words := range script.Steps() {
-				if c == nil || words[0] == "world" {
+				if c == nil || words[0] == "anew" {
 					c = newCrowd(t, must.Get(strconv.Atoi(words[1]))(t), func(cfg *LocalConfig) { cfg.First = len(words) > 2 })
 					c.runEach()
 				} else {
