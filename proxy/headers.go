@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -147,7 +146,10 @@ func (h *Head) list(name string) string {
 func headOf(r *http.Request, arrived time.Time) *Head {
 	h := &Head{Remote: r.RemoteAddr, RemoteIP: hostOnly(r.RemoteAddr), Arrived: arrived}
 	h.Method, h.Authority = r.Method, r.Host
-	target := cmp.Or(r.URL.RawPath, r.URL.EscapedPath())
+	target := r.URL.RawPath
+	if target == "" {
+		target = r.URL.EscapedPath() // which would read a RawPath once more
+	}
 	if r.URL.ForceQuery || r.URL.RawQuery != "" {
 		target += "?" + r.URL.RawQuery
 	}

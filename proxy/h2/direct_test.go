@@ -13,14 +13,19 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// Direct is like the connection: it waits, writes all, heeds deadlines, and its errors are what net/http knows.
-func TestDirect(t *testing.T) {
+// sockets returns both ends of a TCP connection, until the test ends.
+func sockets(t *testing.T) (ours, theirs net.Conn) {
 	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	ours := must.Get(new(net.Dialer).DialContext(t.Context(), "tcp", l.Addr().String()))(t)
-	defer ours.Close()
-	theirs := must.Get(l.Accept())(t)
-	defer theirs.Close()
+	ours = must.Get(new(net.Dialer).DialContext(t.Context(), "tcp", l.Addr().String()))(t)
+	theirs = must.Get(l.Accept())(t)
+	t.Cleanup(func() { _, _ = ours.Close(), theirs.Close() })
+	return ours, theirs
+}
+
+// Direct is like the connection: it waits, writes all, heeds deadlines, and its errors are what net/http knows.
+func TestDirect(t *testing.T) {
+	ours, theirs := sockets(t)
 	d, buf := Direct(ours), make([]byte, 16)
 	failed := func(err, want error) {
 		t.Helper()

@@ -200,12 +200,7 @@ func TestTLSKeepsPartialRecords(t *testing.T) {
 
 // unread detects unread input of a socket.
 func TestUnread(t *testing.T) {
-	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
-	ours := must.Get(new(net.Dialer).DialContext(t.Context(), "tcp", l.Addr().String()))(t)
-	defer ours.Close()
-	theirs := must.Get(l.Accept())(t)
-	defer theirs.Close()
+	ours, theirs := sockets(t)
 	raw := Wrap(ours).(*rawConn)
 	must.Do(t, (&loop{sh: &shard{pool: &buffers{}}}).own(raw))
 	if raw.unread() {

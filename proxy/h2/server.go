@@ -202,9 +202,12 @@ func (s *Server) End(of *engine.Upstream, on *tls.Conn) {
 // connection elsewhere: requests in flight are finished, idle connections are closed. New
 // connections are served, so a process that cannot serve well calls it repeatedly.
 func (s *Server) SendAway() {
-	for more := true; more; {
-		more = false
-		s.each(func(e *engine.Engine) { more = e.SendAway() || more })
+	for _, sh := range s.shards {
+		for more := true; more; {
+			sh.lock()
+			more = sh.e.SendAway()
+			sh.settle()
+		}
 	}
 }
 
