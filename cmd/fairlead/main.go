@@ -42,7 +42,12 @@ func serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the front door",
-		Args:  cobra.NoArgs,
+		Long: `Run the front door.
+
+Flags have kube-apiserver's names if the meaning is the same. Missing or contradictory ones are
+reported one per line, with exit code 2, before anything listens. Settings of a single APIService
+are annotations (docs/annotations.md).`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.anonymousSet = cmd.Flags().Changed("anonymous-auth")
 			if err := o.validate(); err != nil {

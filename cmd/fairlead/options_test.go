@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,7 +15,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
-	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 )
 
 // testdata/flags.txt has command lines, beside the pairs that are always required, and faults.
@@ -63,29 +64,12 @@ func TestUsageErrors(t *testing.T) {
 	}
 }
 
-// docs/flags.md is generated from the flags.
-func TestFlagsDocument(t *testing.T) {
-	const file, begin, end = "../../docs/flags.md", "<!-- flags -->\n", "<!-- end of flags -->"
-	data := must.Get(os.ReadFile(file))(t)
-	before, rest, ok := strings.Cut(string(data), begin)
-	have, after, found := strings.Cut(rest, end)
-	if !ok || !found {
-		t.Fatalf("docs/flags.md has no %q or no %q", begin, end)
-	}
-	var b strings.Builder
-	b.WriteString("| flag | default | meaning |\n|---|---|---|\n")
+// Each flag of serve says what it does, in sentences. None is one that only lint has (TestLintFlags there).
+func TestFlagTexts(t *testing.T) {
+	sentences := regexp.MustCompile(`^[A-Z].*\.$`)
 	flagSet(new(options)).VisitAll(func(f *pflag.Flag) {
-		def := ""
-		if f.DefValue != "" && f.DefValue != "[]" {
-			def = "`" + strings.Trim(f.DefValue, "[]") + "`"
+		if !sentences.MatchString(f.Usage) || slices.Contains([]string{"account", "namespace", "output", "serving-names"}, f.Name) {
+			t.Errorf("--%s: %s", f.Name, f.Usage)
 		}
-		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", f.Name, def, strings.ReplaceAll(f.Usage, "|", `\|`))
 	})
-	if story.Updating() {
-		must.Do(t, os.WriteFile(file, []byte(before+begin+b.String()+end+after), 0o644))
-		return
-	}
-	if have != b.String() {
-		t.Errorf("docs/flags.md differs from the flags; go test ./cmd/fairlead -run TestFlagsDocument -update writes:\n%s", b.String())
-	}
 }
