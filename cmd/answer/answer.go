@@ -416,7 +416,7 @@ func Rate(perSecond float64) string {
 
 // Check is one of Fairlead's own needs: a right, a certificate, an apiserver.
 type Check struct {
-	// Name is the check's. They are listed in docs/operations.md.
+	// Name is the check's. The runbooks of FairleadNotReady and FairleadCheckFailing list them.
 	Name string `json:"name"`
 	// Status is passed, failed or unknown (not checked yet, or it cannot be), since Since. Zero means since the start.
 	Status string    `json:"status"`
