@@ -21,7 +21,7 @@ func serveReverse(ctx context.Context, address, cert, key, backend, ca string) e
 	target := &url.URL{Scheme: "https", Host: backend}
 	return serveTLS(ctx, address, cert, key, &httputil.ReverseProxy{
 		Rewrite:    func(r *httputil.ProxyRequest) { r.SetURL(target) },
-		Transport:  &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true},
+		Transport:  &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: "localhost", MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true},
 		BufferPool: &pooled{sync.Pool{New: func() any { return new([32 << 10]byte) }}},
 		ErrorLog:   slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 	})
