@@ -135,15 +135,15 @@ func New(cfg Config) (*Authorizer, error) {
 	return z, nil
 }
 
-// shortcut decides without the cache and a review, if possible.
+// shortcut decides without the cache, a review and the path, if possible.
 func (z *Authorizer) shortcut(a *Attributes) (d Decision, known bool) {
 	switch {
 	case a.User == nil:
 		return Decision{}, true
-	case slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup), z.cfg.LeaveRemotes && a.Remote, !a.IsResourceRequest && z.open(a.Path):
+	case slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup), z.cfg.LeaveRemotes && a.Remote:
 		return Decision{Allowed: true}, true
 	}
-	return Decision{}, z.cfg.Review == nil
+	return Decision{}, false
 }
 
 // Cached decides without I/O, if possible. It keeps nothing of a.
@@ -151,11 +151,13 @@ func (z *Authorizer) Cached(a *Attributes) (Decision, bool) {
 	if d, known := z.shortcut(a); known {
 		return d, true
 	}
-	d, ok := z.cache.get(a)
-	if ok {
+	if d, ok := z.cache.get(a); ok {
 		z.hits.Inc()
+		return d, true
 	}
-	return d, ok
+	// The cache never has an open path, and is asked first because upstream's comparison allocates.
+	open := !a.IsResourceRequest && z.open(a.Path)
+	return Decision{Allowed: open}, open || z.cfg.Review == nil
 }
 
 // Authorize decides, and asks the local apiserver if necessary. An error is a failed review: refuse the request.
