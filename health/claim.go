@@ -72,6 +72,7 @@ type claim struct {
 	trouble  trouble         // how they failed
 	since    time.Time       // start of the first probe that failed in this way
 	started  time.Time       // of the last probe
+	proven   time.Time       // start of the last probe that agreed with the report
 	due      time.Time       // of the next probe; zero means together with all claims that do not fail
 	suspect  bool            // an alarm has come since the last probe began
 	// mustReport: report the next result even if unchanged, because of a hint.
@@ -127,7 +128,7 @@ func (c *claim) take(f finding) {
 	}
 	if f.err == nil {
 		c.passed.Inc()
-		c.failures, c.trouble = 0, none
+		c.failures, c.trouble, c.proven = 0, none, c.started
 		c.report.Health, c.report.Hung, c.report.Reason, c.report.Message = registry.Healthy, false, "", ""
 		c.latency.probed(f.latency)
 		c.last.Store(&probe{time.Now(), f.took, ""})
@@ -141,7 +142,7 @@ func (c *claim) take(f finding) {
 	c.last.Store(&probe{time.Now(), f.took, message})
 	c.failures += f.failures
 	if c.failures >= fall {
-		c.report.Health, c.report.Reason, c.report.Message = registry.Unhealthy, reason, message
+		c.report.Health, c.report.Reason, c.report.Message, c.proven = registry.Unhealthy, reason, message, c.started
 	}
 	how := answered
 	switch {
@@ -217,5 +218,7 @@ func (c *claim) sendReport() {
 	c.reported = c.report
 	c.healthy.Store(c.report.Health == registry.Healthy)
 	c.gauge.Set(metric.Number(c.report.Health == registry.Healthy))
-	c.target.prober.config.Report(c.report)
+	r := c.report
+	r.Began = c.proven
+	c.target.prober.config.Report(r)
 }

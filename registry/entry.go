@@ -248,4 +248,6 @@ type Report struct {
 	Backend *Backend
 	// Endpoint is what was found of the endpoint at the Address.
 	Endpoint
+	// Began is when the probe began that proves it: nothing later is said. Zero means unknown.
+	Began time.Time
 }

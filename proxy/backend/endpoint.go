@@ -74,7 +74,7 @@ func (e *endpoint) state() (verdict context.Context, out bool) {
 }
 
 // lost makes the endpoint suspect until a probe has judged it.
-func (e *endpoint) lost() { e.suspicion.doubted.Store(time.Now().Add(doubtTime).UnixNano()) }
+func (e *endpoint) lost() { e.suspicion.doubted.Store(time.Now().UnixNano()) }
 
 // sayAgain is the time between lines of log about an endpoint's GOAWAYs: users cause them.
 const sayAgain = 10 * time.Second
@@ -134,7 +134,7 @@ const (
 type suspicion struct {
 	dialing atomic.Int64 // start of the dial in progress; zero means none
 	failed  atomic.Int64 // time of the last dial if it failed; zero means that it succeeded
-	doubted atomic.Int64 // until when a lost connection counts; zero means not
+	doubted atomic.Int64 // time of the last lost connection; zero means none
 }
 
 // weight returns the addition to the endpoint's load.
@@ -144,10 +144,19 @@ func (s *suspicion) weight() int64 {
 		return 0
 	}
 	now := time.Now().UnixNano()
-	if doubted > now || dialing != 0 && now-dialing > int64(slowDial) || failed != 0 && now-failed < int64(suspicionTime) {
+	if doubted != 0 && now-doubted < int64(doubtTime) || dialing != 0 && now-dialing > int64(slowDial) || failed != 0 && now-failed < int64(suspicionTime) {
 		return suspicionWeight
 	}
 	return 0
+}
+
+// judged ends what was suspected before a probe began.
+func (s *suspicion) judged(began time.Time) {
+	for _, of := range []*atomic.Int64{&s.failed, &s.doubted} {
+		if t := of.Load(); t < began.UnixNano() {
+			of.CompareAndSwap(t, 0)
+		}
+	}
 }
 
 // load returns the value by which endpoints are compared.

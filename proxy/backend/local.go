@@ -207,7 +207,7 @@ func (l *Local) Report(r registry.Report) {
 	}
 	l.publishLocked(now.all)
 	for _, e := range s.of {
-		e.suspicion.doubted.Store(0) // the probe has judged it
+		e.suspicion.judged(r.Began)
 	}
 }
 

@@ -279,8 +279,7 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		}
 		ask(100)
 		check.Same(t, 0, s.hits.Load(), "requests of a server that may not be ready")
-		l.Report(registry.Report{Endpoint: registry.Endpoint{Address: restarted, Health: registry.Healthy}})
-		l.Report(registry.Report{Endpoint: registry.Endpoint{Address: other, Health: registry.Healthy}})
+		l.Report(registry.Report{Endpoint: registry.Endpoint{Address: restarted, Health: registry.Healthy}, Began: time.Now()})
 		ask(20)
 		if s.hits.Load() == 0 {
 			t.Error("the server gets no requests after it is ready")

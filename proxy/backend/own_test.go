@@ -148,13 +148,15 @@ func TestOwnIsUsable(t *testing.T) {
 		r.Name, r.Backend, r.Address = "v1.example.com", a.entries["v1.example.com"].Backend, own
 		a.Report(r)
 	}
+	began := time.Now()
 	for _, lost := range []*endpoint{of, of.via.Load()} {
 		lost.lost()
 		lost.suspicion.failed.Store(time.Now().UnixNano())
-		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Unhealthy}})
-		a.Report(registry.Report{Name: "v1.example.com", Backend: &registry.Backend{}, Endpoint: healthy(own)}) // by other trust
+		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Unhealthy}, Began: time.Now()})
+		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Healthy}, Began: began})                               // before the loss
+		a.Report(registry.Report{Name: "v1.example.com", Backend: &registry.Backend{}, Endpoint: healthy(own), Began: time.Now()}) // by other trust
 		next("suspect")
-		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Healthy}})
+		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Healthy}, Began: time.Now()})
 		check.Same(t, []string{own}, a.at(), "endpoint when a probe has passed")
 	}
 	retry := a.u.pick(a.stays[0], []*engine.Endpoint{of.forEngine()})

@@ -198,8 +198,7 @@ func (p *Pools) Report(r registry.Report) {
 		of.mu.Lock()
 		defer of.mu.Unlock()
 		for e := of.endpoints[r.Address]; e != nil; e = e.via.Load() {
-			e.suspicion.failed.Store(0)
-			e.suspicion.doubted.Store(0)
+			e.suspicion.judged(r.Began)
 		}
 	}
 }

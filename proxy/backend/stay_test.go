@@ -47,7 +47,7 @@ func newCrowd(t *testing.T, n int, change func(*LocalConfig)) *crowd {
 
 func (c *crowd) report(h registry.Health, addresses ...string) {
 	for _, a := range addresses {
-		c.l.Report(registry.Report{Endpoint: registry.Endpoint{Address: a, Health: h}})
+		c.l.Report(registry.Report{Endpoint: registry.Endpoint{Address: a, Health: h}, Began: time.Now().Add(1)}) // after what is lost now
 	}
 }
 
