@@ -72,7 +72,6 @@ type claim struct {
 	trouble  trouble         // how they failed
 	since    time.Time       // start of the first probe that failed in this way
 	started  time.Time       // of the last probe
-	proven   time.Time       // start of the last probe that agreed with the report
 	due      time.Time       // of the next probe; zero means together with all claims that do not fail
 	suspect  bool            // an alarm has come since the last probe began
 	// mustReport: report the next result even if unchanged, because of a hint.
@@ -128,7 +127,7 @@ func (c *claim) take(f finding) {
 	}
 	if f.err == nil {
 		c.passed.Inc()
-		c.failures, c.trouble, c.proven = 0, none, c.started
+		c.failures, c.trouble, c.report.Began = 0, none, c.started
 		c.report.Health, c.report.Hung, c.report.Reason, c.report.Message = registry.Healthy, false, "", ""
 		c.latency.probed(f.latency)
 		c.last.Store(&probe{time.Now(), f.took, ""})
@@ -142,7 +141,7 @@ func (c *claim) take(f finding) {
 	c.last.Store(&probe{time.Now(), f.took, message})
 	c.failures += f.failures
 	if c.failures >= fall {
-		c.report.Health, c.report.Reason, c.report.Message, c.proven = registry.Unhealthy, reason, message, c.started
+		c.report.Health, c.report.Reason, c.report.Message, c.report.Began = registry.Unhealthy, reason, message, c.started
 	}
 	how := answered
 	switch {
@@ -200,7 +199,7 @@ func (w *weights) of(b *registry.Backend) int64 {
 func (c *claim) sendReport() {
 	c.report.Slow = c.latency.slow.Load() && c.report.Health == registry.Healthy
 	stale := c.failures > 0 && c.report.Health == registry.Healthy // do not confirm it to whoever sent a hint
-	if c.report.Health == registry.Unprobed || c.report == c.reported && (stale || !c.restate.Load()) {
+	if c.report.Health == registry.Unprobed || c.report.Endpoint == c.reported.Endpoint && (stale || !c.restate.Load()) {
 		return
 	}
 	c.restate.Store(false)
@@ -218,7 +217,5 @@ func (c *claim) sendReport() {
 	c.reported = c.report
 	c.healthy.Store(c.report.Health == registry.Healthy)
 	c.gauge.Set(metric.Number(c.report.Health == registry.Healthy))
-	r := c.report
-	r.Began = c.proven
-	c.target.prober.config.Report(r)
+	c.target.prober.config.Report(c.report)
 }

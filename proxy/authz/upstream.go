@@ -46,8 +46,8 @@ func (z *Authorizer) Upstream() authorizer.Authorizer {
 		}}
 		fields, fieldErr := attr.GetFieldSelector()
 		labels, labelErr := attr.GetLabelSelector()
-		d, known := z.shortcut(a)
-		var err error
+		known := z.shortcut(a)
+		d, err := Decision{Allowed: known && a.User != nil}, error(nil)
 		switch {
 		case a.User == nil || !a.IsResourceRequest || len(fields) == 0 && len(labels) == 0 && fieldErr == nil && labelErr == nil:
 			d, err = z.Authorize(ctx, a)
