@@ -65,7 +65,7 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 	u.dialMeter().histograms[phaseTLS].observe(time.Since(start))
 	agreed := c.ConnectionState().NegotiatedProtocol // one of them, or none
 	if multiplexed {
-		u.noteProtocol(agreed)
+		u.agreement().Store(&agreed)
 	}
 	if agreed == "" && !slices.Contains(how.protocols, "http/1.1") {
 		_ = raw.Close()
@@ -214,7 +214,7 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	if failed != nil {
 		m.dials[failed.phase].Add(1)
 		if failed.phase == dialTLS {
-			m.handshakes[classOf(failed.err)].Add(1)
+			m.handshakes[slices.Index(handshakeClasses[:], classOf(failed.err))].Add(1)
 		}
 		u.shared.log.Debug("dialling", "backend", u.name, "endpoint", e.address, "err", failed)
 		// A canceled dial says nothing about the endpoint, nor does an unreadable bundle.
@@ -269,15 +269,8 @@ type dialError struct {
 	err   error
 }
 
-func (e *dialError) Error() string { return dialResult(e.phase) + ": " + e.err.Error() }
+func (e *dialError) Error() string { return dialResultNames[e.phase] + ": " + e.err.Error() }
 func (e *dialError) Unwrap() error { return e.err }
-
-// handshakeClasses is the number of classes of TLS errors in metrics.
-const handshakeClasses = 9
-
-func handshakeClass(i int) string {
-	return [handshakeClasses]string{"other", "timeout", "unknown_authority", "hostname", "expired", "invalid", "alert", "not_tls", "closed"}[i]
-}
 
 // textNoProtocol is the alert of a server that speaks none of the offered protocols (RFC 7301
 // §3.2). crypto/tls exports neither its type nor its number.
@@ -292,25 +285,25 @@ func alertOf(err error) error {
 	return nil
 }
 
-func classOf(err error) int {
+func classOf(err error) string {
 	var invalid x509.CertificateInvalidError
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return 1
+		return "timeout"
 	case errors.As(err, new(x509.UnknownAuthorityError)):
-		return 2
+		return "unknown_authority"
 	case errors.As(err, new(x509.HostnameError)):
-		return 3
+		return "hostname"
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return 4
+		return "expired"
 	case errors.As(err, &invalid):
-		return 5
+		return "invalid"
 	case alertOf(err) != nil:
-		return 6
+		return "alert"
 	case errors.As(err, new(tls.RecordHeaderError)):
-		return 7
+		return "not_tls"
 	case isConnectionError(err):
-		return 8
+		return "closed"
 	}
-	return 0
+	return "other"
 }

@@ -121,15 +121,15 @@ func TestFrames(t *testing.T) {
 		must.Do(t, asking.Wait())
 		check.Same(t, 1, s.conns.Load(), "connections of ten concurrent calls")
 		check.Same(t, proto == protoH2, u.HTTP2(), "HTTP/2")
-		u.noteProtocol("h2") // as for another endpoint with HTTP/2
+		u.agreed.Store(new("h2")) // as for another endpoint with HTTP/2
 		wraps := 0
 		wrap := func(c net.Conn) net.Conn {
 			wraps++
 			return c
 		}
-		c, err := u.at(place1).dialH2(t.Context(), dialing{drain: func() {}, cut: func(*Conn) {}, wrap: wrap})
+		_, closed, err := Dial(t.Context(), u.at(place1).forEngine(), wrap)
 		if err == nil {
-			_ = c.Close()
+			closed()
 		}
 		want := map[string]engine.Reason{protoH1: engine.ReasonDial, protoH2: engine.ReasonNone}[proto]
 		check.Same(t, want, reasonOf(err), "why it fails")
@@ -181,8 +181,8 @@ func TestHandshakeClasses(t *testing.T) {
 			if _, err := u.dialOwned(ctx, newEndpoint(u, well), dialing{protocols: []string{cmp.Or(tt.protocol, protoH1)}}); err == nil {
 				t.Fatal("the handshake succeeded")
 			}
-			for i := range u.meter.handshakes {
-				check.Same(t, handshakeClass(i) == tt.want, u.meter.handshakes[i].Load() == 1, "%s is counted", handshakeClass(i))
+			for i, class := range handshakeClasses {
+				check.Same(t, class == tt.want, u.meter.handshakes[i].Load() == 1, "%s is counted", class)
 			}
 		})
 	}

@@ -76,8 +76,8 @@ func (e *endpoint) forEngine() *engine.Endpoint {
 func Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error) {
 	e := ep.Value.(*endpoint) //nolint:forcetypeassert // set by forEngine
 	shared := e.up.shared
-	conn, err := e.dialH2(ctx, dialing{
-		wrap: wrap,
+	conn, err := e.up.dialOwned(ctx, e, dialing{
+		protocols: []string{"h2"}, wrap: wrap,
 		drain: func() { // replaces the endpoint for the engine, so that the next pick dials again
 			e.inEngine.CompareAndSwap(ep, nil)
 			shared.engine.Load().Retire(ep, noEnd)
@@ -85,7 +85,10 @@ func Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn
 		cut: func(c *Conn) { shared.engine.Load().End(nil, c.Conn) },
 	})
 	if err != nil {
-		return nil, nil, err
+		if alert := alertOf(err); alert != nil && alert.Error() == textNoProtocol {
+			e.up.agreement().Store(new("http/1.1")) // so that the next request uses HTTP/1.1
+		}
+		return nil, nil, fmt.Errorf("forwarding to %s: %w", e.address, err)
 	}
 	shared.dialled.Store(conn.Conn, conn)
 	return conn.Conn, func() {
@@ -133,30 +136,15 @@ func (u *Upstream) speaks() (http2, known bool) {
 		return protocols[0] == "h2", true
 	}
 	agreed := u.agreement().Load()
-	return agreed == agreedHTTP2, agreed != 0
+	return agreed != nil && *agreed == "h2", agreed != nil
 }
 
 // agreement returns the agreed protocol, which all Upstreams with the Backend share.
-func (u *Upstream) agreement() *atomic.Int32 {
+func (u *Upstream) agreement() *atomic.Pointer[string] {
 	if c := u.carrier.Load(); c != nil {
 		return &c.agreed
 	}
 	return &u.agreed
-}
-
-// The protocol that the last connection agreed on by ALPN. Zero means that there was none.
-const (
-	agreedHTTP2 int32 = iota + 1
-	agreedHTTP1
-)
-
-// noteProtocol records the protocol of a connection that had offered HTTP/2.
-func (u *Upstream) noteProtocol(protocol string) {
-	agreed := agreedHTTP1
-	if protocol == "h2" {
-		agreed = agreedHTTP2
-	}
-	u.agreement().Store(agreed)
 }
 
 // pingTimeout returns the time within which a dead connection must be noticed.
@@ -166,17 +154,4 @@ func (u *Upstream) pingTimeout() time.Duration { return cmp.Or(u.view.Load().pin
 func (u *Upstream) Observe(address string, took time.Duration) {
 	u.meter.histograms[phaseFirstByte].observe(took)
 	u.target.observe(address, took)
-}
-
-// dialH2 returns a new, unused HTTP/2 connection.
-func (e *endpoint) dialH2(ctx context.Context, how dialing) (*Conn, error) {
-	how.protocols = []string{"h2"}
-	conn, err := e.up.dialOwned(ctx, e, how)
-	if err != nil {
-		if alert := alertOf(err); alert != nil && alert.Error() == textNoProtocol {
-			e.up.noteProtocol("http/1.1") // so that the next request uses HTTP/1.1
-		}
-		return nil, fmt.Errorf("forwarding to %s: %w", e.address, err)
-	}
-	return conn, nil
 }

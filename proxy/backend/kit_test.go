@@ -245,9 +245,10 @@ func (u *Upstream) at(address string) *endpoint {
 func dialWatched(ctx context.Context, e *endpoint) (*watched, error) {
 	w := &watched{drained: make(chan struct{}, 1), cut: make(chan struct{}, 2)}
 	var err error
-	w.Conn, err = e.dialH2(ctx, dialing{
-		drain: func() { w.drained <- struct{}{} },
-		cut:   func(*Conn) { w.cut <- struct{}{} },
+	w.Conn, err = e.up.dialOwned(ctx, e, dialing{
+		protocols: []string{protoH2},
+		drain:     func() { w.drained <- struct{}{} },
+		cut:       func(*Conn) { w.cut <- struct{}{} },
 	})
 	if err != nil {
 		return nil, err

@@ -31,23 +31,32 @@ const (
 	dialConnect
 	dialTLS
 	dialTrust
-	dialResults
 )
 
-func dialResult(i int) string { return [...]string{"ok", "resolve", "connect", "tls", "trust"}[i] }
-
-// bounds returns the buckets of a histogram: from a backend on this machine to the request timeout.
-func bounds() [11]float64 { return [...]float64{.001, .005, .025, .1, .5, 1, 2.5, 5, 10, 30, 60} }
+// The tables of metrics.
+//
+//nolint:gochecknoglobals // nothing writes them
+var (
+	dialResultNames = [...]string{"ok", "resolve", "connect", "tls", "trust"}
+	limitNames      = [...]string{"inflight", "longrunning", "server", "sessions"}
+	// handshakeClasses are the classes of TLS errors, see classOf.
+	handshakeClasses = [...]string{
+		"other", "timeout", "unknown_authority", "hostname", "expired", "invalid", "alert", "not_tls", "closed",
+	}
+	// bounds are the buckets of a histogram: from a backend on this machine to the request timeout.
+	bounds = [...]float64{.001, .005, .025, .1, .5, 1, 2.5, 5, 10, 30, 60}
+	// retried are the reasons after which a request is sent again.
+	retried = [...]engine.Reason{engine.ReasonDial, engine.ReasonRefused, engine.ReasonLost, engine.ReasonEjected}
+)
 
 // histogram takes 110 bytes: each APIService has one for each phase, and there may be 10,000 APIServices.
 type histogram struct {
-	buckets [12]atomic.Uint64
+	buckets [len(bounds) + 1]atomic.Uint64
 	sum     atomic.Uint64 // nanoseconds
 }
 
 func (h *histogram) observe(d time.Duration) {
-	b := bounds()
-	i, _ := slices.BinarySearch(b[:], d.Seconds())
+	i, _ := slices.BinarySearch(bounds[:], d.Seconds())
 	h.buckets[i].Add(1)
 	h.sum.Add(uint64(max(d, 0)))
 }
@@ -56,7 +65,7 @@ func (h *histogram) observe(d time.Duration) {
 func (h *histogram) collect(ch chan<- prometheus.Metric, desc *prometheus.Desc, labels ...string) {
 	count := uint64(0)
 	cumulative := make(map[float64]uint64, len(h.buckets))
-	for i, b := range bounds() {
+	for i, b := range bounds {
 		count += h.buckets[i].Load()
 		cumulative[b] = count
 	}
@@ -72,27 +81,21 @@ type meter struct {
 	rejected    [limits]atomic.Uint64
 	refused     [limits]bound.Tally // the same, lately, by source
 	exhausted   atomic.Uint64
-	retries     [retryReasons]atomic.Uint64
-	dials       [dialResults]atomic.Uint64
-	handshakes  [handshakeClasses]atomic.Uint64
+	retries     [len(retried)]atomic.Uint64
+	dials       [len(dialResultNames)]atomic.Uint64
+	handshakes  [len(handshakeClasses)]atomic.Uint64
 	histograms  [phases]histogram
-	latencies   latencies
+	// latencies counts requests by duration, in powers of two of a microsecond: fine enough for a percentile on a page,
+	// at the cost of one addition per request. The last element holds all requests that took more than two minutes.
+	latencies [28]atomic.Uint64
 }
-
-// retried are the reasons after which a request is sent again.
-func retried() [retryReasons]engine.Reason {
-	return [...]engine.Reason{engine.ReasonDial, engine.ReasonRefused, engine.ReasonLost, engine.ReasonEjected}
-}
-
-const retryReasons = 4
 
 // retry counts a retry, by how the previous try failed.
 func (m *meter) retry(after engine.Reason) {
 	if after == engine.ReasonReset { // also of a request that was sent
 		after = engine.ReasonLost
 	}
-	reasons := retried()
-	if i := slices.Index(reasons[:], after); i >= 0 {
+	if i := slices.Index(retried[:], after); i >= 0 {
 		m.retries[i].Add(1)
 	}
 }
@@ -105,11 +108,6 @@ const (
 	limitSessions
 	limits
 )
-
-// limitName returns a limit's name in metrics.
-func limitName(limit int) string {
-	return [...]string{limitInFlight: "inflight", limitLongRunning: "longrunning", limitServer: "server", limitSessions: "sessions"}[limit]
-}
 
 func (m *meter) refuse(limit int, from bound.Source) {
 	m.rejected[limit].Add(1)
@@ -139,7 +137,7 @@ func (u *Upstream) Limits() (list []bound.Limit) {
 	v := u.view.Load()
 	places := [limits]*bound.Places{limitInFlight: &u.inFlight, limitLongRunning: &u.longRunning}
 	for i, most := range [limits]int64{limitInFlight: v.maxInFlight, limitLongRunning: v.maxLongRunning} {
-		if l, reached := bound.Reached(limitName(i), places[i], most, &u.meter.refused[i]); reached {
+		if l, reached := bound.Reached(limitNames[i], places[i], most, &u.meter.refused[i]); reached {
 			list = append(list, l)
 		}
 	}
@@ -200,16 +198,17 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(c.inFlight, u.longRunning.Held(), "longrunning")
 		gauge(c.connections, m.connections.Load())
 		for limit := range limits {
-			counter(c.rejections, limit == limitInFlight || limit == limitLongRunning, m.rejected[limit].Load(), limitName(limit))
+			own := limit == limitInFlight || limit == limitLongRunning
+			counter(c.rejections, own, m.rejected[limit].Load(), limitNames[limit])
 		}
 		counter(c.rejections, true, m.exhausted.Load(), "retry_budget")
 		for i := range m.dials {
-			counter(c.dials, i == dialOK, m.dials[i].Load(), dialResult(i))
+			counter(c.dials, i == dialOK, m.dials[i].Load(), dialResultNames[i])
 		}
 		for i := range m.handshakes {
-			counter(c.handshakes, false, m.handshakes[i].Load(), handshakeClass(i))
+			counter(c.handshakes, false, m.handshakes[i].Load(), handshakeClasses[i])
 		}
-		for i, after := range retried() {
+		for i, after := range retried {
 			counter(c.retries, false, m.retries[i].Load(), string(after))
 		}
 		for p, name := range [phases]string{"resolve", "connect", "tls", "first_byte", "total"} {
@@ -257,10 +256,6 @@ func (l *Local) Which(s *Stay, what schema.GroupVersionResource) string {
 	}
 	return l.pools[0].view.Load().other(nil).address + " (where a new connection goes)"
 }
-
-// latencies counts requests by duration, in powers of two of a microsecond: fine enough for a percentile on a page, at
-// the cost of one addition per request. The last element holds all requests that took more than two minutes.
-type latencies [28]atomic.Uint64
 
 // Finish records how long a request that is not long-running took, from its arrival to its last
 // byte, if an endpoint answered it. It does not block or allocate.

@@ -113,14 +113,13 @@ func (p *plain) dial(ctx context.Context) (net.Conn, error) {
 // expire makes the kernel end a connection whose peer has not acknowledged anything for about ping. HTTP/1.1 has no
 // ping, some servers count those of HTTP/2, and a request to a host that is gone would wait until its timeout.
 func expire(c net.Conn, ping time.Duration) {
-	tcp, ok := c.(*net.TCPConn)
-	if !ok {
-		return
-	}
 	limitUnacked(c, ping)
-	// The first probe is after two fifths of the time, then three more: by default 2 s and 3 × 1 s.
-	// The kernel counts in seconds. An error means that the connection is closed.
-	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: max(ping*2/5, time.Second), Interval: max(ping/5, time.Second), Count: 3})
+	if tcp, ok := c.(*net.TCPConn); ok {
+		// The first probe is after two fifths of the time, then three more: by default 2 s and 3 × 1 s.
+		// The kernel counts in seconds. An error means that the connection is closed.
+		idle, interval := max(ping*2/5, time.Second), max(ping/5, time.Second)
+		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: idle, Interval: interval, Count: 3})
+	}
 }
 
 // limitUnacked limits how long the peer may leave output unacknowledged, or unread beyond its window (RFC 5482). Zero

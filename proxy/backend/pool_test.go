@@ -56,7 +56,7 @@ func TestRemovedEndpoint(t *testing.T) {
 		synctest.Wait()
 		check.Same(t, 0, old.open.Load(), "old connections")
 		if _, err := dialWatched(t.Context(), removed); reasonOf(err) != engine.ReasonDial {
-			t.Errorf("dialH2 to a removed endpoint: %v", err)
+			t.Errorf("dialling a removed endpoint: %v", err)
 		}
 	})
 }
@@ -240,8 +240,9 @@ func TestExpireHTTP2(t *testing.T) {
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	e := f.Upstream(f.set(healthy(s.Listener.Addr().String()))).snapshot()[0]
-	c := must.Get(e.dialH2(t.Context(), dialing{drain: func() {}, cut: func(*Conn) {}, wrap: func(c net.Conn) net.Conn { conn = c; return c }}))(t)
-	defer c.Close()
+	_, closed, err := Dial(t.Context(), e.forEngine(), func(c net.Conn) net.Conn { conn = c; return c })
+	must.Do(t, err)
+	defer closed()
 	check.Same(t, 5000, option(t, conn, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT), "user timeout in ms")
 	check.Same(t, 2, option(t, conn, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE), "idle time in s")
 }

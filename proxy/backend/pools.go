@@ -164,7 +164,6 @@ func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 	p.applied.Store(generation)
 }
 
-// updateRemote updates an upstream for a new entry.
 func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
 	old, b, was := r.spec.Load(), e.Backend, r.view.Load()
 	if was.entry == e {
@@ -260,7 +259,7 @@ func (p *Pools) move(r *remote, to *registry.Backend) {
 		p.carriers[to] = c
 	}
 	c.members[r] = struct{}{}
-	c.agreed.CompareAndSwap(0, agreed)
+	c.agreed.CompareAndSwap(nil, agreed)
 	r.carrier.Store(c)
 	for _, e := range r.snapshot() {
 		e.via.Store(c.provide(e.address))

@@ -294,8 +294,7 @@ func reasonOf(err error) engine.Reason {
 
 // retryIndex returns the place of a reason among the counted ones.
 func retryIndex(after engine.Reason) int {
-	reasons := retried()
-	return slices.Index(reasons[:], after)
+	return slices.Index(retried[:], after)
 }
 
 // Retries are limited to a share of requests: a backend that fails every request must not get three times the load.

@@ -97,7 +97,8 @@ func (c *call) run(ctx context.Context, try func(*endpoint) *engine.Failure) *en
 // again reports whether to retry. It pauses first if necessary.
 func (c *call) again(ctx context.Context, e *endpoint, f *engine.Failure) bool {
 	unsent := f.Reason == engine.ReasonDial
-	if ctx.Err() != nil || !unsent && (!c.safe || f.Reason != engine.ReasonLost && f.Reason != engine.ReasonEjected) || c.body.touched() {
+	may := unsent || c.safe && (f.Reason == engine.ReasonLost || f.Reason == engine.ReasonEjected)
+	if !may || ctx.Err() != nil || c.body != nil && c.body.begun.Load() {
 		return false
 	}
 	if e != nil {
@@ -238,7 +239,7 @@ type responseBody struct {
 	request, verdict context.Context
 	on               *Conn // of a long-running response, else nil
 	done             func()
-	over             atomic.Bool
+	once             sync.Once // for done
 }
 
 func (b *responseBody) Read(p []byte) (int, error) {
@@ -253,20 +254,14 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	case err == io.EOF && b.request.Err() != nil: //nolint:errorlint // readers do not wrap it
 		err = context.Cause(b.request) // the server may have ended its body for the end of its connection
 	}
-	b.end()
+	b.once.Do(b.done)
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
 func (b *responseBody) Close() error {
 	err := b.ReadCloser.Close()
-	b.end()
+	b.once.Do(b.done)
 	return err //nolint:wrapcheck // the error of another body
-}
-
-func (b *responseBody) end() {
-	if b.over.CompareAndSwap(false, true) {
-		b.done()
-	}
 }
 
 // classify returns how a round trip failed. sent says that it had a connection, so the request may have been sent.
@@ -350,9 +345,6 @@ func (b *body) Read(p []byte) (int, error) {
 
 // Close leaves it open for the next try: a failed dial must not close the client's body.
 func (*body) Close() error { return nil }
-
-// touched reports whether a try has read some of the body.
-func (b *body) touched() bool { return b != nil && b.begun.Load() }
 
 // proofTime limits a proof, like a review.
 const proofTime = 10 * time.Second

@@ -49,8 +49,8 @@ type Upstream struct {
 
 	view  atomic.Pointer[view]
 	picks atomic.Uint64
-	// agreed is the protocol of the last connection that offered HTTP/2.
-	agreed   atomic.Int32
+	// agreed is what the last connection that offered HTTP/2 agreed on by ALPN, perhaps nothing. Nil: there was none.
+	agreed   atomic.Pointer[string]
 	learning singleflight.Group
 	// carrier has the HTTP/2 connections of this Upstream's Backend. Nil means that it has its own,
 	// or that the backend speaks HTTP/1.1. Set with Pools.mu held.
@@ -209,7 +209,9 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 				e.via.Store(c.provide(address))
 			}
 			u.endpoints[address] = e
-			u.agreement().CompareAndSwap(agreedHTTP1, 0) // a new endpoint may speak HTTP/2
+			if was := u.agreement().Load(); was != nil && *was != "h2" {
+				u.agreement().CompareAndSwap(was, nil) // a new endpoint may speak HTTP/2
+			}
 		}
 	}
 	v.arrange(list, u.endpoints)
