@@ -97,7 +97,7 @@ const usualSet = 12
 
 // slot returns the connection's slot, which Proxy.ServeHTTP uses, too, so that its certificates are verified once.
 func (l *frames) slot(c *h2.ConnInfo) *slot {
-	s := slotOf(c.Context())
+	s := slotOf(c.Context)
 	s.of(&c.TLS)
 	s.set, s.remote = make([]hpack.HeaderField, 0, usualSet), c.Remote.String()
 	s.remoteIP = hostOnly(s.remote)

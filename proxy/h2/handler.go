@@ -49,7 +49,7 @@ func (sh *shard) local(c *engine.Conn, h *wire.Head, handler http.Handler) (*eng
 }
 
 func (l *local) run() {
-	ctx, cancel := context.WithCancel(l.info.Context())
+	ctx, cancel := context.WithCancel(l.info.Context)
 	defer cancel()
 	l.sh.lock()
 	l.Cancel = cancel

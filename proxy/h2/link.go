@@ -104,7 +104,7 @@ func (l *link) gather(buf []byte, last int) (n int, err error) {
 			l.seen = l.raw.records
 		}
 		switch {
-		case err == errNoInput{}: //nolint:errorlint // crypto/tls returns it as it is, and errors.As would allocate
+		case err == errNoInput: //nolint:errorlint // crypto/tls returns it as it is, and errors.As would allocate
 			return n, nil
 		case err != nil:
 			return n, err

@@ -80,11 +80,7 @@ func socketOf(c net.Conn) socket {
 }
 
 // errNoInput is a temporary net.Error: crypto/tls returns it and keeps the connection usable.
-type errNoInput struct{}
-
-func (errNoInput) Error() string   { return "no input yet" }
-func (errNoInput) Timeout() bool   { return true }
-func (errNoInput) Temporary() bool { return true }
+var errNoInput = os.ErrDeadlineExceeded
 
 // Read returns at most the rest of one record. So TLS never holds a record that was not requested,
 // and when everything was read, it need not be called again (which allocates) to learn that there
@@ -93,7 +89,7 @@ func (r *rawConn) Read(p []byte) (int, error) {
 	if len(r.rest) == 0 {
 		switch {
 		case r.owned.Load():
-			return 0, errNoInput{}
+			return 0, errNoInput
 		case r.left > 0:
 			n, err := r.Conn.Read(p[:min(len(p), r.left)])
 			r.left -= n

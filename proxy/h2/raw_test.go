@@ -79,7 +79,7 @@ func TestRawReadKeepsRecordsApart(t *testing.T) {
 			}
 			buf := make([]byte, 512+rnd.IntN(17000)) // crypto/tls always has 512 free
 			n, err := r.Read(buf)
-			if errors.Is(err, errNoInput{}) && r.owned.Load() {
+			if errors.Is(err, errNoInput) && r.owned.Load() {
 				r.rest = make([]byte, rawBuffer)
 				k, _ := src.Read(r.rest)
 				r.rest = r.rest[:k]
@@ -183,7 +183,7 @@ func TestTLSKeepsPartialRecords(t *testing.T) {
 			for i := range sent.held {
 				raw.rest = sent.held[i : i+1]
 				n, err := server.Read(buf)
-				if err != nil && err != (errNoInput{}) { //nolint:errorlint // this is what is tested
+				if err != nil && err != errNoInput { //nolint:errorlint // this is what is tested
 					t.Fatalf("after %d of %d bytes: %v", i+1, len(sent.held), err)
 				}
 				got = append(got, buf[:n]...)

@@ -21,12 +21,14 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -84,24 +86,15 @@ func New(cfg Config) *Server {
 
 // Run serves connections until ctx ends, then closes every connection at once and waits for
 // everything it started. If it cannot wait for input, it does the same and returns an error.
-func (s *Server) Run(ctx context.Context) (err error) {
-	broken := make(chan error, len(s.shards))
-	var running sync.WaitGroup
+func (s *Server) Run(ctx context.Context) error {
+	running, ctx := errgroup.WithContext(ctx)
 	for _, sh := range s.shards {
-		running.Go(sh.runTimers)
-		running.Go(func() {
-			if err := sh.loop.run(); err != nil {
-				broken <- err
-			}
-		})
+		running.Go(func() error { sh.runTimers(); return nil })
+		running.Go(sh.loop.run)
 	}
-	select {
-	case <-ctx.Done():
-	case err = <-broken:
-	}
+	<-ctx.Done()
 	s.end()
-	running.Wait()
-	return err
+	return running.Wait()
 }
 
 // end closes all connections at once, accepts no more, and waits for everything.
@@ -123,8 +116,8 @@ var errServerEnded = errors.New("server ended")
 
 // Serve serves a client's connection and returns when it has ended. Requests served here have contexts below ctx.
 func (s *Server) Serve(ctx context.Context, conn *tls.Conn) {
-	info := &ConnInfo{Remote: conn.RemoteAddr(), TLS: conn.ConnectionState()}
-	info.ctx = context.WithValue(ctx, http.LocalAddrContextKey, conn.LocalAddr())
+	ctx = context.WithValue(ctx, http.LocalAddrContextKey, conn.LocalAddr())
+	info := &ConnInfo{Context: ctx, Remote: conn.RemoteAddr(), TLS: conn.ConnectionState()}
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	l, err := sh.newLink(conn)
 	if err != nil {
@@ -151,17 +144,11 @@ func (s *Server) Serve(ctx context.Context, conn *tls.Conn) {
 
 // ConnInfo describes a client's connection.
 type ConnInfo struct {
-	Remote net.Addr            // the client's address
-	TLS    tls.ConnectionState // after the handshake
+	Context context.Context     // Serve's, with the local address: the parent of those of requests that are served here
+	Remote  net.Addr            // the client's address
+	TLS     tls.ConnectionState // after the handshake
 	// Value is free for Decide, as for a cache per connection. Decide is never called concurrently for one connection.
 	Value any
-
-	ctx context.Context // the parent of the contexts of requests that are served here
-}
-
-// Context returns Serve's context, with the local address.
-func (c *ConnInfo) Context() context.Context {
-	return cmp.Or(c.ctx, context.Background())
 }
 
 // each calls f with the engine of each shard, under its mutex.
@@ -220,15 +207,8 @@ func (s *Server) EndLongRunning() {
 // when no client is left, or with ctx's error when ctx ends; then it closes the rest.
 func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 	s.each(func(e *engine.Engine) { e.Drain(grace) })
-	const every = 20 * time.Millisecond // short compared with any grace, long compared with the check
-	for {
-		n := int64(0)
-		for _, sh := range s.shards {
-			n += sh.e.Count.Conns[0].Load() // clients
-		}
-		if n == 0 {
-			return nil
-		}
+	const every = 20 * time.Millisecond                                                                 // short compared with any grace, long compared with the check
+	for slices.ContainsFunc(s.shards, func(sh *shard) bool { return sh.e.Count.Conns[0].Load() > 0 }) { // clients
 		select {
 		case <-ctx.Done():
 			s.each(func(e *engine.Engine) { e.CutAll(ctx.Err()) })
@@ -236,6 +216,7 @@ func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 		case <-time.After(every):
 		}
 	}
+	return nil
 }
 
 // metrics returns metrics that add up the counters of all shards at scrape time: working shards share nothing.
