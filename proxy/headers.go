@@ -193,11 +193,10 @@ func upgradeOf(r *http.Request) string {
 }
 
 func hostOnly(addr string) string {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		return addr
+	if host, _, err := net.SplitHostPort(addr); err == nil {
+		return host
 	}
-	return host
+	return addr
 }
 
 // hopByHop reports whether a field (name in lower case) concerns a single connection (RFC 9110

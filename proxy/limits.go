@@ -67,9 +67,6 @@ func (d *Decision) source(h *Head) bound.Source {
 	return bound.Caller(u, h.Remote)
 }
 
-// underWay counts the forwarded requests in flight. longRunning includes upgraded sessions.
-type underWay struct{ requests, longRunning atomic.Int64 }
-
 // UnderWay returns the number of forwarded requests in flight, without upgraded sessions.
 func (p *Proxy) UnderWay() int {
 	return int(p.underWay.requests.Load()+p.underWay.longRunning.Load()) - p.Sessions()

@@ -46,9 +46,10 @@ type Proxy struct {
 	metrics      *metrics
 	frames       *frames
 	copies       sync.Pool // of *[]byte, for copying responses
-	underWay     underWay
-	serving      atomic.Int64  // requests in ServeHTTP that are not recorded yet
-	conns        atomic.Uint32 // numbers of connections
+	// underWay counts the forwarded requests in flight. longRunning includes upgraded sessions.
+	underWay struct{ requests, longRunning atomic.Int64 }
+	serving  atomic.Int64  // requests in ServeHTTP that are not recorded yet
+	conns    atomic.Uint32 // numbers of connections
 	// bodyTime, unreadRest, answerTime, halfOpen and pageTime are the constants, except in tests.
 	// proofs are the running proofs, by token.
 	bodyTime, unreadRest, answerTime, halfOpen, pageTime time.Duration

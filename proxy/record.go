@@ -88,10 +88,14 @@ func (rec *recorder) done() {
 		}
 	}
 	took := time.Since(x.head.Arrived)
-	if x.ended != nil && x.ended.offEngine && x.own == nil && rec.status != 0 && rec.status != statusClientGone && !x.decision.LongRunning {
-		x.upstream.Finish(took)
+	var o engine.Outcome
+	if e := x.ended; e != nil {
+		if e.offEngine && x.own == nil && rec.status != 0 && rec.status != statusClientGone && !x.decision.LongRunning {
+			x.upstream.Finish(took)
+		}
+		o = *cmp.Or(e.o.Load(), &o)
+		o.Received, o.Sent, o.Placed = e.body.read.Load()+e.up, e.down, o.Placed+e.sent
 	}
-	o := x.ended.get()
 	o.Status, o.Wait, o.Duration = rec.status, rec.first, took
 	o.Sent += rec.bytes
 	// Only the server cancels the context, when the client has gone. A malformed body counts as given up, too.
@@ -109,24 +113,14 @@ type ended struct {
 	o atomic.Pointer[engine.Outcome] // nil while nothing is known
 }
 
-// get returns the outcome, without what the recorder has sent.
-func (e *ended) get() (o engine.Outcome) {
-	if e == nil {
-		return o
-	}
-	o = *cmp.Or(e.o.Load(), &o)
-	o.Received, o.Sent, o.Placed = e.body.read.Load()+e.up, e.down, o.Placed+e.sent
-	return o
-}
-
 // at records the endpoint of a request over HTTP/1.1.
 func (e *ended) at(address string) {
 	e.o.Store(&engine.Outcome{Endpoint: &engine.Endpoint{Name: address}, Retries: -1})
 }
 
-// noteSent records that the request is sent to its backend now.
+// noteSent records that the request is sent to its backend now, if it may need an access-log line.
 func (x *exchange) noteSent() {
-	if x.p.writesLines() {
+	if x.p.cfg.AccessLog != nil || x.p.cfg.Taps.Active() {
 		x.ended.sent = time.Since(x.head.Arrived)
 	}
 }
@@ -140,9 +134,6 @@ func (e *ended) broke(err error) {
 	o.Reason = reasonOf(err)
 	e.o.Store(&o)
 }
-
-// writesLines reports whether a request that ends now may need an access-log line.
-func (p *Proxy) writesLines() bool { return p.cfg.AccessLog != nil || p.cfg.Taps.Active() }
 
 // finish ends every request over proto: it counts the request, and logs it where that is wanted. What only the engine
 // knows of o is zero if that did not forward it. gaveUp says that the client has canceled it.

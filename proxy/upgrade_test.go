@@ -30,9 +30,9 @@ func TestReasonsOutsideTheEngine(t *testing.T) {
 		context.DeadlineExceeded: engine.ReasonDeadline, context.Canceled: engine.ReasonDrain, errNoUpgrade: engine.ReasonBadResponse,
 		backend.Unreachable(): engine.ReasonNoEndpoint, errTooLong: engine.ReasonNone,
 	} {
-		e := &ended{body: &uploaded{}, offEngine: true}
+		e := &ended{offEngine: true}
 		e.broke(fmt.Errorf("forwarding: %w", err))
-		check.Same(t, want, e.get().Reason, "%v", err)
+		check.Same(t, want, e.o.Load().Reason, "%v", err)
 	}
 }
 

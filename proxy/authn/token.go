@@ -46,8 +46,7 @@ func (t Token) Secret() string {
 // payer identifies an accepted token, however it is written: it is the hash of a JWT's claims. Base64 decoders ignore
 // the last bits of each part, so that a JWT can be written in up to 4,096 ways, and its user would be as many.
 func (t Token) payer() string {
-	parts := strings.SplitN(t.Secret(), ".", jwtParts+1)
-	if len(parts) == jwtParts {
+	if parts := strings.SplitN(t.Secret(), ".", 4); len(parts) == 3 { // a JWT's header, claims and signature
 		if claims, err := base64.RawURLEncoding.DecodeString(parts[1]); err == nil && bytes.HasPrefix(claims, []byte("{")) {
 			sum := sha256.Sum256(claims)
 			return string(sum[:])
@@ -55,9 +54,6 @@ func (t Token) payer() string {
 	}
 	return t.Secret()
 }
-
-// jwtParts is the number of a JWT's parts: header, claims and signature.
-const jwtParts = 3
 
 // String hides the token.
 func (t Token) String() string {
