@@ -353,7 +353,7 @@ fuzz-one: ## Run one fuzz target for FUZZTIME, chosen by the commit
 	@$(FUZZES) | sed -n "$$((0x$$(git rev-parse --short=8 HEAD) % $$($(FUZZES) | wc -l) + 1))p" | $(FUZZ)
 
 .PHONY: bench
-bench: build ## Measure Fairlead beside its peers; BENCHARGS=-full for all of docs/evidence/measurements.md (45 min), list: -scenarios list
+bench: build ## Measure Fairlead beside its peers; BENCHARGS=-full for all of docs/evidence/measurements.md (55 min), list: -scenarios list
 	@command -v haproxy >/dev/null && command -v nginx >/dev/null && command -v nghttpx >/dev/null || apt-get install -y --no-install-recommends haproxy nginx-light nghttp2-proxy
 	$(TOOLS) -q etcd kube-apiserver
 	go run ./tests/bench $(BENCHARGS)

@@ -57,7 +57,7 @@ func (w *world) uploads(ctx context.Context, trip time.Duration) {
 
 func (w *world) flows(ctx context.Context, name string, list []*peer, method string) {
 	for _, streams := range []int{1, 20} {
-		w.inTurns(list, min(w.o.rounds, 3), func(p *peer) {
+		inTurns(list, min(w.o.rounds, 3), func(p *peer) {
 			w.fresh(ctx, p)
 			w.r.add(fmt.Sprintf("%s-%d", name, streams), p.name, w.flow(ctx, p.address, method, streams))
 		})

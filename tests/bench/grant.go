@@ -16,6 +16,8 @@ import (
 )
 
 const (
+	// masters is the group of the cluster's administrators.
+	masters = "bench-masters"
 	// localPath is an object in kube-apiserver, as large as the extension server's.
 	localPath = "/api/v1/namespaces/default/configmaps/bench"
 	// tokenSize is the size of a service account's token.

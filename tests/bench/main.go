@@ -67,7 +67,7 @@ type options struct {
 func parse(args []string) (*options, error) {
 	o := &options{}
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
-	fs.BoolVar(&o.full, "full", false, "all scenarios, seven rounds of 2 s (some 45 min); otherwise the first few, three rounds of 1 s (some 2 min)")
+	fs.BoolVar(&o.full, "full", false, "all scenarios, seven rounds of 2 s (some 55 min); otherwise the first few, three rounds of 1 s (some 2 min)")
 	fs.IntVar(&o.rounds, "rounds", 0, "`number` of interleaved rounds (default 3, with -full 7)")
 	fs.DurationVar(&o.duration, "time", 0, "`duration` of one measurement (default 1s, with -full 2s)")
 	fs.StringVar(&o.scenarios, "scenarios", "", "`regexp` of scenarios to run, those of -full included; list prints them")
@@ -126,7 +126,7 @@ func boot(ctx context.Context, o *options) *world {
 	file := filepath.Join(dir, "tokens.csv")
 	writeToken(file)
 	w := &world{o: o, self: try.Get(os.Executable()), peers: map[string]*peer{}}
-	w.Cluster = try.Get(cluster.Start(ctx, cluster.Config{AdminGroup: "bench-masters", APIServerArgs: []string{"--token-auth-file=" + file}}))
+	w.Cluster = try.Get(cluster.Start(ctx, cluster.Config{AdminGroup: masters, APIServerArgs: []string{"--token-auth-file=" + file}}))
 	// Of a test machine's addresses its servers' certificates name only loopback.
 	w.tls = &tls.Config{RootCAs: try.Get(certutil.NewPool(w.PKI.Serving.CertFile)), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}
 	w.grant(ctx)

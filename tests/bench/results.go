@@ -136,7 +136,7 @@ func columns() []column {
 	return []column{
 		{"CPU µs/request", "Fairlead's by it", func(s sample) float64 { return s.CPU }},
 		{"requests/s", "", func(s sample) float64 { return s.Rate }},
-		{"p50 ms", "", func(s sample) float64 { return s.P50 }},
+		{"p50 ms", "p50 ratio", func(s sample) float64 { return s.P50 }},
 		{"p99 ms", "p99 ratio", func(s sample) float64 { return s.P99 }},
 		{"KB/watch", "ratio", func(s sample) float64 { return s.Watch }},
 		{"last ms", "ratio of last", func(s sample) float64 { return s.Last }},

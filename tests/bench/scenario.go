@@ -58,6 +58,7 @@ func (o *options) list() []scenario {
 		loads("get-1000x1", "GET 1 KB, 1,000 × 1", false, proxies, gets(1000, 1)),
 		{name: "distance", about: "endless bodies from a backend and from a client 50 and 200 ms away, 1 and 20 streams", run: distance},
 		{name: "visits", about: "a new connection, /api, /apis, /apis unchanged, GET 1 KB, with certificate and with token", run: visits},
+		{name: "kwok", about: "a cluster of 100 nodes (with -full 500) by kwok: directly, through one Fairlead, through three", run: simulated},
 		{name: "rest", about: "nobody asks; 0, 10, 1,000 (with -full 10,000) APIServices, five on an endpoint", run: idleness},
 	}
 }
@@ -72,7 +73,7 @@ func loads(name, about string, quick bool, peers []string, c load.Config) scenar
 // compare measures peers, round by round, and then takes a profile of Fairlead.
 func (w *world) compare(ctx context.Context, name string, list []*peer, of func(*peer) load.Config) {
 	missed := map[*peer]int{}
-	w.inTurns(list, w.o.rounds, func(p *peer) {
+	inTurns(list, w.o.rounds, func(p *peer) {
 		s, err := w.measure(ctx, p, of(p))
 		if err != nil {
 			// For example, the load fell behind its rate for a moment. The round does not count, unless most fail.
@@ -98,8 +99,8 @@ func (w *world) profile(ctx context.Context, p *peer, name string, c load.Config
 	}
 }
 
-// inTurns calls measure for each peer in each round. Each is the first in turn.
-func (w *world) inTurns(list []*peer, rounds int, measure func(*peer)) {
+// inTurns calls measure for each of a list in each round. Each is the first in turn.
+func inTurns[T any](list []T, rounds int, measure func(T)) {
 	for round := range rounds {
 		for i := range list {
 			measure(list[(i+round)%len(list)])

@@ -48,6 +48,7 @@ func parts() []part {
 		{name: "h2spec", module: "lint", from: "github.com/summerwind/h2spec", pkg: "github.com/summerwind/h2spec/cmd/h2spec", cold: "10s"},
 		{name: "kube-scheduler", module: "kubernetes", from: k8s, pkg: k8s + "/cmd/kube-scheduler", stamped: true, cold: "1m"},
 		{name: "kubemark", module: "kubemark", from: k8s, pkg: k8s + "/cmd/kubemark", stamped: true, cold: "1m"},
+		{name: "kwok", module: "kwok", from: "sigs.k8s.io/kwok", pkg: "sigs.k8s.io/kwok/cmd/kwok", cold: "1m"},
 		{name: "test-adapter", module: "custommetrics", from: adapter, pkg: adapter + "/test-adapter", cold: "1m"},
 		{name: "prometheus-adapter", module: "promadapter", from: "sigs.k8s.io/prometheus-adapter", pkg: "sigs.k8s.io/prometheus-adapter/cmd/adapter", cold: "2m"},
 		{name: "keda-adapter", module: "keda", from: keda, pkg: keda + "/cmd/adapter", cold: "8m"},
