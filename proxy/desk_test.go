@@ -161,7 +161,7 @@ func TestParkedBehindBadTokens(t *testing.T) {
 			return nil, false, nil
 		},
 	}))(t)
-	conn := &h2.ConnInfo{Context: t.Context(), Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}
+	conn := &h2.ConnInfo{Context: t.Context(), Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}, Now: time.Now()}
 	<-w.ask(conn, "good")
 	generation.Add(1) // makes its next review necessary
 	for i := range parkedAtOnce / 16 {

@@ -114,7 +114,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) 
 	}
 	x := l.requests.Get().(*exchange) //nolint:forcetypeassert // the pool holds nothing else
 	x.front, x.stay = conn, conn.stay
-	*x.head = Head{Head: *h, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: time.Now()}
+	*x.head = Head{Head: *h, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: c.Now}
 	if x.head.costly() || l.p.browsers.concern(x.head) {
 		return engine.Plan{Serve: x.offEngine()}, true
 	}

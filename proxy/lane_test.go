@@ -121,7 +121,7 @@ func TestEndingBody(t *testing.T) {
 // planOf returns the engine's plan for a request of bob's, without I/O or with it.
 func (w *world) planOf(t *testing.T, h *wire.Head) engine.Plan {
 	t.Helper()
-	conn := &h2.ConnInfo{Context: t.Context(), Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}}
+	conn := &h2.ConnInfo{Context: t.Context(), Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}, Now: time.Now()}
 	later := make(chan engine.Plan, 1)
 	plan, now := w.proxy.frames.decide(conn, h, func(p engine.Plan) { later <- p })
 	if !now {

@@ -147,6 +147,8 @@ type ConnInfo struct {
 	Context context.Context     // Serve's, with the local address: the parent of those of requests that are served here
 	Remote  net.Addr            // the client's address
 	TLS     tls.ConnectionState // after the handshake
+	// Now is the time of Decide's call, or up to a turn of the loop before: a batch of frames reads the clock once.
+	Now time.Time
 	// Value is free for Decide, as for a cache per connection. Decide is never called concurrently for one connection.
 	Value any
 }

@@ -21,6 +21,7 @@ type shard struct {
 
 	ctx     context.Context // ends with the server: for dials
 	started time.Time       // zero of the engine's clock
+	now     time.Time       // of the last lock; guarded by mu
 	pool    *buffers
 	work    sync.Pool       // of *engine.Work
 	links   *sync.WaitGroup // counts links and the goroutines they started
@@ -35,7 +36,9 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 	sh := &shard{cfg: cfg, ticks: time.NewTimer(engine.TickEvery), pace: engine.TickEvery, ctx: ctx, started: time.Now(), pool: bufs, links: links}
 	sh.e = engine.New(engine.Config{
 		Decide: func(c *engine.Conn, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool) {
-			return cfg.Decide(linkOf(c).info, h, resume)
+			info := linkOf(c).info
+			info.Now = sh.now
+			return cfg.Decide(info, h, resume)
 		},
 		Resume: sh.resume, Serve: sh.local, Clock: time.Now,
 		Taken:  func(c *engine.Conn) (uint64, bool, time.Duration) { return linkOf(c).raw.taken() },
@@ -55,9 +58,10 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 
 // lock takes the mutex and advances the engine's clock, once per batch of frames.
 func (sh *shard) lock() {
-	now := time.Since(sh.started)
+	now := time.Now()
 	sh.mu.Lock()
-	sh.e.Advance(now)
+	sh.now = now
+	sh.e.Advance(now.Sub(sh.started))
 }
 
 // settle does the engine's pending work, and releases the mutex. It writes output before it runs
