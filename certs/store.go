@@ -32,7 +32,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
-// Config names all sources. The zero Config serves and trusts no client.
+// Config names all sources (makeTrust in cmd/fairlead). The zero Config serves and trusts no client.
 type Config struct {
 	// Serving is the pair for clients that send no SNI name, or an unknown one. TLS needs it.
 	Serving PairSource

@@ -154,7 +154,7 @@ func (l *frames) plan(x *exchange) engine.Plan {
 		l.p.givenUp.refused.Inc()
 		return x.unwelcome(l.p.givenUp.answer, errGivenUp)
 	}
-	if !http2 || x.bodies() {
+	if !http2 || x.bodies() { // or its protocol is not known yet: exchange.forward learns it
 		return engine.Plan{Serve: x.offEngine(), GoAway: l.p.goAway()}
 	}
 	x.received()

@@ -37,7 +37,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
 
-// Config configures New. Set APIServices, Client, Directory, or Client and Directory.
+// Config configures New (makeTable in cmd/fairlead). Set APIServices, Client, Directory, or Client and Directory.
 type Config struct {
 	// APIServices connects to the API that this process serves from etcd. Services then come from Directory, or from
 	// Client without one, and Directory's APIServices are added. Nil: they come from Client or Directory.

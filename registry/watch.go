@@ -78,7 +78,7 @@ type lister struct {
 	log     *slog.Logger
 	// set is called with the new state of an object, nil if it was deleted.
 	set func(types.NamespacedName, runtime.Object)
-	// replace is called with each complete list.
+	// replace is called with each complete list. Of APIServices sources.run sets it.
 	replace func(map[types.NamespacedName]runtime.Object)
 	// adapt modifies an object before it is recorded. Nil means that it stays.
 	adapt func(runtime.Object)

@@ -183,7 +183,7 @@ func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
 	p.byEntry.Delete(was.entry)
 	p.byEntry.Store(e, r.Upstream)
 	// A connection keeps its ping timeout; a new one applies to later connections. Where only the
-	// trust differs, Guard decides: a connection that verifies under the new trust continues.
+	// trust differs, Guard decides about its own, over HTTP/1.1; move, about those of the carrier.
 	if old != nil && old != b && (!old.SameService(b) || old.HTTP1 != b.HTTP1 || old.PingTimeout != b.PingTimeout) {
 		r.drain()
 	}

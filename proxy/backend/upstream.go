@@ -98,7 +98,7 @@ type shared struct {
 	dialled  sync.Map     // *tls.Conn of the engine → *Conn
 	seed     maphash.Seed // of endpoints' hashes: the same address has the same one for all APIServices
 
-	engine atomic.Pointer[h2.Server] // nil until SetEngine
+	engine atomic.Pointer[h2.Server] // not the engine.Engine of one shard; nil until SetEngine
 
 	// mu guards the fields below. After stopped is set, nothing is added to running.
 	mu      sync.Mutex

@@ -187,7 +187,7 @@ func (h *heads) evict(from bound.Source, all bool) bool {
 // plain is the plaintext of an HTTP/1.1 connection. It counts a head while net/http reads it, and
 // lets net/http wait with the next bytes until there is room for what they become.
 type plain struct {
-	*tls.Conn
+	*tls.Conn // embedded, for net/http sets Request.TLS by its ConnectionState, and pump calls its CloseWrite
 	all    *heads
 	source *hold.Source
 	from   bound.Source

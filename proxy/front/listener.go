@@ -30,7 +30,7 @@ const (
 	stallLogInterval = time.Minute
 )
 
-// Address configures a port.
+// Address configures a port (process.listen in cmd/fairlead).
 type Address struct {
 	// Host is empty for all addresses of this machine. Port 0 means any free port.
 	Host string

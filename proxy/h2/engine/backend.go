@@ -297,7 +297,7 @@ func (s *stream) mayAwaitDial(f failure) bool {
 	return s.e.now < to.dialUntil
 }
 
-// mayRetry follows design §4: a request that no backend has processed may be retried whatever its
+// mayRetry says so: a request that no backend has processed may be retried whatever its
 // method, other requests only if the plan allows it; and only if the whole body is still here.
 func (s *stream) mayRetry(f failure) bool {
 	to := s.sending

@@ -97,7 +97,7 @@ func (e *Engine) decide(c *Conn, s *stream, h *wire.Head) {
 		t.resume = func(p Plan) { e.Resume(func() { e.resumed(t, p) }) }
 		s.ticket = t
 	}
-	plan, ok := e.Decide(c, h, t.resume)
+	plan, ok := e.Decide(c, h, t.resume) // the Config's
 	if ok {
 		s.apply(h, plan)
 		return

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Plan says how a stream is answered. In package proxy exchange.plan makes it; its Done is exchange.onEnd.
+// Plan says how a stream is answered. In package proxy exchange.plan makes it, and who calls that sets Done.
 type Plan struct {
 	Forward *Upstream    // the backend to forward to; nil means Answer or Serve
 	Client  any          // whose request it is, for Upstream.Pick; may be nil
@@ -107,7 +107,7 @@ type Outcome struct {
 	Answer time.Duration
 }
 
-// Upstream chooses the endpoints of a backend, for Fairlead a proxy/backend.Upstream, for all of its requests.
+// Upstream chooses the endpoints of a backend, for all of its requests: for Fairlead a proxy/backend.Upstream, by pick.
 type Upstream struct {
 	// Pick chooses an endpoint for one request of a Plan.Client, if possible one that is not in tried, and counts the
 	// request as in flight there. Nil means that there is none. Pick must not block.

@@ -117,7 +117,7 @@ type sending struct {
 	freed     freed
 }
 
-// maxRetries bounds Plan.Retries (design §4).
+// maxRetries bounds Plan.Retries: with the first try it is three.
 const maxRetries = 2
 
 // newSending stores the retry policy of p. It reuses an earlier request's memory for the fields.
