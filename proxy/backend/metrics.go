@@ -33,8 +33,6 @@ const (
 	dialTrust
 )
 
-// The tables of metrics.
-//
 //nolint:gochecknoglobals // nothing writes them
 var (
 	dialResultNames = [...]string{"ok", "resolve", "connect", "tls", "trust"}
@@ -78,8 +76,8 @@ func (h *histogram) collect(ch chan<- prometheus.Metric, desc *prometheus.Desc, 
 // meter has the counters of one Upstream. They disappear with it, so no series outlives its APIService.
 type meter struct {
 	connections atomic.Int64
-	rejected    [limits]atomic.Uint64
-	refused     [limits]bound.Tally // the same, lately, by source
+	rejected    [len(limitNames)]atomic.Uint64
+	refused     [len(limitNames)]bound.Tally // the same, lately, by source
 	exhausted   atomic.Uint64
 	retries     [len(retried)]atomic.Uint64
 	dials       [len(dialResultNames)]atomic.Uint64
@@ -106,7 +104,6 @@ const (
 	limitLongRunning
 	limitServer
 	limitSessions
-	limits
 )
 
 func (m *meter) refuse(limit int, from bound.Source) {
@@ -135,9 +132,10 @@ func (u *Upstream) limit(longRunning bool) (limit int, places *bound.Places, mos
 // Limits returns the limits at which requests are refused, or were lately, worst first.
 func (u *Upstream) Limits() (list []bound.Limit) {
 	v := u.view.Load()
-	places := [limits]*bound.Places{limitInFlight: &u.inFlight, limitLongRunning: &u.longRunning}
-	for i, most := range [limits]int64{limitInFlight: v.maxInFlight, limitLongRunning: v.maxLongRunning} {
-		if l, reached := bound.Reached(limitNames[i], places[i], most, &u.meter.refused[i]); reached {
+	places := [len(limitNames)]*bound.Places{limitInFlight: &u.inFlight, limitLongRunning: &u.longRunning}
+	most := [len(limitNames)]int64{limitInFlight: v.maxInFlight, limitLongRunning: v.maxLongRunning}
+	for i, name := range limitNames {
+		if l, reached := bound.Reached(name, places[i], most[i], &u.meter.refused[i]); reached {
 			list = append(list, l)
 		}
 	}
@@ -197,16 +195,16 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(c.inFlight, u.inFlight.Held(), "request")
 		gauge(c.inFlight, u.longRunning.Held(), "longrunning")
 		gauge(c.connections, m.connections.Load())
-		for limit := range limits {
+		for limit, name := range limitNames {
 			own := limit == limitInFlight || limit == limitLongRunning
-			counter(c.rejections, own, m.rejected[limit].Load(), limitNames[limit])
+			counter(c.rejections, own, m.rejected[limit].Load(), name)
 		}
 		counter(c.rejections, true, m.exhausted.Load(), "retry_budget")
-		for i := range m.dials {
-			counter(c.dials, i == dialOK, m.dials[i].Load(), dialResultNames[i])
+		for i, name := range dialResultNames {
+			counter(c.dials, i == dialOK, m.dials[i].Load(), name)
 		}
-		for i := range m.handshakes {
-			counter(c.handshakes, false, m.handshakes[i].Load(), handshakeClasses[i])
+		for i, class := range handshakeClasses {
+			counter(c.handshakes, false, m.handshakes[i].Load(), class)
 		}
 		for i, after := range retried {
 			counter(c.retries, false, m.retries[i].Load(), string(after))
