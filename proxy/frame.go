@@ -63,7 +63,7 @@ type slot struct {
 	stay   *backend.Stay
 	number uint32 // keeps lines of the access log in order
 
-	// Over HTTP/2 only, see frames.slot.
+	// Over HTTP/2 only, see frames.decide.
 	remote, remoteIP string
 	set              []hpack.HeaderField // buffer for Decision.Set, for one decision at a time
 }
@@ -95,21 +95,15 @@ func (s *slot) of(state *tls.ConnectionState) *authn.Conn {
 // usualSet is the number of fields set for most requests: a user with a few groups, and the fields of forwarded.
 const usualSet = 12
 
-// slot returns the connection's slot, which Proxy.ServeHTTP uses, too, so that its certificates are verified once.
-func (l *frames) slot(c *h2.ConnInfo) *slot {
-	s := slotOf(c.Context)
-	s.of(&c.TLS)
-	s.set, s.remote = make([]hpack.HeaderField, 0, usualSet), c.Remote.String()
-	s.remoteIP = hostOnly(s.remote)
-	return s
-}
-
 // decide is h2.Config.Decide. It parks a request that needs I/O, or a turn at the desk for the
 // connection's certificates. A long head is decided at the desk, by Proxy.ServeHTTP.
 func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool) {
 	conn, _ := c.Value.(*slot)
-	if conn == nil {
-		conn = l.slot(c)
+	if conn == nil { // the first of a connection; Proxy.ServeHTTP uses the slot, too: certificates are verified once
+		conn = slotOf(c.Context)
+		conn.of(&c.TLS)
+		conn.set, conn.remote = make([]hpack.HeaderField, 0, usualSet), c.Remote.String()
+		conn.remoteIP = hostOnly(conn.remote)
 		c.Value = conn
 	}
 	x := l.requests.Get().(*exchange) //nolint:forcetypeassert // the pool holds nothing else

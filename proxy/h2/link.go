@@ -219,7 +219,6 @@ func (o *output) drop() {
 }
 
 type (
-	rawBytes   [rawBuffer]byte
-	plainBytes [plainBuffer]byte
-	partBytes  [guestChunk]byte
+	rawBytes  [rawBuffer]byte
+	partBytes [guestChunk]byte
 )

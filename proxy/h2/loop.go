@@ -36,7 +36,7 @@ type loop struct {
 	next   []active // connections for the next turn, even without an event
 	heads  int      // clients' field blocks handled in this turn
 	in     rawBytes
-	plain  plainBytes
+	plain  [plainBuffer]byte
 }
 
 // active is a connection with its epoll events.

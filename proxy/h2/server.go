@@ -93,12 +93,6 @@ func (s *Server) Run(ctx context.Context) error {
 		running.Go(sh.loop.run)
 	}
 	<-ctx.Done()
-	s.end()
-	return running.Wait()
-}
-
-// end closes all connections at once, accepts no more, and waits for everything.
-func (s *Server) end() {
 	s.cancel()
 	for _, sh := range s.shards {
 		sh.lock()
@@ -110,6 +104,7 @@ func (s *Server) end() {
 	for _, sh := range s.shards {
 		sh.loop.close()
 	}
+	return running.Wait()
 }
 
 var errServerEnded = errors.New("server ended")

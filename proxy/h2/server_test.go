@@ -100,7 +100,8 @@ func testShutdownRunsOutOfTime(t *testing.T, driver string) {
 	}
 	s.ends(engine.ReasonClientLost)
 	guest := s.begun(s.guest("GET", "/hold", nil))
-	s.server.end()
+	s.stop()
+	<-s.stopped
 	s.ends(engine.ReasonLost)
 	for _, res := range []*http.Response{hold, guest} {
 		if _, err := io.ReadAll(res.Body); err == nil {

@@ -37,7 +37,8 @@ type stand struct {
 
 	change  func(h *wire.Head, p *engine.Plan)
 	ended   chan engine.Outcome
-	stopped chan struct{} // closed when Run has returned runErr
+	stop    context.CancelFunc // ends Run
+	stopped chan struct{}      // closed when Run has returned runErr
 	runErr  error
 	panics  int64 // minimum of panics that the test causes; 0: none are allowed
 }
@@ -143,10 +144,11 @@ func newStand(t *testing.T, driver string, h http.Handler, change func(h *wire.H
 		f(&cfg)
 	}
 	s.server = New(cfg)
-	ctx, cancel := context.WithCancel(context.Background())
+	var ctx context.Context
+	ctx, s.stop = context.WithCancel(context.Background())
 	go func() { defer close(s.stopped); s.runErr = s.server.Run(ctx) }()
 	t.Cleanup(func() {
-		cancel()
+		s.stop()
 		select {
 		case <-s.stopped:
 		case <-time.After(10 * time.Second):
