@@ -188,11 +188,11 @@ func (h *heads) evict(from bound.Source, all bool) bool {
 // lets net/http wait with the next bytes until there is room for what they become.
 type plain struct {
 	*tls.Conn // embedded, for net/http sets Request.TLS by its ConnectionState, and pump calls its CloseWrite
-	all    *heads
-	source *hold.Source
-	from   bound.Source
-	place  bound.Place
-	gone   context.CancelFunc // ends the connection's context; nil before net/http has it
+	all       *heads
+	source    *hold.Source
+	from      bound.Source
+	place     bound.Place
+	gone      context.CancelFunc // ends the connection's context; nil before net/http has it
 
 	// For the goroutine of the connection only.
 	head  wire.TextHead
