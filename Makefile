@@ -88,7 +88,7 @@ guards: ## Suites that guard a security property, an older release of Kubernetes
 BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main)
 
 .PHONY: quick
-quick: ## Packages changed since BASE (main): gofmt, vet, lint of the changes, unit tests; and the rules. A minute
+quick: ## Packages changed since BASE (main): gofmt, vet, lint of the changes, unit tests; and the rules. A minute, two for proxy
 	@files=$$({ git diff --name-only --diff-filter=d --relative $(BASE); git ls-files -o --exclude-standard; } | grep '\.go$$' || true); \
 	test -n "$$files" || { echo "no Go file differs from $(BASE)"; exit 0; }; \
 	out=$$(gofmt -l $$files); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }; \
@@ -96,7 +96,7 @@ quick: ## Packages changed since BASE (main): gofmt, vet, lint of the changes, u
 	echo $$packages; \
 	go vet -tags e2e $$packages; \
 	"$$($(TOOLS) golangci-lint)" run --new-from-rev=$(BASE) $$(dirname $$files | sort -u | sed 's,$$,/,;s,^,./,'); \
-	go test -parallel 8 $$packages ./tests/rules # they wait for deadlines most of the time
+	go test -parallel 8 -json $$packages ./tests/rules | go run ./tests/tools/count -q # they wait for deadlines most of the time
 
 .PHONY: unit
 unit: ## Unit tests, once: under the race detector, and without it for code that differs without it
@@ -370,7 +370,7 @@ OUT             ?= dist
 
 .PHONY: release
 release: build ## All files of a release page, into OUT=dist: archives, deb, rpm, image, chart, manifests, bills of materials, checksums
-	@rm -rf '$(OUT)'
+	@test ! -e '$(OUT)' || test -e '$(OUT)/SHA256SUMS' || { echo 'release: $(OUT) exists and is no earlier release (no SHA256SUMS): remove it, or choose OUT'; exit 1; }; rm -rf '$(OUT)'
 	@for target in $(RELEASE_TARGETS); do \
 	  echo "release: building for $$target"; \
 	  export GOOS=$${target%/*} GOARCH=$${target#*/}; mkdir -p '$(OUT)'/bin/$$target; \
