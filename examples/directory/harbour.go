@@ -37,9 +37,9 @@ type harbour struct {
 }
 
 // build makes keys, starts the extension servers and writes the registry.
-func build(ctx context.Context, o options) (*harbour, error) {
+func build(ctx context.Context, o options, stderr io.Writer) (*harbour, error) {
 	for _, port := range []*int{&o.port, &o.adminPort} {
-		if err := reserve(ctx, port); err != nil {
+		if err := reserve(ctx, port, stderr); err != nil {
 			return nil, err
 		}
 	}
@@ -64,9 +64,10 @@ func build(ctx context.Context, o options) (*harbour, error) {
 }
 
 // reserve replaces a port that is in use, or 0, by a free one.
-func reserve(ctx context.Context, port *int) error {
+func reserve(ctx context.Context, port *int, stderr io.Writer) error {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", *port))
 	if err != nil {
+		_, _ = fmt.Fprintf(stderr, "example: port %d is in use, so Fairlead gets a free one\n", *port)
 		l, err = new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	}
 	if err != nil {
@@ -248,18 +249,18 @@ Fairlead stands before two extension servers. There is no cluster.
 
 Try:
 
-  export KUBECONFIG=%[3]s
+  export KUBECONFIG="%[3]s" PATH="%[5]s:$PATH"
   kubectl get apiservices
+  kubectl fairlead status
   kubectl api-resources
   kubectl get tides
   kubectl explain tides.status
   kubectl get widgets -A
-  kubectl get --raw /fairlead/status
   kubectl delete widget widget-000
   kubectl --kubeconfig %[3]s-sailor get tide dover -o yaml
   kubectl --kubeconfig %[3]s-sailor delete widget widget-001   # forbidden
 
 Ctrl-C ends everything.
-`, h.front.URL, h.file("registry"), h.file("kubeconfig"), h.file("fairlead.log"))
+`, h.front.URL, h.file("registry"), h.file("kubeconfig"), h.file("fairlead.log"), filepath.Dir(h.fairlead))
 	return err
 }

@@ -48,11 +48,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	var err error
-	if o.dir, err = filepath.Abs(o.dir); err != nil { // kubeconfigs are read from anywhere
+	var err1, err2 error // what is printed to be copied works in any folder
+	o.dir, err1 = filepath.Abs(o.dir)
+	o.fairlead, err2 = filepath.Abs(o.fairlead)
+	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	h, err := build(ctx, o)
+	unlock, err := lock(o.dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	h, err := build(ctx, o, stderr)
 	if err != nil {
 		return err
 	}
@@ -78,6 +85,23 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case <-p.done:
 		return fmt.Errorf("fairlead ended, see %s: %w", h.file("fairlead.log"), p.cause())
 	}
+}
+
+// lock keeps a second example out of the folder: it would replace the keys and addresses of the
+// first one. The kernel releases the lock when the process ends.
+func lock(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("locking %s (another example uses this folder; for a second one: make example EXAMPLEARGS=-dir=FOLDER): %w", f.Name(), err)
+	}
+	return func() { _ = f.Close() }, nil
 }
 
 // process is a running Fairlead.

@@ -44,9 +44,16 @@ func testExample(t *testing.T, _ *world) {
 
 	k := kubectl.As(t, cluster.Endpoint{}, cluster.Credentials{})
 	k.Kubeconfig = filepath.Join(dir, "kubeconfig")
+	_, export, _ := strings.Cut(out.String(), "\n  export ")
+	export, _, _ = strings.Cut(export, "\n")
+	enter := func(t *testing.T, command string) suite.Answer { // as a user with kubectl, in another folder
+		cmd := exec.CommandContext(t.Context(), "bash", "-c", "export "+export+"; "+command)
+		cmd.Dir, cmd.Env = t.TempDir(), append(os.Environ(), "HOME="+t.TempDir(), "PATH="+filepath.Dir(suite.Tool(t, "kubectl"))+":"+os.Getenv("PATH"))
+		return suite.Run(t, cmd, "")
+	}
 	want := map[string]string{ // :: suggested command → text that its output must contain
 		"kubectl get apiservices": "harbour/tides     True", "kubectl api-resources": "tides.example.com/v1", "kubectl get tides": "dover", "kubectl explain tides.status": "askedBy",
-		"kubectl get widgets -A": "widget-002", "kubectl get --raw /fairlead/status": `"complete": true`, "kubectl delete widget widget-000": "deleted",
+		"kubectl get widgets -A": "widget-002", "kubectl fairlead status": "Users are served.", "kubectl delete widget widget-000": "deleted",
 		"kubectl --kubeconfig " + dir + "/kubeconfig-sailor get tide dover -o yaml": "askedBy: sailor",
 	}
 	for line := range strings.Lines(out.String()) {
@@ -56,15 +63,16 @@ func testExample(t *testing.T, _ *world) {
 			continue
 		}
 		t.Run(strings.ReplaceAll(command, dir, ""), func(t *testing.T) {
-			args := strings.TrimPrefix(command, "kubectl ")
+			text, code := want[command], 0
 			if strings.Contains(comment, "forbidden") {
-				k.Says(t, 1, "", args, "Forbidden")
-				return
+				text, code = "Forbidden", 1
 			}
-			if want[command] == "" {
+			if text == "" {
 				t.Fatal("this test does not know the command's output")
 			}
-			k.Says(t, 0, "", args, want[command])
+			if a := enter(t, command); a.Code != code || !strings.Contains(a.Out+a.Errs, text) {
+				t.Errorf("exit code %d, want %d and %q:\n%s%s", a.Code, code, text, a.Out, a.Errs)
+			}
 		})
 		delete(want, command)
 	}
@@ -79,6 +87,12 @@ func testExample(t *testing.T, _ *world) {
 			a := k.Try(t, "", "get", "widgets", "-A")
 			return strings.Contains(a.Errs, "hull repairs"), a.Errs
 		})
+	})
+	t.Run("a second one in the same folder is refused", func(t *testing.T) {
+		a := suite.Run(t, exec.CommandContext(t.Context(), "../../../bin/directory", "-dir="+dir), "")
+		if a.Code != 1 || !strings.Contains(a.Errs, "another example uses this folder") {
+			t.Errorf("exit code %d:\n%s%s", a.Code, a.Out, a.Errs)
+		}
 	})
 	t.Run("an interrupt ends all", func(t *testing.T) {
 		url := k.Run(t, "config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")

@@ -82,17 +82,24 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		}
 		o.fairlead = filepath.Join(filepath.Dir(self), "fairlead")
 	}
+	var err1, err2 error // what is printed to be copied works in any folder
+	o.dir, err1 = filepath.Abs(o.dir)
+	o.fairlead, err2 = filepath.Abs(o.fairlead)
+	if err := errors.Join(err1, err2); err != nil {
+		return o, err
+	}
 	if _, err := os.Stat(o.fairlead); err != nil {
 		return o, fmt.Errorf("finding fairlead (make build makes it): %w", err)
 	}
 	return o, nil
 }
 
-// free returns port, or zero (any port) if the port is in use. Call it last: the parts before
-// Fairlead take seconds to start, and minutes to build.
-func free(port int) int {
+// free returns port, or zero (any port) if the port is in use, and tells so. Call it last: the parts
+// before Fairlead take seconds to start, and minutes to build.
+func free(port int, stderr io.Writer) int {
 	l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port))
 	if err != nil {
+		tell(stderr, fmt.Sprintf("port %d is in use, so Fairlead gets a free one", port))
 		return 0
 	}
 	_ = l.Close()
@@ -165,7 +172,7 @@ func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer)
 		return "", nil, err
 	}
 	tell(stderr, "the sample extension server is ready and registered")
-	front, err = c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Port: free(o.port), AdminPort: free(o.adminPort), Args: o.args})
+	front, err = c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Port: free(o.port, stderr), AdminPort: free(o.adminPort, stderr), Args: o.args})
 	if err != nil {
 		return "", nil, err
 	}
@@ -200,7 +207,7 @@ func lock(file string) (unlock func(), err error) {
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("locking %s (another fairlead-dev uses this folder; choose one with -dir): %w", file, err)
+		return nil, fmt.Errorf("locking %s (another fairlead-dev uses this folder; for a second one: bin/fairlead-dev -dir FOLDER): %w", file, err)
 	}
 	return func() { _ = f.Close() }, nil
 }

@@ -82,8 +82,6 @@ func (d dev) tells(t *testing.T, text string) {
 	}
 }
 
-func (d dev) fairlead() string { return filepath.Join(filepath.Dir(d.dir), "fairlead") }
-
 // parts counts the processes that have d's folder in their arguments, by executable name.
 func (d dev) parts(t *testing.T) map[string]int {
 	t.Helper()
@@ -132,17 +130,22 @@ func TestDev(t *testing.T) {
 			t.Errorf("the kubeconfig names %s, printed:\n%s", server, printed)
 		}
 	})
-	t.Run("fairlead status", func(t *testing.T) {
-		i := strings.Index(printed, d.fairlead()+" status ")
-		if i < 0 {
-			t.Fatalf("no command to try in:\n%s", printed)
-		}
-		cmd := exec.CommandContext(t.Context(), d.fairlead(), "status")
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(d.dir, "kubeconfig"))
-		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "v1beta1.wardle.example.com") {
-			t.Errorf("%v\n%s", err, out)
-		}
-	})
+	for command, want := range map[string]string{
+		"kubectl fairlead status": "v1beta1.wardle.example.com", "kubectl fairlead lint --allow-loopback-backends": "to do: user system:serviceaccount:kube-system:fairlead",
+	} {
+		t.Run(command, func(t *testing.T) {
+			_, export, _ := strings.Cut(printed, "\n  export ")
+			export, _, _ = strings.Cut(export, "\n")
+			if !strings.Contains(printed, "\n  "+command+" ") {
+				t.Fatalf("it is not suggested in:\n%s", printed)
+			}
+			cmd := exec.CommandContext(t.Context(), "bash", "-c", "export "+export+"; "+command)
+			cmd.Dir = t.TempDir() // a suggestion works anywhere
+			if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), want) || strings.Contains(string(out), "loopback") {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
 	t.Run("all parts run", func(t *testing.T) {
 		got := d.parts(t)
 		for _, want := range []string{"etcd", "kube-apiserver", "sample-apiserver", "fairlead", "kube-controller-manager"} {

@@ -36,7 +36,7 @@ func raiseStandalone(ctx context.Context, c *cluster.Cluster, o options, stderr 
 	tell(stderr, "the extension server is ready")
 	start, cancel := context.WithTimeout(ctx, time.Minute) // they take a second or two
 	defer cancel()
-	one, err := c.StartFairlead(start, cluster.Fairlead{Path: o.fairlead, Name: "fairlead-1", Port: free(o.port), AdminPort: free(o.adminPort), Registry: c.Registry(), Args: o.args})
+	one, err := c.StartFairlead(start, cluster.Fairlead{Path: o.fairlead, Name: "fairlead-1", Port: free(o.port, stderr), AdminPort: free(o.adminPort, stderr), Registry: c.Registry(), Args: o.args})
 	if err != nil {
 		return "", nil, err
 	}
@@ -72,7 +72,7 @@ func describeStandalone(ctx context.Context, c *cluster.Cluster, o options, serv
 	err2 := two.Endpoint.WriteKubeconfig(kubeconfig+"-2", c.Admin())
 	text := fmt.Sprintf(apiService, server.URL(), base64.StdEncoding.EncodeToString(c.PKI.Serving.CA.PEM()))
 	err3 := os.WriteFile(manifest, []byte(text), 0o600)
-	kubectl, err4 := linkKubectl(ctx, o.dir)
+	err4 := linkKubectl(ctx, o.dir)
 	return fmt.Sprintf(`
 Two Fairleads keep APIServices in etcd. There is no kube-apiserver.
 
@@ -84,15 +84,15 @@ Two Fairleads keep APIServices in etcd. There is no kube-apiserver.
 
 Try:
 
-  export KUBECONFIG=%[6]s
-  %[8]s apply -f %[9]s
-  %[8]s wait --for=condition=Available apiservice/v1.widgets.example.com
-  %[8]s get widgets                                   # served by the extension server
-  %[8]s --kubeconfig %[6]s-2 get widgets   # through the other Fairlead
-  %[8]s --kubeconfig %[6]s-2 get apiservices -w   # meanwhile delete it
+  export KUBECONFIG="%[6]s" PATH="%[8]s:$PATH"
+  kubectl apply -f %[9]s
+  kubectl wait --for=condition=Available apiservice/v1.widgets.example.com
+  kubectl get widgets                                   # served by the extension server
+  kubectl --kubeconfig %[6]s-2 get widgets   # through the other Fairlead
+  kubectl --kubeconfig %[6]s-2 get apiservices -w   # meanwhile delete it
 
 Ctrl-C ends everything.
-`, one.Endpoint.URL, two.Endpoint.URL, one.Admin.URL, two.Admin.URL, c.EtcdURLs()[0], kubeconfig, filepath.Join(c.Dir(), "*.log"), kubectl, manifest), errors.Join(err1, err2, err3, err4)
+`, one.Endpoint.URL, two.Endpoint.URL, one.Admin.URL, two.Admin.URL, c.EtcdURLs()[0], kubeconfig, filepath.Join(c.Dir(), "*.log"), o.path(), manifest), errors.Join(err1, err2, err3, err4)
 }
 
 // createFlunders creates two objects through Fairlead, so that the first command shows some.
@@ -117,24 +117,27 @@ func createFlunders(ctx context.Context, rc *rest.Config) error {
 }
 
 // linkKubectl links kubectl into the folder.
-func linkKubectl(ctx context.Context, dir string) (string, error) {
+func linkKubectl(ctx context.Context, dir string) error {
 	path, err := tools.Path(ctx, tools.Config{}, "kubectl")
 	if err != nil {
-		return "", err
+		return err
 	}
 	kubectl := filepath.Join(dir, "kubectl")
 	if err := os.Remove(kubectl); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
+		return err
 	}
-	return kubectl, os.Symlink(path, kubectl)
+	return os.Symlink(path, kubectl)
 }
+
+// path returns the folders of kubectl and of its plug-in, for PATH.
+func (o options) path() string { return o.dir + ":" + filepath.Dir(o.fairlead) }
 
 // describe writes the kubeconfigs and a link to kubectl, and returns what to try.
 func describe(ctx context.Context, c *cluster.Cluster, front *cluster.Front, o options) (string, error) {
 	kubeconfig, direct := filepath.Join(o.dir, "kubeconfig"), filepath.Join(o.dir, "kubeconfig-direct")
 	err1 := front.Endpoint.WriteKubeconfig(kubeconfig, c.Admin())
 	err2 := c.Endpoint().WriteKubeconfig(direct, c.Admin())
-	kubectl, err3 := linkKubectl(ctx, o.dir)
+	err3 := linkKubectl(ctx, o.dir)
 	return fmt.Sprintf(`
 Fairlead stands before a real kube-apiserver.
 
@@ -145,16 +148,17 @@ Fairlead stands before a real kube-apiserver.
 
 Try:
 
-  export KUBECONFIG=%s
-  %[7]s get flunders -A                     # served by the extension server
-  %[7]s get apiservices
-  %[7]s auth whoami
-  %[7]s explain flunders.spec
-  %[7]s create namespace demo && %[7]s delete namespace demo
-  %[8]s status                 # the state of each APIService; see also explain and lint
+  export KUBECONFIG="%[3]s" PATH="%[6]s:$PATH"
+  kubectl get flunders -A           # served by the extension server
+  kubectl fairlead status           # Fairlead's verdict on each APIService; see also explain
+  kubectl get apiservices           # AVAILABLE is the verdict of kube-apiserver's own aggregator, up to half a minute later
+  kubectl fairlead lint --allow-loopback-backends   # the preflight; its 'to do' is for a real cluster
+  kubectl auth whoami
+  kubectl explain flunders.spec
+  kubectl create namespace demo && kubectl delete namespace demo
   curl -k '%[2]s/readyz?verbose'
-  %[7]s proxy                               # and the status page is http://127.0.0.1:8001/fairlead/
+  kubectl proxy                     # and the status page is http://127.0.0.1:8001/fairlead/
 
 Ctrl-C ends everything.
-`, front.Endpoint.URL, front.Admin.URL, kubeconfig, direct, filepath.Join(c.Dir(), "*.log"), kubeconfig, kubectl, o.fairlead), errors.Join(err1, err2, err3)
+`, front.Endpoint.URL, front.Admin.URL, kubeconfig, direct, filepath.Join(c.Dir(), "*.log"), o.path()), errors.Join(err1, err2, err3)
 }

@@ -18,14 +18,14 @@ func TestStandalone(t *testing.T) {
 	want := []string{"v1.widgets.example.com created", "condition met", "widget-002", "widget-002", "v1.widgets.example.com"}
 	for line := range strings.Lines(printed) {
 		words := strings.Fields(strings.Split(line, "#")[0])
-		if len(words) < 2 || filepath.Base(words[0]) != "kubectl" {
+		if len(words) < 2 || words[0] != "kubectl" {
 			continue
 		}
 		if len(want) == 0 {
 			t.Fatalf("unexpected suggestion: %s", line)
 		}
 		t.Run(strings.ReplaceAll(strings.Join(words[1:], " "), d.dir, ""), func(t *testing.T) {
-			cmd := exec.CommandContext(t.Context(), words[0], words[1:]...)
+			cmd := exec.CommandContext(t.Context(), filepath.Join(d.dir, words[0]), words[1:]...)
 			cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(d.dir, "kubeconfig"))
 			var out bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &out, &out
