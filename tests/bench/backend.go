@@ -145,7 +145,7 @@ func (e *extension) watch(w http.ResponseWriter, r *http.Request) {
 
 // startBackend starts the extension server and registers it.
 func (w *world) startBackend(ctx context.Context) {
-	pair := w.serving("extension", "extension.bench.svc", "localhost")
+	pair := w.serving("extension", "extension.bench.svc", "localhost", "127.0.0.1")
 	w.backend = freeAddress(ctx)
 	w.extension = try.Get(w.Run(ctx, cluster.Command{
 		Name: "extension", Path: w.self, Args: []string{"backend", w.backend, pair.CertFile, pair.KeyFile}, Ready: cluster.Listens(w.backend),
