@@ -40,17 +40,17 @@ type simulation struct {
 
 // road is a way to kube-apiserver, for kwok and the measured client alike.
 type road struct {
-	row       string
-	tables    []string // one Fairlead and three have one each, with a row for direct
-	to        cluster.Endpoint
-	fairleads []*peer
+	row     string
+	tables  []string // one Fairlead and three have one each, with a row for kube-apiserver itself
+	to      cluster.Endpoint
+	servers []*peer // whose cost is measured: Fairleads, or kube-apiserver
 }
 
 // simulated compares kube-apiserver itself, one Fairlead, and three behind HAProxy. All rounds count.
 func simulated(ctx context.Context, w *world) {
 	s := &simulation{world: w, namespaces: w.o.pick(10, 50), home: w.visitor()}
 	one, three := w.through(ctx, 1), w.through(ctx, 3)
-	directly := road{row: direct, tables: slices.Concat(one.tables, three.tables), to: w.Endpoint()}
+	directly := road{row: aggregator, tables: slices.Concat(one.tables, three.tables), to: w.Endpoint(), servers: []*peer{w.have(ctx, aggregator)}}
 	s.fill(ctx)
 	s.start(ctx, directly).Kill() // all pods begin to run in it
 	inTurns([]road{directly, one, three}, min(w.o.rounds, 5), func(r road) {
@@ -69,7 +69,7 @@ func (w *world) through(ctx context.Context, n int) road {
 	r := road{row: fairlead, tables: []string{name}}
 	for i := range n {
 		p := w.launch(ctx, fmt.Sprintf("%s-fairlead-%d", name, i))
-		r.to, r.fairleads = p.front.Endpoint, append(r.fairleads, p)
+		r.to, r.servers = p.front.Endpoint, append(r.servers, p)
 		servers += fmt.Sprintf("    server %s %s check\n", p.name, p.address)
 	}
 	if n > 1 {
@@ -124,8 +124,10 @@ func (s *simulation) fill(ctx context.Context) {
 
 // start starts kwok on a road. It is ready when all nodes have Leases, all pods run, and it has nothing else to do.
 func (s *simulation) start(ctx context.Context, r road) *cluster.Part {
-	for _, p := range r.fairleads {
-		try.Do(p.part.Restart(ctx)) // for its memory
+	for _, p := range r.servers {
+		if p.front != nil {
+			try.Do(p.part.Restart(ctx)) // for its memory
+		}
 	}
 	s.turn++
 	name, nodes := fmt.Sprintf("kwok-turn-%d", s.turn), s.namespaces*podsPerNamespace/podsPerNode
@@ -165,11 +167,11 @@ func (s *simulation) observe(ctx context.Context, r road) (got sample) {
 	clients := []*http.Client{s.visitor(), s.visitor(), s.visitor()} // HAProxy spreads them
 	s.visit(ctx, r, clients, 0, kinds*lag)                           // connects
 	began, asked := time.Now(), s.asked(ctx)
-	for _, p := range r.fairleads {
+	for _, p := range r.servers {
 		got.Share -= p.cpu().Seconds()
 	}
 	took := s.visit(ctx, r, clients, kinds*lag, int(10*s.o.duration.Seconds()*rate)) // 20 s with -full
-	for _, p := range r.fairleads {
+	for _, p := range r.servers {
 		got.Share += p.cpu().Seconds()
 		got.Resident += p.resident(all) / (1 << 10)
 	}
