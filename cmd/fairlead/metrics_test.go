@@ -73,7 +73,7 @@ func kindOf(name string) dto.MetricType {
 // The table of docs/metrics.md is generated from the registered metrics; run this test with -update
 // to write it. They pass promtool check metrics, also those without series.
 func TestMetricsDocument(t *testing.T) {
-	const file, head = "../../docs/metrics.md", "| metric and labels | type | meaning |\n|---|---|---|\n"
+	const file, first = "../../docs/metrics.md", "\n- `"
 	dir := t.TempDir()
 	policy := writeFile(t, filepath.Join(dir, "policy.yaml"), "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")
 	d := doorBefore(t, "https://127.0.0.1:1", "--write-status", "--emit-events", "--publish-kubernetes-endpoints", "--advertise-address=192.0.2.1",
@@ -83,17 +83,20 @@ func TestMetricsDocument(t *testing.T) {
 		t.Errorf("only %d metrics are described", len(all))
 	}
 	have := string(must.Get(os.ReadFile(file))(t))
-	before, _, _ := strings.Cut(have, head)
+	before, _, _ := strings.Cut(have, first)
 	var b strings.Builder
-	b.WriteString(before + head)
+	b.WriteString(before + "\n")
 	var families []*dto.MetricFamily
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		f, labels := all[name], []string(nil)
 		for _, l := range f.Metric[0].Label {
 			labels = append(labels, l.GetName())
 		}
-		form := strings.TrimSuffix(name+"{"+strings.Join(labels, ",")+"}", "{}")
-		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", form, strings.ToLower(f.GetType().String()), strings.ReplaceAll(f.GetHelp(), "|", `\|`))
+		form, kind := strings.TrimSuffix(name+"{"+strings.Join(labels, ",")+"}", "{}"), ""
+		if f.GetType() != dto.MetricType_COUNTER { // whose names say so
+			kind = " (" + strings.ToLower(f.GetType().String()) + ")"
+		}
+		fmt.Fprintf(&b, "- `%s`%s: %s\n", form, kind, f.GetHelp())
 		switch f.GetType() { //nolint:exhaustive // there are no others
 		case dto.MetricType_COUNTER:
 			f.Metric[0].Counter = &dto.Counter{Value: new(0.0)}
