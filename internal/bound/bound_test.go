@@ -270,6 +270,8 @@ func TestQueueTurns(t *testing.T) {
 // A tally names the busiest source of the last one or two minutes, in bounded memory, whoever else
 // comes, and forgets it afterwards.
 func TestTally(t *testing.T) {
+	const text = "limit inflight: 3 of 4 places are held, at least 2 by jane; 5 requests got 429 in the last two minutes, 4 of them from bob"
+	check.Same(t, text, Limit{Name: "inflight", Most: 4, Held: 3, Holds: 2, Holder: "jane", Refused: 5, Times: 4, By: "bob"}.String(), "in words")
 	synctest.Test(t, func(t *testing.T) {
 		var tally Tally
 		busiest := func(total int64, who Source, n int64) {

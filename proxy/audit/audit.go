@@ -184,7 +184,6 @@ func (l *Log) write(e entry) {
 	}
 	if l.lines.Reset(); l.lines.Cap() > 16*soon {
 		l.lines = bytes.Buffer{} // grown by a large body
-		l.backend = auditlog.NewBackend(&l.lines, l.cfg.Format, auditv1.SchemeGroupVersion)
 	}
 }
 

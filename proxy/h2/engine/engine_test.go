@@ -83,6 +83,23 @@ func TestGuestWaitsForRoom(t *testing.T) {
 	r.clean()
 }
 
+// A caller that waits for room in a body learns that its request has ended.
+func TestGuestLearnsOfTheEnd(t *testing.T) {
+	r, g := newRig(t), &Guest{}
+	r.e.Invite(g, &wire.Head{Method: "POST", Authority: "a", Path: "/", ContentLength: -1}, r.forward(r.ep))
+	r.run()
+	for wait := false; !wait; r.run() {
+		_, wait = g.Pass(make([]byte, 16<<10), nil)
+	}
+	for len(g.Room()) > 0 {
+		<-g.Room()
+	}
+	r.e.lose(r.backend(0).c, errRefused)
+	r.run()
+	check.Same(t, 1, len(g.Room()), "signals")
+	r.clean()
+}
+
 // A backend's stream for a caller has ended with both bodies, and is not reset when they were read.
 func TestGuestEndsItsStream(t *testing.T) {
 	r, g := newRig(t), &Guest{}

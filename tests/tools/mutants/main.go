@@ -63,7 +63,7 @@ func closest() map[string][]string {
 		"certs": {}, "certs/trust": {"certs"}, "cmd/fairlead": {}, "cmd/fairlead/entrypoint": {}, "cmd/fairlead/status": {}, "health": {},
 		"proxy": {}, "proxy/accesslog": {"proxy"}, "proxy/audit": {"proxy"}, "proxy/authn": {}, "proxy/authn/tokens": {}, "proxy/authz": {}, "proxy/authz/rbac": {},
 		"proxy/backend": {"proxy"}, "internal/bound": {"proxy/authn", "proxy/authz", "proxy/backend"}, "proxy/front": {}, "internal/memo": {"proxy/authn", "proxy/authz"},
-		"proxy/h2": {"proxy"}, "internal/budget": {"proxy/h2/engine"}, "proxy/h2/engine": {"proxy/h2"}, "internal/hold": {"proxy/h2"},
+		"proxy/h2": {"proxy"}, "internal/budget": {"proxy/h2/engine"}, "proxy/h2/engine": {"proxy/h2"}, "internal/hold": {"proxy/h2", "proxy/front"},
 		"internal/spare": {"proxy/h2/engine"}, "proxy/h2/wire": {"proxy/h2/engine", "proxy/h2"},
 		"registry": {"registry/documents", "registry/documents/discovery"}, "registry/apiservices": {}, "registry/apiservices/etcd": {"registry/apiservices"},
 		"registry/directory": {"registry"}, "registry/directory/manifest": {"registry/directory"}, "registry/documents": {"registry/documents/discovery", "registry/documents/openapi"},
