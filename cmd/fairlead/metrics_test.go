@@ -70,7 +70,7 @@ func kindOf(name string) dto.MetricType {
 	return dto.MetricType_GAUGE
 }
 
-// The table of docs/metrics.md is generated from the registered metrics; run this test with -update
+// The list of docs/metrics.md is generated from the registered metrics; run this test with -update
 // to write it. They pass promtool check metrics, also those without series.
 func TestMetricsDocument(t *testing.T) {
 	const file, first = "../../docs/metrics.md", "\n- `"

@@ -46,13 +46,13 @@ func (z *Authorizer) Upstream() authorizer.Authorizer {
 		}}
 		fields, fieldErr := attr.GetFieldSelector()
 		labels, labelErr := attr.GetLabelSelector()
-		known := z.shortcut(a)
-		d, err := Decision{Allowed: known && a.User != nil}, error(nil)
-		switch {
-		case a.User == nil || !a.IsResourceRequest || len(fields) == 0 && len(labels) == 0 && fieldErr == nil && labelErr == nil:
-			d, err = z.Authorize(ctx, a)
-		case !known && z.cfg.Review != nil:
+		selects := a.IsResourceRequest && (len(fields) > 0 || len(labels) > 0 || fieldErr != nil || labelErr != nil)
+		var d Decision
+		var err error
+		if selects && !z.shortcut(a) && z.cfg.Review != nil {
 			d, err = z.ask(ctx, attr)
+		} else {
+			d, err = z.Authorize(ctx, a)
 		}
 		if err == nil && d.Allowed {
 			return authorizer.DecisionAllow, d.Reason, nil

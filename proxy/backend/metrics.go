@@ -35,8 +35,12 @@ const (
 
 //nolint:gochecknoglobals // nothing writes them
 var (
-	dialResultNames = [...]string{"ok", "resolve", "connect", "tls", "trust"}
-	limitNames      = [...]string{"inflight", "longrunning", "server", "sessions"}
+	dialResultNames = [...]string{
+		dialOK: "ok", dialResolve: "resolve", dialConnect: "connect", dialTLS: "tls", dialTrust: "trust",
+	}
+	limitNames = [...]string{
+		limitInFlight: "inflight", limitLongRunning: "longrunning", limitServer: "server", limitSessions: "sessions",
+	}
 	// handshakeClasses are the classes of TLS errors, see classOf.
 	handshakeClasses = [...]string{
 		"other", "timeout", "unknown_authority", "hostname", "expired", "invalid", "alert", "not_tls", "closed",

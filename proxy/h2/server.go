@@ -204,8 +204,9 @@ func (s *Server) EndLongRunning() {
 // when no client is left, or with ctx's error when ctx ends; then it closes the rest.
 func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 	s.each(func(e *engine.Engine) { e.Drain(grace) })
-	const every = 20 * time.Millisecond                                                                 // short compared with any grace, long compared with the check
-	for slices.ContainsFunc(s.shards, func(sh *shard) bool { return sh.e.Count.Conns[0].Load() > 0 }) { // clients
+	const every = 20 * time.Millisecond // short compared with any grace, long compared with the check
+	hasClients := func(sh *shard) bool { return sh.e.Count.Conns[0].Load() > 0 }
+	for slices.ContainsFunc(s.shards, hasClients) {
 		select {
 		case <-ctx.Done():
 			s.each(func(e *engine.Engine) { e.CutAll(ctx.Err()) })
