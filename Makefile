@@ -23,6 +23,9 @@ BENCH     ?= .
 BENCHTIME ?= 1s
 IMAGE     ?= fairlead:$(VERSION)
 
+# $(call needs,COMMANDS,PACKAGES) installs packages of Debian if a command is missing. A new machine's list of packages may be old, or empty.
+needs = @for tool in $(1); do command -v $$tool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends $(2); break; }; done
+
 # What a person needs; help-all has what suites and releases are made of, too.
 NEEDED := example run standalone build quick test verify slow bench release
 
@@ -124,7 +127,7 @@ differential: parts ## The same requests to Fairlead and to kube-apiserver
 
 .PHONY: netns
 netns:
-	@command -v ip >/dev/null || apt-get install -y iproute2
+	$(call needs,ip,iproute2)
 
 .PHONY: faults entrypoint behind
 faults: parts netns ## One thing at a time breaks or is replaced under load: backends, Fairlead, every certificate and CA; real extension servers restart (15 min; root, otherwise idle)
@@ -139,7 +142,7 @@ behind: parts netns ## The cluster's own aggregator sends APIServices to Fairlea
 .PHONY: operate releases
 operate: parts netns ## Manifests, roles, alerts, page and commands (root; otherwise idle)
 	$(TOOLS) -q helm kubeadm # before the tests: their network has no way out
-	@for tool in chromium promtool amtool curl openssl haproxy zsh nft ss; do command -v $$tool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends chromium prometheus prometheus-alertmanager curl openssl haproxy zsh nftables iproute2; break; }; done
+	$(call needs,chromium promtool amtool curl openssl haproxy zsh nft ss,chromium prometheus prometheus-alertmanager curl openssl haproxy zsh nftables iproute2)
 	$(call suite,-parallel 32 -timeout 15m)
 releases: parts ## Test the files of make release, built twice (root)
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/e2e/release | $(call count,$@,-want tests/e2e/release/COUNT)
@@ -165,7 +168,7 @@ LANE ?= h2
 
 .PHONY: dashboards
 dashboards: ## Check the dashboards by Grafana's own types, and that the check finds a mistake (npm)
-	@command -v npm >/dev/null || apt-get install -y --no-install-recommends npm
+	$(call needs,npm,npm)
 	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
 	  npm install --silent --no-audit --no-fund --prefix "$$dir" typescript@5.6.3 @grafana/schema@11.0.0 && mkdir "$$dir/right" "$$dir/wrong" && \
 	  for file in deploy/components/monitoring/*.json; do \
@@ -177,7 +180,7 @@ dashboards: ## Check the dashboards by Grafana's own types, and that the check f
 .PHONY: screenshots
 screenshots: ## The pictures of the status page in docs/, taken by its own test in Chromium
 	$(TOOLS)
-	@command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium
+	$(call needs,chromium,chromium)
 	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
 	  go test -tags e2e -count=1 -artifacts -outputdir "$$dir" -run 'TestOperate/^page$$' ./tests/e2e/operate && mkdir -p docs/screenshots && \
 	  for name in light dark narrow detail; do cp "$$dir"/_artifacts/*/$$name.webp docs/screenshots/; done
@@ -193,12 +196,12 @@ SEED    ?= 1
 .PHONY: soak
 soak: ## Random faults of all parts under load, with every request checked, for MINUTES=20 with SEED=1 on LANE=h2|http1 (Linux, root)
 	$(TOOLS) -q etcd kube-apiserver
-	@command -v ip >/dev/null || apt-get install -y iproute2
+	$(call needs,ip,iproute2)
 	go test -tags e2e -count=1 -timeout 0 -v ./tests/chaos/soak -args -minutes=$(MINUTES) -seed=$(SEED) -lane=$(LANE)
 
 .PHONY: balancer
 balancer: parts ## HAProxy tells Fairlead, and kube-apiserver, its clients' addresses by the PROXY protocol
-	@command -v haproxy >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends haproxy; }
+	$(call needs,haproxy,haproxy)
 	$(call suite,-timeout 10m) -v
 
 .PHONY: storm
@@ -207,14 +210,14 @@ storm: parts ## What one who lists 20,000 pods every second does to others, with
 
 .PHONY: critical
 critical: parts netns ## Three nodes, of which one has its pod network late, behind HAProxy; an extension server dies for all (3 min; root, otherwise idle)
-	@command -v haproxy >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends haproxy; }
+	$(call needs,haproxy,haproxy)
 	$(call suite,-timeout 15m) -v
 
 .PHONY: routes
 routes: parts netns ## Several metrics servers behind one APIService: autoscalers on prometheus-adapter and KEDA, one killed at a time; a standby (5 min, and 15 for building KEDA once; root, otherwise idle)
 	$(TOOLS) -q test-adapter prometheus-adapter keda-adapter keda-operator # before the tests: their network has no way out
 	@go mod download -C tests/tools/keda github.com/kedacore/keda/v2 # for its CRDs
-	@command -v prometheus >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends prometheus; }
+	$(call needs,prometheus,prometheus)
 	$(call suite,-timeout 30m) -v
 
 .PHONY: konnectivity
@@ -224,7 +227,7 @@ konnectivity: parts netns ## An extension server that is reached only through ko
 
 .PHONY: incidents
 incidents: parts netns ## Eighteen outages: what the first command says, which alerts fire, and that all is well again (6 min; root, otherwise idle)
-	@command -v promtool >/dev/null || { apt-get update -qq; apt-get install -y --no-install-recommends prometheus; }
+	$(call needs,promtool,prometheus)
 	$(call suite,-parallel 6 -timeout 20m)
 
 .PHONY: etcd-load
@@ -235,16 +238,16 @@ etcd-load: ## 10,000 APIServices written at 500 a second to two Fairleads: both 
 .PHONY: streams
 streams: ## Backends with few streams a connection, beside kube-apiserver's own aggregator (30 min; root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver
-	@command -v ip >/dev/null || apt-get install -y iproute2
-	@command -v h2load >/dev/null || apt-get install -y --no-install-recommends nghttp2-client
+	$(call needs,ip,iproute2)
+	$(call needs,h2load,nghttp2-client)
 	go test -tags e2e -count=1 -timeout 60m -json ./tests/chaos/streams | go run ./tests/tools/count -v -want tests/chaos/streams/COUNT
 
 .PHONY: fleet
 fleet: ## Two control planes behind HAProxy with hollow kubelets: every server stopped and replaced; three upgraded and back (28 min; root, otherwise idle)
 	$(TOOLS) -q etcd kube-apiserver kube-controller-manager kube-scheduler kubemark
 	FAIRLEAD_KUBERNETES=v1.36.3 $(TOOLS) -q kube-apiserver kube-controller-manager kube-scheduler kubemark
-	@command -v ip >/dev/null || apt-get install -y iproute2
-	@command -v haproxy >/dev/null || apt-get install -y --no-install-recommends haproxy
+	$(call needs,ip,iproute2)
+	$(call needs,haproxy,haproxy)
 	go test -tags e2e -count=1 -timeout 60m -json ./tests/chaos/fleet | go run ./tests/tools/count -v -want tests/chaos/fleet/COUNT
 
 # What make interop needs of Debian and npm.
@@ -354,7 +357,7 @@ fuzz-one: ## Run one fuzz target for FUZZTIME, chosen by the commit
 
 .PHONY: bench
 bench: build ## Measure Fairlead beside its peers; BENCHARGS=-full for all of docs/evidence/measurements.md (55 min), list: -scenarios list
-	@command -v haproxy >/dev/null && command -v nginx >/dev/null && command -v nghttpx >/dev/null || apt-get install -y --no-install-recommends haproxy nginx-light nghttp2-proxy
+	$(call needs,haproxy nginx nghttpx,haproxy nginx-light nghttp2-proxy)
 	$(TOOLS) -q etcd kube-apiserver
 	go run ./tests/bench $(BENCHARGS)
 
