@@ -40,13 +40,17 @@ build: ## Build bin/fairlead, bin/kubectl-fairlead and bin/fairlead-dev (static)
 	@mkdir -p bin; test -e bin/fairlead || echo 'building fairlead: two minutes on two cores when nothing is cached'
 	@$(GOBUILD) -o bin/ ./cmd/... ./tests/tools/fairlead-dev
 
-.PHONY: run
-run: build ## Bring up a whole cluster on loopback behind Fairlead; Ctrl-C ends it
-	@bin/fairlead-dev
-
-.PHONY: standalone
-standalone: build ## Two Fairleads on one etcd and an extension server, without kube-apiserver; prints what to try, Ctrl-C ends all
-	@bin/fairlead-dev -standalone -dir .standalone
+.PHONY: run standalone
+run: ## Bring up a whole cluster on loopback behind Fairlead; Ctrl-C ends it
+	$(dev)
+standalone: ## Two Fairleads on one etcd and an extension server, without kube-apiserver; prints what to try, Ctrl-C ends all
+	$(dev) -standalone -dir .standalone
+# What only the suggested commands need is built once Fairlead serves.
+define dev
+@mkdir -p bin; test -e bin/fairlead || echo 'building fairlead: two minutes on two cores when nothing is cached'
+@$(GOBUILD) -o bin/ ./cmd/fairlead ./tests/tools/fairlead-dev
+@bin/fairlead-dev -later "$(GOBUILD) -o bin/ ./cmd/kubectl-fairlead"
+endef
 
 .PHONY: example
 example: build ## Fairlead with two extension servers and a folder of manifests, without a cluster; Ctrl-C ends all

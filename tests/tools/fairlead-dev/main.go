@@ -16,6 +16,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strconv"
@@ -51,6 +52,7 @@ type options struct {
 	port, adminPort   int
 	controllerManager bool
 	standalone        bool
+	later             string   // command
 	args              []string // passed on to fairlead serve
 }
 
@@ -64,6 +66,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&o.adminPort, "admin-secure-port", 6444, "Fairlead's admin port; if it is not free, any free port")
 	flags.BoolVar(&o.controllerManager, "controller-manager", true, "run kube-controller-manager, through Fairlead")
 	flags.BoolVar(&o.standalone, "standalone", false, "run no Kubernetes: an etcd, two Fairleads over it and an extension server")
+	flags.StringVar(&o.later, "later", "", "shell command that builds what only the suggested commands need; run once Fairlead serves")
 	flags.Usage = func() {
 		_, _ = fmt.Fprintln(stderr, "usage: fairlead-dev [flags] [-- flags of fairlead serve]")
 		flags.PrintDefaults()
@@ -125,11 +128,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err := os.RemoveAll(data); err != nil { // the old store belongs to old keys
 		return fmt.Errorf("removing the last cluster: %w", err)
 	}
-	cfg, needed, raise := cluster.Config{Dir: data, Progress: stderr}, []string{"etcd", "kube-apiserver", "sample-apiserver", "kubectl"}, raise
+	cfg, needed, raise := cluster.Config{Dir: data, Progress: stderr}, []string{"etcd", "kube-apiserver"}, raise
 	if o.standalone {
-		cfg.APIServers, needed, raise, o.controllerManager = -1, []string{"etcd", "kubectl"}, raiseStandalone, false
+		cfg.APIServers, needed, raise, o.controllerManager = -1, []string{"etcd"}, raiseStandalone, false
 	}
-	// Programs are fetched before any is started: a new machine shows what takes minutes.
+	// On a new machine these take minutes. All else is built while Fairlead serves.
 	if _, err := tools.Paths(ctx, tools.Config{Progress: stderr}, needed...); err != nil {
 		return orInterrupted(ctx, err)
 	}
@@ -165,18 +168,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 
 // raise starts the parts around the control plane, waits until they work, and returns what to try.
 func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (text string, front *cluster.Front, err error) {
-	// 1 min: everything here takes two or three seconds on two cores.
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	config := cluster.Fairlead{Path: o.fairlead, Port: free(o.port, stderr), AdminPort: free(o.adminPort, stderr), Args: o.args}
+	start, cancel := context.WithTimeout(ctx, time.Minute) // it takes a second or two
+	defer cancel()
+	if front, err = c.StartFairlead(start, config); err != nil {
+		return "", nil, err
+	}
+	if err := o.buildRest(ctx, front, stderr, "kubectl", "sample-apiserver"); err != nil {
+		return "", nil, err
+	}
+	ctx, cancel = context.WithTimeout(ctx, time.Minute) // as long as that
 	defer cancel()
 	if _, err := c.StartSampleAPIServer(ctx); err != nil {
 		return "", nil, err
 	}
 	tell(stderr, "the sample extension server is ready and registered")
-	front, err = c.StartFairlead(ctx, cluster.Fairlead{Path: o.fairlead, Port: free(o.port, stderr), AdminPort: free(o.adminPort, stderr), Args: o.args})
-	if err != nil {
-		return "", nil, err
-	}
-	tell(stderr, "fairlead is ready")
 	if err := c.WaitAvailable(ctx, front.Endpoint, "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"); err != nil {
 		return "", nil, fmt.Errorf("%w\n%s", err, front.Part.Tail())
 	}
@@ -185,6 +191,20 @@ func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer)
 	}
 	text, err = describe(ctx, c, front, o)
 	return text, front, err
+}
+
+// buildRest builds what only the suggested commands need, after Fairlead serves: a minute of a new machine.
+func (o options) buildRest(ctx context.Context, front *cluster.Front, stderr io.Writer, parts ...string) error {
+	tell(stderr, "fairlead serves at "+front.Endpoint.URL+"; the rest follows")
+	if o.later != "" {
+		cmd := exec.CommandContext(ctx, "sh", "-c", o.later)
+		cmd.Stdout, cmd.Stderr = stderr, stderr
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("running %s: %w", o.later, err)
+		}
+	}
+	_, err := tools.Paths(ctx, tools.Config{Progress: stderr}, parts...)
+	return err
 }
 
 // tell prints progress. It ignores errors: a closed terminal must not end the cluster.

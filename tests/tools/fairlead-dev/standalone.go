@@ -44,6 +44,9 @@ func raiseStandalone(ctx context.Context, c *cluster.Cluster, o options, stderr 
 	if err != nil {
 		return "", nil, err
 	}
+	if err := o.buildRest(ctx, one, stderr, "kubectl"); err != nil {
+		return "", nil, err
+	}
 	text, err = describeStandalone(ctx, c, o, server, one, two)
 	return text, one, err
 }
