@@ -56,6 +56,9 @@ func (w *world) rested(ctx context.Context, p *peer, n int) (s sample) {
 	pause(ctx, resting)
 	took := time.Since(began).Seconds()
 	after, wakes := scheduled(p.part.PID())
+	if w.o.profile {
+		w.keep(ctx, p, "/debug/pprof/profile?seconds=20", fmt.Sprintf("rest-%d", n)) // two rounds
+	}
 	s.Share, s.Wakes, s.Resident = 100*(after-before).Seconds()/took, float64(wakes-woken)/took, p.resident(all)/(1<<10)
 	return s
 }

@@ -77,11 +77,11 @@ type holding struct {
 	heap              float64 // bytes, just after a collection
 }
 
-// rest waits until neither door changes any more, for three minutes at most, which is longer than
-// any idle timeout, and returns what they hold.
+// rest waits until neither door changes any more, for five minutes at most, and returns what they hold.
 func (w *world) rest(ctx context.Context) (last [2]holding) {
 	near := func(a, b float64) bool { return max(a, b)-min(a, b) <= 3 } // goroutines and files of a probe or a scrape
-	for n, same := 0, 0; n < 360 && same < 20; n++ {                    // 20: 10 s, in which everything periodic has run
+	// 200: 100 s, in which connections to backends that one burst opened have ended, after 90 s without a stream.
+	for n, same := 0, 0; n < 600 && same < 200; n++ {
 		same++
 		for i, d := range w.doors {
 			for range 2 { // a sync.Pool's content survives one collection
