@@ -100,6 +100,21 @@ func TestGuestLearnsOfTheEnd(t *testing.T) {
 	r.clean()
 }
 
+// Where only this process asks, a backend's connection is the oldest, and its watches end like others.
+func TestEndOnOldest(t *testing.T) {
+	r, g := newRig(t), &Guest{}
+	plan := r.forward(r.ep)
+	plan.LongRunning = true
+	r.e.Invite(g, &wire.Head{Method: "GET", Authority: "a", Path: "/", EndStream: true}, plan)
+	r.run()
+	r.backend(0).say("HEADERS 1 :status=200")
+	r.e.EndOn(func(*Conn) bool { return true }, nil)
+	_, _, err := g.Read(make([]byte, 1))
+	check.Same(t, "EOF", fmt.Sprint(err), "the watch")
+	r.run()
+	r.clean()
+}
+
 // A backend's stream for a caller has ended with both bodies, and is not reset when they were read.
 func TestGuestEndsItsStream(t *testing.T) {
 	r, g := newRig(t), &Guest{}
