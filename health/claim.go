@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -60,7 +61,7 @@ type claim struct {
 	last    atomic.Pointer[probe]
 	serves  atomic.Pointer[served]
 	latency latency
-	// For servers: it has accepted us once, and until when (UnixNano) a refusal may mean that it lacks its rules.
+	// For servers: it has accepted us once, and the moment until which a refusal may mean that it lacks its rules.
 	accepted    atomic.Bool
 	unreadUntil atomic.Int64
 
@@ -135,7 +136,7 @@ func (c *claim) take(f finding) {
 	}
 	c.failed.Add(float64(f.failures))
 	if !errors.Is(f.err, errUnread) {
-		c.unreadUntil.Store(time.Now().Add(unread).UnixNano())
+		c.unreadUntil.Store(monotonic.Now() + int64(unread))
 	}
 	reason, message := explain(f.err, c.at.String())
 	c.last.Store(&probe{time.Now(), f.took, message})

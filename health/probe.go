@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -132,7 +133,7 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 	case !c.target.key.server:
 		return fmt.Errorf("bad status from %v: %d%s", c.at, code, sentence(resp.Body))
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		if code == http.StatusForbidden && c.accepted.Load() && time.Now().UnixNano() < c.unreadUntil.Load() {
+		if code == http.StatusForbidden && c.accepted.Load() && monotonic.Now() < c.unreadUntil.Load() {
 			return fmt.Errorf("bad status from %v: %d: %w", c.at, code, errUnread)
 		}
 		return nil // it refuses us, but it is healthy

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
@@ -50,7 +51,7 @@ func (p *Proxy) endable(r *http.Request, e *events) (*http.Request, context.Canc
 
 // events tracks where the events of a long-running response end.
 type events struct {
-	last    atomic.Int64 // when bytes last arrived, Unix time in nanoseconds; 0 means never
+	last    atomic.Int64 // the moment when bytes last arrived; zero means never
 	newline atomic.Bool  // the last byte ended a line
 }
 
@@ -60,7 +61,7 @@ func (e *events) await(ctx context.Context) {
 	from := time.Now()
 	_ = wait.PollUntilContextCancel(ctx, every, true, func(context.Context) (bool, error) {
 		last := e.last.Load()
-		return last == 0 || !engine.AmidEvent(time.Since(from), time.Since(time.Unix(0, last)), e.newline.Load()), nil
+		return last == 0 || !engine.AmidEvent(time.Since(from), monotonic.Since(last), e.newline.Load()), nil
 	})
 }
 
@@ -76,7 +77,7 @@ func (b *endingBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
 		b.events.newline.Store(p[n-1] == '\n')
-		b.events.last.Store(time.Now().UnixNano())
+		b.events.last.Store(monotonic.Now())
 	}
 	if err != nil && (b.ending.Err() != nil || errors.Is(b.request.Err(), context.DeadlineExceeded) || errors.Is(err, net.ErrClosed)) {
 		err = io.EOF

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -242,7 +243,7 @@ type givenUp struct {
 	debts *memo.Cache[account, struct{}] // each expires when its user's debt is zero
 
 	mu sync.Mutex // orders charges
-	// until is when the last user will be below the limit again, in Unix nanoseconds. Zero means all are.
+	// until is the moment when the last user will be below the limit again. Zero means all are.
 	until   atomic.Int64
 	refused prometheus.Counter
 	answer  *engine.Answer // errGivenUp over HTTP/2, always in JSON: encoding it for each refusal would cost too much
@@ -294,7 +295,7 @@ func (g *givenUp) charge(who account, n int) {
 	at := now.Add(min(g.debt(who, now)+time.Duration(n)*g.pause, 2*full))
 	g.debts.Put(&memo.Entry[account, struct{}]{Key: who, Size: 1, Until: at})
 	if below := at.Add(-full); below.After(now) {
-		g.until.Store(max(g.until.Load(), below.UnixNano()))
+		g.until.Store(max(g.until.Load(), monotonic.At(below)))
 	}
 }
 
@@ -313,7 +314,7 @@ func (g *givenUp) overLimit(d *Decision, h *Head) bool {
 		return false
 	}
 	now := time.Now()
-	if until <= now.UnixNano() {
+	if until <= monotonic.At(now) {
 		g.until.CompareAndSwap(until, 0)
 		return false
 	}

@@ -85,7 +85,8 @@ const (
 // uses it, so it has no lock, and while it is full nothing is written.
 type Retries struct {
 	saved  atomic.Int64 // thousandths of retries
-	filled atomic.Int64 // when the floor was last added, in nanoseconds
+	began  time.Time
+	filled atomic.Int64 // when the floor was last added, in nanoseconds since began
 	// Allow takes one retry. It reports false if the budget is used up, and counts that.
 	Allow     func() bool
 	exhausted *atomic.Uint64
@@ -94,7 +95,7 @@ type Retries struct {
 // Init fills the budget. exhausted counts the retries that it refuses.
 func (b *Retries) Init(exhausted *atomic.Uint64) {
 	b.saved.Store(RetryBurst * oneRetry)
-	b.filled.Store(time.Now().UnixNano())
+	b.began = time.Now()
 	b.exhausted, b.Allow = exhausted, b.withdraw
 }
 
@@ -122,7 +123,7 @@ func (b *Retries) withdraw() bool {
 
 // refill adds the floor for the time since the last refill.
 func (b *Retries) refill() {
-	now, last := time.Now().UnixNano(), b.filled.Load()
+	now, last := int64(time.Since(b.began)), b.filled.Load()
 	earned := (now - last) / int64(time.Second/(retryFloor*oneRetry))
 	if earned <= 0 || !b.filled.CompareAndSwap(last, now) {
 		return // or another goroutine adds it

@@ -33,8 +33,8 @@ type Bound struct {
 	held     atomic.Int64
 	promised atomic.Int64 // windows granted to peers beyond each stream's initial one
 	refused  [refusals]atomic.Int64
-	logged   atomic.Int64 // refusals that were logged
-	loggedAt atomic.Int64 // when they were logged, in nanoseconds since the epoch
+	logged   atomic.Int64              // refusals that were logged
+	loggedAt atomic.Pointer[time.Time] // when they were logged; nil means never
 
 	mu sync.Mutex // guards sources
 	// sources :: those of open connections
@@ -124,8 +124,8 @@ func (b *Bound) Log(log *slog.Logger) {
 	for i := range b.refused {
 		n += b.refused[i].Load()
 	}
-	logged, at, now := b.logged.Load(), b.loggedAt.Load(), time.Now().UnixNano()
-	if n == logged || now-at < int64(logEvery) || !b.loggedAt.CompareAndSwap(at, now) {
+	logged, at, now := b.logged.Load(), b.loggedAt.Load(), time.Now()
+	if n == logged || at != nil && now.Sub(*at) < logEvery || !b.loggedAt.CompareAndSwap(at, &now) {
 		return
 	}
 	b.logged.Store(n)

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
@@ -207,7 +208,7 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	if e.gone.Err() != nil {
 		return nil, &dialError{dialConnect, errGone}
 	}
-	e.suspicion.dialing.CompareAndSwap(0, time.Now().UnixNano())
+	e.suspicion.dialing.CompareAndSwap(0, monotonic.Now())
 	tc, failed := u.dialPhases(ctx, e.address, &how)
 	e.suspicion.dialing.Store(0)
 	m := u.dialMeter()
@@ -219,7 +220,7 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 		u.shared.log.Debug("dialling", "backend", u.name, "endpoint", e.address, "err", failed)
 		// A canceled dial says nothing about the endpoint, nor does an unreadable bundle.
 		if u.shared.ctx.Err() == nil && ctx.Err() != context.Canceled && failed.phase != dialTrust {
-			e.suspicion.failed.Store(time.Now().UnixNano())
+			e.suspicion.failed.Store(monotonic.Now())
 			u.target.signal(e.address, failed)
 		}
 		return nil, failed

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -98,7 +99,7 @@ type Local struct {
 
 	servers atomic.Pointer[servers]
 	only    atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
-	// down is when the last server ceased to be healthy, in Unix nanoseconds. Zero: one is healthy.
+	// down is the moment when the last server ceased to be healthy. Zero: one is healthy.
 	down atomic.Int64
 }
 
@@ -162,7 +163,7 @@ func (l *Local) Ready() error {
 // Lost reports whether no server was healthy for longer than a restart takes. Waits and retries would only hide that.
 func (l *Local) Lost() bool {
 	down := l.down.Load()
-	return down != 0 && time.Since(time.Unix(0, down)) > restart
+	return down != 0 && monotonic.Since(down) > restart
 }
 
 // patience returns how long a request waits now.
@@ -222,7 +223,7 @@ func (l *Local) publishLocked(all []*localServer) {
 	if ready {
 		l.down.Store(0)
 	} else {
-		l.down.CompareAndSwap(0, time.Now().UnixNano())
+		l.down.CompareAndSwap(0, monotonic.Now())
 	}
 	was := l.servers.Swap(now)
 	defer close(was.superseded)

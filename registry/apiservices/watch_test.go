@@ -87,7 +87,7 @@ func TestSlowWatcher(t *testing.T) {
 	}
 	write := func(n int) {
 		for i := range n {
-			sc.Input.APIServices[fmt.Sprintf("v1.g%d.io", i)] = object(fmt.Sprintf("v1.g%d.io", i), map[string]string{"n": fmt.Sprint(time.Now().UnixNano())})
+			sc.Input.APIServices[fmt.Sprintf("v1.g%d.io", i)] = object(fmt.Sprintf("v1.g%d.io", i), map[string]string{"n": time.Now().String()})
 		}
 		sc.Build()
 	}

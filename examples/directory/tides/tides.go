@@ -103,7 +103,7 @@ func (s *server) harbours(r *http.Request) []Tide {
 		height float64
 		delay  time.Duration
 	}{{"brest", 310, 0}, {"dover", 335, 7 * time.Hour}, {"hamburg", 190, 4*time.Hour + 10*time.Minute}} {
-		angle := 2 * math.Pi * float64((time.Duration(s.now().UnixNano())-h.delay)%period) / float64(period)
+		angle := 2 * math.Pi * float64((time.Duration(s.now().UnixMilli())*time.Millisecond-h.delay)%period) / float64(period)
 		all = append(all, Tide{
 			TypeMeta:   metav1.TypeMeta{APIVersion: groupVersion, Kind: "Tide"},
 			ObjectMeta: metav1.ObjectMeta{Name: h.name},

@@ -18,6 +18,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/cacher"
 	"k8s.io/klog/v2"
+
+	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 )
 
 const (
@@ -32,7 +34,7 @@ const (
 // understand. It bounds no watches, nor the cache's own lists, which are long and no client awaits.
 type bounded struct {
 	storage.Interface
-	// timedOut is when a request to etcd last timed out, in nanoseconds since 1970. Zero: etcd has answered since.
+	// timedOut is the moment when a request to etcd last timed out. Zero: etcd has answered since.
 	timedOut atomic.Int64
 	// watches of etcd end together.
 	watches atomic.Pointer[watches]
@@ -42,8 +44,8 @@ func (b *bounded) within(ctx context.Context, f func(context.Context) error) err
 	if _, asked := request.RequestInfoFrom(ctx); !asked {
 		return f(ctx)
 	}
-	wait, begun := requestTimeout, time.Now()
-	if begun.Sub(time.Unix(0, b.timedOut.Load())) < shortFor {
+	wait := requestTimeout
+	if last := b.timedOut.Load(); last != 0 && monotonic.Since(last) < shortFor {
 		wait = shortTimeout
 	}
 	inner, cancel := context.WithTimeout(ctx, wait)
@@ -58,7 +60,7 @@ func (b *bounded) within(ctx context.Context, f func(context.Context) error) err
 		b.timedOut.Store(0)
 		return err
 	case wait == requestTimeout:
-		b.timedOut.Store(time.Now().UnixNano())
+		b.timedOut.Store(monotonic.Now())
 		klog.ErrorS(err, "etcd did not answer") // err may have addresses, which clients must not see
 	}
 	refusal := apierrors.NewServiceUnavailable("etcd did not answer, or takes no writes")

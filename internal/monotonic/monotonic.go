@@ -1,0 +1,17 @@
+// Package monotonic has moments for atomic variables. A step of the wall clock changes no time between two of them, as
+// with a [time.Time] that has kept its monotonic reading.
+package monotonic
+
+import "time"
+
+// origin is a second before this process began, so that no moment is zero, which may mean none.
+var origin = time.Now().Add(-time.Second) //nolint:gochecknoglobals // nothing writes it
+
+// Now returns the moment now, in nanoseconds.
+func Now() int64 { return At(time.Now()) }
+
+// At returns the moment of a time of this process.
+func At(t time.Time) int64 { return int64(t.Sub(origin)) }
+
+// Since returns the time since a moment.
+func Since(moment int64) time.Duration { return time.Duration(Now() - moment) }
