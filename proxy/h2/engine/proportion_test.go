@@ -155,7 +155,11 @@ func section(f *http2.Framer, id uint32, end bool, fields []hpack.HeaderField, p
 		field.Sensitive = true
 		_ = enc.WriteField(field)
 	}
-	block := b.Bytes()
+	pieces(f, id, end, b.Bytes(), piece, padding)
+}
+
+// pieces writes a field block.
+func pieces(f *http2.Framer, id uint32, end bool, block []byte, piece int, padding uint8) {
 	n := min(len(block), piece)
 	_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:n], EndStream: end, EndHeaders: n == len(block), PadLength: padding})
 	for block = block[n:]; len(block) > 0; block = block[n:] {

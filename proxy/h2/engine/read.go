@@ -327,19 +327,22 @@ func (e *Engine) freeBlock(c *Conn) {
 func (e *Engine) fieldBlock(c *Conn, block []byte, selfDependent bool) *connError {
 	id := c.blockID
 	c.blockID = 0
+	// A section much larger than its block is charged: for decoding it, and for its memory where it is forwarded. What
+	// can be seen before it is decoded is charged before.
+	const unit = 256 // a budget allows 1.2 MiB at once, and 256 KiB a second
+	cost := wire.Excess(block) / unit
+	if err := c.spend(cost); err != nil {
+		return err
+	}
 	if err := e.fields.Decode(c.dec, block); err != nil {
 		return &connError{http2.ErrCodeCompression, err.Error()}
 	}
-	// A section much larger than its block is charged: for decoding it, and for its memory where it is forwarded.
-	const unit = 256 // a budget allows 1.2 MiB at once, and 256 KiB a second
-	cost := e.fields.Excess() / unit
+	cost = max(0, e.fields.Excess()/unit-cost)
 	if e.fields.TooLarge() && c.side == up {
 		cost += budget.Refused
 	}
-	if cost > 0 {
-		if err := c.spend(cost); err != nil {
-			return err
-		}
+	if err := c.spend(cost); err != nil {
+		return err
 	}
 	if c.side == up {
 		c.turn++
