@@ -160,6 +160,8 @@ func (g *Gates) Compile() {
 func (g *Gates) Find(q *Request) (found, dry *Gate) {
 	var room [usualKeys]int32
 	ids := g.keys(q, room[:0])
+	slices.Sort(ids)
+	ids = slices.Compact(ids) // a caller may claim one group thousands of times
 	first, firstDry := len(g.all), len(g.all)
 	for _, id := range ids {
 		for _, i := range g.found[id] {
@@ -183,9 +185,14 @@ func (g *Gates) Find(q *Request) (found, dry *Gate) {
 	return found, dry
 }
 
+// matches reports whether a request with these keys, ascending, meets all conditions.
 func (a *alternative) matches(ids []int32) bool {
-	for _, c := range a.all {
-		if !slices.ContainsFunc(ids, func(id int32) bool { _, has := slices.BinarySearch(c, id); return has }) {
+	for _, few := range a.all {
+		many := ids // or thousands of groups that rules name
+		if len(few) > len(many) {
+			few, many = many, few
+		}
+		if !slices.ContainsFunc(few, func(id int32) bool { _, has := slices.BinarySearch(many, id); return has }) {
 			return false
 		}
 	}
