@@ -17,6 +17,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -56,6 +57,7 @@ type Log struct {
 	places, waiting bound.Places
 	// captured counts the bodies of requests under way, by user.
 	captured bound.Places
+	reading  sync.Mutex // a body that is read becomes up to 72 times as large: one at a time
 	events   prometheus.Counter
 	lost     prometheus.Counter
 	unlogged atomic.Int64   // of lost, not logged yet

@@ -308,8 +308,10 @@ func (e *Event) object(c *copied, annotation string) *runtime.Unknown {
 	case err != nil || !slices.Contains(types, media) || !json.Valid(data):
 		why = "not recorded: not JSON"
 	default:
-		if e.cfg.OmitManagedFields {
+		if e.cfg.OmitManagedFields && bytes.Contains(data, []byte("managedFields")) {
+			e.log.reading.Lock()
 			data = withoutManagedFields(data)
+			e.log.reading.Unlock()
 		}
 		return &runtime.Unknown{Raw: data, ContentType: runtime.ContentTypeJSON}
 	}
@@ -339,11 +341,9 @@ func withoutManagedFields(data []byte) []byte {
 	}
 	items, _ := o["items"].([]any)
 	for _, item := range append(items, o) {
-		if m, ok := item.(map[string]any); ok {
-			if meta, ok := m["metadata"].(map[string]any); ok {
-				delete(meta, "managedFields")
-			}
-		}
+		m, _ := item.(map[string]any)
+		meta, _ := m["metadata"].(map[string]any)
+		delete(meta, "managedFields")
 	}
 	if out, err := json.Marshal(o); err == nil {
 		return out

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 )
 
@@ -83,4 +86,28 @@ func TestInProportion(t *testing.T) {
 		}
 	}
 	proportion.Check(t, rows...)
+}
+
+// A body of tiny values becomes many times as large when it is read: others' wait meanwhile, whoever sends them.
+func TestBodiesInMemory(t *testing.T) {
+	l := New(Config{Policy: evaluator(t, "omitManagedFields: true\nrules: [{level: Request}]"), Writer: io.Discard})
+	body := []byte(`{"managedFields":0,"items":[` + strings.Repeat(`{"a":1},`, maxBody/8-10) + `1]}`)
+	var all sync.WaitGroup
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for i := range 24 {
+		all.Go(func() {
+			r := widget("create")
+			r.From.User = fmt.Sprint(i)
+			e := l.Open(r)
+			_, _ = io.Copy(io.Discard, e.Request(io.NopCloser(bytes.NewReader(body)), "application/json"))
+			e.Completed(200, "")
+			check.Same(t, "", e.ev.Annotations[annotateRequest], "why a body is missing")
+		})
+	}
+	all.Wait()
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapSys-before.HeapSys) >> 20; grown > 400 {
+		t.Errorf("%d MB for 24 bodies of 1 MiB", grown)
+	}
 }
