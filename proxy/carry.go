@@ -13,9 +13,11 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
 
@@ -157,6 +159,14 @@ func (x *exchange) relay(w http.ResponseWriter, res *http.Response) {
 // relayBody passes on what has come. A body of unknown length is flushed whenever no more of it is at hand, because the
 // client waits for it, as for events. One of declared length has a moment to be complete: it then takes one packet.
 func (x *exchange) relayBody(w http.ResponseWriter, res *http.Response) error {
+	head, memory := wire.HeadOf(res.Header), x.p.frames.memory
+	if n := head.Answer(); n > 0 {
+		if !memory.Hold(n, hold.Head) {
+			return errManyFields
+		}
+		defer memory.Add(-n)
+		_ = http.NewResponseController(w).Flush() // while it is counted; writing has the error, too
+	}
 	buf := x.p.copies.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else
 	defer x.p.copies.Put(buf)
 	body, _ := res.Body.(interface{ AtHand() bool })

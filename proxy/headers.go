@@ -233,7 +233,7 @@ func (d *Decision) clean(header http.Header) error {
 	return nil
 }
 
-var errManyFields = badResponse("it has too many names of fields")
+var errManyFields = badResponse("its head is too large")
 
 // rejects reports whether a remote's response is a redirect that must not reach the client: as in
 // kube-apiserver (UpgradeAwareHandler), any 3xx with a Location.

@@ -116,7 +116,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 	w.proxy = must.Get(New(cfg))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
-	w.lane = w.proxy.Frames(h2.Config{})
+	w.lane = w.proxy.Frames(h2.Config{Memory: c.pools.Memory})
 	for _, run := range []func(context.Context) error{pools.Run, local.Run, w.proxy.Run, w.lane.Run} {
 		loops.Go(func() { _ = run(ctx) })
 	}

@@ -235,7 +235,6 @@ func (x *exchange) noPlace(w http.ResponseWriter, r *http.Request, err error) {
 // the user (CVE-2023-44487), and users share the backends' connections: Go's HTTP/2 server closes a connection on which
 // requests come and go faster than it starts them. proxy/h2's limits for a connection do not stop a user who opens one
 // connection after another. A user over the limit gets 429 until the debt has run down; no backend gets the request.
-//
 // Only users who cancel are charged. Others read one atomic, unless some user is over the limit.
 type givenUp struct {
 	burst int                            // requests that may be canceled at once

@@ -115,7 +115,7 @@ func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
 	s.prober = health.New(health.Config{Table: func() latest.State[*registry.Entry] { return s.registry.Table() }, Report: report, TLS: s.trust.TLS, Dial: rules.Dial, Logger: s.log, Metrics: s.metrics})
 	s.backends, err = backend.New(backend.Config{
 		Tables: s.registry, TLS: s.trust.TLS, Guard: s.trust.Guard, IdentityChanged: s.certs.ProxyClient().Changed, Dial: rules.Dial,
-		Signal: s.prober.Signal, Observe: s.prober.Observe, Logger: s.log, Metrics: s.metrics,
+		Signal: s.prober.Signal, Observe: s.prober.Observe, Memory: s.held, Logger: s.log, Metrics: s.metrics,
 	})
 	s.loops["prober"], s.loops["backend pools"] = s.prober.Run, s.backends.Run
 	if err != nil || s.kube == nil {

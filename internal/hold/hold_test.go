@@ -55,15 +55,15 @@ func TestHoldersShare(t *testing.T) {
 
 func TestBodiesAndPromises(t *testing.T) {
 	b := New(8 << 20)
-	check.Same(t, false, b.Hold(3<<20), "a body larger than a share is kept")
-	check.Same(t, true, b.Hold(2<<20), "one of a share is kept")
+	check.Same(t, false, b.Hold(3<<20, Body), "a body larger than a share is kept")
+	check.Same(t, true, b.Hold(2<<20, Body), "one of a share is kept")
 	check.Same(t, "2097152 1", fmt.Sprint(b.held.Load(), b.refused[Body].Load()), "bytes held, and bodies refused")
 	check.Same(t, [2]bool{true, false}, [2]bool{b.Promise(4 << 20), b.Promise(1)}, "half of the limit is promised, and more")
 	check.Same(t, 6, must.Get(testutil.GatherAndCount(registered(b)))(t), "metrics: what is held, the limit and four kinds of refusals")
 	b.Promise(-4 << 20)
 	b.Add(3 << 20)
 	check.Same(t, false, b.Promise(1), "bytes are promised although more than half is held")
-	b.Hold(-5 << 20)
+	b.Hold(-5<<20, Body)
 	check.Same(t, [2]int64{}, [2]int64{b.held.Load(), b.promised.Load()}, "bytes held and promised")
 }
 

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
@@ -104,6 +105,20 @@ type Conn struct {
 	begins atomic.Bool   // the next bytes begin an answer
 	head   wire.TextHead // for the reader, as inHead
 	inHead bool
+	held   atomic.Int64 // what is counted of head
+}
+
+// count counts n bytes for what has come of a head. It reports false if there is no room for them.
+func (c *Conn) count(n int64) bool {
+	memory := c.at.up.shared.memory
+	if n > memory.Share() {
+		memory.Refuse(hold.Head)
+		return false
+	}
+	if memory.Add(n - c.held.Swap(n)); c.closed.Err() != nil {
+		memory.Add(-c.held.Swap(0))
+	}
+	return true
 }
 
 // Read counts the heads of answers. Interim heads are followed by another.
@@ -118,7 +133,11 @@ func (c *Conn) Read(p []byte) (int, error) {
 			c.inHead, c.head = c.head.Interim, wire.TextHead{}
 		}
 	}
-	if err == nil && c.head.Over() {
+	now, held := c.head.Answer(), c.held.Load()
+	if c.inHead {
+		now = max(now, held) // an interim head, too, may be on its way to the client
+	}
+	if err == nil && (c.head.Over() || now != held && !c.count(now)) {
 		p[0] = 0 // no part of a line, which could pass for a whole one; without bytes net/http would send the request again
 		return 1, errHugeHead
 	}
@@ -155,6 +174,7 @@ func (c *Conn) Failed(err error) error {
 func (c *Conn) Close() error {
 	c.once.Do(func() {
 		c.end()
+		c.count(0)
 		if c.how.closed != nil {
 			c.how.closed(c)
 		}

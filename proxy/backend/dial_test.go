@@ -165,7 +165,7 @@ func TestHandshakeClasses(t *testing.T) {
 		t.Run(tt.want, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), cmp.Or(tt.patience, time.Hour))
 			defer cancel()
-			o := newShared(nil)
+			o := newShared(nil, nil)
 			defer o.stop()
 			to := target{dial: new(net.Dialer).DialContext, signal: func(string, error) {}, tls: func() (*tls.Config, error) {
 				c, err := n.trust()

@@ -79,7 +79,7 @@ type LocalConfig struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Signal is as in Config.
 	Signal func(address string, err error)
-	// Memory bounds what held bodies take, with everything else. Nil means its own.
+	// Memory bounds what held bodies and heads of answers take, with everything else. Nil means its own.
 	Memory *hold.Bound
 	// Logger logs changes of a server's health. Nil discards.
 	Logger *slog.Logger
@@ -111,8 +111,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	if cfg.Guard == nil {
 		cfg.Guard = func([]*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
 	}
-	l := &Local{cfg: cfg, shared: newShared(cfg.Logger), told: make(map[string]told)}
-	l.shared.memory = cmp.Or(cfg.Memory, l.shared.memory)
+	l := &Local{cfg: cfg, shared: newShared(cfg.Logger, cfg.Memory), told: make(map[string]told)}
 	l.only.Store(new(map[schema.GroupVersionResource][]*localServer))
 	l.pools = [pools]*Upstream{
 		l.newPool(PoolCertificate, cmp.Or(cfg.Name, "local-certificate"), 1024, "h2"),

@@ -144,7 +144,7 @@ type pooled struct {
 }
 
 // errHugeHead is returned before net/http has read the rest.
-var errHugeHead = errors.New("the head of the response has too many fields")
+var errHugeHead = errors.New("the head of the response is too large")
 
 // quickBody is the longest body that surely fits into a server's window. The kernel does not distinguish a server that
 // is gone from one that does not read: a longer body is limited by its request's deadline only.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
@@ -42,6 +43,8 @@ type Config struct {
 	// Observe reports to health how long an endpoint took from the end of a request to the first byte of its response,
 	// for every request that is not long-running. It is on the hot path: it must not block, lock or allocate.
 	Observe func(apiService, address string, took time.Duration)
+	// Memory bounds what the heads of answers take, with everything else. Nil means its own.
+	Memory *hold.Bound
 	// Logger logs failed dials (debug). Nil discards.
 	Logger *slog.Logger
 	// Metrics registers fairlead_backend_*. Nil means unregistered.
@@ -80,7 +83,7 @@ func New(cfg Config) (*Pools, error) {
 		return nil, errors.New("making backend pools: Tables, TLS, Guard, IdentityChanged, Dial, Signal and Observe are required")
 	}
 	p := &Pools{
-		cfg: cfg, shared: newShared(cfg.Logger), remotes: make(map[string]*remote), carriers: make(map[*registry.Backend]*carrier), guarded: make(map[heldConn]struct{}),
+		cfg: cfg, shared: newShared(cfg.Logger, cfg.Memory), remotes: make(map[string]*remote), carriers: make(map[*registry.Backend]*carrier), guarded: make(map[heldConn]struct{}),
 		shrunk: make(map[*carrier]struct{}),
 	}
 	metric.Register(cfg.Metrics, newCollector(p.upstreams, true))

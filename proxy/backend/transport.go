@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
@@ -303,13 +304,13 @@ func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err err
 		return func() {}, nil
 	}
 	place, ok := u.shared.buffered.Take(from, max(n, minCharged), maxHeldTotal)
-	if !ok || !memory.Hold(n) {
+	if !ok || !memory.Hold(n, hold.Body) {
 		place.Leave()
 		return func() {}, nil
 	}
 	end = sync.OnceFunc(func() {
 		place.Leave()
-		memory.Hold(-n)
+		memory.Hold(-n, hold.Body)
 	})
 	held := make([]byte, n)
 	if _, err := io.ReadFull(r.Body, held); err != nil {

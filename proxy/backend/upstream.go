@@ -94,7 +94,7 @@ type shared struct {
 	cancel   context.CancelFunc
 	log      *slog.Logger
 	buffered bound.Places // bytes of held request bodies
-	memory   *hold.Bound  // counts held bodies, too
+	memory   *hold.Bound  // counts held bodies and heads, too
 	dialled  sync.Map     // *tls.Conn of the engine → *Conn
 	seed     maphash.Seed // of endpoints' hashes: the same address has the same one for all APIServices
 
@@ -126,10 +126,10 @@ func (o *shared) stop() {
 	o.running.Wait()
 }
 
-func newShared(log *slog.Logger) *shared {
+func newShared(log *slog.Logger, memory *hold.Bound) *shared {
 	// The context is not the caller's: it must last from New, since requests may come before Run.
 	ctx, cancel := context.WithCancel(context.Background())
-	return &shared{ctx: ctx, cancel: cancel, log: cmp.Or(log, slog.New(slog.DiscardHandler)), memory: hold.New(0), seed: maphash.MakeSeed()}
+	return &shared{ctx: ctx, cancel: cancel, log: cmp.Or(log, slog.New(slog.DiscardHandler)), memory: cmp.Or(memory, hold.New(0)), seed: maphash.MakeSeed()}
 }
 
 func newUpstream(name string, o *shared, t target) *Upstream {

@@ -371,12 +371,8 @@ func countWhole(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := r.Context().Value(plainKey{}).(*plain) //nolint:forcetypeassert // set by connContext for each connection of handedOver
 		// A part that came with the request before is in it, too.
-		head := wire.TextHead{Bytes: len(r.RequestURI), Names: len(r.Header)}
-		for name, values := range r.Header {
-			for _, v := range values {
-				head.Lines, head.Bytes = head.Lines+1, head.Bytes+len(name)+len(v)
-			}
-		}
+		head := wire.HeadOf(r.Header)
+		head.Bytes += len(r.RequestURI)
 		if head.Names > wire.MaxNames {
 			w.Header().Set("Connection", "close")
 			w.WriteHeader(http.StatusRequestHeaderFieldsTooLarge)

@@ -33,7 +33,7 @@ func (e *Engine) responseBlock(c *Conn, id uint32) *connError {
 	if s.waited != 0 {
 		return e.trailers(c, s)
 	}
-	if e.excessive() {
+	if e.fields.TooLarge() || e.fields.Size() > e.headLimit(down) { // a part was dropped
 		return s.violation(down, http2.ErrCodeEnhanceYourCalm, "response head too large")
 	}
 	r, err := e.fields.Response()

@@ -190,7 +190,7 @@ func (e *Engine) trailers(c *Conn, s *stream) *connError {
 		return s.violation(d, http2.ErrCodeStreamClosed, "HEADERS after END_STREAM")
 	case !c.blockES: // §8.1
 		return s.violation(d, http2.ErrCodeProtocol, "second HEADERS without END_STREAM")
-	case e.excessive():
+	case e.fields.TooLarge() || e.fields.Size() > e.headLimit(down):
 		return s.violation(d, http2.ErrCodeEnhanceYourCalm, "trailers too large")
 	case f.declared >= 0 && f.got != f.declared && (d == up || !s.noBody):
 		return s.violation(d, http2.ErrCodeProtocol, "content-length does not match")

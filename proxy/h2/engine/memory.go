@@ -63,11 +63,6 @@ func (e *Engine) headLimit(side dir) int {
 	return e.fields.Max
 }
 
-// excessive reports whether a section, of which a part may have been dropped, is none of an answer or of trailers.
-func (e *Engine) excessive() bool {
-	return e.fields.TooLarge() || e.fields.Size() > e.headLimit(down)
-}
-
 // weigh counts the stream's queues for the client's connection. Call it when they have changed.
 func (e *Engine) weigh(s *stream) {
 	c, n := s.leg[up], (s.half[up].q.chunks+s.half[down].q.chunks)*chunkSize+s.tail

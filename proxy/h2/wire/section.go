@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 
@@ -227,8 +228,22 @@ func (h *TextHead) Read(p []byte) (n int, ended bool) {
 	return n, false
 }
 
+// HeadOf returns what a head that net/http has read is, without the first line.
+func HeadOf(header http.Header) (h TextHead) {
+	h.Names = len(header)
+	for name, values := range header {
+		for _, v := range values {
+			h.Lines, h.Bytes = h.Lines+1, h.Bytes+len(name)+len(v)
+		}
+	}
+	return h
+}
+
 // Weight is what net/http allocates for what has come.
 func (h *TextHead) Weight() int64 { return int64(h.Bytes + h.Lines*perLine + h.Names*perName) }
+
+// Answer is what an answer's head counts: twice, as net/http has read it and as that writes it, above what usual ones do.
+func (h *TextHead) Answer() int64 { return max(0, 2*h.Weight()-8<<10) }
 
 // Over reports whether there are more names or fields than in a section of HTTP/2.
 func (h *TextHead) Over() bool { // of which the first line is none
@@ -307,26 +322,22 @@ func excess(size, block int) int { return max(0, size-2*block-2*tableSize) }
 // Excess returns the least excess of a block's section before it is decoded. Fields without a name, those that are
 // dropped and updates of the table count, too: a field of two bytes moves the whole table, which takes 0.4 µs.
 func Excess(block []byte) int {
-	if excess(fieldOverhead*len(block), len(block)) == 0 {
-		return 0 // a usual one
-	}
 	n := 0
-	for p := block; len(p) > 0; n++ {
-		prefix, texts := byte(1<<4-1), 1 // RFC 7541 §6.2.2 and §6.2.3
+	for p := block; len(p) > 0 && excess(fieldOverhead*len(block), len(block)) > 0; n++ { // none in usual ones
+		prefix, texts := byte(1<<7-1), 0 // RFC 7541 §6.1
 		switch b := p[0]; {
-		case b >= 0x80: // §6.1
-			prefix, texts = 1<<7-1, 0
-		case b >= 0x40: // §6.2.1
-			prefix = 1<<6 - 1
-		case b >= 0x20: // §6.3
-			prefix, texts = 1<<5-1, 0
+		case b < 0x20: // §6.2.2, §6.2.3
+			prefix, texts = 1<<4-1, 1
+		case b < 0x40: // §6.3
+			prefix = 1<<5 - 1
+		case b < 0x80: // §6.2.1
+			prefix, texts = 1<<6-1, 1
 		}
-		if texts > 0 && p[0]&prefix == 0 {
-			texts = 2 // the name, too
+		if p[0]&prefix == 0 {
+			texts *= 2 // the name, too
 		}
-		_, p = cutInt(p, prefix)
-		for ; texts > 0 && len(p) > 0; texts-- {
-			var length int
+		length := 0
+		for _, p = cutInt(p, prefix); texts > 0 && len(p) > 0; texts-- {
 			length, p = cutInt(p, 1<<7-1) // §5.2
 			p = p[min(length, len(p)):]
 		}
@@ -334,18 +345,14 @@ func Excess(block []byte) int {
 	return excess(fieldOverhead*n, len(block))
 }
 
-// cutInt cuts off an integer whose first byte has the bits of prefix for it (§5.1). One that the decoder refuses is any.
+// cutInt cuts off an integer whose first byte has the bits of prefix for it (§5.1). It accepts what no decoder does.
 func cutInt(p []byte, prefix byte) (v int, rest []byte) {
-	v = int(p[0] & prefix)
-	if p = p[1:]; v < int(prefix) {
-		return v, p
+	v, rest = int(p[0]&prefix), p[1:]
+	for shift, more := 0, v == int(prefix); more && len(rest) > 0; shift += 7 {
+		v += int(rest[0]&0x7f) << min(shift, 31)
+		more, rest = rest[0] >= 0x80, rest[1:]
 	}
-	for i, b := range p {
-		if v += int(b&0x7f) << min(7*i, 31); b < 0x80 {
-			return max(v, 0), p[i+1:]
-		}
-	}
-	return v, nil
+	return v, rest
 }
 
 // Request checks a request's head (RFC 9113 §8.3.1) and stores it in h. h.Fields is valid until the next Decode.

@@ -184,3 +184,30 @@ func TestWhole(t *testing.T) {
 		check.Same(t, tt.want, Whole(b, 16<<10), "%d", tt.frames)
 	}
 }
+
+// Excess counts every field of a block, however it is written, and every update of the table.
+func TestExcess(t *testing.T) {
+	const n = 2000
+	long := field(strings.Repeat("n", 200), strings.Repeat("v", 300))
+	for name, of := range map[string]struct {
+		unit   []byte
+		fields int
+	}{
+		"of the table":         {[]byte{0xba}, 1},
+		"of a large index":     {[]byte{0xff, 0x80, 0x01}, 1},
+		"added":                {[]byte{0x7a, 0x00}, 1},
+		"added, with its name": {[]byte{0x40, 1, 'a', 1, 'b'}, 1},
+		"not added":            {[]byte{0x0f, 0x0b, 0x00}, 1},
+		"never indexed":        {[]byte{0x10, 1, 'a', 0}, 1},
+		"update":               {[]byte{0x3f, 0xe1, 0x1f}, 1},
+		"long":                 {NewEncoder().Append(nil, []hpack.HeaderField{long}), 1},
+		"two":                  {[]byte{0x40, 1, 'a', 1, 'b', 0xba}, 2},
+	} {
+		block := bytes.Repeat(of.unit, n)
+		want := max(0, n*of.fields*fieldOverhead-2*len(block)-2*tableSize)
+		check.Same(t, want, Excess(block), "%s: excess", name)
+		for i := range of.unit { // cut short: the decoder refuses it
+			Excess(block[:len(block)-i])
+		}
+	}
+}
