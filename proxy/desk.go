@@ -17,12 +17,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// desk has the queues for costly decisions: long heads, certificate chains, and requests over
-// HTTP/2 that wait for a look-up. Who finds a queue full gets 429.
-//
-// At most half of the processors work on heads and chains, so that strangers cannot use all of them, and each source
-// has its own queues. Chains have a queue beside that of heads: every client behind a load balancer has its address,
-// and needs one turn; a stranger there may send long heads without end.
+// desk has the queues for costly decisions: long heads, certificate chains, and requests over HTTP/2 that wait for a
+// look-up. Who finds a queue full gets 429. At most half of the processors work on heads and chains, so that strangers
+// cannot use all of them, and each source has its own queues. Chains have a queue beside that of heads: every client
+// behind a load balancer has its address, and needs one turn; a stranger there may send long heads without end.
 type desk struct{ heads, chains, parked *bound.Queue }
 
 func newDesk() desk {

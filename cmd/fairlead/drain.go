@@ -102,11 +102,9 @@ const lookUnready, lookReady = 250 * time.Millisecond, time.Second
 // ready, until ctx ends. Behind a TCP load balancer nothing else moves clients to another replica, and here they would
 // get 503 for as long as their connection lasts. kube-apiserver closes connections when it shuts down. New connections
 // are still served, each until its first response: the load balancer may not have noticed yet, or there may be no other
-// replica. A local apiserver becomes unhealthy only with its second failed probe, so one lost probe moves no client.
-//
-// It also moves Fairlead's own connections away from unhealthy local apiservers.
-//
-// It does nothing during a drain, which has its own order.
+// replica. A local apiserver becomes unhealthy only with its second failed probe, so one lost probe moves no client. It
+// also moves Fairlead's own connections away from unhealthy local apiservers. It does nothing during a drain, which has
+// its own order.
 func (s *server) followReadiness(ctx context.Context) error {
 	tick := time.NewTicker(lookUnready)
 	was, notified := true, false

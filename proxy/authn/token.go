@@ -17,13 +17,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 )
 
-// Token is a bearer token that cannot be printed by accident: neither fmt (at any depth, exported
-// or not, even with %#v) nor slog nor an encoder shows it. The zero Token is no token.
-//
-// Tokens are canonical (package unique): equal tokens are the same pointer, found by a hash with a
-// secret seed and a comparison of the whole token. So a token is hashed once per request, kept once
-// for all caches, and shares no memory with a request's buffer. fmt prints a pointer inside a
-// struct as an address; it would print a nested unexported string despite any String method.
+// Token is a bearer token that cannot be printed by accident: neither fmt (at any depth, exported or not, even with
+// %#v) nor slog nor an encoder shows it. The zero Token is no token. Tokens are canonical (package unique): equal
+// tokens are the same pointer, found by a hash with a secret seed and a comparison of the whole token. So a token is
+// hashed once per request, kept once for all caches, and shares no memory with a request's buffer. fmt prints a pointer
+// inside a struct as an address; it would print a nested unexported string despite any String method.
 type Token struct{ handle unique.Handle[string] }
 
 func newToken(s string) Token {

@@ -47,9 +47,8 @@ func (s *localServer) load() int64 {
 
 // Stay is the local apiserver of one client connection, the same in all pools. Each server has a watch cache of its
 // own, and during an upgrade group-versions of its own: a client of several goes back in time. It keeps its server
-// while that is usable, else it moves to another. No method takes a lock. A nil Stay spreads requests.
-//
-// Extension servers have no place in it: seed gives their endpoints an order, see view.own.
+// while that is usable, else it moves to another. No method takes a lock. A nil Stay spreads requests. Extension
+// servers have no place in it: seed gives their endpoints an order, see view.own.
 type Stay struct {
 	seed    uint64
 	stuck   bool // whatever happens

@@ -24,11 +24,10 @@ import (
 // would keep a goroutine busy for half a year.
 const bodyRest = 5 * time.Second
 
-// limitSlowClients sets a time limit that net/http lacks, for HTTP/1.1 clients that are slow to
-// send the rest of a body. It sets none for those that are slow to read: the handler decides.
-//
-// It also closes the connection after every chunked body. RFC 9112 §6.1 requires that if the request also had a
-// Content-Length, which net/http has dropped by now: what follows may be a request smuggled past a proxy in front.
+// limitSlowClients sets a time limit that net/http lacks, for HTTP/1.1 clients that are slow to send the rest of a
+// body. It sets none for those that are slow to read: the handler decides. It also closes the connection after every
+// chunked body. RFC 9112 §6.1 requires that if the request also had a Content-Length, which net/http has dropped by
+// now: what follows may be a request smuggled past a proxy in front.
 func limitSlowClients(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor != 1 {

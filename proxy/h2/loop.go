@@ -16,10 +16,9 @@ import (
 
 // loop is the goroutine that reads all connections of a shard. One turn of it takes every connection that has input,
 // has the engine handle all of it, and then writes each connection that has output once: what came on many connections
-// leaves in few system calls, and no goroutine is woken for each. It runs from Server.Run until close.
-//
-// The connections' descriptors are watched by an epoll instance of its own, and that one by Go's netpoller: waiting
-// costs no thread, and a thread in epoll_wait gathers less in a turn (docs/evidence/measurements.md).
+// leaves in few system calls, and no goroutine is woken for each. It runs from Server.Run until close. The connections'
+// descriptors are watched by an epoll instance of its own, and that one by Go's netpoller: waiting costs no thread, and
+// a thread in epoll_wait gathers less in a turn (docs/evidence/measurements.md).
 type loop struct {
 	sh   *shard
 	fd   int

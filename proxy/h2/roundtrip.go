@@ -22,14 +22,13 @@ type guest struct {
 	interim      func(status int, head textproto.MIMEHeader) error
 }
 
-// RoundTrip forwards a request as if an HTTP/2 client had sent it and Config.Decide had returned
-// the plan, whose Forward must be set. h is r's head, as valid as a client's, and gets the body's length: of r, only
-// body, length and context are used. Its trailers are not forwarded. An answer that is not the backend's comes as a
-// *Failure; if r's context ends, errors.Is finds the context's error.
-//
-// Plan.Done is called in any case, and has returned when RoundTrip or Read returns an error. As with http.RoundTripper,
-// r's body is closed, perhaps later, and the response's must be read to its end or closed. Interim heads go to interim,
-// which may end the request with an error; nil means that they are dropped.
+// RoundTrip forwards a request as if an HTTP/2 client had sent it and Config.Decide had returned the plan, whose
+// Forward must be set. h is r's head, as valid as a client's, and gets the body's length: of r, only body, length and
+// context are used. Its trailers are not forwarded. An answer that is not the backend's comes as a *Failure; if r's
+// context ends, errors.Is finds the context's error. Plan.Done is called in any case, and has returned when RoundTrip
+// or Read returns an error. As with http.RoundTripper, r's body is closed, perhaps later, and the response's must be
+// read to its end or closed. Interim heads go to interim, which may end the request with an error; nil means that they
+// are dropped.
 func (s *Server) RoundTrip(r *http.Request, h *wire.Head, p engine.Plan, interim func(int, textproto.MIMEHeader) error) (*http.Response, error) {
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	g := &guest{sh: sh, ctx: r.Context(), request: r, interim: interim}
