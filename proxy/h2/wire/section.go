@@ -242,7 +242,7 @@ func HeadOf(header http.Header) (h TextHead) {
 // Weight is what net/http allocates for what has come.
 func (h *TextHead) Weight() int64 { return int64(h.Bytes + h.Lines*perLine + h.Names*perName) }
 
-// Answer is what an answer's head counts: twice, as net/http has read it and as that writes it, above what usual ones do.
+// Answer is what an answer's head counts: twice, as net/http has read it and as that writes it, above the usual.
 func (h *TextHead) Answer() int64 { return max(0, 2*h.Weight()-8<<10) }
 
 // Over reports whether there are more names or fields than in a section of HTTP/2.
