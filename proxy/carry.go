@@ -159,7 +159,8 @@ func (x *exchange) relay(w http.ResponseWriter, res *http.Response) {
 // relayBody passes on what has come. A body of unknown length is flushed whenever no more of it is at hand, because the
 // client waits for it, as for events. One of declared length has a moment to be complete: it then takes one packet.
 func (x *exchange) relayBody(w http.ResponseWriter, res *http.Response) error {
-	head, memory := wire.HeadOf(res.Header), x.p.frames.memory
+	head, memory := wire.TextHead{}, x.p.frames.memory
+	head.Count(res.Header)
 	if n := head.Answer(); n > 0 {
 		if !memory.Hold(n, hold.Head) {
 			return errManyFields

@@ -370,8 +370,8 @@ func countWhole(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := r.Context().Value(plainKey{}).(*plain) //nolint:forcetypeassert // set by connContext for each connection of handedOver
 		// A part that came with the request before is in it, too.
-		head := wire.HeadOf(r.Header)
-		head.Bytes += len(r.RequestURI)
+		head := wire.TextHead{Bytes: len(r.RequestURI)}
+		head.Count(r.Header)
 		if head.Names > wire.MaxNames {
 			w.Header().Set("Connection", "close")
 			w.WriteHeader(http.StatusRequestHeaderFieldsTooLarge)

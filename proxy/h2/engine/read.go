@@ -330,7 +330,7 @@ func (e *Engine) fieldBlock(c *Conn, block []byte, selfDependent bool) *connErro
 	// A section much larger than its block is charged: for decoding it, and for its memory where it is forwarded. What
 	// can be seen before it is decoded is charged before.
 	const unit = 256 // a budget allows 1.2 MiB at once, and 256 KiB a second
-	cost := wire.Excess(block) / unit
+	cost := e.fields.Least(block) / unit
 	if err := c.spend(cost); err != nil {
 		return err
 	}

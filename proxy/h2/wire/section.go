@@ -228,15 +228,14 @@ func (h *TextHead) Read(p []byte) (n int, ended bool) {
 	return n, false
 }
 
-// HeadOf returns what a head that net/http has read is, without the first line.
-func HeadOf(header http.Header) (h TextHead) {
-	h.Names = len(header)
+// Count counts a head that net/http has read.
+func (h *TextHead) Count(header http.Header) {
+	h.Names += len(header)
 	for name, values := range header {
 		for _, v := range values {
 			h.Lines, h.Bytes = h.Lines+1, h.Bytes+len(name)+len(v)
 		}
 	}
-	return h
 }
 
 // Weight is what net/http allocates for what has come.
@@ -319,9 +318,9 @@ func (s *FieldSection) Excess() int { return excess(s.size, s.block) }
 
 func excess(size, block int) int { return max(0, size-2*block-2*tableSize) }
 
-// Excess returns the least excess of a block's section before it is decoded. Fields without a name, those that are
+// Least returns the least Excess of a block's section before it is decoded. Fields without a name, those that are
 // dropped and updates of the table count, too: a field of two bytes moves the whole table, which takes 0.4 µs.
-func Excess(block []byte) int {
+func (*FieldSection) Least(block []byte) int {
 	n := 0
 	for p := block; len(p) > 0 && excess(fieldOverhead*len(block), len(block)) > 0; n++ { // none in usual ones
 		prefix, texts := byte(1<<7-1), 0 // RFC 7541 §6.1

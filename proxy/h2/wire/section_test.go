@@ -185,9 +185,10 @@ func TestWhole(t *testing.T) {
 	}
 }
 
-// Excess counts every field of a block, however it is written, and every update of the table.
-func TestExcess(t *testing.T) {
+// Least counts every field of a block, however it is written, and every update of the table.
+func TestLeast(t *testing.T) {
 	const n = 2000
+	var s FieldSection
 	long := field(strings.Repeat("n", 200), strings.Repeat("v", 300))
 	for name, of := range map[string]struct {
 		unit   []byte
@@ -205,9 +206,9 @@ func TestExcess(t *testing.T) {
 	} {
 		block := bytes.Repeat(of.unit, n)
 		want := max(0, n*of.fields*fieldOverhead-2*len(block)-2*tableSize)
-		check.Same(t, want, Excess(block), "%s: excess", name)
+		check.Same(t, want, s.Least(block), "%s: excess", name)
 		for i := range of.unit { // cut short: the decoder refuses it
-			Excess(block[:len(block)-i])
+			s.Least(block[:len(block)-i])
 		}
 	}
 }
