@@ -251,3 +251,39 @@ func staticName(name string) uint8 {
 	}
 	return 0
 }
+
+// Least returns the least Excess of a block's section before it is decoded. Fields without a name, those that are
+// dropped and updates of the table count, too: a field of two bytes moves the whole table, which takes 0.4 µs.
+func (*FieldSection) Least(block []byte) int {
+	n := 0
+	for p := block; len(p) > 0 && excess(fieldOverhead*len(block), len(block)) > 0; n++ { // none in usual ones
+		prefix, texts := byte(1<<7-1), 0 // RFC 7541 §6.1
+		switch b := p[0]; {
+		case b < 0x20: // §6.2.2, §6.2.3
+			prefix, texts = 1<<4-1, 1
+		case b < 0x40: // §6.3
+			prefix = 1<<5 - 1
+		case b < 0x80: // §6.2.1
+			prefix, texts = 1<<6-1, 1
+		}
+		if p[0]&prefix == 0 {
+			texts *= 2 // the name, too
+		}
+		var length int
+		for _, p = cutInt(p, prefix); texts > 0 && len(p) > 0; texts-- {
+			length, p = cutInt(p, 1<<7-1) // §5.2
+			p = p[min(length, len(p)):]
+		}
+	}
+	return excess(fieldOverhead*n, len(block))
+}
+
+// cutInt cuts off an integer whose first byte has the bits of prefix for it (§5.1). It accepts what no decoder does.
+func cutInt(p []byte, prefix byte) (v int, rest []byte) {
+	v, rest = int(p[0]&prefix), p[1:]
+	for shift, more := 0, v == int(prefix); more && len(rest) > 0; shift += 7 {
+		v += int(rest[0]&0x7f) << min(shift, 31)
+		more, rest = rest[0] >= 0x80, rest[1:]
+	}
+	return v, rest
+}
