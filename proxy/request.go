@@ -221,8 +221,9 @@ func (r *Request) ForPolicy(u user.Info, userAgent string) policy.Request {
 const discoveryTimeout = 5 * time.Second
 
 // requestTimeout returns the time limit of a remote request that is not long-running: the smallest of the policy's
-// timeout, ?timeout= and, for a path without a resource, discoveryTimeout. Like k8s.io/apiserver's WithRequestDeadline
-// it reads ?timeout= as a Go duration, of which zero means the server's default. Anything else is a bad request.
+// timeout, ?timeout= and, for a path without a resource, discoveryTimeout. Like k8s.io/apiserver's
+// WithRequestDeadline it reads ?timeout= as a Go duration: zero and less mean the server's default. Anything else is a
+// bad request.
 func requestTimeout(rawQuery string, r *Request, limit time.Duration) (time.Duration, error) {
 	if !r.IsResourceRequest {
 		limit = min(limit, discoveryTimeout)
@@ -232,8 +233,8 @@ func requestTimeout(rawQuery string, r *Request, limit time.Duration) (time.Dura
 	}
 	value, _ := param(rawQuery, "timeout")
 	asked, err := time.ParseDuration(cmp.Or(value, "0"))
-	if err != nil || asked < 0 {
+	if err != nil {
 		return 0, apierrors.NewBadRequest("invalid timeout specified in the request URL")
 	}
-	return min(limit, cmp.Or(asked, limit)), nil
+	return min(limit, cmp.Or(max(asked, 0), limit)), nil
 }

@@ -118,7 +118,8 @@ func TestPlanOfALine(t *testing.T) {
 		"GET /widgets?timeout=0s": "1m0s again", "GET /widgets?timeout=": "1m0s again", "HEAD /widgets": "1m0s again",
 		"GET ": "5s again", "GET /": "5s again", "GET ?timeout=1s": "1s again",
 		"GET ?timeout=32s":       "5s again", // as kubectl sends it
-		"GET /widgets?timeout=x": refused, "GET /widgets?timeout=-1s": refused, "GET /widgets?timeout=1": refused,
+		"GET /widgets?timeout=x": refused, "GET /widgets?timeout=-": refused, "GET /widgets?timeout=1": refused,
+		"GET /widgets?timeout=-1s":       "1m0s again", // client-go with a negative Timeout: none
 		"GET /widgets?watch=1&timeout=x": "0s long", "GET /widgets?watch=1": "0s long",
 		"gET ": "5s", "OPTIONS ": "5s", "POST /widgets": "1m0s", "DELETE /widgets/a": "1m0s",
 		"POST /namespaces/a/widgets/b/eviction": "1m0s", "POST /namespaces/a/widgets/b/exec": "0s long finite",
