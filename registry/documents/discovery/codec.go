@@ -1,7 +1,7 @@
 package discovery
 
 import (
-	"cmp"
+	"bytes"
 	"fmt"
 	"mime"
 	"net/http"
@@ -71,19 +71,13 @@ func decode(s runtime.NegotiatedSerializer, media string, body []byte, into runt
 	return nil
 }
 
-// decodeForeign decodes a backend's document. A backend is asked for JSON, and a body without a Content-Type is JSON.
+// decodeForeign decodes a backend's document as the JSON that it is asked for, whatever Content-Type says: one that
+// names none has Go's guess, text/plain. .NET's writers begin with a byte order mark.
 func decodeForeign(s runtime.NegotiatedSerializer, a *documents.Answer, into runtime.Object) error {
-	media, _, err := mime.ParseMediaType(cmp.Or(a.Header.Get("Content-Type"), runtime.ContentTypeJSON))
-	if err != nil {
-		return err //nolint:wrapcheck // it says what it read
-	}
-	if media != runtime.ContentTypeJSON {
-		return fmt.Errorf("the media type %q is not JSON", media)
-	}
 	if err := a.Bounded(max(maxObjects, len(a.Body)/bytesObject), max(maxValues, len(a.Body)/bytesValue)); err != nil {
 		return err //nolint:wrapcheck // it says what was being done
 	}
-	return decode(s, media, a.Body, into)
+	return decode(s, runtime.ContentTypeJSON, bytes.TrimPrefix(a.Body, []byte("\xef\xbb\xbf")), into)
 }
 
 func isAggregated(h http.Header) bool {

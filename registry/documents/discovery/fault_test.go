@@ -83,17 +83,27 @@ func TestLarge(t *testing.T) {
 	check.Same(t, 0, len(st.d.turn), "turns taken")
 }
 
-// A legacy list is only read as JSON, for which the backend was asked; without a media type it is JSON. In protobuf it
-// may have texts that are not UTF-8, for which clients in other languages reject the whole merged document.
+// A legacy list is only read as JSON, for which the backend was asked, whatever media type it has: Go guesses
+// text/plain for who says none. In protobuf it may have texts that are not UTF-8, for which clients in other languages
+// reject the whole merged document.
 func TestLegacyMedia(t *testing.T) {
 	d := &Discovery{codecs: newCodecs()}
 	list := &metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, APIResources: []metav1.APIResource{{Name: "as", Kind: "A"}}}
 	info, _ := runtime.SerializerInfoForMediaType(d.codecs.legacy.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	proto, text := must.Get(runtime.Encode(info.Serializer, list))(t), must.Get(json.Marshal(list))(t)
-	for media, want := range map[string]bool{"": true, "application/json; charset=utf-8": true, runtime.ContentTypeProtobuf: false, "application/yaml": false, ";": false} {
+	yaml := []byte("kind: APIResourceList\napiVersion: v1\nresources:\n- {name: as, kind: A}\n")
+	for media, want := range map[string]bool{
+		"": true, "application/json; charset=utf-8": true, "text/plain; charset=utf-8": true, ";": true, "text/plain; bom": true,
+		runtime.ContentTypeProtobuf: false, runtime.ContentTypeYAML: false,
+	} {
 		body, header := text, http.Header{}
-		if media == runtime.ContentTypeProtobuf {
+		switch media {
+		case runtime.ContentTypeProtobuf:
 			body = proto
+		case runtime.ContentTypeYAML:
+			body = yaml
+		case "text/plain; bom":
+			body = append([]byte("\xef\xbb\xbf"), text...)
 		}
 		if media != "" {
 			header.Set("Content-Type", media)
