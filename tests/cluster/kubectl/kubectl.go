@@ -9,12 +9,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -104,4 +106,23 @@ func (u User) Soon(t *testing.T, what string, args ...string) string {
 		return a.Code == 0, a.Errs
 	})
 	return a.Out
+}
+
+// Watch runs kubectl get --watch until the test ends. sees waits for an event whose line begins with these words.
+func (u User) Watch(t *testing.T, args ...string) (sees func(words ...string)) {
+	t.Helper()
+	seen := &logbook.Book{}
+	cmd := u.Command(t.Context(), append([]string{"get", "--watch", "--output-watch-events"}, args...)...)
+	cmd.Stdout = seen
+	must.Do(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Wait() }) // killed
+	return func(words ...string) {
+		t.Helper()
+		suite.Eventually(t, 30*time.Second, strings.Join(words, " "), func() (bool, string) {
+			return slices.ContainsFunc(strings.Split(seen.String(), "\n"), func(line string) bool {
+				fields := strings.Fields(line)
+				return slices.Equal(fields[:min(len(words), len(fields))], words)
+			}), seen.String()
+		})
+	}
 }

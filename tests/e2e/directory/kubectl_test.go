@@ -14,7 +14,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
-	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -56,27 +55,16 @@ func testKubectl(t *testing.T, w *world) {
 
 // testWatch runs kubectl get --watch while files appear, change and disappear.
 func testWatch(t *testing.T, k kubectl.User, registry string) {
-	seen := &logbook.Book{}
-	cmd := k.Command(t.Context(), "get", "apiservices", "--watch", "--output-watch-events", "-o", "custom-columns=E:.type,N:.object.metadata.name,P:.object.spec.versionPriority", "--no-headers")
-	cmd.Stdout = seen
-	must.Do(t, cmd.Start())
-	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	sees := func(kind, priority string) {
-		t.Helper()
-		suite.Eventually(t, 10*time.Second, kind, func() (bool, string) {
-			return slices.ContainsFunc(strings.Split(seen.String(), "\n"), func(line string) bool {
-				return slices.Equal(strings.Fields(line), []string{kind, "v1.late.example.com", priority})
-			}), seen.String()
-		})
-	}
-	suite.Eventually(t, 10*time.Second, "watching", func() (bool, string) { return strings.Count(seen.String(), "ADDED") >= 2, seen.String() })
+	sees := k.Watch(t, "apiservices", "-o", "custom-columns=E:.type,N:.object.metadata.name,P:.object.spec.versionPriority", "--no-headers")
+	sees("ADDED", "v1.widgets.example.com")
+	sees("ADDED", "v1.gadgets.example.com")
 	file, late := filepath.Join(registry, "late.yaml"), manifests.At("late.example.com", "v1", "127.0.0.1:1", nil, "")
 	suite.Put(t, file, late)
-	sees("ADDED", "100")
+	sees("ADDED", "v1.late.example.com", "100")
 	suite.Put(t, file, strings.Replace(late, "versionPriority: 100", "versionPriority: 7", 1))
-	sees("MODIFIED", "7")
+	sees("MODIFIED", "v1.late.example.com", "7")
 	must.Do(t, os.Remove(file))
-	sees("DELETED", "7")
+	sees("DELETED", "v1.late.example.com", "7")
 }
 
 // rounds is how often a failed measurement is repeated: the limits are the product's, and the machine may be busy.

@@ -3,7 +3,6 @@
 package entrypoint
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -116,28 +115,13 @@ endpoints: [{addresses: ["%s"]}]
 // testKubectl uses an object of the extension server: discovery, writes, and a watch of them.
 func testKubectl(t *testing.T, admin kubectl.User) {
 	admin.Soon(t, "the extension server", "get", "flunders")
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	cmd := admin.Command(ctx, "get", "flunders", "--watch", "--output-watch-events")
-	out := must.Get(cmd.StdoutPipe())(t)
-	must.Do(t, cmd.Start())
-	defer func() { cancel(); _ = cmd.Wait() }() // killed
-	lines := bufio.NewScanner(out)
-	sees := func(want string) {
-		t.Helper()
-		for lines.Scan() {
-			if strings.HasPrefix(lines.Text(), want) {
-				return
-			}
-		}
-		t.Fatalf("the watch did not see %s: %v", want, lines.Err())
-	}
+	sees := admin.Watch(t, "flunders")
 	admin.Feed(t, "{apiVersion: wardle.example.com/v1beta1, kind: Flunder, metadata: {name: six, namespace: default}}", "create", "-f", "-")
-	sees("ADDED")
+	sees("ADDED", "six")
 	admin.Run(t, "label", "flunder", "six", "seen=yes")
-	sees("MODIFIED")
+	sees("MODIFIED", "six")
 	admin.Run(t, "delete", "flunder", "six")
-	sees("DELETED")
+	sees("DELETED", "six")
 }
 
 // pod puts what a pod of Fairlead's sees at its places: kubeadm's files and the ServiceAccount's
