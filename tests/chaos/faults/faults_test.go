@@ -13,7 +13,6 @@ func TestFaults(t *testing.T) {
 	w := newWorld(t)
 	suite.Cases[*door]{
 		{Name: "deaths", Run: testDeaths},
-		{Name: "status is written", Run: testStatus},
 		{Name: "told to stop", Run: testDrain},
 		{Name: "told to stop twice", Run: testSecondSignal},
 		{Name: "blackholed", Run: testBlackhole},

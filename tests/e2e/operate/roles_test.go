@@ -35,9 +35,9 @@ func components() []string {
 // kube-apiserver's audit log has what it asked: nothing was refused, and each rule was needed.
 func testRoles(t *testing.T, w *world) {
 	w.apply(t, w.compose(t, shape{overlay: "control-plane", components: components()}))
-	w.serve(t, "guarded", nil)
+	guarded := w.serve(t, "guarded", nil)
 	w.apply(t, reader+definition("gadgets", "guarded"))
-	t.Run("everything", func(t *testing.T) { testComponents(t, w) })
+	t.Run("everything", func(t *testing.T) { testComponents(t, w, guarded) })
 	t.Run("callers", func(t *testing.T) { testCallers(t, w) })
 	t.Run("bundles", func(t *testing.T) { testBundleRole(t, w) })
 	rules := shippedRoles(t, w)
@@ -118,7 +118,8 @@ func (w *world) asked(t *testing.T) []auditv1.Event {
 }
 
 // testComponents runs a Fairlead that publishes itself, writes statuses and emits Events, until it exits.
-func testComponents(t *testing.T, w *world) {
+// Its conditions are applied by the server, beside those of kube-apiserver's controllers.
+func testComponents(t *testing.T, w *world, guarded *extension.Server) {
 	w.alone.Lock() // one at a time publishes, writes statuses and emits Events here
 	defer w.alone.Unlock()
 	w.clear(t)
@@ -137,9 +138,18 @@ func testComponents(t *testing.T, w *world) {
 		_, scrape := w.get(t, front.Admin, "/metrics", "")
 		return regexp.MustCompile(`(?m)^fairlead_entrypoint_rounds_total\{result="passed"\} ([3-9]|\d\d)`).MatchString(scrape)
 	})
-	step("written", func() bool {
-		return strings.Contains(w.ask(t, "get apiservice v1.parts.example.com -o jsonpath={.status.conditions[*].type}"), "fairlead.dev/Available")
-	})
+	written := func(name, want string) {
+		suite.Eventually(t, 30*time.Second, "the condition of "+name+" is "+want, func() (bool, string) {
+			got := w.ask(t, "get apiservice v1."+name+".example.com --show-managed-fields -o jsonpath="+conditions)
+			return strings.HasPrefix(got, want+"/Apply/status/") && !strings.HasSuffix(got, "/"), got
+		})
+	}
+	written("parts", "False")
+	written("guarded", "True")
+	must.Do(t, guarded.Set(extension.Fault{Kind: extension.Dead}))
+	written("guarded", "False")
+	must.Do(t, guarded.Set())
+	written("guarded", "True")
 	step("leading", func() bool { return strings.Contains(read(t, front.Part.LogFile()), "reporting verdicts as events") })
 	w.apply(t, fmt.Sprintf(lost, "parts-late")) // an earlier leader may have reported the first one
 	step("events", func() bool {
@@ -149,6 +159,12 @@ func testComponents(t *testing.T, w *world) {
 		code, _ := w.get(t, front.Endpoint, "/operate-refused", "")
 		return code == 403 && w.ask(t, "get events -n kube-system -o name --field-selector reason=RuleRefuses") != ""
 	})
+	written("parts-late", "False")
+	w.ask(t, `patch apiservice v1.parts-late.example.com --type=merge -p {"spec":{"service":null}}`) // it becomes Local
+	written("parts-late", "")
+	if _, scrape := w.get(t, front.Admin, "/metrics", ""); !strings.Contains(scrape, `fairlead_status_write_total{result="failed"} 0`) {
+		t.Errorf("writes have failed:\n%s", scrape)
+	}
 	must.Do(t, front.Part.Stop(time.Minute))
 	w.publishes(t, "")
 	if leases := w.ask(t, "get leases -n kube-system -o name -l fairlead.dev/entrypoint"); leases != "" {
@@ -196,6 +212,11 @@ func testBundleRole(t *testing.T, w *world) {
 	w.ask(t, "create rolebinding fairlead-ca-from -n lent --clusterrole=system:fairlead-ca-from --serviceaccount=kube-system:fairlead")
 	w.serves(t, time.Minute, w.front.Endpoint, path, "")
 }
+
+// conditions are Fairlead's own, how and where it has been written, and that of kube-apiserver's controllers.
+const conditions = `{.status.conditions[?(@.type=="fairlead.dev/Available")].status}/` +
+	`{.metadata.managedFields[?(@.manager=="fairlead")].operation}/{.metadata.managedFields[?(@.manager=="fairlead")].subresource}/` +
+	`{.status.conditions[?(@.type=="Available")].status}`
 
 // clear removes what earlier Fairleads have left, so that a Fairlead publishes, writes and emits anew.
 func (w *world) clear(t *testing.T) {
