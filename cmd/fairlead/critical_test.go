@@ -14,8 +14,8 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/members"
@@ -44,9 +44,7 @@ type fellow struct {
 }
 
 func newFleet(t *testing.T) *fleet {
-	scheme := runtime.NewScheme()
-	must.Do(t, coordinationv1.AddToScheme(scheme))
-	objects := clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
+	objects := clienttesting.NewObjectTracker(scheme.Scheme, scheme.Codecs.UniversalDecoder())
 	f := &fleet{T: t, api: &fake.Clientset{}, replicas: map[string]*fellow{}}
 	f.api.AddReactor("*", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		verb := a.GetVerb()

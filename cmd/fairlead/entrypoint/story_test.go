@@ -200,7 +200,7 @@ func TestStories(t *testing.T) {
 						r.stop()
 					}
 				}
-				s = &stage{T: t, apiserver: newAPIServer(t), replicas: map[string]*replica{}, others: map[string]*coordinationv1.Lease{}}
+				s = &stage{T: t, apiserver: newAPIServer(), replicas: map[string]*replica{}, others: map[string]*coordinationv1.Lease{}}
 			}
 		})
 	})
