@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
@@ -115,4 +117,89 @@ func checkRemote(t *testing.T, x *exchange, token bool) {
 			t.Errorf("%q is forwarded", f.Name)
 		}
 	}
+}
+
+// FuzzDecideImpersonating checks that our own credential is never sent without a user, for another
+// user than the caller, or along with an identity field of the caller's; and that the caller's
+// credential is kept if ours is not sent.
+func FuzzDecideImpersonating(f *testing.F) {
+	w, p := thinker(f, worldConfig{impersonate: true})
+	conns := []*authn.Conn{{}, {Peer: []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice"}).Certificate}}, {Peer: []*x509.Certificate{w.authorities.front.Issue(pki.Leaf{CommonName: "outer"}).Certificate}}}
+	names := []string{"", "alice", ""}
+	for i := range conns {
+		f.Add(i, "/api/v1/pods", "authorization: Bearer jwt.of.dave\nimpersonate-user: root")
+		f.Add(i, "/api/v1/pods", "authorization: Bearer token-of-bob\nauthorization: Bearer jwt.of.dave\nx-remote-user: carol\nconnection: authorization, impersonate-user")
+		f.Add(i, "/apis/apps/v1/deployments?watch=1", "x-remote-user: system:serviceaccount:a:b\nx-remote-group: system:masters\nx_remote_user: root")
+		f.Add(i, "/readyz", "upgrade: websocket\nsec-websocket-protocol: base64url.bearer.authorization.k8s.io.and0Lm9mLmRhdmU\nauthorization: ")
+	}
+	f.Fuzz(func(t *testing.T, from int, path, text string) {
+		from = ((from % len(conns)) + len(conns)) % len(conns)
+		h := &Head{Head: wire.Head{Method: "GET", Path: path, Fields: fuzzFields(text)}, RemoteIP: "192.0.2.1"}
+		d, known := p.decision(t.Context(), h, conns[from], true)
+		if !known {
+			t.Fatal("undecided")
+		}
+		if d.Action == ToHealth {
+			d.Action = ToLocal
+			p.decideLocal(&d, h)
+		}
+		if d.Action != ToLocal {
+			return
+		}
+		var users []string
+		own := 0
+		for _, field := range d.Set {
+			switch field.Name {
+			case "authorization":
+				if own++; field.Value != ownCredential {
+					t.Errorf("Authorization is set to %q", field.Value)
+				}
+			case "impersonate-user":
+				users = append(users, field.Value)
+			}
+		}
+		if own != len(users) || own > 1 || (own == 1) != (d.Pool == authn.PoolImpersonate) || (own == 1) != (d.User != nil) {
+			t.Fatalf("our own credential is sent %d times, for %q, over pool %d", own, users, d.Pool)
+		}
+		removes := (&exchange{p: p, head: h, decision: d}).removes
+		for _, field := range h.Fields {
+			name := strings.ReplaceAll(field.Name, "_", "-")
+			if strings.HasPrefix(name, "x-remote-") && !removes(field.Name) || removes(field.Name) && own == 0 && (field.Name == "authorization" || field.Name == "impersonate-user") {
+				t.Errorf("%s: removed %v", field.Name, removes(field.Name))
+			}
+			if own == 1 && (name == "authorization" || strings.HasPrefix(name, "impersonate-")) && !removes(field.Name) {
+				t.Errorf("%q is forwarded along with our own credential", field.Name)
+			}
+		}
+		if own == 1 && (users[0] == "" || users[0] != d.User.GetName() || names[from] != "" && users[0] != names[from] || d.Credentials.Impersonates) {
+			t.Errorf("sent as %q, decided for %v", users, d.User)
+		}
+	})
+}
+
+// The issuer of a long token is determined at the desk. Otherwise strangers with many of them would use all processors.
+func TestLongTokenWaitsItsTurn(t *testing.T) {
+	w := newWorld(t, worldConfig{impersonate: true})
+	w.proxy.desk.heads = bound.NewQueue(1, 1)
+	leave := must.Get(w.proxy.desk.heads.Enter(t.Context(), bound.Stranger("192.0.2.2:1"), 1))(t)
+	short, long := "jwt.of.dave", "jwt.of."+strings.Repeat("x", 3000)
+	ask := func(token string) (Action, authn.Kind) {
+		h := &Head{Head: wire.Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}}, Remote: "192.0.2.1:1"}
+		if d, known := w.proxy.decision(t.Context(), h, nil, false); known && token == long {
+			t.Errorf("a long token: decided without a turn: %v", d.Action)
+		}
+		d, _ := w.proxy.decision(t.Context(), h, nil, true)
+		return d.Action, d.Credentials.Kind
+	}
+	want := func(name, token string, action Action, kind authn.Kind) {
+		t.Helper()
+		if a, k := ask(token); a != action || k != kind {
+			t.Errorf("%s: %v, %v", name, a, k)
+		}
+	}
+	want("a short token", short, ToLocal, authn.KindIssued)
+	want("a long token while the desk is full", long, Refuse, authn.KindToken)
+	leave()
+	want("a long token afterwards", long, ToLocal, authn.KindIssued)
+	want("a long token again, with the first one's turn", long, ToLocal, authn.KindIssued)
 }

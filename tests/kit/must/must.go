@@ -2,7 +2,13 @@
 // messages say what it expected.
 package must
 
-import "testing"
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+)
 
 // Do ends the test on an error.
 func Do(t testing.TB, err error) {
@@ -28,5 +34,36 @@ func Get2[A, B any](a A, b B, err error) func(testing.TB) (A, B) {
 		t.Helper()
 		Do(t, err)
 		return a, b
+	}
+}
+
+// Run calls run on a goroutine until the test ends or stop is called; stop waits for it. The test
+// fails if run returns anything but its context's error.
+func Run(t testing.TB, run func(context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// Soon waits until is returns true, and ends the test if that takes longer than most.
+func Soon(t testing.TB, most time.Duration, what string, is func() bool) {
+	t.Helper()
+	tick, late := time.NewTicker(time.Millisecond), time.After(most)
+	defer tick.Stop()
+	for !is() {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("not within %s: %s", most, what)
+		}
 	}
 }

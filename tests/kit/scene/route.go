@@ -4,11 +4,14 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
+	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
@@ -48,4 +51,14 @@ func (s *Scene) Route(name string, services ...string) {
 	}
 	SetPolicy(s, &s.Input, "policy", string(text))
 	s.Build()
+}
+
+// SetPolicy sets the policy of a file with this text.
+func SetPolicy(tb testing.TB, in *registry.Input, file, text string) {
+	tb.Helper()
+	objects, faults := directory.Decode(file, []byte(text))
+	wrong, unknown := in.SetPolicy(objects)
+	for _, f := range slices.Concat(faults, wrong, unknown) {
+		tb.Fatal(f)
+	}
 }
