@@ -36,7 +36,7 @@ type land struct {
 // newLand starts a server with a kube-apiserver's certificate on each node.
 func newLand(t *testing.T, names ...string) *land {
 	t.Helper()
-	l := &land{user: "kubernetes-admin", release: "v1.37.2", server: "https://127.0.0.1:6443", granted: func(string, *authorizationv1.ResourceAttributes) bool { return false }}
+	l := &land{user: "kubernetes-admin", release: "v1.37.2", server: "https://127.0.0.1:6443", granted: none}
 	leaf := pki.NewCA("ca").Issue(pki.Leaf{CommonName: "kube-apiserver", Names: append([]string{"127.0.0.1", "127.0.0.2", "127.0.0.3"}, names...)})
 	port := "0"
 	l.slices = &discoveryv1.EndpointSlice{

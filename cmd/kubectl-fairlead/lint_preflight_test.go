@@ -29,6 +29,8 @@ func (c *land) bound() { c.granted, c.more = all, []runtime.Object{account()} }
 
 func all(string, *authorizationv1.ResourceAttributes) bool { return true }
 
+func none(string, *authorizationv1.ResourceAttributes) bool { return false }
+
 func (c *land) find(t *testing.T, l *linter) string {
 	t.Helper()
 	kube := c.client()
@@ -57,55 +59,51 @@ func TestPreflight(t *testing.T) {
 		linter linter
 		want   string
 	}{
-		{"before", func(*land) {}, linter{}, few},
-		{"installed", func(c *land) { c.granted, c.more = all, []runtime.Object{account()} }, linter{}, ""},
-		{"a right is gone", func(c *land) { c.granted, c.more = reviews, []runtime.Object{account()} }, linter{},
+		{"before", func(c *land) { c.granted, c.more = none, nil }, linter{}, few},
+		{"installed", func(*land) {}, linter{}, ""},
+		{"a right is gone", func(c *land) { c.granted = reviews }, linter{},
 			"error: deploy/base/rbac.yaml:15: ClusterRole system:fairlead: " + accountUser + " may not create subjectaccessreviews.authorization.k8s.io: users without system:masters get 503 from extension servers and for discovery; " +
 				"grant it again: kubectl apply -k deploy/base, or your kustomization with it\n"},
 		{"impersonation of some users only", func(c *land) {
-			c.more, c.granted = []runtime.Object{account()}, func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Resource != "users" }
+			c.granted = func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Resource != "users" }
 		}, linter{Shared: cli.Shared{LocalIdentity: cli.Impersonate}},
 			"warning: deploy/overlays/managed/rbac.yaml:8: ClusterRole system:fairlead-impersonate: " + accountUser + " may not impersonate users of every name, which is right if only some are granted: " +
 				"users with certificates, or tokens that Fairlead verifies, get 403; grant it again: kubectl apply -k deploy/overlays/managed, or your kustomization with it\n"},
-		{"Fairlead's own kubeconfig", func(c *land) { c.user, c.granted, c.nodes, c.pods = podUser, reviews, nil, nil }, linter{},
+		{"Fairlead's own kubeconfig", func(c *land) { c.user, c.granted, c.more, c.nodes, c.pods = podUser, reviews, nil, nil, nil }, linter{},
 			"error: deploy/base/rbac.yaml:15: ClusterRole system:fairlead: system:fairlead may not create subjectaccessreviews.authorization.k8s.io: users without system:masters get 503 from extension servers and for discovery; " +
 				"grant it again: kubectl apply -k deploy/static-pod, or your kustomization with it\n"},
 		{"another account", func(c *land) {
-			c.more = []runtime.Object{account()}
 			c.granted = func(user string, _ *authorizationv1.ResourceAttributes) bool { return user == "own" }
 		}, linter{account: "own"}, ""},
 		{"a feature of the replicas", func(c *land) {
-			c.more, c.pods = []runtime.Object{account()}, append(c.pods, runs("cp1", "--write-status", "--emit-events=true"))
+			c.pods = append(c.pods, runs("cp1", "--write-status", "--emit-events=true"))
 			c.granted = func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Subresource == "" }
 		}, linter{}, "error: deploy/components/write-status/rbac.yaml:6: ClusterRole system:fairlead-status: " + accountUser + " may not patch apiservices/status.apiregistration.k8s.io: " +
 			"the condition fairlead.dev/Available is not written; grant it again: kubectl apply -k deploy/components/write-status, or your kustomization with it\n"},
 		{"a static pod's user", func(c *land) {
-			c.more, c.pods = []runtime.Object{account()}, append(c.pods, runs("cp1", "--kubeconfig=/etc/kubernetes/fairlead.conf"))
+			c.pods = append(c.pods, runs("cp1", "--kubeconfig=/etc/kubernetes/fairlead.conf"))
 			c.granted = func(user string, _ *authorizationv1.ResourceAttributes) bool { return user == podUser }
 		}, linter{}, ""},
-		{"nodes out of sight", func(c *land) { c.bound(); c.forbidden = "nodes" }, linter{},
+		{"nodes out of sight", func(c *land) { c.forbidden = "nodes" }, linter{},
 			`warning: preflight: a part was not checked: reading the control plane's nodes: nodes is forbidden: no role; use an administrator's kubeconfig` + "\n"},
-		{"reviews refused", func(c *land) { c.bound(); c.forbidden = "subjectaccessreviews" }, linter{},
+		{"reviews refused", func(c *land) { c.forbidden = "subjectaccessreviews" }, linter{},
 			"warning: user " + accountUser + ": its rights were not checked: subjectaccessreviews is forbidden: no role; use an administrator's kubeconfig, or Fairlead's own\n"},
-		{"an old release", func(c *land) { c.bound(); c.release = "v1.29.3+k3s1" }, linter{},
+		{"an old release", func(c *land) { c.release = "v1.29.3+k3s1" }, linter{},
 			"warning: kube-apiserver: its release v1.29.3+k3s1 is not among those that Fairlead is tested with, 1.30 to 1.37; try Fairlead with this release on a cluster that nobody needs\n"},
-		{"the newest release", func(c *land) { c.bound(); c.release = "v1.37.9" }, linter{}, ""},
-		{"the oldest release", func(c *land) { c.bound(); c.release = "v1.30.0" }, linter{}, ""},
+		{"the newest release", func(c *land) { c.release = "v1.37.9" }, linter{}, ""},
+		{"the oldest release", func(c *land) { c.release = "v1.30.0" }, linter{}, ""},
 		{"HAProxy of kubeadm's guide", func(c *land) {
-			c.bound()
 			p := static("cp2", "haproxy")
 			p.Spec.Containers[0].LivenessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: intstr.FromInt32(8443)}}}
 			c.pods = append(c.pods, p)
 		}, linter{}, "to do: port 8443: pod kube-system/haproxy-cp2 on cp2 uses it, so no Fairlead can on that node; choose another one: kubectl fairlead init --layout=… --secure-port=…\n"},
 		{"kube-vip", func(c *land) {
-			c.bound()
 			p := static("cp2", "kube-vip", "manager")
 			p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "lb_port", Value: "8443"}, {Name: "prometheus_server", Value: ":8444"}, {Name: "vip_cidr", Value: "32"}}
 			c.pods = append(c.pods, p)
 		}, linter{}, "to do: port 8443: pod kube-system/kube-vip-cp2 on cp2 uses it, so no Fairlead can on that node; choose another one: kubectl fairlead init --layout=… --secure-port=…\n" +
 			"to do: port 8444: pod kube-system/kube-vip-cp2 on cp2 uses it, so no Fairlead can on that node; choose another one: kubectl fairlead init --layout=… --admin-secure-port=…\n"},
 		{"beside a Fairlead that runs", func(c *land) {
-			c.bound()
 			declares, probed := static("cp1", "proxy", "--listen=:9443"), static("cp3", "balancer")
 			declares.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 8444}}
 			probed.Spec.Containers[0].StartupProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(9443)}}}
@@ -114,48 +112,41 @@ func TestPreflight(t *testing.T) {
 			"warning: port 9443: pod kube-system/balancer-cp3 on cp3 uses it, so no Fairlead can on that node; choose another one: kubectl fairlead init --layout=… --secure-port=…\n" +
 			"warning: port 8444: pod kube-system/proxy-cp1 on cp1 uses it, so no Fairlead can on that node; choose another one: kubectl fairlead init --layout=… --admin-secure-port=…\n"},
 		{"ports of pods' own addresses", func(c *land) {
-			c.bound()
 			p := static("cp1", "proxy", "--listen=:8443")
 			p.Spec.HostNetwork, p.Spec.Containers[0].Ports = false, []corev1.ContainerPort{{ContainerPort: 8444}}
 			c.pods = append(c.pods, p)
 		}, linter{}, ""},
 		{"a replica with an address of its own", func(c *land) {
-			c.bound()
 			mine, p := runs("cp1"), static("cp1", "proxy")
 			mine.Spec.HostNetwork, p.Spec.Containers[0].Ports = false, []corev1.ContainerPort{{ContainerPort: 8443, HostPort: 8443}}
 			c.pods = append(c.pods, mine, p)
 		}, linter{}, ""},
 		{"kube-apiservers differ", func(c *land) {
-			c.bound()
 			c.pods[2].Spec.Containers[0].Command = append(c.pods[2].Spec.Containers[0].Command, "--requestheader-uid-headers=X-Remote-Uid", "--requestheader-allowed-names=other")
 		}, linter{}, `warning: kube-apiserver: --requestheader-allowed-names is "front-proxy-client" on cp1, and "other" on cp3; give all kube-apiservers the same flags` + "\n" +
 			`warning: kube-apiserver: --requestheader-uid-headers is "" on cp1, and "X-Remote-Uid" on cp3; give all kube-apiservers the same flags` + "\n"},
 		{"an egress proxy, and no endpoints", func(c *land) {
-			c.bound()
 			for _, p := range c.pods {
 				p.Spec.Containers[0].Command = append(p.Spec.Containers[0].Command, "--egress-selector-config-file=/etc/egress.yaml", "--endpoint-reconciler-type=none")
 			}
 		}, linter{}, "to do: kube-apiserver: it reaches pods by an egress proxy, so its nodes may have no route to them; give Fairlead --egress-selector-config-file too, or a route to pods\n" +
 			"warning: Service default/kubernetes: neither kube-apiserver nor Fairlead keeps its endpoints; remove --endpoint-reconciler-type=none from kube-apiserver, or let Fairlead publish itself (deploy/components/entrypoint)\n"},
 		{"a load balancer is published", func(c *land) {
-			c.bound()
 			c.slices.Endpoints[2].Addresses[0] = "127.0.0.1"
 			c.nodes[0].Status.Addresses[1].Address = "127.0.0.9"
 		}, linter{}, "to do: Service default/kubernetes: it has no endpoint of node cp1; " + otherServers + "to do: Service default/kubernetes: it has no endpoint of node cp3; " + otherServers +
 			"to do: Service default/kubernetes: its endpoint 127.0.0.1:PORT is no control-plane node's: it may be a load balancer, which will lead to Fairlead itself; " + otherServers},
 		{"Fairlead is published", func(c *land) {
-			c.bound()
-			c.granted = all
 			c.pods = append(c.pods, runs("cp1", "--publish-kubernetes-endpoints"))
 			c.slices.Endpoints = c.slices.Endpoints[:1]
 		}, linter{}, ""},
 		{"one node of the other family", func(c *land) {
-			c.bound()
 			c.nodes[1].Status.Addresses = slices.Insert(c.nodes[1].Status.Addresses, 1, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "2001:db8::2"})
 		}, linter{}, "to do: nodes: the first address of cp3 is IPv4, and that of cp2 IPv6: no client reaches all replicas by one family; give all control-plane nodes the same family first (kubelet's --node-ip)\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := newLand(t)
+			c.bound()
 			tt.change(c)
 			port := fmt.Sprintf(":%d is", *c.slices.Ports[0].Port)
 			check.Same(t, tt.want, strings.ReplaceAll(c.find(t, &tt.linter), port, ":PORT is"), "found")
