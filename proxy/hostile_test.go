@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -136,7 +137,7 @@ func TestRefusalThatHangs(t *testing.T) {
 				t.Errorf("after %v: %v", time.Since(begun), cut)
 			}
 		}()
-		p := &Proxy{log: slog.New(slog.DiscardHandler), copies: sync.Pool{New: func() any { return new(make([]byte, 8)) }}}
+		p := &Proxy{log: slog.New(slog.DiscardHandler), frames: &frames{memory: hold.New(0)}, copies: sync.Pool{New: func() any { return new(make([]byte, 8)) }}}
 		(&exchange{p: p}).relay(httptest.NewRecorder(), res)
 	})
 }
