@@ -27,8 +27,13 @@ import (
 
 type usage struct{ error }
 
-// Usage marks err as a mistake in the command line. err has one line per fault.
-func Usage(err error) error { return usage{err} }
+// Usage marks err as a mistake in the command line. err has one line per fault. Nil stays nil.
+func Usage(err error) error {
+	if err == nil {
+		return nil
+	}
+	return usage{err}
+}
 
 // IsUsage reports whether err is a mistake in the command line.
 func IsUsage(err error) bool { return errors.As(err, new(usage)) }

@@ -47,13 +47,10 @@ func (a *appender) run(ctx context.Context, core corev1client.CoreV1Interface, n
 	if err != nil {
 		return err // it names the Secret
 	}
-	ca, err := certutil.ParseCertsPEM(secret.Data[corev1.ServiceAccountRootCAKey])
-	if err != nil {
-		return fmt.Errorf("reading ca.crt of Secret fairlead-front-proxy-client: %w", err)
-	}
-	leaf, err := certutil.ParseCertsPEM(secret.Data[corev1.TLSCertKey])
-	if err != nil {
-		return fmt.Errorf("reading tls.crt of Secret fairlead-front-proxy-client: %w", err)
+	ca, err1 := certutil.ParseCertsPEM(secret.Data[corev1.ServiceAccountRootCAKey])
+	leaf, err2 := certutil.ParseCertsPEM(secret.Data[corev1.TLSCertKey])
+	if err := errors.Join(err1, err2); err != nil {
+		return fmt.Errorf("reading ca.crt and tls.crt of Secret fairlead-front-proxy-client: %w", err)
 	}
 	maps := core.ConfigMaps(metav1.NamespaceSystem)
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {

@@ -43,18 +43,15 @@ Exit code 0: the request is forwarded or answered. 1: Fairlead did not answer. 2
   kubectl fairlead explain nodes.metrics.k8s.io --as=system:serviceaccount:default:reader`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			printer, err := form.printer()
-			if err != nil {
-				return cli.Usage(err)
-			}
+			printer, err1 := form.printer()
 			// Fairlead is asked as the caller: the user of --as may have no access to it.
 			user, uid, groups := *flags.Impersonate, *flags.ImpersonateUID, *flags.ImpersonateGroup
 			flags.Impersonate, flags.ImpersonateUID, flags.ImpersonateGroup = nil, nil, nil
 			if user == "" && (uid != "" || len(groups) > 0) {
 				return cli.Usage(errors.New("--as-group and --as-uid need --as"))
 			}
-			c, err := connect(flags, cmd.OutOrStdout())
-			if err != nil {
+			c, err2 := connect(flags, cmd.OutOrStdout())
+			if err := errors.Join(err1, err2); err != nil {
 				return err
 			}
 			query := url.Values{"method": {method}, "agent": {agent}, "source": {source}, "user": {user}, "uid": {uid}, "group": groups}

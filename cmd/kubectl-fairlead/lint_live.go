@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"io"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -130,7 +129,7 @@ func doFor(err error, allow string) string {
 
 // table reads the cluster exactly as serve does.
 func (l *linter) table(ctx context.Context, cfg *rest.Config) (*registry.Table, error) {
-	r, err := registry.New(registry.Config{Client: cfg, Policy: l.Policy, Options: l.TableOptions(), Logger: slog.New(slog.DiscardHandler)}) //nolint:contextcheck // it validates
+	r, err := registry.New(registry.Config{Client: cfg, Policy: l.Policy, Options: l.TableOptions()}) //nolint:contextcheck // it validates
 	if err != nil {
 		return nil, err
 	}

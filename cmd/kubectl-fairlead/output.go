@@ -77,7 +77,7 @@ func (f *form) addFlags(cmd *cobra.Command) {
 
 func (f *form) wide() bool { return *f.OutputFormat == "wide" }
 
-// printer returns nil for text for people.
+// printer returns nil for text for people. An unknown format is a usage error.
 func (f *form) printer() (printers.ResourcePrinter, error) {
 	if f.wide() || *f.OutputFormat == "" && *f.TemplatePrinterFlags.TemplateArgument == "" {
 		return nil, nil
@@ -86,7 +86,7 @@ func (f *form) printer() (printers.ResourcePrinter, error) {
 	if genericclioptions.IsNoCompatiblePrinterError(err) {
 		err = fmt.Errorf("--output %q is not one of %s, wide", *f.OutputFormat, strings.Join(f.AllowedFormats(), ", "))
 	}
-	return p, err
+	return p, cli.Usage(err)
 }
 
 // encode prints a document as an object with a version and a kind.

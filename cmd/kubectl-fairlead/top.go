@@ -11,7 +11,6 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
-	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/internal/busiest"
 )
 
@@ -31,12 +30,9 @@ request, errors (5xx) and refusals (401, 403, 429). A request counts when it end
 It needs the ClusterRole system:fairlead-tap.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			printer, err := form.printer()
-			if err != nil {
-				return cli.Usage(err)
-			}
-			c, err := connect(flags, cmd.OutOrStdout())
-			if err != nil {
+			printer, err1 := form.printer()
+			c, err2 := connect(flags, cmd.OutOrStdout())
+			if err := errors.Join(err1, err2); err != nil {
 				return err
 			}
 			get := func(ctx context.Context, from *client, rows int) (*busiest.Answer, error) {
@@ -45,6 +41,7 @@ It needs the ClusterRole system:fairlead-tap.`,
 				return a, from.get(ctx, answer.Below+"/busiest", query, a)
 			}
 			var a *busiest.Answer
+			var err error
 			if replicas {
 				const most = 100 // that one shows
 				a, err = c.addUp(cmd.Context(), func(ctx context.Context, one *client) (*busiest.Answer, error) { return get(ctx, one, most) })
