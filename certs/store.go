@@ -17,7 +17,6 @@
 package certs
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -29,6 +28,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
@@ -68,11 +68,8 @@ type Config struct {
 	Files []File
 
 	// Watch follows the ConfigMap. It is required if ConfigMap is set.
-	Watch trust.Watch
-	// Logger gets reloads. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers the metrics. Nil means that they are unregistered.
-	Metrics prometheus.Registerer
+	Watch        trust.Watch
+	metric.Sinks // reloads
 }
 
 // File is a file of another package that is followed with the same care.
@@ -108,7 +105,7 @@ type Store struct {
 // New reads every file once. A file that cannot be read or parsed is an error, because there is no
 // last good value yet. Run reads the ConfigMap.
 func New(cfg Config) (*Store, error) {
-	s := &Store{cfg: cfg, logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), pair: NewPair(), proxy: NewPair()}
+	s := &Store{cfg: cfg, logger: cfg.Log(), pair: NewPair(), proxy: NewPair()}
 	s.clients = newClients(cfg, s.rebuild)
 	s.sources()
 	for _, f := range s.followed {

@@ -61,10 +61,7 @@ type Config struct {
 	// Authorization returns this field for each probe. Nil means the identity that kube-aggregator
 	// sends, user system:kube-aggregator in group system:masters.
 	Authorization func() string
-	// Logger gets one line for each change of an endpoint's health. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers the metrics. Nil means that they are unregistered.
-	Metrics prometheus.Registerer
+	metric.Sinks  // each change of an endpoint's health
 }
 
 // Prober probes every endpoint of the table. Signal and Observe do nothing until Run has seen a table.
@@ -88,7 +85,7 @@ const maxWatched = 1024
 
 // New returns a Prober. It does nothing until Run.
 func New(c Config) *Prober {
-	p := &Prober{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), metrics: newMetrics(c.Metrics), began: time.Now(), most: maxWatched, gate: make(gate, gateSlots)}
+	p := &Prober{config: c, log: c.Log(), metrics: newMetrics(c.Metrics), began: time.Now(), most: maxWatched, gate: make(gate, gateSlots)}
 	p.index.Store(&map[string]peers{})
 	return p
 }

@@ -108,10 +108,12 @@ func newWorld(t *testing.T, options ...string) *world {
 		w.serve(w.host(endpoint.Address), o["alpn"], number("streams"))
 	}
 	w.entries = w.all
-	w.Prober = New(Config{
-		Table: w.table, Report: w.report, TLS: w.trust, Metrics: w.metrics,
+	c := Config{
+		Table: w.table, Report: w.report, TLS: w.trust,
 		Dial: func(ctx context.Context, _, address string) (net.Conn, error) { return w.host(address).dial(ctx) },
-	})
+	}
+	c.Metrics = w.metrics
+	w.Prober = New(c)
 	w.Prober.most = cmp.Or(int64(number("watched")), maxWatched)
 	return w
 }

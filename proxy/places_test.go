@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -125,7 +126,7 @@ func TestPlacesOfARequest(t *testing.T) {
 // from writes. Refusals are counted.
 func TestShareOfAUser(t *testing.T) {
 	metrics := prometheus.NewRegistry()
-	w := newWorld(t, worldConfig{Config: Config{MaxInFlight: 5, MaxMutating: 6}, pools: backend.Config{Metrics: metrics}})
+	w := newWorld(t, worldConfig{Config: Config{MaxInFlight: 5, MaxMutating: 6}, pools: backend.Config{Sinks: metric.Sinks{Metrics: metrics}}})
 	check.Same(t, [2]int64{5, 6}, [2]int64{w.proxy.limits.reads.max, w.proxy.limits.writes.max}, "limits of reads and writes")
 	d, _ := w.proxy.decision(t.Context(), asBob(remoteGV+"/widgets/a", ""), nil, true)
 	for _, tc := range []struct {

@@ -22,13 +22,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/singleflight"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/busiest"
 	"github.com/fairlead-proxy/fairlead/internal/memo"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
@@ -77,7 +77,7 @@ type Proxy struct {
 // New returns a Proxy that is ready to serve.
 func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{
-		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
+		cfg: cfg, log: cfg.Log(),
 		copies:   sync.Pool{New: func() any { return new(make([]byte, 32<<10)) }}, // httputil.ReverseProxy's size
 		instance: rand.Text()[:16], givenUp: newGivenUp(), callers: busiest.New(), desk: newDesk(),
 		sessionPlaces: bound.Places{Lend: true}, limits: limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)},
@@ -264,9 +264,6 @@ type Config struct {
 	// itself, with the same Audit-ID and the user of the token.
 	AuditLocal bool
 	// Tracer makes a span of each request. Nil means no tracing; a client's trace context is then forwarded unchanged.
-	Tracer trace.Tracer
-	// Logger logs failures. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers fairlead_request_*. Nil means unregistered.
-	Metrics prometheus.Registerer
+	Tracer       trace.Tracer
+	metric.Sinks // failures, and fairlead_request_*
 }

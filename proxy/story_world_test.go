@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -59,7 +60,7 @@ func (s *stage) anew(options []string) {
 	failure.Store(&none)
 	s.records = records{metrics: prometheus.NewRegistry(), reviews: reviews, tokens: tokens, failure: failure}
 	s.ways, s.also, s.pairs = []string{"http/1.1", "h2"}, nil, nil
-	c := worldConfig{remoteHTTP1: s.http1, remote: s.act, local: s.act, pools: backend.Config{Metrics: s.metrics}}
+	c := worldConfig{remoteHTTP1: s.http1, remote: s.act, local: s.act, pools: backend.Config{Sinks: metric.Sinks{Metrics: s.metrics}}}
 	c.tokenReviewed = func() error { tokens.Add(1); return *failure.Load() }
 	c.reviewed = func() error { reviews.Add(1); return *failure.Load() }
 	page := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -42,7 +43,7 @@ func TestSessionsAreBounded(t *testing.T) {
 	for http1, watches := range map[bool]int{true: 1, false: 0} {
 		everyWay(t, func(t *testing.T, proto string) {
 			metrics := prometheus.NewRegistry()
-			w := newWorld(t, worldConfig{pools: backend.Config{Metrics: metrics}, local: switching, remoteHTTP1: http1, remote: func(rw http.ResponseWriter, r *http.Request) {
+			w := newWorld(t, worldConfig{pools: backend.Config{Sinks: metric.Sinks{Metrics: metrics}}, local: switching, remoteHTTP1: http1, remote: func(rw http.ResponseWriter, r *http.Request) {
 				if switching(rw, r); r.URL.RawQuery != "" {
 					_ = http.NewResponseController(rw).Flush()
 					<-r.Context().Done()

@@ -34,6 +34,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
 
@@ -57,11 +58,8 @@ type Config struct {
 	// CacheFile stores the last known APIServices of etcd, for a start at which etcd cannot be read. Empty means none.
 	CacheFile string
 	// Options are the settings of the table. Zero means the documented defaults.
-	Options Options
-	// Logger receives faults of the source and changes of verdicts. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers the metrics of the table. Nil means unregistered.
-	Metrics prometheus.Registerer
+	Options      Options
+	metric.Sinks // faults of the source, and changes of verdicts
 }
 
 // Registry holds the current table. Table, Report and Watch may be called before Run, but the table
@@ -79,7 +77,7 @@ type Registry struct {
 
 // New makes a registry. It reads nothing: see Run.
 func New(c Config) (*Registry, error) {
-	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	c.Logger = c.Log()
 	switch {
 	case c.Cluster && c.Client == nil:
 		return nil, errors.New("making registry: a cluster's APIServices are to count, and there is no local apiserver")
@@ -98,10 +96,8 @@ func New(c Config) (*Registry, error) {
 		return nil, err
 	}
 	r := newRegistry(c, from)
-	if r.policy, err = newPolicies(r, c.Policy); err != nil {
-		return nil, err
-	}
-	return r, nil
+	r.policy, err = newPolicies(r, c.Policy)
+	return r, err
 }
 
 // newRegistry makes a registry over sources.
@@ -109,7 +105,7 @@ func newRegistry(c Config, from *sources) *Registry {
 	r := &Registry{
 		sources: from,
 		options: &c.Options,
-		log:     cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
+		log:     c.Log(),
 		changes: newChanges(),
 	}
 	if c.Policy != "" {

@@ -179,7 +179,8 @@ func (l *live) start(sources []string) {
 	front := httptest.NewServer(l)
 	l.stops = []func(){front.CloseClientConnections, front.Close}
 	l.metrics = newMeter()
-	c := Config{Metrics: l.metrics}
+	c := Config{}
+	c.Metrics = l.metrics
 	for _, word := range sources {
 		switch source, path, _ := strings.Cut(word, "="); source {
 		case "etcd":

@@ -27,7 +27,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -53,11 +52,8 @@ type Config struct {
 	// ClientCertificate returns the certificate to present to backends. Nil means none.
 	ClientCertificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
 	// Renewed is called when a referenced bundle has changed, for which there is no new table. It must not block.
-	Renewed func(apiService string)
-	// Logger gets reloads, overlaps and refused certificates. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers the metrics. Nil means that they are unregistered.
-	Metrics prometheus.Registerer
+	Renewed      func(apiService string)
+	metric.Sinks // reloads, overlaps and refused certificates
 }
 
 // Trust verifies the backend of each APIService. It needs Run to follow the table and time. TLS
@@ -82,7 +78,7 @@ type Trust struct {
 
 // New returns a Trust and registers its metrics.
 func New(cfg Config) *Trust {
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Logger = cfg.Log()
 	t := &Trust{
 		cfg:      cfg,
 		metrics:  newMetrics(),

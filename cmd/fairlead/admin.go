@@ -53,11 +53,13 @@ func (s *server) makePages() {
 		own.LocalIdentity = s.o.LocalIdentity
 	}
 	s.pages = pages.New(pages.Config{
-		Registry: s.registry, Proxy: s.proxy, Backends: s.backends, Tap: &s.taps, Trust: s.trust.Status, Discovery: s.discovery.Status, OpenAPI: s.openapi.Status,
-		LocalServers: s.kube.list, Ready: s.ready,
+		Registry: s.registry, Proxy: s.proxy, Backends: s.backends, Tap: &s.taps, Trust: s.trust.Status,
+		Discovery: s.discovery.Status, OpenAPI: s.openapi.Status, LocalServers: s.kube.list, Ready: s.ready,
 		Process: func() *answer.Status {
 			st := own
-			st.Checks, st.Certificates, st.Handshakes = s.needs.List(), s.certs.Status(), append(s.ports.front.Failing(), s.ports.admin.Failing()...)
+			st.Checks = s.needs.List()
+			st.Certificates = s.certs.Status()
+			st.Handshakes = append(s.ports.front.Failing(), s.ports.admin.Failing()...)
 			return &st
 		},
 		Endpoint: func(apiService string, e *answer.Endpoint) {

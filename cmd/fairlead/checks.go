@@ -76,7 +76,10 @@ func (s *server) makeChecks() {
 	s.live = &health.Checks{Name: "livez", Logger: s.log}
 	s.ready = &health.Checks{Name: "readyz", Draining: &s.draining, Logger: s.log}
 	s.needs = needs.New(needs.Config{
-		Checks: all, Ready: func() bool { return s.ready.Err(nil) == nil }, Runbook: pages.Runbooks + "FairleadCheckFailing.md", Logger: s.log, Metrics: s.metrics,
+		Checks:  all,
+		Ready:   func() bool { return s.ready.Err(nil) == nil },
+		Runbook: pages.Runbooks + "FairleadCheckFailing.md",
+		Sinks:   s.sinks,
 	})
 	s.ready.List, s.ready.Others = s.needs.Gates()
 	s.loops["checks"] = s.needs.Run
@@ -88,8 +91,10 @@ func (s *server) features() rights.Features {
 	from, mode := &s.o.registry, s.o.authorization()
 	f := rights.Features{
 		APIServices: from.cluster || from.dir == "" && from.etcd == nil, Services: from.cluster || from.dir == "",
-		Requests: mode == authzWebhook || mode == authzBackend, Impersonation: s.o.impersonates() && (s.o.Behind == "" || s.o.Certs.ClientCA != ""), // only in front
-		Status: s.o.writeStatus, Events: s.o.emitEvents, Entrypoint: s.o.publishEndpoints, Critical: len(s.o.critical) > 0, Servers: s.o.serversFrom,
+		Requests:      mode == authzWebhook || mode == authzBackend,
+		Impersonation: s.o.impersonates() && (s.o.Behind == "" || s.o.Certs.ClientCA != ""), // only in front
+		Status:        s.o.writeStatus, Events: s.o.emitEvents, Entrypoint: s.o.publishEndpoints,
+		Critical: len(s.o.critical) > 0, Servers: s.o.serversFrom,
 	}
 	f.Policy, _ = cli.PolicyMap(s.o.Policy)
 	f.NamespaceLabels = s.registry.Table().NamespaceLabels()

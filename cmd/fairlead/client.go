@@ -112,12 +112,12 @@ type follower struct {
 // follow returns the configuration of clients that follow the kubeconfig from which c was read.
 func follow(c *rest.Config, log *slog.Logger) (*follower, *rest.Config, error) {
 	f := &follower{first: c, log: log}
-	if err := f.take(c); err != nil {
-		return nil, nil, err
-	}
-	return f, &rest.Config{Host: c.Host, APIPath: c.APIPath, UserAgent: c.UserAgent, QPS: c.QPS, Burst: c.Burst, Timeout: c.Timeout, Transport: promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
-		return (*f.current.Load()).RoundTrip(r)
-	})}, nil
+	return f, &rest.Config{
+		Host: c.Host, APIPath: c.APIPath, UserAgent: c.UserAgent, QPS: c.QPS, Burst: c.Burst, Timeout: c.Timeout,
+		Transport: promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
+			return (*f.current.Load()).RoundTrip(r)
+		}),
+	}, f.take(c)
 }
 
 // take makes the clients use c from the next request on. Open watches stay on their connections.
@@ -143,10 +143,7 @@ func (f *follower) certificate() []*x509.Certificate {
 // reload takes the credentials and the CA from new content of the kubeconfig. The server stays the
 // same, because pools and probes were made for it at the start.
 func (f *follower) reload(path string) (*rest.Config, error) {
-	raw, err := clientcmd.LoadFromFile(path) // unlike clientConfig, this never falls back to a pod's
-	if err == nil {
-		err = clientcmd.ResolveLocalPaths(raw)
-	}
+	raw, err := (&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}).Load() // without clientConfig's fall-back to a pod's
 	var c *rest.Config
 	if err == nil {
 		c, err = clientcmd.NewDefaultClientConfig(*raw, &clientcmd.ConfigOverrides{}).ClientConfig()
@@ -157,7 +154,12 @@ func (f *follower) reload(path string) (*rest.Config, error) {
 	if f.first.Dial == nil && c.Host != f.first.Host {
 		f.log.Warn("the kubeconfig names another server: restart to follow it", "kubeconfig", path, "server", c.Host)
 	}
-	c.Host, c.UserAgent, c.QPS, c.Burst, c.Dial, c.WrapTransport = f.first.Host, f.first.UserAgent, f.first.QPS, f.first.Burst, f.first.Dial, f.first.WrapTransport
+	c.Host = f.first.Host
+	c.UserAgent = f.first.UserAgent
+	c.QPS = f.first.QPS
+	c.Burst = f.first.Burst
+	c.Dial = f.first.Dial
+	c.WrapTransport = f.first.WrapTransport
 	was := f.config.Load().Insecure
 	if err := f.take(c); err != nil {
 		return nil, err

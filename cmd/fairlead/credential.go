@@ -50,10 +50,7 @@ func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*cred
 	go func() { looked <- k.look(k.offered.Load()) }() // ends with the plugin, or with the process
 	select {
 	case err := <-looked:
-		if err != nil {
-			return nil, cli.Usage(err)
-		}
-		return k, nil
+		return k, cli.Usage(err)
 	case <-ctx.Done():
 		return nil, fmt.Errorf("waiting for our own credential: %w", ctx.Err())
 	}

@@ -73,12 +73,14 @@ func (o *options) alone() bool {
 // local apiserver it also serves what that would.
 func (s *server) makeAPIServices(o *registry.Options) (err error) {
 	c := apiservices.Config{
-		Tables: s, Etcd: s.o.etcdConfig(), Options: o, Version: kubernetesVersion(),
+		Tables: s, Options: o, Version: kubernetesVersion(),
 		Authorizer: authorizer.AuthorizerFunc(func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 			return s.may.Authorize(ctx, a) // set before the first request, as is the table
 		}),
 	}
-	if c.Etcd == nil && s.o.registry.dir == "" {
+	if s.o.registry.etcd != nil {
+		c.Etcd = &s.o.etcd
+	} else if s.o.registry.dir == "" {
 		return nil
 	}
 	s.apiServices, err = apiservices.New(c)

@@ -25,7 +25,7 @@ type merged struct {
 }
 
 func (s *server) makeDocuments() {
-	cfg := documents.Config{Tables: s.registry, Logger: s.log, Metrics: s.metrics}
+	cfg := documents.Config{Tables: s.registry, Sinks: s.sinks}
 	cfg.From = func(e *registry.Entry) documents.Do {
 		return func(_ context.Context, r *http.Request) (*http.Response, error) {
 			return s.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // within no limit: only one runs at a time

@@ -117,7 +117,7 @@ func TestFailedStartClosesItsPort(t *testing.T) {
 	o := *there.o
 	o.adminPort = there.ports.admin.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it listens on TCP
 	address := there.ports.front.Addr().String()
-	o.securePort = there.ports.front.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // likewise
+	o.front.Port = there.ports.front.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // likewise
 	must.Do(t, there.ports.front.Close())
 	if _, err := build(t.Context(), newProcess(&o, slog.New(slog.DiscardHandler))); err == nil {
 		t.Fatal("two doors listen on one port")

@@ -18,10 +18,10 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
-	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
 )
 
 func (o *options) validateEtcd(f *cli.Faults) {
+	o.etcd.Endpoints = o.registry.etcd
 	for _, e := range o.registry.etcd {
 		u, err := url.Parse(e)
 		switch {
@@ -44,16 +44,6 @@ func (o *options) validateEtcd(f *cli.Faults) {
 	}
 	f.If((o.etcd.CertFile == "") != (o.etcd.KeyFile == ""), "--etcd-certfile and --etcd-keyfile go together")
 	f.If(o.cacheFile != "" && o.registry.etcd == nil, "--registry-cache-file needs --registry=etcd:URL,…")
-}
-
-// etcdConfig returns nil if APIServices are not in etcd.
-func (o *options) etcdConfig() *etcd.Config {
-	if o.registry.etcd == nil {
-		return nil
-	}
-	c := o.etcd
-	c.Endpoints = o.registry.etcd
-	return &c
 }
 
 // ownClient returns a client of the APIServices that this process serves, as the server itself.

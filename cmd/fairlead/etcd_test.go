@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
@@ -25,8 +26,9 @@ func TestEtcdConfig(t *testing.T) {
 	o := &options{}
 	must.Do(t, flagSet(o).Parse(strings.Fields("--registry=etcd:https://a:2379,https://b:2379 --etcd-cafile=ca --etcd-certfile=cert --etcd-keyfile=key --etcd-prefix=/p")))
 	o.registry = must.Get(parseSources(o.registryFlag))(t)
-	want := &etcd.Config{Endpoints: []string{"https://a:2379", "https://b:2379"}, CAFile: "ca", CertFile: "cert", KeyFile: "key", Prefix: "/p"}
-	check.Same(t, want, o.etcdConfig(), "configuration")
+	o.validateEtcd(&cli.Faults{})
+	want := etcd.Config{Endpoints: []string{"https://a:2379", "https://b:2379"}, CAFile: "ca", CertFile: "cert", KeyFile: "key", Prefix: "/p"}
+	check.Same(t, want, o.etcd, "configuration")
 }
 
 // This process can watch its own table even when other users hold all places for watches. The head

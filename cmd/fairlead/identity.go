@@ -33,7 +33,8 @@ func authConfigMap() types.NamespacedName {
 // certificates and the CAs of clients, which follow files of the parts before them, too.
 func (s *server) makeTrust(files []certs.File) (err error) {
 	s.trust = trust.New(trust.Config{
-		Tables: s.registry, Watch: s.registry.Watch, Renewed: func(apiService string) { s.prober.Renew(apiService) }, Logger: s.log, Metrics: s.metrics,
+		Tables: s.registry, Watch: s.registry.Watch,
+		Renewed: func(apiService string) { s.prober.Renew(apiService) }, Sinks: s.sinks,
 		ClientCertificate: func(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return s.certs.ProxyClient().GetClientCertificate(r)
 		},
@@ -41,18 +42,18 @@ func (s *server) makeTrust(files []certs.File) (err error) {
 	if s.kube != nil {
 		s.kube.trust = s.trust
 	}
-	version, _ := cliflag.TLSVersion(s.o.minTLSVersion) // validate has seen that this and the next two are known
-	suites, _ := cliflag.TLSCipherSuites(s.o.cipherSuites)
-	curves, _ := cliflag.TLSCurvePreferences(s.o.curves)
 	c := s.o.Certs
-	c.Curves, c.SNI, c.MinVersion, c.CipherSuites, c.HTTP1 = curves, s.o.SNI(), version, suites, !s.o.http2
-	c.ConfigMap, c.Files, c.Watch, c.Logger, c.Metrics = authConfigMap(), append(s.kube.files(), files...), s.registry.Watch, s.log, s.metrics
+	c.MinVersion, _ = cliflag.TLSVersion(s.o.minTLSVersion) // validate has seen that this and the next two are known
+	c.CipherSuites, _ = cliflag.TLSCipherSuites(s.o.cipherSuites)
+	c.Curves, _ = cliflag.TLSCurvePreferences(s.o.curves)
+	c.SNI = s.o.SNI()
+	c.HTTP1 = !s.o.http2
+	c.ConfigMap = authConfigMap()
+	c.Files = append(s.kube.files(), files...)
+	c.Watch, c.Sinks = s.registry.Watch, s.sinks
 	s.certs, err = certs.New(c)
-	if err != nil {
-		return cli.Usage(err)
-	}
 	s.loops["certificates"], s.loops["backend trust"] = s.certs.Run, s.trust.Run
-	return nil
+	return cli.Usage(err)
 }
 
 // makeTokens makes the token authenticator that works without the local apiserver. It returns the files that feed it.
@@ -75,8 +76,11 @@ func (p *process) makeTokens() (*tokens.Tokens, []certs.File) {
 // makeAuthn makes the authenticator. The local apiserver verifies tokens; without one, the token files do.
 func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) {
 	c, clients := s.o.authn, s.certs.Clients()
-	c.VerifyClient, c.VerifyFrontProxy, c.Generation, c.Target = clients.VerifyUser, clients.VerifyFrontProxy, clients.Generation, s.clusterNames
-	c.TokenTTL, c.Logger, c.Metrics = zeroMeansNone(c.TokenTTL), s.log, s.metrics
+	c.VerifyClient = clients.VerifyUser
+	c.VerifyFrontProxy = clients.VerifyFrontProxy
+	c.Generation = clients.Generation
+	c.Target = s.clusterNames
+	c.TokenTTL, c.Sinks = zeroMeansNone(c.TokenTTL), s.sinks
 	// The file decides, else the flag. As in kube-apiserver, only its content at the start counts.
 	if configured, allowed, paths := tokens.Anonymous(); configured && s.o.anonymousSet {
 		return nil, cli.Usage(errors.New("--anonymous-auth cannot be set when the file of --authentication-config has an anonymous section"))
@@ -101,10 +105,7 @@ func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) 
 		}
 	}
 	who, err := authn.New(c)
-	if err != nil {
-		return nil, cli.Usage(err)
-	}
-	return who, nil
+	return who, cli.Usage(err)
 }
 
 // clusterNames returns the header names that the cluster's servers trust, by its ConfigMap. Equal ones are one pointer.
@@ -156,8 +157,9 @@ func (o *options) validateAuthorization(f *cli.Faults) {
 
 func (s *server) makeAuthz() (*authz.Authorizer, error) {
 	c := s.o.authz
-	c.LeaveRemotes, c.AllowTTL, c.DenyTTL = s.o.authorization() == authzBackend, zeroMeansNone(c.AllowTTL), zeroMeansNone(c.DenyTTL)
-	c.Logger, c.Metrics = s.log, s.metrics
+	c.LeaveRemotes = s.o.authorization() == authzBackend
+	c.AllowTTL, c.DenyTTL = zeroMeansNone(c.AllowTTL), zeroMeansNone(c.DenyTTL)
+	c.Sinks = s.sinks
 	switch mode := s.o.authorization(); {
 	case mode == authzAlwaysAllow:
 		s.log.Warn("every authenticated user may do everything (--authorization-mode=AlwaysAllow)")
@@ -176,10 +178,7 @@ func (s *server) makeAuthz() (*authz.Authorizer, error) {
 		c.Ready = func() bool { return s.kube.pools.Ready() == nil }
 	}
 	may, err := authz.New(c)
-	if err != nil {
-		return nil, cli.Usage(err)
-	}
-	return may, nil
+	return may, cli.Usage(err)
 }
 
 func (o *options) impersonates() bool { return o.LocalIdentity == cli.Impersonate }

@@ -162,8 +162,10 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 		guard = nil
 	}
 	k.pools, err = backend.NewLocal(backend.LocalConfig{
-		Servers: k.servers, First: k.o.preference == "first", TLS: k.tls, Name: pool, Guard: guard, IdentityChanged: k.pair.Changed, Dial: rules.Dial,
-		Signal: func(address string, err error) { k.prober.Signal(pages.LocalName, address, err) }, Memory: k.held, Logger: k.log, Metrics: k.metrics,
+		Servers: k.servers, First: k.o.preference == "first", TLS: k.tls, Name: pool, Guard: guard,
+		IdentityChanged: k.pair.Changed, Dial: rules.Dial,
+		Signal: func(address string, err error) { k.prober.Signal(pages.LocalName, address, err) }, Memory: k.held,
+		Sinks: k.sinks,
 	})
 	if err != nil {
 		return err
@@ -179,7 +181,8 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 			k.pools.Report(r)
 			latest.Wake(k.news)
 		},
-		TLS: func(string, *registry.Backend) (*tls.Config, error) { return k.tls(true) }, Dial: rules.Dial, Authorization: credential,
+		TLS:  func(string, *registry.Backend) (*tls.Config, error) { return k.tls(true) },
+		Dial: rules.Dial, Authorization: credential,
 	})
 	k.loops["local apiserver's pools"], k.loops["local apiserver's prober"] = k.pools.Run, k.prober.Run
 	if k.o.serversFrom == "" {

@@ -118,11 +118,10 @@ func findPlugin(self string) (string, error) {
 // newLogger makes the log, and sends klog (client-go, k8s.io/apiserver) to it.
 func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	const debugFrom = 4 // the klog verbosity from which our own debug lines are logged
-	level := slog.LevelInfo
+	o := &slog.HandlerOptions{}
 	if verbosity >= debugFrom {
-		level = slog.LevelDebug
+		o.Level = slog.LevelDebug
 	}
-	o := &slog.HandlerOptions{Level: level}
 	var h slog.Handler = slog.NewTextHandler(w, o)
 	if format == "json" {
 		h = slog.NewJSONHandler(printable.JSON(w), o) // the text handler quotes by itself

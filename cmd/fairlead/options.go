@@ -16,6 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/authz"
+	"github.com/fairlead-proxy/fairlead/proxy/front"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
 )
 
@@ -23,7 +24,8 @@ import (
 type options struct {
 	cli.Shared
 	// What a flag alone decides is a field of its component's Config.
-	etcd  etcd.Config // without Endpoints
+	etcd  etcd.Config   // with the Endpoints of registry
+	front front.Address // without what listen sets
 	authn authn.Config
 	authz authz.Config
 	proxy proxy.Config
@@ -36,13 +38,11 @@ type options struct {
 	registry       sources // of it, set by validate
 	cacheFile      string
 
-	bindAddress           string
-	securePort, adminPort int
-	shared                bool        // both
-	balancers             []net.IPNet // that send the PROXY protocol
-	minTLSVersion         string
-	cipherSuites          []string
-	curves                []int32
+	adminPort     int         // beside front's; all else of front is for both
+	balancers     []net.IPNet // that send the PROXY protocol
+	minTLSVersion string
+	cipherSuites  []string
+	curves        []int32
 
 	rejectRedirects       bool
 	zone                  string
@@ -52,10 +52,10 @@ type options struct {
 	tokenFile, authConfig string
 	authzMode             string
 
-	requestTimeout                 time.Duration
-	maxConnections, streamsPerConn int
-	shutdownDelay, watchGrace      time.Duration
-	sendRetryAfter                 bool
+	requestTimeout            time.Duration
+	streamsPerConn            int
+	shutdownDelay, watchGrace time.Duration
+	sendRetryAfter            bool
 
 	egress                  string
 	writeStatus, emitEvents bool
@@ -90,9 +90,9 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs.StringVar(&o.etcd.Prefix, "etcd-prefix", "/registry", "Prefix of all keys in etcd.")
 	fs.StringVar(&o.cacheFile, "registry-cache-file", "", "File that keeps the last APIServices read from etcd, so that Fairlead can start while etcd cannot be reached. No other process may use it; its mode is 0600. Empty: no file; without etcd Fairlead starts, but is not ready.")
 	fs = group("listening")
-	fs.StringVar(&o.bindAddress, "bind-address", "0.0.0.0", "IP address to listen on.")
-	fs.IntVar(&o.securePort, "secure-port", 6443, "Port of the front door. 0: any free port.")
-	fs.BoolVar(&o.shared, "permit-port-sharing", false, "Let another process of the same user listen on the same ports (SO_REUSEPORT), to replace this one: new connections are this one's until it drains, then the other one's.")
+	fs.StringVar(&o.front.Host, "bind-address", "0.0.0.0", "IP address to listen on.")
+	fs.IntVar(&o.front.Port, "secure-port", 6443, "Port of the front door. 0: any free port.")
+	fs.BoolVar(&o.front.Shared, "permit-port-sharing", false, "Let another process of the same user listen on the same ports (SO_REUSEPORT), to replace this one: new connections are this one's until it drains, then the other one's.")
 	fs.IntVar(&o.adminPort, "admin-secure-port", 6444, "Port for health checks, metrics and profiles. 0: any free port.")
 	fs.IPNetSliceVar(&o.balancers, "proxy-protocol-from", nil, "Networks of load balancers that begin each connection to the front door with a header of the PROXY protocol, version 1 or 2: the client's address is then the header's, and a connection without one fails. From elsewhere a header is refused. List nothing but balancers: whoever connects from there can name any address. Empty: none.")
 	o.AddFlags(group)
@@ -129,7 +129,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs.DurationVar(&o.authz.DenyTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second, "How long a denied SubjectAccessReview is cached. 0: not at all.")
 	fs = group("limit and draining")
 	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute, "Time limit of a request to a remote APIService. Watches and other long-running requests have none. 0: the default.")
-	fs.IntVar(&o.maxConnections, "max-connections", 0, "Maximum number of client connections to the front door; further ones wait in the kernel's queue. 0: three quarters of the process's limit of open files, and of its memory at 32 KiB each if that is limited.")
+	fs.IntVar(&o.front.MaxConnections, "max-connections", 0, "Maximum number of client connections to the front door; further ones wait in the kernel's queue. 0: three quarters of the process's limit of open files, and of its memory at 32 KiB each if that is limited.")
 	fs.IntVar(&o.streamsPerConn, "http2-max-streams-per-connection", 250, "Maximum number of concurrent streams on one client connection. 0: the default.")
 	fs.Float64Var(&o.proxy.GoAwayChance, "goaway-chance", 0, "Probability that an HTTP/2 client is asked to reconnect (GOAWAY) after a request, which spreads clients over replicas. At most 0.02.")
 	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0, "How long to keep serving, not ready, after SIGTERM.")
@@ -163,8 +163,8 @@ func (o *options) validate() error {
 	f.Readable("--kubeconfig", o.kubeconfig)
 	f.If(o.Certs.ClientCA != "" && o.Certs.ClientCA == o.Certs.RequestHeaderCA && len(o.Certs.AllowedNames) == 0,
 		"--requestheader-allowed-names is required when --client-ca-file and --requestheader-client-ca-file are the same: any client could name its own user")
-	f.If(net.ParseIP(o.bindAddress) == nil, "--bind-address %q is not an IP address", o.bindAddress)
-	for flag, port := range map[string]int{"--secure-port": o.securePort, "--admin-secure-port": o.adminPort} {
+	f.If(net.ParseIP(o.front.Host) == nil, "--bind-address %q is not an IP address", o.front.Host)
+	for flag, port := range map[string]int{"--secure-port": o.front.Port, "--admin-secure-port": o.adminPort} {
 		f.If(port < 0 || port > 65535, "%s %d is not a port", flag, port)
 	}
 	for _, name := range o.cipherSuites {
@@ -173,8 +173,7 @@ func (o *options) validate() error {
 	}
 	_, err := cliflag.TLSCurvePreferences(o.curves)
 	f.If(err != nil, "--tls-curve-preferences: %w", err)
-	f.If(o.securePort != 0 && o.securePort == o.adminPort,
-		"--secure-port and --admin-secure-port are both %d", o.securePort)
+	f.If(o.adminPort != 0 && o.adminPort == o.front.Port, "--secure-port and --admin-secure-port are both %d", o.adminPort)
 	o.validateChoices(f)
 	return errors.Join(*f...)
 }
@@ -214,7 +213,7 @@ func (o *options) validateChoices(f *cli.Faults) {
 	f.If(o.minTLSVersion != "VersionTLS12" && o.minTLSVersion != "VersionTLS13",
 		"--tls-min-version %q is neither VersionTLS12 nor VersionTLS13", o.minTLSVersion)
 	f.If(o.proxy.GoAwayChance < 0 || o.proxy.GoAwayChance > 0.02, "--goaway-chance %v is not between 0 and 0.02", o.proxy.GoAwayChance)
-	f.If(o.maxConnections < 0 || o.streamsPerConn < 0 || o.proxy.MaxInFlight < 0 || o.proxy.MaxMutating < 0,
+	f.If(o.front.MaxConnections < 0 || o.streamsPerConn < 0 || o.proxy.MaxInFlight < 0 || o.proxy.MaxMutating < 0,
 		"limits cannot be negative")
 	for flag, d := range map[string]time.Duration{
 		"--request-timeout": o.requestTimeout, "--shutdown-delay-duration": o.shutdownDelay, "--ca-rotation-overlap": o.caOverlap, "--discovery-stale-after": o.staleAfter,

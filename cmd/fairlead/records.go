@@ -79,7 +79,7 @@ func (p *process) makeAudit() error {
 	}
 	p.auditLines = &wholeLines{Writer: w}
 	p.audit = audit.New(audit.Config{
-		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: p.auditLines, Format: o.format, Logger: p.log, Metrics: p.metrics,
+		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: p.auditLines, Format: o.format, Sinks: p.sinks,
 	})
 	p.loops["audit log"] = p.audit.Run
 	return nil
@@ -126,7 +126,7 @@ func (p *process) makeAccessLog() error {
 	if err != nil {
 		return err
 	}
-	p.accessLog = accesslog.New(accesslog.Config{Writer: &wholeLines{Writer: w}, Skip: 1 - p.o.accessSample, Logger: p.log, Metrics: p.metrics})
+	p.accessLog = accesslog.New(accesslog.Config{Writer: &wholeLines{Writer: w}, Skip: 1 - p.o.accessSample, Sinks: p.sinks})
 	p.loops["access log"] = p.accessLog.Run
 	return nil
 }

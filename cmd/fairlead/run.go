@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/internal/hold"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/internal/reach"
 	"github.com/fairlead-proxy/fairlead/proxy/front"
 )
@@ -26,6 +27,7 @@ type process struct {
 	o       *options
 	log     *slog.Logger
 	metrics *prometheus.Registry
+	sinks   metric.Sinks                           // of both
 	held    *hold.Bound                            // bytes held by connections
 	loops   map[string]func(context.Context) error // in the background, added by makers under the names that errors show
 	records
@@ -39,7 +41,12 @@ type process struct {
 func newProcess(o *options, log *slog.Logger) *process {
 	limitMemory(log) // first: hold.New(0) is a part of it
 	host, _ := os.Hostname()
-	return &process{o: o, log: log, metrics: prometheus.NewRegistry(), held: hold.New(0), loops: make(map[string]func(context.Context) error), news: make(chan struct{}, 1), host: host, identity: host + "_" + rand.Text()}
+	metrics := prometheus.NewRegistry()
+	return &process{
+		o: o, log: log, metrics: metrics, sinks: metric.Sinks{Logger: log, Metrics: metrics}, held: hold.New(0),
+		loops: make(map[string]func(context.Context) error), news: make(chan struct{}, 1), host: host,
+		identity: host + "_" + rand.Text(),
+	}
 }
 
 // every returns a loop that calls f, and again after each pause, until ctx ends.
@@ -121,13 +128,16 @@ const (
 type ports struct{ front, admin *front.Listener }
 
 func (p *process) listen(ctx context.Context) (l ports, err error) {
-	address := front.Address{
-		Host: p.o.bindAddress, Port: p.o.securePort, Name: "front", MaxConnections: p.o.maxConnections, Share: frontShare, Shared: p.o.shared, Logger: p.log, Metrics: p.metrics,
-	}
+	address := p.o.front
+	address.Name, address.Share = "front", frontShare
+	address.Sinks = p.sinks
 	if l.front, err = front.Listen(ctx, address); err != nil {
 		return l, err
 	}
-	address.Port, address.Name, address.MaxConnections, address.Share = p.o.adminPort, "admin", 0, adminShare
+	address.Port = p.o.adminPort
+	address.Name = "admin"
+	address.MaxConnections = 0
+	address.Share = adminShare
 	l.admin, err = front.Listen(ctx, address)
 	return l, err
 }

@@ -24,7 +24,12 @@ import (
 // makeStatus makes the writer of fairlead.dev/Available, and the reporter of changed verdicts as
 // Events. kube-apiserver's own controllers own Available and cannot be switched off.
 func (s *server) makeStatus() error {
-	c := status.Config{Table: func() latest.State[*registry.Entry] { return s.registry.Table() }, Identity: s.identity, Faults: s.trust.Faults, Logger: s.log, Metrics: s.metrics}
+	c := status.Config{
+		Table:    func() latest.State[*registry.Entry] { return s.registry.Table() },
+		Identity: s.identity,
+		Faults:   s.trust.Faults,
+		Sinks:    s.sinks,
+	}
 	if s.kube != nil {
 		c.Client = s.kube.api
 	}
@@ -53,7 +58,7 @@ func (s *server) makeStatus() error {
 }
 
 func (o *options) advertised() (netip.Addr, error) {
-	text := cmp.Or(o.advertiseAddress, os.Getenv("POD_IP"), o.bindAddress)
+	text := cmp.Or(o.advertiseAddress, os.Getenv("POD_IP"), o.front.Host)
 	a, err := netip.ParseAddr(text)
 	if err != nil {
 		return a, fmt.Errorf("--advertise-address: %w", err)
@@ -92,7 +97,7 @@ func (s *server) makeEntrypoint() error {
 		return cli.Usage(err)
 	}
 	s.entry = entrypoint.New(entrypoint.Config{
-		Client: s.kube.api, Logger: s.log, Metrics: s.metrics, Identity: s.identity, Zone: s.o.zone,
+		Client: s.kube.api, Sinks: s.sinks, Identity: s.identity, Zone: s.o.zone,
 		Address: netip.AddrPortFrom(address, s.ports.front.Addr().(*net.TCPAddr).AddrPort().Port()),
 		Ready:   func() error { return s.ready.Err(&http.Request{}) },
 	})

@@ -91,11 +91,17 @@ func (s *server) Table() *registry.Table { return s.registry.Table() }
 
 func (s *server) makeTable(reach *reach.Rules) (err error) {
 	options := s.o.TableOptions()
-	options.Reach, options.Zone, options.Defaults = *reach, s.o.zone, registry.Settings{RequestTimeout: s.o.requestTimeout, CAOverlap: zeroMeansNone(s.o.caOverlap)}
+	options.Reach = *reach
+	options.Zone = s.o.zone
+	options.Defaults.RequestTimeout = s.o.requestTimeout
+	options.Defaults.CAOverlap = zeroMeansNone(s.o.caOverlap)
 	if err := s.makeAPIServices(&options); err != nil {
 		return err
 	}
-	c := registry.Config{Directory: s.o.registry.dir, Cluster: s.o.registry.cluster, Policy: s.o.Policy, Options: options, Logger: s.log, Metrics: s.metrics}
+	c := registry.Config{
+		Directory: s.o.registry.dir, Cluster: s.o.registry.cluster, Policy: s.o.Policy, Options: options,
+		Sinks: s.sinks,
+	}
 	if s.kube != nil {
 		c.Client = s.kube.client
 	}
@@ -111,11 +117,16 @@ func (s *server) makeTable(reach *reach.Rules) (err error) {
 func zeroMeansNone(d time.Duration) time.Duration { return cmp.Or(d, -1) }
 
 func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
-	report := func(r registry.Report) { s.registry.Report(r); s.backends.Report(r) }
-	s.prober = health.New(health.Config{Table: func() latest.State[*registry.Entry] { return s.registry.Table() }, Report: report, TLS: s.trust.TLS, Dial: rules.Dial, Logger: s.log, Metrics: s.metrics})
+	s.prober = health.New(health.Config{
+		Table:  func() latest.State[*registry.Entry] { return s.registry.Table() },
+		Report: func(r registry.Report) { s.registry.Report(r); s.backends.Report(r) },
+		TLS:    s.trust.TLS,
+		Dial:   rules.Dial,
+		Sinks:  s.sinks,
+	})
 	s.backends, err = backend.New(backend.Config{
-		Tables: s.registry, TLS: s.trust.TLS, Guard: s.trust.Guard, IdentityChanged: s.certs.ProxyClient().Changed, Dial: rules.Dial,
-		Signal: s.prober.Signal, Observe: s.prober.Observe, Memory: s.held, Logger: s.log, Metrics: s.metrics,
+		Tables: s.registry, TLS: s.trust.TLS, Guard: s.trust.Guard, IdentityChanged: s.certs.ProxyClient().Changed,
+		Dial: rules.Dial, Signal: s.prober.Signal, Observe: s.prober.Observe, Memory: s.held, Sinks: s.sinks,
 	})
 	s.loops["prober"], s.loops["backend pools"] = s.prober.Run, s.backends.Run
 	if err != nil || s.kube == nil {
@@ -146,10 +157,24 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 		return err
 	}
 	c := s.o.proxy
-	c.Tables, c.Authn, c.Authz, c.Backends, c.MaxSessions, c.ForwardRedirects = s.registry, who, may, s.backends, front.Descriptors(sessionShare), !s.o.rejectRedirects
-	c.Documents, c.Claimed, c.Ready, c.Pages, c.Health = http.HandlerFunc(s.serveDocument), s.openapi.Claimed, s.rendered, http.HandlerFunc(s.servePages), s.health
+	c.Tables = s.registry
+	c.Authn = who
+	c.Authz = may
+	c.Backends = s.backends
+	c.MaxSessions = front.Descriptors(sessionShare)
+	c.ForwardRedirects = !s.o.rejectRedirects
+	c.Documents = http.HandlerFunc(s.serveDocument)
+	c.Claimed = s.openapi.Claimed
+	c.Ready = s.rendered
+	c.Pages = http.HandlerFunc(s.servePages)
+	c.Health = s.health
 	c.Behind = s.behind
-	c.AccessLog, c.Taps, c.Audit, c.AuditLocal, c.Tracer, c.Logger, c.Metrics = s.accessLog, &s.taps, s.audit, s.o.audit.local, tracer, s.log, s.metrics
+	c.AccessLog = s.accessLog
+	c.Taps = &s.taps
+	c.Audit = s.audit
+	c.AuditLocal = s.o.audit.local
+	c.Tracer = tracer
+	c.Sinks = s.sinks
 	if s.kube != nil {
 		c.Local, c.CredentialRejected = s.kube.pools, s.kube.credential.renew
 	}
@@ -164,9 +189,15 @@ func (s *server) makePorts() {
 	own := s.adminPages()
 	s.frames = s.proxy.Frames(h2.Config{MaxStreams: uint32(s.o.streamsPerConn), Memory: s.held, Logger: s.log, Metrics: s.metrics}) //nolint:gosec // validated
 	s.adminFrames = s.adminEngine(own)
-	c := front.Config{Listener: s.ports.front, TLS: s.certs.TLS(), Handler: s.proxy, ConnContext: s.proxy.ConnContext, Frames: s.frames, Balancers: s.o.balancers, Memory: s.held, Logger: s.log}
+	c := front.Config{
+		Listener: s.ports.front, TLS: s.certs.TLS(), Handler: s.proxy, ConnContext: s.proxy.ConnContext,
+		Frames: s.frames, Balancers: s.o.balancers, Memory: s.held, Logger: s.log,
+	}
 	s.front = front.New(c)
-	c.Listener, c.Handler, c.Frames, c.Balancers = s.ports.admin, own, s.adminFrames, nil
+	c.Listener = s.ports.admin
+	c.Handler = own
+	c.Frames = s.adminFrames
+	c.Balancers = nil
 	s.admin = front.New(c)
 	s.loops["HTTP/2"], s.loops["admin HTTP/2"], s.loops["readiness"] = s.frames.Run, s.adminFrames.Run, s.followReadiness
 }

@@ -5,6 +5,7 @@ package metric
 
 import (
 	"cmp"
+	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -16,6 +17,15 @@ func Register(to prometheus.Registerer, all ...prometheus.Collector) {
 		to.MustRegister(all...)
 	}
 }
+
+// Sinks are where a component reports. A Config embeds them.
+type Sinks struct {
+	Logger  *slog.Logger          // nil discards
+	Metrics prometheus.Registerer // nil means that the metrics are unregistered
+}
+
+// Log returns the logger, never nil.
+func (s Sinks) Log() *slog.Logger { return cmp.Or(s.Logger, slog.New(slog.DiscardHandler)) }
 
 // Gauges is a collector of series made at each scrape, so that they disappear with their objects.
 type Gauges struct {

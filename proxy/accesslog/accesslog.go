@@ -11,10 +11,8 @@ package accesslog
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"io"
-	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -38,11 +36,8 @@ type Config struct {
 	Writer io.Writer
 	// Skip is the fraction of requests, from 0 to 1, without a line; responses with 400 or more
 	// always have one. Zero means that every request has a line.
-	Skip float64
-	// Logger logs the loss of lines. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers fairlead_access_log_lost_total. Nil means unregistered.
-	Metrics prometheus.Registerer
+	Skip         float64
+	metric.Sinks // the loss of lines
 }
 
 // Log is an access log. Add is safe for concurrent use. Lines are written while Run runs and ends.
@@ -78,7 +73,7 @@ type stripe struct {
 
 // New returns a Log.
 func New(cfg Config) *Log {
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Logger = cfg.Log()
 	l := &Log{cfg: cfg, wake: make(chan struct{}, 1), full: make(chan struct{}, 1)}
 	lost := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "fairlead_access_log_lost_total", Help: "Lines of the access log that were lost, because it could not be written, or not fast enough.",

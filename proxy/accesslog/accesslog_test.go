@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -128,7 +129,7 @@ func TestGathers(t *testing.T) {
 func TestBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, reg := &gate{open: make(chan struct{})}, prometheus.NewRegistry()
-		l := New(Config{Writer: g, Metrics: reg})
+		l := New(Config{Writer: g, Sinks: metric.Sinks{Metrics: reg}})
 		stop := must.Run(t, l.Run)
 		const added = 50_000
 		for range 2 {
@@ -188,7 +189,7 @@ func TestLossesAreLogged(t *testing.T) {
 		r, w := io.Pipe()
 		_ = r.Close()
 		var log strings.Builder
-		l := New(Config{Writer: w, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		l := New(Config{Writer: w, Sinks: metric.Sinks{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
 		for range 3 * 60 {
 			l.Add(1, full())
 			l.Add(2, full())

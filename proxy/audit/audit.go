@@ -13,7 +13,6 @@ import (
 	"cmp"
 	"context"
 	"io"
-	"log/slog"
 	"net/url"
 	"slices"
 	"strings"
@@ -39,11 +38,8 @@ type Config struct {
 	// Writer gets whole lines, only from Run. Required.
 	Writer io.Writer
 	// Format is json, or legacy for one line of text per event. Empty means json.
-	Format string
-	// Logger logs the loss of events. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers fairlead_audit_*. Nil means unregistered.
-	Metrics prometheus.Registerer
+	Format       string
+	metric.Sinks // the loss of events, and fairlead_audit_*
 }
 
 // Log is an audit log. Open is safe for concurrent use. Events are written while Run runs and ends.
@@ -79,7 +75,7 @@ const (
 
 // New returns a Log.
 func New(cfg Config) *Log {
-	cfg.Format, cfg.Logger = cmp.Or(cfg.Format, auditlog.FormatJson), cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Format, cfg.Logger = cmp.Or(cfg.Format, auditlog.FormatJson), cfg.Log()
 	l := &Log{
 		cfg: cfg, queue: make(chan entry, queued), logging: rate.Sometimes{Interval: lossLogInterval},
 		events: metric.Count("fairlead_audit_events_total", "Events of the audit log that were written."),

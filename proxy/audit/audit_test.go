@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -181,7 +182,7 @@ func (s stuck) Write([]byte) (int, error) { <-s.open; return 0, errors.New("no s
 // A log that cannot be written drops and counts events. It never blocks a request.
 func TestLosses(t *testing.T) {
 	reg, w := prometheus.NewRegistry(), stuck{make(chan struct{})}
-	l := New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: w, Metrics: reg})
+	l := New(Config{Policy: evaluator(t, "rules: [{level: Metadata}]"), Writer: w, Sinks: metric.Sinks{Metrics: reg}})
 	stop := must.Run(t, l.Run)
 	const total = 2*queued + 5000
 	e := l.Open(widget("get"))

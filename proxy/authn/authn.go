@@ -24,7 +24,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -86,11 +85,8 @@ type Config struct {
 	AnonymousPaths []string
 	// TokenTTL is how long the result of a TokenReview is cached, positive or negative. Zero means
 	// 10 s, as in k8s.io/apiserver's delegating options. Negative means no cache.
-	TokenTTL time.Duration
-	// Logger logs reviews that panicked. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers the counters. Nil means unregistered.
-	Metrics prometheus.Registerer
+	TokenTTL     time.Duration
+	metric.Sinks // reviews, of which those that panicked are logged
 }
 
 // Authenticator authenticates callers. Make one with New.
@@ -113,7 +109,7 @@ type Authenticator struct {
 // New checks a Config and returns an Authenticator for it.
 func New(cfg Config) (*Authenticator, error) {
 	cfg.TokenTTL = cmp.Or(cfg.TokenTTL, 10*time.Second)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Logger = cfg.Log()
 	for _, generation := range []*func() uint64{&cfg.Generation, &cfg.ReviewGeneration} {
 		if *generation == nil {
 			*generation = func() uint64 { return 0 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/reviews"
@@ -78,7 +79,7 @@ func TestBounds(t *testing.T) {
 func TestReviewErrors(t *testing.T) {
 	metrics := prometheus.NewRegistry()
 	var log strings.Builder
-	a := newAuthenticator(t, Config{Review: newTokens().review, Logger: slog.New(slog.NewTextHandler(&log, nil)), Metrics: metrics})
+	a := newAuthenticator(t, Config{Review: newTokens().review, Sinks: metric.Sinks{Logger: slog.New(slog.NewTextHandler(&log, nil)), Metrics: metrics}})
 	for token, want := range map[string]string{
 		"bad": errBadToken.Error(), "fails": "connection refused", "panic": "it panicked",
 		"nobody": errBadToken.Error(), "nothing": "without a user", "userless": "without a user",

@@ -16,7 +16,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -51,10 +50,7 @@ type Config struct {
 	// AllowTTL and DenyTTL are how long a positive and a negative result are cached. Zero means 10
 	// s, as in k8s.io/apiserver's delegating options. Negative means no cache.
 	AllowTTL, DenyTTL time.Duration
-	// Logger logs reviews that panicked. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers the counters. Nil means unregistered.
-	Metrics prometheus.Registerer
+	metric.Sinks      // reviews, of which those that panicked are logged
 }
 
 // Attributes are the question: a user and its request.
@@ -108,7 +104,7 @@ var errNotReady = errors.New("authorizing: refused by a local apiserver that is 
 func New(cfg Config) (*Authorizer, error) {
 	cfg.AllowTTL = cmp.Or(cfg.AllowTTL, 10*time.Second)
 	cfg.DenyTTL = cmp.Or(cfg.DenyTTL, 10*time.Second)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Logger = cfg.Log()
 	if cfg.AllowPaths == nil {
 		cfg.AllowPaths = []string{"/healthz", "/readyz", "/livez"}
 	}

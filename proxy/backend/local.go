@@ -6,14 +6,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"log/slog"
 	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/internal/hold"
@@ -80,11 +78,8 @@ type LocalConfig struct {
 	// Signal is as in Config.
 	Signal func(address string, err error)
 	// Memory bounds what held bodies and heads of answers take, with everything else. Nil means its own.
-	Memory *hold.Bound
-	// Logger logs changes of a server's health. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers fairlead_backend_*. It may be Pools' registry: the pools' names differ. Nil means unregistered.
-	Metrics prometheus.Registerer
+	Memory       *hold.Bound
+	metric.Sinks // changes of a server's health, and fairlead_backend_*; Pools may have the same: names differ
 }
 
 // Local carries requests to the local apiserver. It works once NewLocal has returned; Report sets its servers' health.

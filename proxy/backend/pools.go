@@ -5,13 +5,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
@@ -44,11 +41,8 @@ type Config struct {
 	// for every request that is not long-running. It is on the hot path: it must not block, lock or allocate.
 	Observe func(apiService, address string, took time.Duration)
 	// Memory bounds what the heads of answers take, with everything else. Nil means its own.
-	Memory *hold.Bound
-	// Logger logs failed dials (debug). Nil discards.
-	Logger *slog.Logger
-	// Metrics registers fairlead_backend_*. Nil means unregistered.
-	Metrics prometheus.Registerer
+	Memory       *hold.Bound
+	metric.Sinks // failed dials (debug), and fairlead_backend_*
 }
 
 // Pools carry requests to the extension servers of the table. They work once New has returned, but

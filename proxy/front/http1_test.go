@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
@@ -109,7 +110,7 @@ func serve(t *testing.T, most int, handler http.Handler, change ...func(*Config)
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); _ = frames.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-stopped })
-	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Metrics: prometheus.NewRegistry()}))(t)
+	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: most, Sinks: metric.Sinks{Metrics: prometheus.NewRegistry()}}))(t)
 	server, client := secured()
 	c := Config{Listener: l, Handler: handler, Frames: frames, ConnContext: same, TLS: server}
 	for _, f := range change {

@@ -44,11 +44,8 @@ type Address struct {
 	MaxConnections int
 	Share          float64
 	// Shared lets other processes of the same user listen, too, see HandOver.
-	Shared bool
-	// Logger logs when connections wait. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers the metrics of the port. Nil means unregistered.
-	Metrics prometheus.Registerer
+	Shared       bool
+	metric.Sinks // connections that wait
 }
 
 // Listener limits the connections of a port. Further ones wait in the kernel's queue; a load
@@ -90,7 +87,7 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	most := cmp.Or(a.MaxConnections, Connections(a.Share))
 	labels := prometheus.Labels{"port": a.Name}
 	l := &Listener{
-		log: cmp.Or(a.Logger, slog.New(slog.DiscardHandler)), port: a.Name, handshakes: newHandshakes(), places: make(chan struct{}, most), done: make(chan struct{}),
+		log: a.Log(), port: a.Name, handshakes: newHandshakes(), places: make(chan struct{}, most), done: make(chan struct{}),
 		stalls: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_accept_stalls_total", Help: "Times that a port accepted no new connection for a while: its limit was reached, or accepting failed. One that lasts counts once a minute.",
 			ConstLabels: labels,

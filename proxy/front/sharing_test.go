@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -24,7 +25,7 @@ func TestHandOver(t *testing.T) {
 			s, port := serve(t, 100, http.NotFoundHandler()), 0
 			var by [3]atomic.Int64 // connections by who served them
 			start := func(name int) (*Listener, *Port) {
-				l := must.Get(Listen(t.Context(), Address{Host: host, Port: port, MaxConnections: 100, Shared: true, Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}))(t)
+				l := must.Get(Listen(t.Context(), Address{Host: host, Port: port, MaxConnections: 100, Shared: true, Sinks: metric.Sinks{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}}))(t)
 				c := s.cfg
 				c.Listener, c.TLS, c.Handler = l, c.TLS.Clone(), http.HandlerFunc(func(http.ResponseWriter, *http.Request) { by[name].Add(1) })
 				c.TLS.NextProtos = nil // HTTP/1.1

@@ -51,11 +51,8 @@ type Config struct {
 	Only func(document string, known []string, by map[schema.GroupVersionResource][]string)
 	// FetchOwn sends a request to this process for what it serves itself: apiregistration.k8s.io with the dir:
 	// registry, whatever the local apiserver has. Run uses it once. Nil means nothing.
-	FetchOwn Do
-	// Logger gets failures. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers fairlead_<document>_*. Nil means that they are unregistered.
-	Metrics prometheus.Registerer
+	FetchOwn     Do
+	metric.Sinks // failures, and fairlead_<document>_*
 }
 
 // Kind is one kind of document: what is fetched, and what is made of it. S is the state of one backend, L that of a
@@ -105,7 +102,7 @@ type Sources[S, L any] struct {
 // New makes the Sources of a kind of document.
 func New[S, L any](cfg Config, kind Kind[S, L]) *Sources[S, L] {
 	s := &Sources[S, L]{
-		cfg: cfg, kind: kind, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), changed: make(chan time.Time, 1),
+		cfg: cfg, kind: kind, log: cfg.Log(), changed: make(chan time.Time, 1),
 		polls: metric.Counter("fairlead_"+strings.ToLower(kind.Name)+"_polls_total", fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", kind.Name), "result",
 			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus), string(ReasonTooLarge), string(ReasonInvalid)),
 	}

@@ -13,7 +13,6 @@
 package entrypoint
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,11 +43,8 @@ type Config struct {
 	// Identity names this process. It must be unique.
 	Identity string
 	// Ready returns nil while this replica accepts requests. It must not block.
-	Ready func() error
-	// Logger logs changes and failures. Nil discards them.
-	Logger *slog.Logger
-	// Metrics registers the publisher's metrics. Nil means they are not registered.
-	Metrics prometheus.Registerer
+	Ready        func() error
+	metric.Sinks // changes and failures
 }
 
 const (
@@ -78,7 +74,7 @@ type Publisher struct {
 // New makes a Publisher.
 func New(c Config) *Publisher {
 	c.Address = netip.AddrPortFrom(c.Address.Addr().Unmap(), c.Address.Port())
-	log := cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	log := c.Log()
 	return &Publisher{config: c, log: log, metrics: newMetrics(c.Metrics), leaving: make(chan struct{}, 1), members: members.New(members.Config{
 		Client: c.Client, Label: "fairlead.dev/entrypoint", Place: fmt.Sprint(c.Address.Addr().StringExpanded(), ":", c.Address.Port()), Identity: c.Identity, Logger: log,
 	})}

@@ -13,7 +13,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -58,11 +57,8 @@ type Config struct {
 	// Ready says whether this replica accepts requests.
 	Ready func() bool
 	// Runbook is the address of the checks' runbook.
-	Runbook string
-	// Logger gets changes. Nil discards.
-	Logger *slog.Logger
-	// Metrics registers fairlead_ready. Nil means unregistered.
-	Metrics prometheus.Registerer
+	Runbook      string
+	metric.Sinks // changes, and fairlead_ready
 }
 
 // Needs has the checks. Make it with New. Until Run has begun they are unknown.
@@ -73,7 +69,7 @@ type Needs struct {
 
 // New makes Needs. It asks no check.
 func New(cfg Config) *Needs {
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Logger = cfg.Log()
 	n := &Needs{cfg: cfg}
 	all := make([]answer.Check, len(cfg.Checks))
 	for i, c := range cfg.Checks {

@@ -34,13 +34,15 @@ func TestChecks(t *testing.T) {
 		become(nil, answer.Check{})
 		gated := func() error { return *gate.Load() }
 		metrics := prometheus.NewRegistry()
-		n := New(Config{
+		c := Config{
 			Checks: []Check{
 				{Name: "gate", Gate: func(*http.Request) error { return gated() }},
 				{Name: "seen", Look: func(time.Time) answer.Check { return *seen.Load() }},
 			},
-			Ready: func() bool { return gated() == nil }, Runbook: "https://runbook", Metrics: metrics,
-		})
+			Ready: func() bool { return gated() == nil }, Runbook: "https://runbook",
+		}
+		c.Metrics = metrics
+		n := New(c)
 		gates, others := n.Gates()
 		scrape := func(when string, gate, seen, readyz, users string) {
 			t.Helper()

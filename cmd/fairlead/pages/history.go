@@ -2,7 +2,6 @@ package pages
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -78,17 +77,6 @@ func (h *history) newest() []answer.Transition {
 	out := append([]answer.Transition{}, h.list...) // [] rather than null
 	slices.Reverse(out)
 	return out
-}
-
-// follow records all changes until ctx ends. It misses what is reverted before it looks.
-func (h *history) follow(ctx context.Context, table func() *registry.Table) error {
-	for _, changes := range latest.Changes(ctx, table, nil) {
-		now := time.Now()
-		for _, c := range changes {
-			h.changed(remote(c.Old), remote(c.New), now)
-		}
-	}
-	return ctx.Err()
 }
 
 // remote returns the entry, or an empty one if it is nil or Local.

@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/proxy"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
@@ -85,7 +86,13 @@ func (p *Pages) Run(ctx context.Context) error {
 	defer loops.Wait()
 	look := func() { p.traffic.look(p.cfg.Registry.Table().Servers(), p.latencies, p.cfg.Proxy.Failed) }
 	loops.Go(func() { wait.Until(look, pace, ctx.Done()) })
-	return p.history.follow(ctx, p.cfg.Registry.Table)
+	for _, changes := range latest.Changes(ctx, p.cfg.Registry.Table, nil) { // not what is reverted at once
+		now := time.Now()
+		for _, c := range changes {
+			p.history.changed(remote(c.Old), remote(c.New), now)
+		}
+	}
+	return ctx.Err()
 }
 
 // latencies counts an entry's requests: element i those that took less than 2^i µs, without those of earlier ones.

@@ -11,7 +11,6 @@
 package status
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -51,11 +50,8 @@ type Config struct {
 	// Then the condition is Available, of Local APIServices too. Nil means that a Lease elects.
 	Elect func(ctx context.Context, name string, lead func(context.Context)) error
 	// Faults returns other faults of APIServices by name, such as an unreadable bundle.
-	Faults func() map[string]string
-	// Logger logs failed writes and changes of the leader. Nil discards them.
-	Logger *slog.Logger
-	// Metrics registers the metrics. Nil means they are not registered.
-	Metrics prometheus.Registerer
+	Faults       func() map[string]string
+	metric.Sinks // failed writes, and changes of the leader
 }
 
 // Writer writes conditions while it leads.
@@ -70,7 +66,7 @@ type Writer struct {
 // New makes a Writer. It does nothing until Run.
 func New(c Config) *Writer {
 	w := &Writer{
-		config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), condition: apiregistrationv1.Available,
+		config: c, log: c.Log(), condition: apiregistrationv1.Available,
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "fairlead_status_writer_leading", Help: "1 while this replica holds the Lease and writes statuses.",
 		}),
@@ -84,7 +80,6 @@ func New(c Config) *Writer {
 	return w
 }
 
-// lease names the Lease that elects the writer.
 const lease = "fairlead-status"
 
 // Run takes part in the election until ctx ends, and writes while it leads.
@@ -149,7 +144,7 @@ type Events struct {
 
 // NewEvents makes Events. It does nothing until Run.
 func NewEvents(c Config) *Events {
-	e := &Events{config: c, log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), emitted: metric.Counter("fairlead_event_total",
+	e := &Events{config: c, log: c.Log(), emitted: metric.Counter("fairlead_event_total",
 		"Events emitted, by type (Normal, Warning), before similar ones are merged.", "type", corev1.EventTypeNormal, corev1.EventTypeWarning)}
 	metric.Register(c.Metrics, e.emitted)
 	return e

@@ -92,8 +92,5 @@ func (d *Discovery) convert(a documents.Answer) (*apidiscoveryv2.APIVersionDisco
 		return nil, err
 	}
 	resources, err := endpoints.ConvertGroupVersionIntoToDiscovery(list.APIResources)
-	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what it read
-	}
-	return &apidiscoveryv2.APIVersionDiscovery{Resources: resources}, nil
+	return &apidiscoveryv2.APIVersionDiscovery{Resources: resources}, err //nolint:wrapcheck // it says what it read
 }

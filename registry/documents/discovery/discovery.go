@@ -84,15 +84,23 @@ type view struct {
 func New(cfg Config) *Discovery {
 	cfg.MaxBody = cmp.Or(cfg.MaxBody, max(8<<20, min(80<<20, debug.SetMemoryLimit(-1)/24)))
 	d := &Discovery{
-		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), codecs: newCodecs(), turn: make(chan struct{}, 1), departed: make(map[schema.GroupVersion]bool), told: make(map[string]string),
+		cfg: cfg, log: cfg.Log(), codecs: newCodecs(), turn: make(chan struct{}, 1),
+		departed: make(map[schema.GroupVersion]bool), told: make(map[string]string),
 		aggregations: metric.Count("aggregator_discovery_aggregation_count_total",
 			"Counter of number of times discovery was aggregated"),
 		chosen: memo.New[string, choice](memo.Config{Entries: maxAccepts, Bytes: maxAccepts * maxAccept, Largest: maxAccept}),
 	}
 	d.sources = documents.New(cfg.Config, documents.Kind[state, localState]{
-		Name: "discovery", Ask: d.ask, Join: join, AskLocal: d.askLocal, AskOwn: d.askOwn, Every: localEvery, Publish: d.publish, Verdicts: cfg.StaleAfter > 0,
-		Status: d.showStatus, Sizes: d.showSizes, SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",
-		Metrics: []prometheus.Collector{d.aggregations},
+		Name: "discovery", Every: localEvery, Verdicts: cfg.StaleAfter > 0,
+		Ask: d.ask, AskLocal: d.askLocal, AskOwn: d.askOwn, Join: join, Publish: d.publish,
+		Status: func(show func(documents.Freshness)) {
+			for _, s := range d.Status() {
+				show(s.Freshness)
+			}
+		},
+		Sizes:     d.showSizes,
+		SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",
+		Metrics:   []prometheus.Collector{d.aggregations},
 	})
 	d.last, d.began = cfg.Tables.Table(), time.Now()
 	return d
@@ -195,12 +203,6 @@ func (d *Discovery) Status() []Status {
 	}
 	slices.SortFunc(out, func(a, b Status) int { return cmp.Compare(a.Name, b.Name) })
 	return out
-}
-
-func (d *Discovery) showStatus(show func(documents.Freshness)) {
-	for _, s := range d.Status() {
-		show(s.Freshness)
-	}
 }
 
 func (d *Discovery) showSizes(show func(document string, bytes int)) {

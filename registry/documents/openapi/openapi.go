@@ -87,7 +87,7 @@ type input struct {
 // New returns an OpenAPI.
 func New(cfg documents.Config) *OpenAPI {
 	o := &OpenAPI{
-		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), heavy: make(chan struct{}, maxHeavy),
+		cfg: cfg, log: cfg.Log(), heavy: make(chan struct{}, maxHeavy),
 		build: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "fairlead_openapi_build_seconds", Help: "Time to merge the OpenAPI v2 document.",
 			// From 50 ms, which a plain cluster takes, to 25 s, at which clients give up.
@@ -95,8 +95,14 @@ func New(cfg documents.Config) *OpenAPI {
 		}),
 	}
 	o.sources = documents.New(cfg, documents.Kind[state, localState]{
-		Name: "OpenAPI", Ask: o.ask, Join: join, AskLocal: o.askLocal, AskOwn: o.askOwn, Every: localEvery, Publish: o.publish,
-		Status: o.showStatus, Sizes: o.showSizes,
+		Name: "OpenAPI", Every: localEvery,
+		Ask: o.ask, AskLocal: o.askLocal, AskOwn: o.askOwn, Join: join, Publish: o.publish,
+		Status: func(show func(documents.Freshness)) {
+			for _, s := range o.Status() {
+				show(s.Freshness)
+			}
+		},
+		Sizes:     o.showSizes,
 		SizesHelp: "Size of the merged OpenAPI v2 document, once it was requested, and of the v3 index, uncompressed.",
 		Metrics:   []prometheus.Collector{o.build},
 	})
@@ -286,12 +292,6 @@ func (o *OpenAPI) Status() []Status {
 	}
 	slices.SortFunc(out, func(a, b Status) int { return strings.Compare(a.Name, b.Name) })
 	return out
-}
-
-func (o *OpenAPI) showStatus(show func(documents.Freshness)) {
-	for _, s := range o.Status() {
-		show(s.Freshness)
-	}
 }
 
 func (o *OpenAPI) showSizes(show func(document string, bytes int)) {

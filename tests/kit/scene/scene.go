@@ -8,7 +8,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -68,7 +67,7 @@ func New(tb testing.TB) *Scene {
 // Config returns a configuration for documents of the scene's servers.
 func (s *Scene) Config() documents.Config {
 	c := documents.Config{
-		Tables: s, Logger: slog.New(slog.DiscardHandler),
+		Tables: s,
 		From: func(e *registry.Entry) documents.Do {
 			return func(_ context.Context, r *http.Request) (*http.Response, error) {
 				return s.Answer(e.Backend.Service, r)
