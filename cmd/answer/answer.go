@@ -256,6 +256,15 @@ type Identity struct {
 // Available reports whether requests are sent to the APIService.
 func (a *APIService) Available() bool { return a.Verdict.Status == "True" && a.Maintenance == "" }
 
+// Fails says how many of its requests fail although it is available. Empty: fewer than three in the last minute, or than
+// one of twenty, which is what the alert FairleadBackendErrors waits for.
+func (a *APIService) Fails() string {
+	if t := a.Traffic; a.Available() && t != nil && t.Errors >= .05 && t.Errors >= .05*t.Rate {
+		return fmt.Sprintf("%.0f%% of its requests in the last minute got 5xx (%s)", 100*min(1, t.Errors/t.Rate), Rate(t.Errors))
+	}
+	return ""
+}
+
 // Path returns the path of its discovery document.
 func (a *APIService) Path() string {
 	return (&registry.Entry{GroupVersion: schema.GroupVersion{Group: a.Group, Version: a.Version}}).Path()
@@ -454,10 +463,11 @@ func (c *Check) rank() int {
 }
 
 // Served says in one line whether users can be served, and if not, why. It is ok only if this
-// replica is ready, no check fails and every APIService is available.
+// replica is ready, no check fails and every APIService is available and serves.
 func (s *Status) Served() (line string, ok bool) {
 	failing, unavailable, worst := s.Failing(), s.Unavailable(), Check{}
 	away := slices.DeleteFunc(slices.Clone(unavailable), (*APIService).served)
+	ill := s.Those(func(a *APIService) bool { return a.Fails() != "" })
 	if len(failing) > 0 {
 		worst = failing[0]
 	}
@@ -476,6 +486,8 @@ func (s *Status) Served() (line string, ok bool) {
 		return "Users are served, but get 503 from " + away[0].Name, false
 	case len(away) > 1:
 		return fmt.Sprintf("Users are served, but get 503 from %s and %d more", away[0].Name, len(away)-1), false
+	case len(ill) > 0:
+		return "Users are served, but " + ill[0].Name + ": " + ill[0].Fails(), false
 	case worst.Failed():
 		return "Users are served, but " + worst.Name + ": " + worst.Message, false
 	case len(unavailable) > 0:

@@ -66,6 +66,7 @@ func TestServed(t *testing.T) {
 	up := APIService{Name: "v1.up", Verdict: registry.Verdict{Status: "True"}}
 	down, closed := APIService{Name: "v1.down"}, APIService{Name: "v1.closed", Verdict: up.Verdict, Maintenance: "moving"}
 	saved, spare := APIService{Name: "v1.saved", StandIn: "v1.up/spare"}, APIService{Name: "v1.up/spare", BackendOf: "v1.up", Rule: "p:1", Standby: true}
+	ill := APIService{Name: "v1.ill", Verdict: up.Verdict, Traffic: &Traffic{Rate: 10, Errors: .5}}
 	hidden, further := APIService{Name: "v1.hidden", Rule: "p:3"}, APIService{Name: "v1.up/further", BackendOf: "v1.up", Rule: "p:2"}
 	gate, noticed, other := Check{"table", "failed", time.Time{}, "not read", "", true, "", "", ""}, Check{Name: "rights", Status: "failed", Message: "none", Users: "Users get 503"}, Check{Name: "clock", Status: "failed", Message: "late"}
 	for _, c := range []struct {
@@ -77,6 +78,8 @@ func TestServed(t *testing.T) {
 		{Status{Checks: []Check{other}, APIServices: []APIService{up, down}}, "Users are served, but get 503 from v1.down"},
 		{Status{APIServices: []APIService{closed, up, down, down}}, "Users are served, but get 503 from v1.closed and 2 more"},
 		{Status{APIServices: []APIService{hidden, up}}, "Users are served."},
+		{Status{APIServices: []APIService{up, ill}}, "Users are served, but v1.ill: 5% of its requests in the last minute got 5xx (0.5/s)"},
+		{Status{APIServices: []APIService{ill, down}}, "Users are served, but get 503 from v1.down"},
 		{Status{APIServices: []APIService{saved, up}}, "Users are served, but v1.saved is unavailable"},
 		{Status{APIServices: []APIService{up, spare}}, "Users are served, but v1.up/spare is unavailable"},
 		{Status{APIServices: []APIService{saved, further}}, "Users are served, but get 503 from v1.up/further"},
@@ -87,6 +90,23 @@ func TestServed(t *testing.T) {
 		line, ok := c.status.Served()
 		check.Same(t, c.want, line, "line")
 		check.Same(t, c.want == "Users are served.", ok, "%s: ok", line)
+	}
+}
+
+// An outage that no probe sees is told by what requests get: three in a minute, and one of twenty.
+func TestFails(t *testing.T) {
+	good := registry.Verdict{Status: "True"}
+	for _, c := range []struct {
+		a    APIService
+		want string
+	}{
+		{APIService{Verdict: good}, ""},
+		{APIService{Verdict: good, Traffic: &Traffic{Rate: 100, Errors: 4.9}}, ""},
+		{APIService{Verdict: good, Traffic: &Traffic{Rate: .034, Errors: .033}}, ""}, // two
+		{APIService{Verdict: good, Traffic: &Traffic{Errors: .05}}, "100% of its requests in the last minute got 5xx (0.05/s)"},
+		{APIService{Traffic: &Traffic{Rate: 1, Errors: 1}}, ""}, // unavailable, which says more
+	} {
+		check.Same(t, c.want, c.a.Fails(), "%+v", c.a.Traffic)
 	}
 }
 

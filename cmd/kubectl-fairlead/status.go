@@ -40,8 +40,8 @@ verdict, cause, endpoints and certificates. With names only those APIServices ar
 for the exit code.
 
 Exit code 0: every APIService can be used. 1: Fairlead did not answer. 2: usage error. 3: an
-APIService is unavailable, this Fairlead is not ready or one of its checks fails; with --replicas,
-for any of them.`,
+APIService is unavailable or fails its requests (5xx), this Fairlead is not ready or one of its
+checks fails; with --replicas, for any of them.`,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			printer, err := o.form.printer()
 			if err == nil && (o.watch || o.replicas) && printer != nil || o.watch && o.replicas {
@@ -88,7 +88,7 @@ for any of them.`,
 
 // sound returns errUnavailable unless this replica is ready, no check fails, and every APIService can be used.
 func sound(s *answer.Status) error {
-	if s.Ready != "" || len(s.Failing()) > 0 || len(s.Unavailable()) > 0 {
+	if _, ok := s.Served(); !ok {
 		return errUnavailable
 	}
 	return nil

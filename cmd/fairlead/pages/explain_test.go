@@ -203,3 +203,15 @@ func TestDifferentServers(t *testing.T) {
 	check.Same(t, "its URLs lead to different servers, so that some requests get 404: 10.0.0.0:443 has 2 resources (ab), 10.0.0.2:443 has 3 resources (cd)", a.Cause, "cause")
 	check.Has(t, a.Advice, "replicas of one server only")
 }
+
+// A backend that passes its probes and fails its requests is not called well, whatever else is wrong with it.
+func TestFailingRequests(t *testing.T) {
+	e := &registry.Entry{Name: "v1.x", Backend: &registry.Backend{Namespace: "n", Service: "s"}, Verdict: registry.Verdict{Status: corev1.ConditionTrue}}
+	for also, problems := range map[string][]string{"": nil, "; annotation x": {"annotation x"}} {
+		a := &answer.APIService{Group: "x", Version: "v1", Verdict: e.Verdict, Traffic: &answer.Traffic{Rate: 1, Errors: 1}}
+		e.Problems = problems
+		help(a, e)
+		check.Same(t, "100% of its requests in the last minute got 5xx (1.0/s)"+also, a.Cause, "cause")
+		check.Has(t, a.Advice+a.Command+a.Runbook, "log of the backend", "/fairlead/tap?path=/apis/", "FairleadBackendErrors.md")
+	}
+}
