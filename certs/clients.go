@@ -22,6 +22,7 @@ type Clients struct {
 	// current is the generation in force.
 	current atomic.Pointer[clientTrust]
 	headers atomic.Pointer[requestHeaders]
+	cluster atomic.Pointer[clientTrust] // of the cluster's own servers, by the ConfigMap; only of front proxies
 	// known is set after headers: the ConfigMap was read, or is found not to exist.
 	known atomic.Bool
 
@@ -71,7 +72,20 @@ func (c *Clients) VerifyUser(peer []*x509.Certificate) ([][]*x509.Certificate, e
 // VerifyFrontProxy does what VerifyUser does, against the request-header CA, and checks that the
 // leaf's common name is among the allowed ones. Such a peer may assert X-Remote-*.
 func (c *Clients) VerifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
-	t := c.current.Load()
+	return c.current.Load().verifyFrontProxy(peer)
+}
+
+// VerifyInCluster does what VerifyFrontProxy does, as the cluster's servers do by its authentication ConfigMap. No chain
+// and no error means that it is not known, or that only the certificate's dates are wrong.
+func (c *Clients) VerifyInCluster(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+	chains, err := c.cluster.Load().verifyFrontProxy(peer)
+	if invalid := (x509.CertificateInvalidError{}); errors.As(err, &invalid) && invalid.Reason == x509.Expired {
+		err = nil
+	}
+	return chains, err
+}
+
+func (t *clientTrust) verifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 	chains, err := verify(peer, t.proxyPool)
 	if err == nil && len(chains) > 0 && len(t.allowed) > 0 && !slices.Contains(t.allowed, peer[0].Subject.CommonName) {
 		err = errors.New("its common name is not among the allowed names")
@@ -177,6 +191,8 @@ func (c *Clients) takeConfigMap(data map[string][]byte, err error) error {
 		}
 	}
 	c.known.Store(true)
+	proxy, faulty := optionalBundle(data["requestheader-client-ca-file"])
+	c.cluster.Store(&clientTrust{proxyPool: pool(proxy), allowed: h.allowedNames})
 	if !c.cfg.TrustConfigMap {
 		return nil
 	}
@@ -184,9 +200,8 @@ func (c *Clients) takeConfigMap(data map[string][]byte, err error) error {
 	if err != nil {
 		return fmt.Errorf("parsing client-ca-file: %w", err)
 	}
-	proxy, err := optionalBundle(data["requestheader-client-ca-file"])
-	if err != nil {
-		return fmt.Errorf("parsing requestheader-client-ca-file: %w", err)
+	if faulty != nil {
+		return fmt.Errorf("parsing requestheader-client-ca-file: %w", faulty)
 	}
 	return c.update(func(t *clientTrust) {
 		if c.cfg.ClientCA == "" {

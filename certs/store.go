@@ -128,6 +128,7 @@ func newClients(cfg Config, changed func()) *Clients {
 	c := &Clients{cfg: cfg, changed: changed}
 	c.known.Store(cfg.ConfigMap == (types.NamespacedName{}))
 	c.current.Store(&clientTrust{})
+	c.cluster.Store(&clientTrust{})
 	return c
 }
 

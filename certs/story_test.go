@@ -119,6 +119,8 @@ func (s *stage) look(words []string) bool {
 		s.verifies(s.Clients().VerifyUser, words[1], rest)
 	case "front-proxy":
 		s.verifies(s.Clients().VerifyFrontProxy, words[1], rest)
+	case "cluster":
+		s.verifies(s.Clients().VerifyInCluster, words[1], rest)
 	case "generation":
 		now := s.Clients().Generation()
 		check.Same(s.t, words[1] == "next", now != s.generation, "%s: another generation", s.at)

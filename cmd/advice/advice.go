@@ -40,6 +40,7 @@ func Of(e *registry.Entry) string {
 }
 
 const (
+	noRoute   = "there is no route to the endpoint's address, or a firewall rejects: nodes of the control plane must reach the pod network"
 	redirects = "the backend redirects: an API server must answer itself"
 	hangs     = "the backend accepts connections but does not answer within 5 s: it hangs, or waits for another server"
 	hangsUp   = "the backend closes connections without an answer: see its log"
@@ -56,8 +57,9 @@ func symptoms() [][2]string {
 		{"ExpiredCertificate: ", "the backend's serving certificate has expired: renew it"},
 		{"NotYetValidCertificate: ", "the backend's serving certificate is not valid yet: are the clocks right?"},
 		{"ExpiredCA: ", "the CA in spec.caBundle has expired: renew it, and then the backend's certificate"},
+		{"system's root store", "spec.caBundle is empty, so that only public CAs count: set it to the CA that signed the backend's certificate, or fairlead.dev/ca-from"},
 		{"UnknownAuthority: ", "the backend's serving certificate is not signed by spec.caBundle: compare its issuer with the bundle, and update the stale one"},
-		{"WrongServerName: ", "the backend's serving certificate lacks the service's name: issue it for <service>.<namespace>.svc (the host of fairlead.dev/url, if there is one), or set fairlead.dev/tls-server-name"},
+		{"WrongServerName: ", "the certificate is another server's (compare the addresses of the service's endpoints and its selector with that server's), or lacks the service's name: issue it for <service>.<namespace>.svc (the host of fairlead.dev/url, if there is one), or set fairlead.dev/tls-server-name"},
 		{"MissingSAN: ", "the backend's serving certificate has no subject alternative name: issue it for <service>.<namespace>.svc (the host of fairlead.dev/url, if there is one)"},
 		{"InsecureSHA1: ", "the backend's serving certificate is signed with SHA-1: issue a new one"},
 		{"InvalidCertificate: ", "the backend's serving certificate cannot be used: issue a new one"},
@@ -66,10 +68,14 @@ func symptoms() [][2]string {
 		{": 403", "the backend refuses system:kube-aggregator, a member of system:masters, access to its discovery: its authorization is broken, or it trusts another common name than the proxy client certificate's"},
 		{": 404", "the backend answers, but does not serve this group-version"},
 		{": 301", redirects}, {": 302", redirects}, {": 307", redirects}, {": 308", redirects},
-		{"connection refused", "nothing listens at the endpoint's address: is the port right, is the process up?"},
+		// Texts of crypto/x509, about a local apiserver.
+		{"x509: certificate signed by unknown authority", "certificate-authority of the kubeconfig is not the CA of that server's certificate, or the address is another server's"},
+		{"x509: certificate is valid for ", "that server's certificate lacks this address: name one that it has (--local-apiserver, --local-apiservers-from), or add this one to it"},
+		{"x509: certificate has expired or is not yet valid", "renew that server's certificate, or set the clocks"},
+		{"connection refused", "nothing listens at the endpoint's address, or a firewall rejects: is the port right, is the process up?"},
 		{"dial tcp: lookup ", "the host name cannot be resolved: check the DNS server of this machine, and the external name of the service or the host of fairlead.dev/url"},
 		{"i/o timeout", "the endpoint's address does not answer: a NetworkPolicy, a firewall or a dead node drops the packets"},
-		{"no route to host", "there is no route to the endpoint's address: nodes of the control plane must reach the pod network"},
+		{"no route to host", noRoute}, {"network is unreachable", noRoute},
 		{"deadline exceeded", hangs}, {"Client.Timeout", hangs},
 		{"EOF", hangsUp}, {"connection reset", hangsUp},
 		{"first record does not look like a TLS handshake", "the backend does not speak TLS at this port"},

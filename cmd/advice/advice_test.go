@@ -8,6 +8,24 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
+// The advice is for whom the message blames: each text as its source writes it.
+func TestFor(t *testing.T) {
+	for message, want := range map[string]string{
+		`UnknownAuthority: the backend's certificate "x" is signed by "y", which the system's root store does not hold`:                                         "spec.caBundle is empty",
+		`UnknownAuthority: the backend's certificate "x" is signed by "y", which the bundle ("z") does not hold`:                                                "compare its issuer with the bundle",
+		`WrongServerName: the backend's certificate "x" is not valid for "a.ext.svc", only for "b.ext.svc"`:                                                     "another server's",
+		"dial tcp 10.0.0.1:443: connect: no route to host":                                                                                                      "firewall rejects",
+		"dial tcp 10.0.0.1:443: connect: network is unreachable":                                                                                                "there is no route",
+		"dial tcp 10.0.0.1:443: connect: connection refused":                                                                                                    "firewall rejects",
+		`Get "https://10.0.0.1:6443/readyz": tls: failed to verify certificate: x509: certificate signed by unknown authority`:                                  "certificate-authority",
+		`Get "https://10.0.0.1:6443/readyz": tls: failed to verify certificate: x509: certificate is valid for 10.0.0.2, not 10.0.0.1`:                          "--local-apiserver",
+		"tls: failed to verify certificate: x509: certificate has expired or is not yet valid: current time 2026-11-29T16:00:00Z is after 2026-01-01T00:00:00Z": "clock",
+		"something else": "",
+	} {
+		check.Has(t, For(message), want)
+	}
+}
+
 // What names a missing Service is what must be corrected: the APIService, or the policy.
 func TestWhoNamesTheService(t *testing.T) {
 	e := &registry.Entry{Backend: &registry.Backend{Namespace: "a", Service: "b"}, Verdict: registry.Verdict{Reason: registry.ReasonServiceNotFound}}

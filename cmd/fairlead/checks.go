@@ -32,6 +32,7 @@ type checks struct {
 	tokens, requests needs.Outcome // of reviews
 	pairs            pairs
 	unfit            func() error // why no user can be asserted
+	distrusted       func() error // why the cluster believes no assertion
 }
 
 // makeChecks makes the checks of this process's own needs, /livez and /readyz, and the metrics of
@@ -65,11 +66,15 @@ func (s *server) makeChecks() {
 		needs.Check{Name: "descriptors", Look: seldomLook(countDescriptors)},
 		needs.Check{Name: "memory", Look: s.lookMemory},
 	)
-	if s.o.audit.path != "" {
-		all = append(all, needs.Check{Name: "audit-log", Look: func(time.Time) answer.Check {
-			return failed(s.auditLines.ends.Err(time.Time{}), "", "the audit log cannot be written: ", "check the disk with --audit-log-path: what could not be written is lost")
-		}})
+	written := func(name, path, flag string, lines **wholeLines) {
+		if path != "" {
+			all = append(all, needs.Check{Name: name + "-log", Look: func(time.Time) answer.Check {
+				return failed((*lines).ends.Err(time.Time{}), "", "the "+name+" log cannot be written: ", "check the disk with "+flag+": what could not be written is lost")
+			}})
+		}
 	}
+	written("audit", s.o.audit.path, "--audit-log-path", &s.auditLines)
+	written("access", s.o.accessLog, "--access-log", &s.accessLines)
 	if len(s.o.critical) > 0 {
 		all = s.addCritical(all)
 	}

@@ -79,7 +79,7 @@ func TestNotesPass(t *testing.T) {
 // reached says so; and a serving certificate that has expired ends readiness.
 func TestOwnChecks(t *testing.T) {
 	policy := writeFile(t, filepath.Join(t.TempDir(), "policy.yaml"), "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")
-	d := aloneDoor(t, "--audit-log-path="+filepath.Join(t.TempDir(), "audit.log"), "--audit-policy-file="+policy)
+	d := aloneDoor(t, "--audit-log-path="+filepath.Join(t.TempDir(), "audit.log"), "--audit-policy-file="+policy, "--access-log="+filepath.Join(t.TempDir(), "access.log"))
 	d.start(t)
 	at := func(name string) (found answer.Check) {
 		for _, c := range d.needs.List() {
@@ -92,20 +92,23 @@ func TestOwnChecks(t *testing.T) {
 	must.Soon(t, 20*time.Second, "all checks pass", func() bool {
 		return !slices.ContainsFunc(d.needs.List(), func(c answer.Check) bool { return c.Status != needs.Passed })
 	})
-	for _, name := range []string{"table", "discovery", "authentication-configmap", "certificates", "registry", "descriptors", "memory", "audit-log"} {
+	for _, name := range []string{"table", "discovery", "authentication-configmap", "certificates", "registry", "descriptors", "memory", "audit-log", "access-log"} {
 		check.Same(t, name, at(name).Name, "a check")
 	}
 	writeFile(t, filepath.Join(d.o.registry.dir, "bad.yaml"), "kind: Nonsense\n")
 	d.auditLines.ends.Note(errors.New("no space left on device"))
 	d.held.Add(d.held.Limit())
 	defer d.held.Add(-d.held.Limit())
-	must.Soon(t, 20*time.Second, "three checks fail", func() bool {
-		registry, audit, memory := at("registry"), at("audit-log"), at("memory")
-		return registry.Failed() && audit.Failed() && memory.Failed()
+	d.accessLines.ends.Note(errors.New("no space left on device"))
+	must.Soon(t, 20*time.Second, "four checks fail", func() bool {
+		registry, audit, access, memory := at("registry"), at("audit-log"), at("access-log"), at("memory")
+		return registry.Failed() && audit.Failed() && memory.Failed() && access.Failed()
 	})
 	check.Fault(t, "", d.ready.Err(nil), "readiness meanwhile")
 	d.unfit = func() error { return errors.New("it has no names") }
 	check.Same(t, "ConfigMap kube-system/extension-apiserver-authentication: it has no names", d.lookConfigMap(answer.Check{}).Message, "a ConfigMap that cannot be used")
+	d.unfit, d.distrusted = func() error { return nil }, func() error { return errors.New("unknown authority") }
+	check.Has(t, d.lookConfigMap(answer.Check{}).Users, "get 401")
 	check.Same(t, "denied", d.lookConfigMap(answer.Check{Status: needs.Failed, Message: "denied"}).Message, "one that may not be read")
 	late := d.pairs.judge(d.certs.Status(), time.Now().AddDate(100, 0, 0))
 	check.Same(t, "Clients do not trust a certificate of this replica", late.Users, "in a hundred years")

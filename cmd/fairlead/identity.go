@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
@@ -116,6 +117,20 @@ func (s *server) clusterNames() (names *authn.HeaderNames, known bool) {
 		return nil, known
 	}
 	return (*authn.HeaderNames)(h), known
+}
+
+// inCluster returns why the cluster's servers do not take this process for a front proxy, by their ConfigMap. Those that
+// need not do so are asked by the probes.
+func (s *server) inCluster() error {
+	pair := s.certs.ProxyClient().Certificate()
+	if pair == nil || s.o.impersonates() || s.o.Behind != "" {
+		return nil
+	}
+	chain, err := x509.ParseCertificates(slices.Concat(pair.Certificate...))
+	if err == nil {
+		_, err = s.certs.Clients().VerifyInCluster(chain)
+	}
+	return err
 }
 
 // namesReady reports whether the header names that must be stripped are known.

@@ -87,10 +87,11 @@ func (p *process) makeAudit() error {
 
 // records are the logs and traces to which requests are written.
 type records struct {
-	accessLog  *accesslog.Log // nil means no access log
-	taps       accesslog.Taps
-	audit      *audit.Log  // nil means no audit log
-	auditLines *wholeLines // what audit writes to
+	accessLog *accesslog.Log // nil means no access log
+	taps      accesslog.Taps
+	audit     *audit.Log // nil means no audit log
+	// auditLines and accessLines are what the logs write to.
+	auditLines, accessLines *wholeLines
 	// closing ends what is recorded: the files, and the spans that are not sent yet.
 	closing []func() error
 }
@@ -126,7 +127,8 @@ func (p *process) makeAccessLog() error {
 	if err != nil {
 		return err
 	}
-	p.accessLog = accesslog.New(accesslog.Config{Writer: &wholeLines{Writer: w}, Skip: 1 - p.o.accessSample, Sinks: p.sinks})
+	p.accessLines = &wholeLines{Writer: w}
+	p.accessLog = accesslog.New(accesslog.Config{Writer: p.accessLines, Skip: 1 - p.o.accessSample, Sinks: p.sinks})
 	p.loops["access log"] = p.accessLog.Run
 	return nil
 }

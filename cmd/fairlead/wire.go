@@ -142,7 +142,7 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 	if err != nil {
 		return err
 	}
-	s.unfit = who.Unfit
+	s.unfit, s.distrusted = who.Unfit, s.inCluster
 	may, err := s.makeAuthz()
 	if err != nil {
 		return err

@@ -127,10 +127,10 @@ func (p *Pages) explanation(method, target, agent string, u user.Info, d proxy.D
 }
 
 // blame names the check of ours by which a request fails that we refuse for no other reason. With
-// an invalid certificate of ours, or without the right to impersonate, others refuse it.
+// a certificate of ours that is invalid or unknown to the cluster, or without the right to impersonate, others refuse it.
 func (p *Pages) blame(x *answer.Explanation, refused, impersonated bool) {
 	for _, c := range p.cfg.Process().Failing() {
-		if (refused || x.Cause == "" && (c.Name == "certificates" || impersonated && c.Name == "rights")) && (c.Gates || c.Users != "") {
+		if (refused || x.Cause == "" && (c.Name == "certificates" || c.Name == "authentication-configmap" || impersonated && c.Name == "rights")) && (c.Gates || c.Users != "") {
 			x.Cause, x.Advice = c.Name+": "+c.Message, cmp.Or(c.Advice, x.Advice)
 			return
 		}

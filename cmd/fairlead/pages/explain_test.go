@@ -114,8 +114,8 @@ func TestExplanation(t *testing.T) {
 		want    string // destination, code, cause, advice and the servers' health
 	}{
 		{"a healthy server", []registry.Endpoint{healthy}, nil, forwarded, nil, "local 0: ;  healthy"},
-		{"one of two", []registry.Endpoint{healthy, dead}, nil, forwarded, nil, "local 0: 1 of 2 local apiservers are unhealthy and get no requests: dial tcp: connection refused; nothing listens at the endpoint's address: is the port right, is the process up? healthy unhealthy"},
-		{"no server", []registry.Endpoint{dead, dead}, nil, forwarded, nil, "local 503: no local apiserver is healthy: dial tcp: connection refused; nothing listens at the endpoint's address: is the port right, is the process up? unhealthy unhealthy"},
+		{"one of two", []registry.Endpoint{healthy, dead}, nil, forwarded, nil, "local 0: 1 of 2 local apiservers are unhealthy and get no requests: dial tcp: connection refused; nothing listens at the endpoint's address, or a firewall rejects: is the port right, is the process up? healthy unhealthy"},
+		{"no server", []registry.Endpoint{dead, dead}, nil, forwarded, nil, "local 503: no local apiserver is healthy: dial tcp: connection refused; nothing listens at the endpoint's address, or a firewall rejects: is the port right, is the process up? unhealthy unhealthy"},
 		{"not probed yet", []registry.Endpoint{{Address: "10.0.0.1:6443"}}, nil, forwarded, nil, "local 0: ;  unprobed"},
 		{"denied, while a check fails", nil, []answer.Check{rights}, document, forbidden, `refused 403: pods is forbidden: RBAC: clusterrole "x" not found; ` + grant},
 		{"a review failed", nil, nil, document, failed, "refused 503: the request could not be authorized: connection refused; " + reach},
@@ -126,6 +126,7 @@ func TestExplanation(t *testing.T) {
 		{"a backend", nil, []answer.Check{rights}, proxy.Decision{Err: unavailable, Entry: remote}, nil, "refused 503: lost; "},
 		{"forwarded", nil, []answer.Check{rights}, forwarded, nil, "local 0: ; "},
 		{"impersonated", nil, []answer.Check{rights}, impersonated, nil, "local 0: " + right},
+		{"forwarded as nobody that the cluster trusts", nil, []answer.Check{{Name: "authentication-configmap", Status: "failed", Message: "unknown authority", Users: "Users get 401", Advice: "have it signed"}}, forwarded, nil, "local 0: authentication-configmap: unknown authority; have it signed"},
 		{"forwarded with an expired certificate", nil, []answer.Check{expired}, forwarded, nil, "local 0: certificates: proxy-client has expired; renew it"},
 	} {
 		s := newStand(t)
