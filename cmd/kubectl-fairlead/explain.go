@@ -115,6 +115,9 @@ func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 	if found := s.Those(func(a *answer.APIService) bool { return a.Name == subject }); len(found) > 0 {
 		return found[0].Path(), nil
 	}
+	if s.Ready != "" { // discovery, which knows resources, would be asked for a minute
+		return "", fmt.Errorf("%q is neither a path nor a known APIService, and this Fairlead takes no requests: %s", subject, s.Ready)
+	}
 	mapper, err := c.flags.ToRESTMapper()
 	if err != nil {
 		return "", fmt.Errorf("reading discovery: %w", err)

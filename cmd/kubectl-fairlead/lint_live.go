@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,7 +18,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
+	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/shadow"
@@ -52,6 +55,11 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 		l.Error("kubeconfig", "correct it", "making a client: %v", err)
 		return
 	}
+	front := l.fairlead(ctx)
+	defer l.told(front)
+	if front.Ready != "" {
+		return
+	}
 	client := kube.CoreV1()
 	authentication, reached := l.authentication(ctx, client)
 	if !reached {
@@ -81,28 +89,42 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	}
 	l.doubled(entries)
 	l.shadowed(ctx, client.RESTClient(), t.Entries())
-	l.told(ctx)
 }
 
-// told adds what a Fairlead knows by its requests, such as what URLs serve, if the kubeconfig leads
-// to one. It mostly leads to kube-apiserver itself, which knows no such page.
-func (l *linter) told(ctx context.Context) {
+// fairlead returns the state of the Fairlead to which the kubeconfig leads. It is empty at kube-apiserver itself, to
+// which it mostly leads, and which knows no such page.
+func (l *linter) fairlead(ctx context.Context) *answer.Status {
 	flags := genericclioptions.NewConfigFlags(true)
 	*flags.KubeConfig, *flags.Timeout = l.kubeconfig, clusterTimeout.String()
 	c, err := connect(flags, io.Discard)
 	if err != nil {
-		return // inspect has connected
+		return &answer.Status{} // inspect has connected
 	}
 	s, _ := c.status(ctx)
+	return s
+}
+
+// told adds what a Fairlead knows by its requests, such as what URLs serve.
+func (l *linter) told(s *answer.Status) {
 	for _, k := range s.Failing() {
 		l.Error("Fairlead's check "+k.Name, cmp.Or(k.Advice, "kubectl fairlead status"), "%s", k.Message)
 	}
 	if len(s.Handshakes) > 0 {
 		l.Warn("clients of "+s.Replica, "kubectl fairlead status", "%s", s.Handshakes[0])
 	}
+	if s.Ready != "" {
+		l.Error("Fairlead", "give lint a kubeconfig of kube-apiserver's own address: nothing else was checked", "it takes no requests: %s", s.Ready)
+		return
+	}
+	found := slices.Clone(l.Findings)
 	for _, a := range s.Remotes() {
-		if a.Available() && a.Cause != "" {
-			l.Warn("APIService "+a.Name, cmp.Or(a.Advice, "kubectl fairlead explain "+a.Name), "%s", a.Cause)
+		severity, object := certs.SeverityWarning, "APIService "+a.Name
+		if !a.Available() && a.Maintenance == "" {
+			severity = certs.SeverityError
+		}
+		said := severity == certs.SeverityError && slices.ContainsFunc(found, func(f certs.Finding) bool { return f.Object == object })
+		if a.Cause != "" && !said {
+			l.Add(severity, object, cmp.Or(a.Advice, "kubectl fairlead explain "+a.Name), "%s", a.Cause)
 		}
 	}
 }

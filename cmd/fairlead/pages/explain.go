@@ -47,7 +47,11 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 			denied = d.Err
 		}
 		if denied != nil {
-			http.Error(w, "explaining a request of another user: "+denied.Error(), http.StatusForbidden)
+			code := http.StatusForbidden
+			if own, ok := errors.AsType[*apierrors.StatusError](denied); ok { // as 503, while this process is not ready
+				code = int(own.ErrStatus.Code)
+			}
+			http.Error(w, "explaining a request of another user: "+denied.Error(), code)
 			return
 		}
 		u = subject(name, q.Get("uid"), q["group"])

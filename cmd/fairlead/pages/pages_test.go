@@ -166,7 +166,7 @@ func TestExplainAnother(t *testing.T) {
 	cfg.Proxy, _ = newDoor(t, starting)
 	s.Pages = New(cfg)
 	resp, _ = s.get(t, "/fairlead/explain?user=jane&path="+widgets, "bob")
-	check.Same(t, http.StatusForbidden, resp.Code, "bob asks about jane, and the table is not complete yet")
+	check.Same(t, http.StatusServiceUnavailable, resp.Code, "bob asks about jane, and the table is not complete yet")
 }
 
 // Changed verdicts and the end of an APIService are transitions. Their number is bounded.
