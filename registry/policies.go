@@ -112,7 +112,7 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 		}
 	}
 	if len(faults) > 0 && p.last.of == nil {
-		faults = append(faults, directory.Fault{File: faults[0].File, Message: "no valid policy was read since the start: no route and no rule is in force"})
+		faults[0].Message += "; no valid policy was read since the start: no route and no rule is in force" // one line has both
 	}
 	if p.last.labels != nil {
 		if p.listed == nil {

@@ -68,7 +68,6 @@ func symptoms() [][2]string {
 		{": 403", "the backend refuses system:kube-aggregator, a member of system:masters, access to its discovery: its authorization is broken, or it trusts another common name than the proxy client certificate's"},
 		{": 404", "the backend answers, but does not serve this group-version"},
 		{": 301", redirects}, {": 302", redirects}, {": 307", redirects}, {": 308", redirects},
-		// Texts of crypto/x509, about a local apiserver.
 		{"x509: certificate signed by unknown authority", "certificate-authority of the kubeconfig is not the CA of that server's certificate, or the address is another server's"},
 		{"x509: certificate is valid for ", "that server's certificate lacks this address: name one that it has (--local-apiserver, --local-apiservers-from), or add this one to it"},
 		{"x509: certificate has expired or is not yet valid", "renew that server's certificate, or set the clocks"},

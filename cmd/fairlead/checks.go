@@ -126,7 +126,7 @@ func bundles(entries []*registry.Entry, dir string, faults map[string]string) (a
 func problem(all []directory.Fault) answer.Check {
 	for _, f := range all {
 		if !f.Note {
-			return failed(errors.New(f.String()), "", "", "correct it: of what is invalid, the last good state is used")
+			return failed(errors.New(f.String()), "", "", "correct it: until then the last good state is used, if there is one")
 		}
 	}
 	return answer.Check{}

@@ -119,8 +119,7 @@ func (s *server) clusterNames() (names *authn.HeaderNames, known bool) {
 	return (*authn.HeaderNames)(h), known
 }
 
-// inCluster returns why the cluster's servers do not take this process for a front proxy, by their ConfigMap. Those that
-// need not do so are asked by the probes.
+// inCluster returns why the cluster's servers, if they must, do not take this process for a front proxy.
 func (s *server) inCluster() error {
 	pair := s.certs.ProxyClient().Certificate()
 	if pair == nil || s.o.impersonates() || s.o.Behind != "" {

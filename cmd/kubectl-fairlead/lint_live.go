@@ -91,8 +91,7 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	l.shadowed(ctx, client.RESTClient(), t.Entries())
 }
 
-// fairlead returns the state of the Fairlead to which the kubeconfig leads. It is empty at kube-apiserver itself, to
-// which it mostly leads, and which knows no such page.
+// fairlead returns the state of the Fairlead to which the kubeconfig leads, empty at kube-apiserver itself.
 func (l *linter) fairlead(ctx context.Context) *answer.Status {
 	flags := genericclioptions.NewConfigFlags(true)
 	*flags.KubeConfig, *flags.Timeout = l.kubeconfig, clusterTimeout.String()
@@ -118,13 +117,10 @@ func (l *linter) told(s *answer.Status) {
 	}
 	found := slices.Clone(l.Findings)
 	for _, a := range s.Remotes() {
-		severity, object := certs.SeverityWarning, "APIService "+a.Name
-		if !a.Available() && a.Maintenance == "" {
-			severity = certs.SeverityError
-		}
-		said := severity == certs.SeverityError && slices.ContainsFunc(found, func(f certs.Finding) bool { return f.Object == object })
+		object, down := "APIService "+a.Name, !a.Available() && a.Maintenance == ""
+		said := down && slices.ContainsFunc(found, func(f certs.Finding) bool { return f.Object == object })
 		if a.Cause != "" && !said {
-			l.Add(severity, object, cmp.Or(a.Advice, "kubectl fairlead explain "+a.Name), "%s", a.Cause)
+			l.Add(map[bool]string{true: certs.SeverityError, false: certs.SeverityWarning}[down], object, cmp.Or(a.Advice, "kubectl fairlead explain "+a.Name), "%s", a.Cause)
 		}
 	}
 }

@@ -47,10 +47,7 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 			denied = d.Err
 		}
 		if denied != nil {
-			code := http.StatusForbidden
-			if own, ok := errors.AsType[*apierrors.StatusError](denied); ok { // as 503, while this process is not ready
-				code = int(own.ErrStatus.Code)
-			}
+			code := map[bool]int{true: http.StatusServiceUnavailable, false: http.StatusForbidden}[apierrors.IsServiceUnavailable(denied)]
 			http.Error(w, "explaining a request of another user: "+denied.Error(), code)
 			return
 		}
