@@ -75,8 +75,8 @@ func (c *Clients) VerifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Certific
 	return c.current.Load().verifyFrontProxy(peer)
 }
 
-// VerifyInCluster does what VerifyFrontProxy does, as the cluster's servers do by its authentication ConfigMap. No chain
-// and no error means that it is not known, or that only the certificate's dates are wrong.
+// VerifyInCluster does what VerifyFrontProxy does, as the cluster's servers do by its authentication ConfigMap. No
+// chain and no error means that it is not known, or that only the certificate's dates are wrong.
 func (c *Clients) VerifyInCluster(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 	chains, err := c.cluster.Load().verifyFrontProxy(peer)
 	if invalid := (x509.CertificateInvalidError{}); errors.As(err, &invalid) && invalid.Reason == x509.Expired {

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"io"
 	"slices"
 	"sync"
 	"time"
@@ -12,7 +11,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
@@ -89,18 +87,6 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	}
 	l.doubled(entries)
 	l.shadowed(ctx, client.RESTClient(), t.Entries())
-}
-
-// fairlead returns the state of the Fairlead to which the kubeconfig leads, empty at kube-apiserver itself.
-func (l *linter) fairlead(ctx context.Context) *answer.Status {
-	flags := genericclioptions.NewConfigFlags(true)
-	*flags.KubeConfig, *flags.Timeout = l.kubeconfig, clusterTimeout.String()
-	c, err := connect(flags, io.Discard)
-	if err != nil {
-		return &answer.Status{} // inspect has connected
-	}
-	s, _ := c.status(ctx)
-	return s
 }
 
 // told adds what a Fairlead knows by its requests, such as what URLs serve.

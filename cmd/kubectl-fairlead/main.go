@@ -142,3 +142,15 @@ func (c *client) status(ctx context.Context) (*answer.Status, error) {
 	}
 	return s, err
 }
+
+// fairlead returns the state of the Fairlead to which the kubeconfig leads, empty at kube-apiserver itself.
+func (l *linter) fairlead(ctx context.Context) *answer.Status {
+	flags := genericclioptions.NewConfigFlags(true)
+	*flags.KubeConfig, *flags.Timeout = l.kubeconfig, clusterTimeout.String()
+	c, err := connect(flags, io.Discard)
+	if err != nil {
+		return &answer.Status{} // inspect has connected
+	}
+	s, _ := c.status(ctx)
+	return s
+}

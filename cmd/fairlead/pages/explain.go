@@ -127,8 +127,8 @@ func (p *Pages) explanation(method, target, agent string, u user.Info, d proxy.D
 	return x
 }
 
-// blame names the check of ours by which a request fails that we refuse for no other reason. With
-// a certificate of ours that is invalid or unknown to the cluster, or without the right to impersonate, others refuse it.
+// blame names the check of ours by which a request fails that we refuse for no other reason. With a certificate of ours
+// that is invalid or unknown to the cluster, or without the right to impersonate, others refuse it.
 func (p *Pages) blame(x *answer.Explanation, refused, impersonated bool) {
 	for _, c := range p.cfg.Process().Failing() {
 		if (refused || x.Cause == "" && (c.Name == "certificates" || c.Name == "authentication-configmap" || impersonated && c.Name == "rights")) && (c.Gates || c.Users != "") {
