@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"embed"
 	"errors"
 	"fmt"
 	"io"
@@ -26,37 +27,23 @@ import (
 )
 
 // layout is a way to run Fairlead: init writes a kustomization of what ships in deploy/.
-type layout struct {
-	resource, kind, name string
-	next                 string // commands. OUT is the folder that was written
-}
-
-const (
-	pairs = "kubectl -n kube-system create secret tls fairlead-serving --cert=serving.crt --key=serving.key\n" +
-		"kubectl -n kube-system create secret tls fairlead-front-proxy-client --cert=front-proxy-client.crt --key=front-proxy-client.key\n"
-	apply = "kubectl apply -k OUT\n"
-	again = "kubectl fairlead lint"
-)
+type layout struct{ resource, kind, name string }
 
 func layouts() map[string]layout {
 	return map[string]layout{
-		"control-plane": {"overlays/control-plane", "DaemonSet", "fairlead", apply + "kubectl -n kube-system rollout status daemonset fairlead\n" + again},
-		// The pod itself is no object of the cluster: its manifest is a second kustomization.
-		"static-pod": {"base", "Pod", "fairlead", apply +
-			"# for each node, from here: a kubeconfig that is renewed every week\n" +
-			"for unit in service timer; do ssh root@NODE \"cat > /etc/systemd/system/fairlead-kubeconfig.$unit\" < DEPLOY/systemd/fairlead-kubeconfig.$unit; done\n" +
-			"ssh root@NODE 'systemctl start fairlead-kubeconfig.service && systemctl enable --now fairlead-kubeconfig.timer'\n" +
-			"# for each node, from here:\nkubectl kustomize --load-restrictor=LoadRestrictionsNone OUT/node | ssh root@NODE 'cat > fairlead.yaml && mv fairlead.yaml /etc/kubernetes/manifests/'\n" + again},
-		"load-balancer": {"overlays/load-balancer", "Deployment", "fairlead", pairs +
-			"kubectl -n kube-system create configmap fairlead-trust --from-file=client-ca.crt --from-file=requestheader-ca.crt\n" + apply + again},
-		"managed": {"overlays/managed", "Deployment", "fairlead", "kubectl fairlead init --serving-names=NAMES\n" + apply + again},
-		"behind": {"overlays/behind", "Deployment", "fairlead", "kubectl fairlead init --serving-names=fairlead.kube-system.svc\n" +
-			"kubectl fairlead init --append-authentication-configmap\n" + apply + "kubectl -n kube-system rollout status deployment fairlead\nkubectl fairlead adopt NAME"},
-		"etcd": {"overlays/etcd", "Deployment", "fairlead-etcd-front", pairs +
-			"kubectl -n kube-system create secret generic fairlead-etcd-client --from-file=tls.crt=etcd.crt --from-file=tls.key=etcd.key --from-file=ca.crt=etcd-ca.crt\n" +
-			"kubectl -n kube-system create configmap fairlead-trust --from-file=client-ca.crt\nkubectl -n kube-system create configmap fairlead-registry --from-file=roles.yaml\n" + apply},
+		"control-plane": {"overlays/control-plane", "DaemonSet", "fairlead"},
+		"static-pod":    {"base", "Pod", "fairlead"}, // no object of the cluster: its manifest is a second kustomization
+		"load-balancer": {"overlays/load-balancer", "Deployment", "fairlead"},
+		"managed":       {"overlays/managed", "Deployment", "fairlead"},
+		"behind":        {"overlays/behind", "Deployment", "fairlead"},
+		"etcd":          {"overlays/etcd", "Deployment", "fairlead-etcd-front"},
 	}
 }
+
+// next has the commands that follow init, by layout. OUT is the folder that was written.
+//
+//go:embed next/*.sh
+var next embed.FS
 
 // podFlags are what components that suit a static pod add to other workloads.
 func podFlags() map[string][]string {
@@ -233,11 +220,13 @@ func (i *installer) write() error {
 	if err := i.put("", own); err != nil {
 		return err
 	}
-	text := "nothing changed\n"
-	if i.wrote {
-		text = "\nNext:\n" + strings.NewReplacer("DEPLOY", i.deploy, "OUT", i.out, "NAMES", strings.Join(i.names, ",")).Replace(strings.TrimSpace(to.next)) + "\n"
+	if !i.wrote {
+		_, err := io.WriteString(i.print, "nothing changed\n")
+		return err
 	}
-	_, err := io.WriteString(i.print, text)
+	commands, _ := next.ReadFile("next/" + i.layout + ".sh") // every layout has one
+	words := strings.NewReplacer("DEPLOY", i.deploy, "OUT", i.out, "NAMES", strings.Join(i.names, ","))
+	_, err := words.WriteString(i.print, "\nNext:\n"+string(commands))
 	return err
 }
 
