@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/internal/metric"
-	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -61,9 +60,9 @@ type claim struct {
 	last    atomic.Pointer[probe]
 	serves  atomic.Pointer[served]
 	latency latency
-	// For servers: it has accepted us once, and the moment until which a refusal may mean that it lacks its rules.
+	// For servers: it has accepted us once, and until when a refusal may mean that it lacks its rules.
 	accepted    atomic.Bool
-	unreadUntil atomic.Int64
+	unreadUntil atomic.Pointer[time.Time] // nil means that none does
 
 	// state
 	report   registry.Report // what is known now; Unprobed means nothing yet
@@ -136,7 +135,7 @@ func (c *claim) take(f finding) {
 	}
 	c.failed.Add(float64(f.failures))
 	if !errors.Is(f.err, errUnread) {
-		c.unreadUntil.Store(monotonic.Now() + int64(unread))
+		c.unreadUntil.Store(new(time.Now().Add(unread)))
 	}
 	reason, message := explain(f.err, c.at.String())
 	c.last.Store(&probe{time.Now(), f.took, message})

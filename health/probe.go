@@ -17,7 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -133,7 +132,7 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 	case !c.target.key.server:
 		return fmt.Errorf("bad status from %v: %d%s", c.at, code, sentence(resp.Body))
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		if code == http.StatusForbidden && c.accepted.Load() && monotonic.Now() < c.unreadUntil.Load() {
+		if until := c.unreadUntil.Load(); code == http.StatusForbidden && c.accepted.Load() && until != nil && time.Now().Before(*until) {
 			return fmt.Errorf("bad status from %v: %d: %w", c.at, code, errUnread)
 		}
 		return nil // it refuses us, but it is healthy

@@ -12,7 +12,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
@@ -51,8 +50,8 @@ func (p *Proxy) endable(r *http.Request, e *events) (*http.Request, context.Canc
 
 // events tracks where the events of a long-running response end.
 type events struct {
-	last    atomic.Int64 // the moment when bytes last arrived; zero means never
-	newline atomic.Bool  // the last byte ended a line
+	last    atomic.Pointer[time.Time] // when bytes last arrived; nil means never
+	newline atomic.Bool               // the last byte ended a line
 }
 
 // await returns when the response is probably between two events, by the engine's rule.
@@ -61,7 +60,7 @@ func (e *events) await(ctx context.Context) {
 	from := time.Now()
 	_ = wait.PollUntilContextCancel(ctx, every, true, func(context.Context) (bool, error) {
 		last := e.last.Load()
-		return last == 0 || !engine.AmidEvent(time.Since(from), monotonic.Since(last), e.newline.Load()), nil
+		return last == nil || !engine.AmidEvent(time.Since(from), time.Since(*last), e.newline.Load()), nil
 	})
 }
 
@@ -77,7 +76,7 @@ func (b *endingBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
 		b.events.newline.Store(p[n-1] == '\n')
-		b.events.last.Store(monotonic.Now())
+		b.events.last.Store(new(time.Now()))
 	}
 	if err != nil && (b.ending.Err() != nil || errors.Is(b.request.Err(), context.DeadlineExceeded) || errors.Is(err, net.ErrClosed)) {
 		err = io.EOF

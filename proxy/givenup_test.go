@@ -57,7 +57,7 @@ func TestGivenUp(t *testing.T) {
 		if time.Sleep(2 * g.pause); g.overLimit(bob, h) {
 			t.Error("refused for longer than the bound")
 		}
-		if time.Sleep(full); g.overLimit(bob, h) || g.until.Load() != 0 {
+		if time.Sleep(full); g.overLimit(bob, h) || g.until.Load() != nil {
 			t.Error("requests still look for debts")
 		}
 	})

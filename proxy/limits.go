@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
-	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -242,8 +241,8 @@ type givenUp struct {
 	debts *memo.Cache[account, struct{}] // each expires when its user's debt is zero
 
 	mu sync.Mutex // orders charges
-	// until is the moment when the last user will be below the limit again. Zero means all are.
-	until   atomic.Int64
+	// until is when the last user will be below the limit again. Nil means all are.
+	until   atomic.Pointer[time.Time]
 	refused prometheus.Counter
 	answer  *engine.Answer // errGivenUp over HTTP/2, always in JSON: encoding it for each refusal would cost too much
 }
@@ -293,8 +292,8 @@ func (g *givenUp) charge(who account, n int) {
 	now := time.Now()
 	at := now.Add(min(g.debt(who, now)+time.Duration(n)*g.pause, 2*full))
 	g.debts.Put(&memo.Entry[account, struct{}]{Key: who, Size: 1, Until: at})
-	if below := at.Add(-full); below.After(now) {
-		g.until.Store(max(g.until.Load(), monotonic.At(below)))
+	if below, last := at.Add(-full), g.until.Load(); below.After(now) && (last == nil || below.After(*last)) {
+		g.until.Store(&below)
 	}
 }
 
@@ -309,12 +308,12 @@ func (g *givenUp) debt(who account, now time.Time) time.Duration {
 // overLimit reports whether the request's user is over the limit.
 func (g *givenUp) overLimit(d *Decision, h *Head) bool {
 	until := g.until.Load()
-	if until == 0 {
+	if until == nil {
 		return false
 	}
 	now := time.Now()
-	if until <= monotonic.At(now) {
-		g.until.CompareAndSwap(until, 0)
+	if !until.After(now) {
+		g.until.CompareAndSwap(until, nil)
 		return false
 	}
 	return g.debt(accountOf(d, h), now) > time.Duration(g.burst)*g.pause

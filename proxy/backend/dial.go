@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/hold"
-	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
@@ -228,9 +227,9 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	if e.gone.Err() != nil {
 		return nil, &dialError{dialConnect, errGone}
 	}
-	e.suspicion.dialing.CompareAndSwap(0, monotonic.Now())
+	e.suspicion.dialing.CompareAndSwap(nil, new(time.Now()))
 	tc, failed := u.dialPhases(ctx, e.address, &how)
-	e.suspicion.dialing.Store(0)
+	e.suspicion.dialing.Store(nil)
 	m := u.dialMeter()
 	if failed != nil {
 		m.dials[failed.phase].Add(1)
@@ -240,13 +239,13 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 		u.shared.log.Debug("dialling", "backend", u.name, "endpoint", e.address, "err", failed)
 		// A canceled dial says nothing about the endpoint, nor does an unreadable bundle.
 		if u.shared.ctx.Err() == nil && ctx.Err() != context.Canceled && failed.phase != dialTrust {
-			e.suspicion.failed.Store(monotonic.Now())
+			e.suspicion.failed.Store(new(time.Now()))
 			u.target.signal(e.address, failed)
 		}
 		return nil, failed
 	}
 	m.dials[dialOK].Add(1)
-	e.suspicion.failed.Store(0)
+	e.suspicion.failed.Store(nil)
 	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)
 	c := &Conn{Conn: tc, how: how, at: e}
 	c.closed, c.end = context.WithCancel(context.Background())

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/metric"
-	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -36,7 +35,7 @@ type endpoint struct {
 	server   *localServer                    // of a local apiserver, else nil
 	inEngine atomic.Pointer[engine.Endpoint] // nil if no request was sent since its last connection drained
 	said     atomic.Pointer[string]          // the last GOAWAY with an error, and when it came; nil if none has
-	saidAt   atomic.Int64                    // the moment when one was last logged; zero means never
+	saidAt   atomic.Pointer[time.Time]       // when one was last logged; nil means never
 	// inFlight counts the requests that have taken the endpoint.
 	inFlight  atomic.Int64
 	suspicion suspicion
@@ -75,7 +74,7 @@ func (e *endpoint) state() (verdict context.Context, out bool) {
 }
 
 // lost makes the endpoint suspect until a probe has judged it.
-func (e *endpoint) lost() { e.suspicion.doubted.Store(monotonic.Now()) }
+func (e *endpoint) lost() { e.suspicion.doubted.Store(new(time.Now())) }
 
 // sayAgain is the time between lines of log about an endpoint's GOAWAYs: users cause them.
 const sayAgain = 10 * time.Second
@@ -83,7 +82,7 @@ const sayAgain = 10 * time.Second
 func (e *endpoint) tell(g *engine.GoAway) {
 	now, was := time.Now(), e.saidAt.Load()
 	e.said.Store(new(now.UTC().Format(time.RFC3339) + " " + g.Error()))
-	if at := monotonic.At(now); (was == 0 || at-was >= int64(sayAgain)) && e.saidAt.CompareAndSwap(was, at) {
+	if (was == nil || now.Sub(*was) >= sayAgain) && e.saidAt.CompareAndSwap(was, &now) {
 		e.up.shared.spawn(func() { // a line is I/O
 			e.up.shared.log.Warn("a backend has ended a connection with an error", "backend", e.up.name, "endpoint", e.address, "err", g)
 		})
@@ -133,19 +132,16 @@ const (
 // suspicion makes an endpoint the worse choice until health has judged it: one that cannot be dialed, or that has lost
 // a connection, so that its server may not be ready. It ejects no endpoint: if all are suspect, nothing changes.
 type suspicion struct {
-	dialing atomic.Int64 // moment of the start of the dial in progress; zero means none
-	failed  atomic.Int64 // moment of the last dial if it failed; zero means that it succeeded
-	doubted atomic.Int64 // moment of the last lost connection; zero means none
+	dialing atomic.Pointer[time.Time] // start of the dial in progress; nil means none
+	failed  atomic.Pointer[time.Time] // time of the last dial if it failed; nil means that it succeeded
+	doubted atomic.Pointer[time.Time] // time of the last lost connection; nil means none
 }
 
 // weight returns the addition to the endpoint's load.
 func (s *suspicion) weight() int64 {
 	dialing, failed, doubted := s.dialing.Load(), s.failed.Load(), s.doubted.Load()
-	if dialing|failed|doubted == 0 { // while all is well, no clock is read
-		return 0
-	}
-	now := monotonic.Now()
-	if doubted != 0 && now-doubted < int64(doubtTime) || dialing != 0 && now-dialing > int64(slowDial) || failed != 0 && now-failed < int64(suspicionTime) {
+	if doubted != nil && time.Since(*doubted) < doubtTime || dialing != nil && time.Since(*dialing) > slowDial ||
+		failed != nil && time.Since(*failed) < suspicionTime {
 		return suspicionWeight
 	}
 	return 0
@@ -153,9 +149,9 @@ func (s *suspicion) weight() int64 {
 
 // judged ends what was suspected before a probe began.
 func (s *suspicion) judged(began time.Time) {
-	for _, of := range []*atomic.Int64{&s.failed, &s.doubted} {
-		if t := of.Load(); t < monotonic.At(began) {
-			of.CompareAndSwap(t, 0)
+	for _, of := range []*atomic.Pointer[time.Time]{&s.failed, &s.doubted} {
+		if t := of.Load(); t != nil && t.Before(began) {
+			of.CompareAndSwap(t, nil)
 		}
 	}
 }

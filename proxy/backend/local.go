@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
-	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -94,8 +93,8 @@ type Local struct {
 
 	servers atomic.Pointer[servers]
 	only    atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
-	// down is the moment when the last server ceased to be healthy. Zero: one is healthy.
-	down atomic.Int64
+	// down is when the last server ceased to be healthy. Nil: one is healthy.
+	down atomic.Pointer[time.Time]
 }
 
 // NewLocal returns a Local and registers its metrics.
@@ -148,7 +147,7 @@ func (l *Local) Upstream(p Pool) *Upstream {
 
 // Ready returns nil if a local apiserver can be used, otherwise an error.
 func (l *Local) Ready() error {
-	if l.down.Load() == 0 {
+	if l.down.Load() == nil {
 		return nil
 	}
 	return errors.New("no local apiserver is healthy")
@@ -157,7 +156,7 @@ func (l *Local) Ready() error {
 // Lost reports whether no server was healthy for longer than a restart takes. Waits and retries would only hide that.
 func (l *Local) Lost() bool {
 	down := l.down.Load()
-	return down != 0 && monotonic.Since(down) > restart
+	return down != nil && time.Since(*down) > restart
 }
 
 // patience returns how long a request waits now.
@@ -215,9 +214,9 @@ func (l *Local) publishLocked(all []*localServer) {
 		now.list = append(now.list, s.is)
 	}
 	if ready {
-		l.down.Store(0)
+		l.down.Store(nil)
 	} else {
-		l.down.CompareAndSwap(0, monotonic.Now())
+		l.down.CompareAndSwap(nil, new(time.Now()))
 	}
 	was := l.servers.Swap(now)
 	defer close(was.superseded)

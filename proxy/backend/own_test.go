@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -152,7 +151,7 @@ func TestOwnIsUsable(t *testing.T) {
 	began := time.Now()
 	for _, lost := range []*endpoint{of, of.via.Load()} {
 		lost.lost()
-		lost.suspicion.failed.Store(monotonic.Now())
+		lost.suspicion.failed.Store(new(time.Now()))
 		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Unhealthy}, Began: time.Now()})
 		report(registry.Report{Endpoint: registry.Endpoint{Health: registry.Healthy}, Began: began})                               // before the loss
 		a.Report(registry.Report{Name: "v1.example.com", Backend: &registry.Backend{}, Endpoint: healthy(own), Began: time.Now()}) // by other trust

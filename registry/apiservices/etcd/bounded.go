@@ -18,8 +18,6 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/cacher"
 	"k8s.io/klog/v2"
-
-	"github.com/fairlead-proxy/fairlead/internal/monotonic"
 )
 
 const (
@@ -34,8 +32,8 @@ const (
 // understand. It bounds no watches, nor the cache's own lists, which are long and no client awaits.
 type bounded struct {
 	storage.Interface
-	// timedOut is the moment when a request to etcd last timed out. Zero: etcd has answered since.
-	timedOut atomic.Int64
+	// timedOut is when a request to etcd last timed out. Nil: etcd has answered since.
+	timedOut atomic.Pointer[time.Time]
 	// watches of etcd end together.
 	watches atomic.Pointer[watches]
 }
@@ -45,7 +43,7 @@ func (b *bounded) within(ctx context.Context, f func(context.Context) error) err
 		return f(ctx)
 	}
 	wait := requestTimeout
-	if last := b.timedOut.Load(); last != 0 && monotonic.Since(last) < shortFor {
+	if last := b.timedOut.Load(); last != nil && time.Since(*last) < shortFor {
 		wait = shortTimeout
 	}
 	inner, cancel := context.WithTimeout(ctx, wait)
@@ -57,10 +55,10 @@ func (b *bounded) within(ctx context.Context, f func(context.Context) error) err
 	case err != nil && strings.Contains(err.Error(), tooLarge):
 		return apierrors.NewRequestEntityTooLargeError("etcd takes no objects of this size")
 	case err == nil || !unavailable(err):
-		b.timedOut.Store(0)
+		b.timedOut.Store(nil)
 		return err
 	case wait == requestTimeout:
-		b.timedOut.Store(monotonic.Now())
+		b.timedOut.Store(new(time.Now()))
 		klog.ErrorS(err, "etcd did not answer") // err may have addresses, which clients must not see
 	}
 	refusal := apierrors.NewServiceUnavailable("etcd did not answer, or takes no writes")

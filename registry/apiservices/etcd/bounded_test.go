@@ -40,7 +40,7 @@ func TestTooLarge(t *testing.T) {
 	s := open(t, Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()})
 	o := &apiregistration.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.a.io"}, Spec: apiregistration.APIServiceSpec{CABundle: make([]byte, 2<<20)}}
 	err := s.raw.Create(asked(t), resourcePrefix+"/v1.a.io", o, &apiregistration.APIService{}, 0)
-	if !apierrors.IsRequestEntityTooLargeError(err) || s.raw.timedOut.Load() != 0 {
+	if !apierrors.IsRequestEntityTooLargeError(err) || s.raw.timedOut.Load() != nil {
 		t.Errorf("%v", err)
 	}
 }
