@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -253,7 +252,7 @@ func (i *installer) patches(to layout, spec string) []types.Patch {
 
 func under(folder string, names []string) (all []string) {
 	for _, n := range names {
-		all = append(all, path.Join(filepath.ToSlash(folder), n))
+		all = append(all, filepath.ToSlash(filepath.Join(folder, n)))
 	}
 	return all
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// Forwarding may allocate 4 times per request, with the loop and TLS: crypto/tls once for each
-// record that it reads, the engine never. The rest is a margin for rare allocations. What client
-// and backend allocate is known from requests without a front between them.
+// Forwarding allocates twice per request, with the loop and TLS, and 4 times where head and body of an answer come in
+// records of their own, as on a busy machine: crypto/tls once for each record that it reads, the engine never. A tenth
+// is a margin for rare allocations. What client and backend allocate is known from requests without a front between.
 func TestLaneAllocations(t *testing.T) {
 	with := func(p engine.Plan) *stand {
 		return newStand(t, "loop", nil, nil, func(c *Config) {
@@ -31,7 +31,7 @@ func TestLaneAllocations(t *testing.T) {
 	p.Deadline, p.Retries = time.Minute, 2
 	front := with(p)
 	for _, conns := range []int{1, 8} {
-		if n := front.mallocs(conns) - backend.mallocs(conns); n > 4 {
+		if n := front.mallocs(conns) - backend.mallocs(conns); n > 4.1 {
 			t.Errorf("%d connections with as many streams: %.2f allocations per request", conns, n)
 		}
 	}
