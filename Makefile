@@ -230,7 +230,7 @@ konnectivity: parts netns ## An extension server that is reached only through ko
 	$(call suite,-timeout 30m) -v
 
 .PHONY: incidents
-incidents: parts netns ## Eighteen outages: what the first command says, which alerts fire, and that all is well again (6 min; root, otherwise idle)
+incidents: parts netns ## Nineteen outages: what the first command says, which alerts fire, and that all is well again (6 min; root, otherwise idle)
 	$(call needs,promtool,prometheus)
 	$(call suite,-parallel 6 -timeout 20m)
 

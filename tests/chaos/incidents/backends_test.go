@@ -33,6 +33,10 @@ func backends() []row {
 			more: map[string]string{"explain v1.expired.example.com": "has expired: renew it"},
 		},
 		{
+			name: "its requests get 500", want: `^Users are served, but v1\.failing\.example\.com: \d+% of its requests`, alerts: "FairleadBackendErrors", set: failing,
+			more: map[string]string{"explain v1.failing.example.com": "500: see the log of the backend"},
+		},
+		{
 			name: "one of two endpoints dead", want: `10\.79\.0\.12|explain v1\.halved`, alerts: "FairleadEndpointDown", set: halved,
 			more: map[string]string{"explain v1.halved.example.com": `10\.79\.0\.12:8443.*refused`},
 		},
@@ -58,6 +62,18 @@ func faulty(name string, kind extension.Kind) func(*testing.T, *world) *incident
 			},
 			mend: func(t *testing.T) { must.Do(t, s.Set()) },
 		}
+	}
+}
+
+// failing fails requests, and passes probes.
+func failing(t *testing.T, w *world) *incident {
+	s := w.extension(t, "failing", "")
+	f, _ := w.registered(t, "failing", "", s.URL())
+	return &incident{
+		fronts: []*cluster.Front{f}, paths: []string{widgets("failing")},
+		start: func(t *testing.T) {
+			must.Do(t, s.Set(extension.Fault{Kind: extension.Status, Path: widgets("failing")}))
+		}, mend: func(t *testing.T) { must.Do(t, s.Set()) },
 	}
 }
 
