@@ -71,7 +71,7 @@ func (s *stage) emit(ctx context.Context) {
 	for _, r := range s.remotes() {
 		r.servers[0].Emit()
 	}
-	patch := fmt.Appendf(nil, `{"data":{"beat":"%d"}}`, time.Now().UnixNano())
+	patch := fmt.Appendf(nil, `{"data":{"beat":%q}}`, time.Now())
 	_, _ = s.w.core.CoreV1().ConfigMaps("default").Patch(ctx, beat, types.MergePatchType, patch, metav1.PatchOptions{}) // watches without events fail
 }
 

@@ -180,7 +180,7 @@ func serveLogs(w http.ResponseWriter, r *http.Request, c *Container) error {
 // container, which it reports as 250m and 512Mi, 100m and 64Mi.
 func (k *Kubelet) serveMetrics(w http.ResponseWriter, _ *http.Request) {
 	now := time.Now()
-	since := float64(now.UnixNano()) / 1e9 // only the growth of CPU time matters
+	since := float64(now.UnixMilli()) / 1e3 // only the growth of CPU time matters
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 	gauge := func(name string, value float64) { fmt.Fprintf(w, "%s %f %d\n", name, value, now.UnixMilli()) }
 	gauge("node_cpu_usage_seconds_total", since*0.25)
