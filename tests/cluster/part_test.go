@@ -40,7 +40,7 @@ func dead(pid int) bool {
 
 // An unexpected end is reported with the log, a requested one is not. A part's children end with it.
 func TestDeaths(t *testing.T) {
-	c, p, err := start(t, "echo last words; sleep 600 & echo $! > child; touch ready; wait")
+	c, p, err := start(t, "echo last words; sleep 600 & echo $! > child; : > ready; wait") // touch may outlive it
 	must.Do(t, err)
 	first, child := p.PID(), must.Get(strconv.Atoi(strings.TrimSpace(string(must.Get(os.ReadFile(filepath.Join(c.dir, "child")))(t)))))(t)
 	must.Do(t, p.Restart(t.Context()))
