@@ -87,11 +87,10 @@ func (p *process) makeAudit() error {
 
 // records are the logs and traces to which requests are written.
 type records struct {
-	accessLog *accesslog.Log // nil means no access log
-	taps      accesslog.Taps
-	audit     *audit.Log // nil means no audit log
-	// auditLines and accessLines are what the logs write to.
-	auditLines, accessLines *wholeLines
+	accessLog               *accesslog.Log // nil means no access log
+	taps                    accesslog.Taps
+	audit                   *audit.Log  // nil means no audit log
+	auditLines, accessLines *wholeLines // what the logs write to
 	// closing ends what is recorded: the files, and the spans that are not sent yet.
 	closing []func() error
 }

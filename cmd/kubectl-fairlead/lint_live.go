@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -11,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
@@ -101,11 +101,13 @@ func (l *linter) told(s *answer.Status) {
 		l.Error("Fairlead", "give lint a kubeconfig of kube-apiserver's own address: nothing else was checked", "it takes no requests: %s", s.Ready)
 		return
 	}
-	found := slices.Clone(l.Findings)
+	said := sets.New[string]()
+	for _, f := range l.Findings {
+		said.Insert(f.Object)
+	}
 	for _, a := range s.Remotes() {
 		object, down := "APIService "+a.Name, !a.Available() && a.Maintenance == ""
-		said := down && slices.ContainsFunc(found, func(f certs.Finding) bool { return f.Object == object })
-		if a.Cause != "" && !said {
+		if a.Cause != "" && (!down || !said.Has(object)) {
 			l.Add(map[bool]string{true: certs.SeverityError, false: certs.SeverityWarning}[down], object, cmp.Or(a.Advice, "kubectl fairlead explain "+a.Name), "%s", a.Cause)
 		}
 	}

@@ -69,8 +69,7 @@ func New(limit int64) *Bound {
 // Add counts n more bytes that are already held; n may be negative.
 func (b *Bound) Add(n int64) { b.held.Add(n) }
 
-// Hold asks for n bytes of a kind. It reports false, and counts nothing, if n is more than a share. A
-// negative n returns bytes and is always granted.
+// Hold asks for n bytes of a kind. It reports false, and counts nothing, if n is more than a share. Add returns them.
 func (b *Bound) Hold(n int64, what Refusal) bool {
 	if n > b.Share() {
 		b.Refuse(what)

@@ -63,7 +63,7 @@ func TestBodiesAndPromises(t *testing.T) {
 	b.Promise(-4 << 20)
 	b.Add(3 << 20)
 	check.Same(t, false, b.Promise(1), "bytes are promised although more than half is held")
-	b.Hold(-5<<20, Body)
+	b.Add(-5 << 20)
 	check.Same(t, [2]int64{}, [2]int64{b.held.Load(), b.promised.Load()}, "bytes held and promised")
 }
 

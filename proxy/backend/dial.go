@@ -110,11 +110,10 @@ type Conn struct {
 // count counts n bytes for what has come of a head. It reports false if there is no room for them.
 func (c *Conn) count(n int64) bool {
 	memory := c.at.up.shared.memory
-	if n > memory.Share() {
-		memory.Refuse(hold.Head)
+	if !memory.Hold(n, hold.Head) {
 		return false
 	}
-	if memory.Add(n - c.held.Swap(n)); c.closed.Err() != nil {
+	if memory.Add(-c.held.Swap(n)); c.closed.Err() != nil {
 		memory.Add(-c.held.Swap(0))
 	}
 	return true

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -165,7 +166,7 @@ func TestHandshakeClasses(t *testing.T) {
 		t.Run(tt.want, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), cmp.Or(tt.patience, time.Hour))
 			defer cancel()
-			o := newShared(nil, nil)
+			o := newShared(slog.New(slog.DiscardHandler), nil)
 			defer o.stop()
 			to := target{dial: new(net.Dialer).DialContext, signal: func(string, error) {}, tls: func() (*tls.Config, error) {
 				c, err := n.trust()

@@ -105,7 +105,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	if cfg.Guard == nil {
 		cfg.Guard = func([]*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
 	}
-	l := &Local{cfg: cfg, shared: newShared(cfg.Logger, cfg.Memory), told: make(map[string]told)}
+	l := &Local{cfg: cfg, shared: newShared(cfg.Log(), cfg.Memory), told: make(map[string]told)}
 	l.only.Store(new(map[schema.GroupVersionResource][]*localServer))
 	l.pools = [pools]*Upstream{
 		l.newPool(PoolCertificate, cmp.Or(cfg.Name, "local-certificate"), 1024, "h2"),

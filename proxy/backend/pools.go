@@ -77,7 +77,7 @@ func New(cfg Config) (*Pools, error) {
 		return nil, errors.New("making backend pools: Tables, TLS, Guard, IdentityChanged, Dial, Signal and Observe are required")
 	}
 	p := &Pools{
-		cfg: cfg, shared: newShared(cfg.Logger, cfg.Memory), remotes: make(map[string]*remote), carriers: make(map[*registry.Backend]*carrier), guarded: make(map[heldConn]struct{}),
+		cfg: cfg, shared: newShared(cfg.Log(), cfg.Memory), remotes: make(map[string]*remote), carriers: make(map[*registry.Backend]*carrier), guarded: make(map[heldConn]struct{}),
 		shrunk: make(map[*carrier]struct{}),
 	}
 	metric.Register(cfg.Metrics, newCollector(p.upstreams, true))

@@ -306,7 +306,7 @@ func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err err
 	}
 	end = sync.OnceFunc(func() {
 		place.Leave()
-		memory.Hold(-n, hold.Body)
+		memory.Add(-n)
 	})
 	held := make([]byte, n)
 	if _, err := io.ReadFull(r.Body, held); err != nil {

@@ -129,7 +129,7 @@ func (o *shared) stop() {
 func newShared(log *slog.Logger, memory *hold.Bound) *shared {
 	// The context is not the caller's: it must last from New, since requests may come before Run.
 	ctx, cancel := context.WithCancel(context.Background())
-	return &shared{ctx: ctx, cancel: cancel, log: cmp.Or(log, slog.New(slog.DiscardHandler)), memory: cmp.Or(memory, hold.New(0)), seed: maphash.MakeSeed()}
+	return &shared{ctx: ctx, cancel: cancel, log: log, memory: cmp.Or(memory, hold.New(0)), seed: maphash.MakeSeed()}
 }
 
 func newUpstream(name string, o *shared, t target) *Upstream {

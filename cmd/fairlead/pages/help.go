@@ -15,12 +15,15 @@ const Runbooks = "https://github.com/fairlead-proxy/fairlead/blob/main/docs/runb
 
 // help adds what is wrong with an APIService and what to do, or nothing if all is well.
 func help(a *answer.APIService, e *registry.Entry) {
+	judged(a, e)
 	if fails := a.Fails(); fails != "" {
-		defer func() {
-			a.Cause, a.Runbook, a.Command = strings.TrimSuffix(fails+"; "+a.Cause, "; "), Runbooks+"FairleadBackendErrors.md", command(e)
-			a.Advice = "500: see the log of the backend; others: kubectl get --raw '/fairlead/tap?path=" + a.Path() + "/&seconds=1' says who failed, and how"
-		}()
+		a.Cause, a.Runbook, a.Command = strings.TrimSuffix(fails+"; "+a.Cause, "; "), Runbooks+"FairleadBackendErrors.md", command(e)
+		a.Advice = "500: see the log of the backend; others: kubectl get --raw '/fairlead/tap?path=" + a.Path() + "/&seconds=1' says who failed, and how"
 	}
+}
+
+// judged adds what is wrong by the verdict, the limits and the endpoints.
+func judged(a *answer.APIService, e *registry.Entry) {
 	if e.Local() || e.Verdict.Available() && e.Settings.Maintenance == "" && len(e.Problems) == 0 && a.Healthy() == len(a.Endpoints) {
 		switch serve := different(a.Endpoints); {
 		case serve != "":
