@@ -77,12 +77,7 @@ func (t *target) try(ctx context.Context, c *claim, l *probeConn) finding {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	start := time.Now()
-	var latency time.Duration
-	err := c.get(ctx, func(r *http.Request) (*http.Response, error) {
-		resp, err := client.Do(r)
-		latency = time.Since(start)
-		return resp, err
-	})
+	latency, err := c.get(ctx, client.Do)
 	err = inTime(err, latency, client.Timeout)
 	f := finding{err: err, latency: latency, took: l.took + time.Since(start)}
 	if err != nil {
@@ -103,8 +98,9 @@ func inTime(err error, latency, timeout time.Duration) error {
 // errUnread is the refusal of a server that has accepted us before it restarted.
 var errUnread = errors.New("it has just started, and may not have read its rules yet")
 
-// get requests a group-version's document, or a server's readiness. A bad response is an error.
-func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response, error)) error {
+// get requests a group-version's document, or a server's readiness, and returns how long the response's head took. A
+// bad response is an error.
+func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response, error)) (time.Duration, error) {
 	config := &c.target.prober.config
 	header := http.Header{"X-Remote-User": {"system:kube-aggregator"}, "X-Remote-Group": {"system:masters"}}
 	req := &http.Request{Method: http.MethodGet, URL: c.at, Host: c.at.Host, Header: header}
@@ -114,9 +110,11 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 			req.Header["Authorization"] = []string{own}
 		}
 	}
+	start := time.Now()
 	resp, err := do(req.WithContext(ctx))
+	latency := time.Since(start)
 	if err != nil {
-		return err
+		return latency, err
 	}
 	// A body that does not end, or ends badly, is no failure of the endpoint (kube-aggregator does
 	// not read it). Closing it unfinished ends the connection or, on HTTP/2, the stream.
@@ -128,17 +126,17 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 	case code >= http.StatusOK && code < http.StatusMultipleChoices:
 		c.accepted.Store(true)
 		c.read(resp.Body)
-		return nil
+		return latency, nil
 	case !c.target.key.server:
-		return fmt.Errorf("bad status from %v: %d%s", c.at, code, sentence(resp.Body))
+		return latency, fmt.Errorf("bad status from %v: %d%s", c.at, code, sentence(resp.Body))
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		if until := c.unreadUntil.Load(); code == http.StatusForbidden && c.accepted.Load() && until != nil && time.Now().Before(*until) {
-			return fmt.Errorf("bad status from %v: %d: %w", c.at, code, errUnread)
+			return latency, fmt.Errorf("bad status from %v: %d: %w", c.at, code, errUnread)
 		}
-		return nil // it refuses us, but it is healthy
+		return latency, nil // it refuses us, but it is healthy
 	default:
 		failing, _ := io.ReadAll(io.LimitReader(resp.Body, maxMessage)) // the names of the failing checks
-		return fmt.Errorf("bad status from %v: %d: %s", c.at, code, failing)
+		return latency, fmt.Errorf("bad status from %v: %d: %s", c.at, code, failing)
 	}
 }
 

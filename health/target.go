@@ -355,12 +355,7 @@ func (t *target) check(ctx context.Context, now time.Time) {
 func (c *claim) check(ctx context.Context, conn *http.ClientConn) (latency time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lightTimeout)
 	defer cancel()
-	start := time.Now()
-	err = c.get(ctx, func(r *http.Request) (*http.Response, error) {
-		resp, err := conn.RoundTrip(r)
-		latency = time.Since(start)
-		return resp, err
-	})
+	latency, err = c.get(ctx, conn.RoundTrip)
 	return latency, cmp.Or(inTime(err, latency, lightTimeout), conn.Err())
 }
 
