@@ -77,7 +77,7 @@ func FuzzVerify(f *testing.F) {
 		chain, _ := bundle.Parse(presented)
 		anchors, _ := bundle.Parse(trusted)
 		for _, now := range []time.Time{time.Now(), time.Now().AddDate(50, 0, 0)} {
-			got, err := verifyChain(chain, newRoots(anchors), serverName, now)
+			got, err := (&view{name: serverName}).against(newRoots(anchors), chain, now)
 			if err == nil {
 				if got.root == nil || got.until.Before(now) {
 					t.Fatalf("verified by %v until %v", got.root, got.until)

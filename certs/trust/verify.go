@@ -23,22 +23,31 @@ type verified struct {
 	until time.Time
 }
 
-// verifyChain verifies the chain of a server, leaf first, against r and a name, or one of several comma-separated
-// names. A nil error means that all of it is valid at now. Without names it leaves the name to the caller.
-func verifyChain(chain []*x509.Certificate, r *roots, names string, now time.Time) (verified, *Error) {
+// against verifies the chain of a server, leaf first, against r and the view's name, or one of several comma-separated
+// names. A nil error means that all of it is valid at now.
+func (v *view) against(r *roots, chain []*x509.Certificate, now time.Time) (verified, *Error) {
+	if v.name == "" && !v.anyName {
+		// In crypto/x509 an empty name would mean any.
+		return verified{}, refuse(reasonWrongName, nil, "there is no server name to verify")
+	}
 	if len(chain) == 0 {
 		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented no certificate")
 	}
 	if err := Bounded(chain); err != nil {
 		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented %v", err)
 	}
-	opts := x509.VerifyOptions{DNSName: matchingName(names, chain[0]), Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now}
+	opts := x509.VerifyOptions{
+		DNSName:       matchingName(v.name, chain[0]),
+		Roots:         r.pool,
+		Intermediates: x509.NewCertPool(),
+		CurrentTime:   now,
+	}
 	for _, c := range chain[1:] {
 		opts.Intermediates.AddCert(c)
 	}
 	paths, err := chain[0].Verify(opts)
 	if err != nil {
-		return verified{}, classify(err, chain, r, names, now)
+		return verified{}, classify(err, chain, r, v.name, now)
 	}
 	var best verified
 	for _, path := range paths {

@@ -63,14 +63,6 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 	return verified{}, false, err
 }
 
-func (v *view) against(r *roots, chain []*x509.Certificate, now time.Time) (verified, *Error) {
-	if v.name == "" && !v.anyName {
-		// In crypto/x509 an empty name would mean any.
-		return verified{}, refuse(reasonWrongName, nil, "there is no server name to verify")
-	}
-	return verifyChain(chain, r, v.name, now)
-}
-
 // with returns the view after the bundle became next, or unreadable (next nil). The overlap begins.
 func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.Time) *view {
 	n := *v
