@@ -17,14 +17,11 @@ import (
 
 // Clients verifies the certificates that clients present. All methods are safe for concurrent use.
 type Clients struct {
-	cfg Config
-
-	// current is the generation in force.
-	current atomic.Pointer[clientTrust]
+	cfg     Config
+	current atomic.Pointer[clientTrust] // the generation in force
 	headers atomic.Pointer[requestHeaders]
 	cluster atomic.Pointer[clientTrust] // of the cluster's own servers, by the ConfigMap; only of front proxies
-	// known is set after headers: the ConfigMap was read, or is found not to exist.
-	known atomic.Bool
+	known   atomic.Bool                 // set after headers: the ConfigMap was read, or is found not to exist
 
 	// mu guards the candidate: what was read last. It is put in force only if the whole passes check.
 	mu        sync.Mutex
@@ -37,8 +34,7 @@ type Clients struct {
 type clientTrust struct {
 	generation    uint64
 	client, proxy []*x509.Certificate
-	// allowed are the common names that front proxies may have. Empty means any that the CA signed.
-	allowed []string
+	allowed       []string // the common names that front proxies may have. Empty means any that the CA signed
 
 	clientPool, proxyPool, union *x509.CertPool
 }

@@ -17,12 +17,9 @@ import (
 
 // PairSource names the files of a key pair.
 type PairSource struct {
-	// Cert has the certificate, followed by its intermediates. Empty means that there is no pair.
-	Cert string
-	// Key has its private key, unencrypted.
-	Key string
-	// Names are those that an SNI pair is for, or wildcards. Empty means the certificate's.
-	Names []string
+	Cert  string   // has the certificate, followed by its intermediates. Empty means that there is no pair
+	Key   string   // has its private key, unencrypted
+	Names []string // those that an SNI pair is for, or wildcards. Empty means the certificate's
 }
 
 // Pair is a key pair that follows its source.

@@ -65,17 +65,16 @@ type claim struct {
 	unreadUntil atomic.Pointer[time.Time] // nil means that none does
 
 	// state
-	report   registry.Report // what is known now; Unprobed means nothing yet
-	reported registry.Report // the last one sent
-	asking   bool            // a probe is under way
-	failures int             // probes failed in a row
-	trouble  trouble         // how they failed
-	since    time.Time       // start of the first probe that failed in this way
-	started  time.Time       // of the last probe
-	due      time.Time       // of the next probe; zero means together with all claims that do not fail
-	suspect  bool            // an alarm has come since the last probe began
-	// mustReport: report the next result even if unchanged, because of a hint.
-	mustReport bool
+	report     registry.Report // what is known now; Unprobed means nothing yet
+	reported   registry.Report // the last one sent
+	asking     bool            // a probe is under way
+	failures   int             // probes failed in a row
+	trouble    trouble         // how they failed
+	since      time.Time       // start of the first probe that failed in this way
+	started    time.Time       // of the last probe
+	due        time.Time       // of the next probe; zero means together with all claims that do not fail
+	suspect    bool            // an alarm has come since the last probe began
+	mustReport bool            // report the next result even if unchanged, because of a hint
 }
 
 // probe is the result of the last probe of an endpoint.

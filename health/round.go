@@ -40,8 +40,7 @@ type probeConn struct {
 	once     sync.Once
 	answered chan struct{} // closed at the first response, good or bad
 	passed   atomic.Bool   // a claim has passed on it
-	// ends: a response says that the connection closes. A request may come before that is noticed.
-	ends atomic.Bool
+	ends     atomic.Bool   // a response says that the connection closes. A request may come before that is noticed
 }
 
 func newProbeConn(f finding) *probeConn { return &probeConn{finding: f, answered: make(chan struct{})} }

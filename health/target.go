@@ -64,10 +64,8 @@ type target struct {
 	started time.Time     // of the last round of all claims that do not fail
 	due     time.Time     // of the next such round
 	first   time.Time     // when the first claim is due by itself; zero means none is
-	// silent says that a light check got no response.
-	silent bool
-	// room is how many concurrent requests the server last allowed. It is one until it has said so.
-	room int
+	silent  bool          // a light check got no response
+	room    int           // how many concurrent requests the server last allowed. One until it has said so
 	// hintGap and lostGap are the least times from a round to one that such an alarm causes.
 	hintGap, lostGap time.Duration
 

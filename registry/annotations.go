@@ -215,8 +215,7 @@ const maxURLs = 32
 
 // urls is the parsed annotation.
 type urls struct {
-	// addresses are host:port, sorted, without duplicates.
-	addresses []string
+	addresses []string // host:port, sorted, without duplicates
 	// fault says why they cannot be used. The APIService is then unavailable: its requests were not
 	// for the local apiserver, nor for a Service that it names, too. Empty means usable or absent.
 	fault string

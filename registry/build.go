@@ -32,10 +32,8 @@ const defaultPort = 443
 
 // kept is what Build remembers of an entry, and nobody else reads.
 type kept struct {
-	// ca is the object's parsed caBundle. Nil means none.
-	ca *parsedBundle
-	// ownedUntil is when the Backend loses the Owner that it has because its CA was replaced. Zero: it was not.
-	ownedUntil time.Time
+	ca         *parsedBundle // the object's parsed caBundle. Nil means none
+	ownedUntil time.Time     // when the Backend loses the Owner that it has because its CA was replaced. Zero: it is not
 }
 
 // Build makes the table that follows prev. It is pure: the same input and prev make the same table.

@@ -64,10 +64,8 @@ type changes struct {
 
 // batch is the set of changes that the writer takes at once.
 type batch struct {
-	// objects are the changed objects, nil when deleted.
-	objects map[key]runtime.Object
-	// replaced kinds have been relisted: what is not in objects is gone.
-	replaced [kinds]bool
+	objects  map[key]runtime.Object // those that have changed, nil when deleted
+	replaced [kinds]bool            // kinds that have been relisted: what is not in objects is gone
 	reports  map[reportKey]Report
 	problems []directory.Fault
 	// files has the directory's APIServices by name. Nil means that it was not read again, nor are problems new.

@@ -27,10 +27,8 @@ type resolver struct {
 	slices  []*discoveryv1.EndpointSlice
 
 	endpoints []Endpoint // what it has found
-	// refused lists addresses that must not be dialled, each with the reason.
-	refused []string
-	// unused is how many endpoints there are beyond maxEndpoints.
-	unused int
+	refused   []string   // addresses that must not be dialled, each with the reason
+	unused    int        // how many endpoints there are beyond maxEndpoints
 }
 
 // resolve finds them. Its result says why there is none, in kube-aggregator's words. Zero means no fault.

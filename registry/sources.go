@@ -22,17 +22,13 @@ import (
 // sources are what feeds a registry with objects: a local apiserver, a directory, etcd, or several.
 type sources struct {
 	*directory.Directory
-	// cluster reads the local apiserver. Nil means that there is none.
-	cluster *cluster
-	// local has its group-versions as APIServices. Nil means that those of cluster count.
-	local *directory.Local
-	// stored reads the APIServices in etcd, or is cluster. Nil means that the directory has them.
-	stored *cluster
-	// files reports whether there is a directory, and withCluster whether APIServices and Services
-	// of the cluster count in addition if the directory lacks their names.
-	files, withCluster bool
-	// remembered is the file with the last known APIServices of etcd.
-	remembered *remembered
+
+	cluster     *cluster         // reads the local apiserver. Nil means that there is none
+	local       *directory.Local // has its group-versions as APIServices. Nil means that those of cluster count
+	stored      *cluster         // reads the APIServices in etcd, or is cluster. Nil means that the directory has them
+	files       bool             // there is a directory
+	withCluster bool             // the cluster's APIServices and Services count if the directory lacks their names
+	remembered  *remembered      // the file with the last known APIServices of etcd
 }
 
 func newSources(c Config) (m *sources, err error) {

@@ -80,12 +80,11 @@ type lister struct {
 	set func(types.NamespacedName, runtime.Object)
 	// replace is called with each complete list. Of APIServices sources.run sets it.
 	replace func(map[types.NamespacedName]runtime.Object)
-	// adapt modifies an object before it is recorded. Nil means that it stays.
-	adapt func(runtime.Object)
-	// absent is called if the kind is not served and never was. Nil: this is an ordinary fault.
-	absent func()
-	// denied is called if reading the kind is forbidden and never succeeded. Nil: as for absent.
-	denied func()
+
+	adapt  func(runtime.Object) // modifies an object before it is recorded. Nil means that it stays
+	absent func()               // called if the kind is not served and never was. Nil: this is an ordinary fault
+	denied func()               // called if reading the kind is forbidden and never succeeded. Nil: as for absent
+
 	// torn says that many changes may share one revision, that of one transaction of etcd (`etcdctl
 	// del --prefix`). A watch that ends early may have delivered only some of them, and the next
 	// one would begin after that revision, so the kind is relisted.

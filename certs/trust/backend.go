@@ -60,8 +60,7 @@ type leaf struct {
 // guarded is an open connection whose chain must stay valid.
 type guarded struct {
 	chain []*x509.Certificate
-	// until is when to check the chain again. Zero means only when the view changes.
-	until time.Time
+	until time.Time     // when to check the chain again. Zero means only when the view changes
 	lost  chan struct{} // closed once, by checkLocked or end; Conn.watch in proxy/backend waits for it
 }
 

@@ -286,11 +286,9 @@ func (t *Trust) LocalBundle(data []byte) error {
 // name, the client certificate and NextProtos. It has the current roots: use it for one dial.
 func (t *Trust) LocalTLS() *tls.Config {
 	return &tls.Config{
-		MinVersion: tls.VersionTLS12,
-		RootCAs:    t.local.current.Load().current.pool, // there are roots from the start: only readable ones replace them
-		VerifyConnection: func(cs tls.ConnectionState) error {
-			return t.local.handshake(cs.PeerCertificates)
-		},
+		MinVersion:       tls.VersionTLS12,
+		RootCAs:          t.local.current.Load().current.pool, // there always are roots: only readable ones replace them
+		VerifyConnection: func(cs tls.ConnectionState) error { return t.local.handshake(cs.PeerCertificates) },
 		// No ClientSessionCache: see the package's concurrency rule.
 	}
 }

@@ -17,10 +17,8 @@ import (
 
 // verified is the result of verifying a chain.
 type verified struct {
-	// root is the anchor that the best path ends in.
-	root *x509.Certificate
-	// until is the earliest NotAfter of the path that lasts longest. Zero means that nothing was verified (insecure).
-	until time.Time
+	root  *x509.Certificate // the anchor that the best path ends in
+	until time.Time         // the earliest NotAfter of the path that lasts longest. Zero: nothing is verified (insecure)
 }
 
 // against verifies the chain of a server, leaf first, against r and the view's name, or one of several comma-separated

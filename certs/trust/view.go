@@ -16,20 +16,13 @@ const maxPrevious = 4
 
 // view is the trust of one backend at one moment. It is immutable; every change makes a new view.
 type view struct {
-	// name is verified against the leaf.
-	name string
-	// anyName leaves the name to crypto/tls: each address of the local apiserver may have another.
-	anyName bool
-	// insecure accepts anything.
-	insecure bool
-	// current are the roots to verify with. Nil means none, and fault says why.
-	current *roots
-	// fault is set when the newest bundle could not be used.
-	fault *Error
-	// previous are replaced roots that are still trusted, oldest first.
-	previous []replaced
-	// changed is when the current roots were set.
-	changed time.Time
+	name     string     // verified against the leaf
+	anyName  bool       // the name is crypto/tls's part: each address of the local apiserver may have another
+	insecure bool       // accept anything
+	current  *roots     // to verify with. Nil means none, and fault says why
+	fault    *Error     // why the newest bundle cannot be used. Nil means that it can
+	previous []replaced // replaced roots that are still trusted, oldest first
+	changed  time.Time  // when current was set
 }
 
 type replaced struct {
@@ -132,12 +125,10 @@ func identify(c *x509.Certificate) identity {
 
 // roots is an immutable set of trust anchors. Zero are the system's, which an empty caBundle means.
 type roots struct {
-	certs []*x509.Certificate
-	ids   sets.Set[identity]
-	// pool is nil for the system's roots.
-	pool *x509.CertPool
-	// warning says which part of the bundle was unreadable. Empty means none.
-	warning string
+	certs   []*x509.Certificate
+	ids     sets.Set[identity]
+	pool    *x509.CertPool // nil for the system's roots
+	warning string         // which part of the bundle was unreadable. Empty means none
 }
 
 func newRoots(certs []*x509.Certificate) *roots {

@@ -20,8 +20,8 @@ import (
 // lent, because two slow clients could then hold all.
 type places struct {
 	writes, reads, lists, watches, bodies bound.Places
-	// bodyTime is how long reading a body may take. Etcd accepts at most 1.5 MiB.
-	bodyTime time.Duration
+
+	bodyTime time.Duration // how long reading a body may take. Etcd accepts at most 1.5 MiB
 }
 
 const (

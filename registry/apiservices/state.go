@@ -22,17 +22,12 @@ import (
 
 // state is one immutable state of the served objects. Nothing in it is modified once published.
 type state struct {
-	// read reports whether a complete table has been processed.
-	read bool
-	// revision is the resourceVersion of the newest change.
-	revision uint64
-	// objects in order of name.
-	objects []*apiregistration.APIService
-	// events are the latest changes, one for each revision after floor.
-	events []watch.Event
-	floor  uint64
-	// superseded is closed once a newer state is stored.
-	superseded chan struct{}
+	read       bool                          // a complete table has been processed
+	revision   uint64                        // the resourceVersion of the newest change
+	objects    []*apiregistration.APIService // in order of name
+	events     []watch.Event                 // the latest changes, one for each revision after floor
+	floor      uint64
+	superseded chan struct{} // closed once a newer state is stored
 }
 
 // history is how many changes the cache may be behind before it must relist. 10,000 is one change

@@ -18,15 +18,13 @@ import (
 // file is the last state read from a file.
 type file struct {
 	info fs.FileInfo
+
 	// readAt is when the file was read, zero if it could not be. If its modification time is within
 	// clockTick before that, it may have changed again without a new time.
-	readAt time.Time
-	// sum is the digest of the content.
-	sum [sha256.Size]byte
-	// objects are the last valid ones, with the same pointers until the file changes.
-	objects []Object
-	// faults are those of the last read. Empty means that objects are of that read.
-	faults []Fault
+	readAt  time.Time
+	sum     [sha256.Size]byte // the digest of the content
+	objects []Object          // the last valid ones, with the same pointers until the file changes
+	faults  []Fault           // those of the last read. Empty means that objects are of that read
 }
 
 // listing is the result of listing the directory.
@@ -34,8 +32,7 @@ type listing struct {
 	files       []string // in order
 	directories []string // real names, to be watched
 	faults      []Fault
-	// broken are the directories that could not be read wholly: files below them may be missing.
-	broken []string
+	broken      []string // the directories that could not be read wholly: files below them may be missing
 }
 
 const (

@@ -126,16 +126,12 @@ func uidOf(name string) types.UID {
 
 // shown is one immutable state of the objects that are not in the table.
 type shown struct {
-	maps map[types.NamespacedName]*corev1.ConfigMap
-	// roles by name, bindings in order of file.
-	roles    map[string]*rbacv1.ClusterRole
-	bindings []*rbacv1.ClusterRoleBinding
-	// generation changes whenever the roles or bindings do.
-	generation uint64
-	// read reports whether the directory has been read.
-	read bool
-	// superseded is closed once a newer state is stored.
-	superseded chan struct{}
+	maps       map[types.NamespacedName]*corev1.ConfigMap
+	roles      map[string]*rbacv1.ClusterRole // by name
+	bindings   []*rbacv1.ClusterRoleBinding   // in order of file
+	generation uint64                         // changes whenever the roles or bindings do
+	read       bool                           // the directory has been read
+	superseded chan struct{}                  // closed once a newer state is stored
 }
 
 // Superseded implements the state of latest.Of.

@@ -32,10 +32,8 @@ const (
 // understand. It bounds no watches, nor the cache's own lists, which are long and no client awaits.
 type bounded struct {
 	storage.Interface
-	// timedOut is when a request to etcd last timed out. Nil: etcd has answered since.
-	timedOut atomic.Pointer[time.Time]
-	// watches of etcd end together.
-	watches atomic.Pointer[watches]
+	timedOut atomic.Pointer[time.Time] // when a request to etcd last timed out. Nil: etcd has answered since
+	watches  atomic.Pointer[watches]   // of etcd. They end together
 }
 
 func (b *bounded) within(ctx context.Context, f func(context.Context) error) error {

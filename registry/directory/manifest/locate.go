@@ -14,10 +14,8 @@ import (
 // document is one YAML document of a file.
 type document struct {
 	text []byte
-	// line is the line of the file at which text begins, from 1.
-	line int
-	// root is the parsed document. Nil until lineOf needs it.
-	root *yaml.Node
+	line int        // the line of the file at which text begins, from 1
+	root *yaml.Node // the parsed document. Nil until lineOf needs it
 }
 
 // split splits a file at its document markers, at the beginning of a line, where no text has them.

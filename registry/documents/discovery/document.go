@@ -25,15 +25,11 @@ import (
 
 // document is one object in all its forms. It never changes. Each form, and the ETag, is made on first request.
 type document struct {
-	// write writes the form that a request asks for: a media type, with params.
-	write  http.HandlerFunc
+	write  http.HandlerFunc // writes the form that a request asks for: a media type, with params
 	params string
-	// hash returns the value of the ETag. Nil means the hash of the JSON form.
-	hash func() string
-	// of is the local apiserver's object that it shows. Nil means none.
-	of any
-	// cache is the value of Cache-Control.
-	cache string
+	hash   func() string // returns the value of the ETag. Nil means the hash of the JSON form
+	of     any           // the local apiserver's object that it shows. Nil means none
+	cache  string        // the value of Cache-Control
 
 	once  sync.Once
 	known atomic.Pointer[tag] // nil before the first request

@@ -25,12 +25,10 @@ type merge struct {
 	local   versions
 	sources func(*registry.Backend) *source
 	// departed were remote and have left the table. The local apiserver's document still lists them for a moment.
-	departed   map[schema.GroupVersion]bool
-	staleAfter time.Duration
-	now        time.Time
-
-	// becomesStale is when the first entry will become Stale by age alone. Zero means never.
-	becomesStale time.Time
+	departed     map[schema.GroupVersion]bool
+	staleAfter   time.Duration
+	now          time.Time
+	becomesStale time.Time // when the first entry will become Stale by age alone. Zero means never
 }
 
 // groups returns all groups but core, which is below /api, in the order of the document.
@@ -54,11 +52,10 @@ type served struct {
 	name string  // of the server's entry
 	of   *source // nil means the local apiserver
 	doc  *apidiscoveryv2.APIVersionDiscovery
-	// rule is that of the entry, and absent says that there is no such Service.
-	rule   *policy.Rule
-	absent bool
-	// conflicts are its resources of which another server's are listed that differ, ten at most.
-	conflicts []string
+
+	rule      *policy.Rule // that of the entry
+	absent    bool         // there is no such Service
+	conflicts []string     // its resources of which another server's are listed that differ, ten at most
 }
 
 func (s served) current() bool { return s.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessCurrent }

@@ -52,17 +52,12 @@ type state struct {
 
 // version is the state of one group-version. Zero means unknown.
 type version struct {
-	// doc is the backend's last document. Nil means none yet.
-	doc *apidiscoveryv2.APIVersionDiscovery
-	// confirmed is when the backend last sent or confirmed it.
-	confirmed time.Time
-	// tag is the ETag of the response that doc is of, or that confirmed it. Empty means none.
-	tag string
-	// size is that of doc as JSON, and hash that of the legacy body it is of. Zero means unknown.
-	size int
-	hash string
-	// err is why the last request failed. Nil means that it succeeded.
-	err error
+	doc       *apidiscoveryv2.APIVersionDiscovery // the backend's last document. Nil means none yet
+	confirmed time.Time                           // when the backend last sent or confirmed it
+	tag       string                              // the ETag of the response that it is of, or that confirmed it
+	size      int                                 // that of doc as JSON. Zero means unknown
+	hash      string                              // that of the legacy body that doc is of. Empty means unknown
+	err       error                               // why the last request failed. Nil means that it succeeded
 }
 
 // next begins the next state. Group-versions that are not requested, because they are unavailable, keep theirs.

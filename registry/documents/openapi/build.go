@@ -157,8 +157,8 @@ type packed struct {
 	size   int
 	hash   string // upper-case SHA-512 of the document, as in kube-openapi's hashes and ETags
 	made   time.Time
-	// onlyJSON says that the v2 document of a backend has no protobuf form.
-	onlyJSON bool
+
+	onlyJSON bool      // the v2 document of a backend has no protobuf form
 	leftOut  sync.Once // logs why it cannot be merged
 }
 

@@ -17,8 +17,7 @@ import (
 type claims struct {
 	// now and before are the last two answers' paths: kube-apiserver asks as rarely, and believes what it has read.
 	now, before []string
-	// foreign are the first group-versions of the local apiserver among them.
-	foreign []string
+	foreign     []string // the first group-versions of the local apiserver among them
 }
 
 // everything is the claim of an index that is too large to be read.

@@ -52,15 +52,13 @@ type state struct {
 	claims    claims
 	confirmed time.Time
 	err       error
-	// rested is when the backend may be asked again: its documents may have been costly.
-	rested time.Time
+	rested    time.Time // when the backend may be asked again: its documents may have been costly
 }
 
 // version is what a backend has said about one group-version, kept while it is not asked for that, or fails.
 type version struct {
-	v3 *document // nil means none
-	// v2 is the document of all group-versions that were asked for together. Nil means none.
-	v2  *packed
+	v3  *document // nil means none
+	v2  *packed   // the document of all group-versions that were asked for together. Nil means none
 	tag string    // the ETag of v2. Empty makes the next request unconditional
 	at  time.Time // when the backend last answered for one of the two
 }
@@ -74,10 +72,9 @@ func (s *state) next() *state {
 
 // document is one group-version's v3 document, or the merged v2 document.
 type document struct {
-	json *packed
-	// proto returns the protobuf form, made from json on first call.
-	proto func() (*packed, error)
-	of    []*document // of several servers, whose union it is. Nil means of one
+	json  *packed
+	proto func() (*packed, error) // returns the protobuf form, made from json on first call
+	of    []*document             // of several servers, whose union it is. Nil means of one
 }
 
 // newDocument returns the document with this body: old, if that has it. Its protobuf form may take
