@@ -184,10 +184,8 @@ func setCAFrom(to *string, value string) error {
 }
 
 const (
-	// maxMessage is about two lines of a terminal. The message is in every refused response.
-	maxMessage = 256
-	// maxOwner is the limit for values of Kubernetes labels: alerts are routed by it.
-	maxOwner = 63
+	maxMessage = 256 // about two lines of a terminal. The message is in every refused response
+	maxOwner   = 63  // the limit for values of Kubernetes labels: alerts are routed by it
 )
 
 func setMessage(to *string, value string, most int) error {

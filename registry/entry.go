@@ -154,25 +154,17 @@ func (b *Backend) NameAt(address string) string {
 
 // Endpoint is one address of an Entry's Backend.
 type Endpoint struct {
-	// Address is the host:port to dial.
-	Address string
-	// Terminating endpoints are used only when no other is left.
-	Terminating bool
-	// Far endpoints are for other zones than this replica's (EndpointSlice hints): used only while no other is healthy.
-	Far bool
-	// Health is the result of the probes.
-	Health Health
-	// Slow endpoints get a trickle (1 %) of requests: their latency is far above the peers' median.
-	Slow bool
+	Address     string // the host:port to dial
+	Terminating bool   // used only when no other is left
+	Far         bool   // for other zones than this replica's (EndpointSlice hints): used while no other is healthy
+	Health      Health // the result of the probes
+	Slow        bool   // gets a trickle (1 %) of requests: its latency is far above the peers' median
 	// Hung says that the endpoint accepts connections and does no TLS handshakes: its process does
 	// not run. A bad or slow answer is none of that.
-	Hung bool
-	// Reason says why it is Unhealthy: ReasonFailedDiscoveryCheck or ReasonInvalidCABundle.
-	Reason string
-	// Message is the cause when Unhealthy, for the operator.
-	Message string
-	// Since is when Health last changed. Zero means never.
-	Since time.Time
+	Hung    bool
+	Reason  string    // why it is Unhealthy: ReasonFailedDiscoveryCheck or ReasonInvalidCABundle
+	Message string    // the cause when Unhealthy, for the operator
+	Since   time.Time // when Health last changed. Zero means never
 }
 
 // Settings are those of an APIService's fairlead.dev/ annotations, with the flags' defaults (Options.Defaults).

@@ -33,12 +33,9 @@ const (
 
 // Match is the result of Table.Match.
 type Match struct {
-	// Route says who serves the path.
-	Route Route
-	// Entry is set for RouteRemote, RouteRefused and RouteHidden, and for RouteLocal if an APIService names it.
-	Entry *Entry
-	// Group is set for RouteDocument of /apis/<group>.
-	Group string
+	Route Route  // who serves the path
+	Entry *Entry // set for RouteRemote, RouteRefused and RouteHidden, and for RouteLocal if an APIService names it
+	Group string // set for RouteDocument of /apis/<group>
 }
 
 // Match says who serves a path. The path must be that of the request line, escaped and without query, and the same

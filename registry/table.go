@@ -34,12 +34,9 @@ type Table struct {
 
 // Group is a group of the table, its versions in order of preference. An unchanged one stays the same pointer.
 type Group struct {
-	// Name is the API group; empty for core.
-	Name string
-	// Priority is the highest groupPriorityMinimum of its versions.
-	Priority int32
-	// Entries are its versions: versionPriority descending, then Kubernetes' version order.
-	Entries []*Entry
+	Name     string   // the API group; empty for core
+	Priority int32    // the highest groupPriorityMinimum of its versions
+	Entries  []*Entry // its versions: versionPriority descending, then Kubernetes' version order
 
 	versions map[string]*Entry // for groups with many. Nil means linear search
 }

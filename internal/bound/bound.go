@@ -276,12 +276,9 @@ type Tally struct {
 }
 
 const (
-	// tallied is how many sources are kept: one or two cause most of an overload.
-	tallied = 8
-	// tallyTime is the length of each of the two periods.
-	tallyTime = time.Minute
-	// maxName limits the bytes of a name that is kept: none in Kubernetes is longer.
-	maxName = 256
+	tallied   = 8           // how many sources are kept: one or two cause most of an overload
+	tallyTime = time.Minute // the length of each of the two periods
+	maxName   = 256         // limits the bytes of a name that is kept: none in Kubernetes is longer
 )
 
 // Add counts one for s.

@@ -17,15 +17,12 @@ import (
 )
 
 const (
-	// stripes is enough that cores rarely wait for each other: each is locked for about 200 ns.
-	stripes = 4
+	stripes = 4           // enough that cores rarely wait for each other: each is locked for about 200 ns
+	slots   = 6           // the parts of a window, the open one included
+	turn    = time.Second // how often the stripes are flushed, at least
 	// maxGathered limits the rows of a stripe between flushes; when it is half full, Run is woken.
 	// maxOpen limits those of long-running requests. What finds no room has a row without a name.
 	maxGathered, maxOpen = 256, 2048
-	// slots are the parts of a window, the open one included.
-	slots = 6
-	// turn is how often they are flushed, at least.
-	turn = time.Second
 )
 
 // Callers counts requests. Make one with New. It forgets nothing until Run runs.

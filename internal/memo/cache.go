@@ -42,15 +42,11 @@ type set[K comparable, V any] [Ways]atomic.Pointer[Entry[K, V]]
 
 // Entry is a cached value. It is immutable once cached, except for used.
 type Entry[K comparable, V any] struct {
-	// Key is the question, Value the answer.
-	Key   K
-	Value V
-	// Size is charged to Config.Bytes.
-	Size int
-	// Until is when the entry expires.
-	Until time.Time
-	// Generation is Config.Generation's result from before the question.
-	Generation uint64
+	Key        K         // the question
+	Value      V         // the answer
+	Size       int       // charged to Config.Bytes
+	Until      time.Time // when it expires
+	Generation uint64    // Config.Generation's result from before the question
 
 	used atomic.Bool // since a writer last looked for a place in its set
 }

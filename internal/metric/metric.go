@@ -29,10 +29,8 @@ func (s Sinks) Log() *slog.Logger { return cmp.Or(s.Logger, slog.New(slog.Discar
 
 // Gauges is a collector of series made at each scrape, so that they disappear with their objects.
 type Gauges struct {
-	// Type is that of the series. Zero means gauges.
-	Type prometheus.ValueType
-	// All describes the series.
-	All []*prometheus.Desc
+	Type prometheus.ValueType // of the series. Zero means gauges
+	All  []*prometheus.Desc   // describes the series
 	// Make calls gauge for each series.
 	Make func(gauge func(d *prometheus.Desc, v float64, labels ...string))
 }

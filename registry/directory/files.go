@@ -36,12 +36,9 @@ type listing struct {
 }
 
 const (
-	// maxFiles is for the supported 10,000 APIServices, each with a file for its Service.
-	maxFiles = 20_000
-	// maxDepth is how deep subdirectories may be nested.
-	maxDepth = 8
-	// clockTick is the coarsest resolution of modification times in use (FAT has 2 s).
-	clockTick = 2 * time.Second
+	maxFiles  = 20_000          // for the supported 10,000 APIServices, each with a file for its Service
+	maxDepth  = 8               // how deep subdirectories may be nested
+	clockTick = 2 * time.Second // the coarsest resolution of modification times in use (FAT has 2 s)
 )
 
 // list finds the manifests. Directories are listed by their real names, because a watch stays with the directory that

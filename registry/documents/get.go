@@ -35,15 +35,10 @@ type Question struct {
 
 // Answer is a response. Its body has been read to its end, so that the connection can be used again.
 type Answer struct {
-	// Status is the HTTP status.
-	Status int
-	// Header are the response's fields.
-	Header http.Header
-	// Body is the whole body.
-	Body []byte
-
-	// Path is that of the request.
-	Path string
+	Status int         // the HTTP status
+	Header http.Header // the response's fields
+	Body   []byte      // all of it
+	Path   string      // that of the request
 
 	turn chan struct{} // to be released. Nil means none
 }
@@ -118,24 +113,17 @@ type Reason string
 
 // The reasons.
 const (
-	// ReasonUnreachable: no connection, or it ended.
-	ReasonUnreachable Reason = "unreachable"
-	// ReasonTimeout: no complete response in time.
-	ReasonTimeout Reason = "timeout"
-	// ReasonStatus: an unexpected HTTP status.
-	ReasonStatus Reason = "status"
-	// ReasonTooLarge: more than the limit.
-	ReasonTooLarge Reason = "too_large"
-	// ReasonInvalid: a body that cannot be parsed, or has what it may not have.
-	ReasonInvalid Reason = "invalid"
+	ReasonUnreachable Reason = "unreachable" // no connection, or it ended
+	ReasonTimeout     Reason = "timeout"     // no complete response in time
+	ReasonStatus      Reason = "status"      // an unexpected HTTP status
+	ReasonTooLarge    Reason = "too_large"   // more than the limit
+	ReasonInvalid     Reason = "invalid"     // a body that cannot be parsed, or has what it may not have
 )
 
 // Error is a failed request.
 type Error struct {
-	// Reason is the kind of failure.
-	Reason Reason
-	// Err is the cause, for the operator: it may contain addresses.
-	Err error
+	Reason Reason // the kind of failure
+	Err    error  // the cause, for the operator: it may contain addresses
 }
 
 // Error implements error.

@@ -50,14 +50,10 @@ type Action string
 
 // The actions.
 const (
-	// Allow ends the list: no later rule refuses the request.
-	Allow Action = "Allow"
-	// Deny answers with 403.
-	Deny Action = "Deny"
-	// Rate answers with 429 what exceeds PerSecond, on average.
-	Rate Action = "Rate"
-	// InFlight answers with 429 what comes while Max requests are under way.
-	InFlight Action = "InFlight"
+	Allow    Action = "Allow"    // ends the list: no later rule refuses the request
+	Deny     Action = "Deny"     // answers with 403
+	Rate     Action = "Rate"     // answers with 429 what exceeds PerSecond, on average
+	InFlight Action = "InFlight" // answers with 429 what comes while Max requests are under way
 )
 
 const (

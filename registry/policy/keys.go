@@ -48,10 +48,8 @@ const (
 )
 
 const (
-	// usualKeys is room for the keys of a request whose user has some ten groups.
-	usualKeys = 24
-	// maxDepth bounds the segments of a path that have keys.
-	maxDepth = 16
+	usualKeys = 24 // room for the keys of a request whose user has some ten groups
+	maxDepth  = 16 // bounds the segments of a path that have keys
 )
 
 // alternatives compiles a valid rule. What it says of requests means what it means to the apiserver

@@ -172,10 +172,8 @@ func (r *Request) selects(keys []string) bool {
 
 // Rule is a compiled Backend: when it gets requests.
 type Rule struct {
-	// Where is its place in the policy, as file:line.
-	Where string
-	// When is its condition. Nil means a standby.
-	When *When
+	Where string // its place in the policy, as file:line
+	When  *When  // its condition. Nil means a standby
 
 	namespaces labels.Selector // of When
 	known      *Namespaces

@@ -60,18 +60,12 @@ func (o *Object) Fault(what string) Fault {
 
 // Fault is one fault of a file.
 type Fault struct {
-	// File is the name that was passed to Decode.
-	File string
-	// Line is the line of the fault, from 1. Zero means the whole file.
-	Line int
-	// Field is the path of the field, such as spec.service.port. Empty means the whole document.
-	Field string
-	// Message describes the fault. It begins with Field if that is set.
-	Message string
-	// Foreign is the kind of an object that is not used here, but may be valid. Empty: a fault.
-	Foreign string
-	// Note says that it is no fault: two sources have the object, and Message says which counts.
-	Note bool
+	File    string // the name that was passed to Decode
+	Line    int    // from 1. Zero means the whole file
+	Field   string // the path of the field, such as spec.service.port. Empty means the whole document
+	Message string // describes the fault. It begins with Field if that is set
+	Foreign string // the kind of an object that is not used here, but may be valid. Empty: a fault
+	Note    bool   // it is no fault: two sources have the object, and Message says which counts
 }
 
 // String formats a fault as compilers do.

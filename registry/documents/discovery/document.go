@@ -159,10 +159,8 @@ type choice struct {
 }
 
 const (
-	// maxAccepts bounds the cached Accept fields. A cluster's clients use a dozen.
-	maxAccepts = 128
-	// maxAccept bounds the length of a cached field.
-	maxAccept = 512
+	maxAccepts = 128 // bounds the cached Accept fields. A cluster's clients use a dozen
+	maxAccept  = 512 // bounds the length of a cached field
 )
 
 // of returns the chosen document.
