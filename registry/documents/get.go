@@ -57,7 +57,7 @@ func (a *Answer) Unexpected() error {
 }
 
 // Invalid returns the error for a response that cannot be parsed.
-func (a *Answer) Invalid(err error) error {
+func (a Answer) Invalid(err error) error {
 	return &Error{ReasonInvalid, fmt.Errorf("reading %s: %w", a.Path, brief(err))}
 }
 

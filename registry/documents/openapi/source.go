@@ -101,7 +101,7 @@ func convert(from *packed, to func([]byte) ([]byte, error)) (out *packed, err er
 	defer guard("converting to protobuf", &err)
 	body, err := to(from.open())
 	if err != nil {
-		return nil, invalid("document for its protobuf form", err)
+		return nil, documents.Answer{Path: "document for its protobuf form"}.Invalid(fmt.Errorf("converting: %w", err))
 	}
 	return pack(body), nil
 }
@@ -357,13 +357,7 @@ func (q *question) converted(ctx context.Context) error {
 		})
 	}
 	if err != nil {
-		return invalid("/openapi/v2", err)
+		return documents.Answer{Path: "/openapi/v2"}.Invalid(fmt.Errorf("converting: %w", err))
 	}
 	return nil
-}
-
-// invalid returns the error for a document that cannot be converted.
-func invalid(what string, err error) error {
-	a := documents.Answer{Path: what}
-	return a.Invalid(fmt.Errorf("converting: %w", err))
 }
