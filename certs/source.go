@@ -134,15 +134,11 @@ const maxSeries = 16
 // Status describes one followed value: what is in force and how the last read ended.
 type Status struct {
 	// Use is the purpose: serving, sni, proxy-client, client-ca, requestheader-ca, authentication-configmap, a File's.
-	Use string `json:"use"`
-	// Source is where it comes from.
-	Source string `json:"source"`
-	// Read is when it was last read. Zero means never.
-	Read time.Time `json:"read,omitzero"`
-	// Changed is when it was last put in force. Zero means never.
-	Changed time.Time `json:"changed,omitzero"`
-	// Err is why the last value read is not in force. Empty means that it is.
-	Err string `json:"err,omitempty"`
+	Use     string    `json:"use"`
+	Source  string    `json:"source"`           // where it comes from
+	Read    time.Time `json:"read,omitzero"`    // when it was last read. Zero means never
+	Changed time.Time `json:"changed,omitzero"` // when it was last put in force. Zero means never
+	Err     string    `json:"err,omitempty"`    // why the last value read is not in force. Empty means that it is
 	// Certificates are those in force. In a pair the leaf comes first.
 	Certificates []trust.Certificate `json:"certificates,omitempty"`
 }

@@ -34,18 +34,12 @@ import (
 
 // Config names all sources (makeTrust in cmd/fairlead). The zero Config serves and trusts no client.
 type Config struct {
-	// Serving is the pair for clients that send no SNI name, or an unknown one. TLS needs it.
-	Serving PairSource
-	// SNI are pairs for names that clients send. Nil means that Serving is used for all.
-	SNI []PairSource
-	// MinVersion is the least version of TLS. Zero means TLS 1.2.
-	MinVersion uint16
-	// CipherSuites are for TLS 1.2. Nil means Go's choice.
-	CipherSuites []uint16
-	// Curves are the key exchanges that clients may use. Nil means Go's choice.
-	Curves []tls.CurveID
-	// HTTP1 offers clients HTTP/1.1 alone. False means HTTP/2 too.
-	HTTP1 bool
+	Serving      PairSource    // the pair for clients that send no SNI name, or an unknown one. TLS needs it
+	SNI          []PairSource  // pairs for names that clients send. Nil means that Serving is used for all
+	MinVersion   uint16        // the least version of TLS. Zero means TLS 1.2
+	CipherSuites []uint16      // for TLS 1.2. Nil means Go's choice
+	Curves       []tls.CurveID // the key exchanges that clients may use. Nil means Go's choice
+	HTTP1        bool          // offers clients HTTP/1.1 alone. False means HTTP/2 too
 
 	// ClientCA is the file of the bundle that verifies users. Empty means that no certificate
 	// authenticates a user, unless the ConfigMap is trusted.
@@ -74,10 +68,8 @@ type Config struct {
 
 // File is a file of another package that is followed with the same care.
 type File struct {
-	// Use names it in status and metrics: "kubeconfig".
-	Use string
-	// Path is the file.
-	Path string
+	Use  string // names it in status and metrics: "kubeconfig"
+	Path string // the file
 	// Take parses the content and puts it in force. After an error the former content stays. New
 	// calls it first, later one goroutine of Run.
 	Take func(data []byte) error

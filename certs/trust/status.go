@@ -57,17 +57,12 @@ func (t *Trust) Faults() map[string]string {
 
 // Certificate is one certificate, held or presented.
 type Certificate struct {
-	// Subject is its common name or, without one, another name.
-	Subject string `json:"subject"`
-	// Fingerprint is the first half of its SHA-256, in hexadecimal.
-	Fingerprint string `json:"fingerprint"`
-	// NotBefore is when it becomes valid, NotAfter when it expires.
-	NotBefore time.Time `json:"-"`
-	NotAfter  time.Time `json:"notAfter"`
-	// Live says of a CA that a chain presented in the last minutes ends in it.
-	Live bool `json:"live,omitempty"`
-	// Refused says of a leaf that it was not accepted when it was last presented.
-	Refused bool `json:"refused,omitempty"`
+	Subject     string    `json:"subject"`           // its common name or, without one, another name
+	Fingerprint string    `json:"fingerprint"`       // the first half of its SHA-256, in hexadecimal
+	NotBefore   time.Time `json:"-"`                 // when it becomes valid
+	NotAfter    time.Time `json:"notAfter"`          // when it expires
+	Live        bool      `json:"live,omitempty"`    // a CA: a chain presented in the last minutes ends in it
+	Refused     bool      `json:"refused,omitempty"` // a leaf: it was not accepted when it was last presented
 }
 
 // Describe returns a Certificate for c.

@@ -16,12 +16,9 @@ const Ways = 8
 
 // Config configures a Cache.
 type Config struct {
-	// Entries is the maximum number of entries: Ways times a power of two. Zero means Ways.
-	Entries int
-	// Bytes is the maximum size of all entries. Zero means that nothing is kept.
-	Bytes int
-	// Largest is the size up to which an entry is kept. Zero means any.
-	Largest int
+	Entries int // the maximum number of entries: Ways times a power of two. Zero means Ways
+	Bytes   int // the maximum size of all entries. Zero means that nothing is kept
+	Largest int // the size up to which an entry is kept. Zero means any
 	// Generation returns the generation of the source of the values: entries of another generation
 	// are dropped. Nil means that it is always 0.
 	Generation func() uint64

@@ -16,18 +16,13 @@ import (
 
 // Question is one GET.
 type Question struct {
-	// Path is the unescaped path to get, Query its query, without a question mark, or empty.
-	Path, Query string
-	// Accept is the Accept field.
-	Accept string
-	// OK makes every status an error but 200 and, to a conditional request, 304.
-	OK bool
-	// ETag makes the request conditional (If-None-Match). Empty means that it is not.
-	ETag string
-	// Limit bounds the body. Zero means 8 MiB: a thousand custom resources make one.
-	Limit int64
-	// Timeout bounds the exchange from dialling to the last byte. Zero means 5 s, kube-apiserver's for discovery.
-	Timeout time.Duration
+	Path    string        // the unescaped path to get
+	Query   string        // its query, without a question mark, or empty
+	Accept  string        // the Accept field
+	OK      bool          // makes every status an error but 200 and, to a conditional request, 304
+	ETag    string        // makes the request conditional (If-None-Match). Empty means that it is not
+	Limit   int64         // bounds the body. Zero means 8 MiB: a thousand custom resources make one
+	Timeout time.Duration // from dialling to the last byte. Zero means 5 s, kube-apiserver's for discovery
 	// Turn, if not nil, has one slot. It is taken before a body is read beyond 8 MiB, for 30 s, and
 	// until Answer.Done: one large document is read and decoded at a time.
 	Turn chan struct{}

@@ -26,10 +26,8 @@ type Policy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
 
-	// Routes are what it says of APIServices.
-	Routes []Route `json:"routes"`
-	// Rules are what it says of requests. The first that matches decides.
-	Rules []AccessRule `json:"rules"`
+	Routes []Route      `json:"routes"` // what it says of APIServices
+	Rules  []AccessRule `json:"rules"`  // what it says of requests. The first that matches decides
 }
 
 // DeepCopyObject implements runtime.Object. The copy shares what is immutable.
@@ -95,15 +93,11 @@ type Request struct {
 	// Verb, APIGroup and Path, which is decoded, are as in RBAC. IsResource says that it is to a resource, not to Path.
 	Verb, APIGroup, Path string
 	IsResource           bool
-	// WholeList: see AccessRule.WholeLists.
-	WholeList bool
-	// Source is the client's address.
-	Source netip.Addr
-	// LabelSelector is as in the query, decoded.
-	LabelSelector string
-	// User is the effective one. Nil means that nobody knows.
-	User      user.Info
-	UserAgent string
+	WholeList            bool       // see AccessRule.WholeLists
+	Source               netip.Addr // the client's address
+	LabelSelector        string     // as in the query, decoded
+	User                 user.Info  // the effective one. Nil means that nobody knows
+	UserAgent            string     // as the client sends it
 
 	parsed   bool
 	required labels.Requirements // of LabelSelector, once they are parsed: that takes some 100 µs a kilobyte

@@ -173,10 +173,8 @@ func (d *Discovery) settled(t *registry.Table) bool {
 // Status says how current one remote APIService's part of the documents is.
 type Status struct {
 	documents.Freshness
-	// Stale says that the resources are listed as Stale, so that clients ignore them.
-	Stale bool `json:"stale"`
-	// Resources is how many resources are listed.
-	Resources int `json:"resources"`
+	Stale     bool `json:"stale"`     // the resources are listed as Stale, so that clients ignore them
+	Resources int  `json:"resources"` // how many resources are listed
 	// Conflicts are its resources of another kind, scope or verbs than another server's, which are listed; ten at most.
 	Conflicts []string `json:"conflicts,omitempty"`
 }
