@@ -128,8 +128,7 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// maxSeries bounds the expiry series of one bundle.
-const maxSeries = 16
+const maxSeries = 16 // of expiry, of one bundle
 
 // Status describes one followed value: what is in force and how the last read ended.
 type Status struct {

@@ -150,8 +150,7 @@ func (p *Prober) Serves(apiService, address string) string {
 	return ""
 }
 
-// settled is how long a URL must serve the same until that is compared with the others.
-const settled = time.Minute
+const settled = time.Minute // how long a URL must serve the same until that is compared with the others
 
 // served is what a URL serves, and since when.
 type served struct {

@@ -140,8 +140,7 @@ func setWithin[T cmp.Ordered](to *T, value, kind string, parse func(string) (T, 
 	return nil
 }
 
-// maxSubresources is far above the number in any API. Every request searches the list.
-const maxSubresources = 32
+const maxSubresources = 32 // far above the number in any API. Every request searches the list
 
 func setNames(to *[]string, value string) error {
 	var names []string

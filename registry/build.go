@@ -27,8 +27,7 @@ import (
 // its handlers precede the aggregator, and with the dir: registry this process serves it.
 const apiregistration = "apiregistration.k8s.io"
 
-// defaultPort is the default of spec.service.port (v1 defaulting).
-const defaultPort = 443
+const defaultPort = 443 // of spec.service.port (v1 defaulting)
 
 // kept is what Build remembers of an entry, and nobody else reads.
 type kept struct {

@@ -315,8 +315,7 @@ func misnamed(a *apiregistrationv1.APIService) bool {
 	return a != nil && (a.Name != a.Spec.Version+"."+a.Spec.Group || strings.Contains(a.Spec.Version, "."))
 }
 
-// inEtcd is the prefix of Fault.File for objects that are in no file.
-const inEtcd = "APIService "
+const inEtcd = "APIService " // the prefix of Fault.File for objects that are in no file
 
 // faults returns the source's faults, one for each ignored object, and those of what several have, by file and line.
 func (o *objects) faults() []directory.Fault {

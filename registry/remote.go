@@ -179,8 +179,7 @@ func failed(e *Entry) Verdict {
 	return Verdict{Status: corev1.ConditionFalse, Reason: ReasonFailedDiscoveryCheck, Message: message}
 }
 
-// maxCause fits the longest of Go's TLS errors with a few names.
-const maxCause = 1024
+const maxCause = 1024 // bytes: the longest of Go's TLS errors with a few names fits
 
 // normalizeCause removes from an error what differs from probe to probe: the local address of "read tcp
 // 10.0.0.1:34567->10.0.0.2:443", and the time T of "current time T is after T2" in crypto/x509's error for an expired
@@ -239,8 +238,7 @@ func (b *builder) backend(e *Entry, s *annotated, old *Entry) *Backend {
 	return b.intern(&fresh)
 }
 
-// fewInterned is how many Backends are searched for linearly before a map is made.
-const fewInterned = 4
+const fewInterned = 4 // how many Backends are searched for linearly before a map is made
 
 // intern returns the equal Backend of this table or of prev, else fresh.
 func (b *builder) intern(fresh *Backend) *Backend {

@@ -127,8 +127,7 @@ func (r *resolver) fromSlices(port string) Verdict {
 // is probed, compared with the others, and looked up whenever one changes. As many fit into an Endpoints object.
 const maxEndpoints = 1000
 
-// maxRefused bounds how many refused addresses a message names.
-const maxRefused = 5
+const maxRefused = 5 // bounds how many refused addresses a message names
 
 // family are the endpoints of one IP family. Those without the hint for this replica's zone are Far, if hints count.
 type family struct {

@@ -165,9 +165,7 @@ func (r *roots) same(o *roots) bool {
 
 // shares reports whether both have a CA in common: then the newer one is an edit of the older, not
 // its replacement. The system's roots are not listed, and share none.
-func (r *roots) shares(o *roots) bool {
-	return r.ids.Intersection(o.ids).Len() > 0
-}
+func (r *roots) shares(o *roots) bool { return r.ids.Intersection(o.ids).Len() > 0 }
 
 // without returns r without the CAs in drop, nil when none is left.
 func (r *roots) without(drop sets.Set[identity]) *roots {

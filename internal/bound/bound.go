@@ -170,8 +170,7 @@ func Stranger(remote string) Source {
 	return Source{Address: prefix.String(), Conn: remote}
 }
 
-// quarter is the number of shares of a limit: one source may hold one.
-const quarter = 4
+const quarter = 4 // the number of shares of a limit: one source may hold one
 
 // shares yields the keys under which s is counted, the narrowest first, and how many equal parts a limit has of which
 // the key may hold one.

@@ -73,9 +73,7 @@ type Change[E Element] struct {
 }
 
 // Key returns the key of the element.
-func (c Change[E]) Key() string {
-	return cmp.Or(c.New, c.Old).Key()
-}
+func (c Change[E]) Key() string { return cmp.Or(c.New, c.Old).Key() }
 
 // State is a state of elements, such as a *registry.Table.
 type State[E Element] interface {

@@ -19,8 +19,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// pollEvery is the interval of polling. It is upstream's.
-const pollEvery = time.Minute
+const pollEvery = time.Minute // as upstream
 
 // Config configures New.
 type Config struct {
@@ -65,8 +64,7 @@ func newPoller(cfg Config) *Watcher {
 // Changed returns a channel that delivers when something may have changed.
 func (w *Watcher) Changed() <-chan struct{} { return w.changed }
 
-// maxLists bounds how often a Watch lists directories that keep changing.
-const maxLists = 10
+const maxLists = 10 // bounds how often a Watch lists directories that keep changing
 
 // Watch watches the directories that list returns, instead of the earlier ones. It lists again until all of them were
 // watched before list was called, so that no later change is missed. Names must be real (without links), because a

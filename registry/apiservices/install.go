@@ -32,8 +32,7 @@ func newScheme() *runtime.Scheme {
 	return scheme
 }
 
-// maxBody is kube-apiserver's limit for request bodies.
-const maxBody = 3 << 20
+const maxBody = 3 << 20 // kube-apiserver's limit for request bodies
 
 // groupVersion returns the installer's input, without the storage.
 func groupVersion(scheme *runtime.Scheme, codecs serializer.CodecFactory) *endpoints.APIGroupVersion {

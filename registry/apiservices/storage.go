@@ -165,10 +165,7 @@ func (s *store) Stats(context.Context) (storage.Stats, error) {
 
 // These do nothing. Writes are not implemented: no handlers for them are installed.
 
-func (s *store) RequestWatchProgress(context.Context) error { return nil }
-
-func (s *store) ReadinessCheck() error { return nil }
-
+func (s *store) RequestWatchProgress(context.Context) error          { return nil }
+func (s *store) ReadinessCheck() error                               { return nil }
 func (s *store) EnableResourceSizeEstimation(storage.KeysFunc) error { return nil }
-
-func (s *store) CompactRevision() int64 { return 0 }
+func (s *store) CompactRevision() int64                              { return 0 }

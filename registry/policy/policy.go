@@ -213,8 +213,7 @@ func (n *Namespaces) match(name string, by labels.Selector) bool {
 	return known && by.Matches(found.(labels.Set)) //nolint:forcetypeassert // nothing else is stored
 }
 
-// maxValues bounds a list of a condition, which every request may search.
-const maxValues = 100
+const maxValues = 100 // of a list of a condition, which every request may search
 
 // Rule compiles when the backend gets requests. Known may be nil.
 func (b *Backend) Rule(where string, at *field.Path, known *Namespaces) (r *Rule, wrong field.ErrorList) {

@@ -115,8 +115,7 @@ func (s *Store) Run(ctx context.Context) error {
 	return errors.Join(ctx.Err(), err)
 }
 
-// again is how long to wait before a failed election is retried.
-const again = time.Second
+const again = time.Second // before a failed election is retried
 
 // Elect takes part in the named election among all processes with the same prefix, until ctx ends,
 // and calls lead while this process leads. When lead's context ends, the election is lost.

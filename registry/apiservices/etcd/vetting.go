@@ -21,8 +21,7 @@ import (
 // Corrupt is the reason of the condition Available of an object that cannot be read.
 const Corrupt = "Corrupt"
 
-// maxFault bounds the error text about an object: it may contain the whole object.
-const maxFault = 1 << 10
+const maxFault = 1 << 10 // bytes of the error about an object, which may contain the whole object
 
 // vetting is a value.Transformer that replaces objects that cannot be decoded by stand-ins: one such object would
 // otherwise fail every list, and with it the watch cache, as it does in kube-apiserver. The stand-in has the object's

@@ -99,8 +99,7 @@ func IsFile(name string) bool {
 	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-// maxFile bounds a file: a List of all APIServices of a large cluster has 2 MiB.
-const maxFile = 4 << 20
+const maxFile = 4 << 20 // a List of all APIServices of a large cluster has 2 MiB
 
 // Read reads a file, unless it is too large.
 func Read(from io.Reader) ([]byte, error) {

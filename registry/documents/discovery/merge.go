@@ -96,8 +96,7 @@ func (m *merge) from(e *registry.Entry) (out []served) {
 	return out
 }
 
-// maxConflicts bounds what status and log show of a server.
-const maxConflicts = 10
+const maxConflicts = 10 // bounds what status and log show of a server
 
 // united returns the union of what several servers have, and notes conflicts. Of two resources of one name the first is
 // listed. It is Stale if one part is, as that of a server that has not answered yet: else a namespace would be deleted

@@ -20,11 +20,9 @@ type claims struct {
 	foreign     []string // the first group-versions of the local apiserver among them
 }
 
-// everything is the claim of an index that is too large to be read.
-const everything = "*"
+const everything = "*" // the claim of an index that is too large to be read
 
-// mostShown is how many claims logs and status show.
-const mostShown = 10
+const mostShown = 10 // of the claims, by logs and status
 
 func (c claims) paths() []string { return slices.Concat(c.now, c.before) }
 
