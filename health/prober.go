@@ -97,14 +97,11 @@ func (p *Prober) beat(at time.Time) time.Time {
 
 // Run follows the table until ctx ends. Then none of its goroutines and connections are left.
 func (p *Prober) Run(ctx context.Context) error {
-	var owners sync.WaitGroup
-	defer owners.Wait()
+	s := &set{prober: p, targets: map[key]*target{}, claims: map[string]peers{}, changed: map[*target]struct{}{}}
+	defer s.owners.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := &set{
-		prober: p, owners: &owners, targets: map[key]*target{}, claims: map[string]peers{}, changed: map[*target]struct{}{},
-	}
-	owners.Go(func() { p.judgeLatencies(ctx) })
+	s.owners.Go(func() { p.judgeLatencies(ctx) })
 	for t := range latest.Of(ctx, p.config.Table, nil) {
 		s.apply(ctx, t.Servers())
 	}
@@ -170,7 +167,7 @@ func (p *Prober) Observe(apiService, address string, d time.Duration) {
 // set holds what is probed. Only Run's goroutine touches it.
 type set struct {
 	prober  *Prober
-	owners  *sync.WaitGroup
+	owners  sync.WaitGroup // the goroutines of targets, and judgeLatencies
 	targets map[key]*target
 	entries []*registry.Entry    // as last applied
 	claims  map[string]peers     // :: APIService
