@@ -34,7 +34,6 @@ const (
 	maxHead, maxMessage = 64 << 10, 1 << 10
 )
 
-// probeURL returns the URL of a probe.
 func probeURL(e *registry.Entry, address string) *url.URL {
 	u := &url.URL{Scheme: "https", Host: address, Path: e.Path()}
 	if e.GroupVersion.Empty() {

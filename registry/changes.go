@@ -189,7 +189,6 @@ func newObjects(more ...kind) *objects {
 	return o
 }
 
-// apply applies a batch.
 func (o *objects) apply(b *batch) {
 	o.touched = sets.New[string]()
 	for what, whole := range b.replaced {
@@ -268,7 +267,6 @@ func (o *objects) apiService(what kind, name types.NamespacedName) *apiregistrat
 	return a
 }
 
-// touchUsers touches the APIServices of a Service.
 func (o *objects) touchUsers(service types.NamespacedName) {
 	o.touched.Insert(o.users[service]...)
 	o.touched.Insert(o.policy.users[service]...)

@@ -247,7 +247,6 @@ func findOddity(path string) oddity {
 	return o
 }
 
-// add adds a decoded byte to the segment.
 func (o *oddity) add(c byte) {
 	if c == '.' {
 		o.dots++

@@ -87,7 +87,6 @@ func (p *policies) run(ctx context.Context) error {
 	return g.Wait() //nolint:wrapcheck // that of ctx
 }
 
-// decode decodes a ConfigMap.
 func (p *policies) decode(data map[string][]byte, err error) (objects []directory.Object, faults []directory.Fault) {
 	file := "configmap " + p.ref.String()
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 // readOwnFile follows no link and waits for no pipe.
 const readOwnFile = os.O_RDONLY | syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 
-// ownerOf returns a file's user.
 func ownerOf(info fs.FileInfo) (uid int, known bool) {
 	stat, known := info.Sys().(*syscall.Stat_t)
 	if !known {

@@ -76,7 +76,6 @@ func (b *builder) carry(e, old *Entry) {
 	}
 }
 
-// byAddress finds endpoints by their addresses.
 func byAddress(list []Endpoint) map[string]*Endpoint {
 	places := make(map[string]*Endpoint, len(list))
 	for i := range list {

@@ -55,7 +55,6 @@ func groupVersion(scheme *runtime.Scheme, codecs serializer.CodecFactory) *endpo
 	}
 }
 
-// install installs all handlers.
 func (s *Server) install(container *restful.Container, served *endpoints.APIGroupVersion, v *version.Info) {
 	v2, v3 := openAPI(served.Typer.(*runtime.Scheme))
 	served.TypeConverter = managedfields.NewDeducedTypeConverter() // required by the installer

@@ -48,7 +48,6 @@ func openAPI(scheme *runtime.Scheme) (*common.Config, *common.OpenAPIV3Config) {
 	return v2, v3
 }
 
-// managedTypes returns the converter for managed fields.
 func managedTypes(v3 *common.OpenAPIV3Config) managedfields.TypeConverter {
 	schemas := made(builder3.BuildOpenAPIDefinitionsForResources(v3, util.GetCanonicalTypeName(&apiregistrationv1.APIService{})))
 	return made(managedfields.NewTypeConverter(schemas, false))

@@ -137,7 +137,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.paths.ServeHTTP(w, r)
 }
 
-// root of the group.
 const root = "/apis/" + apiregistrationv1.GroupName
 
 // serveObjects answers requests below the group-version.

@@ -53,7 +53,6 @@ func newStore() *store {
 
 func (s *store) state() *state { return s.current.Load() }
 
-// stop stops the cache.
 func (s *store) stop() {
 	close(s.ended)
 	s.rest.Destroy()

@@ -143,7 +143,6 @@ func newShown() *shown {
 	}
 }
 
-// show stores a new state.
 func (d *Directory) show(now *shown) {
 	now.read = true
 	old := d.shown.Load()

@@ -65,7 +65,6 @@ const (
 	maxAgent                   = 256 // bytes, of which the access log has as many
 )
 
-// check returns what is wrong with a rule.
 func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
 	bad := func(child string, value any, message string) {
 		wrong = append(wrong, field.Invalid(at.Child(child), value, message))

@@ -33,7 +33,6 @@ func codec(scheme *runtime.Scheme) runtime.Codec {
 	return serializer.NewCodecFactory(scheme).LegacyCodec(apiregistrationv1.SchemeGroupVersion, v1beta1.SchemeGroupVersion)
 }
 
-// open opens the storage in etcd.
 func (s *Store) open(scheme *runtime.Scheme, prefix string) (*bounded, func(), error) {
 	versioner, codec := storage.APIObjectVersioner{}, codec(scheme)
 	list := func() runtime.Object { return &apiregistration.APIServiceList{} }

@@ -163,7 +163,6 @@ const (
 	maxAccept  = 512 // bounds the length of a cached field
 )
 
-// of returns the chosen document.
 func (c choice) of(aggregated, legacy *document) *document {
 	if c.aggregated {
 		return aggregated

@@ -71,7 +71,6 @@ func (p part) same(o part) bool {
 	})
 }
 
-// parts returns the parts of all groups.
 func (m *merge) parts() []part {
 	var out []part
 	for _, g := range m.groups() {

@@ -134,7 +134,6 @@ func (d *Discovery) silent(entries []*registry.Entry, found versions) bool {
 	return slices.ContainsFunc(entries, func(e *registry.Entry) bool { return found[e.GroupVersion] == nil && d.several(e.GroupVersion) })
 }
 
-// several reports whether several servers have a group-version.
 func (d *Discovery) several(gv schema.GroupVersion) bool {
 	e := d.cfg.Tables.Table().Entry(gv)
 	return e != nil && len(e.Further) > 0
@@ -233,7 +232,6 @@ func failed(old *state, entries []*registry.Entry, err error) (*state, error) {
 	return old.with(entries, func(_ int, v *version) { v.err = err })
 }
 
-// askEach requests each group-version separately.
 func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry.Entry) (*state, error) {
 	found := make([]version, len(entries))
 	var asking errgroup.Group

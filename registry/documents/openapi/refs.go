@@ -164,7 +164,6 @@ func isNameOf(definition string, kind any) bool {
 	return strings.HasSuffix(definition, fmt.Sprint(".", k["version"], ".", k["kind"]))
 }
 
-// kindsOf returns the kinds that a definition claims.
 func kindsOf(d *spec.Schema) []any {
 	list, _ := d.Extensions[gvkExtension].([]any)
 	return list

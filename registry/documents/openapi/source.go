@@ -63,7 +63,6 @@ type version struct {
 	at  time.Time // when the backend last answered for one of the two
 }
 
-// next begins the next state.
 func (s *state) next() *state {
 	next := *s
 	next.versions = maps.Collect(maps.All(s.versions))
@@ -96,7 +95,6 @@ func (o *OpenAPI) newDocument(gv schema.GroupVersion, old *document, body []byte
 	return d
 }
 
-// convert converts a document to another form.
 func convert(from *packed, to func([]byte) ([]byte, error)) (out *packed, err error) {
 	defer guard("converting to protobuf", &err)
 	body, err := to(from.open())
