@@ -233,7 +233,7 @@ func (b *builder) local(e *Entry) {
 func (b *builder) protected(e *Entry, s *annotated, old *Entry) {
 	name := cmp.Or(e.GroupVersion.Group, "core")
 	message := "group " + name + " is protected: " + claimant(e.Object) + " may not serve it"
-	e.Verdict = Verdict{Status: corev1.ConditionFalse, Reason: ReasonProtectedGroup, Message: message}
+	e.Verdict = fault(ReasonProtectedGroup, "%s", message)
 	e.Problems = append(e.Problems, message)
 	if !b.options.Directory && behind.Server(e.Object) != nil {
 		e.Backend = b.backend(e, s, old)

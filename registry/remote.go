@@ -116,23 +116,20 @@ func (b *builder) apply(e *Entry) {
 
 // verdict makes the Available condition from everything. Maintenance, the operator's, is first.
 func (b *builder) verdict(e *Entry, static Verdict, old *Entry) Verdict {
-	no := func(reason, message string) Verdict {
-		return Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: message}
-	}
 	switch {
 	case e.Settings.Maintenance != "":
-		return no(ReasonMaintenance, e.Settings.Maintenance)
+		return fault(ReasonMaintenance, "%s", e.Settings.Maintenance)
 	// While it has been available until now, a newly unreadable bundle does not decide: the last valid one is trusted
 	// for the overlap of a rotation, and after that probes fail with InvalidCABundle.
 	case e.kept.ca != nil && e.kept.ca.unusable && (old == nil || !old.Verdict.Available()):
-		return no(ReasonInvalidCABundle, "caBundle: "+e.kept.ca.problem)
+		return fault(ReasonInvalidCABundle, "caBundle: %s", e.kept.ca.problem)
 	case e.Backend.CAFrom != "" && (e.kept.ca != nil || e.Backend.Insecure):
 		message := "annotation " + prefix + "ca-from and spec.caBundle exclude each other"
 		if e.Backend.Insecure {
 			message = "annotation " + prefix + "ca-from and spec.insecureSkipTLSVerify exclude each other"
 		}
 		e.Problems = append(e.Problems, message)
-		return no(ReasonInvalidCABundle, message)
+		return fault(ReasonInvalidCABundle, "%s", message)
 	case static.Reason != "":
 		return static
 	}
@@ -168,14 +165,14 @@ func probed(e, old *Entry) Verdict {
 func failed(e *Entry) Verdict {
 	at := slices.IndexFunc(e.Endpoints, func(o Endpoint) bool { return o.Reason == ReasonFailedDiscoveryCheck })
 	if at < 0 {
-		return Verdict{Status: corev1.ConditionFalse, Reason: ReasonInvalidCABundle, Message: e.Endpoints[0].Message}
+		return fault(ReasonInvalidCABundle, "%s", e.Endpoints[0].Message)
 	}
 	first := &e.Endpoints[at]
 	message := first.Message
 	if !strings.HasPrefix(message, "failing or missing response from ") && !strings.HasPrefix(message, "timed out waiting for ") {
 		message = "failing or missing response from https://" + first.Address + e.Path() + ": " + message
 	}
-	return Verdict{Status: corev1.ConditionFalse, Reason: ReasonFailedDiscoveryCheck, Message: message}
+	return fault(ReasonFailedDiscoveryCheck, "%s", message)
 }
 
 const maxCause = 1024 // bytes: the longest of Go's TLS errors with a few names fits

@@ -68,7 +68,7 @@ func (r *resolver) resolve() Verdict {
 	return r.fromSlices(port)
 }
 
-// fault makes the verdict that there is no endpoint.
+// fault makes the verdict that an APIService cannot be used.
 func fault(reason, format string, args ...any) Verdict {
 	return Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
