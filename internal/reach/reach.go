@@ -185,9 +185,7 @@ func (r *Rules) Dial(ctx context.Context, network, address string) (net.Conn, er
 // literal dials a literal address, unless it is refused.
 func (r *Rules) literal(ctx context.Context, network, address string) (net.Conn, error) {
 	if r.Via == nil {
-		d := net.Dialer{
-			ControlContext: func(_ context.Context, _, to string, _ syscall.RawConn) error { return r.check(to) },
-		}
+		d := net.Dialer{Control: func(_, to string, _ syscall.RawConn) error { return r.check(to) }}
 		return d.DialContext(ctx, network, address) //nolint:wrapcheck // net's error, which says all
 	}
 	if err := r.check(address); err != nil {

@@ -94,11 +94,10 @@ func split(sw *spec.Swagger, names map[string]bool, found func(name string, body
 	defer guard("converting", &err)
 	parts := make(map[string]map[string]spec.PathItem)
 	for path, item := range sw.Paths.Paths {
-		name := nameOf(path, names)
-		if names[name] && parts[name] == nil {
-			parts[name] = make(map[string]spec.PathItem)
-		}
-		if names[name] {
+		if name := nameOf(path, names); names[name] {
+			if parts[name] == nil {
+				parts[name] = make(map[string]spec.PathItem)
+			}
 			parts[name][path] = item
 		}
 	}
