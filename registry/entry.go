@@ -19,10 +19,8 @@ import (
 // Entry is one APIService in the table. An unchanged Entry is the same pointer from table to table,
 // so a reader may use the pointer as the key of what it derives.
 type Entry struct {
-	// Name is the object's name, version.group; "v1." for the core group.
-	Name string
-	// GroupVersion is the group-version that the entry claims.
-	GroupVersion schema.GroupVersion
+	Name         string              // the object's, version.group; "v1." for the core group
+	GroupVersion schema.GroupVersion // the one that the entry claims
 	// Object is the APIService as it was read, without managed fields, and without status in
 	// kubernetes mode (see Verdict). It is read-only. A change of metadata that nothing here reads
 	// (resourceVersion) or of the status makes no new Entry, so these may be outdated.
@@ -107,17 +105,12 @@ type Backend struct {
 	// ServerName is the TLS name to verify and to send: <service>.<namespace>.svc, or the host of
 	// the URL, unless an annotation overrides it. For URLs with several hosts it is all hosts,
 	// comma-separated: the certificate must match one, and NameAt is sent.
-	ServerName string
-	// CABundle is the inline PEM bundle. Empty means CAFrom, or else the system's roots.
-	CABundle string
-	// CAFrom is the annotation ca-from, which Reference reads. Empty means CABundle.
-	CAFrom string
-	// Insecure turns verification off (insecureSkipTLSVerify).
-	Insecure bool
-	// HTTP1 forces HTTP/1.1 (annotation fairlead.dev/http1).
-	HTTP1 bool
-	// PingTimeout is that of the Settings. It is fixed for the lifetime of a connection.
-	PingTimeout time.Duration
+	ServerName  string
+	CABundle    string        // the inline PEM bundle. Empty means CAFrom, or else the system's roots
+	CAFrom      string        // the annotation ca-from, which Reference reads. Empty means CABundle
+	Insecure    bool          // turns verification off (insecureSkipTLSVerify)
+	HTTP1       bool          // forces HTTP/1.1 (annotation fairlead.dev/http1)
+	PingTimeout time.Duration // that of the Settings. It is fixed for the lifetime of a connection
 	// Owner is the APIService that alone uses this Backend, because it trusts more than CABundle
 	// says (a recently replaced CA, or the CAs of a ConfigMap), or because its URLs cannot be used.
 	// Empty means that all APIServices with an equal Backend share it.

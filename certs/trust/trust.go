@@ -45,10 +45,8 @@ import (
 
 // Config configures a Trust (makeTrust in cmd/fairlead). Tables, Watch and Renewed must be set.
 type Config struct {
-	// Tables has the current table.
-	Tables latest.Tables[*registry.Table]
-	// Watch follows ConfigMaps and ClusterTrustBundles.
-	Watch Watch
+	Tables latest.Tables[*registry.Table] // has the current table
+	Watch  Watch                          // follows ConfigMaps and ClusterTrustBundles
 	// ClientCertificate returns the certificate to present to backends. Nil means none.
 	ClientCertificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
 	// Renewed is called when a referenced bundle has changed, for which there is no new table. It must not block.

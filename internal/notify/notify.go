@@ -23,14 +23,10 @@ const pollEvery = time.Minute // as upstream
 
 // Config configures New.
 type Config struct {
-	// Quiet is how long there must be no event before a change counts as complete. Zero: at once.
-	Quiet time.Duration
-	// AtMost bounds that wait if events keep coming. Zero means Quiet.
-	AtMost time.Duration
-	// Ignore reports whether to ignore events of a path. Nil means that none are ignored.
-	Ignore func(path string) bool
-	// Logger receives failures to watch. Nil discards.
-	Logger *slog.Logger
+	Quiet  time.Duration          // without an event for so long, a change counts as complete. Zero: at once
+	AtMost time.Duration          // bounds that wait if events keep coming. Zero means Quiet
+	Ignore func(path string) bool // reports whether to ignore events of a path. Nil means that none are
+	Logger *slog.Logger           // receives failures to watch. Nil discards
 }
 
 // Watcher watches directories. It signals changes while Run runs.

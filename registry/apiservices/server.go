@@ -37,16 +37,11 @@ import (
 
 // Config configures New. Set either Table or Etcd.
 type Config struct {
-	// Tables has the current table, which is served read-only. It is not used with Etcd.
-	Tables latest.Tables[*registry.Table]
-	// Etcd says where the objects are stored. Nil means in Tables.
-	Etcd *etcd.Config
-	// Options say which groups no remote may claim. Required with Etcd.
-	Options *registry.Options
-	// Authorizer says whether an apply's caller may create a missing object. Required with Etcd.
-	Authorizer authorizer.Authorizer
-	// Version is the content of /version.
-	Version *version.Info
+	Tables     latest.Tables[*registry.Table] // has the current table, served read-only. Not used with Etcd
+	Etcd       *etcd.Config                   // where the objects are stored. Nil means in Tables
+	Options    *registry.Options              // say which groups no remote may claim. Required with Etcd
+	Authorizer authorizer.Authorizer          // may an apply's caller create a missing object? Required with Etcd
+	Version    *version.Info                  // the content of /version
 }
 
 // Server serves the group. It has no objects to serve until Run runs.

@@ -36,11 +36,9 @@ type Object = manifest.Object
 type Config struct {
 	// Path is the directory. Every .yaml, .yml and .json file in it and below it is read, except
 	// names that begin with a dot. Empty means that there is no directory, and nothing in it.
-	Path string
-	// Files allows that Path is a file, which is then read alone.
-	Files bool
-	// Logger receives failures to watch the directory. Nil discards.
-	Logger *slog.Logger
+	Path   string
+	Files  bool         // allows that Path is a file, which is then read alone
+	Logger *slog.Logger // receives failures to watch the directory. Nil discards
 }
 
 // Decode decodes what is not in a directory. File names it in faults.

@@ -44,10 +44,8 @@ func AddToScheme(s *runtime.Scheme) error {
 
 // Route says what happens to the requests of one APIService.
 type Route struct {
-	// APIService is its name, such as v1beta1.external.metrics.k8s.io.
-	APIService string `json:"apiService"`
-	// Hidden: the group-version is answered with 404, and is in no document.
-	Hidden bool `json:"hidden"`
+	APIService string `json:"apiService"` // its name, such as v1beta1.external.metrics.k8s.io
+	Hidden     bool   `json:"hidden"`     // the group-version is answered with 404, and is in no document
 	// Backends are further servers. A request goes to the first whose When matches, and else to the APIService's own.
 	Backends []Backend `json:"backends"`
 }
@@ -64,10 +62,8 @@ type Backend struct {
 	InsecureSkipTLSVerify bool   `json:"insecureSkipTLSVerify"`
 	// Annotations are as those of an APIService, such as fairlead.dev/request-timeout.
 	Annotations map[string]string `json:"annotations"`
-	// When says which requests are for it. It is required unless Standby is set.
-	When *When `json:"when"`
-	// Standby: it answers for the APIService's own server while that is unavailable.
-	Standby bool `json:"standby"`
+	When        *When             `json:"when"`    // which requests are for it. Required unless Standby is set
+	Standby     bool              `json:"standby"` // it answers for the APIService's own while that is unavailable
 }
 
 // When is a condition on requests: each field that is set must match, by one of its values. A trailing * is a prefix.

@@ -33,13 +33,11 @@ import (
 
 // Config says how to connect to etcd. Except Endpoints, names are those of kube-apiserver's flags.
 type Config struct {
-	// Endpoints are the URLs of etcd's members.
-	Endpoints []string
+	Endpoints []string // the URLs of etcd's members
+	Prefix    string   // the prefix of all keys. Empty means /registry
 	// CAFile, CertFile and KeyFile are PEM files, read anew for each connection. Empty means the
 	// system's roots, and no client certificate.
 	CAFile, CertFile, KeyFile string
-	// Prefix is the prefix of all keys. Empty means /registry.
-	Prefix string
 }
 
 // Store stores APIServices. Make one with New.
