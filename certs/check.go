@@ -69,7 +69,8 @@ func (f *Findings) expiry(object string, c *x509.Certificate, what, do string) {
 	name := trust.Describe(c).Subject
 	switch {
 	case now.Before(c.NotBefore):
-		f.Error(object, "wait, or set the clock", "%s %q is not valid before %s", what, name, c.NotBefore.UTC().Format(time.RFC3339))
+		f.Error(object, "wait, or set the clock",
+			"%s %q is not valid before %s", what, name, c.NotBefore.UTC().Format(time.RFC3339))
 	case left <= 0:
 		f.Error(object, do, "%s %q expired at %s", what, name, c.NotAfter.UTC().Format(time.RFC3339))
 	case left < min(soon, c.NotAfter.Sub(c.NotBefore)/4):
@@ -85,7 +86,8 @@ func (f *Findings) CheckProxyClient(chain []*x509.Certificate, authentication ma
 	if len(chain) == 0 {
 		object = "ConfigMap kube-system/extension-apiserver-authentication"
 		if len(authentication["requestheader-client-ca-file"]) == 0 {
-			f.Add(SeverityToDo, object, "use deploy/overlays/managed, or start kube-apiserver with --requestheader-client-ca-file",
+			f.Add(SeverityToDo, object,
+				"use deploy/overlays/managed, or start kube-apiserver with --requestheader-client-ca-file",
 				"the cluster has no request-header CA, so it accepts users from no front proxy")
 		} else {
 			f.headers(object, authentication)
@@ -94,7 +96,10 @@ func (f *Findings) CheckProxyClient(chain []*x509.Certificate, authentication ma
 	}
 	f.expiry(object, chain[0], "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
 	if authentication == nil {
-		f.Warn(object, "allow reading ConfigMap kube-system/extension-apiserver-authentication (Role extension-apiserver-authentication-reader)", "it could not be compared with the cluster's request-header CA")
+		f.Warn(object,
+			"allow reading ConfigMap kube-system/extension-apiserver-authentication "+
+				"(Role extension-apiserver-authentication-reader)",
+			"it could not be compared with the cluster's request-header CA")
 		return
 	}
 	f.frontProxy(object, chain, authentication)
@@ -105,21 +110,25 @@ func (f *Findings) CheckProxyClient(chain []*x509.Certificate, authentication ma
 func (f *Findings) frontProxy(object string, chain []*x509.Certificate, authentication map[string][]byte) {
 	cas, err := bundle.Parse(authentication["requestheader-client-ca-file"])
 	if err != nil {
-		f.Error(object, "start kube-apiserver with --requestheader-client-ca-file", "the cluster has no usable request-header CA: %v", err)
+		f.Error(object, "start kube-apiserver with --requestheader-client-ca-file",
+			"the cluster has no usable request-header CA: %v", err)
 		return
 	}
 	if _, err := verify(chain, pool(cas)); err != nil {
 		f.Error(object, "have it signed by that CA (kubeadm: front-proxy-ca), with extended key usage clientAuth",
-			"the cluster's request-header CA %s does not verify %q: %v", subjects(cas), trust.Describe(chain[0]).Subject, err)
+			"the cluster's request-header CA %s does not verify %q: %v",
+			subjects(cas), trust.Describe(chain[0]).Subject, err)
 	}
 	headers, err := parseHeaders(authentication)
 	if err != nil {
-		f.Error(object, "correct kube-system/extension-apiserver-authentication", "the authentication ConfigMap is broken: %v", err)
+		f.Error(object, "correct kube-system/extension-apiserver-authentication",
+			"the authentication ConfigMap is broken: %v", err)
 		return
 	}
 	cn := chain[0].Subject.CommonName
 	if len(headers.allowedNames) > 0 && !slices.Contains(headers.allowedNames, cn) {
-		f.Error(object, fmt.Sprintf("add %q to kube-apiserver's --requestheader-allowed-names, or use a certificate with one of these names", cn),
+		f.Error(object, fmt.Sprintf("add %q to kube-apiserver's --requestheader-allowed-names, "+
+			"or use a certificate with one of these names", cn),
 			"its common name %q is not among the cluster's allowed names %q", cn, headers.allowedNames)
 	}
 	clients, err := optionalBundle(authentication["client-ca-file"])
@@ -129,9 +138,11 @@ func (f *Findings) frontProxy(object string, chain []*x509.Certificate, authenti
 	shared := clientTrust{client: clients, proxy: cas, allowed: headers.allowedNames}
 	switch err := shared.check(); {
 	case err != nil:
-		f.Error(object, "use separate CAs, or set kube-apiserver's --requestheader-allowed-names", "in this cluster every user can impersonate every other: %v", err)
+		f.Error(object, "use separate CAs, or set kube-apiserver's --requestheader-allowed-names",
+			"in this cluster every user can impersonate every other: %v", err)
 	case len(headers.allowedNames) == 0:
-		f.Warn(object, "set kube-apiserver's --requestheader-allowed-names", "every certificate of the cluster's request-header CA counts as a front proxy, because any name is allowed")
+		f.Warn(object, "set kube-apiserver's --requestheader-allowed-names",
+			"every certificate of the cluster's request-header CA counts as a front proxy, because any name is allowed")
 	}
 }
 
@@ -152,7 +163,8 @@ func (f *Findings) headers(object string, authentication map[string][]byte) {
 		{"X-Remote-Uid", "--requestheader-uid-headers", h.UID, SeverityWarning},
 	} {
 		if !slices.ContainsFunc(want.trusted, func(s string) bool { return strings.EqualFold(s, want.name) }) {
-			f.Add(want.severity, object, fmt.Sprintf("start kube-apiserver with %s=%s", want.flag, want.name), "the cluster does not trust %s, so that part of a user's identity is lost", want.name)
+			f.Add(want.severity, object, fmt.Sprintf("start kube-apiserver with %s=%s", want.flag, want.name),
+				"the cluster does not trust %s, so that part of a user's identity is lost", want.name)
 		}
 	}
 }
@@ -164,7 +176,8 @@ func (f *Findings) CheckServing(object string, chain []*x509.Certificate, names 
 	f.expiry(object, leaf, "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
 	for _, name := range names {
 		if err := leaf.VerifyHostname(name); err != nil {
-			f.Error(object, fmt.Sprintf("have it issued with %q among its subject alternative names", name), "clients that use %q will refuse it: %v", name, err)
+			f.Error(object, fmt.Sprintf("have it issued with %q among its subject alternative names", name),
+				"clients that use %q will refuse it: %v", name, err)
 		}
 	}
 	serves := func(u x509.ExtKeyUsage) bool { return u == x509.ExtKeyUsageServerAuth || u == x509.ExtKeyUsageAny }
@@ -178,11 +191,13 @@ func (f *Findings) CheckBundle(object string, data []byte) {
 	cas, err := bundle.Parse(data)
 	if err != nil {
 		// That some parts can be read does not help: a reload takes all of it or nothing.
-		f.Error(object, "repair the file; until then the last good bundle stays in force, and a restart fails", "it is not usable: %v", err)
+		f.Error(object, "repair the file; until then the last good bundle stays in force, and a restart fails",
+			"it is not usable: %v", err)
 		return
 	}
 	for _, c := range cas {
-		f.expiry(object, c, "CA", "remove it if its successor is in the bundle already; otherwise add its successor, then have the certificates issued anew")
+		f.expiry(object, c, "CA", "remove it if its successor is in the bundle already; "+
+			"otherwise add its successor, then have the certificates issued anew")
 	}
 }
 
@@ -190,7 +205,8 @@ func (f *Findings) CheckBundle(object string, data []byte) {
 // inline bundle or that of the ConfigMap. live has each endpoint's chain, leaf first; empty if not asked.
 func (f *Findings) CheckBackend(object string, b *registry.Backend, data []byte, live map[string][]*x509.Certificate) {
 	if b.Insecure {
-		f.Warn(object, "set caBundle (or let cert-manager inject it) and remove insecureSkipTLSVerify", "its backend is not verified: an attacker in between reads every request and can send its own as any user")
+		f.Warn(object, "set caBundle (or let cert-manager inject it) and remove insecureSkipTLSVerify",
+			"its backend is not verified: an attacker in between reads every request and can send its own as any user")
 		return
 	}
 	cas := f.bundle(object, data)
@@ -208,7 +224,8 @@ func (f *Findings) CheckBackend(object string, b *registry.Backend, data []byte,
 	}
 	for _, c := range cas {
 		if sound && len(live) > 0 && !used[trust.Describe(c).Fingerprint] {
-			f.Warn(object, "remove it once the rotation is over", "CA %q of its bundle verifies no endpoint", trust.Describe(c).Subject)
+			f.Warn(object, "remove it once the rotation is over",
+				"CA %q of its bundle verifies no endpoint", trust.Describe(c).Subject)
 		}
 	}
 }
@@ -221,7 +238,8 @@ func (f *Findings) bundle(object string, data []byte) []*x509.Certificate {
 	cas, err := bundle.Parse(data)
 	switch {
 	case len(cas) == 0:
-		f.Error(object, "set caBundle to the PEM of the CA that signed the backend's certificate", "its CA bundle is not usable: %v", err)
+		f.Error(object, "set caBundle to the PEM of the CA that signed the backend's certificate",
+			"its CA bundle is not usable: %v", err)
 	case err != nil:
 		f.Warn(object, "remove or repair that part", "a part of its CA bundle is ignored: %v", err)
 	}
@@ -237,7 +255,8 @@ func (f *Findings) bundle(object string, data []byte) []*x509.Certificate {
 
 // remedy returns the advice for a chain that does not verify.
 func remedy(err *trust.Error, name string) string {
-	named := fmt.Sprintf("have the backend's certificate issued for %q, or name the one that it has in the annotation fairlead.dev/tls-server-name", name)
+	named := fmt.Sprintf("have the backend's certificate issued for %q, "+
+		"or name the one that it has in the annotation fairlead.dev/tls-server-name", name)
 	return cmp.Or(map[string]string{
 		"InvalidCABundle":        "repair the bundle",
 		"ExpiredCA":              "renew the CA, put it into the bundle and have the backend's certificate issued anew",
@@ -246,7 +265,8 @@ func remedy(err *trust.Error, name string) string {
 		"MissingSAN":             named,
 		"WrongServerName":        named,
 		"InsecureSHA1":           "have the backend's certificate signed with SHA-256",
-		"UnknownAuthority":       "put the CA that signed the backend's certificate into caBundle, or name its ConfigMap in the annotation fairlead.dev/ca-from",
+		"UnknownAuthority": "put the CA that signed the backend's certificate into caBundle, " +
+			"or name its ConfigMap in the annotation fairlead.dev/ca-from",
 	}[err.Reason()], "have the backend's certificate issued anew, with extended key usage serverAuth")
 }
 

@@ -100,7 +100,11 @@ func verify(peer []*x509.Certificate, roots *x509.CertPool) ([][]*x509.Certifica
 	if err := trust.Bounded(peer); err != nil {
 		return nil, err //nolint:wrapcheck // the callers wrap it
 	}
-	return peer[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: pool(peer[1:]), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	return peer[0].Verify(x509.VerifyOptions{
+		Roots:         roots,
+		Intermediates: pool(peer[1:]),
+		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
 }
 
 // update edits the candidate and puts it in force if it passes. Otherwise the former trust stays in
@@ -126,7 +130,8 @@ func (c *Clients) update(edit func(*clientTrust)) error {
 
 // errShared is the rule of kube-apiserver's own flags, checked here at every reload: with one CA
 // for users and for front proxies, and any name allowed, every user could impersonate every other.
-var errShared = errors.New("the client CA and the request-header CA share a certificate or issue each other; that needs --requestheader-allowed-names")
+var errShared = errors.New("the client CA and the request-header CA share a certificate or issue each other; " +
+	"that needs --requestheader-allowed-names")
 
 func (t *clientTrust) check() error {
 	if len(t.allowed) > 0 {
@@ -135,7 +140,8 @@ func (t *clientTrust) check() error {
 	for _, c := range t.client {
 		for _, o := range t.proxy {
 			// The same CA may be in another certificate.
-			shared := c.Equal(o) || bytes.Equal(c.RawSubject, o.RawSubject) && bytes.Equal(c.RawSubjectPublicKeyInfo, o.RawSubjectPublicKeyInfo)
+			shared := c.Equal(o) || bytes.Equal(c.RawSubject, o.RawSubject) &&
+				bytes.Equal(c.RawSubjectPublicKeyInfo, o.RawSubjectPublicKeyInfo)
 			// If a request-header CA signed the client CA c, a user who presents c as an intermediate has a chain to
 			// the request-header CA. Dates do not matter: an expired CA may be renewed.
 			if shared || bytes.Equal(c.RawIssuer, o.RawSubject) && c.CheckSignatureFrom(o) == nil {

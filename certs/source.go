@@ -187,10 +187,12 @@ func (s *Store) register(r prometheus.Registerer) {
 	}
 	labels := []string{"use", "source"}
 	expiry := prometheus.NewDesc("fairlead_certificate_expiration_timestamp_seconds",
-		"When a certificate in force expires: the leaf of a pair, each CA of a bundle.", append(labels, "subject", "fingerprint"), nil)
+		"When a certificate in force expires: the leaf of a pair, each CA of a bundle.",
+		append(labels, "subject", "fingerprint"), nil)
 	valid := prometheus.NewDesc("fairlead_certificate_reload_valid",
 		"1 while the last value read is in force, 0 while the last good value is used instead.", labels, nil)
-	change := prometheus.NewDesc("fairlead_certificate_change_timestamp_seconds", "When the value was last put in force.", labels, nil)
+	change := prometheus.NewDesc("fairlead_certificate_change_timestamp_seconds",
+		"When the value was last put in force.", labels, nil)
 	gauges := func(gauge func(*prometheus.Desc, float64, ...string)) {
 		type series struct{ use, source, fingerprint string }
 		seen := make(map[series]bool)

@@ -109,7 +109,8 @@ func New(cfg Config) (*Store, error) {
 		}
 	}
 	if cfg.TrustConfigMap {
-		s.logger.Warn("the authentication ConfigMap is trusted: kube-apiserver never takes a CA out of it, so a CA that was removed from its flags stays trusted here",
+		s.logger.Warn("the authentication ConfigMap is trusted: kube-apiserver never takes a CA out of it, "+
+			"so a CA that was removed from its flags stays trusted here",
 			"configmap", cfg.ConfigMap.String())
 	}
 	s.register(cfg.Metrics)
@@ -136,7 +137,13 @@ func (s *Store) sources() {
 	s.followCA("client-ca", c.ClientCA, func(t *clientTrust) *[]*x509.Certificate { return &t.client })
 	s.followCA("requestheader-ca", c.RequestHeaderCA, func(t *clientTrust) *[]*x509.Certificate { return &t.proxy })
 	for _, f := range c.Files {
-		s.followed = append(s.followed, &followed{use: f.Use, source: f.Path, files: []string{f.Path}, held: f.Held, take: func(data [][]byte) error { return f.Take(data[0]) }})
+		s.followed = append(s.followed, &followed{
+			use:    f.Use,
+			source: f.Path,
+			files:  []string{f.Path},
+			held:   f.Held,
+			take:   func(data [][]byte) error { return f.Take(data[0]) },
+		})
 	}
 	if c.ConfigMap != (types.NamespacedName{}) {
 		s.followed = append(s.followed, &followed{
@@ -149,16 +156,26 @@ func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
 	if src.Cert == "" && src.Key == "" {
 		return
 	}
-	s.followed = append(s.followed, &followed{use: use, source: src.Cert, files: []string{src.Cert, src.Key}, held: p.leaf, take: func(data [][]byte) error {
-		defer then()
-		return p.take(data)
-	}})
+	s.followed = append(s.followed, &followed{
+		use:    use,
+		source: src.Cert,
+		files:  []string{src.Cert, src.Key},
+		held:   p.leaf,
+		take: func(data [][]byte) error {
+			defer then()
+			return p.take(data)
+		},
+	})
 }
 
 // followCA follows the file of a bundle that verifies clients. Without one it shows the bundle that
 // the ConfigMap gives, alone: an expired one must not hide behind the other.
 func (s *Store) followCA(use, file string, of func(*clientTrust) *[]*x509.Certificate) {
-	f := &followed{use: use, source: "ConfigMap " + s.cfg.ConfigMap.String(), held: func() []*x509.Certificate { return *of(s.clients.current.Load()) }}
+	f := &followed{
+		use:    use,
+		source: "ConfigMap " + s.cfg.ConfigMap.String(),
+		held:   func() []*x509.Certificate { return *of(s.clients.current.Load()) },
+	}
 	if file != "" {
 		f.source, f.files, f.take = file, []string{file}, func(data [][]byte) error {
 			certs, err := bundle.Parse(data[0])
@@ -185,7 +202,9 @@ func (s *Store) Run(ctx context.Context) error {
 	for _, f := range s.followed {
 		if f.whole != nil {
 			wg.Go(func() {
-				s.cfg.Watch.Keep(ctx, s.cfg.ConfigMap, s.logger, func(data map[string][]byte, err error) { s.report(f)(f.deliver(data, err)) })
+				s.cfg.Watch.Keep(ctx, s.cfg.ConfigMap, s.logger, func(data map[string][]byte, err error) {
+					s.report(f)(f.deliver(data, err))
+				})
 			})
 		}
 	}

@@ -65,7 +65,14 @@ type guarded struct {
 }
 
 func (t *Trust) newBackend(name string) *backend {
-	b := &backend{name: name, counted: name, of: t, guards: make(map[*guarded]struct{}), leaves: make(map[[sha256.Size]byte]leaf), users: make(map[string]struct{})}
+	b := &backend{
+		name:    name,
+		counted: name,
+		of:      t,
+		guards:  make(map[*guarded]struct{}),
+		leaves:  make(map[[sha256.Size]byte]leaf),
+		users:   make(map[string]struct{}),
+	}
 	b.current.Store(&view{fault: refuse(reasonInvalidBundle, nil, "the CA bundle has not been read yet")})
 	return b
 }

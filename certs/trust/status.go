@@ -48,7 +48,8 @@ func (t *Trust) Faults() map[string]string {
 		case v.fault != nil:
 			out[name] = "the CA bundle is not used: " + v.fault.Message
 		case b.inForce:
-			out[name] = "the backend still presents a certificate that only the replaced CA verifies: it is trusted until " + v.overlapUntil(time.Now()).UTC().Format(time.RFC3339)
+			out[name] = "the backend still presents a certificate that only the replaced CA verifies: " +
+				"it is trusted until " + stamp(v.overlapUntil(time.Now()))
 		}
 		b.mu.Unlock()
 	}
@@ -68,7 +69,12 @@ type Certificate struct {
 // Describe returns a Certificate for c.
 func Describe(c *x509.Certificate) Certificate {
 	sum := sha256.Sum256(c.Raw)
-	return Certificate{Subject: subject(c), Fingerprint: hex.EncodeToString(sum[:16]), NotAfter: c.NotAfter, NotBefore: c.NotBefore}
+	return Certificate{
+		Subject:     subject(c),
+		Fingerprint: hex.EncodeToString(sum[:16]),
+		NotBefore:   c.NotBefore,
+		NotAfter:    c.NotAfter,
+	}
 }
 
 // Status describes the local apiserver's trust and then the backends', by names of APIServices.
@@ -85,7 +91,13 @@ func (b *backend) status(now time.Time) Status {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	v := b.current.Load()
-	s := Status{APIService: b.name, Source: b.source, Changed: v.changed, OverlapInForce: b.inForce, OverlapUntil: v.overlapUntil(now)}
+	s := Status{
+		APIService:     b.name,
+		Source:         b.source,
+		Changed:        v.changed,
+		OverlapInForce: b.inForce,
+		OverlapUntil:   v.overlapUntil(now),
+	}
 	if v.fault != nil {
 		s.Fault = v.fault.Message
 	}
@@ -108,7 +120,11 @@ func (b *backend) status(now time.Time) Status {
 		}
 	}
 	byExpiry := func(a, b Certificate) int {
-		return cmp.Or(a.NotAfter.Compare(b.NotAfter), cmp.Compare(metric.Number(a.Refused), metric.Number(b.Refused)), cmp.Compare(a.Fingerprint, b.Fingerprint))
+		return cmp.Or(
+			a.NotAfter.Compare(b.NotAfter),
+			cmp.Compare(metric.Number(a.Refused), metric.Number(b.Refused)),
+			cmp.Compare(a.Fingerprint, b.Fingerprint),
+		)
 	}
 	slices.SortFunc(s.CAs, byExpiry)
 	s.CAs = slices.CompactFunc(s.CAs, func(a, b Certificate) bool { return a.Fingerprint == b.Fingerprint })
@@ -145,7 +161,9 @@ func newMetrics() metrics {
 		sha1: metric.Count("apiserver_kube_aggregator_x509_insecure_sha1_total",
 			"Handshakes with backends whose chain has a SHA-1 signature."),
 		refusals: metric.CountBy("fairlead_certificate_backend_refused_total",
-			"Handshakes in which a backend's certificate was refused, by reason. On a connection shared by several APIServices the refusal counts for one of them.", "apiservice", "reason"),
+			"Handshakes in which a backend's certificate was refused, by reason. "+
+				"On a connection shared by several APIServices the refusal counts for one of them.",
+			"apiservice", "reason"),
 		reloads: metric.CountBy("fairlead_certificate_backend_bundle_reloads_total",
 			"Changes of a backend's CA bundle, by outcome (success, failure).", "apiservice", "outcome"),
 	}
@@ -177,11 +195,13 @@ func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 	}
 	if fault != nil {
 		t.metrics.reloads.WithLabelValues(apiService, "failure").Inc()
-		t.cfg.Logger.Warn("bundle not usable, keeping the last good one for the overlap", "apiservice", apiService, "source", source, "err", fault)
+		t.cfg.Logger.Warn("bundle not usable, keeping the last good one for the overlap",
+			"apiservice", apiService, "source", source, "err", fault)
 		return
 	}
 	t.metrics.reloads.WithLabelValues(apiService, "success").Inc()
-	t.cfg.Logger.Info("bundle loaded", "apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
+	t.cfg.Logger.Info("bundle loaded",
+		"apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
 }
 
 func (t *Trust) gauges() metric.Gauges {
@@ -189,12 +209,13 @@ func (t *Trust) gauges() metric.Gauges {
 		"When a certificate of a backend expires: a CA of its bundle (kind ca) or what an endpoint presented (kind leaf).",
 		[]string{"apiservice", "kind", "subject", "fingerprint"}, nil)
 	overlap := prometheus.NewDesc("fairlead_certificate_backend_overlap",
-		"1 while replaced roots are trusted in addition to the bundle and an endpoint still needs them, 0 otherwise.", []string{"apiservice"}, nil)
+		"1 while replaced roots are trusted in addition to the bundle and an endpoint still needs them, 0 otherwise.",
+		[]string{"apiservice"}, nil)
 	valid := prometheus.NewDesc("fairlead_certificate_backend_bundle_valid",
 		"1 while the newest bundle is in use, 0 while it is unreadable.", []string{"apiservice"}, nil)
 	change := prometheus.NewDesc("fairlead_certificate_backend_bundle_change_timestamp_seconds",
 		"When the bundle was last replaced or became unreadable.", []string{"apiservice"}, nil)
-	return metric.Gauges{All: []*prometheus.Desc{expiry, overlap, valid, change}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
+	gauges := func(gauge func(*prometheus.Desc, float64, ...string)) {
 		for _, s := range t.Status() {
 			for kind, certs := range map[string][]Certificate{"ca": s.CAs, "leaf": s.Leaves} {
 				for _, cert := range certs[:min(len(certs), maxSeries)] {
@@ -210,5 +231,6 @@ func (t *Trust) gauges() metric.Gauges {
 				gauge(change, float64(s.Changed.Unix()), s.APIService)
 			}
 		}
-	}}
+	}
+	return metric.Gauges{All: []*prometheus.Desc{expiry, overlap, valid, change}, Make: gauges}
 }

@@ -8,11 +8,13 @@
 // The rules of a rotation, in the order in which they are applied:
 //
 //   - New handshakes verify against the new roots at once.
-//   - A chain that only the replaced roots verify is still accepted, for at most the overlap (a minute by default), and only until some endpoint has presented a chain that
-//     the new roots verify: then only an attacker still needs the old ones.
-//   - Only a bundle replaced as a whole overlaps. If a CA is dropped from a bundle that keeps others, that is on purpose: it is distrusted at once. A CA is identified by subject
-//     and key, so a renewed CA counts as kept.
-//   - A bundle without one readable certificate is a fault (InvalidCABundle); the last good roots stay for the overlap, as after a replacement.
+//   - A chain that only the replaced roots verify is still accepted, for at most the overlap (a minute by default), and
+//     only until some endpoint has presented a chain that the new roots verify: then only an attacker still needs the
+//     old ones.
+//   - Only a bundle replaced as a whole overlaps. If a CA is dropped from a bundle that keeps others, that is on
+//     purpose: it is distrusted at once. A CA is identified by subject and key, so a renewed CA counts as kept.
+//   - A bundle without one readable certificate is a fault (InvalidCABundle); the last good roots stay for the overlap,
+//     as after a replacement.
 //   - Roots never overlap with "verify nothing": leaving insecureSkipTLSVerify takes effect at once.
 //
 // The concurrency rule: views are immutable and read without a lock; each backend's mutex guards
@@ -103,7 +105,11 @@ const checkEvery = time.Second / 2
 
 // Run follows the table, the referenced ConfigMaps and time, until ctx ends.
 func (t *Trust) Run(ctx context.Context) error {
-	w := &watches{t: t, running: make(map[types.NamespacedName]context.CancelFunc), seen: make(map[types.NamespacedName]object)}
+	w := &watches{
+		t:       t,
+		running: make(map[types.NamespacedName]context.CancelFunc),
+		seen:    make(map[types.NamespacedName]object),
+	}
 	defer w.done.Wait() // all watches end with ctx
 	last := time.Time{}
 	for table := range latest.Of(ctx, t.cfg.Tables.Table, time.Tick(checkEvery)) {
@@ -158,7 +164,9 @@ func (t *Trust) TLS(apiService string, b *registry.Backend) (*tls.Config, error)
 // its watches must end within 5 s. It is closed at once if the chain does not verify now, so call Guard after the
 // handshake. lost is also closed when the APIService is deleted; if apiService is empty only time closes it. release
 // ends the guard. It must be called when the connection closes, and may be called more than once.
-func (t *Trust) Guard(apiService string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
+func (t *Trust) Guard(
+	apiService string, b *registry.Backend, chain []*x509.Certificate,
+) (lost <-chan struct{}, release func()) {
 	s, err := t.lookup(apiService, b)
 	if err != nil {
 		gone := make(chan struct{})
@@ -285,7 +293,7 @@ func (t *Trust) LocalBundle(data []byte) error {
 func (t *Trust) LocalTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion:       tls.VersionTLS12,
-		RootCAs:          t.local.current.Load().current.pool, // there always are roots: only readable ones replace them
+		RootCAs:          t.local.current.Load().current.pool, // there always are some: only readable ones replace them
 		VerifyConnection: func(cs tls.ConnectionState) error { return t.local.handshake(cs.PeerCertificates) },
 		// No ClientSessionCache: see the package's concurrency rule.
 	}

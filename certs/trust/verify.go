@@ -18,7 +18,7 @@ import (
 // verified is the result of verifying a chain.
 type verified struct {
 	root  *x509.Certificate // the anchor that the best path ends in
-	until time.Time         // the earliest NotAfter of the path that lasts longest. Zero: nothing is verified (insecure)
+	until time.Time         // the earliest NotAfter of the path that lasts longest. Zero: not verified (insecure)
 }
 
 // against verifies the chain of a server, leaf first, against r and the view's name, or one of several comma-separated
@@ -100,13 +100,15 @@ func outOfDate(err error, leaf, c *x509.Certificate, now time.Time) *Error {
 // alternative name: Go no longer reads the common name.
 func wrongName(err error, leaf *x509.Certificate, name string) *Error {
 	if !hasSAN(leaf) {
-		return refuse(reasonMissingSAN, err, "the backend's certificate %q has no subject alternative name; it must carry %q (the common name is not read)", subject(leaf), name)
+		return refuse(reasonMissingSAN, err, "the backend's certificate %q has no subject alternative name; "+
+			"it must carry %q (the common name is not read)", subject(leaf), name)
 	}
 	names := append([]string{}, leaf.DNSNames...)
 	for _, ip := range leaf.IPAddresses {
 		names = append(names, ip.String())
 	}
-	return refuse(reasonWrongName, err, "the backend's certificate %q is not valid for %q, only for %s", subject(leaf), name, list(names))
+	return refuse(reasonWrongName, err, "the backend's certificate %q is not valid for %q, only for %s",
+		subject(leaf), name, list(names))
 }
 
 // unknownAuthority finds out why no path was accepted: crypto/x509 does not report those it tried.
@@ -116,7 +118,8 @@ func unknownAuthority(err error, chain []*x509.Certificate, r *roots, now time.T
 	for range maxChain { // CAs may have signed each other
 		parent, reason := issuer(child, candidates)
 		if parent == nil && reason == reasonInsecureSHA1 {
-			return refuse(reasonInsecureSHA1, err, "the backend's certificate %q is signed with SHA-1, which is not secure", subject(child))
+			return refuse(reasonInsecureSHA1, err,
+				"the backend's certificate %q is signed with SHA-1, which is not secure", subject(child))
 		}
 		if parent == nil || parent.Equal(child) {
 			break
@@ -126,7 +129,8 @@ func unknownAuthority(err error, chain []*x509.Certificate, r *roots, now time.T
 		}
 		child = parent
 	}
-	return refuse(reasonUnknownAuthority, err, "the backend's certificate %q is signed by %q, which %s does not hold", subject(chain[0]), called(child.Issuer), r)
+	return refuse(reasonUnknownAuthority, err, "the backend's certificate %q is signed by %q, which %s does not hold",
+		subject(chain[0]), called(child.Issuer), r)
 }
 
 // issuer finds the certificate that signed child. It prefers a candidate in date, so that an
@@ -164,7 +168,9 @@ func (r *roots) String() string {
 
 // hasSAN reports whether c has RFC 5280's extension (4.2.1.6), even without names, as upstream.
 func hasSAN(c *x509.Certificate) bool {
-	return slices.ContainsFunc(c.Extensions, func(e pkix.Extension) bool { return e.Id.Equal(asn1.ObjectIdentifier{2, 5, 29, 17}) })
+	return slices.ContainsFunc(c.Extensions, func(e pkix.Extension) bool {
+		return e.Id.Equal(asn1.ObjectIdentifier{2, 5, 29, 17})
+	})
 }
 
 // usesSHA1 reports whether a certificate that is not self-signed has a SHA-1 signature. A root's

@@ -26,7 +26,9 @@ const rewatchAfter = 2 * time.Second
 type Watch func(ctx context.Context, ref types.NamespacedName, changed func(data map[string][]byte, err error)) error
 
 // Keep runs the watch until ctx ends, and starts it again after a pause if it ends earlier.
-func (w Watch) Keep(ctx context.Context, ref types.NamespacedName, logger *slog.Logger, changed func(data map[string][]byte, err error)) {
+func (w Watch) Keep(
+	ctx context.Context, ref types.NamespacedName, logger *slog.Logger, changed func(data map[string][]byte, err error),
+) {
 	for {
 		err := w(ctx, ref, changed)
 		if ctx.Err() != nil {
@@ -85,7 +87,9 @@ func (w *watches) sync(ctx context.Context) {
 		wctx, cancel := context.WithCancel(ctx)
 		w.running[ref] = cancel
 		w.done.Go(func() {
-			w.t.cfg.Watch.Keep(wctx, ref, w.t.cfg.Logger, func(data map[string][]byte, err error) { w.changed(wctx, ref, object{data, err}) })
+			w.t.cfg.Watch.Keep(wctx, ref, w.t.cfg.Logger, func(data map[string][]byte, err error) {
+				w.changed(wctx, ref, object{data, err})
+			})
 		})
 	}
 }
