@@ -149,7 +149,8 @@ func (l *Relay) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch err := l.Ready.Err(r); {
 	case err != nil:
-		http.Error(w, fmt.Sprintf("[-]%s failed: reason withheld\n%s check failed", ownCheck, name), http.StatusInternalServerError)
+		text := fmt.Sprintf("[-]%s failed: reason withheld\n%s check failed", ownCheck, name)
+		http.Error(w, text, http.StatusInternalServerError)
 	case below == ownCheck:
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")

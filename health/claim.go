@@ -98,10 +98,18 @@ const (
 func newClaim(t *target, e *registry.Entry) *claim {
 	m := t.prober.metrics
 	return &claim{
-		target: t, name: e.Name, at: probeURL(e, t.key.address), due: time.Now(),
-		passed: m.probes.WithLabelValues(e.Name, "passed"), failed: m.probes.WithLabelValues(e.Name, "failed"),
+		target: t,
+		name:   e.Name,
+		at:     probeURL(e, t.key.address),
+		due:    time.Now(),
+		passed: m.probes.WithLabelValues(e.Name, "passed"),
+		failed: m.probes.WithLabelValues(e.Name, "failed"),
 		gauge:  m.healthy.WithLabelValues(e.Name, t.key.address),
-		report: registry.Report{Name: e.Name, Backend: t.key.backend, Endpoint: registry.Endpoint{Address: t.key.address}},
+		report: registry.Report{
+			Name:     e.Name,
+			Backend:  t.key.backend,
+			Endpoint: registry.Endpoint{Address: t.key.address},
+		},
 	}
 }
 
@@ -110,7 +118,8 @@ func (c *claim) follow(ep *registry.Endpoint) {
 	// The table has lost the report: some table between, which we did not see, lacked the endpoint,
 	// or had another Backend, which kept an older report and for which ours was dropped.
 	healthy := c.healthy.Load()
-	if ep.Health == registry.Unprobed || (ep.Health == registry.Healthy) != healthy || healthy && ep.Slow != c.latency.slow.Load() {
+	if ep.Health == registry.Unprobed || (ep.Health == registry.Healthy) != healthy ||
+		healthy && ep.Slow != c.latency.slow.Load() {
 		c.target.set(&c.restate)
 	}
 }
@@ -140,7 +149,8 @@ func (c *claim) take(f finding) {
 	c.last.Store(&probe{time.Now(), f.took, message})
 	c.failures += f.failures
 	if c.failures >= fall {
-		c.report.Health, c.report.Reason, c.report.Message, c.report.Began = registry.Unhealthy, reason, message, c.started
+		c.report.Health, c.report.Began = registry.Unhealthy, c.started
+		c.report.Reason, c.report.Message = reason, message
 	}
 	how := answered
 	switch {
@@ -166,7 +176,8 @@ func (c *claim) retry() time.Duration {
 	if c.trouble != unreached {
 		pause, share = max(pause, c.started.Sub(c.since)/retryFraction), probeShare
 	}
-	return min(max(pause, time.Duration(c.target.prober.failing[c.trouble].of(c.target.key.backend))*share/oneMore), lastRetry)
+	alike := time.Duration(c.target.prober.failing[c.trouble].of(c.target.key.backend))
+	return min(max(pause, alike*share/oneMore), lastRetry)
 }
 
 // weights weigh the targets that fail in one way, by Backend: oneMore for a target with one failing

@@ -129,7 +129,8 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 	case !c.target.key.server:
 		return latency, fmt.Errorf("bad status from %v: %d%s", c.at, code, sentence(resp.Body))
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		if until := c.unreadUntil.Load(); code == http.StatusForbidden && c.accepted.Load() && until != nil && time.Now().Before(*until) {
+		until := c.unreadUntil.Load()
+		if code == http.StatusForbidden && c.accepted.Load() && until != nil && time.Now().Before(*until) {
 			return latency, fmt.Errorf("bad status from %v: %d: %w", c.at, code, errUnread)
 		}
 		return latency, nil // it refuses us, but it is healthy
@@ -163,7 +164,8 @@ func (c *claim) read(document io.Reader) {
 // sentence returns what a server says in a Status, after a colon, or nothing.
 func sentence(body io.Reader) string {
 	var status struct{ Kind, Message string }
-	if json.NewDecoder(io.LimitReader(body, maxHead)).Decode(&status) != nil || status.Kind != "Status" || status.Message == "" {
+	err := json.NewDecoder(io.LimitReader(body, maxHead)).Decode(&status)
+	if err != nil || status.Kind != "Status" || status.Message == "" {
 		return ""
 	}
 	return ": " + printable.Line(bounded(status.Message))

@@ -141,7 +141,8 @@ func (r *round) run(ctx context.Context, asked []*claim) {
 // dial opens a connection for all claims in asked.
 func (r *round) dial(ctx context.Context, asked []*claim) *probeConn {
 	open := func(ctx context.Context) finding { return r.target.open(ctx, 0) }
-	l := newProbeConn(hedge(ctx, r.after, slices.ContainsFunc(asked, func(c *claim) bool { return c.failures == 0 }), open, open))
+	healthy := slices.ContainsFunc(asked, func(c *claim) bool { return c.failures == 0 })
+	l := newProbeConn(hedge(ctx, r.after, healthy, open, open))
 	r.conns = append(r.conns, l)
 	return l
 }

@@ -185,7 +185,8 @@ func (t *target) step(ctx context.Context) {
 
 // begin starts the interval of a round of all claims that do not fail, which answers the alarms.
 func (t *target) begin(now time.Time) (hinted, renewed bool) {
-	pause := time.Duration((1-jitter+2*jitter*rand.Float64())*float64(t.key.interval)) - beat //nolint:gosec // the time of a probe is no secret
+	spread := 1 - jitter + 2*jitter*rand.Float64() //nolint:gosec // the time of a probe is no secret
+	pause := time.Duration(spread*float64(t.key.interval)) - beat
 	t.started, t.due = now, t.prober.beat(now.Add(pause))
 	t.rest = pause / lightChecks
 	t.light = t.prober.beat(now.Add(t.rest))

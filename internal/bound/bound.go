@@ -200,7 +200,9 @@ type Queue struct {
 
 // NewQueue returns a Queue that runs slots callers at once; at most most may wait or run.
 func NewQueue(slots, most int) *Queue {
-	return &Queue{slots: semaphore.NewWeighted(int64(slots)), share: int64(slots), most: int64(most), by: make(map[Source]*semaphore.Weighted)}
+	q := NewApart(slots, most)
+	q.slots = semaphore.NewWeighted(int64(slots))
+	return q
 }
 
 // NewApart returns a Queue in which sources wait only for themselves: each runs its share of slots,

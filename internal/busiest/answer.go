@@ -39,8 +39,13 @@ type Counts struct {
 
 // Add adds others, or with the sign -1 subtracts them.
 func (c *Counts) Add(o *Counts, sign int64) {
-	c.Requests, c.Errors, c.Refused = c.Requests+sign*o.Requests, c.Errors+sign*o.Errors, c.Refused+sign*o.Refused
-	c.In, c.Out, c.Watches, c.Slowest = c.In+sign*o.In, c.Out+sign*o.Out, c.Watches+sign*o.Watches, max(c.Slowest, o.Slowest)
+	c.Requests += sign * o.Requests
+	c.Errors += sign * o.Errors
+	c.Refused += sign * o.Refused
+	c.In += sign * o.In
+	c.Out += sign * o.Out
+	c.Watches += sign * o.Watches
+	c.Slowest = max(c.Slowest, o.Slowest)
 }
 
 // weight decides which rows are kept. A request weighs as much as 4 KiB, so that both who lists
@@ -148,11 +153,13 @@ func (a *Answer) Table(wide bool) (summary string, table [][]string) {
 	cells := func(r *Row) []string {
 		slowest := time.Duration(r.Slowest * float64(time.Second)).Round(time.Millisecond)
 		return []string{
-			r.User, r.Agent, r.Source, r.Verb, r.Resource, r.Server, fmt.Sprint(r.Requests), fmt.Sprintf("%.1f/s", float64(r.Requests)/seconds), mega(r.In), mega(r.Out),
+			r.User, r.Agent, r.Source, r.Verb, r.Resource, r.Server,
+			fmt.Sprint(r.Requests), fmt.Sprintf("%.1f/s", float64(r.Requests)/seconds), mega(r.In), mega(r.Out),
 			fmt.Sprint(r.Watches), slowest.String(), fmt.Sprint(r.Errors), fmt.Sprint(r.Refused),
 		}
 	}
-	all := [][]string{strings.Fields("USER AGENT SOURCE VERB RESOURCE SERVER REQUESTS RATE IN OUT WATCHES SLOWEST ERRORS REFUSED")}
+	const head = "USER AGENT SOURCE VERB RESOURCE SERVER REQUESTS RATE IN OUT WATCHES SLOWEST ERRORS REFUSED"
+	all := [][]string{strings.Fields(head)}
 	for _, r := range append(slices.Clone(a.Rows), Row{Counts: a.Others}) {
 		all = append(all, cells(&r))
 	}
@@ -176,5 +183,7 @@ func (a *Answer) Table(wide bool) (summary string, table [][]string) {
 	}
 	table[len(table)-1][0] = "others"
 	t := cells(&Row{Counts: a.Total})[6:]
-	return fmt.Sprintf("%.0f s until %s UTC: %s requests (%s), %s in, %s out, %s watches open", seconds, a.To.UTC().Format(time.TimeOnly), t[0], t[1], t[2], t[3], t[4]), table
+	summary = fmt.Sprintf("%.0f s until %s UTC: %s requests (%s), %s in, %s out, %s watches open",
+		seconds, a.To.UTC().Format(time.TimeOnly), t[0], t[1], t[2], t[3], t[4])
+	return summary, table
 }

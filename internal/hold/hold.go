@@ -128,7 +128,8 @@ func (b *Bound) Log(log *slog.Logger) {
 		return
 	}
 	b.logged.Store(n)
-	log.Warn("connections hold too much memory: the largest holders have to wait or are closed", "held", b.held.Load(), "limit", b.limit, "refused", n-logged)
+	log.Warn("connections hold too much memory: the largest holders have to wait or are closed",
+		"held", b.held.Load(), "limit", b.limit, "refused", n-logged)
 }
 
 // Metrics returns the metrics of the bytes held, the limit and the refusals.
@@ -144,7 +145,9 @@ func (b *Bound) Metrics() []prometheus.Collector {
 	for what, label := range [refusals]string{"stream", "connection", "body", "head"} {
 		all = append(all, prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "fairlead_memory_refused_total", ConstLabels: prometheus.Labels{"what": label},
-			Help: "Refusals because too much memory is held: stream (a request on a connection that holds much), connection (the largest was closed, or one over HTTP/1.1 was refused), body (not kept for a retry), head (over HTTP/1.1, without room in its time).",
+			Help: "Refusals because too much memory is held: stream (a request on a connection that holds much), " +
+				"connection (the largest was closed, or one over HTTP/1.1 was refused), " +
+				"body (not kept for a retry), head (over HTTP/1.1, without room in its time).",
 		}, func() float64 { return float64(b.refused[what].Load()) }))
 	}
 	return all

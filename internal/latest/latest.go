@@ -115,7 +115,8 @@ func Diff[E Element](old, now []E) []Change[E] {
 			continue
 		}
 		// Some were added or removed here. Moves beyond the window are matched by key below.
-		more, fewer := slices.Index(now[j:min(j+window, len(now))], old[i]), slices.Index(old[i:min(i+window, len(old))], now[j])
+		more := slices.Index(now[j:min(j+window, len(now))], old[i])
+		fewer := slices.Index(old[i:min(i+window, len(old))], now[j])
 		if more < 0 && fewer < 0 {
 			more, fewer = 1, 1
 		}

@@ -195,12 +195,16 @@ func (r *Rules) literal(ctx context.Context, network, address string) (net.Conn,
 }
 
 func (r *Rules) via(ctx context.Context, network, address string) (net.Conn, error) {
-	return first(ctx, ctx.Done(), 1, func(ctx context.Context, _ int) (net.Conn, error) { return r.Via(ctx, network, address) })
+	return first(ctx, ctx.Done(), 1, func(ctx context.Context, _ int) (net.Conn, error) {
+		return r.Via(ctx, network, address)
+	})
 }
 
 // first makes up to n dials, the next one when one has failed or has not answered for attemptDelay, and returns the
 // first connection. If all fail, it returns the error of the first dial. When done delivers, it waits for none.
-func first(ctx context.Context, done <-chan struct{}, n int, dial func(ctx context.Context, i int) (net.Conn, error)) (net.Conn, error) {
+func first(
+	ctx context.Context, done <-chan struct{}, n int, dial func(ctx context.Context, i int) (net.Conn, error),
+) (net.Conn, error) {
 	dialling, cancel := context.WithCancel(ctx) // ends a little after ctx
 	defer cancel()                              // ends the other dials
 	conns, errs := make(chan net.Conn, n), make([]error, n)
