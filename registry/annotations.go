@@ -262,7 +262,8 @@ func (u *urls) check(o *Options, ref *apiregistrationv1.ServiceReference, caFrom
 	switch {
 	case u.fault != "" || !u.given():
 	case !o.AllowURLs:
-		u.fault = "URLs are not allowed here (--allow-url-backends): anybody who may write APIServices could choose where the proxy client certificate is used"
+		u.fault = "URLs are not allowed here (--allow-url-backends): " +
+			"anybody who may write APIServices could choose where the proxy client certificate is used"
 	case caFrom != "" && ref == nil && !inTrustBundle(caFrom):
 		u.fault = "the ConfigMap of " + prefix + "ca-from is in the namespace of spec.service, and there is none: name one, it is not looked up"
 	}

@@ -129,7 +129,8 @@ func (b *builder) revise(name string) {
 
 // table makes the result of Build.
 func (b *builder) table(prev *Table) *Table {
-	if prev != nil && len(b.groups) == 0 && prev.complete == b.in.Complete && prev.rebuildAt.Equal(b.rebuildAt) && prev.policy == b.in.policy && slices.Equal(prev.problems, b.in.Problems) {
+	if prev != nil && len(b.groups) == 0 && prev.complete == b.in.Complete && prev.rebuildAt.Equal(b.rebuildAt) &&
+		prev.policy == b.in.policy && slices.Equal(prev.problems, b.in.Problems) {
 		return prev
 	}
 	t := &Table{
@@ -178,7 +179,8 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 	default:
 		b.remote(e, &s, old)
 		if shadowed := b.in.Shadowed[e.GroupVersion]; shadowed != "" {
-			e.Problems = append(e.Problems, fmt.Sprintf("it hides CustomResourceDefinition %s: %s has taken over %s, and the objects of the definition cannot be reached",
+			e.Problems = append(e.Problems, fmt.Sprintf(
+				"it hides CustomResourceDefinition %s: %s has taken over %s, and the objects of the definition cannot be reached",
 				shadowed, claimant(object), e.GroupVersion))
 		}
 	}
@@ -251,7 +253,8 @@ func (b *Backend) SameService(other *Backend) bool {
 
 // unchanged reports whether the two entries are equal for readers of the table.
 func unchanged(a, b *Entry) bool {
-	return a.Name == b.Name && a.GroupVersion == b.GroupVersion && a.Backend == b.Backend && a.Front == b.Front && a.FrontSays == b.FrontSays && a.Verdict == b.Verdict &&
+	return a.Name == b.Name && a.GroupVersion == b.GroupVersion && a.Backend == b.Backend &&
+		a.Front == b.Front && a.FrontSays == b.FrontSays && a.Verdict == b.Verdict &&
 		a.Hidden == b.Hidden && a.StandIn == b.StandIn && a.Rule == b.Rule && slices.Equal(a.Further, b.Further) &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Problems, b.Problems) &&
 		reflect.DeepEqual(&a.Settings, &b.Settings) && !b.Edited(a)

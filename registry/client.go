@@ -78,7 +78,8 @@ func (c *cluster) watchBundle(ctx context.Context, name string, changed func(map
 			stop()
 		}
 		if absent == 2 {
-			changed(nil, fmt.Errorf("the local apiserver serves ClusterTrustBundles neither as certificates.k8s.io/v1 nor as v1beta1: %w", fs.ErrNotExist))
+			changed(nil, fmt.Errorf("the local apiserver serves ClusterTrustBundles "+
+				"neither as certificates.k8s.io/v1 nor as v1beta1: %w", fs.ErrNotExist))
 			latest.Sleep(ctx, bundleAgain)
 		}
 	}

@@ -72,7 +72,8 @@ func (s *Server) install(container *restful.Container, served *endpoints.APIGrou
 	group := metav1.APIGroup{Name: apiregistrationv1.GroupName, Versions: []metav1.GroupVersionForDiscovery{gv}, PreferredVersion: gv}
 	core := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		none := &metav1.APIVersions{Versions: []string{}, ServerAddressByClientCIDRs: []metav1.ServerAddressByClientCIDR{}}
-		responsewriters.WriteObjectNegotiated(s.codecs, negotiation.DefaultEndpointRestrictions, metav1.Unversioned, w, r, http.StatusOK, none, false)
+		responsewriters.WriteObjectNegotiated(s.codecs, negotiation.DefaultEndpointRestrictions, metav1.Unversioned,
+			w, r, http.StatusOK, none, false)
 	})
 	empty := aggregated.NewResourceManager("api")
 	s.paths.Handle("/api", aggregated.WrapAggregatedDiscoveryToHandler(core, empty, empty))

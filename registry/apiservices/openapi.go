@@ -64,7 +64,10 @@ func installOpenAPI(container *restful.Container, to *mux.PathRecorderMux, v2 *c
 	services := restfuladapter.AdaptWebServices(container.RegisteredWebServices())
 	whole := made(builder.BuildOpenAPISpecFromRoutes(services, v2))
 	whole.Definitions = handler.PruneDefaults(whole.Definitions)
-	for path, document := range map[string]any{"/openapi/v2": whole, "/openapi/v3" + root + "/v1": made(builder3.BuildOpenAPISpecFromRoutes(services, v3))} {
+	for path, document := range map[string]any{
+		"/openapi/v2":                whole,
+		"/openapi/v3" + root + "/v1": made(builder3.BuildOpenAPISpecFromRoutes(services, v3)),
+	} {
 		body := made(json.Marshal(document))
 		to.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(body) }) // only this process reads it
 	}

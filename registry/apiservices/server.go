@@ -72,7 +72,8 @@ func New(c Config) (*Server, error) {
 	container.RecoverHandler(func(panicked any, w http.ResponseWriter) { panic(panicked) }) // Fairlead's own recovery answers
 	// As in k8s.io/apiserver/pkg/server/handler.go.
 	container.ServiceErrorHandler(func(e restful.ServiceError, r *restful.Request, w *restful.Response) {
-		s.fail(w, r.Request, apierrors.NewGenericServerResponse(e.Code, "", schema.GroupResource{}, "", e.Message, 0, false))
+		err := apierrors.NewGenericServerResponse(e.Code, "", schema.GroupResource{}, "", e.Message, 0, false)
+		s.fail(w, r.Request, err)
 	})
 	group := groupVersion(scheme, s.codecs)
 	if c.Etcd != nil {
@@ -82,7 +83,8 @@ func New(c Config) (*Server, error) {
 		}
 		s.known = s.etcd.Known
 		boundCopies()
-		group.Storage, group.Admit, group.Authorizer = s.etcd.Storage(), protection{admission.NewHandler(admission.Create, admission.Update), c.Options}, c.Authorizer
+		group.Storage, group.Authorizer = s.etcd.Storage(), c.Authorizer
+		group.Admit = protection{admission.NewHandler(admission.Create, admission.Update), c.Options}
 	} else {
 		s.store = newStore()
 		s.known = s.store.known
@@ -123,7 +125,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		err := apierrors.NewMethodNotSupported(apiregistrationv1.Resource("apiservices"), strings.ToLower(r.Method))
 		if s.store != nil {
-			err.ErrStatus.Message = "APIServices are read from a directory (--registry=dir:) and cannot be changed here: change the manifest"
+			err.ErrStatus.Message = "APIServices are read from a directory (--registry=dir:) and cannot be changed here: " +
+				"change the manifest"
 		}
 		w.Header().Set("Allow", "GET, HEAD") // RFC 9110 §15.5.6
 		s.fail(w, r, err)

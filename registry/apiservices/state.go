@@ -61,7 +61,14 @@ func (s *store) stop() {
 // follow publishes the changes of a table.
 func (s *store) follow(changes []latest.Change[*registry.Entry]) {
 	old := s.state()
-	next := &state{read: true, revision: old.revision, objects: slices.Clone(old.objects), events: old.events, floor: old.floor, superseded: make(chan struct{})}
+	next := &state{
+		read:       true,
+		revision:   old.revision,
+		objects:    slices.Clone(old.objects),
+		events:     old.events,
+		floor:      old.floor,
+		superseded: make(chan struct{}),
+	}
 	// The result must not depend on the table's order.
 	slices.SortFunc(changes, func(a, b latest.Change[*registry.Entry]) int { return strings.Compare(a.Key(), b.Key()) })
 	for _, c := range changes {

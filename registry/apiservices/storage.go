@@ -95,7 +95,9 @@ func (s *store) GetList(ctx context.Context, key string, o storage.ListOptions, 
 			return ctx.Err()
 		}
 	}
-	if now := fmt.Sprint(state.revision); o.Predicate.Continue != "" || o.ResourceVersionMatch == metav1.ResourceVersionMatchExact && o.ResourceVersion != now {
+	now := fmt.Sprint(state.revision)
+	if o.Predicate.Continue != "" ||
+		o.ResourceVersionMatch == metav1.ResourceVersionMatchExact && o.ResourceVersion != now {
 		return apierrors.NewResourceExpired("the resource version is too old, or the list has changed; current: " + now)
 	}
 	list := into.(*apiregistration.APIServiceList) //nolint:forcetypeassert // as above

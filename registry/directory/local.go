@@ -64,7 +64,9 @@ func (l *Local) Run(ctx context.Context, serve func(map[types.NamespacedName]run
 	failing := false
 	for {
 		list, err := l.groups(ctx)
-		if err == nil && !slices.ContainsFunc(list.Groups, func(g metav1.APIGroup) bool { return g.Name != "" && g.Name != apiregistrationv1.GroupName }) {
+		if err == nil && !slices.ContainsFunc(list.Groups, func(g metav1.APIGroup) bool {
+			return g.Name != "" && g.Name != apiregistrationv1.GroupName
+		}) {
 			// It has just started, and names only the group of the APIServices.
 			err = errors.New("the local apiserver has not read its APIServices yet")
 		}

@@ -37,7 +37,8 @@ func (s *Store) open(scheme *runtime.Scheme, prefix string) (*bounded, func(), e
 	versioner, codec := storage.APIObjectVersioner{}, codec(scheme)
 	list := func() runtime.Object { return &apiregistration.APIServiceList{} }
 	compactor := etcd3.StartCompactorPerEndpoint(s.client.Client, storagebackend.DefaultCompactInterval)
-	raw, err := etcd3.New(s.client, compactor, codec, one, list, prefix, resourcePrefix, apiregistration.Resource("apiservices"), &vetting{codec, path.Join("/", prefix, resourcePrefix) + "/"},
+	raw, err := etcd3.New(s.client, compactor, codec, one, list, prefix, resourcePrefix,
+		apiregistration.Resource("apiservices"), &vetting{codec, path.Join("/", prefix, resourcePrefix) + "/"},
 		etcd3.NewDefaultLeaseManagerConfig(), etcd3.NewDefaultDecoder(codec, versioner), versioner)
 	if err != nil {
 		compactor.Stop()
@@ -78,14 +79,28 @@ func Over(scheme *runtime.Scheme, raw storage.Interface) (r REST, cached *cacher
 		EncodeVersioner: runtime.NewMultiGroupVersioner(apiregistrationv1.SchemeGroupVersion, schema.GroupKind{Group: v1beta1.GroupName}),
 	}
 	r.REST = restetcd.NewREST(scheme, generic.RESTOptions{
-		StorageConfig: config.ForResource(apiregistration.Resource("apiservices")), ResourcePrefix: resourcePrefix, DeleteCollectionWorkers: 1,
+		StorageConfig:           config.ForResource(apiregistration.Resource("apiservices")),
+		ResourcePrefix:          resourcePrefix,
+		DeleteCollectionWorkers: 1,
 		// No garbage collection: its finalizers would wait for a controller that may not exist.
-		Decorator: func(c *storagebackend.ConfigForResource, prefix string, key func(runtime.Object) (string, error), one, list func() runtime.Object,
+		Decorator: func(
+			c *storagebackend.ConfigForResource, prefix string,
+			key func(runtime.Object) (string, error), one, list func() runtime.Object,
 			attributes storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
 		) (_ storage.Interface, _ factory.DestroyFunc, err error) {
 			cached, err = cacher.NewCacherFromConfig(cacher.Config{
-				Storage: raw, Versioner: raw.Versioner(), GroupResource: c.GroupResource, EventsHistoryWindow: c.EventsHistoryWindow, ResourcePrefix: prefix,
-				KeyFunc: key, NewFunc: one, NewListFunc: list, GetAttrsFunc: attributes, IndexerFuncs: triggers, Indexers: indexers, Codec: c.Codec,
+				Storage:             raw,
+				Versioner:           raw.Versioner(),
+				GroupResource:       c.GroupResource,
+				EventsHistoryWindow: c.EventsHistoryWindow,
+				ResourcePrefix:      prefix,
+				KeyFunc:             key,
+				NewFunc:             one,
+				NewListFunc:         list,
+				GetAttrsFunc:        attributes,
+				IndexerFuncs:        triggers,
+				Indexers:            indexers,
+				Codec:               c.Codec,
 			})
 			if err != nil {
 				return nil, nil, err

@@ -45,7 +45,8 @@ func (v *vetting) TransformFromStorage(_ context.Context, data []byte, of value.
 		TypeMeta:   metav1.TypeMeta{APIVersion: apiregistrationv1.SchemeGroupVersion.String(), Kind: "APIService"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(id)},
 		Status: apiregistrationv1.APIServiceStatus{Conditions: []apiregistrationv1.APIServiceCondition{{
-			Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, Reason: Corrupt, Message: "what etcd has under this name cannot be read: " + why,
+			Type: apiregistrationv1.Available, Status: apiregistrationv1.ConditionFalse, Reason: Corrupt,
+			Message: "what etcd has under this name cannot be read: " + why,
 		}}},
 	})
 	return stand, false, err

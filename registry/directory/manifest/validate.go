@@ -91,7 +91,8 @@ func (v *violations) service(o *corev1.Service) {
 	spec := field.NewPath("spec")
 	external := o.Spec.Type == corev1.ServiceTypeExternalName
 	headless := o.Spec.ClusterIP == corev1.ClusterIPNone
-	oneOf(v, spec.Child("type"), o.Spec.Type, corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort)
+	oneOf(v, spec.Child("type"), o.Spec.Type, corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName,
+		corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort)
 	if external {
 		v.invalid(spec.Child("externalName"), o.Spec.ExternalName, utilvalidation.IsDNS1123Subdomain(o.Spec.ExternalName))
 	}
