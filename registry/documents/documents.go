@@ -103,7 +103,8 @@ type Sources[S, L any] struct {
 func New[S, L any](cfg Config, kind Kind[S, L]) *Sources[S, L] {
 	s := &Sources[S, L]{
 		cfg: cfg, kind: kind, log: cfg.Log(), changed: make(chan time.Time, 1),
-		polls: metric.Counter("fairlead_"+strings.ToLower(kind.Name)+"_polls_total", fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", kind.Name), "result",
+		polls: metric.Counter("fairlead_"+strings.ToLower(kind.Name)+"_polls_total",
+			fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", kind.Name), "result",
 			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus), string(ReasonTooLarge), string(ReasonInvalid)),
 	}
 	s.backends.Store(&backends[S, L]{})
@@ -175,7 +176,8 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 // matters reports whether a change of the table may change the document.
 func (s *Sources[S, L]) matters(c latest.Change[*registry.Entry]) bool {
 	if c.Old == nil || c.New == nil || c.Old.Backend != c.New.Backend || c.Old.Kind() != c.New.Kind() ||
-		c.Old.Hidden != c.New.Hidden || !slices.EqualFunc(c.Old.Further, c.New.Further, func(a, b *registry.Entry) bool { return a.Name == b.Name }) {
+		c.Old.Hidden != c.New.Hidden ||
+		!slices.EqualFunc(c.Old.Further, c.New.Further, func(a, b *registry.Entry) bool { return a.Name == b.Name }) {
 		return true
 	}
 	was, is := &c.Old.Object.Spec, &c.New.Object.Spec
@@ -253,7 +255,8 @@ func (k *Kind[S, L]) gauges() metric.Gauges {
 	failing := prometheus.NewDesc(name+"_failing",
 		fmt.Sprintf("1 while a remote APIService's part of %s is not confirmed by its backend, by reason.", k.Name), []string{"name", "reason"}, nil)
 	age := prometheus.NewDesc(name+"_age_seconds",
-		fmt.Sprintf("Time since a remote APIService's backend last confirmed its part of %s. Absent if it never did.", k.Name), []string{"name"}, nil)
+		fmt.Sprintf("Time since a remote APIService's backend last confirmed its part of %s. Absent if it never did.", k.Name),
+		[]string{"name"}, nil)
 	bytes := prometheus.NewDesc(name+"_document_bytes", k.SizesHelp, []string{"document"}, nil)
 	return metric.Gauges{All: []*prometheus.Desc{failing, age, bytes}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
 		now := time.Now()

@@ -113,7 +113,11 @@ func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
 		return errors.Join(err, fmt.Errorf("listing %s: %d %s", path, a.Status, http.StatusText(a.Status)))
 	}
 	changed() // for changes before the watch began
-	q := Question{Path: path, Query: "watch=true&resourceVersion=" + list.Metadata.ResourceVersion, Accept: "application/json;as=PartialObjectMetadata" + metadataOnly}
+	q := Question{
+		Path:   path,
+		Query:  "watch=true&resourceVersion=" + list.Metadata.ResourceVersion,
+		Accept: "application/json;as=PartialObjectMetadata" + metadataOnly,
+	}
 	res, err := do(ctx, newRequest(ctx, q))
 	if err != nil {
 		return fmt.Errorf("watching %s: %w", path, err)

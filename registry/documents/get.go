@@ -98,7 +98,8 @@ func (a Answer) Bounded(objects, values int) error {
 		}
 	}
 	if objectsFound > objects || valuesFound > values || deepest > maxDepth {
-		return fmt.Errorf("decoding: %d objects, %d values and %d levels, at most %d, %d and %d", objectsFound, valuesFound, deepest, objects, values, maxDepth)
+		return fmt.Errorf("decoding: %d objects, %d values and %d levels, at most %d, %d and %d",
+			objectsFound, valuesFound, deepest, objects, values, maxDepth)
 	}
 	return nil
 }

@@ -50,7 +50,8 @@ const aggregatedParams = ";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 // writeAggregated writes a list as kube-apiserver does.
 func (c *codecs) writeAggregated(w http.ResponseWriter, r *http.Request, list *apidiscoveryv2.APIGroupDiscoveryList) {
 	own := *list // encoding sets its kind for a while, and two forms may be rendered at the same time
-	responsewriters.WriteObjectNegotiated(c.aggregated, aggregated.DiscoveryEndpointRestrictions, apidiscoveryv2.SchemeGroupVersion, w, r, http.StatusOK, &own, true)
+	responsewriters.WriteObjectNegotiated(c.aggregated, aggregated.DiscoveryEndpointRestrictions,
+		apidiscoveryv2.SchemeGroupVersion, w, r, http.StatusOK, &own, true)
 }
 
 // writeLegacy writes an APIGroupList or an APIGroup as kube-aggregator does. No other goroutine may

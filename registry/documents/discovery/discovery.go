@@ -135,7 +135,8 @@ func (d *Discovery) tell(parts []part) {
 		for _, s := range p.from[1:] { // nobody was before the first
 			if now := strings.Join(s.conflicts, ", "); now != d.told[s.name] {
 				d.told[s.name] = now
-				d.log.Warn("resources of backend have another kind, scope or verbs than a server's before it, those are listed", "apiservice", s.name, "resources", now)
+				d.log.Warn("resources of backend have another kind, scope or verbs than a server's before it, those are listed",
+					"apiservice", s.name, "resources", now)
 			}
 		}
 	}
@@ -205,7 +206,10 @@ func (d *Discovery) Status() []Status {
 
 func (d *Discovery) showSizes(show func(document string, bytes int)) {
 	docs := cmp.Or(d.view.Load(), &view{})
-	for name, doc := range map[string]*document{"apis": docs.legacy, "apis_aggregated": docs.groups, "api": docs.versions, "api_aggregated": docs.core} {
+	for name, doc := range map[string]*document{
+		"apis": docs.legacy, "apis_aggregated": docs.groups,
+		"api": docs.versions, "api_aggregated": docs.core,
+	} {
 		if doc != nil {
 			show(name, len(doc.form(choice{}).body))
 		}

@@ -88,7 +88,10 @@ func (d *document) tag() *tag {
 // common returns the fields of every response with the document.
 func (d *document) common(etag string, gzip bool) []hpack.HeaderField {
 	return []hpack.HeaderField{
-		{Name: "cache-control", Value: d.cache}, {Name: "etag", Value: negotiate.Tag(etag, gzip)}, {Name: "vary", Value: "Accept"}, {Name: "vary", Value: "Accept-Encoding"},
+		{Name: "cache-control", Value: d.cache},
+		{Name: "etag", Value: negotiate.Tag(etag, gzip)},
+		{Name: "vary", Value: "Accept"},
+		{Name: "vary", Value: "Accept-Encoding"},
 	}
 }
 
@@ -182,7 +185,8 @@ func (d *Discovery) choose(accept string) choice {
 	if !aggregated.IsAggregatedDiscoveryGVK(m.Convert) {
 		c = d.codecs.legacyChoice(accept)
 	}
-	d.chosen.Put(&memo.Entry[string, choice]{Key: strings.Clone(accept), Value: c, Size: len(accept), Until: time.Now().AddDate(1, 0, 0)}) // it stays right
+	until := time.Now().AddDate(1, 0, 0) // it stays right
+	d.chosen.Put(&memo.Entry[string, choice]{Key: strings.Clone(accept), Value: c, Size: len(accept), Until: until})
 	return c
 }
 

@@ -158,9 +158,10 @@ func (d *Discovery) together(m *merge) *localState {
 	}
 	slices.SortFunc(all, func(a, b *localState) int {
 		return cmp.Or(documents.Newer(a.release, b.release), cmp.Compare(a.groupsTag, b.groupsTag), cmp.Compare(a.coreTag, b.coreTag),
-			slices.CompareFunc(a.versions.ServerAddressByClientCIDRs, b.versions.ServerAddressByClientCIDRs, func(x, y metav1.ServerAddressByClientCIDR) int {
-				return cmp.Compare(x.ServerAddress, y.ServerAddress) // by which servers with equal documents differ
-			}))
+			slices.CompareFunc(a.versions.ServerAddressByClientCIDRs, b.versions.ServerAddressByClientCIDRs,
+				func(x, y metav1.ServerAddressByClientCIDR) int {
+					return cmp.Compare(x.ServerAddress, y.ServerAddress) // by which servers with equal documents differ
+				}))
 	})
 	if len(all) == 0 {
 		return nil

@@ -90,7 +90,13 @@ func (m *merge) from(e *registry.Entry) (out []served) {
 	}
 	for _, s := range e.Servers() {
 		of := m.sources(s.Backend)
-		out = append(out, served{name: s.Name, of: of, doc: m.version(s, of.Load()), rule: s.Rule, absent: s.Verdict.Reason == registry.ReasonServiceNotFound})
+		out = append(out, served{
+			name:   s.Name,
+			of:     of,
+			doc:    m.version(s, of.Load()),
+			rule:   s.Rule,
+			absent: s.Verdict.Reason == registry.ReasonServiceNotFound,
+		})
 	}
 	return out
 }
@@ -193,7 +199,11 @@ func (m *merge) strays() []*registry.Entry {
 func groupList(t *registry.Table) *metav1.APIGroupList {
 	own := metav1.GroupVersionForDiscovery{GroupVersion: apiregistrationv1.GroupName + "/v1", Version: "v1"}
 	list := &metav1.APIGroupList{Groups: make([]metav1.APIGroup, 0, len(t.Groups())+1)}
-	list.Groups = append(list.Groups, metav1.APIGroup{Name: apiregistrationv1.GroupName, Versions: []metav1.GroupVersionForDiscovery{own}, PreferredVersion: own})
+	list.Groups = append(list.Groups, metav1.APIGroup{
+		Name:             apiregistrationv1.GroupName,
+		Versions:         []metav1.GroupVersionForDiscovery{own},
+		PreferredVersion: own,
+	})
 	listed := map[string]bool{"": true, apiregistrationv1.GroupName: true}
 	for _, e := range t.Entries() {
 		if name := e.GroupVersion.Group; !listed[name] {
@@ -212,7 +222,8 @@ func legacyGroup(g *registry.Group) *metav1.APIGroup {
 	out := &metav1.APIGroup{Name: g.Name, Versions: make([]metav1.GroupVersionForDiscovery, 0, len(g.Entries))}
 	for _, e := range g.Entries {
 		if e.Hidden == "" {
-			out.Versions = append(out.Versions, metav1.GroupVersionForDiscovery{GroupVersion: e.GroupVersion.String(), Version: e.GroupVersion.Version})
+			gv := e.GroupVersion
+			out.Versions = append(out.Versions, metav1.GroupVersionForDiscovery{GroupVersion: gv.String(), Version: gv.Version})
 		}
 	}
 	if len(out.Versions) == 0 {

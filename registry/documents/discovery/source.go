@@ -179,7 +179,8 @@ func (d *Discovery) accept(v *version, gv schema.GroupVersion, doc *apidiscovery
 	repair(doc)
 	text, _ := json.Marshal(doc) // it cannot fail
 	if room := d.room(gv); len(text) > max(small, room) {
-		v.err = &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf("reading %s: %d resources of %d bytes, at most %d beside other large ones",
+		v.err = &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf(
+			"reading %s: %d resources of %d bytes, at most %d beside other large ones",
 			gv, len(doc.Resources), len(text), max(small, room))}
 		return
 	}
@@ -250,7 +251,13 @@ func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry
 
 // legacyVersion requests one group-version's APIResourceList and converts it as kube-aggregator does.
 func (d *Discovery) legacyVersion(ctx context.Context, from documents.Do, v version, e *registry.Entry) version {
-	a, err := documents.Get(ctx, from, documents.Question{OK: true, Path: e.Path(), Accept: runtime.ContentTypeJSON, Limit: d.cfg.MaxBody, Turn: d.turn})
+	a, err := documents.Get(ctx, from, documents.Question{
+		OK:     true,
+		Path:   e.Path(),
+		Accept: runtime.ContentTypeJSON,
+		Limit:  d.cfg.MaxBody,
+		Turn:   d.turn,
+	})
 	defer a.Done()
 	if err != nil {
 		v.err = err

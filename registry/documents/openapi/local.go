@@ -100,7 +100,9 @@ func (o *OpenAPI) together() (*localState, []input) {
 }
 
 func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
-	a, err := documents.Get(ctx, o.cfg.Local(s.server), documents.Question{OK: true, Path: "/openapi/v3", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout})
+	a, err := documents.Get(ctx, o.cfg.Local(s.server), documents.Question{
+		OK: true, Path: "/openapi/v3", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout,
+	})
 	if err != nil {
 		return err
 	}
@@ -117,7 +119,9 @@ func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
 }
 
 func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
-	a, err := documents.Get(ctx, o.cfg.Local(s.server), documents.Question{OK: true, Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: maxLocalSpec, Timeout: fetchTimeout})
+	a, err := documents.Get(ctx, o.cfg.Local(s.server), documents.Question{
+		OK: true, Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: maxLocalSpec, Timeout: fetchTimeout,
+	})
 	if err == nil && a.Status == http.StatusOK {
 		s.spec, s.specTag = pack(a.Body), a.Header.Get("Etag")
 	}

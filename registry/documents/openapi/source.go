@@ -151,7 +151,8 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 	next = known.next()
 	next.claims, changed = q.claims, !slices.Equal(q.claims.paths(), known.claims.paths())
 	if !slices.Equal(q.claims.foreign, known.claims.foreign) {
-		o.log.Warn("OpenAPI index of backend has other servers' group-versions, those stay the others'", "apiservice", entries[0].Name, "groupVersions", q.claims.foreign)
+		o.log.Warn("OpenAPI index of backend has other servers' group-versions, those stay the others'",
+			"apiservice", entries[0].Name, "groupVersions", q.claims.foreign)
 	}
 	for i, gv := range own {
 		old, now := known.versions[gv], q.now[i]
