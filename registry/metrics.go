@@ -33,7 +33,7 @@ func newMetrics(table func() *Table, to prometheus.Registerer) prometheus.Histog
 func outages(table func() *Table) metric.Gauges {
 	total := prometheus.NewDesc("aggregator_unavailable_apiservice_total",
 		"Counter of APIServices which are marked as unavailable broken down by APIService name and reason.", []string{"name", "reason"}, nil)
-	return metric.Gauges{Type: prometheus.CounterValue, All: []*prometheus.Desc{total}, Make: func(count func(*prometheus.Desc, float64, ...string)) {
+	counters := func(count func(*prometheus.Desc, float64, ...string)) {
 		for _, e := range table().servers {
 			for i, reason := range unavailableReasons {
 				if !e.Local() {
@@ -41,15 +41,17 @@ func outages(table func() *Table) metric.Gauges {
 				}
 			}
 		}
-	}}
+	}
+	return metric.Gauges{Type: prometheus.CounterValue, All: []*prometheus.Desc{total}, Make: counters}
 }
 
 // ruled shows what the policy's rules did.
 func ruled(table func() *Table) metric.Gauges {
 	requests := prometheus.NewDesc("fairlead_rule_requests_total",
-		"Requests that matched a rule of the policy, by its name and action, and whether it refused them. Those of a dry run are would_refuse if it would have.",
+		"Requests that matched a rule of the policy, by its name and action, and whether it refused them. "+
+			"Those of a dry run are would_refuse if it would have.",
 		[]string{"rule", "action", "result"}, nil)
-	return metric.Gauges{Type: prometheus.CounterValue, All: []*prometheus.Desc{requests}, Make: func(count func(*prometheus.Desc, float64, ...string)) {
+	counters := func(count func(*prometheus.Desc, float64, ...string)) {
 		for _, g := range table().Rules().All() {
 			refused, passed := g.Count()
 			result := "refused"
@@ -59,7 +61,8 @@ func ruled(table func() *Table) metric.Gauges {
 			count(requests, float64(refused), g.Name, string(g.Action), result)
 			count(requests, float64(passed), g.Name, string(g.Action), "passed")
 		}
-	}}
+	}
+	return metric.Gauges{Type: prometheus.CounterValue, All: []*prometheus.Desc{requests}, Make: counters}
 }
 
 // gauges show the table.
@@ -75,8 +78,9 @@ func gauges(table func() *Table) metric.Gauges {
 	problems := prometheus.NewDesc("fairlead_registry_problems",
 		"Faults of APIServices and of their source that are worked around and should be fixed.", nil, nil)
 	files := prometheus.NewDesc("fairlead_registry_file_problems",
-		"Faults of each invalid file of the directory, whose last valid objects are used, and of each invalid APIService in etcd.", []string{"file"}, nil)
-	return metric.Gauges{All: []*prometheus.Desc{unavailable, info, entries, generation, problems, files}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
+		"Faults of each invalid file of the directory, whose last valid objects are used, "+
+			"and of each invalid APIService in etcd.", []string{"file"}, nil)
+	gauges := func(gauge func(*prometheus.Desc, float64, ...string)) {
 		t := table()
 		counts := map[string]int{"local": 0, "remote": 0, "refused": 0}
 		faults := 0
@@ -106,5 +110,7 @@ func gauges(table func() *Table) metric.Gauges {
 		}
 		gauge(generation, float64(t.generation))
 		gauge(problems, float64(faults))
-	}}
+	}
+	all := []*prometheus.Desc{unavailable, info, entries, generation, problems, files}
+	return metric.Gauges{All: all, Make: gauges}
 }

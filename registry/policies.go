@@ -148,6 +148,13 @@ func (p *policies) follow(ctx context.Context) {
 		}
 		listed()
 	}
-	l := &lister{example: &corev1.Namespace{}, from: everything(cluster.api.CoreV1().RESTClient(), "namespaces"), log: cluster.log, set: set, replace: replace, denied: denied}
+	l := &lister{
+		example: &corev1.Namespace{},
+		from:    everything(cluster.api.CoreV1().RESTClient(), "namespaces"),
+		log:     cluster.log,
+		set:     set,
+		replace: replace,
+		denied:  denied,
+	}
 	l.reflect(ctx)
 }

@@ -296,7 +296,8 @@ func (r *Registry) compareProblems(last, now []directory.Fault) {
 		case stored:
 			r.log.Error("problem with APIService in etcd", "apiservice", name, "problem", p.Message)
 		default:
-			r.log.Error("problem with manifest: of what is invalid, the last valid state is kept", "file", p.File, "line", p.Line, "field", p.Field, "problem", p.Message)
+			r.log.Error("problem with manifest: of what is invalid, the last valid state is kept",
+				"file", p.File, "line", p.Line, "field", p.Field, "problem", p.Message)
 		}
 		if !p.Note {
 			bad.Insert(p.File)

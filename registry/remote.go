@@ -86,7 +86,8 @@ func byAddress(list []Endpoint) map[string]*Endpoint {
 
 // trustsLike reports whether both expect the same certificate of an address, in the same protocol.
 func (b *Backend) trustsLike(o *Backend, address string) bool {
-	return b.CABundle == o.CABundle && b.CAFrom == o.CAFrom && b.NameAt(address) == o.NameAt(address) && b.Insecure == o.Insecure && b.HTTP1 == o.HTTP1
+	return b.CABundle == o.CABundle && b.CAFrom == o.CAFrom && b.NameAt(address) == o.NameAt(address) &&
+		b.Insecure == o.Insecure && b.HTTP1 == o.HTTP1
 }
 
 // apply applies the new reports, in order of arrival.
@@ -154,7 +155,8 @@ func probed(e, old *Entry) Verdict {
 		return failed(e)
 	}
 	if old != nil && (old.Verdict.Reason == ReasonPassed ||
-		old.Verdict.Reason == ReasonFailedDiscoveryCheck && (len(old.Endpoints) == 0 || old.Backend.trustsLike(e.Backend, old.Endpoints[0].Address))) {
+		old.Verdict.Reason == ReasonFailedDiscoveryCheck &&
+			(len(old.Endpoints) == 0 || old.Backend.trustsLike(e.Backend, old.Endpoints[0].Address))) {
 		return old.Verdict
 	}
 	return Verdict{}

@@ -51,9 +51,11 @@ func (r *resolver) resolve() Verdict {
 		return fault(ReasonEndpointsNotFound, "cannot find endpointslices for service/%s in %q", r.ref.Name, r.ref.Namespace)
 	case ofClusterIP && !slices.ContainsFunc(r.slices, func(s *discoveryv1.EndpointSlice) bool { return slicePort(s, port) != 0 && ready(s) }):
 		if slices.ContainsFunc(r.slices, ready) {
-			return fault(ReasonMissingEndpoints, "ready endpointslices have no port with name %q, of service/%s in %q", port, r.ref.Name, r.ref.Namespace)
+			return fault(ReasonMissingEndpoints, "ready endpointslices have no port with name %q, of service/%s in %q",
+				port, r.ref.Name, r.ref.Namespace)
 		}
-		return fault(ReasonMissingEndpoints, "endpointslices for service/%s in %q have no addresses with port name %q", r.ref.Name, r.ref.Namespace, port)
+		return fault(ReasonMissingEndpoints, "endpointslices for service/%s in %q have no addresses with port name %q",
+			r.ref.Name, r.ref.Namespace, port)
 	case kind == corev1.ServiceTypeExternalName:
 		return r.one(r.service.Spec.ExternalName, "external name")
 	case kind != corev1.ServiceTypeClusterIP && kind != corev1.ServiceTypeNodePort && kind != corev1.ServiceTypeLoadBalancer:
@@ -184,7 +186,10 @@ func (f *family) ordered() []Endpoint {
 		endpoints[i].Far = endpoints[i].Far && f.near && !f.unhinted
 	}
 	readyFirst := func(a, b Endpoint) int {
-		return cmp.Or(cmp.Compare(metric.Number(a.Terminating), metric.Number(b.Terminating)), cmp.Compare(metric.Number(a.Far), metric.Number(b.Far)))
+		return cmp.Or(
+			cmp.Compare(metric.Number(a.Terminating), metric.Number(b.Terminating)),
+			cmp.Compare(metric.Number(a.Far), metric.Number(b.Far)),
+		)
 	}
 	slices.SortFunc(endpoints, func(a, b Endpoint) int {
 		return cmp.Or(strings.Compare(a.Address, b.Address), readyFirst(a, b))

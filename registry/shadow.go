@@ -94,13 +94,16 @@ func (b *builder) front(e *Entry, byURL bool) (loop Verdict) {
 		e.Front = behind.Format(ref)
 	}
 	if known && own.Name != "" && nameOf(ref) != own {
-		e.Problems = append(e.Problems, fmt.Sprintf("annotation %s counts, but the spec names %s, which is not Fairlead's: adopt it again, or remove the annotation", behind.Service, behind.Format(ref)))
+		e.Problems = append(e.Problems, fmt.Sprintf("annotation %s counts, but the spec names %s, which is not Fairlead's: "+
+			"adopt it again, or remove the annotation", behind.Service, behind.Format(ref)))
 	}
 	if c := helper.GetAPIServiceConditionByType(e.Object, apiregistrationv1.Available); c != nil && e.Front != "" {
 		e.FrontSays = fmt.Sprintf("%s, %s: %s", c.Status, c.Reason, c.Message)
 	}
 	if !byURL && serviceOf(e.Object) == own {
-		return fault(ReasonServiceAccessError, "service/%s in %q is Fairlead's own: annotation %s must name the extension server's", own.Name, own.Namespace, behind.Service)
+		return fault(ReasonServiceAccessError,
+			"service/%s in %q is Fairlead's own: annotation %s must name the extension server's",
+			own.Name, own.Namespace, behind.Service)
 	}
 	return loop
 }

@@ -87,7 +87,9 @@ func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
 	case r.Shared && !rated && !counted:
 		bad("shared", true, "shared is for the actions Rate and InFlight")
 	}
-	if r.Message = strings.TrimSpace(r.Message); len(r.Message) > maxMessage || strings.ContainsFunc(r.Message, func(c rune) bool { return !unicode.IsPrint(c) }) {
+	r.Message = strings.TrimSpace(r.Message)
+	unprintable := strings.ContainsFunc(r.Message, func(c rune) bool { return !unicode.IsPrint(c) })
+	if len(r.Message) > maxMessage || unprintable {
 		bad("message", r.Message[:min(len(r.Message), maxAgent)], fmt.Sprintf("one line of at most %d bytes", maxMessage))
 	}
 	m := &r.Match
@@ -141,7 +143,8 @@ func network(s string) (p netip.Prefix, valid bool) {
 // checkMatch has the rules for FlowSchemas (pkg/apis/flowcontrol/validation of k8s.io/kubernetes, which is no library).
 func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 	m := &r.Match
-	wrong = append(few(at.Child("subjects"), len(m.Subjects), maxValues), few(at.Child("resourceRules"), len(m.ResourceRules)+len(m.NonResourceRules), maxRulesOfMatch)...)
+	wrong = append(few(at.Child("subjects"), len(m.Subjects), maxValues),
+		few(at.Child("resourceRules"), len(m.ResourceRules)+len(m.NonResourceRules), maxRulesOfMatch)...)
 	for i, s := range m.Subjects {
 		if _, ok := subject(&s); !ok {
 			wrong = append(wrong, field.Invalid(at.Child("subjects").Index(i), s.Kind,
@@ -170,7 +173,8 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 		values(at.Child("verbs"), nr.Verbs, "")
 		values(at.Child("nonResourceURLs"), nr.NonResourceURLs, "")
 		for j, u := range nr.NonResourceURLs {
-			if u != "*" && !strings.HasPrefix(u, "/") || strings.Count(u, "/") > maxDepth || strings.Contains(strings.TrimSuffix(u, "/*"), "*") && u != "*" {
+			if u != "*" && !strings.HasPrefix(u, "/") || strings.Count(u, "/") > maxDepth ||
+				strings.Contains(strings.TrimSuffix(u, "/*"), "*") && u != "*" {
 				wrong = append(wrong, field.Invalid(at.Child("nonResourceURLs").Index(j), u, `a path, or one that ends in "/*"`))
 			}
 		}
@@ -185,7 +189,8 @@ func subject(s *flowcontrolv1.Subject) (k key, ok bool) {
 		k = key{by: byUser, value: s.User.Name}
 	case s.Kind == flowcontrolv1.SubjectKindGroup && s.Group != nil:
 		k = key{by: byGroup, value: s.Group.Name}
-	case s.Kind == flowcontrolv1.SubjectKindServiceAccount && s.ServiceAccount != nil && s.ServiceAccount.Namespace != "" && s.ServiceAccount.Name != "":
+	case s.Kind == flowcontrolv1.SubjectKindServiceAccount && s.ServiceAccount != nil &&
+		s.ServiceAccount.Namespace != "" && s.ServiceAccount.Name != "":
 		if k = (key{by: byAccounts, value: s.ServiceAccount.Namespace}); s.ServiceAccount.Name != "*" {
 			k = key{by: byUser, value: serviceaccount.MakeUsername(s.ServiceAccount.Namespace, s.ServiceAccount.Name)}
 		}

@@ -61,7 +61,12 @@ type condition []int32
 
 // NewGates returns Gates without rules. Limits go on where those of prev are, which may be nil.
 func NewGates(prev *Gates) *Gates {
-	g := &Gates{byName: make(map[string]*Gate), nets: make(map[netip.Prefix]int32), found: make([][]int32, ofKinds), lengths: map[int]map[int]bool{0: {}, 32: {}, 128: {}}}
+	g := &Gates{
+		byName:  make(map[string]*Gate),
+		nets:    make(map[netip.Prefix]int32),
+		found:   make([][]int32, ofKinds),
+		lengths: map[int]map[int]bool{0: {}, 32: {}, 128: {}},
+	}
 	if prev != nil {
 		g.old, g.buckets = prev.byName, prev.buckets
 	}
@@ -100,7 +105,8 @@ func (g *Gates) Add(r *AccessRule, where string, at *field.Path) field.ErrorList
 		}
 		g.alternatives = append(g.alternatives, a)
 	}
-	g.ByUser = g.ids[byUser] != nil || g.ids[byGroup] != nil || g.ids[byAccounts] != nil || g.ByUser || (r.Action == Rate || r.Action == InFlight) && !r.Shared
+	g.ByUser = g.ByUser || g.ids[byUser] != nil || g.ids[byGroup] != nil || g.ids[byAccounts] != nil ||
+		(r.Action == Rate || r.Action == InFlight) && !r.Shared
 	g.Agents, g.Sources, g.Lists = g.Agents || r.UserAgents != nil, g.Sources || r.Sources != nil, g.Lists || r.WholeLists
 	g.all, g.byName[r.Name] = append(g.all, c), c
 	return nil
@@ -249,7 +255,8 @@ const (
 
 // stateOf returns the state of a rule: old's, if its limit is the same.
 func (g *Gates) stateOf(c, old *Gate) *state {
-	if old != nil && old.Action == c.Action && old.PerSecond == c.PerSecond && old.Burst == c.Burst && old.Max == c.Max && old.Shared == c.Shared && old.DryRun == c.DryRun {
+	if old != nil && old.Action == c.Action && old.PerSecond == c.PerSecond && old.Burst == c.Burst &&
+		old.Max == c.Max && old.Shared == c.Shared && old.DryRun == c.DryRun {
 		return old.state
 	}
 	s := new(state)

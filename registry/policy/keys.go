@@ -134,7 +134,8 @@ func subjects(list []flowcontrolv1.Subject) (keys []key) {
 		if k.value == "*" && k.by != byAccounts {
 			return nil
 		}
-		known, unknown = known || k == key{by: byGroup, value: user.AllAuthenticated}, unknown || k == key{by: byGroup, value: user.AllUnauthenticated}
+		known = known || k == key{by: byGroup, value: user.AllAuthenticated}
+		unknown = unknown || k == key{by: byGroup, value: user.AllUnauthenticated}
 		keys = append(keys, k)
 	}
 	if known && unknown {
