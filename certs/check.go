@@ -21,11 +21,9 @@ type Finding struct {
 	// Severity is SeverityError when something does not work, SeverityWarning when everything works
 	// for now, and SeverityToDo for a step of an installation that is still to come.
 	Severity string `json:"severity"`
-	// Object is the subject: "proxy client certificate", "serving certificate", an APIService.
-	Object string `json:"object"`
-	// Message says what is wrong, Do how to correct it. Neither is ever empty.
-	Message string `json:"message"`
-	Do      string `json:"do"`
+	Object   string `json:"object"`  // "proxy client certificate", "serving certificate", an APIService
+	Message  string `json:"message"` // what is wrong. Never empty
+	Do       string `json:"do"`      // how to correct it. Never empty
 }
 
 // The severities.

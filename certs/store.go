@@ -56,10 +56,8 @@ type Config struct {
 	// that only files give CAs, because kube-apiserver never removes a CA from the ConfigMap.
 	TrustConfigMap bool
 
-	// ProxyClient is the pair presented to the local apiserver and to backends. Zero means none.
-	ProxyClient PairSource
-	// Files are further files to follow, such as a kubeconfig. Nil means none.
-	Files []File
+	ProxyClient PairSource // presented to the local apiserver and to backends. Zero means none
+	Files       []File     // further files to follow, such as a kubeconfig. Nil means none
 
 	// Watch follows the ConfigMap. It is required if ConfigMap is set.
 	Watch        trust.Watch

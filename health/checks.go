@@ -135,9 +135,8 @@ func (c *Checks) logChange(r *http.Request) {
 // drains or is not ready, the response is 500 with the check name fairlead. Otherwise it is that of
 // the local apiserver, sub-checks and query included. ?exclude=fairlead asks only the latter.
 type Relay struct {
-	// Ready is this process's own readiness. Local forwards to the local apiserver.
-	Ready *Checks
-	Local http.Handler
+	Ready *Checks      // this process's own readiness
+	Local http.Handler // forwards to the local apiserver
 }
 
 // ServeHTTP answers a path below /readyz or /healthz.

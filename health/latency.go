@@ -10,16 +10,14 @@ import (
 )
 
 const (
-	// judgeEvery is how often latencies are compared.
-	judgeEvery = time.Second
+	judgeEvery    = time.Second // how often latencies are compared
+	slowWitnesses = 3           // how many comparisons must agree: one stuck request says nothing
 	// slowFactor and slowFor make an endpoint slow: its latency is slowFactor times its peers' median, for slowFor.
 	// Recovery takes as long. Ten times is more than nodes and zones differ by.
 	slowFactor = 10
 	slowFor    = 10 * time.Second
 	// slowFloor is the latency up to which no endpoint is slow: below it ten times the median is noise.
 	slowFloor = 20 * time.Millisecond
-	// slowWitnesses is how many comparisons must agree: one stuck request says nothing.
-	slowWitnesses = 3
 )
 
 // latency is how fast an endpoint answers. Any goroutine adds to the first fields and reads slow; one has the rest.

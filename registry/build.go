@@ -292,10 +292,8 @@ type Input struct {
 	Options *Options
 	// Problems are the faults of the source that belong to no entry. See Table.Problems.
 	Problems []directory.Fault
-	// Complete reports whether every source has been read once.
-	Complete bool
-	// Now is the current time, for Since and for the overlap of a replaced CA.
-	Now time.Time
+	Complete bool      // every source has been read once
+	Now      time.Time // the current time, for Since and for the overlap of a replaced CA
 }
 
 // Options are the settings of Build. The zero value means the documented defaults.

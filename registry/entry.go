@@ -226,8 +226,7 @@ const (
 
 // Report is the result of a probe of one endpoint for one APIService (Registry.Report).
 type Report struct {
-	// Name is the APIService's, such as v1beta1.metrics.k8s.io.
-	Name string
+	Name string // the APIService's, such as v1beta1.metrics.k8s.io
 	// Backend is the Backend of the probed entry. A report is dropped if the entry has another
 	// Backend by now: its result would be about the old one.
 	Backend *Backend

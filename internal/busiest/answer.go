@@ -25,16 +25,13 @@ type Who struct {
 
 // Counts are what was counted of requests when they ended.
 type Counts struct {
-	// Requests have ended, Errors of them with 5xx, Refused with 401, 403 or 429. In and Out are
-	// bytes of their bodies. Slowest, in seconds, leaves long-running ones out.
-	Requests int64   `json:"requests"`
-	Errors   int64   `json:"errors"`
-	Refused  int64   `json:"refused"`
-	In       int64   `json:"in"`
-	Out      int64   `json:"out"`
-	Slowest  float64 `json:"slowest"`
-	// Watches are long-running requests and sessions that are open now.
-	Watches int64 `json:"watches"`
+	Requests int64   `json:"requests"` // have ended
+	Errors   int64   `json:"errors"`   // of them, with 5xx
+	Refused  int64   `json:"refused"`  // of them, with 401, 403 or 429
+	In       int64   `json:"in"`       // bytes of requests' bodies
+	Out      int64   `json:"out"`      // bytes of responses' bodies
+	Slowest  float64 `json:"slowest"`  // seconds, without long-running ones
+	Watches  int64   `json:"watches"`  // long-running requests and sessions that are open now
 }
 
 // Add adds others, or with the sign -1 subtracts them.
@@ -55,13 +52,11 @@ func (c *Counts) weight() int64 { return c.Requests<<12 + c.In + c.Out }
 // Answer has the busiest callers of a window, or those of several replicas.
 type Answer struct {
 	// From and To are when the window begins and ends: requests count that ended between them.
-	From time.Time `json:"from"`
-	To   time.Time `json:"to"`
-	// Total counts all requests, Others those that have no row.
-	Total  Counts `json:"total"`
-	Others Counts `json:"others"`
-	// Rows are the busiest, in order.
-	Rows []Row `json:"rows"`
+	From   time.Time `json:"from"`
+	To     time.Time `json:"to"`
+	Total  Counts    `json:"total"`  // of all requests
+	Others Counts    `json:"others"` // of those that have no row
+	Rows   []Row     `json:"rows"`   // the busiest, in order
 	// Missed is the weight that a row may lack, and that a caller without one has at most: bytes, and 4 KiB a request.
 	Missed int64 `json:"missed"`
 }

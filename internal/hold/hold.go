@@ -13,18 +13,15 @@ import (
 )
 
 const (
-	// fraction is the part of the memory that connections may hold: caches and garbage need the rest.
-	fraction = 4
-	// assumed is the memory of a process that has no memory limit.
-	assumed = 2 << 30
+	fraction = 4                // the part of the memory for connections: caches and garbage need the rest
+	assumed  = 2 << 30          // the memory of a process that has no memory limit
+	logEvery = 10 * time.Second // the shortest time between two log messages about refusals
 	// shares is how many holders could fill the memory that is left: a holder of more than one
 	// share has to wait. A single holder is stopped at a fifth of the limit, ten holders at a
 	// fourteenth each, so there is always room for those that hold little.
 	shares = 4
 	// Least is what every connection may hold, whatever others hold: half of one write to a connection.
 	Least = 64 << 10
-	// logEvery is the shortest time between two log messages about refusals.
-	logEvery = 10 * time.Second
 )
 
 // Bound is the memory bound of the process. It is safe for concurrent use.

@@ -58,8 +58,11 @@ type Config struct {
 // Kind is one kind of document: what is fetched, and what is made of it. S is the state of one backend, L that of a
 // local apiserver, immutable once returned. Every field but Metrics is required.
 type Kind[S, L any] struct {
-	// Name is the document's, in texts and (in lower case) in metrics.
-	Name string
+	Name      string                 // the document's, in texts and (in lower case) in metrics
+	Every     time.Duration          // between requests to a local apiserver while nothing happens
+	Verdicts  bool                   // verdicts change the document
+	SizesHelp string                 // of the metric of Sizes
+	Metrics   []prometheus.Collector // further ones of this kind. Nil means none
 	// Ask asks a backend once and returns its next state, and whether that changes the document. entries are those of
 	// the backend that may be asked now; there is at least one. A nil state means that there is nothing to ask.
 	Ask func(ctx context.Context, known *S, entries []*registry.Entry) (next *S, changed bool, err error)
@@ -68,22 +71,15 @@ type Kind[S, L any] struct {
 	// AskLocal asks a local apiserver once, stores its next states in known, which is nil before,
 	// and calls Touch if one changes the document.
 	AskLocal func(ctx context.Context, server string, known *atomic.Pointer[L]) error
-	// Every is the time between requests to a local apiserver while nothing happens.
-	Every time.Duration
 	// Publish makes the documents of the current state. It is called when that or the table has changed, except for
 	// endpoints and, without Verdicts, for verdicts. It returns when to call it again anyway. Zero means never.
 	Publish func(t *registry.Table) (again time.Time)
-	// Verdicts says that verdicts change the document.
-	Verdicts bool
 	// AskOwn reads by Config.FetchOwn what this process serves itself, once, before anything else.
 	AskOwn func(ctx context.Context) error
 	// Status calls show with the freshness of each APIService's part.
 	Status func(show func(Freshness))
-	// Sizes calls show with the size of each document; SizesHelp is the metric's help.
-	Sizes     func(show func(document string, bytes int))
-	SizesHelp string
-	// Metrics are further metrics of this kind. Nil means none.
-	Metrics []prometheus.Collector
+	// Sizes calls show with the size of each document.
+	Sizes func(show func(document string, bytes int))
 }
 
 // Sources are those of a merged document: the table's backends, each with its own goroutine, and the local apiservers.
@@ -208,15 +204,12 @@ func (s *Sources[S, L]) ask(ctx context.Context, b *backend[S, L], entries []*re
 
 // Freshness says how current one remote APIService's part of a merged document is.
 type Freshness struct {
-	// Name is the APIService's.
-	Name string `json:"-"`
+	Name string `json:"-"` // the APIService's
 	// Reason is why the backend's last response could not be used: a Reason, "unavailable" when its
 	// verdict says so, or "pending" before the first request. Empty means that it could.
-	Reason string `json:"reason,omitempty"`
-	// Message is the cause, for the operator: it may contain addresses.
-	Message string `json:"message,omitempty"`
-	// Confirmed is when the backend last gave a complete response. Zero means never.
-	Confirmed time.Time `json:"confirmed,omitzero"`
+	Reason    string    `json:"reason,omitempty"`
+	Message   string    `json:"message,omitempty"`  // the cause, for the operator: it may contain addresses
+	Confirmed time.Time `json:"confirmed,omitzero"` // when the backend last gave a complete response. Zero: never
 }
 
 // Of returns f with the name of e and why the last request for it failed, if it did.

@@ -17,16 +17,14 @@ import (
 // AccessRule says what happens to the requests that it matches, before anybody answers them: the first that matches
 // decides, and without one nothing changes. Nobody is let in: who is allowed is authenticated and authorized.
 type AccessRule struct {
-	// Name is unique in the policy, and seen in answers, logs and metrics.
-	Name string `json:"name"`
+	Name string `json:"name"` // unique in the policy, and seen in answers, logs and metrics
 	// Match matches as a FlowSchema's rules do (flowcontrol.apiserver.k8s.io/v1), except that what is left out is no
 	// condition: without subjects it is anybody, without both kinds of rules any request to a resource: kubectl needs
 	// discovery to correct a policy. With impersonation the subject is the impersonated user.
 	Match flowcontrolv1.PolicyRulesWithSubjects `json:"match"`
-	// UserAgents are values, or prefixes that end in *. Clients choose theirs.
-	UserAgents []string `json:"userAgents"`
-	// Sources are addresses and networks (CIDR) of clients.
-	Sources []string `json:"sources"`
+
+	UserAgents []string `json:"userAgents"` // values, or prefixes that end in *. Clients choose theirs
+	Sources    []string `json:"sources"`    // addresses and networks (CIDR) of clients
 	// WholeLists matches only lists of whole collections, with neither resourceVersion nor a limit
 	// of at most 10,000: the apiserver reads all objects, and holds them in memory.
 	WholeLists bool   `json:"wholeLists"`
@@ -38,11 +36,9 @@ type AccessRule struct {
 	Max int32 `json:"max"`
 	// Shared: all callers together have the limit of Rate or InFlight. If false, each user has it
 	// for itself; where the user is not known, each token, and without one each address.
-	Shared bool `json:"shared"`
-	// Message is for who is refused.
-	Message string `json:"message"`
-	// DryRun: the rule is counted and logged, and the next one decides.
-	DryRun bool `json:"dryRun"`
+	Shared  bool   `json:"shared"`
+	Message string `json:"message"` // for who is refused
+	DryRun  bool   `json:"dryRun"`  // the rule is counted and logged, and the next one decides
 }
 
 // Action is what an AccessRule does.

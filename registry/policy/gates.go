@@ -42,12 +42,9 @@ type Gates struct {
 // Gate is a compiled AccessRule.
 type Gate struct {
 	AccessRule
-
-	// Where is its place in the policy, as file:line.
-	Where string
-
 	*state
 
+	Where   string // its place in the policy, as file:line
 	buckets *buckets
 }
 

@@ -79,13 +79,11 @@ func Matches(tag string, lines ...string) bool {
 
 // Answer is a complete response that was rendered beforehand. All requests share it, so it is immutable.
 type Answer struct {
-	// Status is the HTTP status.
-	Status int
+	Status int // the HTTP status
 	// Fields are the head: :status, then the fields with names in lower case, fields of one name
 	// next to each other. The date is not among them.
 	Fields []hpack.HeaderField
-	// Body is the content. Nil means that there is none.
-	Body []byte
+	Body   []byte // the content. Nil means that there is none
 }
 
 // Prepare makes an answer of fields and content, and adds the content's length.
