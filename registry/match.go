@@ -40,9 +40,11 @@ type Match struct {
 
 // Match says who serves a path. The path must be that of the request line, escaped and without query, and the same
 // bytes must be forwarded. Match does not allocate. It reads each byte at most twice, and the first few segments once
-// more, however the path is written. A receiver of the path may decode and clean it first: Go's servers decode, others
-// also merge slashes, resolve dot segments and treat backslashes as slashes. If that could change what the path
-// selects, it is RouteInvalid, so that the backend serves what was authorized here.
+// more, however the path is written.
+//
+// A receiver of the path may decode and clean it first: Go's servers decode, others also merge slashes, resolve dot
+// segments and treat backslashes as slashes. If that could change what the path selects, it is RouteInvalid, so that
+// the backend serves what was authorized here.
 func (t *Table) Match(path string) Match {
 	switch inspect(path) {
 	case plainPath:

@@ -160,6 +160,7 @@ func (r *Rules) check(address string) error {
 const attemptDelay = 250 * time.Millisecond
 
 // Dial connects to an address, checked after resolution. Of a name with several the first that answers is used.
+//
 // Addresses that an egress proxy resolves cannot be checked here, so names are resolved here and the proxy gets the
 // address. Without AllowLoopback, a name that only the proxy can resolve is unreachable: it may be the proxy itself.
 func (r *Rules) Dial(ctx context.Context, network, address string) (net.Conn, error) {

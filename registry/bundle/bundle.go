@@ -13,10 +13,11 @@ import (
 // Max bounds a bundle. etcd refuses objects above 1.5 MiB, and a bundle of every public CA has a quarter of this.
 const Max = 1 << 20
 
-// Parse parses the certificates of a PEM bundle. Like kube-apiserver, it ignores other blocks and text between. When
-// some blocks are unreadable it returns the readable certificates together with an error. A caller that reads a file
-// must then refuse the whole: a half-written file looks like this. A caller that reads an API object, which is written
-// as a whole, may use the readable part, as kube-aggregator does. Without a certificate there is an error.
+// Parse parses the certificates of a PEM bundle. Like kube-apiserver, it ignores other blocks and text between.
+//
+// When some blocks are unreadable it returns the readable certificates together with an error. A caller that reads a
+// file must then refuse the whole: a half-written file looks like this. A caller that reads an API object, which is
+// written as a whole, may use the readable part, as kube-aggregator does. Without a certificate there is an error.
 func Parse(data []byte) ([]*x509.Certificate, error) {
 	if len(data) > Max {
 		return nil, fmt.Errorf("reading bundle: %d bytes, more than %d", len(data), Max)

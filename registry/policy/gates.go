@@ -18,8 +18,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 )
 
-// Gates are the compiled rules of a policy, in its order. They are immutable but for the limits' state. Nil has none. A
-// rule is compiled to alternatives, one for each of its resourceRules and nonResourceRules, and an alternative to
+// Gates are the compiled rules of a policy, in its order. They are immutable but for the limits' state. Nil has none.
+//
+// A rule is compiled to alternatives, one for each of its resourceRules and nonResourceRules, and an alternative to
 // conditions: sets of keys, of which a request must have one each. An alternative is found by the one of its conditions
 // whose keys the fewest others share. So the cost is that of the alternatives that share a key with the request in
 // their rarest condition, however many there are.
