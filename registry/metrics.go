@@ -32,7 +32,8 @@ func newMetrics(table func() *Table, to prometheus.Registerer) prometheus.Histog
 // hundreds of CRDs times ten reasons would be most of the scrape.
 func outages(table func() *Table) metric.Gauges {
 	total := prometheus.NewDesc("aggregator_unavailable_apiservice_total",
-		"Counter of APIServices which are marked as unavailable broken down by APIService name and reason.", []string{"name", "reason"}, nil)
+		"Counter of APIServices which are marked as unavailable broken down by APIService name and reason.",
+		[]string{"name", "reason"}, nil)
 	counters := func(count func(*prometheus.Desc, float64, ...string)) {
 		for _, e := range table().servers {
 			for i, reason := range unavailableReasons {

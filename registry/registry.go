@@ -270,7 +270,8 @@ func (r *Registry) compare(last, t *Table, changes []latest.Change[*Entry]) {
 			continue
 		}
 		if v := e.Verdict; v.Reason != old.Verdict.Reason && v.Reason != ReasonLocal {
-			r.log.Info("availability changed", "apiservice", e.Name, "status", string(v.Status), "reason", v.Reason, "message", v.Message)
+			r.log.Info("availability changed",
+				"apiservice", e.Name, "status", string(v.Status), "reason", v.Reason, "message", v.Message)
 		}
 		for _, p := range e.Problems {
 			if !slices.Contains(old.Problems, p) {

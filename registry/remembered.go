@@ -65,7 +65,8 @@ func (m *remembered) recall(ctx context.Context, to *changes) {
 	case err != nil:
 		m.log.Error("the last known APIServices cannot be used", "err", err)
 	default:
-		m.log.Warn("etcd does not answer: the last known APIServices are used until it does", "file", m.path, "apiservices", len(list.Items))
+		m.log.Warn("etcd does not answer: the last known APIServices are used until it does",
+			"file", m.path, "apiservices", len(list.Items))
 		all := make(map[types.NamespacedName]runtime.Object, len(list.Items))
 		for i := range list.Items {
 			all[types.NamespacedName{Name: list.Items[i].Name}] = &list.Items[i]

@@ -141,7 +141,8 @@ func (l *lister) note(ctx context.Context, err error) {
 	case apierrors.IsNotFound(err) && !known && l.absent != nil:
 		l.absent()
 	case apierrors.IsForbidden(err) && !known && l.denied != nil && news:
-		l.log.Warn("reading from the local apiserver is forbidden, it is done without", "kind", fmt.Sprintf("%T", l.example), "err", err)
+		l.log.Warn("reading from the local apiserver is forbidden, it is done without",
+			"kind", fmt.Sprintf("%T", l.example), "err", err)
 		l.denied()
 	case err != nil && news:
 		l.log.Warn("reading the registry, the last state is kept", "kind", fmt.Sprintf("%T", l.example), "err", err)

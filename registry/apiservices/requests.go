@@ -105,5 +105,6 @@ func (p protection) Validate(_ context.Context, a admission.Attributes, _ admiss
 	if _, byURL := o.Annotations[etcd.URLAnnotation]; !byURL && o.Spec.Service == nil {
 		return nil
 	}
-	return admission.NewForbidden(a, fmt.Errorf("the group %q is protected: no extension server may claim it (--protected-groups)", o.Spec.Group))
+	return admission.NewForbidden(a, fmt.Errorf(
+		"the group %q is protected: no extension server may claim it (--protected-groups)", o.Spec.Group))
 }

@@ -246,7 +246,8 @@ func (s *Sources[S, L]) note(err error, failing *Reason, of string, which slog.A
 func (k *Kind[S, L]) gauges() metric.Gauges {
 	name := "fairlead_" + strings.ToLower(k.Name)
 	failing := prometheus.NewDesc(name+"_failing",
-		fmt.Sprintf("1 while a remote APIService's part of %s is not confirmed by its backend, by reason.", k.Name), []string{"name", "reason"}, nil)
+		fmt.Sprintf("1 while a remote APIService's part of %s is not confirmed by its backend, by reason.", k.Name),
+		[]string{"name", "reason"}, nil)
 	age := prometheus.NewDesc(name+"_age_seconds",
 		fmt.Sprintf("Time since a remote APIService's backend last confirmed its part of %s. Absent if it never did.", k.Name),
 		[]string{"name"}, nil)

@@ -102,7 +102,8 @@ func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
 	wrong = append(wrong, few(at.Child("sources"), len(r.Sources), maxValues)...)
 	for i, s := range r.Sources {
 		if _, valid := network(s); !valid {
-			wrong = append(wrong, field.Invalid(at.Child("sources").Index(i), s[:min(len(s), 64)], "an address, or a network such as 10.0.0.0/8"))
+			wrong = append(wrong, field.Invalid(at.Child("sources").Index(i), s[:min(len(s), 64)],
+				"an address, or a network such as 10.0.0.0/8"))
 		}
 	}
 	return wrong

@@ -73,7 +73,8 @@ func unavailable(err error) bool {
 	if coded := interface{ Code() codes.Code }(nil); errors.As(err, &coded) {
 		code = coded.Code()
 	}
-	return code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.ResourceExhausted || errors.Is(err, context.DeadlineExceeded)
+	return code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.ResourceExhausted ||
+		errors.Is(err, context.DeadlineExceeded)
 }
 
 func (b *bounded) Create(ctx context.Context, key string, o, out runtime.Object, ttl uint64) error {

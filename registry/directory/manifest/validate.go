@@ -133,7 +133,8 @@ const (
 func (v *violations) slice(o *discoveryv1.EndpointSlice) {
 	v.metadata(&o.ObjectMeta, true, apivalidation.NameIsDNSSubdomain)
 	v.add(o.Labels[discoveryv1.LabelServiceName] == "",
-		field.Required(field.NewPath("metadata").Child("labels").Key(discoveryv1.LabelServiceName), "it says which Service the endpoints belong to"))
+		field.Required(field.NewPath("metadata").Child("labels").Key(discoveryv1.LabelServiceName),
+			"it says which Service the endpoints belong to"))
 	if kind := field.NewPath("addressType"); o.AddressType == "" {
 		v.add(true, field.Required(kind, ""))
 	} else {
@@ -228,7 +229,8 @@ func (v *violations) role(o *rbacv1.ClusterRole) {
 		v.add(len(r.Verbs) == 0, field.Required(at.Child("verbs"), "verbs must contain at least one value"))
 		if len(r.NonResourceURLs) > 0 {
 			v.add(len(r.APIGroups) > 0 || len(r.Resources) > 0 || len(r.ResourceNames) > 0,
-				field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs, "rules cannot apply to both regular resources and non-resource URLs"))
+				field.Invalid(at.Child("nonResourceURLs"), r.NonResourceURLs,
+					"rules cannot apply to both regular resources and non-resource URLs"))
 			continue
 		}
 		v.add(len(r.APIGroups) == 0, field.Required(at.Child("apiGroups"), "resource rules must supply at least one api group"))

@@ -57,7 +57,8 @@ func (c *codecs) writeAggregated(w http.ResponseWriter, r *http.Request, list *a
 // writeLegacy writes an APIGroupList or an APIGroup as kube-aggregator does. No other goroutine may
 // use the object: encoding sets its kind for a while.
 func (c *codecs) writeLegacy(w http.ResponseWriter, r *http.Request, o runtime.Object) {
-	responsewriters.WriteObjectNegotiated(c.legacy, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{}, w, r, http.StatusOK, o, false)
+	responsewriters.WriteObjectNegotiated(c.legacy, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{},
+		w, r, http.StatusOK, o, false)
 }
 
 // decode decodes a body by its Content-Type alone: its sender controls what it looks like. YAML is never accepted.

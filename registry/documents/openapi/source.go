@@ -292,7 +292,8 @@ func (q *question) spec(ctx context.Context) error {
 		found = pack(body)
 		_, err := convert(found, handler.ToProtoBinary)
 		if found.onlyJSON = err != nil; found.onlyJSON {
-			q.o.log.Warn("OpenAPI v2 of backend has no protobuf form, there it is left out", "groupVersion", q.own[0].String(), "err", err)
+			q.o.log.Warn("OpenAPI v2 of backend has no protobuf form, there it is left out",
+				"groupVersion", q.own[0].String(), "err", err)
 		}
 	}
 	q.take(found, a.Header.Get("Etag"))
