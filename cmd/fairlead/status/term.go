@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/client-go/tools/record"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	apply "k8s.io/kube-aggregator/pkg/client/applyconfiguration/apiregistration/v1"
 
@@ -313,9 +312,6 @@ func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now latest
 		}
 	}
 }
-
-// leading has the recorder of Events while this replica leads.
-type leading = atomic.Pointer[record.EventRecorder]
 
 // Refusals tells which rules began to refuse since its last call, in Events if this replica leads.
 func (e *Events) Refusals(rules *policy.Gates, log *slog.Logger) {

@@ -14,6 +14,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -138,8 +139,8 @@ func (c Config) elect(ctx context.Context, lease string, lead func(context.Conte
 type Events struct {
 	config  Config
 	log     *slog.Logger
-	emitted *prometheus.CounterVec // :: type
-	leads   leading
+	emitted *prometheus.CounterVec               // :: type
+	leads   atomic.Pointer[record.EventRecorder] // nil while another replica does
 }
 
 // NewEvents makes Events. It does nothing until Run.
