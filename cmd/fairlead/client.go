@@ -113,7 +113,7 @@ type follower struct {
 func follow(c *rest.Config, log *slog.Logger) (*follower, *rest.Config, error) {
 	f := &follower{first: c, log: log}
 	return f, &rest.Config{
-		Host: c.Host, APIPath: c.APIPath, UserAgent: c.UserAgent, QPS: c.QPS, Burst: c.Burst, Timeout: c.Timeout,
+		Host: c.Host, UserAgent: c.UserAgent, QPS: c.QPS,
 		Transport: promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
 			return (*f.current.Load()).RoundTrip(r)
 		}),
@@ -157,7 +157,6 @@ func (f *follower) reload(path string) (*rest.Config, error) {
 	c.Host = f.first.Host
 	c.UserAgent = f.first.UserAgent
 	c.QPS = f.first.QPS
-	c.Burst = f.first.Burst
 	c.Dial = f.first.Dial
 	c.WrapTransport = f.first.WrapTransport
 	was := f.config.Load().Insecure
