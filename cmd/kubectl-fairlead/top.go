@@ -35,19 +35,19 @@ It needs the ClusterRole system:fairlead-tap.`,
 			if err := errors.Join(err1, err2); err != nil {
 				return err
 			}
-			get := func(ctx context.Context, from *client, rows int) (*busiest.Answer, error) {
-				query := url.Values{"by": {by}, "window": {window}, "sort": {order}, "limit": {strconv.Itoa(rows)}}
+			query := url.Values{"by": {by}, "window": {window}, "sort": {order}, "limit": {strconv.Itoa(limit)}}
+			ask := func(ctx context.Context, from *client) (*busiest.Answer, error) {
 				a := &busiest.Answer{}
 				return a, from.get(ctx, answer.Below+"/busiest", query, a)
 			}
 			var a *busiest.Answer
 			var err error
 			if replicas {
-				const most = 100 // that one shows
-				a, err = c.addUp(cmd.Context(), func(ctx context.Context, one *client) (*busiest.Answer, error) { return get(ctx, one, most) })
+				query.Set("limit", "100") // the most that one shows
+				a, err = c.addUp(cmd.Context(), ask)
 				a.Top(order, limit)
 			} else {
-				a, err = get(cmd.Context(), c, limit)
+				a, err = ask(cmd.Context(), c)
 			}
 			switch {
 			case a.To.IsZero(): // nobody has answered
