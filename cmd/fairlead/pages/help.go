@@ -52,15 +52,13 @@ func judged(a *answer.APIService, e *registry.Entry) {
 // different returns what each endpoint serves, if it is not the same.
 func different(all []answer.Endpoint) string {
 	var each []string
-	differ, last := false, ""
+	kinds := map[string]bool{}
 	for _, e := range all {
 		if e.Serves != "" {
-			each = append(each, e.Address+" has "+e.Serves)
-			differ = differ || last != "" && last != e.Serves
-			last = e.Serves
+			each, kinds[e.Serves] = append(each, e.Address+" has "+e.Serves), true
 		}
 	}
-	if !differ {
+	if len(kinds) < 2 {
 		return ""
 	}
 	return strings.Join(each, ", ")
