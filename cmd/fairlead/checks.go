@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
 
-// checks say whether this process has what it needs.
 type checks struct {
 	objects     apiregistrationv1.APIServiceInterface // whose status is written. Nil means none
 	needs       *needs.Needs

@@ -24,7 +24,6 @@ import (
 // flushTime bounds sending the last spans: an unreachable collector must not delay the end.
 const flushTime = 5 * time.Second
 
-// makeTracer makes the tracer of requests. It returns nil without tracing.
 func (p *process) makeTracer() (trace.Tracer, error) {
 	if p.o.tracing == "" {
 		return nil, nil

@@ -45,7 +45,6 @@ const (
 
 var errNotCompared = errors.New("it has not been compared with other replicas yet")
 
-// addCritical adds the check to all others.
 func (s *server) addCritical(all []needs.Check) []needs.Check {
 	c := &critical{names: s.o.critical, entry: func(name string) *registry.Entry {
 		version, group, _ := strings.Cut(name, ".")

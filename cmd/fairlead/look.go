@@ -30,7 +30,6 @@ func failed(err error, users, what, advice string) answer.Check {
 	return answer.Check{Status: needs.Failed, Users: users, Message: what + err.Error(), Advice: advice}
 }
 
-// lookServers returns which local apiservers cannot be used.
 func (k *kube) lookServers(time.Time) answer.Check {
 	servers := k.list()
 	bad, last := pages.Unhealthy(servers)
@@ -181,7 +180,6 @@ func countDescriptors(time.Time) answer.Check {
 	return answer.Check{}
 }
 
-// lookMemory compares the live heap, and what connections hold, with their limits.
 func (s *server) lookMemory(time.Time) answer.Check {
 	const do = "raise the container's memory limit, or find out which clients hold so much: see fairlead_memory_held_bytes and the access log"
 	if limit := s.held.Limit(); float64(s.held.Held()) > nearly*float64(limit) {

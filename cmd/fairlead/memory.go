@@ -105,7 +105,6 @@ func unmap() {
 	}
 }
 
-// mapping is a range of addresses.
 type mapping struct{ from, to uintptr }
 
 // unmodified returns the mappings of files that cannot be written to and have no modified pages, in

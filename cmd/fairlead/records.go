@@ -24,7 +24,6 @@ type auditOptions struct {
 	compress, local             bool
 }
 
-// addRecordFlags adds the flags of the access log, the audit log and tracing.
 func (o *options) addRecordFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.accessLog, "access-log", "", "File that receives one line of JSON per request; \"-\" is standard output. Empty: no access log.")
 	fs.Float64Var(&o.accessSample, "access-log-sample", 1, "Fraction of requests that are logged, from 0 to 1. Requests answered with 400 or above are always logged.")

@@ -84,7 +84,6 @@ func (m *mover) runs(ctx context.Context) error {
 	return fmt.Errorf("the Service %s has no ready endpoint: no Fairlead runs there", behind.Format(m.own))
 }
 
-// ownCA returns the CA that verifies Fairlead.
 func (m *mover) ownCA(ctx context.Context) (pem []byte, err error) {
 	if secret := (&corev1.Secret{}); m.caFile != "" {
 		pem, err = os.ReadFile(m.caFile)

@@ -163,12 +163,10 @@ func (c *client) findShadowed(ctx context.Context, x *answer.Explanation) {
 	}
 }
 
-// joined joins the texts that are not empty.
 func joined(separator string, texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(t string) bool { return t == "" }), separator)
 }
 
-// describe formats an explanation for people.
 func (c *client) describe(x *answer.Explanation) string {
 	var b strings.Builder
 	line := func(name, text string, colour ...string) { // none for an empty text

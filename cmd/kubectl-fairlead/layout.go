@@ -51,7 +51,6 @@ func podFlags() map[string][]string {
 	}
 }
 
-// installer writes the kustomization of a layout.
 type installer struct {
 	layout, deploy, out, serversFrom string
 	components, etcd, names          []string
@@ -96,7 +95,6 @@ func (i *installer) validate() error {
 	return errors.Join(*f...)
 }
 
-// run makes a preflight, asks, and writes.
 func (i *installer) run(ctx context.Context, cfg *rest.Config) error {
 	if err := i.validate(); err != nil {
 		return cli.Usage(err)
@@ -135,7 +133,6 @@ func (i *installer) ask(question, proposal string) string {
 	return cmp.Or(strings.TrimSpace(i.lines.Text()), proposal)
 }
 
-// choose decides what flags leave open.
 func (i *installer) choose() error {
 	switch s := i.found.survey; {
 	case i.layout == "etcd":

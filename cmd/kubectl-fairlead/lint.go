@@ -21,7 +21,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// linter is one run of lint.
 type linter struct {
 	cli.Shared // flags of serve
 	certs.Findings
@@ -44,7 +43,6 @@ type linter struct {
 	byClusterIP bool // kube-apiserver's own aggregator dials ClusterIPs
 }
 
-// newLinter makes one with the defaults of the flags in groups.
 func newLinter(groups *cliflag.NamedFlagSets) *linter {
 	l := &linter{foreign: map[string]int{}, claims: map[string]*registry.Entry{}, output: "text"}
 	l.AddFlags(groups.FlagSet)

@@ -92,7 +92,6 @@ func (l *linter) lockout(rules *policy.Gates) {
 	l.Warn(stops.Where, "put one with action Allow before it, for break-glass (docs/rules.md)", "rule %s (%s) can stop everybody, system:masters too", stops.Name, stops.Action)
 }
 
-// faults reports faults of files.
 func (l *linter) faults(all []directory.Fault, do string) {
 	for _, f := range all {
 		l.Error(place(f), do, "%s", f.Message)
@@ -166,7 +165,6 @@ func (s *set) add(o directory.Object) {
 	}
 }
 
-// entry checks one APIService of a file.
 func (l *linter) entry(e *registry.Entry, at string, s *set) {
 	l.problems(e, at)
 	if e.Local() {

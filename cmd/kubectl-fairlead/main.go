@@ -120,7 +120,6 @@ func (c *client) open(ctx context.Context, path string, query url.Values) (*http
 	return nil, fmt.Errorf("asking %s: %s: %s", path, resp.Status, strings.TrimSpace(string(text)))
 }
 
-// get reads a JSON document.
 func (c *client) get(ctx context.Context, path string, query url.Values, into any) error {
 	resp, err := c.open(ctx, path, query)
 	if err != nil {

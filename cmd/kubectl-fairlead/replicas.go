@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
-// replica is one replica of Fairlead, with what it has answered.
 type replica[T any] struct {
 	address string
 	status  T // nothing if err is set
@@ -74,7 +73,6 @@ func askEach[T any](ctx context.Context, c *client, ask func(context.Context, *c
 	return all, nil
 }
 
-// replicas shows the state that each replica reports.
 func (c *client) replicas(ctx context.Context) error {
 	all, err := askEach(ctx, c, func(ctx context.Context, one *client) (*answer.Status, error) { return one.status(ctx) })
 	if err != nil {

@@ -90,7 +90,6 @@ func (c *client) addUp(ctx context.Context, ask func(context.Context, *client) (
 	return sum, err
 }
 
-// busiest prints a line about all, and the table.
 func (c *client) busiest(a *busiest.Answer, wide bool) error {
 	summary, table := a.Table(wide)
 	var rows [][]cell

@@ -141,7 +141,6 @@ type role struct {
 	rules      []rule
 }
 
-// Names of API groups and of namespaces.
 const (
 	aggregation    = "apiregistration.k8s.io"
 	authentication = "authentication.k8s.io"

@@ -126,7 +126,6 @@ func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveBusiest answers with the busiest callers.
 func (p *Pages) serveBusiest(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	limit, err := strconv.Atoi(cmp.Or(q.Get("limit"), "20"))

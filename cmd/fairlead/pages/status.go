@@ -42,7 +42,6 @@ type record struct {
 	fails  []uint64
 }
 
-// look reads the counts of all backends, at a fixed interval.
 func (tr *traffic) look(entries []*registry.Entry, latencies func(*registry.Entry) []uint64, failed func(*registry.Entry) uint64) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()

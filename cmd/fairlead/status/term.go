@@ -181,7 +181,6 @@ func (t *term) write(ctx context.Context) (next time.Time) {
 	return next
 }
 
-// replace applies one condition and records the result.
 func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, want condition) {
 	since := metav1.NewTime(e.Verdict.Since)
 	if want.status == have.status && !have.since.IsZero() {
