@@ -60,8 +60,7 @@ are annotations (docs/annotations.md).`,
 	return cmd
 }
 
-// plugin is the program with the subcommands for people. It links kubectl's connection flags and
-// with them kustomize, which do not belong in the process that holds the front-proxy key.
+// plugin is the program with the subcommands for people. It says why it is another program.
 const plugin = "kubectl-fairlead"
 
 // pluginCommand returns a subcommand that replaces this process by the plugin, which parses flags.

@@ -147,8 +147,7 @@ func resource(mapper meta.RESTMapper, subject string) (schema.GroupVersionResour
 	return mapper.ResourceFor(partial.WithVersion(""))
 }
 
-// findShadowed looks for a CustomResourceDefinition of a group-version that a remote APIService claims: its objects
-// still exist, but cannot be reached. It finds nothing for a user who may not list CustomResourceDefinitions.
+// findShadowed does as linter.shadowed. It finds nothing for a user who may not list CustomResourceDefinitions.
 func (c *client) findShadowed(ctx context.Context, x *answer.Explanation) {
 	a := x.APIService
 	if a == nil || a.Kind != "remote" {
