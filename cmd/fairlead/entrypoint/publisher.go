@@ -56,19 +56,18 @@ const (
 
 // Publisher publishes this replica and removes dead ones. It does nothing before Run.
 type Publisher struct {
-	config  Config
-	log     *slog.Logger
-	metrics *metrics
-	members *members.Members
-	contest contest
-	leaving chan struct{} // wakes Run
-	// withdrawn says that Withdraw was called.
-	withdrawn atomic.Bool
+	config    Config
+	log       *slog.Logger
+	metrics   *metrics
+	members   *members.Members
+	contest   contest
+	leaving   chan struct{} // wakes Run
+	withdrawn atomic.Bool   // by Withdraw, which wakes it
 
 	// Used only by Run's goroutine:
-	served    bool   // this replica was ready once
-	published bool   // our Lease should exist
-	fault     string // of the last round, so that a fault is logged once; empty means success
+	served    bool  // this replica was ready once
+	published bool  // our Lease should exist
+	fault     error // of the last round
 }
 
 // New makes a Publisher.
@@ -112,18 +111,14 @@ func (p *Publisher) round(ctx context.Context, says map[string]string) error {
 		return nil
 	}
 	err := p.tryToPublish(ctx, says)
-	fault := "" // it is logged once, and its end
-	if err != nil {
-		fault = err.Error()
-	}
 	switch {
-	case fault == p.fault:
+	case fmt.Sprint(err) == fmt.Sprint(p.fault): // a fault is logged once, and its end
 	case err != nil:
 		p.log.Error("cannot publish the cluster's entrypoint", "err", err)
 	default:
 		p.log.Info("publishing the cluster's entrypoint works again")
 	}
-	p.fault = fault
+	p.fault = err
 	p.metrics.rounds.WithLabelValues(map[bool]string{false: "passed", true: "failed"}[err != nil]).Inc()
 	return err
 }
