@@ -373,8 +373,7 @@ func Left(now, t time.Time) string {
 	}
 }
 
-// soon is how long before a certificate's end it is coloured: as long as in the shipped alerts.
-const soon = 7 * 24 * time.Hour
+const soon = 7 * 24 * time.Hour // before a certificate's end it is coloured: as long as in the shipped alerts
 
 // Urgency returns the colour of that end: bad on the last day, warn if it is soon, otherwise dim.
 func Urgency(now, t time.Time) string {

@@ -99,8 +99,7 @@ func versionCommand(version string) *cobra.Command {
 	return cmd
 }
 
-// columns is the width of help.
-const columns = 100
+const columns = 100 // of help
 
 // Flags adds flags to a command, and help that shows them in their groups.
 func Flags(cmd *cobra.Command, groups cliflag.NamedFlagSets) {
@@ -169,14 +168,10 @@ const Impersonate = "impersonate"
 
 // Shared are the flags that serve and lint have in common.
 type Shared struct {
-	// Certs has the files of the flags, without SNI, and the common names of front proxies.
-	Certs certs.Config
-	// LocalIdentity is how Fairlead passes a user that it has authenticated to the local apiserver.
-	LocalIdentity string
-	// Behind is Fairlead's own Service, if the cluster's aggregator sends APIServices there.
-	Behind string
-	// Policy is as in registry.Config.
-	Policy string
+	Certs         certs.Config // has the files of the flags, without SNI, and the common names of front proxies
+	LocalIdentity string       // how Fairlead passes a user that it has authenticated to the local apiserver
+	Behind        string       // Fairlead's own Service, if the cluster's aggregator sends APIServices there
+	Policy        string       // as in registry.Config
 
 	table           registry.Options // what one flag alone decides
 	sni             []string

@@ -87,8 +87,7 @@ func (s *server) adminEngine(own http.Handler) *h2.Server {
 	})
 }
 
-// maxScrapes bounds concurrent scrapes: each builds the whole text. A caller leaves one to others.
-const maxScrapes = 4
+const maxScrapes = 4 // at a time: each builds the whole text. A caller leaves one to others
 
 func scrapes(metrics http.Handler) http.Handler {
 	places := &bound.Places{Lend: true}

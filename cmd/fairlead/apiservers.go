@@ -20,10 +20,9 @@ import (
 // apiservers routes Fairlead's own watches and reviews to a healthy local apiserver, and away from one that hangs while
 // another is healthy. A suspended process still accepts connections, and a review would wait for its timeout.
 type apiservers struct {
-	// order lists the addresses, preferred ones first. Never nil.
-	order atomic.Pointer[[]string]
-	first bool     // the first named comes back to its place; else the last used one stays preferred
-	open  sync.Map // :: *ownConn → nothing
+	order atomic.Pointer[[]string] // the addresses, preferred ones first. Never nil
+	first bool                     // the first named comes back to its place; else the last used one stays preferred
+	open  sync.Map                 // :: *ownConn → nothing
 }
 
 // ownConn is a connection to a local apiserver, which may be left.

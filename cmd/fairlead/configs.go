@@ -21,8 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
-// flushTime bounds sending the last spans: an unreachable collector must not delay the end.
-const flushTime = 5 * time.Second
+const flushTime = 5 * time.Second // for the last spans: an unreachable collector must not delay the end
 
 func (p *process) makeTracer() (trace.Tracer, error) {
 	if p.o.tracing == "" {

@@ -27,18 +27,15 @@ type credential struct {
 	log *slog.Logger
 	// source is how client-go obtains the credential. offered, if not nil, replaces it once used.
 	source, offered atomic.Pointer[source]
-	// authorization is the Authorization header's value, empty if a certificate is used. Never nil.
-	authorization atomic.Pointer[string]
-	rejected      chan struct{} // one slot: the local apiserver answered 401
-	pair          *certs.Pair   // the client certificate; look sets it. Empty: a token
+	authorization   atomic.Pointer[string] // the header's value, empty if a certificate is used. Never nil
+	rejected        chan struct{}          // one slot: the local apiserver answered 401
+	pair            *certs.Pair            // the client certificate; look sets it. Empty: a token
 }
 
 type source struct {
 	config *rest.Config
-	// ask returns what client-go's wrappers make of a request. It never sends it.
-	ask http.RoundTripper
-	// tls has the client certificate of a pair, a file or a plugin.
-	tls *tls.Config
+	ask    http.RoundTripper // returns what client-go's wrappers make of a request. It never sends it
+	tls    *tls.Config       // has the client certificate of a pair, a file or a plugin
 }
 
 func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*credential, error) {

@@ -36,8 +36,7 @@ type critical struct {
 }
 
 const (
-	// reachedAnnotation holds what the replica of a Lease reaches.
-	reachedAnnotation = "fairlead.dev/reached"
+	reachedAnnotation = "fairlead.dev/reached" // what the replica of a Lease reaches
 	// criticalGrace is how long a replica that was ready stays so. Replicas notice one after the other that a backend
 	// that hangs is dead, within 12 s, and learn it from each other within 4 s, of a replica that dies within 12 s.
 	criticalGrace = 30 * time.Second

@@ -64,8 +64,7 @@ func ofEtcd() ([]*dto.MetricFamily, error) {
 	return slices.DeleteFunc(all, func(f *dto.MetricFamily) bool { return !strings.HasPrefix(f.GetName(), "etcd_") }), err
 }
 
-// inProcess is the host of URLs for transportTo.
-const inProcess = "fairlead.invalid"
+const inProcess = "fairlead.invalid" // the host of URLs for transportTo
 
 // transportTo returns a transport to a handler of this process. Who does not read blocks the handler after a few KiB.
 func transportTo(h http.Handler) *http.Transport {

@@ -154,8 +154,7 @@ func (s *server) lookKubeconfig(found answer.Check) answer.Check {
 	return found
 }
 
-// nearly is the share of a bound from which on it counts as reached: a tenth is left to find out why.
-const nearly = .9
+const nearly = .9 // of a bound counts as all of it: a tenth is left to find out why
 
 // countDescriptors counts those in use: 20 ms for 100,000. Their highest number says nothing: there may be holes.
 func countDescriptors(time.Time) answer.Check {

@@ -24,8 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 )
 
-// version is set by the linker (make build).
-var version = "devel"
+var version = "devel" // set by the linker (make build)
 
 func main() { cli.Exit(cli.Run(root())) }
 
@@ -60,7 +59,7 @@ are annotations (docs/annotations.md).`,
 	return cmd
 }
 
-// plugin is the program with the subcommands for people. It says why it is another program.
+// plugin is the program with the subcommands for people. Its package says why it is another one.
 const plugin = "kubectl-fairlead"
 
 // pluginCommand returns a subcommand that replaces this process by the plugin, which parses flags.

@@ -88,10 +88,9 @@ func (p *process) makeAudit() error {
 type records struct {
 	accessLog               *accesslog.Log // nil means no access log
 	taps                    accesslog.Taps
-	audit                   *audit.Log  // nil means no audit log
-	auditLines, accessLines *wholeLines // what the logs write to
-	// closing ends what is recorded: the files, and the spans that are not sent yet.
-	closing []func() error
+	audit                   *audit.Log     // nil means no audit log
+	auditLines, accessLines *wholeLines    // what the logs write to
+	closing                 []func() error // ends what is recorded: the files, and the spans that are not sent yet
 }
 
 // closeRecords closes the logs after their loops have ended, and sends the last spans.

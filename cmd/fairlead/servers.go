@@ -21,18 +21,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/reach"
 )
 
-// followEvery is how often the local apiservers are looked up. A kube-apiserver that ends leaves
-// the EndpointSlice first, and serves on for its --shutdown-delay-duration.
-const followEvery = 5 * time.Second
+const (
+	fromSlice, fromLease = "endpointslice", "lease" // the values of --local-apiservers-from
 
-// maxFollowed is how many are followed. There are a handful; 500 strangers cost 50 MiB and a quarter of a core.
-const maxFollowed = 32
-
-// The values of --local-apiservers-from.
-const fromSlice, fromLease = "endpointslice", "lease"
-
-// leaseTime is how long a kube-apiserver counts after its last renewal: it renews every 10 s.
-const leaseTime = 30 * time.Second
+	// followEvery is how often the local apiservers are looked up. A kube-apiserver that ends leaves
+	// the EndpointSlice first, and serves on for its --shutdown-delay-duration.
+	followEvery = 5 * time.Second
+	maxFollowed = 32               // there are a handful; 500 strangers cost 50 MiB and a quarter of a core
+	leaseTime   = 30 * time.Second // for which a kube-apiserver counts after a renewal: it renews every 10 s
+)
 
 // follows returns a function that makes the servers those that find returns. Without one that can
 // be used all stay as they are: a read that fails, or sees an empty list, takes no server away.

@@ -31,9 +31,8 @@ type server struct {
 	kube  *kube // nil means that there is no local apiserver
 	ports ports
 
-	registry *registry.Registry
-	// apiServices serves apiregistration.k8s.io. Nil means the local apiserver does.
-	apiServices *apiservices.Server
+	registry    *registry.Registry
+	apiServices *apiservices.Server // of apiregistration.k8s.io. Nil means that the local apiserver serves it
 	trust       *trust.Trust
 	certs       *certs.Store
 	prober      *health.Prober

@@ -24,8 +24,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// leafLife is a year. A leaf is renewed when a third is left, before lint and the alerts warn.
-const leafLife = 365 * 24 * time.Hour
+const leafLife = 365 * 24 * time.Hour // a leaf is renewed when a third is left, before lint and the alerts warn
 
 // initiator stores a CA and the certificates it signs in Secrets of cert-manager's form.
 type initiator struct {

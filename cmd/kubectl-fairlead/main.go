@@ -31,11 +31,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
-// version is set by the linker (make build).
-var version = "devel"
+var version = "devel" // set by the linker (make build)
 
-// exitUnavailable is the exit code if the subject is unavailable or refused, for scripts that wait.
-const exitUnavailable = 3
+const exitUnavailable = 3 // the exit code if the subject is unavailable or refused, for scripts that wait
 
 // errUnavailable ends a command that worked, and printed that something is unavailable or refused.
 var errUnavailable = errors.New("unavailable")

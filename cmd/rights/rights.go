@@ -83,8 +83,7 @@ type Features struct {
 	// Impersonation is --local-identity=impersonate, Status --write-status, Events --emit-events
 	// Entrypoint --publish-kubernetes-endpoints, and Critical --critical-apiservices.
 	Impersonation, Status, Events, Entrypoint, Critical bool
-	// Servers is --local-apiservers-from.
-	Servers string
+	Servers                                             string // --local-apiservers-from
 	// Policy is the ConfigMap of the policy, with namespace. NamespaceLabels: it selects by them.
 	Policy          string
 	NamespaceLabels bool

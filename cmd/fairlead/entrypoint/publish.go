@@ -18,10 +18,8 @@ import (
 )
 
 const (
-	// service is kube-apiserver's own, in namespace default, made even without its reconciler.
-	service = "kubernetes"
-	// portName names the Service's only port.
-	portName = "https"
+	service  = "kubernetes" // kube-apiserver's own, in namespace default, made even without its reconciler
+	portName = "https"      // of the Service's only port
 	// Manager is the slices' managed-by label: Kubernetes' own controllers leave them alone.
 	Manager = "fairlead.dev"
 	// contentAnnotation repeats what was published: if the content differs, another has changed it.

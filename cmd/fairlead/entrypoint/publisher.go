@@ -35,23 +35,17 @@ import (
 type Config struct {
 	// Client writes default/kubernetes as Endpoints (it needs the verbs get, create and update) and
 	// EndpointSlices, and keeps Leases in kube-system (list, create, update and delete for both).
-	Client kubernetes.Interface
-	// Address is where clients reach this replica: one that CheckAddress accepts, with a port.
-	Address netip.AddrPort
-	// Zone is this replica's. Empty means that it is unknown.
-	Zone string
-	// Identity names this process. It must be unique.
-	Identity string
-	// Ready returns nil while this replica accepts requests. It must not block.
-	Ready        func() error
-	metric.Sinks // changes and failures
+	Client       kubernetes.Interface
+	Address      netip.AddrPort // where clients reach this replica: one that CheckAddress accepts, with a port
+	Zone         string         // this replica's. Empty means that it is unknown
+	Identity     string         // names this process. It must be unique
+	Ready        func() error   // returns nil while this replica accepts requests. It must not block
+	metric.Sinks                // changes and failures
 }
 
 const (
-	// addressAnnotation holds the address of a Lease's replica.
-	addressAnnotation = "fairlead.dev/advertise-address"
-	// zoneAnnotation holds its zone. Empty, or none as in older releases, means unknown.
-	zoneAnnotation = "fairlead.dev/zone"
+	addressAnnotation = "fairlead.dev/advertise-address" // the address of a Lease's replica
+	zoneAnnotation    = "fairlead.dev/zone"              // its zone. Empty, or none as in older releases, means unknown
 )
 
 // Publisher publishes this replica and removes dead ones. It does nothing before Run.

@@ -32,13 +32,10 @@ const (
 	// Interval is the time between two rounds of a few small requests, of which one writes. Another
 	// replica sees a Lease change, and its expiry, up to one interval late: a dead replica counts as
 	// alive for at most 12 s.
-	Interval = 2 * time.Second
-	// roundLimit is how long a round may take: two fit into a Lease's duration when the apiserver hangs.
-	roundLimit = 4 * time.Second
-	// again is the time until the next round after one that failed: three tries before a Lease expires.
-	again = time.Second
-	// sayInterval is how often this replica asks itself what it says. It costs no request.
-	sayInterval = 250 * time.Millisecond
+	Interval    = 2 * time.Second
+	roundLimit  = 4 * time.Second        // of a round: two fit into a Lease's duration when the apiserver hangs
+	again       = time.Second            // until the next round if one has failed: three tries before a Lease expires
+	sayInterval = 250 * time.Millisecond // after which this replica asks itself what it says. It costs no request
 )
 
 // Config configures Members. All fields are required.

@@ -32,16 +32,14 @@ const Pace = time.Second
 
 // The states of a check.
 const (
-	Passed = "passed"
-	Failed = "failed"
-	// Unknown means that it was not checked yet, or cannot be.
-	Unknown = "unknown"
+	Passed  = "passed"
+	Failed  = "failed"
+	Unknown = "unknown" // it was not checked yet, or cannot be
 )
 
 // Check is one need. Gate or Look must be set.
 type Check struct {
-	// Name is the check's.
-	Name string
+	Name string // of the check
 	// Gate returns why this replica can serve nobody, as a check of health.Checks; the request is
 	// nil. Nil means that somebody is always served.
 	Gate func(*http.Request) error
@@ -52,13 +50,10 @@ type Check struct {
 
 // Config configures New.
 type Config struct {
-	// Checks are all needs, in the order shown.
-	Checks []Check
-	// Ready says whether this replica accepts requests.
-	Ready func() bool
-	// Runbook is the address of the checks' runbook.
-	Runbook      string
-	metric.Sinks // changes, and fairlead_ready
+	Checks       []Check     // all needs, in the order shown
+	Ready        func() bool // says whether this replica accepts requests
+	Runbook      string      // the address of the checks' runbook
+	metric.Sinks             // changes, and fairlead_ready
 }
 
 // Needs has the checks. Make it with New. Until Run has begun they are unknown.
@@ -175,8 +170,7 @@ func (o *Outcome) Note(err error) {
 	}
 }
 
-// fresh is how long a fault counts if none was done since, but a like one succeeded.
-const fresh = time.Minute
+const fresh = time.Minute // a fault counts so long if none was done since, but a like one succeeded
 
 // Err returns the last one's error. like is when something like it last succeeded; zero means never.
 func (o *Outcome) Err(like time.Time) error {

@@ -24,8 +24,7 @@ const (
 	// rightsEvery is how often the rights are asked for, a fifth later at random, so that replicas
 	// do not ask together: a change is seen within a minute, and a replica asks a dozen questions.
 	rightsEvery = 50 * time.Second
-	// rightsAgain is how often while one is missing, so that its return is seen soon.
-	rightsAgain = 10 * time.Second
+	rightsAgain = 10 * time.Second // while one is missing, so that its return is seen soon
 )
 
 // Rights asks the local apiserver whether this process has the rights that it needs.

@@ -24,8 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// maxPath bounds the path: it is longer than any path that Kubernetes has.
-const maxPath = 8 << 10
+const maxPath = 8 << 10 // longer than any path that Kubernetes has
 
 // serveExplain explains a request of the caller or of another user. Only callers who may create a
 // SubjectAccessReview may ask about another user.

@@ -18,18 +18,15 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// maxTransitions bounds the changes of verdicts kept: a day of a cluster with trouble, in 20 KB.
-const maxTransitions = 100
-
-// maxChanges bounds the changes of one endpoint's health that are kept: enough to see how one has
-// flapped for an hour. An endpoint that never changed has none.
-const maxChanges = 32
+const (
+	maxTransitions = 100 // changes of verdicts that are kept: a day of a cluster with trouble, in 20 KB
+	maxChanges     = 32  // of one endpoint's health that are kept: enough to see how one has flapped for an hour
+)
 
 type history struct {
-	mu   sync.Mutex // guards what follows
-	list []answer.Transition
-	// endpoints are the changes of each endpoint in the table, :: APIService → address. Never nil.
-	endpoints map[string]map[string][]answer.Change
+	mu        sync.Mutex // guards what follows
+	list      []answer.Transition
+	endpoints map[string]map[string][]answer.Change // :: APIService in the table → address. Never nil
 }
 
 // changed records how the verdict of a remote APIService has changed, and the health of its endpoints.

@@ -64,16 +64,12 @@ func (p *Pages) addHTML() {
 
 type view struct {
 	*answer.Status
-	// List is the requested part of the list.
-	List listing
-	// One is the APIService of the detail page.
-	One *answer.APIService
-	// Busiest are the callers of their page, with a head, and Summary a line about all.
-	Busiest [][]string
-	Summary string
-	// Asked is the path in the explain box, Explanation the result.
-	Asked       string
-	Explanation *answer.Explanation
+	List        listing             // the requested part of the list
+	One         *answer.APIService  // of the detail page
+	Busiest     [][]string          // the callers of their page, with a head
+	Summary     string              // a line about all of them
+	Asked       string              // the path in the explain box
+	Explanation *answer.Explanation // the result
 }
 
 // Sum is what all APIServices of extension servers have, with watches in flight.
@@ -95,20 +91,17 @@ func (v *view) Locals() []*answer.APIService {
 
 // listing is the requested part of the list, from the query of the page's URL.
 type listing struct {
-	Query string // part of a name, a service, an owner or a cause
-	Page  int    // from 1
-	Pages int
-	Found int
-	// Previous and Next are other pages. Zero means that there is none.
-	Previous, Next int
+	Query          string // part of a name, a service, an owner or a cause
+	Page           int    // from 1
+	Pages          int
+	Found          int
+	Previous, Next int // other pages. Zero means that there is none
 }
-
-// maxQuery is longer than any name.
-const maxQuery = 256
 
 func listingOf(r *http.Request) listing {
 	q := r.URL.Query()
 	l := listing{Query: strings.TrimSpace(q.Get("q"))}
+	const maxQuery = 256 // longer than any name
 	if len(l.Query) > maxQuery {
 		l.Query = ""
 	}

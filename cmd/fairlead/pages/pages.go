@@ -33,26 +33,19 @@ import (
 
 // Config holds the sources of the pages. A field that may be empty says what that means.
 type Config struct {
-	// Registry has the current table.
-	Registry *registry.Registry
-	// Proxy explains requests, and counts those that failed.
-	Proxy *proxy.Proxy
-	// Backends have the requests in flight, and the latencies of those so far.
-	Backends *backend.Pools
-	// LocalServers returns the local apiservers with their health. It may return none.
-	LocalServers func() []registry.Endpoint
+	Registry     *registry.Registry         // has the current table
+	Proxy        *proxy.Proxy               // explains requests, and counts those that failed
+	Backends     *backend.Pools             // have the requests in flight, and the latencies of those so far
+	LocalServers func() []registry.Endpoint // returns the local apiservers with their health. It may return none
 	// Endpoint adds to an endpoint of an APIService, or to a local apiserver (LocalName), its last
 	// probe, what it serves, and what else describes a local apiserver.
 	Endpoint func(apiService string, e *answer.Endpoint)
-	// Trust returns the status of the bundles for backends.
-	Trust func() []trust.Status
+	Trust    func() []trust.Status // returns the status of the bundles for backends
 	// Discovery and OpenAPI say how current each remote APIService's part of the documents is.
 	Discovery func() []discovery.Status
 	OpenAPI   func() []openapi.Status
-	// Ready says whether this replica accepts requests. While it is Draining, event streams end.
-	Ready *health.Checks
-	// Tap serves single users' requests to operators.
-	Tap http.Handler
+	Ready     *health.Checks // says whether this replica accepts requests. While it is Draining, event streams end
+	Tap       http.Handler   // serves single users' requests to operators
 	// Process returns this process's Version, Replica, Cluster, LocalIdentity, Checks, Certificates and Handshakes.
 	Process func() *answer.Status
 }

@@ -22,8 +22,7 @@ const (
 	// kept: ten minutes, as far as people look back when something is slow.
 	pace   = 10 * time.Second
 	points = 60
-	// recent is how many of the last points the numbers cover: a minute.
-	recent = 6
+	recent = 6 // so many of the last points the numbers cover: a minute
 )
 
 // traffic records the latencies of the backends.
@@ -34,12 +33,10 @@ type traffic struct {
 
 // record belongs to one APIService. An APIService without any request yet has none.
 type record struct {
-	last []uint64
-	// diffs are the counts of each of the last points, newest last.
-	diffs [][]uint64
-	// failed counts failures so far, fails those at each point of the last minute.
-	failed uint64
-	fails  []uint64
+	last   []uint64
+	diffs  [][]uint64 // the counts of each of the last points, newest last
+	failed uint64     // failures so far
+	fails  []uint64   // those at each point of the last minute
 }
 
 func (tr *traffic) look(entries []*registry.Entry, latencies func(*registry.Entry) []uint64, failed func(*registry.Entry) uint64) {

@@ -25,17 +25,13 @@ import (
 )
 
 const (
-	// conditionType is our own condition.
-	conditionType = "fairlead.dev/Available"
+	conditionType = "fairlead.dev/Available" // our own condition
 	// relist is how often the conditions are read again. Only this process should write them, so
 	// this only repairs what others have changed. Available is watched too.
-	relist = 10 * time.Minute
-	// spacing is the least time between two writes of an APIService, however often it flaps.
-	spacing = time.Second
-	// lastRetry bounds the backoff after a failed write or list: it starts at spacing and doubles.
-	lastRetry = 30 * time.Second
-	// callTimeout bounds a call to the apiserver, and so how long a hanging one delays others.
-	callTimeout = 10 * time.Second
+	relist      = 10 * time.Minute
+	spacing     = time.Second      // the least time between two writes of an APIService, however often it flaps
+	lastRetry   = 30 * time.Second // bounds the backoff after a failed write or list: it starts at spacing and doubles
+	callTimeout = 10 * time.Second // bounds a call to the apiserver, and so how long a hanging one delays others
 )
 
 // condition is the part of our condition that is compared.
@@ -52,9 +48,8 @@ type written struct {
 	since     metav1.Time
 	notBefore time.Time     // of the next write
 	pause     time.Duration // the backoff after a failed write
-	// losses is how often another writer has replaced the condition, lostLast when it last did.
-	losses   int
-	lostLast time.Time
+	losses    int           // how often another writer has replaced the condition
+	lostLast  time.Time     // when it last did
 }
 
 // term is one period of leading.

@@ -38,8 +38,7 @@ import (
 // Config configures a Writer or Events. Table is required, and for a Writer APIServices and either
 // Elect or Client; for Events, Client and Faults.
 type Config struct {
-	// Table returns the current table.
-	Table func() latest.State[*registry.Entry]
+	Table func() latest.State[*registry.Entry] // returns the current table
 	// APIServices writes conditions; it needs list on apiservices and patch on apiservices/status.
 	APIServices typed.APIServiceInterface
 	// Client elects one replica by a Lease, where Identity is this replica's unique name; it needs
@@ -49,10 +48,9 @@ type Config struct {
 	Identity string
 	// Elect elects the writer otherwise: it calls lead while this replica leads, until ctx ends.
 	// Then the condition is Available, of Local APIServices too. Nil means that a Lease elects.
-	Elect func(ctx context.Context, name string, lead func(context.Context)) error
-	// Faults returns other faults of APIServices by name, such as an unreadable bundle.
-	Faults       func() map[string]string
-	metric.Sinks // failed writes, and changes of the leader
+	Elect        func(ctx context.Context, name string, lead func(context.Context)) error
+	Faults       func() map[string]string // returns other faults of APIServices by name, such as an unreadable bundle
+	metric.Sinks                          // failed writes, and changes of the leader
 }
 
 // Writer writes conditions while it leads.
