@@ -69,13 +69,10 @@ type Status struct {
 
 // APIService is one entry of the table.
 type APIService struct {
-	// Name is version.group, as in metadata.name.
-	Name string `json:"name"`
-	// Group and Version are what it claims.
-	Group   string `json:"group"`
-	Version string `json:"version"`
-	// Kind is local, remote, or refused: a remote that claims a protected group.
-	Kind string `json:"kind"`
+	Name    string `json:"name"`    // version.group, as in metadata.name
+	Group   string `json:"group"`   // that it claims
+	Version string `json:"version"` // that it claims
+	Kind    string `json:"kind"`    // local, remote, or refused: a remote that claims a protected group
 	// GroupPriority and VersionPriority are groupPriorityMinimum and versionPriority.
 	GroupPriority   int32 `json:"groupPriorityMinimum"`
 	VersionPriority int32 `json:"versionPriority"`
@@ -131,12 +128,9 @@ type APIService struct {
 
 // Endpoint is one address of a backend or of the local apiserver.
 type Endpoint struct {
-	// Address is host:port.
-	Address string `json:"address"`
-	// Health is unprobed, healthy or unhealthy.
-	Health string `json:"health"`
-	// Since is when Health last changed. Zero means never.
-	Since time.Time `json:"since,omitzero"`
+	Address string    `json:"address"`        // host:port
+	Health  string    `json:"health"`         // unprobed, healthy or unhealthy
+	Since   time.Time `json:"since,omitzero"` // when Health last changed. Zero means never
 	// Slow endpoints get few requests, Terminating ones none while there are others, and Far ones,
 	// which are meant for other zones, none while others are healthy.
 	Slow        bool `json:"slow,omitempty"`
@@ -187,15 +181,11 @@ type Traffic struct {
 
 // Transition is one change of an APIService's verdict.
 type Transition struct {
-	// Time is when the change was seen.
-	Time time.Time `json:"time"`
-	// APIService is its name.
-	APIService string `json:"apiService"`
-	// Status and Reason are the new verdict's; "gone" is that of an APIService that was deleted.
-	Status string `json:"status"`
-	Reason string `json:"reason,omitempty"`
-	// Message is the new verdict's.
-	Message string `json:"message,omitempty"`
+	Time       time.Time `json:"time"`              // when the change was seen
+	APIService string    `json:"apiService"`        // its name
+	Status     string    `json:"status"`            // the new verdict's; "gone" is that of an APIService that was deleted
+	Reason     string    `json:"reason,omitempty"`  // the new verdict's
+	Message    string    `json:"message,omitempty"` // the new verdict's
 }
 
 // Explanation is what happens to a request: the response to /explain.
@@ -243,14 +233,12 @@ func (x *Explanation) Outcome() string {
 // Identity is a user as the destination sees it.
 type Identity struct {
 	// User, UID, Groups and Extra are the caller's.
-	User   string              `json:"user"`
-	UID    string              `json:"uid,omitempty"`
-	Groups []string            `json:"groups,omitempty"`
-	Extra  map[string][]string `json:"extra,omitempty"`
-	// Headers are the added header fields, as name: value.
-	Headers []string `json:"headers,omitempty"`
-	// How describes the way in which the identity is passed.
-	How string `json:"how"`
+	User    string              `json:"user"`
+	UID     string              `json:"uid,omitempty"`
+	Groups  []string            `json:"groups,omitempty"`
+	Extra   map[string][]string `json:"extra,omitempty"`
+	Headers []string            `json:"headers,omitempty"` // the added header fields, as name: value
+	How     string              `json:"how"`               // the way in which the identity is passed
 }
 
 // Available reports whether requests are sent to the APIService.

@@ -23,11 +23,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/rights"
 )
 
-// The releases of Kubernetes that `make skew` tests.
-const oldestRelease, newestRelease = "1.30", "1.37"
-
-// Ports of the manifests for control-plane nodes.
-const securePort, adminPort = 8443, 8444
+const (
+	oldestRelease, newestRelease = "1.30", "1.37" // of Kubernetes that `make skew` tests
+	securePort, adminPort        = 8443, 8444     // of the manifests for control-plane nodes
+)
 
 // preflight checks what decides whether Fairlead can run in a cluster. What is to be done first is no fault.
 func (l *linter) preflight(ctx context.Context, s *survey, kube kubernetes.Interface) {

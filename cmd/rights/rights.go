@@ -18,14 +18,12 @@ import (
 type Right struct {
 	// Verb is a verb of the API. Group is empty for the core group. Resource may have a subresource after a slash.
 	Verb, Group, Resource string
-	// Namespace and Name limit it. Empty means all of them.
-	Namespace, Name string
+	Namespace, Name       string // limit it. Empty means all of them
 	// Role is the kind and the name of the role that gives it, or of its binding if Kubernetes has
 	// the role. Manifest is the file and the line of the rule; or that it is
 	// Kubernetes' own.
 	Role, Manifest string
-	// For says what fails without it, in the words of users.
-	For string
+	For            string // what fails without it, in the words of users
 	// Narrow means that operators are advised to grant it only for some names, and not at all if
 	// they do not use it: that it is missing for all names is no fault. See Ungranted.
 	Narrow bool
