@@ -46,6 +46,13 @@ func (p palette) paint(code, text string) string {
 // cell is a word of a table and its colour. Empty means plain.
 type cell struct{ text, colour string }
 
+func cells(texts ...string) (row []cell) {
+	for _, text := range texts {
+		row = append(row, cell{text: text})
+	}
+	return row
+}
+
 // table writes rows in aligned columns, as kubectl does.
 func (p palette) table(w io.Writer, rows [][]cell) error {
 	const gap = 3 // kubectl's

@@ -112,18 +112,18 @@ func addresses(list *discoveryv1.EndpointSliceList, port string) (all []string) 
 }
 
 func replicaRows(all []replica[*answer.Status]) [][]cell {
-	rows := [][]cell{{{text: "REPLICA"}, {text: "ADDRESS"}, {text: "READY"}, {text: "UP"}, {text: "AVAILABLE"}, {text: "VERSION"}}}
+	rows := [][]cell{cells("REPLICA", "ADDRESS", "READY", "UP", "AVAILABLE", "VERSION")}
 	for _, r := range all {
 		s := r.status
 		if r.err != nil {
-			rows = append(rows, []cell{{text: "-"}, {text: r.address}, {"Unknown", bad}, {text: "-"}, {text: "-"}, {text: "-"}})
+			rows = append(rows, slices.Concat(cells("-", r.address), []cell{{"Unknown", bad}}, cells("-", "-", "-")))
 			continue
 		}
 		up := s.Those(func(a *answer.APIService) bool { return a.Kind != "local" && a.Available() })
 		ready := map[bool]cell{true: {"True", good}, false: {"False", bad}}[s.Ready == ""]
-		rows = append(rows, []cell{
-			{text: cmp.Or(s.Replica, "-")}, {text: r.address}, ready, {text: answer.Ago(s.Time, s.Started)}, {text: fmt.Sprintf("%d/%d", len(up), len(s.Remotes()))}, {text: s.Version},
-		})
+		available := fmt.Sprintf("%d/%d", len(up), len(s.Remotes()))
+		row := append(cells(cmp.Or(s.Replica, "-"), r.address), ready)
+		rows = append(rows, append(row, cells(answer.Ago(s.Time, s.Started), available, s.Version)...))
 	}
 	return rows
 }

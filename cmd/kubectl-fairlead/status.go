@@ -103,10 +103,7 @@ func (c *client) rows(s *answer.Status, shown []*answer.APIService, o *statusOpt
 	if o.form.wide() {
 		head = append(head, "RATE", "LONG-RUNNING", "PRIORITY", "TLS-NAME", "MESSAGE")
 	}
-	rows := [][]cell{nil}
-	for _, h := range head {
-		rows[0] = append(rows[0], cell{text: h})
-	}
+	rows := [][]cell{cells(head...)}
 	for _, a := range shown {
 		rows = append(rows, c.row(s.Time, a, o.form.wide()))
 	}
@@ -133,8 +130,9 @@ func (c *client) row(now time.Time, a *answer.APIService, wide bool) []cell {
 		{text: strconv.FormatInt(a.InFlight, 10)}, {text: answer.Latency(traffic.P99)}, expires(now, a.Expires()),
 	}
 	if wide {
-		row = append(row, cell{text: answer.Rate(traffic.Rate)}, cell{text: strconv.FormatInt(a.LongRunning, 10)}, cell{text: fmt.Sprintf("%d/%d", a.GroupPriority, a.VersionPriority)},
-			cell{text: a.ServerName}, cell{text: a.Why()})
+		priority := fmt.Sprintf("%d/%d", a.GroupPriority, a.VersionPriority)
+		running := strconv.FormatInt(a.LongRunning, 10)
+		row = append(row, cells(answer.Rate(traffic.Rate), running, priority, a.ServerName, a.Why())...)
 	}
 	return row
 }

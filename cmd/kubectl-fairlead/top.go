@@ -94,10 +94,7 @@ func (c *client) busiest(a *busiest.Answer, wide bool) error {
 	summary, table := a.Table(wide)
 	var rows [][]cell
 	for _, texts := range table {
-		rows = append(rows, nil)
-		for _, text := range texts {
-			rows[len(rows)-1] = append(rows[len(rows)-1], cell{text: text})
-		}
+		rows = append(rows, cells(texts...))
 	}
 	_, err := fmt.Fprintln(c.out, summary)
 	return errors.Join(err, c.palette.table(c.out, rows))
