@@ -11,6 +11,7 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-helpers/auth/rbac/validation"
 )
 
@@ -31,10 +32,7 @@ type Right struct {
 
 // String returns what a message calls it: create subjectaccessreviews.authorization.k8s.io.
 func (r Right) String() string {
-	s := r.Verb + " " + r.Resource
-	if r.Group != "" {
-		s += "." + r.Group
-	}
+	s := r.Verb + " " + schema.GroupResource{Group: r.Group, Resource: r.Resource}.String()
 	if r.Name != "" {
 		s += " " + r.Name
 	}
