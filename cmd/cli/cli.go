@@ -162,8 +162,7 @@ func Exit(err error) {
 	os.Exit(1)
 }
 
-// Impersonate is the value of --local-identity with which Fairlead impersonates users at the local
-// apiserver. The other one is front-proxy.
+// Impersonate is the value of --local-identity, besides front-proxy: users are impersonated at the local apiserver.
 const Impersonate = "impersonate"
 
 // Shared are the flags that serve and lint have in common.

@@ -108,8 +108,7 @@ func (s *server) features() rights.Features {
 	return f
 }
 
-// bundles returns the objects of ca-from that the cluster must show us. A directory may have
-// one: then no right to the cluster's is needed.
+// bundles returns the objects of ca-from that the cluster must show us: those that no directory has.
 func bundles(entries []*registry.Entry, dir string, faults map[string]string) (all []string) {
 	for _, e := range entries {
 		if e.Backend != nil && e.Backend.CAFrom != "" && (dir == "" || faults[e.Name] != "") {

@@ -90,8 +90,7 @@ func addressOf(server string) (string, error) {
 	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), nil
 }
 
-// clusterName returns the cluster's name in the kubeconfig; kubeadm writes its configured name
-// there. It returns "" for a pod's configuration, which has none.
+// clusterName returns the cluster's name in the kubeconfig, where kubeadm writes it. A pod's configuration has none.
 func clusterName(kubeconfig string) string {
 	c, err := clientcmd.LoadFromFile(kubeconfig)
 	if err != nil || c.Contexts[c.CurrentContext] == nil {
@@ -131,8 +130,7 @@ func (f *follower) take(c *rest.Config) error {
 	return nil
 }
 
-// certificate returns the client certificate in force, so that its expiry is reported: nothing
-// renews it together with the cluster's certificates.
+// certificate returns the client certificate in force, to report its expiry: nothing renews it with the cluster's.
 func (f *follower) certificate() []*x509.Certificate {
 	c := rest.CopyConfig(f.config.Load())
 	_ = rest.LoadTLSFiles(c)                       // a file may be being written

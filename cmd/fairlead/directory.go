@@ -69,8 +69,7 @@ func (o *options) alone() bool {
 	return (o.registry.dir != "" || o.registry.etcd != nil) && o.kubeconfig == "" && !o.registry.cluster
 }
 
-// makeAPIServices makes the server of apiregistration.k8s.io, from etcd or the table. Without a
-// local apiserver it also serves what that would.
+// makeAPIServices makes the server of apiregistration.k8s.io and, without a local apiserver, of what that would serve.
 func (s *server) makeAPIServices(o *registry.Options) (err error) {
 	c := apiservices.Config{
 		Tables: s, Options: o, Version: kubernetesVersion(),

@@ -30,8 +30,7 @@ func authConfigMap() types.NamespacedName {
 	return types.NamespacedName{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
 }
 
-// makeTrust makes the CAs by which backends and the local apiserver are verified, and then our own
-// certificates and the CAs of clients, which follow files of the parts before them, too.
+// makeTrust makes the CAs that verify backends and the local apiserver, then our certificates and the CAs of clients.
 func (s *server) makeTrust(files []certs.File) (err error) {
 	s.trust = trust.New(trust.Config{
 		Tables: s.registry, Watch: s.registry.Watch,

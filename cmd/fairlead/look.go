@@ -88,8 +88,7 @@ func (s *server) lookConfigMap(found answer.Check) answer.Check {
 			"have it signed by the cluster's request-header CA (kubeadm: front-proxy-ca), with one of its --requestheader-allowed-names"))
 }
 
-// seldomLook returns a look that looks again only after a while: at certificates, of which the
-// kubeconfig's may be in a file, and at descriptors, which are counted.
+// seldomLook looks again only after a while: at certificates, which may be in files, and at descriptors, to count.
 func seldomLook(look func(time.Time) answer.Check) func(time.Time) answer.Check {
 	found, at := answer.Check{}, time.Time{}
 	return func(now time.Time) answer.Check {

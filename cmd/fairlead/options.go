@@ -224,8 +224,7 @@ func (o *options) validateChoices(f *cli.Faults) {
 	}
 }
 
-// validateBrowsers has kube-apiserver's checks of the flags for browsers
-// (k8s.io/apiserver/pkg/server/options/server_run_options.go).
+// validateBrowsers checks as kube-apiserver does (k8s.io/apiserver/pkg/server/options/server_run_options.go).
 func (o *options) validateBrowsers(f *cli.Faults) {
 	for _, origin := range o.proxy.AllowedOrigins {
 		if _, err := regexp.Compile(origin); err != nil {

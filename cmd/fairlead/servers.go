@@ -84,8 +84,7 @@ func (k *kube) leased(from coordinationv1client.LeaseInterface) func(context.Con
 	}
 }
 
-// sliced finds the kube-apiservers in the EndpointSlices of default/kubernetes. None is a Fairlead,
-// which may publish itself there, or loopback.
+// sliced finds the kube-apiservers in the EndpointSlices of default/kubernetes: no Fairlead, and nothing on loopback.
 func sliced(from discoveryv1client.EndpointSliceInterface, self []netip.AddrPort) func(context.Context) ([]string, error) {
 	rules := &reach.Rules{Self: self}
 	return func(ctx context.Context) (addresses []string, err error) {

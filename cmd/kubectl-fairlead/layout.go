@@ -254,8 +254,7 @@ func under(folder string, names []string) (all []string) {
 	return all
 }
 
-// put writes a kustomization into a folder below the one of --out. If its file has other content,
-// it says what differs, and keeps it beside the new one.
+// put writes a kustomization below --out. If its file has other content, it says what differs, and keeps the old one.
 func (i *installer) put(folder string, k types.Kustomization) error {
 	file := filepath.Join(i.out, folder, "kustomization.yaml")
 	from, err1 := filepath.Abs(filepath.Dir(file))

@@ -111,8 +111,7 @@ func (l *linter) credentials(cfg *rest.Config) {
 	}
 }
 
-// usable returns the APIServices that kube-apiserver's own aggregator can use. The table does not
-// show it, because its verdicts are lint's own.
+// usable returns the APIServices that kube-apiserver's own aggregator can use: the table's verdicts are lint's own.
 func usable(ctx context.Context, client rest.Interface) map[string]bool {
 	var list apiregistrationv1.APIServiceList
 	data, err := client.Get().AbsPath("/apis/apiregistration.k8s.io/v1/apiservices").SetHeader("Accept", "application/json").Do(ctx).Raw()

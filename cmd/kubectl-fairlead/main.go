@@ -1,7 +1,6 @@
-// Command kubectl-fairlead has Fairlead's subcommands for people: status, top and explain query a running Fairlead
-// through its front door, lint finds what is wrong, init makes certificates for clusters whose CAs are not available,
-// version prints the version. kubectl finds it in PATH as a plugin, and fairlead executes it for these subcommands. It
-// is a program of its own: kubectl's flags link kustomize, which must stay out of the process with the front-proxy key.
+// Command kubectl-fairlead has Fairlead's subcommands for people. kubectl finds it in PATH as a plugin, and fairlead
+// executes it. It is a program of its own: kubectl's flags link kustomize, which must stay out of the process with the
+// front-proxy key.
 //
 // status and explain use kubectl's own kubeconfig and flags, need no more access than kubectl has, and show what the
 // server says. They only look up a resource's path, and CustomResourceDefinitions that claim its group-version.

@@ -20,9 +20,8 @@ type Right struct {
 	// Verb is a verb of the API. Group is empty for the core group. Resource may have a subresource after a slash.
 	Verb, Group, Resource string
 	Namespace, Name       string // limit it. Empty means all of them
-	// Role is the kind and the name of the role that gives it, or of its binding if Kubernetes has
-	// the role. Manifest is the file and the line of the rule; or that it is
-	// Kubernetes' own.
+	// Role is the kind and the name of the role that gives it, or of its binding if Kubernetes has the role. Manifest
+	// is the file and the line of the rule; or that it is Kubernetes' own.
 	Role, Manifest string
 	For            string // what fails without it, in the words of users
 	// Narrow means that operators are advised to grant it only for some names, and not at all if

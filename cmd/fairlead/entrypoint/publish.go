@@ -45,8 +45,7 @@ func (p *Publisher) read(ctx context.Context) (*corev1.Endpoints, []discoveryv1.
 	return have, list.Items, nil
 }
 
-// mayWrite checks whether another writer has changed the objects since Fairlead wrote them, and
-// gives way to one that does so repeatedly.
+// mayWrite finds out whether another writer has changed the objects, and gives way to one that does so repeatedly.
 func (p *Publisher) mayWrite(have *corev1.Endpoints, list []discoveryv1.EndpointSlice, now time.Time) bool {
 	c := &p.contest
 	// An empty list is overwritten at once, whoever wrote it: the last kube-apiserver that
@@ -158,8 +157,7 @@ type group struct {
 	endpoints []discoveryv1.Endpoint
 }
 
-// groups groups addresses, which have zones. The first group's slice has the name of
-// kube-apiserver's only one, so that nothing of kube-apiserver's is left over.
+// groups groups addresses. The first one's slice has the name of kube-apiserver's only one, of which nothing is left.
 func groups(zones map[netip.AddrPort]string) []group {
 	list := []group{}
 	for _, a := range slices.SortedFunc(maps.Keys(zones), netip.AddrPort.Compare) {

@@ -29,9 +29,8 @@ import (
 const (
 	// LeaseDuration is how long a Lease lasts: three renewals may be lost before it expires.
 	LeaseDuration = 8 * time.Second
-	// Interval is the time between two rounds of a few small requests, of which one writes. Another
-	// replica sees a Lease change, and its expiry, up to one interval late: a dead replica counts as
-	// alive for at most 12 s.
+	// Interval is the time between two rounds of a few small requests, of which one writes. Another replica sees a
+	// Lease change, and its expiry, up to one interval late: a dead replica counts as alive for at most 12 s.
 	Interval    = 2 * time.Second
 	roundLimit  = 4 * time.Second        // of a round: two fit into a Lease's duration when the apiserver hangs
 	again       = time.Second            // until the next round if one has failed: three tries before a Lease expires

@@ -26,8 +26,7 @@ import (
 
 const maxPath = 8 << 10 // longer than any path that Kubernetes has
 
-// serveExplain explains a request of the caller or of another user. Only callers who may create a
-// SubjectAccessReview may ask about another user.
+// serveExplain explains a request of the caller, or of another user if the caller may create a SubjectAccessReview.
 func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	target := q.Get("path")
@@ -137,8 +136,7 @@ func (p *Pages) blame(x *answer.Explanation, refused, impersonated bool) {
 	}
 }
 
-// explainLocal adds the local apiservers, and what is wrong with them. If none is healthy, the
-// request is forwarded nevertheless, in vain.
+// explainLocal adds the local apiservers, and what is wrong with them. If none is healthy, it is forwarded in vain.
 func (p *Pages) explainLocal(x *answer.Explanation) {
 	servers := p.cfg.LocalServers()
 	if x.APIService != nil {
@@ -171,8 +169,7 @@ func names(path string) string {
 	return "the path names no group-version"
 }
 
-// claimant returns the APIService that claims a path: of a document of several servers too, and not
-// the further backend to which the policy sends the request.
+// claimant returns the APIService that claims a path, also of a merged document, and not a further backend of it.
 func (p *Pages) claimant(path string, e *registry.Entry) *registry.Entry {
 	if e == nil {
 		parts := strings.Split(strings.Trim(path, "/"), "/")

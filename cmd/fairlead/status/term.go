@@ -219,8 +219,7 @@ func (w *written) mayWrite(want condition) time.Time {
 	return w.notBefore
 }
 
-// wanted returns the condition that an entry should have, the zero value for none. If known is
-// false there is no verdict yet, and the condition stays.
+// wanted returns the condition that an entry should have, or zero for none. Until it is known, the condition stays.
 func (t *term) wanted(e *registry.Entry) (want condition, known bool) {
 	switch ours := t.writer.condition == conditionType; {
 	case !ours && e.Object.ResourceVersion == "": // read from a file, not stored

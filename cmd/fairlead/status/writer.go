@@ -92,8 +92,7 @@ func (w *Writer) Run(ctx context.Context) error {
 	})
 }
 
-// elect takes part in the election by a Lease in kube-system until ctx ends, and calls lead while
-// this replica leads. After losing the Lease it runs for election again.
+// elect runs for a Lease in kube-system until ctx ends, also after losing it, and calls lead while this replica leads.
 func (c Config) elect(ctx context.Context, lease string, lead func(context.Context)) error {
 	turn := make(chan struct{}, 1) // holds an element while a goroutine leads
 	for ctx.Err() == nil {
