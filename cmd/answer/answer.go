@@ -46,17 +46,12 @@ type Status struct {
 	Generation uint64 `json:"generation"`
 	Complete   bool   `json:"complete"`
 	// APIServices are in the order of legacy discovery: groupPriorityMinimum, then name.
-	APIServices []APIService `json:"apiServices"`
-	// LocalServers are the local apiservers. Empty means none.
-	LocalServers []Endpoint `json:"localAPIServers"`
-	// LocalIdentity is --local-identity. Empty means no local apiserver.
-	LocalIdentity string `json:"localIdentity,omitempty"`
-	// LocalTrust describes the bundle that verifies them. Nil means no local apiserver.
-	LocalTrust *trust.Status `json:"localTrust,omitempty"`
-	// Certificates are the key pairs and bundles of this process.
-	Certificates []certs.Status `json:"certificates"`
-	// Problems are faults of the registry that belong to no APIService.
-	Problems []string `json:"problems,omitempty"`
+	APIServices   []APIService   `json:"apiServices"`
+	LocalServers  []Endpoint     `json:"localAPIServers"`         // the local apiservers. Empty means none
+	LocalIdentity string         `json:"localIdentity,omitempty"` // --local-identity. Empty: no local apiserver
+	LocalTrust    *trust.Status  `json:"localTrust,omitempty"`    // of the bundle that verifies them. Nil: none
+	Certificates  []certs.Status `json:"certificates"`            // the key pairs and bundles of this process
+	Problems      []string       `json:"problems,omitempty"`      // faults of the registry, of no APIService
 	// Notes say which of two sources of the registry has what both have, and what is not listed.
 	Notes []string `json:"notes,omitempty"`
 	// Handshakes say why those of clients failed in the last hour, for each port the most frequent cause first.
@@ -151,9 +146,8 @@ type Endpoint struct {
 	Clients int64    `json:"clients,omitempty"`
 	Only    []string `json:"only,omitempty"`
 	// Serves says of a URL how many resources it serves, and a hash of their names. Empty: unknown.
-	Serves string `json:"serves,omitempty"`
-	// InFlight counts the requests in flight, long-running ones included.
-	InFlight int64 `json:"inFlight"`
+	Serves   string `json:"serves,omitempty"`
+	InFlight int64  `json:"inFlight"` // requests, long-running ones included
 	// Changes are the last ones of its health, oldest first. Empty means none in this process.
 	Changes []Change `json:"changes,omitempty"`
 }
@@ -191,13 +185,11 @@ type Transition struct {
 // Explanation is what happens to a request: the response to /explain.
 type Explanation struct {
 	// Method, Path and Verb are the request's. Verb is the method unless it is for a resource.
-	Method string `json:"method"`
-	Path   string `json:"path"`
-	Verb   string `json:"verb"`
-	// Destination is local, remote, document, page, health, or refused.
-	Destination string `json:"destination"`
-	// Why explains how the path leads to the destination, one step each.
-	Why []string `json:"why"`
+	Method      string   `json:"method"`
+	Path        string   `json:"path"`
+	Verb        string   `json:"verb"`
+	Destination string   `json:"destination"` // local, remote, document, page, health, or refused
+	Why         []string `json:"why"`         // how the path leads to the destination, one step each
 	// Rules are those of the policy that match: a dry run, and the one that decides.
 	Rules []*rules.Rule `json:"rules,omitempty"`
 	// APIService is the entry that claims the path. Nil means none does.
