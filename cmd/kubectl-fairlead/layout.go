@@ -72,7 +72,9 @@ func (i *installer) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&i.components, "components", nil, "Folders of deploy/components to add, such as audit,events,monitoring.")
 	fs.Int32Var(&i.ports[0], "secure-port", 0, "Port on control-plane nodes. 0: 8443, or another one that is free.")
 	fs.Int32Var(&i.ports[1], "admin-secure-port", 0, "Admin port on control-plane nodes. 0: 8444, or another one that is free.")
-	fs.StringVar(&i.serversFrom, "local-apiservers-from", "", "How replicas on nodes find all kube-apiservers: endpointslice, lease, or nodes (each present node is named). Empty: lease with the component entrypoint, endpointslice if it names each node, or else nodes.")
+	fs.StringVar(&i.serversFrom, "local-apiservers-from", "",
+		"How replicas on nodes find all kube-apiservers: endpointslice, lease, or nodes (each present node is named). "+
+			"Empty: lease with the component entrypoint, endpointslice if it names each node, or else nodes.")
 	fs.StringSliceVar(&i.etcd, "etcd-servers", nil, "URLs of the etcd for --layout=etcd.")
 	fs.BoolVar(&i.yes, "yes", false, "Ask nothing, go on after errors of the preflight, and replace files with other content.")
 }
