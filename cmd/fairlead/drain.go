@@ -55,8 +55,7 @@ func (s *server) drain() {
 	last, stop := context.WithTimeout(context.Background(), limit)
 	defer stop()
 	s.proxy.EndSessions(last)
-	// The admin port goes last: it shows the drain.
-	_ = s.admin.Close()
+	_ = s.admin.Close() // last: it shows the drain
 	s.log.Info("drained")
 }
 

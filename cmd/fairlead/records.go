@@ -64,8 +64,7 @@ func (p *process) makeAudit() error {
 	if err := os.MkdirAll(filepath.Dir(o.path), 0o700); err != nil {
 		return fmt.Errorf("making the audit log's folder: %w", err)
 	}
-	// Also before lumberjack opens it: an unwritable file must be reported at the start.
-	w, err := p.open("audit", o.path)
+	w, err := p.open("audit", o.path) // also before lumberjack does: an unwritable file is reported at the start
 	if err != nil {
 		return err
 	}
@@ -107,8 +106,7 @@ func (r *records) open(what, path string) (io.Writer, error) {
 	if path == "-" {
 		return os.Stdout, nil
 	}
-	// 0o600: the log names users and what they read.
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600) // it names users and what they read
 	if err != nil {
 		return nil, fmt.Errorf("opening %s log: %w", what, err)
 	}

@@ -57,8 +57,7 @@ func (s *server) makeStatus() error {
 }
 
 func (o *options) advertised() (netip.Addr, error) {
-	text := cmp.Or(o.advertiseAddress, os.Getenv("POD_IP"), o.front.Host)
-	a, err := netip.ParseAddr(text)
+	a, err := netip.ParseAddr(cmp.Or(o.advertiseAddress, os.Getenv("POD_IP"), o.front.Host))
 	if err != nil {
 		return a, fmt.Errorf("--advertise-address: %w", err)
 	}

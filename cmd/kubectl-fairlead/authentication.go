@@ -31,9 +31,7 @@ const (
 
 // appender adds Fairlead's CA and name to the ConfigMap from which extension servers without flags take the front
 // proxies that they trust. kube-apiserver only ever adds to it (docs/decisions/0043 says what loses an entry).
-type appender struct {
-	wanted, remove, dryRun bool
-}
+type appender struct{ wanted, remove, dryRun bool }
 
 func (a *appender) addFlags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&a.wanted, "append-authentication-configmap", false,

@@ -24,9 +24,8 @@ import (
 )
 
 type statusOptions struct {
-	form       form
-	watch, all bool
-	replicas   bool
+	form                 form
+	watch, all, replicas bool
 }
 
 func statusCommand() *cobra.Command {

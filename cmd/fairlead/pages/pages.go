@@ -102,8 +102,7 @@ func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store") // it changes, and depends on the user
 	if r.URL.Path == answer.Below {
-		// The page's own links are relative: it may be behind kubectl proxy, under any prefix.
-		h.Set("Location", "fairlead/")
+		h.Set("Location", "fairlead/") // as the page's own links: it may be behind kubectl proxy, under any prefix
 		w.WriteHeader(http.StatusMovedPermanently)
 		return
 	}

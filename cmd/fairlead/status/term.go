@@ -79,13 +79,12 @@ func (t *term) run(ctx context.Context) {
 	defer func() { t.end() }() // of the last watch: a panic must not wait for ctx
 	for now, changes := range latest.Changes(ctx, t.writer.config.Table, t.wake) {
 		for _, c := range changes {
-			if e := cmp.Or(c.New, c.Old); e.Rule != nil {
-				continue // it has no object
-			}
-			if c.New == nil {
-				delete(t.todo, c.Old.Name)
-			} else {
-				t.todo[c.New.Name] = c.New
+			switch e := cmp.Or(c.New, c.Old); {
+			case e.Rule != nil: // it has no object
+			case c.New == nil:
+				delete(t.todo, e.Name)
+			default:
+				t.todo[e.Name] = e
 			}
 		}
 		t.mu.Lock()
