@@ -28,8 +28,7 @@ const Below = "/fairlead"
 
 // Status is the state of this replica: the response to /status.
 type Status struct {
-	// Time is when the document was made.
-	Time time.Time `json:"time"`
+	Time time.Time `json:"time"` // when the document was made
 	// Version and Go are those of the build. Started is when the process began to serve.
 	Version string    `json:"version"`
 	Go      string    `json:"go"`
@@ -39,9 +38,8 @@ type Status struct {
 	// Cluster is the kubeconfig's name for the cluster. Empty means none, as in a pod.
 	Cluster string `json:"cluster,omitempty"`
 	// Ready is empty if this replica accepts requests; otherwise it is the reason why not.
-	Ready string `json:"notReady,omitempty"`
-	// Checks are this replica's own needs, in a fixed order.
-	Checks []Check `json:"checks"`
+	Ready  string  `json:"notReady,omitempty"`
+	Checks []Check `json:"checks"` // this replica's own needs, in a fixed order
 	// Generation counts the tables of this process. Complete means that each source was read once.
 	Generation uint64 `json:"generation"`
 	Complete   bool   `json:"complete"`
@@ -55,9 +53,8 @@ type Status struct {
 	// Notes say which of two sources of the registry has what both have, and what is not listed.
 	Notes []string `json:"notes,omitempty"`
 	// Handshakes say why those of clients failed in the last hour, for each port the most frequent cause first.
-	Handshakes []string `json:"handshakes,omitempty"`
-	// Transitions are the last changes of verdicts, newest first.
-	Transitions []Transition `json:"transitions"`
+	Handshakes  []string     `json:"handshakes,omitempty"`
+	Transitions []Transition `json:"transitions"` // the last changes of verdicts, newest first
 	// Rules are the policy's, a hundred at most. Those that have refused most come first.
 	Rules []*rules.Rule `json:"rules,omitempty"`
 }
@@ -198,15 +195,13 @@ type Explanation struct {
 	Authorization string `json:"authorization,omitempty"`
 	// Identity is what Fairlead asserts to the destination. Nil means nothing.
 	Identity *Identity `json:"identity,omitempty"`
-	// Timeout is the class of the deadline and its length.
-	Timeout string `json:"timeout,omitempty"`
+	Timeout  string    `json:"timeout,omitempty"` // the class of the deadline and its length
 	// Code and Message are the response's if Fairlead answers with an error, otherwise zero.
 	Code    int    `json:"code,omitempty"`
 	Message string `json:"message,omitempty"`
 	// Cause says why it is refused, or what is wrong although it is not. Empty means all is well.
-	Cause string `json:"cause,omitempty"`
-	// Advice is what to check. Empty means nothing.
-	Advice string `json:"advice,omitempty"`
+	Cause  string `json:"cause,omitempty"`
+	Advice string `json:"advice,omitempty"` // what to check. Empty means nothing
 }
 
 // Outcome returns Destination in words.
@@ -407,14 +402,12 @@ type Check struct {
 	// Name is the check's. The runbooks of FairleadNotReady and FairleadCheckFailing list them.
 	Name string `json:"name"`
 	// Status is passed, failed or unknown (not checked yet, or it cannot be), since Since. Zero means since the start.
-	Status string    `json:"status"`
-	Since  time.Time `json:"since,omitzero"`
-	// Message says what is wrong, or what is known. Empty means nothing.
-	Message string `json:"message,omitempty"`
+	Status  string    `json:"status"`
+	Since   time.Time `json:"since,omitzero"`
+	Message string    `json:"message,omitempty"` // what is wrong, or what is known. Empty means nothing
 	// Users says what users notice of the failure: a sentence without its full stop. Empty means nothing.
 	Users string `json:"users,omitempty"`
-	// Gates means that this replica is not ready while it fails.
-	Gates bool `json:"gates"`
+	Gates bool   `json:"gates"` // this replica is not ready while it fails
 	// Advice is what to check, Command what to run, Runbook where to read on. Empty means nothing.
 	Advice  string `json:"advice,omitempty"`
 	Command string `json:"command,omitempty"`
