@@ -20,7 +20,8 @@ func Of(e *registry.Entry) string {
 	service := "service " + e.Backend.Namespace + "/" + e.Backend.Service
 	unusable := service + " has no usable endpoint: are its pods ready, and do their addresses belong to the cluster?"
 	if strings.HasPrefix(e.Verdict.Message, "ready endpointslices have no port") {
-		unusable = fmt.Sprintf("the EndpointSlices of %s have ready endpoints, but no port with the name that the Service gives its port %d (or with none): correct what writes them", service, e.Backend.Port)
+		unusable = fmt.Sprintf("the EndpointSlices of %s have ready endpoints, but no port with the name that "+
+			"the Service gives its port %d (or with none): correct what writes them", service, e.Backend.Port)
 	}
 	named := "spec.service of the APIService"
 	if e.Rule != nil {
@@ -35,8 +36,9 @@ func Of(e *registry.Entry) string {
 		registry.ReasonEndpointsNotFound:    service + " has no EndpointSlice: does it have a selector, and do pods match it?",
 		registry.ReasonMissingEndpoints:     unusable,
 		registry.ReasonInvalidCABundle:      "spec.caBundle (or the ConfigMap of fairlead.dev/ca-from) contains no usable certificate: check what injects it",
-		registry.ReasonInvalidURL:           "correct the annotation fairlead.dev/url of the APIService; if it is intended, see --allow-url-backends and --allow-loopback-backends",
-		registry.ReasonProtectedGroup:       "only Kubernetes itself may serve this group; if this is intended, remove the group from --protected-groups",
+		registry.ReasonInvalidURL: "correct the annotation fairlead.dev/url of the APIService; " +
+			"if it is intended, see --allow-url-backends and --allow-loopback-backends",
+		registry.ReasonProtectedGroup: "only Kubernetes itself may serve this group; if this is intended, remove the group from --protected-groups",
 	}[e.Verdict.Reason], For(e.Verdict.Message))
 }
 

@@ -246,7 +246,8 @@ func (s *Shared) Validate(f *Faults) {
 	} else {
 		f.Readable("--policy", s.Policy)
 	}
-	f.If(s.LocalIdentity != "front-proxy" && s.LocalIdentity != Impersonate, "--local-identity %q is neither front-proxy nor impersonate", s.LocalIdentity)
+	f.If(s.LocalIdentity != "front-proxy" && s.LocalIdentity != Impersonate,
+		"--local-identity %q is neither front-proxy nor impersonate", s.LocalIdentity)
 }
 
 // PolicyMap returns the ConfigMap of a value of --policy, NAMESPACE/NAME. It is empty for a path.

@@ -104,7 +104,9 @@ func scrapes(metrics http.Handler) http.Handler {
 }
 
 func (s *server) countProcess() {
-	local := prometheus.NewDesc("fairlead_local_apiserver_healthy", "1 if the local apiserver at this address is healthy, 0 if it is not or has not been probed yet.", []string{"address"}, nil)
+	local := prometheus.NewDesc("fairlead_local_apiserver_healthy",
+		"1 if the local apiserver at this address is healthy, 0 if it is not or has not been probed yet.",
+		[]string{"address"}, nil)
 	metric.Register(s.metrics, append(s.held.Metrics(),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{

@@ -60,7 +60,11 @@ func (s *server) makeChecks() {
 		all = append(all, needs.Check{Name: "etcd", Look: s.askEtcd()})
 	}
 	all = append(all,
-		needs.Check{Name: "certificates", Look: seldomLook(func(now time.Time) answer.Check { return s.pairs.judge(s.certs.Status(), now) }), Gate: func(*http.Request) error { return ptr.Deref(s.pairs.serving.Load(), nil) }},
+		needs.Check{
+			Name: "certificates",
+			Gate: func(*http.Request) error { return ptr.Deref(s.pairs.serving.Load(), nil) },
+			Look: seldomLook(func(now time.Time) answer.Check { return s.pairs.judge(s.certs.Status(), now) }),
+		},
 		needs.Check{Name: "registry", Look: func(time.Time) answer.Check { return problem(s.registry.Table().Problems()) }},
 		needs.Check{Name: "descriptors", Look: seldomLook(countDescriptors)},
 		needs.Check{Name: "memory", Look: s.lookMemory},
@@ -68,7 +72,8 @@ func (s *server) makeChecks() {
 	written := func(name, path, flag string, lines **wholeLines) {
 		if path != "" {
 			all = append(all, needs.Check{Name: name + "-log", Look: func(time.Time) answer.Check {
-				return failed((*lines).ends.Err(time.Time{}), "", "the "+name+" log cannot be written: ", "check the disk with "+flag+": what could not be written is lost")
+				return failed((*lines).ends.Err(time.Time{}), "", "the "+name+" log cannot be written: ",
+					"check the disk with "+flag+": what could not be written is lost")
 			}})
 		}
 	}
@@ -144,6 +149,8 @@ func (s *server) askEtcd() (look func(time.Time) answer.Check) {
 		reads.Note(err)
 	})
 	return func(time.Time) answer.Check {
-		return failed(reads.Err(time.Time{}), "", "APIServices cannot be read from "+strings.Join(s.o.registry.etcd, ",")+", the last state is used: ", "check etcd, and that this machine reaches it with --etcd-cafile and --etcd-certfile")
+		return failed(reads.Err(time.Time{}), "",
+			"APIServices cannot be read from "+strings.Join(s.o.registry.etcd, ",")+", the last state is used: ",
+			"check etcd, and that this machine reaches it with --etcd-cafile and --etcd-certfile")
 	}
 }

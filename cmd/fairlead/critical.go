@@ -111,7 +111,8 @@ func (c *critical) lessThan(says map[string]string, others []*coordinationv1.Lea
 	for _, l := range others {
 		theirs := reached(l.Annotations)
 		if more := theirs.Difference(own); more.Len() > 0 && theirs.IsSuperset(own) {
-			return fmt.Errorf("it does not reach APIService %s, which the replica with Lease kube-system/%s reaches", strings.Join(sets.List(more), ", "), l.Name)
+			return fmt.Errorf("it does not reach APIService %s, which the replica with Lease kube-system/%s reaches",
+				strings.Join(sets.List(more), ", "), l.Name)
 		}
 	}
 	return nil
@@ -125,7 +126,8 @@ func (c *critical) look(time.Time) answer.Check {
 		return answer.Check{Advice: "check this machine's routes to the pods of that APIService's Service"}
 	}
 	if unknown := c.those(func(e *registry.Entry) bool { return e == nil }); len(unknown) > 0 {
-		return failed(errors.New(strings.Join(unknown, ", ")), "", "--critical-apiservices names what does not exist: ", "correct the flag, or install it")
+		return failed(errors.New(strings.Join(unknown, ", ")), "",
+			"--critical-apiservices names what does not exist: ", "correct the flag, or install it")
 	}
 	return failed(c.rounds.Err(time.Time{}), "", "what other replicas reach is not known: ", "see the checks rights and local-apiserver")
 }

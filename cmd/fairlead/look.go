@@ -36,7 +36,8 @@ func (k *kube) lookServers(time.Time) answer.Check {
 	if bad == 0 {
 		return answer.Check{}
 	}
-	return failed(fmt.Errorf("%s: %s", last.Address, pages.Brief(last.Message)), "", fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: ", bad, len(servers)),
+	return failed(fmt.Errorf("%s: %s", last.Address, pages.Brief(last.Message)), "",
+		fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: ", bad, len(servers)),
 		cmp.Or(advice.For(last.Message), "see that kube-apiserver's log"))
 }
 
@@ -57,7 +58,9 @@ func noted[A, B, C any](ends *needs.Outcome, review func(context.Context, A) (B,
 func (s *server) lookReviews(passed time.Time) answer.Check {
 	const do = "see the checks rights, kubeconfig and local-apiserver, and the local apiserver's own log"
 	return cmp.Or(
-		failed(s.requests.Err(passed), "Users without system:masters get 503 from extension servers and for discovery", "SubjectAccessReviews fail: ", do),
+		failed(s.requests.Err(passed),
+			"Users without system:masters get 503 from extension servers and for discovery",
+			"SubjectAccessReviews fail: ", do),
 		failed(s.tokens.Err(passed), "Users with tokens get 503 from extension servers", "TokenReviews fail: ", do))
 }
 
@@ -67,7 +70,8 @@ func faultOf(st *certs.Status, now time.Time) error {
 	none := len(st.Certificates) > 0 && !slices.ContainsFunc(st.Certificates, valid)
 	switch {
 	case none && now.Before(st.Certificates[0].NotBefore):
-		return fmt.Errorf("the certificate of %s is not valid before %s", st.Certificates[0].Subject, st.Certificates[0].NotBefore.Format(time.RFC3339))
+		return fmt.Errorf("the certificate of %s is not valid before %s", st.Certificates[0].Subject,
+			st.Certificates[0].NotBefore.Format(time.RFC3339))
 	case none:
 		return fmt.Errorf("the certificate of %s has expired (%s)", st.Certificates[0].Subject, st.Certificates[0].NotAfter.Format(time.RFC3339))
 	case st.Err != "": // the last good one is used
@@ -83,8 +87,11 @@ func (s *server) lookConfigMap(found answer.Check) answer.Check {
 	}
 	name := "ConfigMap " + authConfigMap().String() + ": "
 	return cmp.Or(
-		failed(s.unfit(), "Users with certificates get 503, and all users from extension servers", name, "set --requestheader-username-headers=X-Remote-User and --requestheader-group-headers=X-Remote-Group of every kube-apiserver"),
-		failed(s.distrusted(), "Users with certificates get 401, and all users 503 from extension servers", name+"the cluster does not take the proxy client certificate: ",
+		failed(s.unfit(), "Users with certificates get 503, and all users from extension servers", name,
+			"set --requestheader-username-headers=X-Remote-User and --requestheader-group-headers=X-Remote-Group "+
+				"of every kube-apiserver"),
+		failed(s.distrusted(), "Users with certificates get 401, and all users 503 from extension servers",
+			name+"the cluster does not take the proxy client certificate: ",
 			"have it signed by the cluster's request-header CA (kubeadm: front-proxy-ca), with one of its --requestheader-allowed-names"))
 }
 

@@ -78,27 +78,7 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 		fs.SortFlags = false
 		return fs
 	}
-	o.addRegistryFlags(group("local apiserver and registry"))
-	o.addListeningFlags(group("listening"))
-	o.AddFlags(group)
-	o.addIdentityFlags(group)
-	o.addBackendFlags(group)
-	o.addAuthorizationFlags(group("tokens and authorization"))
-	o.addLimitFlags(group("limit and draining"))
-	fs := group("egress, status and events")
-	fs.StringVar(&o.egress, "egress-selector-config-file", "", "EgressSelectorConfiguration whose entry \"cluster\" says how to connect to backends. Empty: directly.")
-	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices. Only the replica that holds the Lease kube-system/fairlead-status writes.")
-	fs.BoolVar(&o.emitEvents, "emit-events", false, "Emit an Event on an APIService when its availability changes. Only the replica that holds the Lease kube-system/fairlead-events does so.")
-	o.addEntrypointFlags(group("entrypoint and replicas"))
-	fs = group("HTTP/2, log and tracing")
-	fs.BoolVar(&o.http2, "http2", true, "Offer HTTP/2 to clients. False: HTTP/1.1 only, for emergencies (kube-apiserver calls this --disable-http2-serving).")
-	o.addRecordFlags(fs)
-	fs.StringVar(&o.logFormat, "logging-format", "text", "Log format: text or json.")
-	fs.IntVarP(&o.verbosity, "v", "v", 2, "Log verbosity: 2 is normal, 4 and above is debug.")
-	return groups
-}
-
-func (o *options) addRegistryFlags(fs *pflag.FlagSet) {
+	fs := group("local apiserver and registry")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "",
 		"Kubeconfig for Fairlead's own watches and reviews at the local apiserver. "+
 			"Empty: the in-cluster configuration. With --registry=dir: or etcd: that does not end in ,kubernetes, "+
@@ -124,9 +104,7 @@ func (o *options) addRegistryFlags(fs *pflag.FlagSet) {
 		"File that keeps the last APIServices read from etcd, so that Fairlead can start while etcd cannot be "+
 			"reached. No other process may use it; its mode is 0600. Empty: no file; "+
 			"without etcd Fairlead starts, but is not ready.")
-}
-
-func (o *options) addListeningFlags(fs *pflag.FlagSet) {
+	fs = group("listening")
 	fs.StringVar(&o.front.Host, "bind-address", "0.0.0.0", "IP address to listen on.")
 	fs.IntVar(&o.front.Port, "secure-port", 6443, "Port of the front door. 0: any free port.")
 	fs.BoolVar(&o.front.Shared, "permit-port-sharing", false,
@@ -138,9 +116,23 @@ func (o *options) addListeningFlags(fs *pflag.FlagSet) {
 			"version 1 or 2: the client's address is then the header's, and a connection without one fails. "+
 			"From elsewhere a header is refused. List nothing but balancers: whoever connects from there can name any "+
 			"address. Empty: none.")
+	o.AddFlags(group)
+	o.addTrustFlags(group)
+	o.addRequestFlags(group)
+	fs = group("egress, status and events")
+	fs.StringVar(&o.egress, "egress-selector-config-file", "", "EgressSelectorConfiguration whose entry \"cluster\" says how to connect to backends. Empty: directly.")
+	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices. Only the replica that holds the Lease kube-system/fairlead-status writes.")
+	fs.BoolVar(&o.emitEvents, "emit-events", false, "Emit an Event on an APIService when its availability changes. Only the replica that holds the Lease kube-system/fairlead-events does so.")
+	o.addEntrypointFlags(group("entrypoint and replicas"))
+	fs = group("HTTP/2, log and tracing")
+	fs.BoolVar(&o.http2, "http2", true, "Offer HTTP/2 to clients. False: HTTP/1.1 only, for emergencies (kube-apiserver calls this --disable-http2-serving).")
+	o.addRecordFlags(fs)
+	fs.StringVar(&o.logFormat, "logging-format", "text", "Log format: text or json.")
+	fs.IntVarP(&o.verbosity, "v", "v", 2, "Log verbosity: 2 is normal, 4 and above is debug.")
+	return groups
 }
 
-func (o *options) addIdentityFlags(group func(string) *pflag.FlagSet) {
+func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 	fs := group("serving certificate")
 	fs.StringVar(&o.minTLSVersion, "tls-min-version", "VersionTLS12", "Lowest TLS version that is accepted: VersionTLS12 or VersionTLS13.")
 	fs.StringSliceVar(&o.cipherSuites, "tls-cipher-suites", nil, "Cipher suites for TLS 1.2. Empty: Go's defaults.")
@@ -173,10 +165,7 @@ func (o *options) addIdentityFlags(group func(string) *pflag.FlagSet) {
 			"which authorizes each group of each request. Groups of other names, except system:*, "+
 			"are not passed to it; Fairlead's own decisions and extension servers see all. "+
 			"Do not leave out groups by which an admission policy or an authorizer refuses. Empty: all.")
-}
-
-func (o *options) addBackendFlags(group func(string) *pflag.FlagSet) {
-	fs := group("backend")
+	fs = group("backend")
 	fs.BoolVar(&o.rejectRedirects, "aggregator-reject-forwarding-redirect", true, "Answer a backend's redirects with 502. False: pass them on.")
 	fs.DurationVar(&o.caOverlap, "ca-rotation-overlap", time.Minute, "How long the previous CA of a backend stays trusted if nothing verifies with the new one yet. 0: not at all.")
 	fs.StringVar(&o.zone, "zone", "",
@@ -188,7 +177,8 @@ func (o *options) addBackendFlags(group func(string) *pflag.FlagSet) {
 	fs.DurationVar(&o.staleAfter, "discovery-stale-after", 0, "How long discovery lists the resources of a failing backend as Current. 0: as long as its APIService names the same Service.")
 }
 
-func (o *options) addAuthorizationFlags(fs *pflag.FlagSet) {
+func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
+	fs := group("tokens and authorization")
 	fs.BoolVar(&o.authn.Anonymous, "anonymous-auth", false, "Accept requests without credentials to remote APIServices, as user system:anonymous.")
 	fs.StringVar(&o.tokenFile, "token-auth-file", "", "Static tokens for use without a local apiserver: a CSV file of token,user,uid,\"groups\". Reloaded when it changes. Empty: none.")
 	fs.StringVar(&o.authConfig, "authentication-config", "",
@@ -204,9 +194,7 @@ func (o *options) addAuthorizationFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.authz.AllowPaths, "authorization-always-allow-paths", []string{"/healthz", "/readyz", "/livez"}, "Fairlead's own paths that need no authorization.")
 	fs.DurationVar(&o.authz.AllowTTL, "authorization-webhook-cache-authorized-ttl", 10*time.Second, "How long an allowed SubjectAccessReview is cached. 0: not at all.")
 	fs.DurationVar(&o.authz.DenyTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second, "How long a denied SubjectAccessReview is cached. 0: not at all.")
-}
-
-func (o *options) addLimitFlags(fs *pflag.FlagSet) {
+	fs = group("limit and draining")
 	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute, "Time limit of a request to a remote APIService. Watches and other long-running requests have none. 0: the default.")
 	fs.IntVar(&o.front.MaxConnections, "max-connections", 0,
 		"Maximum number of client connections to the front door; further ones wait in the kernel's queue. "+
@@ -277,9 +265,11 @@ func (o *options) validateChoices(f *cli.Faults) {
 	f.Readable("--tracing-config-file", o.tracing)
 	f.If(o.preference != "balanced" && o.preference != "first",
 		"--local-apiserver-preference %q is neither balanced nor first", o.preference)
-	f.If(o.serversFrom != "" && o.serversFrom != fromSlice && o.serversFrom != fromLease, "--local-apiservers-from %q is neither endpointslice nor lease", o.serversFrom)
+	f.If(o.serversFrom != "" && o.serversFrom != fromSlice && o.serversFrom != fromLease,
+		"--local-apiservers-from %q is neither endpointslice nor lease", o.serversFrom)
 	f.If(alone && o.serversFrom != "", "--local-apiservers-from needs a local apiserver")
-	f.If(o.serversFrom == fromSlice && o.publishEndpoints, "--local-apiservers-from=endpointslice cannot be used with --publish-kubernetes-endpoints, which makes these EndpointSlices name Fairlead: use lease")
+	f.If(o.serversFrom == fromSlice && o.publishEndpoints, "--local-apiservers-from=endpointslice cannot be used "+
+		"with --publish-kubernetes-endpoints, which makes these EndpointSlices name Fairlead: use lease")
 	f.If(o.logFormat != "text" && o.logFormat != "json", "--logging-format %q is neither text nor json", o.logFormat)
 	f.If(o.minTLSVersion != "VersionTLS12" && o.minTLSVersion != "VersionTLS13",
 		"--tls-min-version %q is neither VersionTLS12 nor VersionTLS13", o.minTLSVersion)

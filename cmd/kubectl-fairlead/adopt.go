@@ -42,7 +42,8 @@ const steady, poll = 20, time.Second / 4
 type change func(m *mover, ctx context.Context, a *apiregistrationv1.APIService) error
 
 func adoptCommand() *cobra.Command {
-	return moveCommand("adopt", "Let the cluster's own aggregator ask Fairlead for these APIServices", `Move APIServices behind Fairlead: the cluster's own aggregator then sends them to Fairlead's Service,
+	return moveCommand("adopt", "Let the cluster's own aggregator ask Fairlead for these APIServices",
+		`Move APIServices behind Fairlead: the cluster's own aggregator then sends them to Fairlead's Service,
 and Fairlead, which serves with --behind, to the extension server that the APIService has named so far (docs/behind.md).
 
 Each is checked, the change is shown, and made in two writes. If the APIService is not available through Fairlead within --wait, the change is undone.

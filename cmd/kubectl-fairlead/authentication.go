@@ -129,7 +129,8 @@ func (l *linter) authentication(ctx context.Context, client corev1client.CoreV1I
 		return nil, false
 	}
 	if err != nil {
-		l.Warn("ConfigMap "+metav1.NamespaceSystem+"/"+authenticationMap, doFor(err, "bind the Role extension-apiserver-authentication-reader"), "reading: %v", err)
+		l.Warn("ConfigMap "+metav1.NamespaceSystem+"/"+authenticationMap,
+			doFor(err, "bind the Role extension-apiserver-authentication-reader"), "reading: %v", err)
 		return nil, true
 	}
 	authentication := make(map[string][]byte, len(cm.Data))
@@ -152,7 +153,8 @@ func (l *linter) proxyClient(authentication map[string][]byte) {
 					"the cluster knows them by the names %q, and the manifests name %q", names, name)
 			}
 		}
-		l.Warn("proxy client certificate", "give --proxy-client-cert-file and --proxy-client-key-file, as for serve", "it was not checked, because it was not given")
+		l.Warn("proxy client certificate", "give --proxy-client-cert-file and --proxy-client-key-file, as for serve",
+			"it was not checked, because it was not given")
 		return
 	}
 	if l.impersonates() {

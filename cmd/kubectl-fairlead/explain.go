@@ -217,7 +217,9 @@ func (c *client) describe(x *answer.Explanation) string {
 			line("Foreign", strings.Join(o.Foreign, ", "))
 		}
 		for _, e := range a.Endpoints {
-			line("Endpoint", joined(": ", e.Address+" "+e.Health, map[bool]string{true: "far"}[e.Far], other(e.Error), e.GoAway), map[string]string{"unhealthy": bad}[e.Health])
+			line("Endpoint",
+				joined(": ", e.Address+" "+e.Health, map[bool]string{true: "far"}[e.Far], other(e.Error), e.GoAway),
+				map[string]string{"unhealthy": bad}[e.Health])
 		}
 	}
 	if id := x.Identity; id != nil {

@@ -47,7 +47,11 @@ var next embed.FS
 // podFlags are what components that suit a static pod add to other workloads.
 func podFlags() map[string][]string {
 	return map[string][]string{
-		"entrypoint": {"--publish-kubernetes-endpoints", "--advertise-address=$(HOST_IP)"}, "critical-apiservices": {"--critical-apiservices=v1beta1.metrics.k8s.io"}, "events": {"--emit-events"}, "write-status": {"--write-status"}, "monitoring": nil,
+		"critical-apiservices": {"--critical-apiservices=v1beta1.metrics.k8s.io"},
+		"entrypoint":           {"--publish-kubernetes-endpoints", "--advertise-address=$(HOST_IP)"},
+		"events":               {"--emit-events"},
+		"monitoring":           nil,
+		"write-status":         {"--write-status"},
 	}
 }
 
@@ -88,8 +92,10 @@ func (i *installer) validate() error {
 		_, err := os.Stat(filepath.Join(i.deploy, part, "kustomization.yaml"))
 		f.If(err != nil, "--deploy, --components: %w", err)
 	}
-	f.If(!i.onNodes() && i.ports != [2]int32{}, "--secure-port and --admin-secure-port are for control-plane and static-pod: pods of other layouts have addresses of their own")
-	f.If(!slices.Contains([]string{"", "endpointslice", "lease", "nodes"}, i.serversFrom), "--local-apiservers-from %q is none of endpointslice, lease, nodes", i.serversFrom)
+	f.If(!i.onNodes() && i.ports != [2]int32{}, "--secure-port and --admin-secure-port are for control-plane "+
+		"and static-pod: pods of other layouts have addresses of their own")
+	f.If(!slices.Contains([]string{"", "endpointslice", "lease", "nodes"}, i.serversFrom),
+		"--local-apiservers-from %q is none of endpointslice, lease, nodes", i.serversFrom)
 	for _, c := range i.components {
 		_, ok := podFlags()[c]
 		f.If(i.layout == "static-pod" && !ok, "component %s is not for static pods", c)

@@ -56,7 +56,8 @@ func (l *linter) serving(object string, of certs.PairSource, names []string) {
 	}
 	l.CheckServing(object, chain, names)
 	if len(chain[0].DNSNames)+len(chain[0].IPAddresses) == 0 {
-		l.Error(object, "have it issued with the names and addresses that clients use", "it has no subject alternative name, so no client will accept it")
+		l.Error(object, "have it issued with the names and addresses that clients use",
+			"it has no subject alternative name, so no client will accept it")
 	}
 }
 

@@ -89,7 +89,8 @@ func (l *linter) lockout(rules *policy.Gates) {
 	if at < 0 || slices.ContainsFunc(rules.All()[:at+1], func(g *policy.Gate) bool { return g.Action == policy.Allow && !g.DryRun }) {
 		return
 	}
-	l.Warn(stops.Where, "put one with action Allow before it, for break-glass (docs/rules.md)", "rule %s (%s) can stop everybody, system:masters too", stops.Name, stops.Action)
+	l.Warn(stops.Where, "put one with action Allow before it, for break-glass (docs/rules.md)",
+		"rule %s (%s) can stop everybody, system:masters too", stops.Name, stops.Action)
 }
 
 func (l *linter) faults(all []directory.Fault, do string) {
@@ -202,7 +203,8 @@ func (l *linter) bundleOf(object string, b *registry.Backend, get func(namespace
 	}
 	data := cmp.Or(cm.Data[key], string(cm.BinaryData[key]))
 	if data == "" {
-		l.Error(object, "put the bundle there, or correct the annotation fairlead.dev/ca-from", "ConfigMap %s/%s, which should contain its bundle, has no key %q", cm.Namespace, cm.Name, key)
+		l.Error(object, "put the bundle there, or correct the annotation fairlead.dev/ca-from",
+			"ConfigMap %s/%s, which should contain its bundle, has no key %q", cm.Namespace, cm.Name, key)
 	}
 	return []byte(data), data != ""
 }

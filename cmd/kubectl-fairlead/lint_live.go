@@ -108,7 +108,8 @@ func (l *linter) told(s *answer.Status) {
 	for _, a := range s.Remotes() {
 		object, down := "APIService "+a.Name, !a.Available() && a.Maintenance == ""
 		if a.Cause != "" && (!down || !said.Has(object)) {
-			l.Add(map[bool]string{true: certs.SeverityError, false: certs.SeverityWarning}[down], object, cmp.Or(a.Advice, "kubectl fairlead explain "+a.Name), "%s", a.Cause)
+			l.Add(map[bool]string{true: certs.SeverityError, false: certs.SeverityWarning}[down], object,
+				cmp.Or(a.Advice, "kubectl fairlead explain "+a.Name), "%s", a.Cause)
 		}
 	}
 }
@@ -186,7 +187,8 @@ func (l *linter) shadowed(ctx context.Context, client rest.Interface, entries []
 	}
 	found, err := shadow.Find(ctx, client, claimed)
 	if err != nil {
-		l.Warn("CustomResourceDefinitions", "allow listing customresourcedefinitions.apiextensions.k8s.io", "whether one is shadowed was not checked: %v", err)
+		l.Warn("CustomResourceDefinitions", "allow listing customresourcedefinitions.apiextensions.k8s.io",
+			"whether one is shadowed was not checked: %v", err)
 		return
 	}
 	for _, gv := range claimed {

@@ -39,7 +39,9 @@ func (l *linter) preflight(ctx context.Context, s *survey, kube kubernetes.Inter
 	}
 	v, err := utilversion.ParseGeneric(s.release)
 	if err == nil && (v.LessThan(utilversion.MustParseGeneric(oldestRelease)) || utilversion.MustParseGeneric(newestRelease).LessThan(v.WithPatch(0))) {
-		l.Warn("kube-apiserver", "try Fairlead with this release on a cluster that nobody needs", "its release %s is not among those that Fairlead is tested with, %s to %s", s.release, oldestRelease, newestRelease)
+		l.Warn("kube-apiserver", "try Fairlead with this release on a cluster that nobody needs",
+			"its release %s is not among those that Fairlead is tested with, %s to %s",
+			s.release, oldestRelease, newestRelease)
 	}
 	l.rights(ctx, s, kube)
 	l.ports(s)
@@ -91,7 +93,9 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 		}
 	}
 	if len(missing) > 0 && !s.installed {
-		l.Add(certs.SeverityToDo, "user "+account, "kubectl apply -k deploy/base, which each layout of kubectl fairlead init includes", "%d of its %d rights are not granted yet", len(missing), len(all))
+		l.Add(certs.SeverityToDo, "user "+account,
+			"kubectl apply -k deploy/base, which each layout of kubectl fairlead init includes",
+			"%d of its %d rights are not granted yet", len(missing), len(all))
 		return
 	}
 	for _, r := range missing {
@@ -103,7 +107,9 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 		if r.Narrow {
 			severity, names = certs.SeverityWarning, " of every name, which is right if only some are granted"
 		}
-		l.Add(severity, r.Manifest+": "+r.Role, "grant it again: kubectl apply -k "+folder+", or your kustomization with it", "%s may not %s%s: %s", account, r, names, r.For)
+		l.Add(severity, r.Manifest+": "+r.Role,
+			"grant it again: kubectl apply -k "+folder+", or your kustomization with it",
+			"%s may not %s%s: %s", account, r, names, r.For)
 	}
 }
 
@@ -119,7 +125,9 @@ func (l *linter) ports(s *survey) {
 			port = int32(given)
 		}
 		for _, by := range s.taken(port) {
-			l.Add(s.pending(), fmt.Sprintf("port %d", port), "choose another one: kubectl fairlead init --layout=… --"+flag+"=…", "pod %s uses it, so no Fairlead can on that node", by)
+			l.Add(s.pending(), fmt.Sprintf("port %d", port),
+				"choose another one: kubectl fairlead init --layout=… --"+flag+"=…",
+				"pod %s uses it, so no Fairlead can on that node", by)
 		}
 	}
 }
@@ -134,12 +142,14 @@ func (l *linter) servers(s *survey) {
 	}
 	nodes := slices.Sorted(maps.Keys(all))
 	for _, flag := range []string{
-		"requestheader-allowed-names", "requestheader-username-headers", "requestheader-group-headers", "requestheader-extra-headers-prefix", "requestheader-uid-headers",
+		"requestheader-allowed-names", "requestheader-username-headers", "requestheader-group-headers",
+		"requestheader-extra-headers-prefix", "requestheader-uid-headers",
 		"enable-aggregator-routing", "endpoint-reconciler-type", "egress-selector-config-file", "authorization-mode",
 	} {
 		for _, node := range nodes[min(1, len(nodes)):] {
 			if one, other := all[nodes[0]][flag], all[node][flag]; one != other {
-				l.Warn("kube-apiserver", "give all kube-apiservers the same flags", "--%s is %q on %s, and %q on %s", flag, one, nodes[0], other, node)
+				l.Warn("kube-apiserver", "give all kube-apiservers the same flags",
+					"--%s is %q on %s, and %q on %s", flag, one, nodes[0], other, node)
 			}
 		}
 	}
@@ -148,10 +158,13 @@ func (l *linter) servers(s *survey) {
 	}
 	flags, own := all[nodes[0]], s.flags()
 	if flags["egress-selector-config-file"] != "" && own["egress-selector-config-file"] == "" {
-		l.Add(s.pending(), "kube-apiserver", "give Fairlead --egress-selector-config-file too, or a route to pods", "it reaches pods by an egress proxy, so its nodes may have no route to them")
+		l.Add(s.pending(), "kube-apiserver", "give Fairlead --egress-selector-config-file too, or a route to pods",
+			"it reaches pods by an egress proxy, so its nodes may have no route to them")
 	}
 	if flags["endpoint-reconciler-type"] == "none" && own["publish-kubernetes-endpoints"] == "" {
-		l.Warn("Service default/kubernetes", "remove --endpoint-reconciler-type=none from kube-apiserver, or let Fairlead publish itself (deploy/components/entrypoint)", "neither kube-apiserver nor Fairlead keeps its endpoints")
+		l.Warn("Service default/kubernetes", "remove --endpoint-reconciler-type=none from kube-apiserver, "+
+			"or let Fairlead publish itself (deploy/components/entrypoint)",
+			"neither kube-apiserver nor Fairlead keeps its endpoints")
 	}
 	l.byClusterIP = flags["enable-aggregator-routing"] != "true"
 }
@@ -161,7 +174,9 @@ func (l *linter) published(s *survey) {
 	if len(s.nodes) == 0 || s.flags()["publish-kubernetes-endpoints"] != "" {
 		return // managed by somebody else, or Fairlead's own
 	}
-	const object, do = "Service default/kubernetes", "name the kube-apiservers by --local-apiserver instead of --local-apiservers-from=endpointslice, or correct their --advertise-address"
+	const object = "Service default/kubernetes"
+	const do = "name the kube-apiservers by --local-apiserver instead of --local-apiservers-from=endpointslice, " +
+		"or correct their --advertise-address"
 	missing, families, before := slices.Clone(s.published), map[bool]string{}, len(l.Findings)
 	for i := range s.nodes {
 		own := internal(&s.nodes[i])
@@ -178,11 +193,14 @@ func (l *linter) published(s *survey) {
 		}
 	}
 	for _, p := range missing {
-		l.Add(s.pending(), object, do, "its endpoint %s is no control-plane node's: it may be a load balancer, which will lead to Fairlead itself", p)
+		l.Add(s.pending(), object, do, "its endpoint %s is no control-plane node's: "+
+			"it may be a load balancer, which will lead to Fairlead itself", p)
 	}
 	l.listed = len(l.Findings) == before
 	if len(families) > 1 {
-		l.Add(s.pending(), "nodes", "give all control-plane nodes the same family first (kubelet's --node-ip)", "the first address of %s is IPv4, and that of %s IPv6: no client reaches all replicas by one family", families[false], families[true])
+		l.Add(s.pending(), "nodes", "give all control-plane nodes the same family first (kubelet's --node-ip)",
+			"the first address of %s is IPv4, and that of %s IPv6: no client reaches all replicas by one family",
+			families[false], families[true])
 	}
 }
 

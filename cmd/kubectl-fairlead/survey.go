@@ -59,19 +59,24 @@ func look(ctx context.Context, cfg *rest.Config, kube kubernetes.Interface) *sur
 	core := kube.CoreV1()
 	_, err = core.ServiceAccounts(metav1.NamespaceSystem).Get(ctx, "fairlead", metav1.GetOptions{})
 	s.installed = see(err, "Fairlead's ServiceAccount") || !apierrors.IsNotFound(err)
-	if nodes, err := core.Nodes().List(ctx, metav1.ListOptions{LabelSelector: "node-role.kubernetes.io/control-plane"}); see(err, "the control plane's nodes") {
+	nodes, err := core.Nodes().List(ctx, metav1.ListOptions{LabelSelector: "node-role.kubernetes.io/control-plane"})
+	if see(err, "the control plane's nodes") {
 		s.nodes = nodes.Items
 	}
 	for i := range s.nodes {
-		if pods, err := core.Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + s.nodes[i].Name}); see(err, "the pods of "+s.nodes[i].Name) {
+		name := s.nodes[i].Name
+		pods, err := core.Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + name})
+		if see(err, "the pods of "+name) {
 			s.pods = append(s.pods, pods.Items...)
 		}
 	}
-	if pods, err := core.Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=fairlead"}); see(err, "Fairlead's pods") {
+	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=fairlead"}
+	if pods, err := core.Pods(metav1.NamespaceSystem).List(ctx, ours); see(err, "Fairlead's pods") {
 		s.replicas = pods.Items
 	}
 	slicesOf := metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"}
-	if list, err := kube.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, slicesOf); see(err, "the EndpointSlices of the Service kubernetes") {
+	list, err := kube.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, slicesOf)
+	if see(err, "the EndpointSlices of the Service kubernetes") {
 		s.published = addresses(list, "https")
 	}
 	if base, _, err := rest.DefaultServerUrlFor(cfg); err == nil && !cfg.Insecure {

@@ -38,7 +38,8 @@ func (p *Publisher) read(ctx context.Context) (*corev1.Endpoints, []discoveryv1.
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading endpoints: %w", err)
 	}
-	list, err := p.config.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+	list, err := p.config.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx,
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
 	if err != nil {
 		return nil, nil, fmt.Errorf("listing endpointslices: %w", err)
 	}
@@ -82,7 +83,8 @@ func (p *Publisher) mayWrite(have *corev1.Endpoints, list []discoveryv1.Endpoint
 	c.until = now.Add(c.pause)
 	c.last = c.until // the quiet time starts after the pause; one more write after it is enough
 	p.metrics.contested.Set(1)
-	p.log.Error("another writer, probably kube-apiserver's own reconciler, keeps changing the endpoints of default/kubernetes: run kube-apiserver with --endpoint-reconciler-type=none",
+	p.log.Error("another writer, probably kube-apiserver's own reconciler, keeps changing the endpoints of "+
+		"default/kubernetes: run kube-apiserver with --endpoint-reconciler-type=none",
 		"pause", c.pause.String())
 	return false
 }
@@ -241,7 +243,8 @@ func (p *Publisher) writeSlice(ctx context.Context, have, want *discoveryv1.Endp
 }
 
 func (p *Publisher) deleteSlice(ctx context.Context, s *discoveryv1.EndpointSlice) error {
-	err := p.config.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
+	err := p.config.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Delete(ctx, s.Name,
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
 	if err != nil {
 		return fmt.Errorf("deleting endpointslice %s: %w", s.Name, err)
 	}

@@ -69,7 +69,8 @@ func New(c Config) *Publisher {
 	c.Address = netip.AddrPortFrom(c.Address.Addr().Unmap(), c.Address.Port())
 	log := c.Log()
 	return &Publisher{config: c, log: log, metrics: newMetrics(c.Metrics), leaving: make(chan struct{}, 1), members: members.New(members.Config{
-		Client: c.Client, Label: "fairlead.dev/entrypoint", Place: fmt.Sprint(c.Address.Addr().StringExpanded(), ":", c.Address.Port()), Identity: c.Identity, Logger: log,
+		Client: c.Client, Label: "fairlead.dev/entrypoint", Identity: c.Identity, Logger: log,
+		Place: fmt.Sprint(c.Address.Addr().StringExpanded(), ":", c.Address.Port()),
 	})}
 }
 
@@ -192,10 +193,13 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		published: gauge("published", "1 while this replica has its Lease and so is an endpoint of the Service default/kubernetes."),
 		replicas:  gauge("replicas", "Replicas with a Lease, as this one sees them."),
-		contested: gauge("contested", "1 while Fairlead gives way to another writer, such as kube-apiserver's own reconciler, until no other writer has changed the endpoints of default/kubernetes for a minute."),
+		contested: gauge("contested", "1 while Fairlead gives way to another writer, "+
+			"such as kube-apiserver's own reconciler, "+
+			"until no other writer has changed the endpoints of default/kubernetes for a minute."),
 		foreign: metric.Count("fairlead_entrypoint_foreign_writes_total",
 			"Changes of the endpoints of default/kubernetes by writers other than Fairlead."),
-		rounds: metric.Counter("fairlead_entrypoint_rounds_total", "Rounds of renewing the Lease and publishing, by result (passed, failed).", "result", "passed", "failed"),
+		rounds: metric.Counter("fairlead_entrypoint_rounds_total",
+			"Rounds of renewing the Lease and publishing, by result (passed, failed).", "result", "passed", "failed"),
 	}
 	metric.Register(r, m.published, m.replicas, m.contested, m.foreign, m.rounds)
 	return m

@@ -179,7 +179,9 @@ func (m *Members) renew(ctx context.Context, mine *coordinationv1.Lease, annotat
 	lease := cmp.Or(mine, &coordinationv1.Lease{}).DeepCopy()
 	lease.Namespace, lease.Name, lease.Annotations = metav1.NamespaceSystem, m.name, annotations
 	metav1.SetMetaDataLabel(&lease.ObjectMeta, m.config.Label, "")
-	lease.Spec.HolderIdentity, lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds = &m.config.Identity, new(metav1.NowMicro()), new(int32(LeaseDuration/time.Second))
+	lease.Spec.HolderIdentity = &m.config.Identity
+	lease.Spec.RenewTime = new(metav1.NowMicro())
+	lease.Spec.LeaseDurationSeconds = new(int32(LeaseDuration / time.Second))
 	var err error
 	if mine == nil {
 		_, err = leases.Create(ctx, lease, metav1.CreateOptions{})

@@ -113,7 +113,8 @@ func (p *Pages) explanation(method, target, agent string, u user.Info, d proxy.D
 	case forbidden && d.Rule != nil && d.Rule.Action == "Deny":
 		x.Advice = "correct the rule, or put one with action Allow before it (docs/rules.md)"
 	case forbidden:
-		x.Advice = "grant it by a Role or ClusterRole and a binding, which takes effect within 10 s (--authorization-webhook-cache-unauthorized-ttl); kubectl auth can-i asks the same question"
+		x.Advice = "grant it by a Role or ClusterRole and a binding, which takes effect within 10 s " +
+			"(--authorization-webhook-cache-unauthorized-ttl); kubectl auth can-i asks the same question"
 	case denied != nil:
 		x.Advice = "Fairlead must reach the local apiserver, and may create subjectaccessreviews there (ClusterRole system:fairlead)"
 	default:
@@ -153,7 +154,10 @@ func (p *Pages) explainLocal(x *answer.Explanation) {
 }
 
 func destination(a proxy.Action) string {
-	return [...]string{proxy.Refuse: "refused", proxy.ToLocal: "local", proxy.ToRemote: "remote", proxy.ToDocument: "document", proxy.ToPage: "page", proxy.ToHealth: "health"}[a]
+	return [...]string{
+		proxy.Refuse: "refused", proxy.ToLocal: "local", proxy.ToRemote: "remote",
+		proxy.ToDocument: "document", proxy.ToPage: "page", proxy.ToHealth: "health",
+	}[a]
 }
 
 func names(path string) string {
@@ -272,9 +276,11 @@ func identity(d *proxy.Decision, u user.Info) *answer.Identity {
 	id.How = "asserted in these headers under the proxy client certificate; a token is not forwarded"
 	switch {
 	case d.Pool == authn.PoolImpersonate:
-		id.How = "a user whom Fairlead has authenticated is asserted in these headers, with Fairlead's own credential; a token that only the cluster can verify is forwarded unchanged, without them"
+		id.How = "a user whom Fairlead has authenticated is asserted in these headers, " +
+			"with Fairlead's own credential; a token that only the cluster can verify is forwarded unchanged, without them"
 	case d.Action == proxy.ToLocal:
-		id.How = "a client certificate's user is asserted in these headers under the proxy client certificate; a token is forwarded unchanged, without them"
+		id.How = "a client certificate's user is asserted in these headers under the proxy client certificate; " +
+			"a token is forwarded unchanged, without them"
 	}
 	return id
 }

@@ -106,7 +106,8 @@ func command(e *registry.Entry) string {
 	case b.Service == "" || e.Verdict.Available() && len(e.Problems) > 0:
 	case e.Verdict.Reason == registry.ReasonServiceNotFound:
 		return "kubectl -n " + b.Namespace + " get services"
-	case e.Verdict.Reason == registry.ReasonInvalidCABundle || e.Verdict.Reason == registry.ReasonInvalidURL || e.Verdict.Reason == registry.ReasonProtectedGroup || e.Settings.Maintenance != "":
+	case e.Verdict.Reason == registry.ReasonInvalidCABundle, e.Verdict.Reason == registry.ReasonInvalidURL,
+		e.Verdict.Reason == registry.ReasonProtectedGroup, e.Settings.Maintenance != "":
 	default:
 		return "kubectl -n " + b.Namespace + " describe service " + b.Service + "; kubectl -n " + b.Namespace + " get pods -o wide"
 	}

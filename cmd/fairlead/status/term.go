@@ -259,7 +259,10 @@ func (t *term) receive(ctx context.Context, after string) {
 	for e := range w.ResultChan() {
 		if o, ok := e.Object.(*apiregistrationv1.APIService); ok {
 			t.mu.Lock()
-			t.seen[o.Name] = &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}, Status: o.Status}
+			t.seen[o.Name] = &apiregistrationv1.APIService{
+				ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion},
+				Status:     o.Status,
+			}
 			t.mu.Unlock()
 			latest.Wake(t.wake)
 		}
@@ -292,7 +295,8 @@ func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now latest
 		}
 		have.notBefore = have.lostLast.Add(min(spacing<<min(have.losses, 10), relist))
 		if have.losses == 3 { // it persists
-			t.writer.log.Warn("another writer writes this condition too: replacing it less and less often", "apiservice", name, "condition", t.writer.condition)
+			t.writer.log.Warn("another writer writes this condition too: replacing it less and less often",
+				"apiservice", name, "condition", t.writer.condition)
 		}
 	}
 	if len(differ) == 0 {
@@ -310,7 +314,8 @@ func (e *Events) Refusals(rules *policy.Gates, log *slog.Logger) {
 	now := time.Now()
 	for _, g := range rules.All() {
 		if g.Begins(now) {
-			log.Info("a rule "+map[bool]string{true: "would refuse", false: "refuses"}[g.DryRun]+" requests", "rule", g.Name, "action", g.Action, "place", g.Where)
+			log.Info("a rule "+map[bool]string{true: "would refuse", false: "refuses"}[g.DryRun]+" requests",
+				"rule", g.Name, "action", g.Action, "place", g.Where)
 			if to := e.leads.Load(); to != nil && !g.DryRun {
 				on := &corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: rules.Map.Namespace, Name: rules.Map.Name}
 				if on.Name == "" {

@@ -218,7 +218,9 @@ func (e *Events) compare(to record.EventRecorder, last registry.Verdict, entry *
 	case v.Status == corev1.ConditionFalse:
 		e.emit(to, entry, corev1.EventTypeWarning, v.Reason, "requests are answered with 503: "+v.Message)
 	case v.Status == corev1.ConditionTrue && last.Status == corev1.ConditionFalse:
-		e.emit(to, entry, corev1.EventTypeNormal, "Available", fmt.Sprintf("requests are forwarded again, after %s of %s", time.Since(last.Since).Round(time.Second), last.Reason))
+		lasted := time.Since(last.Since).Round(time.Second)
+		e.emit(to, entry, corev1.EventTypeNormal, "Available",
+			fmt.Sprintf("requests are forwarded again, after %s of %s", lasted, last.Reason))
 	}
 }
 
@@ -229,5 +231,7 @@ func (e *Events) emit(to record.EventRecorder, entry *registry.Entry, kind, reas
 	const longest = 1024 // that the apiserver accepts
 	message = printable.Cut(printable.Line(message), longest-len("…"))
 	e.emitted.WithLabelValues(kind).Inc()
-	to.Event(&corev1.ObjectReference{Kind: "APIService", APIVersion: "apiregistration.k8s.io/v1", Name: entry.APIService(), UID: entry.Object.UID}, kind, reason, message)
+	to.Event(&corev1.ObjectReference{
+		APIVersion: "apiregistration.k8s.io/v1", Kind: "APIService", Name: entry.APIService(), UID: entry.Object.UID,
+	}, kind, reason, message)
 }
