@@ -21,8 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// adminPages serves Fairlead's own pages. The health pages are open, because load balancers and
-// kubelets have no credentials; the proxy's guard protects all others.
+// adminPages serves Fairlead's own pages. Health pages are open: load balancers and kubelets have no credentials.
 func (s *server) adminPages() http.Handler {
 	gathered := prometheus.Gatherers{s.metrics}
 	if s.o.registry.etcd != nil {

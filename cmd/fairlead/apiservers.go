@@ -47,8 +47,7 @@ func (c *ownConn) Write(b []byte) (int, error) {
 	return n, c.reason(err)
 }
 
-// reason reports a connection that was left as reset by its server: reviews, like other clients of
-// the API, ask again then. With net's own error, for a closed connection, they would fail.
+// reason reports a connection that was left as reset: clients of the API ask again then. With net.ErrClosed they fail.
 func (c *ownConn) reason(err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("leaving local apiserver %s: %w", c.address, syscall.ECONNRESET)

@@ -95,7 +95,6 @@ func (s *server) makeChecks() {
 	s.countProcess()
 }
 
-// features are the parts of this process that need rights at the local apiserver.
 func (s *server) features() rights.Features {
 	from, mode := &s.o.registry, s.o.authorization()
 	f := rights.Features{

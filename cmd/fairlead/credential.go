@@ -24,9 +24,8 @@ import (
 // credential is what this process impersonates callers with: the token or certificate of its kubeconfig or pod.
 // client-go gets it from files and plugins. It is cached here: no request waits for either.
 type credential struct {
-	log *slog.Logger
-	// source is how client-go obtains the credential. offered, if not nil, replaces it once used.
-	source, offered atomic.Pointer[source]
+	log             *slog.Logger
+	source, offered atomic.Pointer[source] // how client-go obtains it. offered, if not nil, replaces source once used
 	authorization   atomic.Pointer[string] // the header's value, empty if a certificate is used. Never nil
 	rejected        chan struct{}          // one slot: the local apiserver answered 401
 	pair            *certs.Pair            // the client certificate; look sets it. Empty: a token
@@ -172,5 +171,4 @@ func (k *credential) Run(ctx context.Context) error {
 // Authorization returns the Authorization header's value. It does no I/O.
 func (k *credential) Authorization() string { return *k.authorization.Load() }
 
-// renew requests a new credential from Run.
 func (k *credential) renew() { latest.Wake(k.rejected) }

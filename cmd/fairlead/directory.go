@@ -63,8 +63,7 @@ func parseSources(text string) (s sources, err error) {
 	return s, nil
 }
 
-// alone reports whether there is no local apiserver: APIServices come from a directory or etcd
-// only, and there is no kubeconfig. A pod's own credentials are not used then.
+// alone reports whether there is no local apiserver: only a directory or etcd, and no kubeconfig, not even a pod's.
 func (o *options) alone() bool {
 	return (o.registry.dir != "" || o.registry.etcd != nil) && o.kubeconfig == "" && !o.registry.cluster
 }
@@ -110,8 +109,7 @@ func (s *server) health(local http.Handler) http.Handler {
 	})
 }
 
-// kubernetesVersion returns what /version says without a local apiserver: the Kubernetes release
-// whose libraries serve APIServices here. Clients choose behaviour by its minor version.
+// kubernetesVersion is that of the libraries that serve APIServices here: clients choose behaviour by the minor one.
 func kubernetesVersion() *apiversion.Info {
 	const release = baseversion.DefaultKubeBinaryVersion // without the patch level
 	major, minor, _ := strings.Cut(release, ".")

@@ -158,8 +158,7 @@ func (p *Publisher) liveAddresses(ctx context.Context, says map[string]string) (
 		zones[p.config.Address], unknown = p.config.Zone, p.config.Zone == ""
 	}
 	for _, l := range alive {
-		// Anyone who may write Leases in kube-system may publish an address, but not an invalid
-		// one: Kubernetes would refuse the whole list.
+		// Who may write such Leases may publish an address, but with an invalid one the whole list would be refused.
 		a, err := netip.ParseAddrPort(l.Annotations[addressAnnotation])
 		if err == nil {
 			err = CheckAddress(a.Addr())

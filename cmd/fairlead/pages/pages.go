@@ -39,13 +39,12 @@ type Config struct {
 	LocalServers func() []registry.Endpoint // returns the local apiservers with their health. It may return none
 	// Endpoint adds to an endpoint of an APIService, or to a local apiserver (LocalName), its last
 	// probe, what it serves, and what else describes a local apiserver.
-	Endpoint func(apiService string, e *answer.Endpoint)
-	Trust    func() []trust.Status // returns the status of the bundles for backends
-	// Discovery and OpenAPI say how current each remote APIService's part of the documents is.
-	Discovery func() []discovery.Status
-	OpenAPI   func() []openapi.Status
-	Ready     *health.Checks // says whether this replica accepts requests. While it is Draining, event streams end
-	Tap       http.Handler   // serves single users' requests to operators
+	Endpoint  func(apiService string, e *answer.Endpoint)
+	Trust     func() []trust.Status     // returns the status of the bundles for backends
+	Discovery func() []discovery.Status // says how current each remote APIService's part of discovery is
+	OpenAPI   func() []openapi.Status   // says it of OpenAPI
+	Ready     *health.Checks            // whether this replica accepts requests. While Draining, event streams end
+	Tap       http.Handler              // serves single users' requests to operators
 	// Process returns this process's Version, Replica, Cluster, LocalIdentity, Checks, Certificates and Handshakes.
 	Process func() *answer.Status
 }

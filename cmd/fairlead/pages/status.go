@@ -18,11 +18,9 @@ import (
 )
 
 const (
-	// pace is the time between two points of an APIService's latency, and points is how many are
-	// kept: ten minutes, as far as people look back when something is slow.
-	pace   = 10 * time.Second
-	points = 60
-	recent = 6 // so many of the last points the numbers cover: a minute
+	pace   = 10 * time.Second // between two points of an APIService's latency
+	points = 60               // that are kept: ten minutes, as far as people look back when something is slow
+	recent = 6                // of the last points are what the numbers cover: a minute
 )
 
 // traffic records the latencies of the backends.

@@ -26,12 +26,10 @@ import (
 
 const (
 	conditionType = "fairlead.dev/Available" // our own condition
-	// relist is how often the conditions are read again. Only this process should write them, so
-	// this only repairs what others have changed. Available is watched too.
-	relist      = 10 * time.Minute
-	spacing     = time.Second      // the least time between two writes of an APIService, however often it flaps
-	lastRetry   = 30 * time.Second // bounds the backoff after a failed write or list: it starts at spacing and doubles
-	callTimeout = 10 * time.Second // bounds a call to the apiserver, and so how long a hanging one delays others
+	relist        = 10 * time.Minute         // after which conditions are read again, to repair others' changes
+	spacing       = time.Second              // at least, between two writes of an APIService, however often it flaps
+	lastRetry     = 30 * time.Second         // at most, after a failed write or list: the backoff begins with spacing
+	callTimeout   = 10 * time.Second         // of a call to the apiserver, so long a hanging one delays others
 )
 
 // condition is the part of our condition that is compared.

@@ -38,9 +38,8 @@ import (
 // Config configures a Writer or Events. Table is required, and for a Writer APIServices and either
 // Elect or Client; for Events, Client and Faults.
 type Config struct {
-	Table func() latest.State[*registry.Entry] // returns the current table
-	// APIServices writes conditions; it needs list on apiservices and patch on apiservices/status.
-	APIServices typed.APIServiceInterface
+	Table       func() latest.State[*registry.Entry] // returns the current table
+	APIServices typed.APIServiceInterface            // writes conditions: list apiservices, patch apiservices/status
 	// Client elects one replica by a Lease, where Identity is this replica's unique name; it needs
 	// the verbs get, create and update on leases. It also writes Events, for which it needs create
 	// and patch on events beside the policy's ConfigMap, and in default for cluster-scoped objects.
@@ -165,7 +164,6 @@ func (e *Events) Run(ctx context.Context) error {
 	})
 }
 
-// reported is what was last reported about an APIService.
 type reported struct {
 	entry *registry.Entry
 	fault string
