@@ -55,8 +55,7 @@ func (s *server) makeDocuments() {
 	s.loops["discovery"], s.loops["OpenAPI"] = s.discovery.Run, s.openapi.Run
 }
 
-// sent has the table of what the cluster's aggregator sends here.
-type sent struct{ *registry.Registry }
+type sent struct{ *registry.Registry } // has the table of what the cluster's aggregator sends here
 
 func (s sent) Table() *registry.Table { return s.Registry.Table().Sent() }
 

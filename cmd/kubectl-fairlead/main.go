@@ -34,8 +34,7 @@ var version = "devel" // set by the linker (make build)
 
 const exitUnavailable = 3 // the exit code if the subject is unavailable or refused, for scripts that wait
 
-// errUnavailable ends a command that worked, and printed that something is unavailable or refused.
-var errUnavailable = errors.New("unavailable")
+var errUnavailable = errors.New("unavailable") // ends a command that worked, and printed what is unavailable or refused
 
 func main() {
 	err := cli.Run(root())

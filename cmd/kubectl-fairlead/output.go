@@ -23,8 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
-// palette colours words. The zero palette does not colour.
-type palette struct{ on bool }
+type palette struct{ on bool } // colours words if it is on
 
 // paletteFor colours only for a terminal that is not dumb, without NO_COLOR (https://no-color.org).
 func paletteFor(w io.Writer) palette {
@@ -43,8 +42,7 @@ func (p palette) paint(code, text string) string {
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-// cell is a word of a table and its colour. Empty means plain.
-type cell struct{ text, colour string }
+type cell struct{ text, colour string } // a word of a table. No colour means plain
 
 func cells(texts ...string) (row []cell) {
 	for _, text := range texts {
@@ -67,8 +65,7 @@ func (p palette) table(w io.Writer, rows [][]cell) error {
 	return t.Flush()
 }
 
-// form is the output format, with kubectl's printers. The zero form is text for people.
-type form struct{ genericclioptions.PrintFlags }
+type form struct{ genericclioptions.PrintFlags } // of the output
 
 func (f *form) addFlags(cmd *cobra.Command) {
 	f.PrintFlags = genericclioptions.PrintFlags{
