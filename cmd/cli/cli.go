@@ -186,8 +186,10 @@ func (s *Shared) AddFlags(group func(name string) *pflag.FlagSet) {
 	fs.StringArrayVar(&s.sni, "tls-sni-cert-key", nil, "Another serving certificate, as certfile,keyfile[:name,…]; repeat the flag for several.")
 	fs = group("authentication")
 	fs.StringVar(&s.Certs.ClientCA, "client-ca-file", "", "CA bundle that verifies client certificates. Empty: client certificates are not accepted.")
-	fs.StringVar(&s.Certs.RequestHeaderCA, "requestheader-client-ca-file", "", "CA bundle that verifies front proxies, whose headers name the user. Empty: no front proxy is trusted.")
-	fs.StringSliceVar(&s.Certs.AllowedNames, "requestheader-allowed-names", nil, "Common names of trusted front proxies. Empty: any certificate of --requestheader-client-ca-file.")
+	fs.StringVar(&s.Certs.RequestHeaderCA, "requestheader-client-ca-file", "",
+		"CA bundle that verifies front proxies, whose headers name the user. Empty: no front proxy is trusted.")
+	fs.StringSliceVar(&s.Certs.AllowedNames, "requestheader-allowed-names", nil,
+		"Common names of trusted front proxies. Empty: any certificate of --requestheader-client-ca-file.")
 	fs = group("proxy client certificate")
 	fs.StringVar(&s.Certs.ProxyClient.Cert, "proxy-client-cert-file", "",
 		"Client certificate that identifies Fairlead as the front proxy, to backends and (unless "+

@@ -121,8 +121,12 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	o.addRequestFlags(group)
 	fs = group("egress, status and events")
 	fs.StringVar(&o.egress, "egress-selector-config-file", "", "EgressSelectorConfiguration whose entry \"cluster\" says how to connect to backends. Empty: directly.")
-	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices. Only the replica that holds the Lease kube-system/fairlead-status writes.")
-	fs.BoolVar(&o.emitEvents, "emit-events", false, "Emit an Event on an APIService when its availability changes. Only the replica that holds the Lease kube-system/fairlead-events does so.")
+	fs.BoolVar(&o.writeStatus, "write-status", false,
+		"Write the condition fairlead.dev/Available to APIServices. "+
+			"Only the replica that holds the Lease kube-system/fairlead-status writes.")
+	fs.BoolVar(&o.emitEvents, "emit-events", false,
+		"Emit an Event on an APIService when its availability changes. "+
+			"Only the replica that holds the Lease kube-system/fairlead-events does so.")
 	o.addEntrypointFlags(group("entrypoint and replicas"))
 	fs = group("HTTP/2, log and tracing")
 	fs.BoolVar(&o.http2, "http2", true, "Offer HTTP/2 to clients. False: HTTP/1.1 only, for emergencies (kube-apiserver calls this --disable-http2-serving).")
@@ -147,11 +151,15 @@ func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 		"Directives of Strict-Transport-Security (HSTS), such as max-age=31536000,includeSubDomains,preload. "+
 			"Give it to the local apiserver, too. Empty: no HSTS.")
 	fs = group("authentication")
-	fs.StringSliceVar(&o.authn.RequestHeaders.Username, "requestheader-username-headers", []string{"X-Remote-User"}, "Headers in which a front proxy sends the user name.")
-	fs.StringSliceVar(&o.authn.RequestHeaders.UID, "requestheader-uid-headers", nil, "Headers in which a front proxy sends the UID. Empty: UIDs are ignored.")
-	fs.StringSliceVar(&o.authn.RequestHeaders.Group, "requestheader-group-headers", []string{"X-Remote-Group"}, "Headers in which a front proxy sends the groups.")
-	fs.StringSliceVar(&o.authn.RequestHeaders.ExtraPrefix, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"}, "Prefixes of the headers in which a front proxy sends extra attributes.")
-	fs.BoolVar(&o.Certs.TrustConfigMap, "authentication-configmap", false, "Read both CA bundles from the ConfigMap kube-system/extension-apiserver-authentication. kube-apiserver never removes a CA from it.")
+	headers := &o.authn.RequestHeaders
+	fs.StringSliceVar(&headers.Username, "requestheader-username-headers", []string{"X-Remote-User"}, "Headers in which a front proxy sends the user name.")
+	fs.StringSliceVar(&headers.UID, "requestheader-uid-headers", nil, "Headers in which a front proxy sends the UID. Empty: UIDs are ignored.")
+	fs.StringSliceVar(&headers.Group, "requestheader-group-headers", []string{"X-Remote-Group"}, "Headers in which a front proxy sends the groups.")
+	fs.StringSliceVar(&headers.ExtraPrefix, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"},
+		"Prefixes of the headers in which a front proxy sends extra attributes.")
+	fs.BoolVar(&o.Certs.TrustConfigMap, "authentication-configmap", false,
+		"Read both CA bundles from the ConfigMap kube-system/extension-apiserver-authentication. "+
+			"kube-apiserver never removes a CA from it.")
 	fs = group("proxy client certificate")
 	fs.StringSliceVar(&o.authn.RefuseUsers, "impersonate-refuse-users", nil,
 		"Users that are refused with 403 instead of being impersonated, whether they come by certificate, "+
@@ -167,20 +175,25 @@ func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 			"Do not leave out groups by which an admission policy or an authorizer refuses. Empty: all.")
 	fs = group("backend")
 	fs.BoolVar(&o.rejectRedirects, "aggregator-reject-forwarding-redirect", true, "Answer a backend's redirects with 502. False: pass them on.")
-	fs.DurationVar(&o.caOverlap, "ca-rotation-overlap", time.Minute, "How long the previous CA of a backend stays trusted if nothing verifies with the new one yet. 0: not at all.")
+	fs.DurationVar(&o.caOverlap, "ca-rotation-overlap", time.Minute,
+		"How long the previous CA of a backend stays trusted if nothing verifies with the new one yet. 0: not at all.")
 	fs.StringVar(&o.zone, "zone", "",
 		"Zone of this replica's node (its label topology.kubernetes.io/zone). "+
 			"Endpoints that EndpointSlices hint at for this zone come first, others while none of those is healthy; "+
 			"with --publish-kubernetes-endpoints clients keep to the replicas of their zone. "+
 			"Empty: unknown, and zones do not count.")
 	fs = group("discovery")
-	fs.DurationVar(&o.staleAfter, "discovery-stale-after", 0, "How long discovery lists the resources of a failing backend as Current. 0: as long as its APIService names the same Service.")
+	fs.DurationVar(&o.staleAfter, "discovery-stale-after", 0,
+		"How long discovery lists the resources of a failing backend as Current. "+
+			"0: as long as its APIService names the same Service.")
 }
 
 func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 	fs := group("tokens and authorization")
 	fs.BoolVar(&o.authn.Anonymous, "anonymous-auth", false, "Accept requests without credentials to remote APIServices, as user system:anonymous.")
-	fs.StringVar(&o.tokenFile, "token-auth-file", "", "Static tokens for use without a local apiserver: a CSV file of token,user,uid,\"groups\". Reloaded when it changes. Empty: none.")
+	fs.StringVar(&o.tokenFile, "token-auth-file", "",
+		"Static tokens for use without a local apiserver: a CSV file of token,user,uid,\"groups\". "+
+			"Reloaded when it changes. Empty: none.")
 	fs.StringVar(&o.authConfig, "authentication-config", "",
 		"AuthenticationConfiguration (apiserver.config.k8s.io): which anonymous requests are accepted and, "+
 			"without a local apiserver or with --local-identity=impersonate, which JWT issuers are trusted. "+
@@ -195,13 +208,17 @@ func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 	fs.DurationVar(&o.authz.AllowTTL, "authorization-webhook-cache-authorized-ttl", 10*time.Second, "How long an allowed SubjectAccessReview is cached. 0: not at all.")
 	fs.DurationVar(&o.authz.DenyTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second, "How long a denied SubjectAccessReview is cached. 0: not at all.")
 	fs = group("limit and draining")
-	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute, "Time limit of a request to a remote APIService. Watches and other long-running requests have none. 0: the default.")
+	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute,
+		"Time limit of a request to a remote APIService. Watches and other long-running requests have none. "+
+			"0: the default.")
 	fs.IntVar(&o.front.MaxConnections, "max-connections", 0,
 		"Maximum number of client connections to the front door; further ones wait in the kernel's queue. "+
 			"0: three quarters of the process's limit of open files, "+
 			"and of its memory at 32 KiB each if that is limited.")
 	fs.IntVar(&o.streamsPerConn, "http2-max-streams-per-connection", 250, "Maximum number of concurrent streams on one client connection. 0: the default.")
-	fs.Float64Var(&o.proxy.GoAwayChance, "goaway-chance", 0, "Probability that an HTTP/2 client is asked to reconnect (GOAWAY) after a request, which spreads clients over replicas. At most 0.02.")
+	fs.Float64Var(&o.proxy.GoAwayChance, "goaway-chance", 0,
+		"Probability that an HTTP/2 client is asked to reconnect (GOAWAY) after a request, "+
+			"which spreads clients over replicas. At most 0.02.")
 	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0, "How long to keep serving, not ready, after SIGTERM.")
 	fs.DurationVar(&o.watchGrace, "shutdown-watch-termination-grace-period", 0, "How long watches may continue after --shutdown-delay-duration.")
 	fs.BoolVar(&o.sendRetryAfter, "shutdown-send-retry-after", false, "During shutdown, answer new requests with 429 and Retry-After.")
