@@ -65,7 +65,7 @@ func (p palette) table(w io.Writer, rows [][]cell) error {
 	return t.Flush()
 }
 
-type form struct{ genericclioptions.PrintFlags } // of the output
+type form struct{ genericclioptions.PrintFlags } // of the output, by kubectl's printers
 
 func (f *form) addFlags(cmd *cobra.Command) {
 	f.PrintFlags = genericclioptions.PrintFlags{
