@@ -174,7 +174,7 @@ type Traffic struct {
 type Transition struct {
 	Time       time.Time `json:"time"`              // when the change was seen
 	APIService string    `json:"apiService"`        // its name
-	Status     string    `json:"status"`            // the new verdict's; "gone" is that of an APIService that was deleted
+	Status     string    `json:"status"`            // the new verdict's; "gone" is that of a deleted APIService
 	Reason     string    `json:"reason,omitempty"`  // the new verdict's
 	Message    string    `json:"message,omitempty"` // the new verdict's
 }

@@ -141,7 +141,7 @@ func (f *follower) certificate() []*x509.Certificate {
 // reload takes the credentials and the CA from new content of the kubeconfig. The server stays the
 // same, because pools and probes were made for it at the start.
 func (f *follower) reload(path string) (*rest.Config, error) {
-	raw, err := (&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}).Load() // without clientConfig's fall-back to a pod's
+	raw, err := (&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}).Load() // without a fall-back to a pod's
 	var c *rest.Config
 	if err == nil {
 		c, err = clientcmd.NewDefaultClientConfig(*raw, &clientcmd.ConfigOverrides{}).ClientConfig()

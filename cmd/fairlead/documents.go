@@ -28,7 +28,7 @@ func (s *server) makeDocuments() {
 	cfg := documents.Config{Tables: s.registry, Sinks: s.sinks}
 	cfg.From = func(e *registry.Entry) documents.Do {
 		return func(_ context.Context, r *http.Request) (*http.Response, error) {
-			return s.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // within no limit: only one runs at a time
+			return s.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // one at a time: no limit
 		}
 	}
 	if s.o.Behind != "" { // they ask once more, and so are small: extension servers answer 304 while nothing changes

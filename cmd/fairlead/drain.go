@@ -20,7 +20,7 @@ import (
 // sending; then GOAWAY; then requests in flight end in their own time. It blocks until all have
 // ended or the time limit is over. It is called once, after the signal.
 func (s *server) drain() {
-	delay := max(s.o.shutdownDelay, s.ports.front.HandOver(), s.ports.admin.HandOver()) // before anybody sees that it is unready
+	delay := max(s.o.shutdownDelay, s.ports.front.HandOver(), s.ports.admin.HandOver()) // before it is seen unready
 	// Every client looks elsewhere: load balancers by the failing readiness, clients in the cluster
 	// by the endpoints, HTTP/1.1 clients by closing their connections.
 	s.draining.Store(true)

@@ -29,7 +29,7 @@ type process struct {
 	metrics *prometheus.Registry
 	sinks   metric.Sinks                           // of both
 	held    *hold.Bound                            // bytes held by connections
-	loops   map[string]func(context.Context) error // in the background, added by makers under the names that errors show
+	loops   map[string]func(context.Context) error // in the background, added by makers under names that errors show
 	records
 	draining atomic.Bool   // the first step of a shutdown: not ready
 	news     chan struct{} // one slot: the local apiserver's prober has reported something

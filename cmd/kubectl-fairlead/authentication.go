@@ -93,7 +93,7 @@ func (a *appender) change(data map[string]string, ca *x509.Certificate, name str
 	before := len(names)
 	if a.remove {
 		bundle = slices.DeleteFunc(bundle, func(c *x509.Certificate) bool {
-			ours := c.Equal(ca) || strings.HasPrefix(c.Subject.CommonName, "fairlead-ca") // init and cert-manager name them so
+			ours := c.Equal(ca) || strings.HasPrefix(c.Subject.CommonName, "fairlead-ca") // init's and cert-manager's
 			if ours {
 				changes = append(changes, fmt.Sprintf("CA %q removed", c.Subject.CommonName))
 			}

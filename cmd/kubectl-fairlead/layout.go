@@ -31,7 +31,7 @@ type layout struct{ resource, kind, name string }
 func layouts() map[string]layout {
 	return map[string]layout{
 		"control-plane": {"overlays/control-plane", "DaemonSet", "fairlead"},
-		"static-pod":    {"base", "Pod", "fairlead"}, // no object of the cluster: its manifest is a second kustomization
+		"static-pod":    {"base", "Pod", "fairlead"}, // not in the cluster: its manifest is a second kustomization
 		"load-balancer": {"overlays/load-balancer", "Deployment", "fairlead"},
 		"managed":       {"overlays/managed", "Deployment", "fairlead"},
 		"behind":        {"overlays/behind", "Deployment", "fairlead"},

@@ -210,7 +210,7 @@ func chainOf(ctx context.Context, dial func(ctx context.Context, network, addres
 	defer raw.Close()
 	conn := tls.Client(raw, &tls.Config{
 		ServerName: name, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
-		InsecureSkipVerify: true, //nolint:gosec // sends nothing; certs.CheckBackend verifies the chain and reports why it fails
+		InsecureSkipVerify: true, //nolint:gosec // sends nothing; certs.CheckBackend verifies the chain and reports faults
 		GetClientCertificate: func(i *tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			got.asked = i
 			return &tls.Certificate{}, nil // send none

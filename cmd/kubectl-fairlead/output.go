@@ -118,7 +118,7 @@ func differ(out io.Writer, before, after string) {
 	lacks := func(sign, text string, other sets.Set[string]) {
 		for line := range strings.Lines(text) {
 			if !other.Has(line) {
-				_, _ = fmt.Fprintln(out, sign+printable.Line(strings.TrimSpace(line))) // the next output reports an error
+				_, _ = fmt.Fprintln(out, sign+printable.Line(strings.TrimSpace(line))) // the next one reports an error
 			}
 		}
 	}

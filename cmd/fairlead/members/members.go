@@ -122,7 +122,7 @@ func (m *Members) Round(ctx context.Context, annotations map[string]string) ([]*
 	alive, dead := m.observe(list.Items, annotations != nil, time.Now())
 	for _, l := range dead { // so that a replica that starts later does not wait for them to expire again
 		if err := m.remove(ctx, l); err != nil {
-			m.config.Logger.Debug("cannot delete an expired lease", "lease", l.Name, "err", err) // a later round tries again
+			m.config.Logger.Debug("cannot delete an expired lease", "lease", l.Name, "err", err) // later rounds retry
 			continue
 		}
 		m.config.Logger.Warn("a replica's lease has expired", "lease", l.Name)

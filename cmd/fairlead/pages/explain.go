@@ -276,8 +276,8 @@ func identity(d *proxy.Decision, u user.Info) *answer.Identity {
 	id.How = "asserted in these headers under the proxy client certificate; a token is not forwarded"
 	switch {
 	case d.Pool == authn.PoolImpersonate:
-		id.How = "a user whom Fairlead has authenticated is asserted in these headers, " +
-			"with Fairlead's own credential; a token that only the cluster can verify is forwarded unchanged, without them"
+		id.How = "a user whom Fairlead has authenticated is asserted in these headers, with Fairlead's own " +
+			"credential; a token that only the cluster can verify is forwarded unchanged, without them"
 	case d.Action == proxy.ToLocal:
 		id.How = "a client certificate's user is asserted in these headers under the proxy client certificate; " +
 			"a token is forwarded unchanged, without them"
