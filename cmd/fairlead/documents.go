@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/openapi"
 )
 
-// merged are the documents that are merged from the local apiserver's and the backends'.
 type merged struct {
 	discovery *discovery.Discovery
 	openapi   *openapi.OpenAPI

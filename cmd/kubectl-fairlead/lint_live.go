@@ -42,7 +42,6 @@ func (l *linter) config() (*rest.Config, error) {
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
 }
 
-// inspect checks the wiring of a cluster end to end.
 func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	cfg.UserAgent = "fairlead-lint/" + version
 	l.credentials(cfg)

@@ -58,7 +58,6 @@ func (s *survey) pending() string {
 	return certs.SeverityToDo
 }
 
-// rights asks for each right of the account that Fairlead uses.
 func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interface) {
 	account := cmp.Or(l.account, accountUser)
 	if l.account == "" && (s.user == podUser || s.flags()["kubeconfig"] != "") {
@@ -113,7 +112,6 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 	}
 }
 
-// ports reports what uses the ports of Fairlead on the control plane's nodes.
 func (l *linter) ports(s *survey) {
 	flags := s.flags()
 	if len(s.replicas) > 0 && !s.replicas[0].Spec.HostNetwork {

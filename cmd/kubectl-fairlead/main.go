@@ -59,7 +59,6 @@ func called(self string) string {
 	return "kubectl fairlead"
 }
 
-// client sends requests to one Fairlead.
 type client struct {
 	flags     *genericclioptions.ConfigFlags
 	out       io.Writer

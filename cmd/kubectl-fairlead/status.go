@@ -136,7 +136,6 @@ func (c *client) row(now time.Time, a *answer.APIService, wide bool) []cell {
 	return row
 }
 
-// expires returns how long the certificates of a backend are still valid.
 func expires(now, t time.Time) cell {
 	if t.IsZero() {
 		return cell{text: "-"}

@@ -220,7 +220,6 @@ func further(e *registry.Entry, d *proxy.Decision, agent string) (steps []string
 	return steps
 }
 
-// claims describes the entry that claims the path, and its priority.
 func (p *Pages) claims(e *registry.Entry) []string {
 	if e == nil {
 		return []string{"no APIService claims it"}

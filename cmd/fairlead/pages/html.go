@@ -25,7 +25,6 @@ var files embed.FS
 // policy lets the page load only its own files, connect to us, and not be framed (Content Security Policy Level 3).
 const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-// addHTML adds the overview, the detail page of an APIService, and their two files.
 func (p *Pages) addHTML() {
 	p.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
 		v := &view{Status: p.status(), List: listingOf(r)}

@@ -23,7 +23,6 @@ const (
 	recent = 6                // of the last points are what the numbers cover: a minute
 )
 
-// traffic records the latencies of the backends.
 type traffic struct {
 	mu      sync.Mutex // guards records
 	records map[string]*record
