@@ -272,7 +272,8 @@ func (a *APIService) hidden() bool { return a.Rule != "" && a.BackendOf == "" }
 func (a *APIService) SetTrust(t *trust.Status) {
 	a.Trust = t
 	if t.OverlapInForce && a.Available() && a.Cause == "" {
-		a.Cause = "available until " + t.OverlapUntil.UTC().Format(time.TimeOnly) + " UTC only: the backend presents a certificate that only the replaced CA verifies"
+		a.Cause = "available until " + t.OverlapUntil.UTC().Format(time.TimeOnly) + " UTC only: " +
+			"the backend presents a certificate that only the replaced CA verifies"
 		a.Advice = "if the new CA bundle is right, renew the backend's certificate before then; if not, correct the bundle"
 	}
 }

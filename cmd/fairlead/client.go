@@ -162,7 +162,8 @@ func (f *follower) reload(path string) (*rest.Config, error) {
 		return nil, err
 	}
 	if c.Insecure != was && c.Insecure != f.first.Insecure {
-		f.log.Warn("the kubeconfig has gained or lost insecure-skip-tls-verify: restart to follow it for forwarded requests", "kubeconfig", path, "insecure", c.Insecure)
+		f.log.Warn("the kubeconfig has gained or lost insecure-skip-tls-verify: "+
+			"restart to follow it for forwarded requests", "kubeconfig", path, "insecure", c.Insecure)
 	}
 	return c, nil
 }

@@ -33,7 +33,8 @@ func (s *server) makeDocuments() {
 	if s.o.Behind != "" { // they ask once more, and so are small: extension servers answer 304 while nothing changes
 		cfg := cfg
 		cfg.Tables, cfg.Metrics = sent{s.registry}, nil
-		groups, schemas, mux := discovery.New(discovery.Config{Config: cfg, StaleAfter: s.o.staleAfter, Whole: true}), openapi.New(cfg), http.NewServeMux()
+		groups := discovery.New(discovery.Config{Config: cfg, StaleAfter: s.o.staleAfter, Whole: true})
+		schemas, mux := openapi.New(cfg), http.NewServeMux()
 		mux.Handle("/", groups)
 		mux.Handle("/openapi/", schemas)
 		s.behind, s.loops["discovery behind"], s.loops["OpenAPI behind"] = mux, groups.Run, schemas.Run
@@ -80,7 +81,8 @@ func (s *server) rendered(h *proxy.Head) *engine.Answer {
 
 // asAggregator gives one of our own requests kube-aggregator's identity, which servers know.
 func asAggregator(r *http.Request) *http.Request {
-	r.Header["X-Remote-User"], r.Header["X-Remote-Group"] = []string{"system:kube-aggregator"}, []string{"system:masters"}
+	r.Header["X-Remote-User"] = []string{"system:kube-aggregator"}
+	r.Header["X-Remote-Group"] = []string{"system:masters"}
 	r.Header["User-Agent"] = []string{"fairlead/" + version}
 	return r
 }

@@ -206,7 +206,8 @@ func (o *options) validateIdentity(f *cli.Faults) {
 	f.If(o.impersonates() && !o.alone() && own,
 		"--local-identity=impersonate needs --authorization-mode=webhook or backend: only the cluster can decide who may impersonate whom (--as)")
 	f.If(!o.impersonates() && len(o.authn.RefuseUsers)+len(o.authn.RefuseGroups)+len(o.authn.GroupPrefixes) > 0,
-		"--impersonate-refuse-users, --impersonate-refuse-groups and --impersonate-groups-prefix need --local-identity=impersonate: a front proxy may assert every user")
+		"--impersonate-refuse-users, --impersonate-refuse-groups and --impersonate-groups-prefix need "+
+			"--local-identity=impersonate: a front proxy may assert every user")
 	f.If(slices.ContainsFunc(o.authn.GroupPrefixes, func(p string) bool { return p == "" || strings.HasSuffix(p, "*") }),
 		"--impersonate-groups-prefix %q has an empty prefix, or one that ends with *, which stands for itself", o.authn.GroupPrefixes)
 }

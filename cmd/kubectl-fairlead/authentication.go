@@ -80,7 +80,8 @@ func (a *appender) run(ctx context.Context, core corev1client.CoreV1Interface, n
 
 func (a *appender) change(data map[string]string, ca *x509.Certificate, name string) (changes []string, err error) {
 	if data[bundleKey] == "" {
-		return nil, errors.New("it has no request-header CA: this kube-apiserver runs without --requestheader flags, so extension servers take no front proxy from it")
+		return nil, errors.New("it has no request-header CA: this kube-apiserver runs without --requestheader flags, " +
+			"so extension servers take no front proxy from it")
 	}
 	bundle, err := certutil.ParseCertsPEM([]byte(data[bundleKey]))
 	if err != nil {

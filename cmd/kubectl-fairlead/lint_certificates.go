@@ -191,7 +191,8 @@ func (l *linter) presented(e *registry.Entry, answers []shown) map[string][]*x50
 // server that names none may or may not trust it.
 func (l *linter) trusts(object, address string, asked *tls.CertificateRequestInfo) {
 	issuer := l.proxy.Leaf.Issuer.CommonName
-	do := fmt.Sprintf("start it with --requestheader-client-ca-file, which must have %q, and %q in --requestheader-allowed-names", issuer, l.proxy.Leaf.Subject.CommonName)
+	do := fmt.Sprintf("start it with --requestheader-client-ca-file, which must have %q, "+
+		"and %q in --requestheader-allowed-names", issuer, l.proxy.Leaf.Subject.CommonName)
 	if asked == nil {
 		l.Warn(object, do, "endpoint %s asks for no client certificate, so it accepts no user from a front proxy", address)
 	} else if err := asked.SupportsCertificate(l.proxy); err != nil {

@@ -211,7 +211,8 @@ func (c *Clock) Wrap(next http.RoundTripper) http.RoundTripper {
 func (c *Clock) Look(time.Time) answer.Check {
 	const maxAhead = 30 * time.Second // JSON web tokens have a tolerance of a minute, and Date a resolution of a second
 	ahead := time.Duration(c.ahead.Load()) * time.Second
-	found := answer.Check{Status: Failed, Advice: "synchronize the clocks of this machine and of the local apiserver (NTP): tokens and certificates are judged by them"}
+	found := answer.Check{Status: Failed, Advice: "synchronize the clocks of this machine and of the local apiserver " +
+		"(NTP): tokens and certificates are judged by them"}
 	switch fault := c.fault.Load(); {
 	case fault != nil:
 		found.Message = "the local apiserver's certificate is not valid at this machine's time: " + (*fault).Error()

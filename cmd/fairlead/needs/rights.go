@@ -146,7 +146,8 @@ func (r *Rights) Credential() answer.Check {
 	switch err := r.last.Load().err; {
 	case apierrors.IsUnauthorized(err):
 		return answer.Check{
-			Status: Failed, Message: "the local apiserver rejects Fairlead's own credential (401)", Users: "Users without system:masters get 503 for what is not in the caches",
+			Status: Failed, Message: "the local apiserver rejects Fairlead's own credential (401)",
+			Users:  "Users without system:masters get 503 for what is not in the caches",
 			Advice: "renew the certificate or the token of the kubeconfig: its file is followed",
 		}
 	case err != nil && !apierrors.IsForbidden(err):

@@ -130,7 +130,8 @@ func (p *Pages) explanation(method, target, agent string, u user.Info, d proxy.D
 // that is invalid or unknown to the cluster, or without the right to impersonate, others refuse it.
 func (p *Pages) blame(x *answer.Explanation, refused, impersonated bool) {
 	for _, c := range p.cfg.Process().Failing() {
-		if (refused || x.Cause == "" && (c.Name == "certificates" || c.Name == "authentication-configmap" || impersonated && c.Name == "rights")) && (c.Gates || c.Users != "") {
+		others := c.Name == "certificates" || c.Name == "authentication-configmap" || impersonated && c.Name == "rights"
+		if (refused || x.Cause == "" && others) && (c.Gates || c.Users != "") {
 			x.Cause, x.Advice = c.Name+": "+c.Message, cmp.Or(c.Advice, x.Advice)
 			return
 		}
