@@ -67,7 +67,7 @@ func TestDocumentsOfAReadyApiserver(t *testing.T) {
 		}
 	}).URL)
 	must.Run(t, d.loops["local apiserver's pools"])
-	must.Run(t, func(ctx context.Context) error { return cmp.Or(d.frames.Run(ctx), ctx.Err()) })
+	must.Run(t, func(ctx context.Context) error { return cmp.Or(d.loops["HTTP/2"](ctx), ctx.Err()) })
 	fetch := func(ctx context.Context) error {
 		res, err := d.fromLocal(d.kube.list()[0].Address)(ctx, must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://local/apis", nil))(t))
 		if err == nil {

@@ -45,8 +45,7 @@ type server struct {
 	proxy *proxy.Proxy
 	pages *pages.Pages
 
-	frames, adminFrames *h2.Server
-	front, admin        *front.Port
+	front, admin *front.Port
 }
 
 // build makes all parts, each from those before it, and listens, but serves nothing yet. Packages
@@ -186,17 +185,17 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 // offered; the front door's engine always has the connections to backends.
 func (s *server) makePorts() {
 	own := s.adminPages()
-	s.frames = s.proxy.Frames(h2.Config{MaxStreams: uint32(s.o.streamsPerConn), Memory: s.held, Logger: s.log, Metrics: s.metrics}) //nolint:gosec // validated
-	s.adminFrames = s.adminEngine(own)
+	frames := s.proxy.Frames(h2.Config{MaxStreams: uint32(s.o.streamsPerConn), Memory: s.held, Logger: s.log, Metrics: s.metrics}) //nolint:gosec // validated
+	adminFrames := s.adminEngine(own)
 	c := front.Config{
 		Listener: s.ports.front, TLS: s.certs.TLS(), Handler: s.proxy, ConnContext: s.proxy.ConnContext,
-		Frames: s.frames, Balancers: s.o.balancers, Memory: s.held, Logger: s.log,
+		Frames: frames, Balancers: s.o.balancers, Memory: s.held, Logger: s.log,
 	}
 	s.front = front.New(c)
 	c.Listener = s.ports.admin
 	c.Handler = own
-	c.Frames = s.adminFrames
+	c.Frames = adminFrames
 	c.Balancers = nil
 	s.admin = front.New(c)
-	s.loops["HTTP/2"], s.loops["admin HTTP/2"], s.loops["readiness"] = s.frames.Run, s.adminFrames.Run, s.followReadiness
+	s.loops["HTTP/2"], s.loops["admin HTTP/2"], s.loops["readiness"] = frames.Run, adminFrames.Run, s.followReadiness
 }
