@@ -75,8 +75,7 @@ func (s *server) makePages() {
 	s.loops["pages"] = s.pages.Run
 }
 
-// adminEngine serves the admin port's HTTP/2 with the bounds of the front door. net/http's own
-// server answers requests that RFC 9113 §8.2.2 calls malformed.
+// adminEngine serves HTTP/2 with the bounds of the front door. net/http answers what RFC 9113 §8.2.2 calls malformed.
 func (s *server) adminEngine(own http.Handler) *h2.Server {
 	plan := engine.Plan{Serve: own}
 	return h2.New(h2.Config{

@@ -67,8 +67,7 @@ func (s *apiservers) dial(ctx context.Context, network, address string) (net.Con
 	return own, nil
 }
 
-// wrap sends each request to the first server that accepts a connection, under that server's own
-// name: the certificate of a control plane node names only that node.
+// wrap sends each request to the first server that accepts a connection, under the only name in its certificate.
 func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 	return promhttp.RoundTripperFunc(func(r *http.Request) (res *http.Response, err error) {
 		for i, address := range *s.order.Load() {

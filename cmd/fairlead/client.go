@@ -138,8 +138,7 @@ func (f *follower) certificate() []*x509.Certificate {
 	return chain[:min(len(chain), 1)]
 }
 
-// reload takes the credentials and the CA from new content of the kubeconfig. The server stays the
-// same, because pools and probes were made for it at the start.
+// reload takes credentials and CA from new content of the kubeconfig, but no server: pools were made for the first one.
 func (f *follower) reload(path string) (*rest.Config, error) {
 	raw, err := (&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}).Load() // without a fall-back to a pod's
 	var c *rest.Config

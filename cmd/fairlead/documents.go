@@ -125,8 +125,7 @@ func (k *kube) asOurselves(r *http.Request) *http.Request {
 	return r
 }
 
-// followCRDs refreshes both documents of a server when it sees a change of a CRD, until ctx ends: a
-// short name, column or schema can change without a change of any APIService.
+// followCRDs refreshes a server's documents when a CRD changes: a column, say, changes without any APIService.
 func (s *server) followCRDs(ctx context.Context, server string) {
 	watch := func(_ context.Context, r *http.Request) (*http.Response, error) {
 		return s.proxy.Fetch(s.kube.pools.Upstream(backend.PoolCertificate), s.kube.asOurselves(r), true, s.kube.pools.At(server))

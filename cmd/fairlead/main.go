@@ -94,8 +94,7 @@ func becomePlugin(args []string) error {
 	return fmt.Errorf("running %s: %w", path, err)
 }
 
-// findPlugin looks next to the executable self, then in PATH. It skips a link to self, which would
-// execute itself forever: fairlead was its own plugin once.
+// findPlugin looks next to the executable self, then in PATH. A link to self, as it was once, would run itself forever.
 func findPlugin(self string) (string, error) {
 	own, err := os.Stat(self)
 	if err != nil {

@@ -90,8 +90,7 @@ func (l *linter) bundle(object, file string) {
 	l.CheckBundle(fmt.Sprintf("%s %s", object, file), data)
 }
 
-// credentials checks the kubeconfig's client certificate, which is not renewed with the cluster's
-// certificates: without it Fairlead can authenticate and authorize no user.
+// credentials checks the kubeconfig's client certificate, which is not renewed with the cluster's: nobody gets in then.
 func (l *linter) credentials(cfg *rest.Config) {
 	const object, do = "kubeconfig", "create a new one (kubeadm kubeconfig user --client-name=system:fairlead); Fairlead loads it without a restart"
 	own := rest.CopyConfig(cfg)
@@ -142,8 +141,7 @@ type shown struct {
 	err   error
 }
 
-// ask asks the endpoints of all entries at once, because each that does not answer takes
-// chainOf's limit. It never sends the proxy client certificate.
+// ask asks all endpoints at once: each that does not answer takes chainOf's limit. It sends no client certificate.
 func (l *linter) ask(ctx context.Context, entries []*registry.Entry) map[*registry.Entry][]shown {
 	all := make(map[*registry.Entry][]shown)
 	rules := l.TableOptions().Reach
@@ -165,8 +163,7 @@ func (l *linter) ask(ctx context.Context, entries []*registry.Entry) map[*regist
 	return all
 }
 
-// presented returns the chain of each endpoint of e. It omits one that could not be reached from
-// here, with a warning: Fairlead may run in another network.
+// presented returns the chain of each endpoint that could be reached. Of others it warns: Fairlead may run elsewhere.
 func (l *linter) presented(e *registry.Entry, answers []shown) map[string][]*x509.Certificate {
 	chains := make(map[string][]*x509.Certificate)
 	for i, answer := range answers {

@@ -225,8 +225,7 @@ func (l *linter) problems(e *registry.Entry, at string) {
 	}
 }
 
-// doubled reports group-versions that the files and the cluster send to different backends, but not
-// newer manifests of the same APIService.
+// doubled reports group-versions that files and cluster send to different backends, but no newer manifests of the same.
 func (l *linter) doubled(entries []*registry.Entry) {
 	const do = "remove one of them, unless this is intended: with --registry=dir:PATH,kubernetes the file's is used"
 	for _, at := range slices.Sorted(maps.Keys(l.claims)) {

@@ -25,9 +25,7 @@ import (
 )
 
 const (
-	// clusterTimeout bounds a request to the cluster, and reading its table: three lists and three
-	// watches, at most seconds even for 10,000 APIServices.
-	clusterTimeout = 30 * time.Second
+	clusterTimeout = 30 * time.Second // of a request, and of reading the table: seconds even for 10,000 APIServices
 	// sameFlags is the advice for addresses that Fairlead does not dial.
 	sameFlags = "give lint the same flags as serve (--allow-loopback-backends, --enable-aggregator-routing, --behind); if they are the same, correct the Service"
 	giveRole  = "give the kubeconfig's user the ClusterRole of Fairlead"

@@ -90,8 +90,7 @@ func Brief(message string) string {
 	return head + found
 }
 
-// command returns a shell command to copy. It is empty if none helps, or if a name is invalid:
-// authors of APIServices must not control what others run.
+// command returns a shell command to copy, or none: authors of APIServices must not control by names what others run.
 func command(e *registry.Entry) string {
 	b := e.Backend
 	if b == nil {

@@ -105,8 +105,7 @@ func (t *term) run(ctx context.Context) {
 	}
 }
 
-// list reads the conditions from the apiserver, and reports whether it succeeded. The table cannot
-// be used: an Entry's Object is not renewed when only its status has changed.
+// list reads the conditions from the apiserver: an Entry's Object is not renewed when only its status has changed.
 func (t *term) list(ctx context.Context) bool {
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
