@@ -42,7 +42,8 @@ func IsUsage(err error) bool { return errors.As(err, new(usage)) }
 // a usage error, and so are arguments that a subcommand does not take.
 func Root(use, short, version string, subcommands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: use, Short: short, Version: fmt.Sprintf("%s (%s)", version, runtime.Version()), SilenceUsage: true, SilenceErrors: true, SuggestionsMinimumDistance: 2,
+		Use: use, Short: short, Version: fmt.Sprintf("%s (%s)", version, runtime.Version()),
+		SilenceUsage: true, SilenceErrors: true, SuggestionsMinimumDistance: 2,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	// cobra's default version text stays: a template for it links text/template.

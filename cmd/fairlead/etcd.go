@@ -51,7 +51,10 @@ func ownClient(server http.Handler) *rest.Config {
 	self := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
 	return &rest.Config{
 		Host: inProcess, UserAgent: "fairlead/" + version, QPS: -1, // unlimited: it only calls this process
-		ContentConfig: rest.ContentConfig{AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON, ContentType: runtime.ContentTypeProtobuf},
+		ContentConfig: rest.ContentConfig{
+			AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
+			ContentType:        runtime.ContentTypeProtobuf,
+		},
 		Transport: transportTo(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			server.ServeHTTP(w, r.WithContext(request.WithUser(apiservices.Own(r.Context()), self)))
 		})),

@@ -24,9 +24,8 @@ import (
 // The ConfigMap in which kube-apiserver tells extension servers whom to trust, and its keys for front proxies.
 const (
 	authenticationMap = "extension-apiserver-authentication"
-
-	bundleKey = "requestheader-client-ca-file"
-	namesKey  = "requestheader-allowed-names"
+	bundleKey         = "requestheader-client-ca-file"
+	namesKey          = "requestheader-allowed-names"
 )
 
 // appender adds Fairlead's CA and name to the ConfigMap from which extension servers without flags take the front

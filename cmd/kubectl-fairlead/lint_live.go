@@ -27,8 +27,9 @@ import (
 const (
 	clusterTimeout = 30 * time.Second // of a request, and of reading the table: seconds even for 10,000 APIServices
 	// sameFlags is the advice for addresses that Fairlead does not dial.
-	sameFlags = "give lint the same flags as serve (--allow-loopback-backends, --enable-aggregator-routing, --behind); if they are the same, correct the Service"
-	giveRole  = "give the kubeconfig's user the ClusterRole of Fairlead"
+	sameFlags = "give lint the same flags as serve (--allow-loopback-backends, --enable-aggregator-routing, " +
+		"--behind); if they are the same, correct the Service"
+	giveRole = "give the kubeconfig's user the ClusterRole of Fairlead"
 	// ownAddress is the advice for a server that does not answer like a kube-apiserver.
 	ownAddress = "check that the kubeconfig names kube-apiserver's own address, and that it runs"
 )

@@ -75,8 +75,9 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 	all := rights.Needed(f)
 	var missing []rights.Right
 	for _, r := range all {
-		own := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: r.Attributes()}}
-		other := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: account, Groups: groups, ResourceAttributes: r.Attributes()}}
+		own, other := &authorizationv1.SelfSubjectAccessReview{}, &authorizationv1.SubjectAccessReview{}
+		own.Spec.ResourceAttributes, other.Spec.ResourceAttributes = r.Attributes(), r.Attributes()
+		other.Spec.User, other.Spec.Groups = account, groups
 		var err error
 		if s.user == account {
 			own, err = kube.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, own, metav1.CreateOptions{})

@@ -44,7 +44,10 @@ func (r Right) String() string {
 // Attributes returns it as access reviews ask for it.
 func (r Right) Attributes() *authorizationv1.ResourceAttributes {
 	resource, sub, _ := strings.Cut(r.Resource, "/")
-	return &authorizationv1.ResourceAttributes{Verb: r.Verb, Group: r.Group, Version: "*", Resource: resource, Subresource: sub, Namespace: r.Namespace, Name: r.Name}
+	return &authorizationv1.ResourceAttributes{
+		Verb: r.Verb, Group: r.Group, Version: "*", Resource: resource, Subresource: sub,
+		Namespace: r.Namespace, Name: r.Name,
+	}
 }
 
 // Ungranted returns those of the Narrow rights that no rule grants for any name, if users notice

@@ -73,7 +73,8 @@ func (r *Rights) ask(ctx context.Context) *asked {
 	defer cancel()
 	a := &asked{}
 	for _, right := range r.needed() {
-		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: right.Attributes()}}
+		review := &authorizationv1.SelfSubjectAccessReview{}
+		review.Spec.ResourceAttributes = right.Attributes()
 		done, err := r.client.SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
 		if err != nil {
 			a.err = fmt.Errorf("asking the local apiserver: %w", err)

@@ -97,7 +97,8 @@ func command(e *registry.Entry) string {
 		return ""
 	}
 	for _, name := range []string{e.Name, b.Namespace, b.Service} {
-		if strings.ContainsFunc(name, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '.' }) || strings.HasPrefix(name, "-") {
+		odd := func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '.' }
+		if strings.ContainsFunc(name, odd) || strings.HasPrefix(name, "-") {
 			return ""
 		}
 	}

@@ -62,7 +62,8 @@ type Pages struct {
 
 // New makes Pages.
 func New(cfg Config) *Pages {
-	p := &Pages{cfg: cfg, started: time.Now(), history: history{endpoints: make(map[string]map[string][]answer.Change)}, mux: http.NewServeMux(), templates: parse()}
+	p := &Pages{cfg: cfg, started: time.Now(), mux: http.NewServeMux(), templates: parse()}
+	p.history.endpoints = make(map[string]map[string][]answer.Change)
 	p.mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.status()) })
 	p.mux.HandleFunc("GET /explain", p.serveExplain)
 	p.mux.HandleFunc("GET /events", p.serveEvents)
