@@ -135,7 +135,7 @@ func (c *claim) take(f finding) {
 	}
 	if f.err == nil {
 		c.passed.Inc()
-		c.failures, c.trouble, c.report.Began = 0, none, c.started
+		c.failures, c.trouble, c.report.Began, c.report.HTTP2 = 0, none, c.started, f.http2
 		c.report.Health, c.report.Hung, c.report.Reason, c.report.Message = registry.Healthy, false, "", ""
 		c.latency.probed(f.latency)
 		c.last.Store(&probe{time.Now(), f.took, ""})

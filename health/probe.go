@@ -76,10 +76,14 @@ func (t *target) try(ctx context.Context, c *claim, l *probeConn) finding {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	start := time.Now()
-	latency, err := c.get(ctx, client.Do)
-	err = inTime(err, latency, client.Timeout)
-	f := finding{err: err, latency: latency, took: l.took + time.Since(start)}
-	if err != nil {
+	var f finding
+	f.latency, f.err = c.get(ctx, func(r *http.Request) (*http.Response, error) {
+		resp, err := client.Do(r)
+		f.http2 = err == nil && resp.ProtoMajor == 2
+		return resp, err
+	})
+	f.err, f.took = inTime(f.err, f.latency, client.Timeout), l.took+time.Since(start)
+	if f.err != nil {
 		f.failures, f.undialled, f.silent = max(l.failures, 1), l.undialled, l.silent
 	}
 	return f

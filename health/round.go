@@ -29,6 +29,7 @@ type finding struct {
 	failures  int
 	undialled bool             // not even the dial succeeded, and trying again is cheap
 	silent    bool             // there was no TLS connection in time
+	http2     bool             // the answer came over HTTP/2
 	latency   time.Duration    // from request to response head
 	took      time.Duration    // dial and handshake included
 	conn      *http.ClientConn // open, and owned by the receiver; nil after a failure, or if the round owns it

@@ -162,6 +162,9 @@ func (w *world) report(r registry.Report) {
 	key := [2]string{r.Name, r.Address}
 	w.newest[key] = note{r, time.Now()}
 	w.everSlow[key] = w.everSlow[key] || r.Slow
+	if r.Health == registry.Healthy {
+		check.Same(w.t, !r.Backend.HTTP1, r.HTTP2, "%s at %s answers over HTTP/2", r.Name, r.Address)
+	}
 }
 
 // of returns the newest report about an entry at `at`.

@@ -234,4 +234,6 @@ type Report struct {
 	Endpoint
 	// Began is when the probe began that proves it: nothing later is said. Zero means unknown.
 	Began time.Time
+	// HTTP2 says that a Healthy endpoint has answered over HTTP/2.
+	HTTP2 bool
 }

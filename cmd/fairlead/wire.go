@@ -117,7 +117,7 @@ func zeroMeansNone(d time.Duration) time.Duration { return cmp.Or(d, -1) }
 func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
 	s.prober = health.New(health.Config{
 		Table:  func() latest.State[*registry.Entry] { return s.registry.Table() },
-		Report: func(r registry.Report) { s.registry.Report(r); s.backends.Report(r) },
+		Report: func(r registry.Report) { s.backends.Report(r); s.registry.Report(r) }, // known before it is available
 		TLS:    s.trust.TLS,
 		Dial:   rules.Dial,
 		Sinks:  s.sinks,

@@ -102,6 +102,20 @@ func TestNoTrust(t *testing.T) {
 	}
 }
 
+// What a probe has found out costs no handshake any more. That it spoke HTTP/1.1 says nothing of other endpoints.
+func TestReportedProtocol(t *testing.T) {
+	bothProtocols(t, func(t *testing.T, proto string) {
+		f := newFixture(t, nil)
+		s := f.serve(place1, proto, nil)
+		e := f.set(healthy(place1))
+		f.Report(registry.Report{Name: e.Name, Backend: e.Backend, Endpoint: e.Endpoints[0], HTTP2: proto == protoH2})
+		u, learned := f.Upstream(e), map[string]int64{protoH1: 1, protoH2: 0}
+		check.Same(t, proto == protoH2, u.HTTP2(), "HTTP/2 by the probe")
+		must.Do(t, u.Learn(t.Context(), 0))
+		check.Same(t, learned[proto], s.conns.Load(), "handshakes to learn it")
+	})
+}
+
 // The engine learns which backends speak HTTP/2, over one connection for all who ask, and wraps each connection once.
 func TestFrames(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {

@@ -186,11 +186,15 @@ func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
 	}
 }
 
-// Report ends the suspicion of an endpoint that has passed a probe. What else it says comes with the next table.
+// Report ends the suspicion of an endpoint that has passed a probe, and takes over which protocol it speaks: requests
+// need no handshake to learn it. What else a report says comes with the next table.
 func (p *Pools) Report(r registry.Report) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if of := p.remotes[r.Name]; of != nil && of.spec.Load() == r.Backend && r.Health == registry.Healthy {
+		if r.HTTP2 { // not HTTP/1.1: another endpoint may speak both
+			of.agreement().CompareAndSwap(nil, new("h2"))
+		}
 		of.mu.Lock()
 		defer of.mu.Unlock()
 		for e := of.endpoints[r.Address]; e != nil; e = e.via.Load() {
