@@ -88,22 +88,17 @@ func (l *Local) Queued() int {
 	return l.s.half[down].q.size
 }
 
-// Head sends a response head.
+// Head sends a response head. After a final one there must be no other.
 func (l *Local) Head(status int, fields []hpack.HeaderField) {
 	s := l.s
-	switch {
-	case s == nil:
-		return
-	case status < 200:
-		s.leg[up].writeHeaders(s.id[up], false, fields)
+	if s == nil {
 		return
 	}
-	s.localStatus(status)
-	d := &s.half[down]
-	if !d.head {
-		d.head = true
-		s.leg[up].writeHeaders(s.id[up], false, fields)
+	if status >= 200 {
+		s.localStatus(status)
+		s.half[down].head = true
 	}
+	s.leg[up].writeHeaders(s.id[up], false, fields)
 }
 
 func (s *stream) localStatus(status int) {

@@ -334,13 +334,11 @@ func (e *Engine) open(s *stream, c *Conn) {
 	u, d := &s.half[up], &s.half[down]
 	u.window, u.head = c.peerWindow, true
 	d.recv, d.full, d.credit = streamWindow, streamWindow, 0
-	if u.end && u.q.size == 0 {
-		u.sentEnd = true
-		c.writeHeaders(id, true, s.sending.fields)
-		return
+	u.sentEnd = u.end && u.q.size == 0
+	c.writeHeaders(id, u.sentEnd, s.sending.fields)
+	if !u.sentEnd {
+		s.advance(up)
 	}
-	c.writeHeaders(id, false, s.sending.fields)
-	s.advance(up)
 }
 
 // Retire implements Server.Retire. When it is called again, the earliest end counts.
