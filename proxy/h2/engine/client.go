@@ -113,9 +113,7 @@ func (e *Engine) decide(c *Conn, s *stream, h *wire.Head) {
 func (e *Engine) resumed(t *ticket, p Plan) {
 	s := t.s
 	if s == nil {
-		if p.Done != nil {
-			e.calls = append(e.calls, call{done: p.Done, outcome: Outcome{Reason: ReasonClientReset, Duration: t.took}})
-		}
+		e.calls = append(e.calls, call{done: p.Done, outcome: Outcome{Reason: ReasonClientReset, Duration: t.took}})
 		return
 	}
 	defer e.rescue(s.leg[up])

@@ -110,9 +110,7 @@ func (s *stream) dropStream() {
 	if s.picked {
 		s.e.callLater(s.ep.Release)
 	}
-	if s.plan.Done != nil {
-		s.e.calls = append(s.e.calls, call{done: s.plan.Done, outcome: s.outcome()})
-	}
+	s.e.calls = append(s.e.calls, call{done: s.plan.Done, outcome: s.outcome()})
 	if s.guest != nil {
 		s.endGuest(&Failure{Outcome: s.outcome()})
 	}

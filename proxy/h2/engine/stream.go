@@ -211,9 +211,7 @@ func (s *stream) endIfDone() {
 	s.freed.free()
 	s.e.Count.Streams.Add(-1)
 	s.release()
-	if s.plan.Done != nil {
-		s.e.calls = append(s.e.calls, call{done: s.plan.Done, outcome: s.outcome()})
-	}
+	s.e.calls = append(s.e.calls, call{done: s.plan.Done, outcome: s.outcome()})
 	s.notifyGuest()
 	if s.parked {
 		// A plan that still comes only gets its Done called.

@@ -81,7 +81,7 @@ func (e *Engine) runCall(c *call) {
 		c.guest.wake(c.dir)
 	case c.do != nil:
 		c.do()
-	default:
+	case c.done != nil: // Plan.Done may be nil
 		c.done(c.outcome)
 	}
 }
