@@ -118,9 +118,7 @@ func (l *Local) unknownLocked(address string) bool {
 }
 
 // Alike reports whether all servers are known to serve the same, so that For is not needed.
-func (l *Local) Alike() bool {
-	return len(*l.only.Load()) == 0
-}
+func (l *Local) Alike() bool { return len(*l.only.Load()) == 0 }
 
 // For returns the Stay for a request: s, unless its server lacks what others serve.
 func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {

@@ -52,9 +52,7 @@ const recordHeader = 5 // RFC 8446 §5.1
 // Wrap returns the connection to put below TLS: a Server serves no other. A connection that wraps
 // another without changing its bytes should have a method Wraps() net.Conn: the engine then reads
 // and writes the socket itself, and calls the wrapper's Close after the socket's.
-func Wrap(c net.Conn) net.Conn {
-	return &rawConn{Conn: c, fd: -1, sock: socketOf(c)}
-}
+func Wrap(c net.Conn) net.Conn { return &rawConn{Conn: c, fd: -1, sock: socketOf(c)} }
 
 // socket is a connection with a descriptor: *net.TCPConn or *net.UnixConn.
 type socket interface {

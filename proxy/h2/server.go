@@ -166,9 +166,7 @@ func (s *Server) Retire(ep *engine.Endpoint, grace time.Duration) {
 // Eject moves requests away from an endpoint that was found unhealthy while others are healthy:
 // those without an answer that may be retried (Plan.Again, within Retries and Budget) are sent to
 // another endpoint. The rest continue. Upstream.Pick must not return the endpoint any more.
-func (s *Server) Eject(ep *engine.Endpoint) {
-	s.each(func(e *engine.Engine) { e.Eject(ep) })
-}
+func (s *Server) Eject(ep *engine.Endpoint) { s.each(func(e *engine.Engine) { e.Eject(ep) }) }
 
 // Leave stops upstreams from sharing connections: their requests that wait for a shared connection
 // choose again, those that were sent continue. Leave calls on for each connection that has their
@@ -196,9 +194,7 @@ func (s *Server) SendAway() {
 }
 
 // EndLongRunning ends all long-running requests between two events, like Shutdown, and those that begin later.
-func (s *Server) EndLongRunning() {
-	s.each(func(e *engine.Engine) { e.EndLongRunning(0) })
-}
+func (s *Server) EndLongRunning() { s.each(func(e *engine.Engine) { e.EndLongRunning(0) }) }
 
 // Shutdown sends GOAWAY to all clients, lets their requests finish and ends long-running ones after grace. It returns
 // when no client is left, or with ctx's error when ctx ends; then it closes the rest.

@@ -360,9 +360,7 @@ func (e *Engine) closeIfDone(c *Conn) {
 }
 
 // EndLongRunning ends long-running streams after grace, also later ones. Of several calls the earliest end counts.
-func (e *Engine) EndLongRunning(grace time.Duration) {
-	e.cutAt = min(e.cutAt, e.now+grace)
-}
+func (e *Engine) EndLongRunning(grace time.Duration) { e.cutAt = min(e.cutAt, e.now+grace) }
 
 // Drain begins the shutdown: every client gets GOAWAY, and long-running streams end after grace.
 func (e *Engine) Drain(grace time.Duration) {

@@ -80,9 +80,7 @@ func (g *Guest) Came() <-chan struct{} { return g.ready[down] }
 func (g *Guest) Room() <-chan struct{} { return g.ready[up] }
 
 // wakeGuest wakes the caller when the turn is over, so that it finds the mutex free.
-func (e *Engine) wakeGuest(g *Guest, d dir) {
-	e.calls = append(e.calls, call{guest: g, dir: d})
-}
+func (e *Engine) wakeGuest(g *Guest, d dir) { e.calls = append(e.calls, call{guest: g, dir: d}) }
 
 func (g *Guest) wake(d dir) {
 	select {
