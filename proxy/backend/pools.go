@@ -152,7 +152,7 @@ func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 		delete(p.remotes, c.Old.Name)
 		p.byEntry.Delete(c.Old)
 		p.detach(r)
-		r.close()
+		r.update(&view{}, nil) // its requests finish
 	}
 	p.entries = entries
 	p.closeUnused()

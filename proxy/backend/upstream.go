@@ -65,7 +65,6 @@ type Upstream struct {
 	// mu guards endpoints and orders changes of view. It is never held during I/O.
 	mu        sync.Mutex
 	endpoints map[string]*endpoint
-	closed    bool
 }
 
 // target describes how to reach the endpoints of an Upstream. newRemote, newCarrier and newPool make one from a Config.
@@ -193,10 +192,6 @@ func (u *Upstream) Share(write bool) *bound.Places {
 // update applies a new view: it adds new endpoints, and drains removed ones. It reports whether any were removed.
 func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 	u.mu.Lock()
-	if u.closed {
-		u.mu.Unlock()
-		return false
-	}
 	seen := make(map[string]bool, len(list))
 	var ejected, removed []*endpoint
 	for i := range list {
@@ -245,17 +240,6 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 func (u *Upstream) drain() {
 	for _, e := range u.snapshot() {
 		e.drain(false)
-	}
-}
-
-// close ends an Upstream that the table no longer names. Its requests finish.
-func (u *Upstream) close() {
-	u.mu.Lock()
-	u.closed = true
-	u.view.Store(&view{})
-	u.mu.Unlock()
-	for _, e := range u.snapshot() {
-		e.drain(true)
 	}
 }
 
