@@ -97,14 +97,9 @@ func (l *local) request(ctx context.Context) (*http.Request, error) {
 	u := &url.URL{Path: path, RawPath: l.head.Path, RawQuery: l.head.RawQuery}
 	u.ForceQuery = u.RawQuery == "" && len(l.head.Target()) > len(u.RawPath)
 	r := &http.Request{
-		Method: l.head.Method, URL: u, RequestURI: l.head.Target(), Host: l.head.Authority, Proto: "HTTP/2.0", ProtoMajor: 2,
-		ContentLength: l.head.ContentLength, Body: http.NoBody,
-	}
-	if l.info.Remote != nil {
-		r.RemoteAddr = l.info.Remote.String()
-	}
-	if l.info.TLS.HandshakeComplete {
-		r.TLS = &l.info.TLS
+		Method: l.head.Method, URL: u, RequestURI: l.head.Target(), Host: l.head.Authority,
+		Proto: "HTTP/2.0", ProtoMajor: 2, ContentLength: l.head.ContentLength, Body: http.NoBody,
+		RemoteAddr: l.info.Remote.String(), TLS: &l.info.TLS,
 	}
 	r.Header, _ = headerOf(l.head.Fields)
 	if lines := r.Header["Cookie"]; len(lines) > 1 { // RFC 9113 §8.2.3: joined as in HTTP/1.1
