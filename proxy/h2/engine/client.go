@@ -57,11 +57,9 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError
 	}
 	head := &e.head // in the engine, so that Decide's argument is not allocated
 	*head = wire.Head{}
-	if err := e.fields.Request(head); err != nil {
-		return e.refuse(c, id, http2.ErrCodeProtocol)
-	}
+	err := e.fields.Request(head)
 	head.EndStream = c.blockES
-	if head.EndStream && head.ContentLength > 0 { // §8.1.1
+	if err != nil || head.EndStream && head.ContentLength > 0 { // §8.1.1
 		return e.refuse(c, id, http2.ErrCodeProtocol)
 	}
 	s := e.newStream(c, id)
@@ -140,17 +138,15 @@ func (s *stream) apply(h *wire.Head, p Plan) {
 	}
 	switch {
 	case p.Forward != nil:
+		s.buildRequest(h, &p)
+		s.sending.measure()
+		s.half[up].q.keep = !h.EndStream // also without retries: one too many is sent again
+		s.e.place(s)
 	case p.Answer != nil:
 		s.respond(p.Answer, s.e.dated(), p.Set)
-		return
 	default:
 		s.serveLocal(h, p.Serve)
-		return
 	}
-	s.buildRequest(h, &p)
-	s.sending.measure()
-	s.half[up].q.keep = !h.EndStream // also without retries: one too many is sent again
-	s.e.place(s)
 }
 
 // buildRequest makes the head to forward.
@@ -193,11 +189,7 @@ func (e *Engine) trailers(c *Conn, s *stream) *connError {
 	case f.declared >= 0 && f.got != f.declared && (d == up || !s.noBody):
 		return s.violation(d, http2.ErrCodeProtocol, "content-length does not match")
 	}
-	var remove func(string) bool
-	if d == down {
-		remove = s.plan.RemoveResponse
-	}
-	list, err := e.fields.Trailers(remove)
+	list, err := e.fields.Trailers(s.plan.RemoveResponse) // of a request only the check counts
 	if err != nil {
 		return s.violation(d, http2.ErrCodeProtocol, err.Error())
 	}

@@ -256,9 +256,8 @@ func (s *stream) release() {
 		return
 	}
 	s.picked = false
-	release := s.ep.Release
 	defer s.e.rescue(nil) // the stream must end properly even if it panics
-	release()
+	s.ep.Release()
 }
 
 // unlinkLeg removes the stream from the connection on one side.
