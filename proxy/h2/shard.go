@@ -2,7 +2,6 @@ package h2
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -137,15 +136,9 @@ func (sh *shard) runTimers() {
 // connect dials an endpoint and serves the connection until it ends.
 func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) {
 	tc, closed, err := sh.cfg.Dial(sh.ctx, ep, Wrap)
-	if err == nil {
-		defer closed()
-		if tc.ConnectionState().NegotiatedProtocol != "h2" {
-			_ = tc.Close()
-			err = errors.New("backend does not speak HTTP/2")
-		}
-	}
 	var l *link
 	if err == nil {
+		defer closed()
 		l, err = sh.newLink(tc)
 	}
 	sh.lock()
