@@ -76,13 +76,11 @@ func (e *Engine) send(dst *Conn, s *stream, d dir, p []byte) int {
 func (s *stream) advance(d dir) {
 	h := &s.half[d]
 	dst := s.leg[1-d]
-	if dst == nil || !h.head || h.sentEnd || h.discard {
+	switch {
+	case dst == nil || !h.head || h.sentEnd || h.discard:
 		if h.end {
 			s.review()
 		}
-		return
-	}
-	switch {
 	case h.q.size == 0 && h.end:
 		s.e.sendEnd(dst, s, d)
 	case h.q.size > 0 && h.window > 0:
@@ -159,8 +157,7 @@ func (s *stream) review() {
 	}
 	if d.sentEnd && s.leg[up] != nil {
 		if u.end {
-			c := s.leg[up]
-			c.budget.Earn(budget.Completed)
+			s.leg[up].budget.Earn(budget.Completed)
 			s.unlinkLeg(up)
 			s.reset(down, http2.ErrCodeCancel) // its response is complete, and the rest of the request is of no use
 		} else {

@@ -66,17 +66,13 @@ func (e *Engine) headLimit(side dir) int {
 // weigh counts the stream's queues for the client's connection. Call it when they have changed.
 func (e *Engine) weigh(s *stream) {
 	c, n := s.leg[up], (s.half[up].q.chunks+s.half[down].q.chunks)*chunkSize+s.tail
-	if n == s.held {
-		return
-	}
-	if c == nil {
-		s.held = n
-		return
-	}
-	less := n < s.held
-	c.queued += int(n - s.held)
+	more := n - s.held
 	s.held = n
-	if less {
+	if c == nil || more == 0 {
+		return
+	}
+	c.queued += int(more)
+	if more < 0 {
 		c.giveCredit() // credit may have been withheld
 	}
 }

@@ -70,21 +70,18 @@ func (e *Engine) pool(s *stream) *pool {
 // place chooses an endpoint for the stream's request.
 func (e *Engine) place(s *stream) {
 	defer e.rescueStream(s)
-	ep := s.plan.Forward.Pick(s.sending.client, s.sending.tried)
-	if ep == nil {
-		if s.refuses() {
-			s.abort(ReasonNoEndpoint, errNoEndpoint, http2.ErrCodeRefusedStream)
-			return
-		}
-		if s.ep == nil || s.tries == 0 {
-			s.blame(ReasonNoEndpoint, errNoEndpoint)
-		} else {
-			s.blame(ReasonLost, errNoEndpoint)
-		}
+	switch ep := s.plan.Forward.Pick(s.sending.client, s.sending.tried); {
+	case ep != nil:
+		e.put(s, ep)
+	case s.refuses():
+		s.abort(ReasonNoEndpoint, errNoEndpoint, http2.ErrCodeRefusedStream)
+	case s.ep == nil || s.tries == 0:
+		s.blame(ReasonNoEndpoint, errNoEndpoint)
 		s.answerFailure()
-		return
+	default:
+		s.blame(ReasonLost, errNoEndpoint)
+		s.answerFailure()
 	}
-	e.put(s, ep)
 }
 
 // put sends the request to the chosen endpoint, or lets it wait for a connection.

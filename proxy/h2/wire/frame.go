@@ -41,14 +41,12 @@ func NextFrame(b []byte, maxFrame int) (h http2.FrameHeader, need int, ok bool) 
 	if len(b) < FrameHeaderLen {
 		return h, FrameHeaderLen, true
 	}
-	h = parseFrameHeader(b)
+	h, need = parseFrameHeader(b), FrameHeaderLen
 	switch {
 	case h.Type != http2.FrameData:
-		need = FrameHeaderLen + int(h.Length)
+		need += int(h.Length)
 	case h.Flags.Has(http2.FlagDataPadded) && h.Length > 0:
-		need = FrameHeaderLen + 1
-	default:
-		need = FrameHeaderLen
+		need++
 	}
 	return h, need, int(h.Length) <= maxFrame
 }
