@@ -373,8 +373,7 @@ func (p *Proxy) identify(d *Decision, h *Head, conn *authn.Conn, now time.Time) 
 	if c.User == nil {
 		return nil
 	}
-	d.behind = p.cfg.Behind != nil && c.Kind == authn.KindFrontProxy
-	if d.behind {
+	if d.behind = p.cfg.Behind != nil && c.Kind == authn.KindFrontProxy; d.behind {
 		return nil // the user is asserted to extension servers only
 	}
 	if name, group := p.cfg.Authn.Refuses(c.User, false); name+group != "" {

@@ -80,17 +80,15 @@ func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool
 	}
 	authorization, protocol, impersonates := scan(h)
 	out := Credentials{Impersonates: impersonates}
-	if v != nil {
-		if v.front {
-			if u := a.read.user(h); u != nil {
-				out.Kind, out.User = KindFrontProxy, u
-				return out, true
-			}
-		}
-		if v.client != nil {
-			out.Kind, out.User = KindCertificate, v.client
+	if v != nil && v.front {
+		if u := a.read.user(h); u != nil {
+			out.Kind, out.User = KindFrontProxy, u
 			return out, true
 		}
+	}
+	if v != nil && v.client != nil {
+		out.Kind, out.User = KindCertificate, v.client
+		return out, true
 	}
 	bearer := c.token(authorization)
 	socket, err := "", error(nil)

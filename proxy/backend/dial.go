@@ -297,8 +297,7 @@ const textNoProtocol = "tls: no application protocol"
 
 // alertOf returns the TLS alert that the peer sent, or nil.
 func alertOf(err error) error {
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "remote error" {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" {
 		return op.Err
 	}
 	return nil

@@ -55,8 +55,7 @@ func (h *handshakes) fail(err error, from net.Addr) string {
 		return ""
 	}
 	text, _, _ := strings.Cut(err.Error(), `"`) // the rest is the client's, up to a megabyte, and costs a second
-	var first tls.RecordHeaderError
-	if errors.As(err, &first) && first.Conn != nil {
+	if first, ok := errors.AsType[tls.RecordHeaderError](err); ok && first.Conn != nil {
 		text = "first record " + string(first.RecordHeader[:])
 	}
 	h.mu.Lock()
