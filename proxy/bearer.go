@@ -48,7 +48,6 @@ func (p *Proxy) bearer(d *Decision, h *Head) (user.Info, error) {
 	return u, nil
 }
 
-// askBearer asks for the user of a token for bearer.
 func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) {
 	l := d.learned
 	l.caller, l.bearer = d.Credentials, true

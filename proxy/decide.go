@@ -268,7 +268,6 @@ func (p *Proxy) authenticate(d *Decision) error {
 	return nil
 }
 
-// authorize checks whether the user may send the request.
 func (p *Proxy) authorize(d *Decision) error {
 	a := d.attributes()
 	if l := d.learned; l != nil && l.asked != nil && l.asked.Equal(&a) {
@@ -282,7 +281,6 @@ func (p *Proxy) authorize(d *Decision) error {
 	return nil
 }
 
-// attributes are the authorizer's input.
 func (d *Decision) attributes() authz.Attributes {
 	return authz.Attributes{
 		User: d.User, RequestInfo: request.RequestInfo(d.Request), Remote: d.Entry != nil && !d.Entry.Local(), Now: d.Credentials.Now,

@@ -219,7 +219,6 @@ func (x *exchange) dropBuffers() {
 	x.decision.Set, x.head.Fields, x.decision.learned = nil, nil, nil
 }
 
-// onHead is called for every final response head.
 func (x *exchange) onHead(status int, leads bool) http.Handler {
 	h := x.onResponse(status, leads)
 	if h == nil {

@@ -305,7 +305,6 @@ func (g *givenUp) debt(who account, now time.Time) time.Duration {
 	return 0
 }
 
-// overLimit reports whether the request's user is over the limit.
 func (g *givenUp) overLimit(d *Decision, h *Head) bool {
 	until := g.until.Load()
 	if until == nil {

@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// tables has the current table.
 type tables = latest.Tables[*registry.Table]
 
 // metrics counts requests. Its labels are bounded by the table and by lists in this file, never by a client's input.
@@ -63,7 +62,6 @@ type series struct {
 // must not slow down finding the usual ones.
 const maxSeries = 32
 
-// entrySeries are the series of one registry.Entry.
 type entrySeries struct {
 	list atomic.Pointer[series] // the newest first; a handful
 	// current is the generation of the last table that was seen with the group-version.

@@ -150,7 +150,6 @@ type Conn struct {
 	mu      sync.Mutex // held during verification, so that a connection's streams share it
 }
 
-// authorization is a field's value and its bearer token.
 type authorization struct {
 	value string
 	token Token

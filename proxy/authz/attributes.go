@@ -116,7 +116,6 @@ func (c *cache) get(a *Attributes) (Decision, bool) {
 	return Decision{}, false
 }
 
-// put caches a result of a generation.
 func (c *cache) put(key string, d Decision, until time.Time, generation uint64) {
 	c.Put(&memo.Entry[uint64, answer]{
 		Key: maphash.String(c.seed, key), Value: answer{key, d}, Size: overhead + len(key) + len(d.Reason), Until: until, Generation: generation,

@@ -30,7 +30,6 @@ type issuers struct {
 	cancel context.CancelFunc
 }
 
-// caBundle is an issuer's CA.
 type caBundle []byte
 
 func (b caBundle) CurrentCABundleContent() []byte { return b }

@@ -149,7 +149,6 @@ func (s *stream) apply(h *wire.Head, p Plan) {
 	}
 }
 
-// buildRequest makes the head to forward.
 func (s *stream) buildRequest(h *wire.Head, p *Plan) {
 	s.sending = s.e.newSending(p)
 	req := s.sending.fields

@@ -77,7 +77,6 @@ func (e *Encoder) evict(size int) {
 	}
 }
 
-// field writes one field.
 func (e *Encoder) field(b []byte, f *hpack.HeaderField) []byte {
 	if f.Sensitive {
 		return e.literal(b, 0x10, 4, f) // §6.2.3
