@@ -67,16 +67,13 @@ type Upstream struct {
 	endpoints map[string]*endpoint
 }
 
-// target describes how to reach the endpoints of an Upstream. newRemote, newCarrier and newPool make one from a Config.
+// target describes how to reach the endpoints of an Upstream. newRemote, newCarrier and newPool make one from a Config,
+// which says what the first five do. They are never nil.
 type target struct {
-	// tls makes the configuration of one connection. The caller may change it.
-	tls func() (*tls.Config, error)
-	// guard watches the trust of a connection. Never nil.
-	guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
-	dial  func(ctx context.Context, network, address string) (net.Conn, error)
-	// signal reports failures of live traffic to health. Never nil.
-	signal func(address string, err error)
-	// observe reports response times of live traffic to health. Never nil.
+	tls     func() (*tls.Config, error)
+	guard   func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
+	dial    func(ctx context.Context, network, address string) (net.Conn, error)
+	signal  func(address string, err error)
 	observe func(address string, took time.Duration)
 	// protocols are offered by ALPN. A server that selects none speaks HTTP/1.1, if that is one of
 	// them. Nil for a carrier, of which only HTTP/2 is asked.
