@@ -215,11 +215,8 @@ func Mask(rawQuery string) string {
 	for part := range strings.SplitAfterSeq(rawQuery, "&") {
 		for pair := range strings.SplitAfterSeq(part, ";") { // some servers treat it like an ampersand
 			name, rest, _ := strings.Cut(pair, "=")
-			plain, err := url.QueryUnescape(name)
-			if err != nil {
-				plain = name
-			}
-			if value := strings.TrimRight(rest, "&;"); value != "" && secret(strings.ToLower(plain)) {
+			plain, _ := url.QueryUnescape(name) // nothing if it has a bad escape
+			if value := strings.TrimRight(rest, "&;"); value != "" && secret(strings.ToLower(cmp.Or(plain, name))) {
 				pair = name + "=MASKED" + rest[len(value):]
 			}
 			b.WriteString(pair)

@@ -184,20 +184,18 @@ func (e *Engine) stalled(c *Conn) bool {
 	if c.inflight == 0 {
 		return false
 	}
-	more, _, silence := e.accepted(c)
-	if more {
-		c.flushAt = e.now
-	}
+	_, silence := e.accepted(c, &c.flushAt)
 	return e.now-c.flushAt > stallTime && (c.side == down || silence > goneTime)
 }
 
-// accepted reports whether the peer has acknowledged output since the last call, and whether none waits for its window:
-// our own socket takes megabytes more. Silence is how long its kernel has answered nothing.
-func (e *Engine) accepted(c *Conn) (more, sent bool, silence time.Duration) {
+// accepted sets at if the peer has acknowledged output since the last call, and reports whether none waits for its
+// window: our own socket takes megabytes more. Silence is how long its kernel has answered nothing.
+func (e *Engine) accepted(c *Conn, at *time.Duration) (sent bool, silence time.Duration) {
 	n, sent, silence := e.Taken(c)
-	more = n != c.acked
-	c.acked = n
-	return more, sent, silence
+	if n != c.acked {
+		c.acked, *at = n, e.now
+	}
+	return sent, silence
 }
 
 // checkKey has a connection replaced before its keys have encrypted too much.
@@ -221,10 +219,7 @@ func (e *Engine) checkClosing(c *Conn) {
 	defer e.rescue(c)
 	limit, waits := lingerTime, len(c.out)+c.inflight > 0
 	if c.orderly {
-		more, sent, _ := e.accepted(c)
-		if more {
-			c.closingAt = e.now
-		}
+		sent, _ := e.accepted(c, &c.closingAt)
 		waits = waits || !sent // a peer that is gone only misses our GOAWAY, which was sent
 	}
 	if waits {
