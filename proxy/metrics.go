@@ -34,14 +34,16 @@ func newMetrics(reg prometheus.Registerer, tables tables, active ...prometheus.C
 	m := &metrics{
 		tables: tables,
 		total: metric.CountBy("fairlead_request_total",
-			"Requests by Kubernetes verb, group-version of the table and HTTP status; 499 is a client that went away, 101 an upgraded session, 5xx any 5.. that HTTP does not register.", labels...),
+			"Requests by Kubernetes verb, group-version of the table and HTTP status; 499 is a client that went away, "+
+				"101 an upgraded session, 5xx any 5.. that HTTP does not register.", labels...),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "fairlead_request_duration_seconds",
 			Help: "Time from a request's head to its last byte, without long-running requests.",
 			// From a cached answer to the request timeout; ten buckets keep a thousand group-versions affordable.
 			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, labels),
-		unknown: metric.Count("fairlead_rule_users_unknown_total", "Requests with a token that passed the policy's rules by user, because no TokenReview said in time whose it is."),
+		unknown: metric.Count("fairlead_rule_users_unknown_total",
+			"Requests with a token that passed the policy's rules by user, because no TokenReview said in time whose it is."),
 	}
 	metric.Register(reg, append(active, m.total, m.duration, m.unknown)...)
 	return m
@@ -121,7 +123,8 @@ func (m *metrics) series(of *entrySeries, d *Decision, code int) *series {
 	if e := d.Entry; e != nil {
 		group, version = e.GroupVersion.Group, e.GroupVersion.Version
 	}
-	s := &series{verb: verb, code: code, long: d.LongRunning, total: m.total.WithLabelValues(verb, group, version, status), next: first}
+	s := &series{verb: verb, code: code, long: d.LongRunning, next: first}
+	s.total = m.total.WithLabelValues(verb, group, version, status)
 	if !d.LongRunning {
 		s.duration = m.duration.WithLabelValues(verb, group, version, status)
 	}

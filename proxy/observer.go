@@ -39,8 +39,15 @@ func (x *exchange) startRecords() {
 		return
 	}
 	r := &audit.Request{
-		Attributes: d.Request.attributes(caller(d)), ID: id, Path: h.Path, RawQuery: h.RawQuery, UserAgent: h.get("user-agent"), SourceIPs: sourceIPs(h, d), Received: h.Arrived,
-		From: bound.Caller(caller(d), h.Remote).AnyConn(), LongRunning: endless(h, d),
+		Attributes:  d.Request.attributes(caller(d)),
+		ID:          id,
+		Path:        h.Path,
+		RawQuery:    h.RawQuery,
+		UserAgent:   h.get("user-agent"),
+		SourceIPs:   sourceIPs(h, d),
+		From:        bound.Caller(caller(d), h.Remote).AnyConn(),
+		Received:    h.Arrived,
+		LongRunning: endless(h, d),
 	}
 	if d.Action == ToLocal && !p.cfg.AuditLocal {
 		x.late = r
@@ -156,8 +163,9 @@ func caller(d *Decision) user.Info {
 // attributes returns the input of the audit policy, and of a refusal's text.
 func (r *Request) attributes(u user.Info) authorizer.AttributesRecord {
 	return authorizer.AttributesRecord{
-		User: u, Verb: r.Verb, ResourceRequest: r.IsResourceRequest, APIGroup: r.APIGroup, APIVersion: r.APIVersion, Namespace: r.Namespace, Resource: r.Resource,
-		Subresource: r.Subresource, Name: r.Name, Path: r.Path,
+		User: u, Verb: r.Verb, ResourceRequest: r.IsResourceRequest, Path: r.Path,
+		APIGroup: r.APIGroup, APIVersion: r.APIVersion, Resource: r.Resource, Subresource: r.Subresource,
+		Namespace: r.Namespace, Name: r.Name,
 	}
 }
 

@@ -160,15 +160,17 @@ func newCollector(upstreams func() []*Upstream, described bool) *collector {
 		return prometheus.NewDesc("fairlead_backend_"+name, help, append([]string{"name"}, labels...), nil)
 	}
 	return &collector{
-		described:      described,
-		upstreams:      upstreams,
-		inFlight:       desc("requests_in_flight", "Requests that hold a place among those in flight, by kind.", "kind"),
-		connections:    desc("connections", "Open pooled connections over HTTP/1.1."),
-		dials:          desc("dials_total", "Connections dialed, by result: ok, or the step that failed. A connection that several APIServices share counts for one of them.", "result"),
-		handshakes:     desc("handshake_errors_total", "Failed TLS handshakes, by class.", "class"),
-		retries:        desc("retries_total", "Retries, by how the previous try failed.", "after"),
-		rejections:     desc("rejections_total", "Requests refused at a limit, and retries refused by the retry budget.", "limit"),
-		phaseHistogram: desc("phase_seconds", "Time to resolve, to connect, for the TLS handshake, from sending a request to its response head, and from a request's arrival to its last byte (long-running ones excepted).", "phase"),
+		described:   described,
+		upstreams:   upstreams,
+		inFlight:    desc("requests_in_flight", "Requests that hold a place among those in flight, by kind.", "kind"),
+		connections: desc("connections", "Open pooled connections over HTTP/1.1."),
+		dials: desc("dials_total", "Connections dialed, by result: ok, or the step that failed. "+
+			"A connection that several APIServices share counts for one of them.", "result"),
+		handshakes: desc("handshake_errors_total", "Failed TLS handshakes, by class.", "class"),
+		retries:    desc("retries_total", "Retries, by how the previous try failed.", "after"),
+		rejections: desc("rejections_total", "Requests refused at a limit, and retries refused by the retry budget.", "limit"),
+		phaseHistogram: desc("phase_seconds", "Time to resolve, to connect, for the TLS handshake, from sending a request to "+
+			"its response head, and from a request's arrival to its last byte (long-running ones excepted).", "phase"),
 	}
 }
 
@@ -177,7 +179,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	if !c.described {
 		return
 	}
-	for _, d := range []*prometheus.Desc{c.inFlight, c.connections, c.dials, c.handshakes, c.retries, c.rejections, c.phaseHistogram} {
+	for _, d := range []*prometheus.Desc{
+		c.inFlight, c.connections, c.dials, c.handshakes, c.retries, c.rejections, c.phaseHistogram,
+	} {
 		ch <- d
 	}
 }

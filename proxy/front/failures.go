@@ -33,15 +33,27 @@ type handshakes struct {
 func newHandshakes() *handshakes {
 	is := regexp.MustCompile
 	return &handshakes{since: time.Now(), causes: []cause{
-		{name: "timeout", texts: is("deadline exceeded"), meaning: fmt.Sprintf("the client did not end it in %v: does the network lose large packets?", readHeaderTimeout)},
-		{name: "plain_http", texts: is("^first record (GET /|HEAD |POST |PUT /|OPTIO)"), meaning: "the client speaks HTTP without TLS: give it an https URL"},
-		{name: "proxy_header", texts: is("^first record (PROXY|\r\n\r\n\x00)|^PROXY protocol"), meaning: "those in --proxy-protocol-from must begin with a header of the PROXY protocol, and others must not"},
-		{name: "not_tls", texts: is("^first record "), meaning: "the client does not speak TLS: it takes this port for another service's, or scans ports"},
-		{name: "certificate_refused", texts: is("remote error: .* certificate"), meaning: "the client does not accept the serving certificate: give the client the CA, or the certificate the name by which the client connects"},
-		{name: "version", texts: is("unsupported versions|SSLv2|protocol version not supported"), meaning: "the client speaks no version of TLS that is accepted: update it, or see --tls-min-version"},
-		{name: "cipher", texts: is("supported by both|peer doesn't support|error: tls: handshake failure|insufficient security"), meaning: "the client shares no cipher suite, key exchange or signature algorithm: see --tls-cipher-suites, and the kind of the serving key"},
-		{name: "no_room", texts: is("closed network connection"), meaning: "there was no memory for what the client sent: see --max-connections and the memory limit"}, // by placed
-		{name: "closed", texts: is("EOF|connection reset|broken pipe"), meaning: "the client hung up: see its own log, and its time limit"},
+		{name: "timeout", texts: is("deadline exceeded"),
+			meaning: fmt.Sprintf("the client did not end it in %v: does the network lose large packets?", readHeaderTimeout)},
+		{name: "plain_http", texts: is("^first record (GET /|HEAD |POST |PUT /|OPTIO)"),
+			meaning: "the client speaks HTTP without TLS: give it an https URL"},
+		{name: "proxy_header", texts: is("^first record (PROXY|\r\n\r\n\x00)|^PROXY protocol"),
+			meaning: "those in --proxy-protocol-from must begin with a header of the PROXY protocol, and others must not"},
+		{name: "not_tls", texts: is("^first record "),
+			meaning: "the client does not speak TLS: it takes this port for another service's, or scans ports"},
+		{name: "certificate_refused", texts: is("remote error: .* certificate"),
+			meaning: "the client does not accept the serving certificate: give the client the CA, " +
+				"or the certificate the name by which the client connects"},
+		{name: "version", texts: is("unsupported versions|SSLv2|protocol version not supported"),
+			meaning: "the client speaks no version of TLS that is accepted: update it, or see --tls-min-version"},
+		{name: "cipher",
+			texts: is("supported by both|peer doesn't support|error: tls: handshake failure|insufficient security"),
+			meaning: "the client shares no cipher suite, key exchange or signature algorithm: see --tls-cipher-suites, " +
+				"and the kind of the serving key"},
+		{name: "no_room", texts: is("closed network connection"),
+			meaning: "there was no memory for what the client sent: see --max-connections and the memory limit"}, // by placed
+		{name: "closed", texts: is("EOF|connection reset|broken pipe"),
+			meaning: "the client hung up: see its own log, and its time limit"},
 		{name: "other", texts: is(""), meaning: "see the log with --v=4"},
 	}}
 }
@@ -77,7 +89,8 @@ func (l *Listener) Failing() (lines []string) {
 	slices.SortStableFunc(all, func(a, b cause) int { return int(b.count - a.count) })
 	for _, c := range all {
 		if time.Since(c.last) < time.Hour {
-			lines = append(lines, fmt.Sprintf("%.0f TLS handshakes failed in %v at port %s, the last with %v: %s", c.count, time.Since(l.since).Round(time.Second), l.port, c.from, c.meaning))
+			lines = append(lines, fmt.Sprintf("%.0f TLS handshakes failed in %v at port %s, the last with %v: %s",
+				c.count, time.Since(l.since).Round(time.Second), l.port, c.from, c.meaning))
 		}
 	}
 	return lines

@@ -87,21 +87,32 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	most := cmp.Or(a.MaxConnections, Connections(a.Share))
 	labels := prometheus.Labels{"port": a.Name}
 	l := &Listener{
-		log: a.Log(), port: a.Name, handshakes: newHandshakes(), places: make(chan struct{}, most), done: make(chan struct{}),
+		log:        a.Log(),
+		port:       a.Name,
+		handshakes: newHandshakes(),
+		places:     make(chan struct{}, most),
+		done:       make(chan struct{}),
 		stalls: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fairlead_accept_stalls_total", Help: "Times that a port accepted no new connection for a while: its limit was reached, or accepting failed. One that lasts counts once a minute.",
+			Name: "fairlead_accept_stalls_total",
+			Help: "Times that a port accepted no new connection for a while: its limit was reached, or accepting failed. " +
+				"One that lasts counts once a minute.",
 			ConstLabels: labels,
 		}),
 	}
 	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "fairlead_connections", Help: "Open connections of clients, by port.", ConstLabels: labels,
 	}, func() float64 { return float64(l.open.Load()) })
-	failed := prometheus.NewDesc("fairlead_tls_handshake_errors_total", "TLS handshakes of clients that failed, by cause (docs/operations.md).", []string{"cause"}, labels)
-	metric.Register(a.Metrics, l.stalls, open, metric.Gauges{Type: prometheus.CounterValue, All: []*prometheus.Desc{failed}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
-		for _, c := range l.all() {
-			gauge(failed, c.count, c.name)
-		}
-	}})
+	failed := prometheus.NewDesc("fairlead_tls_handshake_errors_total",
+		"TLS handshakes of clients that failed, by cause (docs/operations.md).", []string{"cause"}, labels)
+	metric.Register(a.Metrics, l.stalls, open, metric.Gauges{
+		Type: prometheus.CounterValue,
+		All:  []*prometheus.Desc{failed},
+		Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
+			for _, c := range l.all() {
+				gauge(failed, c.count, c.name)
+			}
+		},
+	})
 	var err error
 	c := &net.ListenConfig{}
 	if a.Shared {
