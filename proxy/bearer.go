@@ -54,9 +54,11 @@ func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) {
 	ctx, cancel := context.WithTimeout(ctx, callerTime)
 	defer cancel()
 	var err error
-	if l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote)); err != nil && !errors.Is(err, authn.ErrUnauthenticated) {
+	l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote))
+	if err != nil && !errors.Is(err, authn.ErrUnauthenticated) {
 		p.log.Debug("reviewing a token for a rule", "err", err)
-		p.unsure.Put(&memo.Entry[authn.Token, struct{}]{Key: d.Credentials.Token, Size: len(d.Credentials.Token.Secret()), Until: time.Now().Add(uncertainTime)})
+		token, until := d.Credentials.Token, time.Now().Add(uncertainTime)
+		p.unsure.Put(&memo.Entry[authn.Token, struct{}]{Key: token, Size: len(token.Secret()), Until: until})
 		p.metrics.unknown.Inc()
 	}
 }

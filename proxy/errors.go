@@ -32,7 +32,13 @@ const retrySoon = 1
 const recent = 10 * time.Second
 
 func statusError(code int32, reason metav1.StatusReason, message string) *apierrors.StatusError {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message}}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message,
+	}}
+}
+
+func badGateway(name, why string) error {
+	return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": "+why)
 }
 
 // unavailable is a 503 with retrySoon. Others are made by apierrors.NewServiceUnavailable.
@@ -55,7 +61,8 @@ func errNotImpersonated(name, group string) error {
 	if group != "" {
 		who, flag = who+" of group "+strconv.Quote(group), "--impersonate-refuse-groups"
 	}
-	return statusError(http.StatusForbidden, metav1.StatusReasonForbidden, who+" may not be impersonated ("+flag+"): the cluster accepts such users only with their own token")
+	return statusError(http.StatusForbidden, metav1.StatusReasonForbidden,
+		who+" may not be impersonated ("+flag+"): the cluster accepts such users only with their own token")
 }
 
 // errNested refuses a header field that the impersonation filter does not know, and that nothing else would check.
@@ -142,7 +149,7 @@ func errUnavailable(e *registry.Entry, now time.Time) error {
 }
 
 func errRedirect(name string) error {
-	return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": the backend attempted to redirect this request, which is not permitted")
+	return badGateway(name, "the backend attempted to redirect this request, which is not permitted")
 }
 
 func errBusy(name string) *apierrors.StatusError {
@@ -193,23 +200,21 @@ func forwardError(name string, err error) error {
 	if inner := errors.Unwrap(err); inner != nil {
 		cause = ": " + inner.Error()
 	}
-	badGateway := func(why string) error {
-		return statusError(http.StatusBadGateway, metav1.StatusReasonInternalError, name+": "+why)
-	}
 	switch reasonOf(err) {
 	case engine.ReasonNone, engine.ReasonNoEndpoint, engine.ReasonDial:
 		return unavailable(name + " could not be reached")
 	case engine.ReasonDeadline:
-		return statusError(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, name+" did not answer within the allotted time")
+		return statusError(http.StatusGatewayTimeout, metav1.StatusReasonTimeout,
+			name+" did not answer within the allotted time")
 	case engine.ReasonBusy, engine.ReasonRefused:
 		return unavailable(name + " takes no further requests at the moment, please try again later")
 	case engine.ReasonTooLarge: // Kubernetes has no reason for it
 		const message = ": the backend does not accept a request head of this size"
 		return statusError(http.StatusRequestHeaderFieldsTooLarge, metav1.StatusReasonBadRequest, name+message+cause)
 	case engine.ReasonBlamed:
-		return badGateway("the backend ended the connection at the head of this request" + cause)
+		return badGateway(name, "the backend ended the connection at the head of this request"+cause)
 	case engine.ReasonBadResponse:
-		return badGateway("the backend sent a response that cannot be understood")
+		return badGateway(name, "the backend sent a response that cannot be understood")
 	}
 	// The backend may have executed the request, so no Retry-After: client-go would repeat even a write.
 	return apierrors.NewServiceUnavailable(name + " ended the connection before it had answered")
@@ -221,7 +226,8 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	if x := exchangeOf(r.Context()); x != nil {
 		x.own = err
 	}
-	if status, ok := errors.AsType[*apierrors.StatusError](err); ok && status.ErrStatus.Code == http.StatusServiceUnavailable && p.cfg.Local != nil && p.cfg.Local.Lost() {
+	status, ok := errors.AsType[*apierrors.StatusError](err)
+	if ok && status.ErrStatus.Code == http.StatusServiceUnavailable && p.cfg.Local != nil && p.cfg.Local.Lost() {
 		s := status.ErrStatus // shared by all requests
 		s.Details = nil       // no Retry-After: kubectl says the cause at once, instead of after ten tries
 		err = &apierrors.StatusError{ErrStatus: s}
@@ -243,11 +249,14 @@ func readyAnswer(err *apierrors.StatusError) *engine.Answer {
 	body = append(body, '\n')
 	fields := []hpack.HeaderField{
 		{Name: ":status", Value: strconv.Itoa(int(s.Code))},
-		{Name: "cache-control", Value: "no-cache, private"}, {Name: "content-type", Value: "application/json"}, {Name: "content-length", Value: strconv.Itoa(len(body))},
+		{Name: "cache-control", Value: "no-cache, private"},
+		{Name: "content-type", Value: "application/json"},
+		{Name: "content-length", Value: strconv.Itoa(len(body))},
 		{Name: "x-content-type-options", Value: "nosniff"},
 	}
 	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
-		fields = append(fields, hpack.HeaderField{Name: "retry-after", Value: strconv.Itoa(int(s.Details.RetryAfterSeconds))})
+		after := strconv.Itoa(int(s.Details.RetryAfterSeconds))
+		fields = append(fields, hpack.HeaderField{Name: "retry-after", Value: after})
 	}
 	return &engine.Answer{Status: int(s.Code), Fields: fields, Body: body}
 }

@@ -323,7 +323,8 @@ const maxOrigin = 512
 
 func (b *browsers) allow(r *http.Request) bool {
 	origin := r.Header.Get("Origin")
-	return origin != "" && len(origin) <= maxOrigin && slices.ContainsFunc(b.origins, func(re *regexp.Regexp) bool { return re.MatchString(origin) })
+	matches := func(re *regexp.Regexp) bool { return re.MatchString(origin) }
+	return origin != "" && len(origin) <= maxOrigin && slices.ContainsFunc(b.origins, matches)
 }
 
 // sign sets the fields with kube-apiserver's values.
@@ -334,7 +335,8 @@ func (b *browsers) sign(h http.Header, r *http.Request) {
 	if b.allow(r) {
 		h.Set("Access-Control-Allow-Origin", r.Header.Get("Origin"))
 		h.Set("Access-Control-Allow-Methods", "POST, GET, OPTIONS, PUT, DELETE, PATCH")
-		h.Set("Access-Control-Allow-Headers", "Content-Type, Content-Length, Accept-Encoding, X-CSRF-Token, Authorization, X-Requested-With, If-Modified-Since")
+		h.Set("Access-Control-Allow-Headers", "Content-Type, Content-Length, Accept-Encoding, X-CSRF-Token, Authorization, "+
+			"X-Requested-With, If-Modified-Since")
 		h.Set("Access-Control-Expose-Headers", "Date")
 		h.Set("Access-Control-Allow-Credentials", "true")
 	}

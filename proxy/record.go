@@ -179,14 +179,22 @@ func (h *Head) agent() string {
 func (x *exchange) line(o *engine.Outcome, gaveUp bool) accesslog.Line {
 	h, d := x.head, &x.decision
 	line := accesslog.Line{
-		Outcome: *o, Method: h.Method, Path: h.Path, Verb: d.Request.Verb, From: h.RemoteIP, Agent: cmp.Or(x.agent, h.agent()), Ended: h.Arrived.Add(o.Duration),
-		End: string(o.Reason), AuditID: x.auditID,
+		Method:  h.Method,
+		Path:    h.Path,
+		Verb:    d.Request.Verb,
+		Outcome: *o,
+		End:     string(o.Reason),
+		Ended:   h.Arrived.Add(o.Duration),
+		From:    h.RemoteIP,
+		Agent:   cmp.Or(x.agent, h.agent()),
+		AuditID: x.auditID,
 	}
 	if x.front.tls != 0 {
 		line.TLS = tls.VersionName(x.front.tls)
 	}
 	switch o.Reason {
-	case engine.ReasonDial, engine.ReasonLost, engine.ReasonReset, engine.ReasonRefused, engine.ReasonBadResponse, engine.ReasonBlamed, engine.ReasonTooLarge:
+	case engine.ReasonDial, engine.ReasonLost, engine.ReasonReset, engine.ReasonRefused, engine.ReasonBadResponse,
+		engine.ReasonBlamed, engine.ReasonTooLarge:
 		if o.Err != nil { // not of HTTP/1.1
 			line.Cause = o.Err.Error()
 			line.Cause = line.Cause[:min(len(line.Cause), maxCause)]

@@ -67,8 +67,8 @@ func (l *Log) Open(r *Request) *Event {
 	}
 	a := &r.Attributes
 	e := &Event{log: l, from: r.From, cfg: cfg, longRunning: r.LongRunning, ev: auditinternal.Event{
-		Level: cfg.Level, AuditID: types.UID(r.ID), RequestURI: r.Path, Verb: a.Verb, UserAgent: r.UserAgent, SourceIPs: r.SourceIPs,
-		RequestReceivedTimestamp: metav1.NewMicroTime(r.Received),
+		Level: cfg.Level, AuditID: types.UID(r.ID), RequestURI: r.Path, Verb: a.Verb, UserAgent: r.UserAgent,
+		SourceIPs: r.SourceIPs, RequestReceivedTimestamp: metav1.NewMicroTime(r.Received),
 	}}
 	if r.RawQuery != "" {
 		e.ev.RequestURI += "?" + Mask(r.RawQuery)
@@ -81,7 +81,8 @@ func (l *Log) Open(r *Request) *Event {
 	}
 	if a.ResourceRequest {
 		e.ev.ObjectRef = &auditinternal.ObjectReference{
-			Namespace: a.Namespace, Name: a.Name, Resource: a.Resource, Subresource: a.Subresource, APIGroup: a.APIGroup, APIVersion: a.APIVersion,
+			APIGroup: a.APIGroup, APIVersion: a.APIVersion, Resource: a.Resource, Subresource: a.Subresource,
+			Namespace: a.Namespace, Name: a.Name,
 		}
 	}
 	return e
@@ -279,7 +280,9 @@ const (
 func withoutBodies(ev *auditinternal.Event) *auditinternal.Event {
 	short := Event{ev: *ev}
 	short.ev.RequestObject, short.ev.ResponseObject, short.ev.Annotations = nil, nil, maps.Clone(ev.Annotations)
-	for key, object := range map[string]*runtime.Unknown{annotateRequest: ev.RequestObject, annotateResponse: ev.ResponseObject} {
+	for key, object := range map[string]*runtime.Unknown{
+		annotateRequest: ev.RequestObject, annotateResponse: ev.ResponseObject,
+	} {
 		if object != nil {
 			short.Annotate(key, "not recorded: the line could not be written")
 		}
@@ -299,7 +302,8 @@ func (e *Event) object(c *copied, annotation string) *runtime.Unknown {
 	media, _, err := mime.ParseMediaType(c.contentType)
 	// The type of an apply is called YAML, but clients write JSON.
 	types := []string{
-		"application/json", "application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json", "application/apply-patch+yaml",
+		"application/json", "application/json-patch+json", "application/merge-patch+json",
+		"application/strategic-merge-patch+json", "application/apply-patch+yaml",
 	}
 	switch {
 	case len(data) == 0:

@@ -126,9 +126,12 @@ func New(cfg Config) (*Authenticator, error) {
 		return nil, fmt.Errorf("reading request header names: %w", err)
 	}
 	a := &Authenticator{
-		cfg:    cfg,
-		read:   read,
-		as:     &nameSet{user: "impersonate-user", uid: "impersonate-uid", group: "impersonate-group", extra: "impersonate-extra-", completes: true},
+		cfg:  cfg,
+		read: read,
+		as: &nameSet{
+			user: "impersonate-user", uid: "impersonate-uid", group: "impersonate-group", extra: "impersonate-extra-",
+			completes: true, prefixes: cfg.GroupPrefixes,
+		},
 		nobody: &identity{DefaultInfo: user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
 		// A hundred thousand tokens are more than a cluster of Kubernetes' largest supported size uses. With a service
 		// account's usual 1.2 KB they take 120 MB, shared by both caches. Only valid tokens are kept here.
@@ -138,7 +141,8 @@ func New(cfg Config) (*Authenticator, error) {
 		refused: newCache[struct{}](memo.Config{Entries: 4096, Bytes: 8 << 20, Generation: cfg.ReviewGeneration}),
 		hits: metric.Count("fairlead_authentication_cache_hits_total",
 			"Bearer tokens whose owner, or whose invalidity, was known without asking."),
-		reviews: metric.Counter("fairlead_authentication_reviews_total", "TokenReviews by result: authenticated, refused, error, or busy (too many under way).",
+		reviews: metric.Counter("fairlead_authentication_reviews_total",
+			"TokenReviews by result: authenticated, refused, error, or busy (too many under way).",
 			"result", "authenticated", "refused", "error", "busy"),
 
 		strangers: bound.NewQueue(maxReviews, maxWaiting), regulars: bound.NewQueue(maxReviews, maxWaiting),
@@ -146,7 +150,6 @@ func New(cfg Config) (*Authenticator, error) {
 	if s := a.nameSet(); s.err != nil && s.known {
 		return nil, fmt.Errorf("reading the names that the target trusts: %w", s.err)
 	}
-	a.as.prefixes = cfg.GroupPrefixes
 	metric.Register(cfg.Metrics, a.hits, a.reviews)
 	return a, nil
 }

@@ -124,7 +124,8 @@ func New(cfg Config) (*Authorizer, error) {
 		cache: newCache(cfg.Generation),
 		queue: bound.NewQueue(maxReviews, maxWaiting),
 		hits:  metric.Count("fairlead_authorization_cache_hits_total", "Authorization decisions taken from the cache."),
-		reviews: metric.Counter("fairlead_authorization_reviews_total", "SubjectAccessReviews by result: allowed, denied, error, or busy (too many under way).",
+		reviews: metric.Counter("fairlead_authorization_reviews_total",
+			"SubjectAccessReviews by result: allowed, denied, error, or busy (too many under way).",
 			"result", "allowed", "denied", "error", "busy"),
 	}
 	metric.Register(cfg.Metrics, z.hits, z.reviews)

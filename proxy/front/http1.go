@@ -359,7 +359,8 @@ func (c *plain) late() bool {
 // refuse answers an unfinished head. net/http closes the connection after the returned error, in silence.
 func (c *plain) refuse(status int) error {
 	_ = c.SetWriteDeadline(time.Now().Add(leastPatience))
-	_, _ = io.WriteString(c.Conn, "HTTP/1.1 "+strconv.Itoa(status)+" "+http.StatusText(status)+"\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+	_, _ = io.WriteString(c.Conn, "HTTP/1.1 "+strconv.Itoa(status)+" "+http.StatusText(status)+
+		"\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
 	return os.ErrDeadlineExceeded
 }
 

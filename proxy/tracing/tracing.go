@@ -59,7 +59,11 @@ func Start(t trace.Tracer, h *wire.Head, name, id string, began time.Time, trust
 	}
 	_, span := t.Start(ctx, text(name), options...)
 	if span.IsRecording() {
-		span.SetAttributes(attribute.String("http.request.method", text(h.Method)), attribute.String("url.path", text(h.Path)), attribute.String("audit-id", text(id)))
+		span.SetAttributes(
+			attribute.String("http.request.method", text(h.Method)),
+			attribute.String("url.path", text(h.Path)),
+			attribute.String("audit-id", text(id)),
+		)
 	}
 	return &Span{span: span, began: began}
 }
@@ -92,10 +96,12 @@ func (s *Span) Fields(set []hpack.HeaderField) []hpack.HeaderField {
 // End ends the span of a request for Kubernetes' verb and an APIService, which may be empty. wrong is a brief fault.
 func (s *Span) End(o *engine.Outcome, verb, apiService, wrong string) {
 	if s.span.IsRecording() {
+		status := attribute.Int("http.response.status_code", o.Status)
 		if o.Wait > 0 {
-			s.span.AddEvent("response head", trace.WithTimestamp(s.began.Add(o.Wait)), trace.WithAttributes(attribute.Int("http.response.status_code", o.Status)))
+			at := trace.WithTimestamp(s.began.Add(o.Wait))
+			s.span.AddEvent("response head", at, trace.WithAttributes(status))
 		}
-		s.span.SetAttributes(attribute.Int("http.response.status_code", o.Status), attribute.String("k8s.verb", text(verb)))
+		s.span.SetAttributes(status, attribute.String("k8s.verb", text(verb)))
 		if apiService != "" {
 			s.span.SetAttributes(attribute.String("fairlead.apiservice", apiService))
 		}

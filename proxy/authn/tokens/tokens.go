@@ -51,7 +51,13 @@ type Config struct {
 
 // New returns a Tokens that knows no token yet.
 func New(c Config) *Tokens {
-	return &Tokens{log: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), judged: c.Judged, changed: make(chan struct{}, 1), wait: waitForKeys, pause: retryAfter}
+	return &Tokens{
+		log:     cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
+		judged:  c.Judged,
+		changed: make(chan struct{}, 1),
+		wait:    waitForKeys,
+		pause:   retryAfter,
+	}
 }
 
 // TakeTokens activates a token file: lines of token,user,uid[,"group,…"].
@@ -72,7 +78,8 @@ func (t *Tokens) TakeConfig(data []byte) error {
 		return err
 	}
 	if t.judged && len(config.JWT) > 0 {
-		return errors.New("jwt: the local apiserver authenticates all tokens: configure its issuers there, or run without one (--registry=dir: without --kubeconfig), or with --local-identity=impersonate")
+		return errors.New("jwt: the local apiserver authenticates all tokens: configure its issuers there, " +
+			"or run without one (--registry=dir: without --kubeconfig), or with --local-identity=impersonate")
 	}
 	t.taken.Store(config)
 	t.generation.Add(1) // after the store: Issued must be called again
