@@ -221,9 +221,8 @@ func (r *Request) ForPolicy(u user.Info, userAgent string) policy.Request {
 const discoveryTimeout = 5 * time.Second
 
 // requestTimeout returns the time limit of a remote request that is not long-running: the smallest of the policy's
-// timeout, ?timeout= and, for a path without a resource, discoveryTimeout. Like k8s.io/apiserver's
-// WithRequestDeadline it reads ?timeout= as a Go duration: zero and less mean the server's default. Anything else is a
-// bad request.
+// timeout, ?timeout= and, for a path without a resource, discoveryTimeout. Like k8s.io/apiserver's WithRequestDeadline
+// it reads ?timeout= as a Go duration: zero and less mean the server's default. Other values are bad requests.
 func requestTimeout(rawQuery string, r *Request, limit time.Duration) (time.Duration, error) {
 	if !r.IsResourceRequest {
 		limit = min(limit, discoveryTimeout)

@@ -26,12 +26,11 @@ type rendering struct {
 	err    error
 }
 
-// Assert appends the fields that assert a user over a pool. They are those of client-go's
-// transport.SetAuthProxyHeaders, under the names that the target trusts, and Sensitive so that no HPACK table keeps
-// them; over PoolImpersonate those with which the local apiserver serves a user, with our credential last. It fails and
-// appends nothing for a user without a name, because the request would run as this process, and if HTTP would change a
-// value: cut or trimmed, a name could become another user's. Append them last, after all stripping. For a user of this
-// package it allocates only dst.
+// Assert appends the fields that assert a user over a pool. They are client-go's (transport.SetAuthProxyHeaders), under
+// the names that the target trusts, and Sensitive so that no HPACK table keeps them; over PoolImpersonate those with
+// which the local apiserver serves a user, with our credential last. It fails and appends nothing for a user without a
+// name, because the request would run as this process, and if HTTP would change a value: cut or trimmed, a name could
+// become another user's. Append them last, after all stripping. For a user of this package it allocates only dst.
 func (a *Authenticator) Assert(dst []hpack.HeaderField, u user.Info, p Pool) ([]hpack.HeaderField, error) {
 	if p != PoolImpersonate {
 		return a.nameSet().assert(dst, u, 0)

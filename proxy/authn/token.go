@@ -166,10 +166,9 @@ func (a *Authenticator) Seen(c *Credentials, status int) {
 	}
 }
 
-// proves reports whether a status can only follow authentication. A server that is overloaded,
-// shutting down or unable to parse the request answers before it checks a token (kube-apiserver:
-// 429 and 503 from filters outside the authentication filter, 400 and 431 from net/http). So does
-// one that answers a preflight (204, --cors-allowed-origins).
+// proves reports whether a status can only follow authentication. A server that is overloaded, shuts down or cannot
+// parse the request answers before it checks a token (kube-apiserver: 429 and 503 from filters outside that of
+// authentication, 400 and 431 from net/http). So does one that answers a preflight (204, --cors-allowed-origins).
 func proves(status int) bool {
 	switch status {
 	case http.StatusNoContent, http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusExpectationFailed,

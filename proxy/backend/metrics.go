@@ -186,8 +186,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends the series of every upstream. Error counters are left out while they are 0, because
-// 10,000 APIServices are supported.
+// Collect sends every upstream's series. Error counters are left out while they are 0: there may be 10,000 APIServices.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, u := range c.upstreams() {
 		m := &u.meter

@@ -34,14 +34,13 @@ const (
 )
 
 // RoundTrip sends req to an endpoint over HTTP/1.1 and returns its response. It follows no redirects, does not
-// decompress and adds no header fields. It uses only the path and the query of req's URL; an empty Host becomes the
-// endpoint's address. The response's Request is the one that was sent: its URL's Host is the endpoint. by is the client
-// connection's; nil spreads requests. A request is retried on another endpoint if it got no connection. A GET or HEAD
-// that is not long-running is also retried if its connection was lost, or its endpoint became unhealthy, before the
-// response head. There are at most two retries, within req's context and the retry budget; with a body only if none of
-// it was read. net/http itself sends a GET or HEAD again, outside the budget, if a connection that was idle before is
-// lost: at most once for each such connection. The caller must close the response's body, and that of req when nothing
-// reads it any more.
+// decompress and adds no header fields. Of req's URL it uses path and query only; an empty Host becomes the endpoint's
+// address. The response's Request is what was sent: its URL's Host is the endpoint. by is the client connection's; nil
+// spreads requests. A request is retried on another endpoint if it got no connection. A GET or HEAD that is not
+// long-running is also retried if its connection was lost, or its endpoint became unhealthy, before the response head.
+// There are at most two retries, within req's context and the retry budget; with a body only if none of it was read.
+// net/http itself sends a GET or HEAD again, outside the budget, if a connection that was idle before is lost: at most
+// once for each such connection. The caller must close the response's body, and req's when nothing reads it any more.
 func (u *Upstream) RoundTrip(req *http.Request, longRunning bool, by *Stay) (*http.Response, error) {
 	u.budget.Deposit()
 	c := &call{u: u, by: by, req: req, long: longRunning}

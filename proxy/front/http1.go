@@ -19,9 +19,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// bodyRest limits the wait for the rest of a request body after the response. net/http reads up to
-// 256 KiB of it without a time limit, to reuse the connection: a client that sends a byte a minute
-// would keep a goroutine busy for half a year.
+// bodyRest limits the wait for the rest of a request body after the response. net/http reads up to 256 KiB of it
+// without a time limit, to reuse the connection: at a byte a minute for half a year.
 const bodyRest = 5 * time.Second
 
 // limitSlowClients sets a time limit that net/http lacks, for HTTP/1.1 clients that are slow to send the rest of a
