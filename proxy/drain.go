@@ -28,8 +28,7 @@ func (p *Proxy) EndLongRunning() {
 // closed would be lost. It is the first step of a drain; new connections are still served.
 func (p *Proxy) Leave() { p.leaving.Store(true) }
 
-// RejectNew answers every new request with 429 and Retry-After (--shutdown-send-retry-after).
-// Requests in flight continue. Health paths stay open.
+// RejectNew answers every new request, but for health paths, with 429 and Retry-After (--shutdown-send-retry-after).
 func (p *Proxy) RejectNew() { p.rejecting.Store(true) }
 
 // goAway decides at random whether a client is asked to reconnect (--goaway-chance): clients that

@@ -48,8 +48,7 @@ func unavailable(message string) *apierrors.StatusError {
 	return err
 }
 
-// errUnfit means that this process lacks what it needs for callers with certificates, wherever they
-// go. A 401 would make them renew a good certificate.
+// errUnfit means that this process lacks what callers with certificates need. A 401 would make them renew a good one.
 var errUnfit = unavailable("the front door cannot read or use the cluster's ConfigMap kube-system/extension-apiserver-authentication, " +
 	"by which callers are authenticated and passed on; their credentials are not at fault")
 
@@ -185,8 +184,7 @@ func reasonOf(err error) engine.Reason {
 	return engine.ReasonNone
 }
 
-// forwardError returns the client's error when forwarding to name failed with err before a response
-// head. Clients see the same error over either protocol.
+// forwardError returns the client's error, over either protocol, if forwarding to name has failed before a response.
 func forwardError(name string, err error) error {
 	switch {
 	case errors.As(err, new(*apierrors.StatusError)):

@@ -119,8 +119,7 @@ func (p *Proxy) hasten(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(p.unreadRest)) // an error means that the client has gone
 }
 
-// upstream returns the upstream of a forwarded request. Nil means that its APIService is gone.
-// relayed says that the request is for the health relay.
+// upstream returns a forwarded request's upstream; nil if its APIService is gone. relayed is the health relay's.
 func (p *Proxy) upstream(d *Decision, relayed bool) *backend.Upstream {
 	switch {
 	case d.Action == ToRemote:

@@ -51,8 +51,7 @@ const (
 	// scraperMemory is how long an admitted scraper is remembered for times when the local
 	// apiserver is down: else an outage would have no metrics from its first minute on.
 	scraperMemory = 5 * time.Minute
-	// maxScrapers limits the remembered scrapers: a few Prometheus replicas and an agent. Of more,
-	// those that have not come lately are forgotten.
+	// maxScrapers limits the remembered scrapers, the latest: a few Prometheus replicas and an agent.
 	maxScrapers = 16
 	metricsPath = "/metrics"
 )

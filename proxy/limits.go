@@ -259,8 +259,7 @@ const (
 	// quickly is the time within which a canceled request is charged. A request that ran longer held a place of its
 	// APIService's limit, or the local apiserver limited it; and a client may well end all its watches at once.
 	quickly = time.Second
-	// givenUpBurst and the rate of givenUpPause, 200 a second, are twice proxy/h2's limits for one
-	// connection; controllers stay far below one.
+	// givenUpBurst and givenUpPause, 200 a second, are twice proxy/h2's limits for a connection, far above controllers.
 	givenUpBurst = 1000
 	givenUpPause = 5 * time.Millisecond
 	// maxAccounts limits the charged users, about 1 MiB.

@@ -60,8 +60,7 @@ type series struct {
 	next     *series
 }
 
-// maxSeries limits the cached series of an entry: a backend that answers with every possible status
-// must not slow down finding the usual ones.
+// maxSeries limits an entry's cached series: a backend with every possible status must not slow down the usual ones.
 const maxSeries = 32
 
 type entrySeries struct {

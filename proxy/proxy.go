@@ -50,8 +50,7 @@ type Proxy struct {
 	underWay struct{ requests, longRunning atomic.Int64 }
 	serving  atomic.Int64  // requests in ServeHTTP that are not recorded yet
 	conns    atomic.Uint32 // numbers of connections
-	// bodyTime, unreadRest, answerTime, halfOpen and pageTime are the constants, except in tests.
-	// proofs are the running proofs, by token.
+	// These are the constants, except in tests. proofs are the running proofs, by token.
 	bodyTime, unreadRest, answerTime, halfOpen, pageTime time.Duration
 
 	proofs        singleflight.Group
@@ -188,8 +187,7 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 	}
 }
 
-// pageTime is the default of kube-apiserver's --request-timeout, which ends a response, too. Ours
-// is for remotes only, see requestTimeout.
+// pageTime is kube-apiserver's default --request-timeout, which ends responses, too. Ours is for remotes only.
 const pageTime = time.Minute
 
 // limitReading limits how long a client may read a response of this process. One that does not read

@@ -1,12 +1,10 @@
 // Package accesslog writes one line of JSON per request without making requests wait: a line is encoded by hand into a
 // buffer, which does not allocate, and one goroutine (Run) writes the buffers, many lines in one system call.
 //
-// The concurrency rule: a line is added under the mutex of its stripe, never during I/O.
-// Connections are spread over the stripes, so that no lock is shared by all. Lines of different
-// stripes may be written in another order than they were added; each has its time.
+// The concurrency rule: a line is added under its stripe's mutex, never during I/O. Connections are spread over the
+// stripes, so that no lock is shared by all. Lines of different stripes may change their order; each has its time.
 //
-// The buffers are bounded. If the writer is slower than the requests, lines are dropped and
-// counted: the log must not take the front door down.
+// The buffers are bounded. If the writer is too slow, lines are dropped and counted: requests do not wait for the log.
 package accesslog
 
 import (
@@ -159,8 +157,7 @@ type Line struct {
 	Method, Path string
 	// Verb is Kubernetes' verb.
 	Verb string
-	// Outcome is how the request ended. Its Status is 499 if the client went away before a
-	// response; with -1 Retries, the number of tries is not known.
+	// Outcome is how the request ended. Status is 499 if the client left before a response; -1 Retries: unknown.
 	engine.Outcome
 	// End says how the request ended: complete, refused here, or why it was aborted.
 	End string

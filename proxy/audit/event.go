@@ -275,8 +275,7 @@ const (
 	tooLong          = "not recorded: longer than 1 MiB"
 )
 
-// withoutBodies returns an event whose line was not written, without what made it long: nobody's
-// request must stay unrecorded because of its body.
+// withoutBodies returns an event whose line was too long to be written. No body keeps a request out of the log.
 func withoutBodies(ev *auditinternal.Event) *auditinternal.Event {
 	short := Event{ev: *ev}
 	short.ev.RequestObject, short.ev.ResponseObject, short.ev.Annotations = nil, nil, maps.Clone(ev.Annotations)

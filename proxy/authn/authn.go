@@ -49,8 +49,7 @@ type Config struct {
 	// VerifyFrontProxy does the same with the request-header CA, and checks the leaf's name against
 	// the allowed names. Nil means that no front proxy is trusted.
 	VerifyFrontProxy func(peer []*x509.Certificate) ([][]*x509.Certificate, error)
-	// Generation changes whenever the result of either verification may change: with another CA, or
-	// other allowed names. Nil means that they never change.
+	// Generation changes whenever either verification's result may: with other CAs or allowed names. Nil: never.
 	Generation func() uint64
 	// Review authenticates a token; see TokenReview. If nil, tokens are refused wherever Fairlead must know the caller.
 	Review func(ctx context.Context, token string) (*authenticator.Response, bool, error)

@@ -227,8 +227,7 @@ func newStripper(sets ...HeaderNames) (s stripper) {
 	return s
 }
 
-// hasPrefix reports whether name has a prefix, ignoring case and treating underscores as dashes.
-// The prefix must be in lower case with dashes.
+// hasPrefix reports whether name, in any case and spelling, begins with prefix, which is in lower case with dashes.
 func hasPrefix(name, prefix string) bool {
 	if len(name) < len(prefix) {
 		return false

@@ -37,9 +37,8 @@ var errBadToken = fmt.Errorf("%w: invalid bearer token", ErrUnauthenticated)
 // may mean that an authenticator was unable to decide.
 const invalidToken = "invalid bearer token"
 
-// TokenReview returns a Config.Review that asks the local apiserver, with the retries of
-// k8s.io/apiserver's client (five, from 500 ms). Unlike that client, it distinguishes a refused
-// token from a failed review: kube-apiserver gives a reason with every refusal.
+// TokenReview returns a Config.Review that asks the local apiserver, with the retries of k8s.io/apiserver's client
+// (five, from 500 ms). Unlike that, it tells a refused token from a failed review: kube-apiserver gives its reason.
 func TokenReview(client authenticationv1client.AuthenticationV1Interface) func(context.Context, string) (*authenticator.Response, bool, error) {
 	reviews, backoff := client.TokenReviews(), *webhook.DefaultRetryBackoff()
 	return func(ctx context.Context, token string) (*authenticator.Response, bool, error) {

@@ -70,8 +70,7 @@ func (t Token) LogValue() slog.Value { return slog.StringValue(t.String()) }
 // bearerProtocol begins the WebSocket subprotocol with which a browser sends a token: it cannot set Authorization.
 const bearerProtocol = "base64url.bearer.authorization.k8s.io." //nolint:gosec // a prefix that everybody knows
 
-// protocolToken returns the token in a WebSocket request's subprotocols; empty without an error if
-// there is none. k8s.io/apiserver's errors quote no token.
+// protocolToken returns the token in a WebSocket request's subprotocols, or nothing. Upstream's errors quote no token.
 func protocolToken(h Head) (token string, err error) {
 	r := &http.Request{Header: http.Header{"Connection": {"upgrade"}, "Upgrade": {"websocket"}}}
 	for _, f := range h {
@@ -87,9 +86,8 @@ func protocolToken(h Head) (token string, err error) {
 	return token, err //nolint:wrapcheck // nobody reads it
 }
 
-// CutProtocol removes bearer tokens from one Sec-WebSocket-Protocol value and keeps the others in
-// order. It must be applied to each such line, upgrade or not, except over the token pools; drop a
-// line that becomes empty. A line without a token is returned unchanged.
+// CutProtocol removes bearer tokens from one Sec-WebSocket-Protocol line and keeps the others in order. Apply it to
+// each, upgrade or not, except over the token pools; drop a line that becomes empty. One without a token is unchanged.
 func CutProtocol(line string) string {
 	if !hasBearer(line) {
 		return line

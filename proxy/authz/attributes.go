@@ -26,8 +26,7 @@ func (a *Attributes) words() [9]string {
 	return [9]string{a.Verb, a.APIGroup, a.APIVersion, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector}
 }
 
-// appendKey appends what a review sends: two questions are the same if their keys are. Each text
-// has its length before it, because it may hold any byte.
+// appendKey appends what a review sends: equal keys, equal questions. Each text, of any bytes, follows its length.
 func (a *Attributes) appendKey(key []byte) []byte {
 	add := func(text string) {
 		key = append(binary.AppendUvarint(key, uint64(len(text))), text...)

@@ -75,8 +75,7 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 	return c, nil
 }
 
-// handshake runs c's handshake. A server's certificate can make verification panic
-// (CVE-2025-58188), which would end the process on this goroutine.
+// handshake runs c's handshake, where a server's certificate can cause a panic (CVE-2025-58188) that ends the process.
 func (u *Upstream) handshake(ctx context.Context, c *tls.Conn) (err error) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -270,8 +270,7 @@ func (u *Upstream) Finish(took time.Duration) {
 	all[min(bits.Len64(us), len(all)-1)].Add(1)
 }
 
-// Latencies returns the number of requests by duration, since the Upstream was made: element i
-// counts those below 2^i µs that no earlier element counts.
+// Latencies returns the requests so far by duration: element i counts those below 2^i µs that no earlier one counts.
 func (u *Upstream) Latencies() []uint64 {
 	out := make([]uint64, len(u.meter.latencies))
 	for i := range out {

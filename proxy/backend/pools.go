@@ -31,8 +31,7 @@ type Config struct {
 	// IdentityChanged returns a channel that is closed when the proxy client certificate is
 	// replaced; the next call returns a new one. All connections then drain.
 	IdentityChanged func() <-chan struct{}
-	// Dial connects to an address, or refuses to: the author of an EndpointSlice chooses the
-	// addresses, and our client certificate is shown to them.
+	// Dial connects to an address, or refuses to: who writes an EndpointSlice chooses to whom our certificate is shown.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Signal reports to health that live traffic found an endpoint failing: a dial, a handshake, an
 	// unanswered ping, a lost connection. It must not block.
@@ -45,16 +44,14 @@ type Config struct {
 	metric.Sinks // failed dials (debug), and fairlead_backend_*
 }
 
-// Pools carry requests to the extension servers of the table. They work once New has returned, but
-// follow the table only while Run runs.
+// Pools carry requests to the table's extension servers. They work from New on, and follow the table while Run runs.
 type Pools struct {
 	cfg     Config
 	shared  *shared
 	byEntry sync.Map      // *registry.Entry of the applied table → *Upstream
 	applied atomic.Uint64 // generation of the last applied table
 
-	// mu guards the fields below and orders apply. It is never held during I/O. The engine may wait
-	// for it while it holds a shard's mutex.
+	// mu guards the fields below and orders apply, without I/O: an engine may wait for it with a shard's mutex.
 	mu       sync.Mutex
 	entries  []*registry.Entry  // of the applied table
 	remotes  map[string]*remote // by APIService

@@ -1,5 +1,4 @@
-// Package backend manages the endpoints of extension servers and of the local apiserver: it chooses
-// endpoints, dials them and limits their requests.
+// Package backend chooses and dials the endpoints of extension servers and of the local apiserver, and limits requests.
 //
 // An Upstream is a set of endpoints with one trust: the backend of an APIService (Pools), or a pool of the local
 // apiserver (Local). HTTP/2 requests are forwarded by the engine of proxy/h2, which owns its connections; this package

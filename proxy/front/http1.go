@@ -74,8 +74,7 @@ type boundedWriter struct {
 	body    *trackedBody // nil means no body, or that the connection is the handler's
 }
 
-// head runs before the final head. An unread rest of the body must not be parsed as the next
-// request, so the connection ends with this response.
+// head runs before the final head, and ends the connection if a rest of the body could be read as the next request.
 func (b *boundedWriter) head() {
 	if b.body != nil && !b.body.ended.Load() {
 		b.Header().Set("Connection", "close")
@@ -322,8 +321,7 @@ func (c *plain) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// readHead reads from the connection. While it holds more than its free part, it looks from time to
-// time whether others wait for what it holds.
+// readHead reads from the connection. While it holds much, it looks from time to time whether others wait for that.
 func (c *plain) readHead(p []byte) (int, error) {
 	for c.head.Weight() > freeHead {
 		c.mu.Lock()

@@ -219,8 +219,7 @@ func (w *writer) SetReadDeadline(t time.Time) error {
 	return nil
 }
 
-// SetWriteDeadline implements http.ResponseController's method. As in net/http's HTTP/2, the stream
-// is reset after it: at the engine's next tick.
+// SetWriteDeadline implements http.ResponseController's method. As in net/http, the stream is reset at the next tick.
 func (w *writer) SetWriteDeadline(t time.Time) error {
 	l := w.l
 	l.sh.lock()

@@ -116,8 +116,7 @@ func (l *link) gather(buf []byte, last int) (n int, err error) {
 	return n, nil
 }
 
-// take passes input to the engine. If the client must read first, it pauses the link. It returns
-// the input that the engine has left for another turn.
+// take passes input to the engine, and returns what it leaves for another turn. It pauses the link of a slow reader.
 func (l *link) take(p []byte) []byte {
 	l.sh.lock()
 	defer l.sh.mu.Unlock() // the loop settles once for everything it has read

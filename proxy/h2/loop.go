@@ -55,8 +55,7 @@ const (
 	// loopHeads is how many of clients' field blocks are handled before anything is written: about
 	// two milliseconds. Sixty-four connections with four requests each fit into one turn.
 	loopHeads = 256
-	// Edge-triggered, the loop needs no system call before it waits, nor to watch a full socket.
-	// EPOLLET is negative on amd64, and not on arm64.
+	// Edge-triggered: no system call before a wait or for a full socket. EPOLLET is negative on amd64, not on arm64.
 	loopInterest = syscall.EPOLLIN | syscall.EPOLLOUT | syscall.EPOLLRDHUP | syscall.EPOLLET&(1<<32-1)
 	loopEnd      = syscall.EPOLLRDHUP | syscall.EPOLLHUP | syscall.EPOLLERR
 )

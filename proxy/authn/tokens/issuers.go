@@ -34,8 +34,7 @@ type caBundle []byte
 
 func (b caBundle) CurrentCABundleContent() []byte { return b }
 
-// newIssuers returns the issuers of a configuration. Each fetches its keys in a goroutine of its
-// own, until ctx ends or cancel is called.
+// newIssuers returns a configuration's issuers. Each has a goroutine for its keys, until ctx ends or cancel is called.
 func newIssuers(ctx context.Context, config *apiserver.AuthenticationConfiguration) (*issuers, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	made := &issuers{config: config, cancel: cancel}

@@ -18,8 +18,7 @@ import (
 
 // Authorizer allows what a role allows that is bound to the user or one of its groups. The zero one allows nothing.
 type Authorizer struct {
-	// Roles returns the ClusterRoles by name, the ClusterRoleBindings, and a number that changes
-	// with either. Nil means that there are none.
+	// Roles returns ClusterRoles by name, ClusterRoleBindings, and a number that changes with either. Nil: none.
 	Roles func() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64)
 }
 

@@ -350,8 +350,7 @@ func (d dir) maxFrame() int {
 	return largeFrame
 }
 
-// padding returns how many bytes come before and after the content of a padded DATA or HEADERS
-// frame (§6.1, §6.2); p is the start of its payload.
+// padding returns the bytes before and after a padded DATA's or HEADERS' content (§6.1, §6.2); p begins the payload.
 func padding(h http2.FrameHeader, p []byte) (before, after int, err *connError) {
 	switch {
 	case !h.Flags.Has(http2.FlagDataPadded): // the same bit as FlagHeadersPadded

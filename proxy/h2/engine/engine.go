@@ -4,8 +4,7 @@
 //	bytes ─► Feed ─► Config.Decide ─► a Plan for each stream ─► Collect ─► bytes to write, connections to close
 //	time ──► Tick, Advance            Config.Dial for backends   RunCalls: callbacks, without the mutex
 //
-// Nothing in an Engine is safe for concurrent use: the driver's mutex guards everything that is
-// reachable from it, unless a comment says otherwise.
+// Nothing in an Engine is safe for concurrent use: the driver's mutex guards it all, unless a comment says otherwise.
 package engine
 
 import (
@@ -113,8 +112,7 @@ type activity struct {
 }
 
 const (
-	// restAfter is how long a shard must be quiet before it releases its free lists, up to 7 MiB:
-	// thousands of quiet watches do not need them.
+	// restAfter is how long a shard is quiet before it drops its free lists (7 MiB): quiet watches need none.
 	restAfter = 4 * time.Second
 	// few is what an idle process always has: an event on some watch, and Fairlead's own requests
 	// to the local apiserver, such as renewing its lease.
@@ -134,8 +132,7 @@ type call struct {
 	over    bool
 }
 
-// Config is what an engine needs from its driver, which calls it under one mutex. The driver is a
-// shard of package h2: newShard sets the fields.
+// Config is what an engine needs from its driver, a shard of package h2 (newShard), which calls it under one mutex.
 type Config struct {
 	// Decide returns the plan for a request of the client that c.Value identifies. False means that
 	// there is no plan yet: resume is called once, later, without the mutex.

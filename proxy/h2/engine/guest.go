@@ -166,8 +166,7 @@ func (e *Engine) checkGuests() {
 // the largest response body that Take returns as a whole.
 const guestBuffer = 64 << 10
 
-// Pass accepts a part of the request's body, with the error of reading it. It reports whether to go
-// on, and whether there was no room yet.
+// Pass accepts a part of the request's body, with reading's error. It reports whether to go on, and to wait for room.
 func (g *Guest) Pass(p []byte, err error) (more, wait bool) {
 	s := g.s
 	if s == nil || s.half[up].discard {

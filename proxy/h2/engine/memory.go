@@ -36,8 +36,7 @@ func (c *Conn) weigh() {
 	}
 }
 
-// blockSize is what the field block that is being received holds: its buffer may grow to twice as
-// much, and may be a larger one that was kept.
+// blockSize is what the field block being received holds: its buffer may grow to twice as much, or be a kept one.
 func (c *Conn) blockSize() int { return max(2*len(c.block), cap(c.block)) }
 
 // sharedStep is what the heads of a connection may hold without their source's counter: those of

@@ -241,8 +241,7 @@ func (p *pool) serve() {
 	p.grow()
 }
 
-// drop removes a connection from its pool. One that ends before it has begun counts as a failed
-// dial: its server is there, but serves no requests.
+// drop removes a connection from its pool. One that ends before it has begun is a failed dial: its server is not ready.
 func (p *pool) drop(c *Conn, err error) {
 	p.conns = slices.DeleteFunc(p.conns, func(o *Conn) bool { return o == c })
 	switch {

@@ -145,8 +145,7 @@ func (e *Engine) handle(c *Conn, h http2.FrameHeader, p []byte) {
 	}
 }
 
-// dataBegin accounts for a DATA frame; p has the pad length if the frame is padded, else it is
-// empty. The content follows through feedData.
+// dataBegin accounts for a DATA frame; p has the pad length, if it is padded. Its content follows through feedData.
 func (e *Engine) dataBegin(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	if h.StreamID == 0 {
 		return &connError{http2.ErrCodeProtocol, "DATA on stream 0"}

@@ -38,8 +38,7 @@ func (h *Head) SetTarget(path string) {
 // Target returns :path as received.
 func (h *Head) Target() string { return h.target }
 
-// Valid reports whether HTTP/2 can carry the method, target and authority. A method is a token, as
-// a field's name, but in any case (RFC 9110 §9.1).
+// Valid reports whether HTTP/2 can carry method, target and authority. A method is a token in any case (RFC 9110 §9.1).
 func (h *Head) Valid() bool {
 	return httpguts.ValidHeaderFieldName(h.Method) && validValue(h.target) && validValue(h.Authority)
 }
@@ -56,8 +55,7 @@ func (h *Head) Restore(fields []hpack.HeaderField) {
 	h.SetTarget(h.target)
 }
 
-// pseudo returns the place for the value of a pseudo-field, and its bit in check's argument. Nil
-// means that requests have no such pseudo-field.
+// pseudo returns the place for a pseudo-field's value, and its bit for check. Nil means that requests have none such.
 func (h *Head) pseudo(name string) (bit uint8, to *string) {
 	switch name {
 	case ":method":
@@ -399,8 +397,7 @@ func (s *FieldSection) validValue(v string) bool {
 	return ok
 }
 
-// Shorter values than minRemembered must not replace tokens; longer ones than maxRemembered fit in
-// no HPACK table, and are decoded anew each time.
+// Shorter values must not replace tokens; longer ones fit in no HPACK table, and are decoded anew each time.
 const minRemembered, maxRemembered = 256, 4 << 10
 
 // Response checks a response's head (§8.3.2). It drops connection-specific fields rather than
