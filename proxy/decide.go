@@ -92,9 +92,8 @@ type Decision struct {
 const loopHeader = "fairlead-via"
 
 // decide decides where a request goes, as far as that is known without waiting: it returns d.Err, which is a Need if it
-// is not. settle then looks that up and decides again. now is the time, zero if the caches must read the clock. It
-// keeps nothing of h but strings. It fills d in place and reuses the room of d.Set: a Decision is half a kilobyte, and
-// copying it showed in profiles.
+// is not. settle then looks that up and decides again. now is the time, zero if caches must read the clock. It keeps
+// nothing of h but strings. It fills d in place and reuses d.Set's room: copying half a kilobyte showed in profiles.
 func (p *Proxy) decide(d *Decision, h *Head, c *authn.Conn, now time.Time) error {
 	if _, again := d.Err.(Need); again { //nolint:errorlint // nobody wraps it
 		d.Action, d.Err, d.Pool, d.User = d.leads, nil, 0, nil // by the same table, and its rules

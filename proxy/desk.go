@@ -29,9 +29,8 @@ func newDesk() desk {
 }
 
 const (
-	// parkedAtOnce: a source has a quarter of it decided at once, a connection of strangers a
-	// sixteenth, which is as many as a user's reviews. More would wait for those anyway, and
-	// thousands of goroutines that finish together would keep the loop from a processor.
+	// parkedAtOnce: a source has a quarter of it decided at once, a connection of strangers a sixteenth, as many as a
+	// user's reviews. More would wait for those anyway, and thousands that finish together would starve the loop.
 	parkedAtOnce = 256
 	// maxParked limits the bytes of parked requests. A source may use a quarter, a connection a sixteenth, twice the
 	// limit for the heads of its streams: a head still waits after its stream was reset or its connection has ended.

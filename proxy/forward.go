@@ -183,10 +183,9 @@ func outgoing(r *http.Request, x *exchange, host string) *http.Request {
 	return out
 }
 
-// host returns the Host that the backend gets. Empty means its own address, as kube-aggregator
-// sends to remotes (newReq.Host in k8s.io/apiserver/pkg/util/proxy): if a shared ingress answered
-// that address, the client could otherwise choose the virtual host, with our certificate. The local
-// apiserver gets the client's Host, as without a proxy: it passes it on to pods and services.
+// host returns the backend's Host. Empty means its own address, as kube-aggregator sends to remotes (newReq.Host in
+// k8s.io/apiserver/pkg/util/proxy): behind a shared ingress the client could else choose the virtual host, with our
+// certificate. The local apiserver gets the client's Host, as without a proxy, and passes it on to pods and services.
 func (d *Decision) host(h *Head) string {
 	if d.Action == ToLocal && httpguts.ValidHostHeader(h.Authority) {
 		return h.Authority

@@ -17,9 +17,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
-// Guard protects one of Fairlead's own pages on the admin port. Callers are authenticated as on the
-// front door and authorized for a non-resource URL, including impersonation. While the local
-// apiserver is down, known scrapers may read /metrics for five more minutes.
+// Guard protects a page of ours on the admin port. Callers are authenticated as on the front door, and authorized for
+// its URL, also with impersonation. While the local apiserver is down, known scrapers may read /metrics for 5 min.
 func (p *Proxy) Guard(page http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x, conn := &exchange{p: p, head: headOf(r, time.Now()), page: page}, slotOf(r.Context()).of(r.TLS)
@@ -92,10 +91,9 @@ func (p *Proxy) knows(d *Decision, now time.Time) bool {
 	return ok && p.scrapers.Get(s, now) != nil
 }
 
-// Explain returns decide's decision for a user with a client certificate, and the reason if the
-// user may not send the request, or a rule refuses it, or why that is not known. ctx is that of a
-// request over the same connection, whose source is the default. But for authentication it is the
-// same code, so it cannot differ from the behavior. For the local apiserver, denied predicts it.
+// Explain returns decide's decision for a user with a certificate, and why the user may not send the request, or a rule
+// refuses it, or that is not known. ctx is that of a request over the same connection, whose source is the default. But
+// for authentication it is the same code, so it cannot differ. For the local apiserver, denied predicts it.
 func (p *Proxy) Explain(ctx context.Context, method, target, agent, source string, u user.Info) (d Decision, denied error) {
 	h := &Head{Head: wire.Head{Method: method, Fields: []hpack.HeaderField{{Name: "user-agent", Value: agent}}}, RemoteIP: source}
 	if x := exchangeOf(ctx); x != nil && source == "" {

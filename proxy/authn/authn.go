@@ -7,9 +7,8 @@
 // refused only if one failed and none succeeded, and is anonymous only if it has no credentials. A differential test
 // compares it with k8s.io/apiserver's own authenticators.
 //
-// Strip removes identity and secrets from a forwarded request; Assert adds the identity that
-// Fairlead asserts. The caller must strip, and drop the fields that a Connection header lists,
-// before it adds: otherwise a client could list our own header there to have it dropped.
+// Strip removes identity and secrets from a forwarded request; Assert adds the asserted one. Strip, and drop the fields
+// that a Connection header lists, before you add: a client could list our header there, to have it dropped.
 //
 // The concurrency rule: an Authenticator and a Conn are safe for concurrent use; no lock is held during I/O; every
 // returned user.Info is read-only. The only goroutines are TokenReviews, each ended by its timeout.

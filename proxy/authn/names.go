@@ -119,9 +119,8 @@ func preferred(trusted []string, standard string) string {
 	return trusted[0]
 }
 
-// user returns the user that a verified front proxy asserts, nil if it asserts none: then the certificate and the token
-// are tried, as in k8s.io/apiserver/pkg/authentication/request/headerrequest. Strings are cloned, because an identity
-// outlives the request's buffers.
+// user returns the user that a verified front proxy asserts, or nil: then certificate and token are tried, as in
+// k8s.io/apiserver/pkg/authentication/request/headerrequest. Strings are cloned: an identity outlives the request.
 func (n *HeaderNames) user(h Head) *identity {
 	name := first(h, n.Username)
 	if name == "" {

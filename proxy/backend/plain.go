@@ -167,9 +167,8 @@ func (c *pooled) use(n int64, long bool) {
 	}
 }
 
-// Write tells late that the server has closed the connection after a part of the request: it may
-// have answered, with 413 or 431, before it read all, and net/http closes the connection at the
-// error. It also does when it has read the answer, or that there is none.
+// Write tells late that the server has closed the connection after a part of the request: it may have answered, with
+// 413 or 431, before it read all, and net/http closes it at the error, as after the answer or the end.
 func (c *pooled) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	if err != nil && (c.begun || n > 0) {

@@ -39,9 +39,8 @@ func limitSlowClients(next http.Handler) http.Handler {
 		b := &boundedWriter{ResponseWriter: w, control: http.NewResponseController(w)}
 		_ = b.control.SetWriteDeadline(time.Time{}) // set by the previous request
 		if r.Body != http.NoBody {
-			// A backend may answer while it still reads the body. Without full duplex, net/http
-			// would consume the rest of the body at the response head (golang/go#15527), and the
-			// backend would get a shorter one. An error means that full duplex is not needed.
+			// A backend may answer while it still reads the body. Without full duplex, net/http would then consume the
+			// rest of the body (golang/go#15527), which the backend would not get. An error: it is not needed.
 			_ = b.control.EnableFullDuplex()
 			b.body = &trackedBody{ReadCloser: r.Body}
 			own := *r // net/http keeps its own request

@@ -172,9 +172,8 @@ func (s *stream) buildRequest(h *wire.Head, p *Plan) {
 	s.sending.fields = append(req, p.Set...)
 }
 
-// trailers handles trailers, which end a message. Those of a request are dropped: the backend may
-// have answered and forgotten the stream, and for net/http's server HEADERS on such a stream
-// are an error of the connection, which others share. DATA is one of the stream.
+// trailers handles trailers. Those of a request are dropped: the backend may have forgotten the stream, and HEADERS on
+// it are for net/http's server an error of the connection, which others share. DATA is one of the stream.
 func (e *Engine) trailers(c *Conn, s *stream) *connError {
 	d := c.side
 	f := &s.half[d]

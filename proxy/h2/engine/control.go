@@ -37,9 +37,8 @@ func (c *Conn) spend(n int) *connError {
 	return nil
 }
 
-// costIdle is charged for a record without application data: TLS derives keys for an update and for
-// its answer, and writes one. 500 at once and 100 a second are far above the one in millions of
-// records that RFC 8446 §5.5 asks for, and a server's two tickets.
+// costIdle is charged for a record without application data: TLS derives keys for an update and its answer. 500 at once
+// and 100 a second are far above one in millions of records (RFC 8446 §5.5), and a server's two tickets.
 const costIdle = 10
 
 // IdleRecords charges for TLS records without application data.

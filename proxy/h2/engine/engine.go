@@ -307,9 +307,8 @@ const (
 	awayRefuses = 5 * time.Second
 )
 
-// refuses reports whether to reset a request that reached no backend with REFUSED_STREAM, because
-// its client is being sent away. REFUSED_STREAM tells the client that nothing was processed, so it
-// repeats the request elsewhere (RFC 9113 §8.7); a 503 would be its answer.
+// refuses reports whether to reset a request that reached no backend with REFUSED_STREAM, because its client is sent
+// away. The client then knows that nothing was processed, and repeats it elsewhere (RFC 9113 §8.7), unlike after a 503.
 func (s *stream) refuses() bool {
 	c := s.leg[up]
 	return s.sent == 0 && c != nil && c.goAway != goAwayNone && s.e.awayAt > 0 && s.e.now-s.e.awayAt <= awayGap && s.e.now-s.e.awayFrom < awayRefuses

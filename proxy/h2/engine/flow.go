@@ -167,9 +167,8 @@ func (s *stream) review() {
 	s.endIfDone()
 }
 
-// drainUpload continues to read an upload whose response is complete. RST_STREAM(NO_ERROR) right
-// after the response makes clients lose the response (curl reports an error for a 3 MB POST), so it
-// is sent only when the client takes too long or sends too much.
+// drainUpload continues to read an upload whose response is complete. RST_STREAM(NO_ERROR) right after the response
+// makes clients lose it (curl fails for a 3 MB POST), so only one that takes too long or sends too much gets it.
 func (s *stream) drainUpload() {
 	if !s.draining {
 		s.draining = true

@@ -314,11 +314,10 @@ func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason) {
 	}
 }
 
-// endLongRunning ends a watch like kube-apiserver's own watch timeout: what has come is delivered, and then the body
-// ends. A client takes that as the end of the watch and begins the next one; it would log a reset as an error. For the
-// rest of an ended watch a client has until endBy; a response that its backend has ended is complete, and delivered
-// like any other. A response with a declared length cannot end early unnoticed, a finite one must not, and one that has
-// not begun has no body to end: all are reset.
+// endLongRunning ends a watch like kube-apiserver's own timeout: what has come is delivered, and then the body ends. A
+// client then begins the next one; it would log a reset as an error. For the rest of an ended watch a client has until
+// endBy; a response that its backend has ended is complete, and delivered like any other. A response with a declared
+// length cannot end early unnoticed, a finite one must not, one that has not begun has no body to end: all are reset.
 func (s *stream) endLongRunning(r Reason) {
 	h := &s.half[down]
 	if h.end && (s.endBy == 0 || s.e.now < s.endBy) {
