@@ -17,7 +17,9 @@ import (
 func (x *exchange) counted() busiest.Row {
 	h, d, r := x.head, &x.decision, &x.decision.Request
 	row := busiest.Row{
-		Who:   busiest.Who{Agent: cmp.Or(x.agent, h.agent()), Source: h.RemoteIP, Verb: r.Verb, Resource: r.Resource, Server: "fairlead"},
+		Who: busiest.Who{
+			Agent: cmp.Or(x.agent, h.agent()), Source: h.RemoteIP, Verb: r.Verb, Resource: r.Resource, Server: "fairlead",
+		},
 		Group: r.APIGroup, Subresource: r.Subresource,
 	}
 	if !r.IsResourceRequest {
@@ -102,6 +104,7 @@ func (p *Proxy) nameOf(ctx context.Context, token authn.Token) string {
 	if err != nil {
 		return ""
 	}
-	p.names.Put(&memo.Entry[authn.Token, string]{Key: token, Value: u.GetName(), Size: len(token.Secret()), Until: now.Add(nameTime)})
-	return u.GetName()
+	name, size := u.GetName(), len(token.Secret())
+	p.names.Put(&memo.Entry[authn.Token, string]{Key: token, Value: name, Size: size, Until: now.Add(nameTime)})
+	return name
 }

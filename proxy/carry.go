@@ -303,7 +303,8 @@ func (x *exchange) plan() engine.Plan {
 	from := d.source(x.head)
 	p.Owner = cmp.Or(from.User, from.Address)
 	p.Authority, p.Remove, p.RemoveResponse, p.Set = d.host(x.head), remove, x.withhold, set
-	p.Deadline, p.LongRunning, p.Finite, p.Again, p.Accept, p.Fail = d.Timeout, d.LongRunning, x.finite(), again && !d.LongRunning, x.accept, x.fail
+	p.Deadline, p.LongRunning, p.Finite = d.Timeout, d.LongRunning, x.finite()
+	p.Again, p.Accept, p.Fail = again && !d.LongRunning, x.accept, x.fail
 	return p
 }
 

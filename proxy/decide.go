@@ -149,7 +149,8 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 	}
 	d.leads = d.Action
 	// A client would take a 404 for these paths as "the API is gone".
-	if !t.Complete() && m.Route != registry.RouteOwn && (strings.HasPrefix(h.Path, "/api") || strings.HasPrefix(h.Path, "/openapi")) {
+	if !t.Complete() && m.Route != registry.RouteOwn &&
+		(strings.HasPrefix(h.Path, "/api") || strings.HasPrefix(h.Path, "/openapi")) {
 		d.refuse(errNotReady)
 	}
 }
@@ -282,7 +283,10 @@ func (p *Proxy) authorize(d *Decision) error {
 
 func (d *Decision) attributes() authz.Attributes {
 	return authz.Attributes{
-		User: d.User, RequestInfo: request.RequestInfo(d.Request), Remote: d.Entry != nil && !d.Entry.Local(), Now: d.Credentials.Now,
+		User:        d.User,
+		RequestInfo: request.RequestInfo(d.Request),
+		Remote:      d.Entry != nil && !d.Entry.Local(),
+		Now:         d.Credentials.Now,
 	}
 }
 
@@ -354,7 +358,8 @@ func (p *Proxy) identify(d *Decision, h *Head, conn *authn.Conn, now time.Time) 
 		return h.invalid
 	}
 	// Its CA may be in the ConfigMap. Forwarded, the request would be anonymous.
-	if d.Action != ToHealth && (c.Kind == authn.KindNone || c.Kind == authn.KindInvalid) && conn != nil && len(conn.Peer) > 0 && p.cfg.Authn.Unfit() != nil {
+	unknown := c.Kind == authn.KindNone || c.Kind == authn.KindInvalid
+	if d.Action != ToHealth && unknown && conn != nil && len(conn.Peer) > 0 && p.cfg.Authn.Unfit() != nil {
 		return errUnfit
 	}
 	issued, known := p.cfg.Authn.Issued(conn, c, d.issuer)

@@ -77,7 +77,8 @@ func (b *endingBody) Read(p []byte) (int, error) {
 		b.events.newline.Store(p[n-1] == '\n')
 		b.events.last.Store(new(time.Now()))
 	}
-	if err != nil && (b.ending.Err() != nil || errors.Is(b.request.Err(), context.DeadlineExceeded) || errors.Is(err, net.ErrClosed)) {
+	if err != nil && (b.ending.Err() != nil || errors.Is(err, net.ErrClosed) ||
+		errors.Is(b.request.Err(), context.DeadlineExceeded)) {
 		err = io.EOF
 	}
 	return n, err

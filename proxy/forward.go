@@ -170,7 +170,10 @@ func (x *exchange) ask(w http.ResponseWriter, r *http.Request) {
 // outgoing returns the HTTP/1.1 request without its body and trailers: the client's target byte for
 // byte, its fields that are not stripped, and ours.
 func outgoing(r *http.Request, x *exchange, host string) *http.Request {
-	out := &http.Request{Method: r.Method, URL: targetURL(x.head), Host: host, Header: r.Header.Clone(), Body: http.NoBody, ProtoMajor: 1, ProtoMinor: 1}
+	out := &http.Request{
+		Method: r.Method, URL: targetURL(x.head), Host: host, Header: r.Header.Clone(), Body: http.NoBody,
+		ProtoMajor: 1, ProtoMinor: 1,
+	}
 	remove, set := x.sends(x.removes)
 	maps.DeleteFunc(out.Header, func(name string, _ []string) bool { return remove(strings.ToLower(name)) })
 	out.Header.Del("Expect") // a promise of one hop
@@ -211,8 +214,10 @@ func targetURL(h *Head) *url.URL {
 // localPool returns the local apiserver's pool for credentials, and zero for a remote's.
 func localPool(p authn.Pool) backend.Pool {
 	return [...]backend.Pool{
-		authn.PoolCertificate: backend.PoolCertificate, authn.PoolImpersonate: backend.PoolCertificate, // only one of the two is in use
-		authn.PoolProven: backend.PoolProven, authn.PoolUnproven: backend.PoolUnproven,
+		authn.PoolCertificate: backend.PoolCertificate,
+		authn.PoolImpersonate: backend.PoolCertificate, // only one of the two is in use
+		authn.PoolProven:      backend.PoolProven,
+		authn.PoolUnproven:    backend.PoolUnproven,
 	}[p]
 }
 

@@ -128,7 +128,8 @@ func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) 
 func (l *frames) plan(x *exchange) engine.Plan {
 	d := &x.decision
 	x.startRecords()
-	if ready := l.p.cfg.Ready; ready != nil && d.Action == ToDocument && !d.behind && !x.p.observes() && x.head.Method == http.MethodGet {
+	mayBeReady := d.Action == ToDocument && !d.behind && !x.p.observes() && x.head.Method == http.MethodGet
+	if ready := l.p.cfg.Ready; ready != nil && mayBeReady {
 		if answer := ready(x.head); answer != nil {
 			if err := x.admit(); err != nil {
 				return x.refuse(err)

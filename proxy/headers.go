@@ -25,7 +25,8 @@ import (
 // removes reports whether a client's field, in lower case, is not forwarded; so are all that Decision.Set replaces.
 func (x *exchange) removes(name string) bool {
 	switch name {
-	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", "x-real-ip", loopHeader, auditHeader:
+	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", "x-real-ip",
+		loopHeader, auditHeader:
 		return true
 	case "sec-websocket-protocol": // it may hold a token, and has no use without an upgrade
 		if x.head.Upgrade == "" {
@@ -214,7 +215,8 @@ func hopByHop(name string) bool {
 // other origins' pages may read the cluster's API in a browser; upstream drops these fields, too.
 func (d *Decision) withholds(name string) bool {
 	switch name {
-	case "access-control-allow-credentials", "access-control-allow-headers", "access-control-allow-methods", "access-control-allow-origin":
+	case "access-control-allow-credentials", "access-control-allow-headers", "access-control-allow-methods",
+		"access-control-allow-origin":
 		return d.Action == ToRemote
 	}
 	return hopByHop(name)

@@ -174,7 +174,8 @@ func (m *metrics) move(e, now *registry.Entry, of any) {
 
 func boundedVerb(verb string) string {
 	switch verb {
-	case "get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "proxy", "post", "put", "head", "options":
+	case "get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "proxy",
+		"post", "put", "head", "options":
 		return verb
 	}
 	return "other"

@@ -206,7 +206,8 @@ const maxSources = 16
 // trusted reports whether a caller's trace is continued, by kube-apiserver's rule (filters.WithTracing). Other callers
 // could make this process sample every request, or write into foreign traces; they get a new trace with a link.
 func trusted(u user.Info) bool {
-	return u != nil && (slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) || slices.Contains(u.GetGroups(), user.MonitoringGroup))
+	return u != nil && (slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) ||
+		slices.Contains(u.GetGroups(), user.MonitoringGroup))
 }
 
 // spanName returns kube-apiserver's name of a span: the path without names, so that there are few.

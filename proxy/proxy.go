@@ -79,8 +79,9 @@ func New(cfg Config) (*Proxy, error) {
 		cfg: cfg, log: cfg.Log(),
 		copies:   sync.Pool{New: func() any { return new(make([]byte, 32<<10)) }}, // httputil.ReverseProxy's size
 		instance: rand.Text()[:16], givenUp: newGivenUp(), callers: busiest.New(), desk: newDesk(),
-		sessionPlaces: bound.Places{Lend: true}, limits: limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)},
-		bodyTime: bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
+		limits:        limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)},
+		sessionPlaces: bound.Places{Lend: true},
+		bodyTime:      bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
 	}
 	p.names = memo.New[authn.Token, string](memo.Config{Entries: 1024, Bytes: 1 << 20})
 	p.scrapers = memo.New[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers})

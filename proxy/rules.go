@@ -58,7 +58,8 @@ func (d *Decision) spared(g *policy.Gates) bool {
 		first, _, _ := strings.Cut(strings.TrimPrefix(r.Path, "/"), "/")
 		return first == "livez" || first == "readyz" || first == "healthz"
 	}
-	return r.Resource == "configmaps" && r.APIGroup == "" && r.Name != "" && g.Map == types.NamespacedName{Namespace: r.Namespace, Name: r.Name}
+	return r.Resource == "configmaps" && r.APIGroup == "" && r.Name != "" &&
+		g.Map == types.NamespacedName{Namespace: r.Namespace, Name: r.Name}
 }
 
 // maxPage is how many objects kube-apiserver reads from etcd at once (maxLimit in

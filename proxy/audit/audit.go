@@ -227,6 +227,10 @@ func Mask(rawQuery string) string {
 
 // secret reports whether a name in lower case suggests a secret: those of Kubernetes, OAuth 2 and object stores' URLs.
 func secret(name string) bool {
-	words := []string{"token", "passw", "secret", "credential", "authorization", "bearer", "signature", "apikey", "api_key", "api-key", "assertion", "jwt"}
-	return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(name, w) }) || name == "sig" || name == "code" || name == "key"
+	words := []string{
+		"token", "passw", "secret", "credential", "authorization", "bearer", "signature", "apikey", "api_key", "api-key",
+		"assertion", "jwt",
+	}
+	return name == "sig" || name == "code" || name == "key" ||
+		slices.ContainsFunc(words, func(w string) bool { return strings.Contains(name, w) })
 }

@@ -134,7 +134,8 @@ func implied(name string, groups []string) bool {
 	if name == user.Anonymous || slices.Contains(groups, user.AllUnauthenticated) {
 		return false
 	}
-	return !strings.HasPrefix(name, "system:") || slices.ContainsFunc(groups, func(g string) bool { return g != "" && g != user.AllAuthenticated })
+	return !strings.HasPrefix(name, "system:") ||
+		slices.ContainsFunc(groups, func(g string) bool { return g != "" && g != user.AllAuthenticated })
 }
 
 // Refuses returns the name or the group that must not be impersonated, or two empty strings. named says that a caller

@@ -137,7 +137,8 @@ func (n *HeaderNames) user(h Head) *identity {
 	for _, prefix := range n.ExtraPrefix {
 		for _, f := range h {
 			if key, ok := strings.CutPrefix(f.Name, prefix); ok {
-				if decoded, err := url.PathUnescape(key); err == nil { // else unchanged: an extra may be a restriction, and must not be lost
+				// Else unchanged: an extra may be a restriction, and must not be lost.
+				if decoded, err := url.PathUnescape(key); err == nil {
 					key = decoded
 				}
 				key = strings.Clone(key)

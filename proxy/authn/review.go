@@ -39,12 +39,15 @@ const invalidToken = "invalid bearer token"
 
 // TokenReview returns a Config.Review that asks the local apiserver, with the retries of k8s.io/apiserver's client
 // (five, from 500 ms). Unlike that, it tells a refused token from a failed review: kube-apiserver gives its reason.
-func TokenReview(client authenticationv1client.AuthenticationV1Interface) func(context.Context, string) (*authenticator.Response, bool, error) {
+func TokenReview(
+	client authenticationv1client.AuthenticationV1Interface,
+) func(context.Context, string) (*authenticator.Response, bool, error) {
 	reviews, backoff := client.TokenReviews(), *webhook.DefaultRetryBackoff()
 	return func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 		var review *authenticationv1.TokenReview
 		err := webhookutil.WithExponentialBackoff(ctx, backoff, func() (err error) {
-			review, err = reviews.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
+			ask := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}
+			review, err = reviews.Create(ctx, ask, metav1.CreateOptions{})
 			return err
 		}, webhookutil.DefaultShouldRetry)
 		if apierrors.IsInvalid(err) { // by the token: the review did not fail

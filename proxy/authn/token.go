@@ -169,8 +169,8 @@ func (a *Authenticator) Seen(c *Credentials, status int) {
 // authentication, 400 and 431 from net/http). So does one that answers a preflight (204, --cors-allowed-origins).
 func proves(status int) bool {
 	switch status {
-	case http.StatusNoContent, http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, http.StatusExpectationFailed,
-		http.StatusTooManyRequests, http.StatusRequestHeaderFieldsTooLarge:
+	case http.StatusNoContent, http.StatusBadRequest, http.StatusRequestTimeout, http.StatusRequestEntityTooLarge,
+		http.StatusExpectationFailed, http.StatusTooManyRequests, http.StatusRequestHeaderFieldsTooLarge:
 		return false
 	}
 	return status == http.StatusSwitchingProtocols || 200 <= status && status < 500

@@ -23,7 +23,9 @@ func (a *Attributes) words() [9]string {
 	if !a.IsResourceRequest {
 		return [9]string{a.Verb, a.Path}
 	}
-	return [9]string{a.Verb, a.APIGroup, a.APIVersion, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector}
+	return [9]string{
+		a.Verb, a.APIGroup, a.APIVersion, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector,
+	}
 }
 
 // appendKey appends what a review sends: equal keys, equal questions. Each text, of any bytes, follows its length.
@@ -117,6 +119,10 @@ func (c *cache) get(a *Attributes) (Decision, bool) {
 
 func (c *cache) put(key string, d Decision, until time.Time, generation uint64) {
 	c.Put(&memo.Entry[uint64, answer]{
-		Key: maphash.String(c.seed, key), Value: answer{key, d}, Size: overhead + len(key) + len(d.Reason), Until: until, Generation: generation,
+		Key:        maphash.String(c.seed, key),
+		Value:      answer{key, d},
+		Size:       overhead + len(key) + len(d.Reason),
+		Until:      until,
+		Generation: generation,
 	})
 }

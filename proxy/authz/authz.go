@@ -118,7 +118,8 @@ func New(cfg Config) (*Authorizer, error) {
 	z := &Authorizer{
 		cfg: cfg,
 		open: func(path string) bool {
-			d, _, _ := paths.Authorize(context.Background(), authorizer.AttributesRecord{Path: path}) //fairlead:boundary it compares paths
+			a := authorizer.AttributesRecord{Path: path}
+			d, _, _ := paths.Authorize(context.Background(), a) //fairlead:boundary it compares paths
 			return d == authorizer.DecisionAllow
 		},
 		cache: newCache(cfg.Generation),

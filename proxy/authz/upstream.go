@@ -41,8 +41,10 @@ func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
 func (z *Authorizer) Upstream() authorizer.Authorizer {
 	return authorizer.AuthorizerFunc(func(ctx context.Context, attr authorizer.Attributes) (authorizer.Decision, string, error) {
 		a := &Attributes{User: attr.GetUser(), RequestInfo: request.RequestInfo{
-			Verb: attr.GetVerb(), IsResourceRequest: attr.IsResourceRequest(), APIGroup: attr.GetAPIGroup(), APIVersion: attr.GetAPIVersion(),
-			Resource: attr.GetResource(), Subresource: attr.GetSubresource(), Namespace: attr.GetNamespace(), Name: attr.GetName(), Path: attr.GetPath(),
+			Verb: attr.GetVerb(), IsResourceRequest: attr.IsResourceRequest(), Path: attr.GetPath(),
+			APIGroup: attr.GetAPIGroup(), APIVersion: attr.GetAPIVersion(),
+			Resource: attr.GetResource(), Subresource: attr.GetSubresource(),
+			Namespace: attr.GetNamespace(), Name: attr.GetName(),
 		}}
 		fields, fieldErr := attr.GetFieldSelector()
 		labels, labelErr := attr.GetLabelSelector()

@@ -83,7 +83,8 @@ func (e *endpoint) tell(g *engine.GoAway) {
 	e.said.Store(new(now.UTC().Format(time.RFC3339) + " " + g.Error()))
 	if (was == nil || now.Sub(*was) >= sayAgain) && e.saidAt.CompareAndSwap(was, &now) {
 		e.up.shared.spawn(func() { // a line is I/O
-			e.up.shared.log.Warn("a backend has ended a connection with an error", "backend", e.up.name, "endpoint", e.address, "err", g)
+			e.up.shared.log.Warn("a backend has ended a connection with an error",
+				"backend", e.up.name, "endpoint", e.address, "err", g)
 		})
 	}
 }

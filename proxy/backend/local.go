@@ -197,7 +197,8 @@ func (l *Local) Report(r registry.Report) {
 	e.Hung = r.Hung
 	if e.Health != r.Health {
 		e.Health, e.Message, e.Since = r.Health, r.Message, time.Now()
-		l.shared.log.Info("local apiserver changed", "endpoint", r.Address, "healthy", r.Health == registry.Healthy, "message", r.Message)
+		l.shared.log.Info("local apiserver changed",
+			"endpoint", r.Address, "healthy", r.Health == registry.Healthy, "message", r.Message)
 	}
 	l.publishLocked(now.all)
 	for _, e := range s.of {

@@ -46,8 +46,8 @@ func (e *endpoint) http1() *plain {
 	if e.plain == nil && e.gone.Err() == nil {
 		p := &plain{e: e, dialing: make(chan struct{}, maxDialing)}
 		p.transport = &http.Transport{
-			DialTLSContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return p.dial(ctx) }, // so no HTTP/2
-			DisableCompression:     true,                                                                            // bodies are passed on unchanged
+			DialTLSContext:         p.dial, // so no HTTP/2
+			DisableCompression:     true,   // bodies are passed on unchanged
 			ExpectContinueTimeout:  expectTimeout,
 			MaxResponseHeaderBytes: http.DefaultMaxHeaderBytes, // as of requests
 			MaxConnsPerHost:        e.up.target.maxConns,
@@ -69,7 +69,7 @@ func (p *plain) retire() {
 
 // dial makes a connection, unless a dial has just failed. net/http calls it on a goroutine that
 // continues when the request is canceled; a waiting one ends with the dials before it.
-func (p *plain) dial(ctx context.Context) (net.Conn, error) {
+func (p *plain) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	p.dialing <- struct{}{}
 	defer func() { <-p.dialing }()
 	p.mu.Lock()

@@ -70,12 +70,17 @@ type remote struct {
 
 // New returns Pools and registers their metrics.
 func New(cfg Config) (*Pools, error) {
-	if cfg.Tables == nil || cfg.TLS == nil || cfg.Guard == nil || cfg.IdentityChanged == nil || cfg.Dial == nil || cfg.Signal == nil || cfg.Observe == nil {
+	if cfg.Tables == nil || cfg.TLS == nil || cfg.Guard == nil || cfg.IdentityChanged == nil ||
+		cfg.Dial == nil || cfg.Signal == nil || cfg.Observe == nil {
 		return nil, errors.New("making backend pools: Tables, TLS, Guard, IdentityChanged, Dial, Signal and Observe are required")
 	}
 	p := &Pools{
-		cfg: cfg, shared: newShared(cfg.Log(), cfg.Memory), remotes: make(map[string]*remote), carriers: make(map[*registry.Backend]*carrier), guarded: make(map[heldConn]struct{}),
-		shrunk: make(map[*carrier]struct{}),
+		cfg:      cfg,
+		shared:   newShared(cfg.Log(), cfg.Memory),
+		remotes:  make(map[string]*remote),
+		carriers: make(map[*registry.Backend]*carrier),
+		guarded:  make(map[heldConn]struct{}),
+		shrunk:   make(map[*carrier]struct{}),
 	}
 	metric.Register(cfg.Metrics, newCollector(p.upstreams, true))
 	return p, nil
@@ -167,9 +172,13 @@ func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
 		r.spec.Store(b)
 		p.move(r, b) // before the entry is published: its requests must not use the old connections
 	}
-	if fewer := r.update(&view{
-		entry: e, maxInFlight: int64(e.Settings.MaxInFlight), maxLongRunning: int64(e.Settings.MaxLongRunning), pingTimeout: b.PingTimeout,
-	}, e.Endpoints); fewer {
+	v := &view{
+		entry:          e,
+		maxInFlight:    int64(e.Settings.MaxInFlight),
+		maxLongRunning: int64(e.Settings.MaxLongRunning),
+		pingTimeout:    b.PingTimeout,
+	}
+	if fewer := r.update(v, e.Endpoints); fewer {
 		if c := r.carrier.Load(); c != nil {
 			p.shrunk[c] = struct{}{}
 		}

@@ -356,7 +356,10 @@ func (l *Local) Prove(ctx context.Context, token string, from bound.Source, by *
 	defer place.Leave()
 	ctx, cancel := context.WithTimeout(ctx, proofTime)
 	defer cancel()
-	ask := &http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/version"}, Header: http.Header{"Authorization": {"Bearer " + token}}}
+	ask := &http.Request{
+		Method: http.MethodGet, URL: &url.URL{Path: "/version"},
+		Header: http.Header{"Authorization": {"Bearer " + token}},
+	}
 	res, err := u.RoundTrip(ask.WithContext(ctx), false, by)
 	if err != nil {
 		return 0, err

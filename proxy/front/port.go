@@ -137,7 +137,9 @@ func (p *Port) greet(raw net.Conn) {
 		cause := p.cfg.Listener.fail(err, raw.RemoteAddr())
 		p.cfg.Logger.Debug("TLS handshake", "client", raw.RemoteAddr(), "cause", cause, "err", err)
 		if cause == "plain_http" {
-			_, _ = io.WriteString(conn.NetConn(), "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n") // as net/http
+			// As net/http.
+			const answer = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+			_, _ = io.WriteString(conn.NetConn(), answer)
 		}
 		_ = raw.Close()
 		return

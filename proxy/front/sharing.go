@@ -44,8 +44,9 @@ func (l *Listener) HandOver() time.Duration {
 
 // choose chooses the socket with an index for new connections. If there is none, as when it is closed, the hash counts.
 func (l *Listener) choose(index int) {
-	program := unix.SockFprog{Len: 1, Filter: &unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: uint32(index)}} //nolint:gosec // a handful
-	raw, err := l.Listener.(syscall.Conn).SyscallConn()                                                            //nolint:forcetypeassert // of TCP
+	returns := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: uint32(index)} //nolint:gosec // a handful
+	program := unix.SockFprog{Len: 1, Filter: &returns}
+	raw, err := l.Listener.(syscall.Conn).SyscallConn() //nolint:forcetypeassert // of TCP
 	if err == nil {
 		failed := raw.Control(func(fd uintptr) {
 			err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &program)

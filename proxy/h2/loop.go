@@ -293,7 +293,8 @@ func (lp *loop) watch(l *link) {
 	lp.links[fd] = l
 	err := lp.dead
 	if err == nil { // under the mutex, so that either run ends the link when it fails, or watch does
-		err = os.NewSyscallError("epoll_ctl", syscall.EpollCtl(lp.fd, syscall.EPOLL_CTL_ADD, fd, &syscall.EpollEvent{Events: loopInterest, Fd: int32(fd)}))
+		ev := &syscall.EpollEvent{Events: loopInterest, Fd: int32(fd)}
+		err = os.NewSyscallError("epoll_ctl", syscall.EpollCtl(lp.fd, syscall.EPOLL_CTL_ADD, fd, ev))
 	}
 	if err != nil {
 		lp.links[fd] = nil

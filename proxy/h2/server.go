@@ -72,7 +72,10 @@ func New(cfg Config) *Server {
 	ctx, cancel := context.WithCancel(context.Background()) // ends with Run
 	cfg.Memory, cfg.Logger = cmp.Or(cfg.Memory, hold.New(0)), cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	s := &Server{cfg: cfg, cancel: cancel}
-	pool := &buffers{raw: sync.Pool{New: func() any { return new(rawBytes) }}, part: sync.Pool{New: func() any { return new(partBytes) }}}
+	pool := &buffers{
+		raw:  sync.Pool{New: func() any { return new(rawBytes) }},
+		part: sync.Pool{New: func() any { return new(partBytes) }},
+	}
 	// Half of the processors are left to handshakes, handlers and the garbage collector. Fewer
 	// shards make larger batches: each has its own connections to every backend.
 	for range cmp.Or(cfg.Shards, max(1, runtime.GOMAXPROCS(0)/2)) {
@@ -239,7 +242,8 @@ func metrics(shards []*shard) (all []prometheus.Collector) {
 		show("goaways_total", help, received, func(n *engine.Counters) *atomic.Int64 { return &n.Received[side] })
 	}
 	for cause, label := range [...]string{"client", "backend", "limit", "protocol", "lane"} {
-		const help = "Streams that were reset, by cause: client, backend, limit (concurrent streams), protocol, lane (deadline, drain, panic)."
+		const help = "Streams that were reset, by cause: client, backend, limit (concurrent streams), protocol, " +
+			"lane (deadline, drain, panic)."
 		show("resets_total", help, labels{"cause": label}, func(n *engine.Counters) *atomic.Int64 { return &n.Resets[cause] })
 	}
 	show("streams", "Streams of clients that the engine has under way.", nil, func(n *engine.Counters) *atomic.Int64 { return &n.Streams })

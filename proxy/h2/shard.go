@@ -32,7 +32,8 @@ type shard struct {
 }
 
 func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buffers) *shard {
-	sh := &shard{cfg: cfg, ticks: time.NewTimer(engine.TickEvery), pace: engine.TickEvery, ctx: ctx, started: time.Now(), pool: bufs, links: links}
+	sh := &shard{cfg: cfg, ctx: ctx, started: time.Now(), pool: bufs, links: links}
+	sh.ticks, sh.pace = time.NewTimer(engine.TickEvery), engine.TickEvery
 	sh.e = engine.New(engine.Config{
 		Decide: func(c *engine.Conn, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool) {
 			info := linkOf(c).info

@@ -37,7 +37,7 @@ const (
 	backendIdle = 90 * time.Second // a backend's is after it, as in http.DefaultTransport
 	drainTime   = 10 * time.Second // how long an upload is read after its response is complete
 	stallTime   = 30 * time.Second // how long a backend may accept none of our output, or a client that has left
-	goneTime    = 5 * time.Minute  // of one that accepts none and is silent, as TCP says: two of the kernel's questions, at most 2 min apart, are unanswered
+	goneTime    = 5 * time.Minute  // of one that is silent for TCP, too: two of its questions, 2 min apart, are unanswered
 	lingerTime  = time.Second      // how long a peer to which all was sent may keep a closed connection open
 	waitTime    = 30 * time.Second // how long a request waits for room: kube-apiserver's aggregator's dial timeout
 	// streamWindow is what one direction of a stream may hold here: kube-apiserver's; 1 MiB
@@ -163,7 +163,12 @@ type Config struct {
 func New(cfg Config) *Engine {
 	cfg.MaxStreams = cmp.Or(cfg.MaxStreams, 250) // kube-apiserver's --http2-max-streams-per-connection
 	return &Engine{
-		Config: cfg, now: 1, cutAt: never, pools: map[*Endpoint][]*pool{}, debts: map[string]time.Duration{}, fields: wire.FieldSection{Max: maxHeader},
+		Config: cfg,
+		now:    1,
+		cutAt:  never,
+		pools:  map[*Endpoint][]*pool{},
+		debts:  map[string]time.Duration{},
+		fields: wire.FieldSection{Max: maxHeader},
 		lim: limits{
 			backendWindow: 1 << 30, // Go's: it is refilled on receipt, because the streams' windows are the bound
 			writeLimit:    128 << 10,
@@ -311,7 +316,8 @@ const (
 // away. The client then knows that nothing was processed, and repeats it elsewhere (RFC 9113 §8.7), unlike after a 503.
 func (s *stream) refuses() bool {
 	c := s.leg[up]
-	return s.sent == 0 && c != nil && c.goAway != goAwayNone && s.e.awayAt > 0 && s.e.now-s.e.awayAt <= awayGap && s.e.now-s.e.awayFrom < awayRefuses
+	away := s.e.awayAt > 0 && s.e.now-s.e.awayAt <= awayGap && s.e.now-s.e.awayFrom < awayRefuses
+	return away && s.sent == 0 && c != nil && c.goAway != goAwayNone
 }
 
 // sentAwayAtOnce bounds how long the shard's mutex is held: two frames and a write take some 10 µs.

@@ -50,7 +50,8 @@ const handled = 3
 // of its source's share, because all strangers behind a load balancer have one address.
 func (c *Conn) crowded(n int) bool {
 	n += c.blockSize() + c.heads
-	return c.side == up && n > hold.Least/4 && int64(n) > c.e.Memory.Short() && (int64(n) > c.e.Memory.Share()/4 || c.Source.Greedy())
+	return c.side == up && n > hold.Least/4 && int64(n) > c.e.Memory.Short() &&
+		(int64(n) > c.e.Memory.Share()/4 || c.Source.Greedy())
 }
 
 // headLimit is the largest field list accepted on a side. Backends' answers need less than requests with groups.

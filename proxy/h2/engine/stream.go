@@ -232,7 +232,8 @@ func (s *stream) endIfDone() {
 func (s *stream) outcome() Outcome {
 	o := Outcome{
 		Status: int(s.status), Reason: s.reason, Err: s.err, Retries: int(s.tries),
-		Received: s.half[up].got, Sent: s.half[down].sent, Duration: s.e.now - s.started, Answer: s.answer, New: s.fresh, Endpoint: s.ep,
+		Received: s.half[up].got, Sent: s.half[down].sent, Duration: s.e.now - s.started, Answer: s.answer,
+		New: s.fresh, Endpoint: s.ep,
 	}
 	if s.sent > 0 {
 		o.Placed = s.sent - s.started

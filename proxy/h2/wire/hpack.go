@@ -159,7 +159,8 @@ func lastBytes(s string) uint64 {
 // word returns eight bytes of s; the compiler makes one load of it.
 func word(s string, i int) uint64 {
 	s = s[i : i+8]
-	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
+	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
 // literal writes a field as a literal (§6.2), its name as an n-bit static index if there is one.

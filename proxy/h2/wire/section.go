@@ -215,7 +215,8 @@ func (h *TextHead) Read(p []byte) (n int, ended bool) {
 		}
 		if h.Lines == 0 {
 			status := bytes.TrimLeft(h.name[min(len("HTTP/1.1"), len(h.name)):], " ")
-			h.Interim = len(status) == 0 || status[0] == '1' && !bytes.HasPrefix(status, []byte("101")) // net/http skips any number of spaces
+			// net/http skips any number of spaces.
+			h.Interim = len(status) == 0 || status[0] == '1' && !bytes.HasPrefix(status, []byte("101"))
 		}
 		if len(h.name) == longName || !bytes.EqualFold(h.name, h.last) {
 			h.Names++
@@ -457,7 +458,8 @@ func (s *FieldSection) Trailers(remove func(string) bool) ([]hpack.HeaderField, 
 		if !validName(f.Name) || !validValue(f.Value) {
 			return nil, fmt.Errorf("bad trailer %.40q", f.Name)
 		}
-		if httpguts.ValidTrailerHeader(f.Name) && !ConnectionSpecific(f.Name) && !Credential(f.Name) && (remove == nil || !remove(f.Name)) {
+		barred := !httpguts.ValidTrailerHeader(f.Name) || ConnectionSpecific(f.Name) || Credential(f.Name)
+		if !barred && (remove == nil || !remove(f.Name)) {
 			out = append(out, f)
 		}
 	}
