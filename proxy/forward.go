@@ -255,9 +255,8 @@ var (
 	errLongHead  = errors.New("the head is too long")
 )
 
-// upgrade carries SPDY and WebSocket over an HTTP/1.1 connection of its own. Nothing that the
-// client sends after its head reaches the backend before the backend has answered with a 101 for
-// the same protocol; any other response ends both connections (CVE-2018-1002105).
+// upgrade carries SPDY and WebSocket over its own HTTP/1.1 connection. What the client sends after its head reaches the
+// backend only after a 101 for the same protocol; any other response ends both connections (CVE-2018-1002105).
 func (x *exchange) upgrade(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength != 0 {
 		x.p.writeError(w, r, errTooLong)

@@ -39,9 +39,8 @@ func (x *exchange) removes(name string) bool {
 // maxListed limits the names that all Connection fields of a head list. Real ones list up to three.
 const maxListed = 32
 
-// listed returns the names that Connection fields list, in lower case, without tokens that have a
-// meaning of their own. It makes one set for a head, so that a field costs one look-up however many
-// names there are. More than maxListed, empty ones included, are an error.
+// listed returns the names that Connection fields list, in lower case, without tokens with a meaning of their own. With
+// one set for a head, a field costs one look-up, however many. More than maxListed, empty ones included, are an error.
 func listed(lines []string) (names map[string]bool, err error) {
 	n := 0
 	for _, line := range lines {
@@ -177,11 +176,10 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 	return h
 }
 
-// upgradeOf returns the protocol that a request asks to switch to, and the empty string if it is no upgrade. It is the
-// only check. HTTP/2 has no upgrades (RFC 9113 §8.6), HTTP/1.0 had none (RFC 9110 §7.8). Protocols that Kubernetes does
-// not use are ignored, as RFC 9110 allows: an h2c tunnel to a backend would carry our client certificate, and through
-// it the client could send any X-Remote-User. kube-apiserver also accepts x-upgrade in Connection
-// (k8s.io/streaming/pkg/httpstream); we follow RFC 9110 §7.6.1.
+// upgradeOf returns the protocol that a request asks to switch to, or nothing. It is the only check. HTTP/2 has no
+// upgrades (RFC 9113 §8.6), HTTP/1.0 had none (RFC 9110 §7.8). Protocols that Kubernetes lacks are ignored, as RFC 9110
+// allows: an h2c tunnel would carry our client certificate, and through it the client could send any X-Remote-User.
+// kube-apiserver also accepts x-upgrade in Connection (k8s.io/streaming/pkg/httpstream); we follow RFC 9110 §7.6.1.
 func upgradeOf(r *http.Request) string {
 	protocol := r.Header.Get("Upgrade")
 	if r.ProtoMajor != 1 || r.ProtoMinor == 0 || !httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade") {

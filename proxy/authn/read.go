@@ -136,10 +136,9 @@ func bearerToken(authorization string) string {
 	return token
 }
 
-// Conn holds a client connection's certificates and the result of their verification. Verifying
-// takes about 100 µs, and ten times as long if a stranger chose the keys, so Verify does it once
-// per connection and CA generation. The result expires with the earliest NotAfter of the chains. A
-// nil Conn has no certificate. A Conn belongs to one Authenticator and must not be copied.
+// Conn holds a client's certificates and the result of their verification. Verifying takes 100 µs, or ten times as long
+// if a stranger chose the keys, so Verify does it once per connection and CA generation. The result expires with the
+// earliest NotAfter of the chains. A nil Conn has no certificate. A Conn is for one Authenticator; do not copy it.
 type Conn struct {
 	// Peer is the peer's certificates, leaf first. It may be empty. Set it before the first Read and do not change it.
 	Peer []*x509.Certificate

@@ -1,8 +1,7 @@
 // Package authz authorizes users by SubjectAccessReviews of the local apiserver, with a cache.
 //
-// Cached reads the cache without allocating; on a miss Authorize asks, once for all concurrent
-// equal questions. Two short-cuts of upstream come first: system:masters may do everything, and
-// some paths are open to all. If a review fails, the request is refused.
+// Cached reads the cache without allocating; on a miss Authorize asks, once for all equal questions. Two short-cuts
+// come first, as upstream: system:masters may do all, and some paths are open. A failed review refuses.
 //
 // The concurrency rule: an Authorizer is safe for concurrent use, and no lock is held during I/O.
 // The only goroutines are SubjectAccessReviews, each ended by its timeout.

@@ -286,9 +286,8 @@ const (
 	spare = 8
 )
 
-// own returns the endpoint of a client connection (decision 0041): the first, in an order of its
-// own (rendezvous hashing), with at most a quarter more requests than the mean. So only a busy
-// client has a second one, always the same. Nil means that all are suspect.
+// own returns a client connection's endpoint (decision 0041): the first, in an order of its own (rendezvous hashing),
+// at most a quarter above the mean load. Only a busy one has a second, always the same. Nil: all are suspect.
 func (v *view) own(by *Stay) (own *endpoint) {
 	sum := int64(1)
 	for _, e := range v.preferred {

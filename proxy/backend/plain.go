@@ -15,9 +15,8 @@ import (
 )
 
 const (
-	// staleIdle closes a connection that was idle for so long. If an HTTP/1.1 server closes an idle
-	// connection, the client cannot know whether it has read a request that was just sent. So a
-	// write must not use a connection that the server may be about to close.
+	// staleIdle closes a connection that was idle for so long. If an HTTP/1.1 server closes an idle connection, nobody
+	// knows whether it has read a request just sent. No write may use one that the server may be about to close.
 	staleIdle = 3 * time.Second
 	// expectTimeout is how long a request waits for 100 Continue: the local apiserver may have to ask a webhook first.
 	expectTimeout = 10 * time.Second

@@ -48,9 +48,8 @@ const (
 	// loopEvents is how many connections are read before anything is written: enough for a batch,
 	// few enough that the first does not wait long.
 	loopEvents = 128
-	// loopPolls is how often epoll is polled before anything is written. While some connections are
-	// read others may get input, and each turn that is saved saves system calls on both sides. The
-	// first input waits about 20 µs for each poll. One connection is not polled for.
+	// loopPolls is how often epoll is polled before anything is written. While some are read others may get input, and
+	// each turn less saves system calls on both sides. Each costs the first input 20 µs. One alone is not polled for.
 	loopPolls = 4
 	// loopHeads is how many of clients' field blocks are handled before anything is written: about
 	// two milliseconds. Sixty-four connections with four requests each fit into one turn.

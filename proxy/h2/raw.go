@@ -49,9 +49,8 @@ const earlyBuffer = 2 << 10
 
 const recordHeader = 5 // RFC 8446 §5.1
 
-// Wrap returns the connection to put below TLS: a Server serves no other. A connection that wraps
-// another without changing its bytes should have a method Wraps() net.Conn: the engine then reads
-// and writes the socket itself, and calls the wrapper's Close after the socket's.
+// Wrap returns the connection to put below TLS: a Server serves no other. One that wraps another without changing its
+// bytes should have a method Wraps() net.Conn: then the engine uses the socket itself, and closes the wrapper after it.
 func Wrap(c net.Conn) net.Conn { return &rawConn{Conn: c, fd: -1, sock: socketOf(c)} }
 
 // socket is a connection with a descriptor: *net.TCPConn or *net.UnixConn.

@@ -171,9 +171,8 @@ func (s *Server) Retire(ep *engine.Endpoint, grace time.Duration) {
 // another endpoint. The rest continue. Upstream.Pick must not return the endpoint any more.
 func (s *Server) Eject(ep *engine.Endpoint) { s.each(func(e *engine.Engine) { e.Eject(ep) }) }
 
-// Leave stops upstreams from sharing connections: their requests that wait for a shared connection
-// choose again, those that were sent continue. Leave calls on for each connection that has their
-// long-running requests; on must not block. Leave sees every earlier Pick.
+// Leave stops upstreams from sharing connections: requests that wait for one choose again, sent ones continue. It calls
+// on for each connection with their long-running requests; on must not block. Leave sees every earlier Pick.
 func (s *Server) Leave(of func(*engine.Upstream) bool, on func(of *engine.Upstream, c *tls.Conn)) {
 	s.each(func(e *engine.Engine) { e.Leave(of, func(u *engine.Upstream, c *engine.Conn) { on(u, linkOf(c).tls) }) })
 }

@@ -306,9 +306,8 @@ func (e *Engine) drainConn(c *Conn) {
 const (
 	// awayGap ends a series of SendAway calls: a caller in a series calls every 250 ms.
 	awayGap = 4 * TickEvery
-	// awayRefuses is how long the engine then refuses requests for which it could reach no backend.
-	// Load balancers notice within seconds, and a Go client repeats a refused request after about
-	// 0, 1 and 2 s. Later requests get the error: there may be no other replica.
+	// awayRefuses is how long it then refuses requests that could reach no backend. Load balancers notice within
+	// seconds, and a Go client repeats it after 0, 1 and 2 s. Later ones get the error: there may be no other replica.
 	awayRefuses = 5 * time.Second
 )
 

@@ -13,9 +13,8 @@ import (
 )
 
 // pool holds one engine's connections to one endpoint, and the streams that wait for one. A stream waits only while no
-// connection takes it, and at most limits.wait. Something always reconsiders it before: a dial is in progress, or a
-// connection will take a stream when one ends, its output is written or its SETTINGS come, or redialAt is set.
-// TestPoolModel checks this with random events.
+// connection takes it, and at most limits.wait. Something always reconsiders it: a dial in progress, a connection that
+// takes a stream when one ends, its output is written or its SETTINGS come, or redialAt. TestPoolModel checks this.
 type pool struct {
 	e  *Engine
 	ep *Endpoint

@@ -96,9 +96,8 @@ func (e *Engine) Pace() time.Duration {
 // late is how late a tick may be before it counts as a stall: peers' timeouts are seconds.
 const late = 4 * TickEvery
 
-// Overslept must be called before each tick. A late tick means that this process did not run: its
-// machine was suspended, or had no processor to spare. What peers have sent meanwhile waits unread
-// in their sockets, so the gap does not count as their silence.
+// Overslept must be called before each tick. A late tick means that this process did not run: its machine was
+// suspended, or busy. What peers have sent meanwhile waits unread, so the gap does not count as their silence.
 func (e *Engine) Overslept(now time.Duration) {
 	gap := now - e.ticked - TickEvery
 	first := e.ticked == 0
