@@ -219,7 +219,8 @@ func (p *Proxy) decideOwn(d *Decision, h *Head) error {
 
 // dispatch decides for an authorized user: whether the backend is available, and the request's limits.
 func (p *Proxy) dispatch(d *Decision, h *Head) {
-	if d.route == registry.RouteHidden || d.Action == ToPage && d.route == registry.RouteLocal && strings.HasPrefix(h.Path, "/api") {
+	if d.route == registry.RouteHidden ||
+		d.Action == ToPage && d.route == registry.RouteLocal && strings.HasPrefix(h.Path, "/api") {
 		d.refuse(errNotFound) // hidden, or an API that nothing serves: there is no local apiserver
 		return
 	}

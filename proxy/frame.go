@@ -183,8 +183,8 @@ func (x *exchange) refuse(err *apierrors.StatusError) engine.Plan {
 
 // prepared returns a plan that sends a prepared response, with the time limit of limitReading.
 func (x *exchange) prepared(a *engine.Answer) engine.Plan {
-	p := x.p
-	return engine.Plan{Answer: a, Set: x.answerFields(), Done: x.done, GoAway: p.goAway(), Deadline: p.pageTime + p.unreadRest}
+	deadline := x.p.pageTime + x.p.unreadRest
+	return engine.Plan{Answer: a, Set: x.answerFields(), Done: x.done, GoAway: x.p.goAway(), Deadline: deadline}
 }
 
 // acceptsJSON reports whether readyAnswer suits: the client accepts JSON first, and nothing else is needed.

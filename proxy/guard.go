@@ -95,7 +95,8 @@ func (p *Proxy) knows(d *Decision, now time.Time) bool {
 // refuses it, or that is not known. ctx is that of a request over the same connection, whose source is the default. But
 // for authentication it is the same code, so it cannot differ. For the local apiserver, denied predicts it.
 func (p *Proxy) Explain(ctx context.Context, method, target, agent, source string, u user.Info) (d Decision, denied error) {
-	h := &Head{Head: wire.Head{Method: method, Fields: []hpack.HeaderField{{Name: "user-agent", Value: agent}}}, RemoteIP: source}
+	fields := []hpack.HeaderField{{Name: "user-agent", Value: agent}}
+	h := &Head{Head: wire.Head{Method: method, Fields: fields}, RemoteIP: source}
 	if x := exchangeOf(ctx); x != nil && source == "" {
 		h.RemoteIP = x.head.RemoteIP
 	}

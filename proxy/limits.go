@@ -187,7 +187,9 @@ func (x *exchange) prove(ctx context.Context, from bound.Source) error {
 	}
 	token := d.Credentials.Token.Secret()
 	//nolint:contextcheck // requests share it: it must not end with the first of them
-	proof := x.p.proofs.DoChan(token, func() (any, error) { return x.p.cfg.Local.Prove(context.Background(), token, from, x.stay) })
+	proof := x.p.proofs.DoChan(token, func() (any, error) {
+		return x.p.cfg.Local.Prove(context.Background(), token, from, x.stay)
+	})
 	select {
 	case <-ctx.Done():
 		return fmt.Errorf("proving a token: %w", ctx.Err())

@@ -85,7 +85,8 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	p.names = memo.New[authn.Token, string](memo.Config{Entries: 1024, Bytes: 1 << 20})
 	p.scrapers = memo.New[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers})
-	p.unsure = memo.New[authn.Token, struct{}](memo.Config{Entries: maxUncertain, Bytes: uncertainBytes, Largest: uncertainBytes / 64})
+	unsure := memo.Config{Entries: maxUncertain, Bytes: uncertainBytes, Largest: uncertainBytes / 64}
+	p.unsure = memo.New[authn.Token, struct{}](unsure)
 	var err error
 	if p.browsers, err = newBrowsers(cfg.AllowedOrigins, cfg.HSTS); err != nil {
 		return nil, err

@@ -211,8 +211,9 @@ func (r *Request) longRunning(declared []string) bool {
 // ForPolicy returns what all rules of the policy look at, for a user. Nil means that nobody knows.
 func (r *Request) ForPolicy(u user.Info, userAgent string) policy.Request {
 	return policy.Request{
-		Namespace: r.Namespace, Resource: r.Resource, Subresource: r.Subresource, Name: r.Name, LabelSelector: r.LabelSelector,
-		Verb: r.Verb, APIGroup: r.APIGroup, Path: r.Path, IsResource: r.IsResourceRequest, User: u, UserAgent: userAgent,
+		Verb: r.Verb, IsResource: r.IsResourceRequest, Path: r.Path, APIGroup: r.APIGroup, Resource: r.Resource,
+		Subresource: r.Subresource, Namespace: r.Namespace, Name: r.Name, LabelSelector: r.LabelSelector,
+		User: u, UserAgent: userAgent,
 	}
 }
 

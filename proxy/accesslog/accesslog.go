@@ -83,7 +83,8 @@ func New(cfg Config) *Log {
 
 // Wants reports whether a request with this status gets a line. Each call samples anew.
 func (l *Log) Wants(status int) bool {
-	return l.cfg.Skip == 0 || status >= http.StatusBadRequest || rand.Float64() >= l.cfg.Skip //nolint:gosec // a sample, not a secret
+	return l.cfg.Skip == 0 || status >= http.StatusBadRequest ||
+		rand.Float64() >= l.cfg.Skip //nolint:gosec // a sample, not a secret
 }
 
 // Add adds a line. Lines with the same key, preferably a connection's number, are written in order.

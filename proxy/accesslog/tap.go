@@ -61,7 +61,8 @@ func (t *Taps) Add(line *Line) {
 		return
 	}
 	for _, one := range *open {
-		if (one.user == "" || one.user == line.User || one.user == line.Impersonator) && strings.HasPrefix(line.Path, one.path) {
+		whose := one.user == "" || one.user == line.User || one.user == line.Impersonator
+		if whose && strings.HasPrefix(line.Path, one.path) {
 			one.add(line)
 		}
 	}

@@ -90,7 +90,8 @@ func (a *Authenticator) Unfit() error { return a.nameSet().err }
 
 func newNameSet(target *HeaderNames, read HeaderNames) *nameSet {
 	n := HeaderNames{
-		Username: []string{remoteUser}, UID: []string{remoteUID}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra},
+		Username: []string{remoteUser}, UID: []string{remoteUID},
+		Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra},
 	}
 	s := &nameSet{target: target, user: remoteUser, group: remoteGroup}
 	if target != nil {

@@ -261,5 +261,7 @@ func authenticated(resp *authenticator.Response) *identity {
 	}))
 	resp, _, _ = adder.AuthenticateRequest(nil) // it has no errors of its own
 	u := resp.User
-	return &identity{DefaultInfo: user.DefaultInfo{Name: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups(), Extra: u.GetExtra()}}
+	return &identity{DefaultInfo: user.DefaultInfo{
+		Name: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups(), Extra: u.GetExtra(),
+	}}
 }

@@ -285,7 +285,8 @@ func (w *writer) WriteHeader(status int) {
 
 // encode makes a field list from the header.
 func (w *writer) encode(status int) []hpack.HeaderField {
-	fields := append(make([]hpack.HeaderField, 0, len(w.header)+4), hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)})
+	fields := make([]hpack.HeaderField, 0, len(w.header)+4)
+	fields = append(fields, hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)})
 	for key, values := range w.header {
 		if _, is := w.trailers[key]; is || strings.HasPrefix(key, http.TrailerPrefix) {
 			continue

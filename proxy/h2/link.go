@@ -166,7 +166,8 @@ func (l *link) finishWrite(buf []byte, err error) {
 	l.raw.mu.Lock()
 	defer l.raw.mu.Unlock()
 	if fd := l.raw.fd; fd >= 0 {
-		_ = syscall.EpollCtl(l.sh.loop.fd, syscall.EPOLL_CTL_MOD, fd, &syscall.EpollEvent{Events: loopInterest, Fd: int32(fd)})
+		ev := &syscall.EpollEvent{Events: loopInterest, Fd: int32(fd)}
+		_ = syscall.EpollCtl(l.sh.loop.fd, syscall.EPOLL_CTL_MOD, fd, ev)
 	}
 }
 

@@ -245,7 +245,8 @@ func metrics(shards []*shard) (all []prometheus.Collector) {
 			"lane (deadline, drain, panic)."
 		show("resets_total", help, labels{"cause": label}, func(n *engine.Counters) *atomic.Int64 { return &n.Resets[cause] })
 	}
-	show("streams", "Streams of clients that the engine has under way.", nil, func(n *engine.Counters) *atomic.Int64 { return &n.Streams })
+	show("streams", "Streams of clients that the engine has under way.",
+		nil, func(n *engine.Counters) *atomic.Int64 { return &n.Streams })
 	show("flood_closes_total", "Connections closed because the peer caused too much work without requests (ENHANCE_YOUR_CALM).",
 		nil, func(n *engine.Counters) *atomic.Int64 { return &n.Floods })
 	show("panics_total", "Panics that the engine survived: each closed the connection that it was working for. The log has the stack.",

@@ -64,7 +64,8 @@ func (e *Engine) tells(c *Conn, p []byte) {
 	if code == http2.ErrCodeNo || c.told != nil {
 		return
 	}
-	told := &GoAway{Code: code, Text: string(p[8:min(len(p), 8+maxTold)]), last: binary.BigEndian.Uint32(p) & topStreamID, at: e.now}
+	told := &GoAway{Code: code, Text: string(p[8:min(len(p), 8+maxTold)]), at: e.now}
+	told.last = binary.BigEndian.Uint32(p) & topStreamID
 	c.told = told
 	if code == http2.ErrCodeEnhanceYourCalm && c.askedAt > 0 {
 		c.pool.ep.offended.Add(tooOften)
@@ -176,7 +177,8 @@ func (e *Engine) blame(c *Conn, s *stream, f failure) failure {
 // head, to long ones, and to those that were there when another connection was lost.
 func (e *Engine) blames(c *Conn, s *stream) bool {
 	g, to := c.told, s.sending
-	return g != nil && to != nil && !s.half[down].head && g.at-s.sent <= suspectTime && (to.long || to.lost || s.id[down] == g.last)
+	return g != nil && to != nil && !s.half[down].head && g.at-s.sent <= suspectTime &&
+		(to.long || to.lost || s.id[down] == g.last)
 }
 
 // charge adds to the debt of an owner, which falls with time.

@@ -310,7 +310,8 @@ func (e *Engine) open(s *stream, c *Conn) {
 	}
 	if size := s.sending.size + len(s.sending.fields[2].Value); c.peerHeaders < topStreamID && size > int(c.peerHeaders) {
 		s.release()
-		s.failed(failure{reason: ReasonTooLarge, err: fmt.Errorf("the backend's limit is %d bytes", c.peerHeaders), final: true})
+		err := fmt.Errorf("the backend's limit is %d bytes", c.peerHeaders)
+		s.failed(failure{reason: ReasonTooLarge, err: err, final: true})
 		return
 	}
 	c.maxID = (c.maxID + 1) | 1        // the next odd number

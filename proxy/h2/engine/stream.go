@@ -129,8 +129,8 @@ func (e *Engine) newSending(p *Plan) *sending {
 	} else {
 		to = &sending{}
 	}
-	to.wait, to.accept, to.budget, to.retries, to.again = p.Wait, p.Accept, p.Budget, int8(min(p.Retries, maxRetries)), p.Again
-	to.client, to.stays = p.Client, p.Stays
+	to.wait, to.accept, to.budget, to.client = p.Wait, p.Accept, p.Budget, p.Client
+	to.retries, to.again, to.stays = int8(min(p.Retries, maxRetries)), p.Again, p.Stays
 	return to
 }
 

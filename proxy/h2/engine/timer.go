@@ -274,7 +274,8 @@ func (e *Engine) checkBackend(c *Conn) error {
 		c.drained = true
 		e.closeIfDone(c)
 	case c.pingAt > 0:
-		if answer := max(limit-limit/askAfter-restEvery, limit/2); silent >= limit && e.now-c.pingAt >= answer && !e.Unread(c) {
+		answer := max(limit-limit/askAfter-restEvery, limit/2)
+		if silent >= limit && e.now-c.pingAt >= answer && !e.Unread(c) {
 			return fmt.Errorf("backend silent for %v", silent)
 		}
 	case silent >= askSeldom, silent >= limit/askAfter<<(2*c.asked) && c.asked < nothingDue && c.awaited():
