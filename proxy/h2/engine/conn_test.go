@@ -236,15 +236,14 @@ func TestSignsOfLife(t *testing.T) {
 				if !slices.ContainsFunc(b.see(), func(f string) bool { return strings.HasPrefix(f, "PING") }) {
 					continue
 				}
-				switch pings++; {
-				case !ends:
+				if pings++; !ends {
 					b.pong()
-				case tt.code == "-":
-					r.e.Ended(b.c, errors.New("closed"))
-					r.run()
-				default:
+					continue
+				}
+				if tt.code != "-" {
 					b.say("GOAWAY 1 %s", tt.code)
 				}
+				r.ends(b)
 			}
 			if ends {
 				want = tt.before
@@ -252,6 +251,30 @@ func TestSignsOfLife(t *testing.T) {
 			check.Same(t, want, pings, "%s: PINGs on connection %d", tt.name, i+1)
 		}
 	}
+}
+
+// ends is the end of a connection by its peer.
+func (r *rig) ends(p *peer) {
+	r.e.Ended(p.c, errors.New("closed"))
+	r.run()
+}
+
+// A server that hangs and is then killed ends all its connections soon after PINGs: it has taken no offence.
+func TestKilledServerTookNoOffence(t *testing.T) {
+	r, c := newClient(t)
+	for i := range tooOften + 1 {
+		c.get(uint32(2*i + 1))
+		r.backend(i).say("SETTINGS MAX_CONCURRENT_STREAMS=1")
+	}
+	r.tick(1250 * time.Millisecond)
+	for _, b := range r.backends {
+		check.Same(t, true, b.c.askedAt > 0, "asked before its end")
+		r.ends(b)
+	}
+	c.get(2*tooOften + 3)
+	last := r.backend(tooOften + 1)
+	r.tick(1250 * time.Millisecond)
+	check.Same(t, true, slices.ContainsFunc(last.see(), func(f string) bool { return strings.HasPrefix(f, "PING") }), "asked after the restart")
 }
 
 // pong makes peers answer PINGs.

@@ -197,11 +197,9 @@ func (e *Engine) remove(c *Conn) {
 	}
 	c.gone = true
 	e.Count.Conns[c.side].Add(-1)
-	last := e.conns[len(e.conns)-1]
-	e.conns[c.at], last.at = last, c.at
-	e.conns[len(e.conns)-1] = nil
-	e.conns = e.conns[:len(e.conns)-1]
-	e.buffers.Put(c.out)
+	last := len(e.conns) - 1
+	e.conns[c.at], e.conns[last].at = e.conns[last], c.at
+	e.conns = slices.Delete(e.conns, last, last+1)
 	c.out = nil
 	c.weigh()
 	c.Source.Add(int64(-c.shared))
@@ -283,8 +281,10 @@ func (e *Engine) CutAll(err error) {
 
 // Ended must be called when the driver has closed a connection.
 func (e *Engine) Ended(c *Conn, err error) {
-	if !c.cut && !c.closing && c.askedAt > 0 && e.now-c.askedAt < offence {
-		c.pool.ep.offended.Add(1)
+	if !c.cut && !c.closing && !c.drained && c.askedAt > 0 && e.now-c.askedAt < offence {
+		if ep := c.pool.ep; e.now-time.Duration(ep.offendedAt.Swap(int64(e.now))) >= TickEvery { // a kill ends all
+			ep.offended.Add(1)
+		}
 	}
 	c.cut = true
 	e.lose(c, err)
@@ -333,10 +333,9 @@ func (e *Engine) SendAway() (more bool) {
 		if c.side != up || c.goAway != goAwayNone || c.closing || c.maxID == 0 {
 			continue
 		}
-		if n == sentAwayAtOnce {
+		if n++; n > sentAwayAtOnce {
 			return true
 		}
-		n++
 		e.drainConn(c)
 	}
 	return false

@@ -140,5 +140,6 @@ type Endpoint struct {
 	// is closed, with a PING at a fifth; 0 means 5 s.
 	PingTimeout time.Duration
 
-	offended atomic.Int32 // connections that ended for our PINGs; from tooOften on none are sent
+	offended   atomic.Int32 // connections that ended for our PINGs; from tooOften on none are sent
+	offendedAt atomic.Int64 // when the last one did, on the engines' clocks, which began together
 }
