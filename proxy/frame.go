@@ -199,7 +199,7 @@ func (x *exchange) plain() bool { return !x.p.observes() && x.head.Method != htt
 // unwelcome sends a prepared response and charges the connection for it.
 func (x *exchange) unwelcome(a *engine.Answer, err error) engine.Plan {
 	x.own = err
-	return engine.Plan{Answer: a, Set: x.answerFields(), Done: x.done, Unwelcome: true}
+	return engine.Plan{Answer: a, Set: x.answerFields(), Done: x.done, Unwelcome: true, Deadline: x.p.pageTime + x.p.unreadRest}
 }
 
 // answerFields returns the fields of a response of ours, in the buffer of the request's fields, which are not sent.
