@@ -37,7 +37,6 @@ func (e *Engine) recovered(c *Conn, v any) {
 	if e.Caught == nil {
 		panic(v)
 	}
-	e.Count.Panics.Add(1)
 	e.caught(v)
 	w := e.writing
 	e.writing = nil
@@ -52,6 +51,7 @@ func (e *Engine) recovered(c *Conn, v any) {
 }
 
 func (e *Engine) caught(v any) {
+	e.Count.Panics.Add(1)
 	stack := debug.Stack() //fairlead:boundary after a panic
 	e.callLater(func() { e.Caught(v, stack) })
 }
@@ -66,7 +66,6 @@ func (e *Engine) closePanicked(c *Conn) {
 	}
 	defer func() {
 		if v := recover(); v != nil {
-			e.Count.Panics.Add(1)
 			e.caught(v)
 			e.abandon(c)
 		}
@@ -119,19 +118,20 @@ func (s *stream) dropStream() {
 		t.s, t.head = nil, nil
 	}
 	s.stopLocal()
-	s.leg, s.picked, s.plan.Done = [2]*Conn{}, false, nil
+	s.picked, s.plan.Done = false, nil
 	s.timer.unlink()
 	s.wait.unlink()
-	s.unqueueAll()
+	s.countHead(0)
+	s.unqueueAll() // before the client's connection is forgotten, which counts what waits
+	s.leg = [2]*Conn{}
 }
 
 // accepts calls Plan.Accept. It reports false after a panic: the stream and its client's connection
 // are closed then, but not the backend's connection, which carries others' streams.
 func (s *stream) accepts(status int, leads bool) (h http.Handler, ok bool) {
-	accept := s.sending.accept
-	if accept == nil {
+	if s.sending.accept == nil {
 		return nil, true
 	}
 	defer s.e.rescueStream(s)
-	return accept(status, leads), true
+	return s.sending.accept(status, leads), true
 }
