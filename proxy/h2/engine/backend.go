@@ -49,15 +49,14 @@ func (e *Engine) responseBlock(c *Conn, id uint32) *connError {
 // interim forwards a 1xx head (RFC 9110 §15.2).
 func (e *Engine) interim(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	s.interims++
-	if c.blockES || r.Status == http.StatusSwitchingProtocols || s.interims > maxInterims { // §8.1, §8.6
+	s.hinted += int32(e.fields.Size())
+	many := s.interims > maxInterims || int(s.hinted) > e.headLimit(down) // no window bounds them
+	if c.blockES || r.Status == http.StatusSwitchingProtocols || many {   // §8.1, §8.6
 		return s.violation(down, http2.ErrCodeProtocol, "interim response not allowed")
 	}
 	// An interim response has no content, and declares no length (RFC 9110 §8.6).
 	fields := slices.DeleteFunc(s.keep(r.Fields), func(f hpack.HeaderField) bool { return f.Name == "content-length" })
 	if g := s.guest; g != nil {
-		if g.hinted += e.fields.Size(); g.hinted > e.headLimit(down) { // its caller may not read them
-			return s.violation(down, http2.ErrCodeEnhanceYourCalm, "interim responses too large")
-		}
 		r.Fields = slices.Clone(fields)
 		g.interims = append(g.interims, r)
 		e.wakeGuest(g, down)

@@ -23,7 +23,6 @@ type Guest struct {
 
 	s        *stream // nil means that it has ended
 	interims []wire.ResponseHead
-	hinted   int                 // the size of all interims so far
 	head     wire.ResponseHead   // the final head; Status is 0 until it has come
 	waits    bool                // the head waits for the first bytes of its body, see finalHead
 	rest     []byte              // unread bytes of the body when the stream ended too early

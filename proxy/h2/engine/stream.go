@@ -60,6 +60,7 @@ type stream struct {
 
 	trailers    []hpack.HeaderField // of the response
 	tail        int32               // size of trailers in bytes
+	hinted      int32               // size of 1xx heads in bytes
 	plan        kept
 	ep          *Endpoint // the last one picked
 	sending     *sending  // nil means that nothing is sent again
