@@ -283,6 +283,7 @@ func (p *pool) tick() {
 
 // answerNoRoom answers a request for which no connection had room.
 func (s *stream) answerNoRoom(p *pool) {
+	defer s.e.rescueStream(s)
 	reason, err := ReasonBusy, errors.New("no connection had room for another stream")
 	if len(p.conns) == 0 {
 		reason, err = ReasonDial, errors.New("no connection to the backend")
