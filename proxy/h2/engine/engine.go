@@ -200,6 +200,7 @@ func (e *Engine) remove(c *Conn) {
 	last := len(e.conns) - 1
 	e.conns[c.at], e.conns[last].at = e.conns[last], c.at
 	e.conns = slices.Delete(e.conns, last, last+1)
+	e.buffers.Put(c.out)
 	c.out = nil
 	c.weigh()
 	c.Source.Add(int64(-c.shared))
