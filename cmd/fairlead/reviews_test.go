@@ -36,7 +36,7 @@ func reviewer(t *testing.T, kube *rest.Config) (f *follower, review func() strin
 	t.Helper()
 	f, cfg := must.Get2(follow(kube, slog.New(slog.DiscardHandler)))(t)
 	cfg.ContentType = "application/json"
-	ask := must.Get(authz.SubjectAccessReview(must.Get(authorizationv1client.NewForConfig(cfg))(t)))(t)
+	ask := authz.SubjectAccessReview(must.Get(authorizationv1client.NewForConfig(cfg))(t))
 	return f, func() string {
 		got, by, err := ask(t.Context(), authorizer.AttributesRecord{User: &user.DefaultInfo{Name: "ann"}, Verb: "get", Path: "/x"})
 		if got != authorizer.DecisionAllow || err != nil {

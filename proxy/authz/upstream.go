@@ -3,7 +3,6 @@ package authz
 import (
 	"context"
 	"fmt"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -17,23 +16,24 @@ import (
 // SubjectAccessReview returns a Config.Review that asks the local apiserver with k8s.io/apiserver's
 // client and its retries (five, from 500 ms).
 func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
-	func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error), error,
+	review func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error),
 ) {
-	// The client's own cache marshals the question at every look-up. Ours comes before it: its entries expire at once.
-	const never = -time.Second
-	w, err := webhook.NewFromInterface(client, never, never, *webhook.DefaultRetryBackoff(), authorizer.DecisionNoOpinion,
-		webhookmetrics.NoopAuthorizerMetrics{}, authorizationcel.NewDefaultCompiler())
-	if err != nil {
-		return nil, fmt.Errorf("making an access reviewer: %w", err)
-	}
+	compiler := authorizationcel.NewDefaultCompiler()
 	return func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+		// A client for each review: its own cache, before which ours comes, cannot be turned off. It keeps 8,192 questions
+		// of any size, expired or not, and a user could fill it with hundreds of megabytes.
+		w, err := webhook.NewFromInterface(client, 0, 0, *webhook.DefaultRetryBackoff(), authorizer.DecisionNoOpinion,
+			webhookmetrics.NoopAuthorizerMetrics{}, compiler)
+		if err != nil {
+			return authorizer.DecisionNoOpinion, "", fmt.Errorf("making an access reviewer: %w", err)
+		}
 		decision, reason, err := w.Authorize(ctx, a)
 		// Callers write selectors (fieldSelector==x has an empty key). It will never be allowed.
 		if apierrors.IsInvalid(err) {
 			return authorizer.DecisionNoOpinion, err.Error(), nil
 		}
 		return decision, reason, err
-	}, nil
+	}
 }
 
 // Upstream returns the Authorizer for k8s.io/apiserver's filters, with the same short-cuts and cache. Their attributes

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
@@ -28,7 +30,7 @@ func TestSubjectAccessReview(t *testing.T) {
 		seen = append(seen, sar.Spec)
 		sar.Status = authorizationv1.SubjectAccessReviewStatus{Allowed: sar.Spec.User == "alice", Denied: sar.Spec.User == "mallory", Reason: "because"}
 	})
-	z := newAuthorizer(t, Config{Review: must.Get(SubjectAccessReview(must.Get(authorizationclient.NewForConfig(server.REST))(t)))(t)})
+	z := newAuthorizer(t, Config{Review: SubjectAccessReview(must.Get(authorizationclient.NewForConfig(server.REST))(t))})
 	alice := &user.DefaultInfo{Name: "alice", UID: "7", Groups: []string{"dev"}, Extra: map[string][]string{"k": {"v"}}}
 	resource := &Attributes{User: alice, RequestInfo: request.RequestInfo{
 		Verb: "list", IsResourceRequest: true, APIGroup: "wardle.example.com", APIVersion: "v1", Resource: "flunders", Subresource: "status",
@@ -63,6 +65,34 @@ func TestSubjectAccessReview(t *testing.T) {
 	}
 }
 
+// Of a review nothing is kept but what Authorizer's cache has, which is bounded. A question has six times the bytes of
+// its path, as JSON, which is just short enough for the cache of Kubernetes' client.
+func TestReviewsKeepNothing(t *testing.T) {
+	server := reviews.Serve(t, "/apis/authorization.k8s.io/v1/subjectaccessreviews", func(*authorizationv1.SubjectAccessReview) {})
+	server.REST.QPS = -1
+	review := SubjectAccessReview(must.Get(authorizationclient.NewForConfig(server.REST))(t))
+	ask := func(i int) {
+		path := fmt.Sprintf("/%04d%s", i, strings.Repeat("<", maxCached-10))
+		_, _, err := review(t.Context(), authorizer.AttributesRecord{User: &user.DefaultInfo{Name: "alice"}, Verb: "get", Path: path})
+		must.Do(t, err)
+	}
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC() // also what is pooled
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	ask(0)
+	before := heap()
+	for i := range 200 {
+		ask(i + 1)
+	}
+	if kept := heap() - before; kept > 3<<20 {
+		t.Errorf("%d bytes are kept of 200 reviews", kept)
+	}
+}
+
 // What kube-apiserver answers is a permission only if it says so, and nothing else that it might say: conditions
 // (KEP-5681) are a field that this release does not know. What the caller has sent may be a question that can never be
 // answered: it is denied, with the reason, and is no failure of reviews.
@@ -85,7 +115,7 @@ func TestConditional(t *testing.T) {
 			w.WriteHeader(code)
 			_, _ = io.WriteString(w, "{"+answer+"}")
 		}))
-		z := newAuthorizer(t, Config{Review: must.Get(SubjectAccessReview(must.Get(authorizationclient.NewForConfig(&rest.Config{Host: server.URL}))(t)))(t)})
+		z := newAuthorizer(t, Config{Review: SubjectAccessReview(must.Get(authorizationclient.NewForConfig(&rest.Config{Host: server.URL}))(t))})
 		for range 2 { // the second one cached, but for an error
 			d, err := z.Authorize(t.Context(), get("alice"))
 			check.Same(t, want, fmt.Sprint(d, " ", err), "what is made of %s", answer)
