@@ -32,11 +32,10 @@ func split(data []byte) (docs []*document) {
 		}
 	}
 	for whole := range bytes.Lines(data) {
-		text := bytes.TrimRight(whole, "\r\n")
-		if bytes.Equal(text, []byte("---")) || bytes.HasPrefix(text, []byte("--- ")) || bytes.Equal(text, []byte("...")) {
+		if m := string(whole[:min(3, len(whole))]); (m == "---" || m == "...") && (len(whole) == 3 || strings.IndexByte(" \t\r\n", whole[3]) >= 0) {
 			add()
 			// The rest of the marker's line, usually a comment, belongs to the next document. The marker is cut out.
-			begin, first = at+3, line
+			begin, first = at+len(whole)-len(bytes.TrimLeft(whole[3:], "\t")), line
 		}
 		at += len(whole)
 		line++

@@ -89,6 +89,16 @@ func TestDecode(t *testing.T) {
 	}
 }
 
+// A marker may have blanks and a comment after it: the parser would leave out what follows, without a fault.
+func TestMarkers(t *testing.T) {
+	const one = "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: a, name: %s}\n"
+	for _, mark := range []string{"---", "--- ", "---\t", "--- # b", "---\t# b", "---\r", "...", "... ", "...\t", "... # a", "...\r"} {
+		objects, faults := NewDecoder().Decode("f.yaml", fmt.Appendf(nil, one+mark+"\n"+one, "a", "b"))
+		check.Same(t, nil, faults, "faults with %q", mark)
+		check.Same(t, 2, len(objects), "objects with %q", mark)
+	}
+}
+
 func TestInvalid(t *testing.T) {
 	d := NewDecoder()
 	for _, text := range manifests.Good() {
