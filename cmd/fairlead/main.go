@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/go-logr/logr"
@@ -129,14 +130,15 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	return slog.New(h)
 }
 
-// dropGone drops what k8s.io/apiserver logs when a client disconnects early: a stranger could fill the log.
+// dropGone drops what k8s.io/apiserver logs when a client disconnects early, and of queries that it cannot read or that
+// make a SubjectAccessReview fail: clients could fill the log. The check reviews tells of reviews that fail.
 type dropGone struct{ slog.Handler }
 
 func (p dropGone) Handle(ctx context.Context, r slog.Record) error {
-	gone := false
+	gone := r.Message == "Couldn't parse request" || strings.HasPrefix(r.Message, "Failed to make webhook authorizer request")
 	r.Attrs(func(a slog.Attr) bool {
 		err, ok := a.Value.Any().(error)
-		gone = ok && apiservices.ClientGone(err)
+		gone = gone || ok && (apiservices.ClientGone(err) || strings.HasPrefix(err.Error(), "failed to build impersonation cache key"))
 		return !gone
 	})
 	if gone {
