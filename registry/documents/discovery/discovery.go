@@ -113,7 +113,7 @@ const settling = 2 * time.Second
 // publish merges and renders the current state. It returns when to do so again even without a change. Zero means never.
 func (d *Discovery) publish(t *registry.Table) time.Time {
 	d.depart(t)
-	m := &merge{table: t, sources: d.Known, departed: d.departed, staleAfter: d.cfg.StaleAfter, now: time.Now()}
+	m := &merge{table: t, sources: d.Known, departed: d.departed, lost: make(map[schema.GroupVersion]bool), staleAfter: d.cfg.StaleAfter, now: time.Now()}
 	l := d.together(m)
 	if !t.Complete() || l == nil {
 		return time.Time{}
@@ -142,17 +142,14 @@ func (d *Discovery) tell(parts []part) {
 	}
 }
 
-// depart records which remote group-versions have left the table.
+// depart records which group-versions have left the table: remote ones, and those whose APIService was deleted. One
+// without a resourceVersion is made of what a local apiserver serves: another one may still serve that.
 func (d *Discovery) depart(t *registry.Table) {
-	changes := latest.Diff(d.last.Entries(), t.Entries())
-	for _, c := range changes {
-		if c.Old != nil && !c.Old.Local() {
-			d.departed[c.Old.GroupVersion] = true
-		}
-	}
-	for _, c := range changes {
+	for _, c := range latest.Diff(d.last.Entries(), t.Entries()) {
 		if c.New != nil {
 			delete(d.departed, c.New.GroupVersion)
+		} else if remote := !c.Old.Local(); remote || c.Old.Object.ResourceVersion != "" {
+			d.departed[c.Old.GroupVersion] = remote
 		}
 	}
 	d.last = t

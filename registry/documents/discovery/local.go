@@ -209,6 +209,7 @@ func (s *localState) all() versions {
 func (all versions) add(s *localState, m *merge) {
 	for gv, doc := range s.all() {
 		known := all[gv]
+		m.lost[gv] = s.failed && (known == nil || m.lost[gv])
 		if known == nil {
 			all[gv] = doc
 			if s.failed && m.staleAfter > 0 && m.goesStale(s.confirmed) {

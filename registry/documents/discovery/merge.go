@@ -24,11 +24,12 @@ type merge struct {
 	table   *registry.Table
 	local   versions
 	sources func(*registry.Backend) *source
-	// departed were remote and have left the table. The local apiserver's document still lists them for a moment.
-	departed     map[schema.GroupVersion]bool
-	staleAfter   time.Duration
-	now          time.Time
-	becomesStale time.Time // when the first entry will become Stale by age alone. Zero means never
+	// departed have left the table; true: they were remote. Local apiservers' documents list them for a moment or, of
+	// one that is down, until it is back. Those that are lost are only in documents of such.
+	departed, lost map[schema.GroupVersion]bool
+	staleAfter     time.Duration
+	now            time.Time
+	becomesStale   time.Time // when the first entry will become Stale by age alone. Zero means never
 }
 
 // groups returns all groups but core, which is below /api, in the order of the document.
@@ -185,7 +186,8 @@ func (m *merge) goesStale(confirmed time.Time) bool {
 func (m *merge) strays() []*registry.Entry {
 	var out []*registry.Entry
 	for gv := range m.local {
-		if gv.Group == "" || m.departed[gv] || m.table.Entry(gv) != nil {
+		remote, left := m.departed[gv]
+		if gv.Group == "" || left && (remote || m.lost[gv]) || m.table.Entry(gv) != nil {
 			continue
 		}
 		group, version, _ := builtin.Priorities(gv)
