@@ -168,7 +168,8 @@ type objects struct {
 	files    map[string]directory.Object // see batch
 	shadowed map[schema.GroupVersion]string
 	policy   *routings
-	amiss    []directory.Fault // of the policy
+	next     *routings         // the last policy. Nil: none was read
+	amiss    []directory.Fault // of it
 }
 
 // newObjects makes an empty store, complete once the kinds of every source and of more were read.
@@ -209,7 +210,11 @@ func (o *objects) apply(b *batch) {
 		o.problems, o.files = b.problems, b.files
 	}
 	if b.policy != nil {
-		o.policy, o.amiss = b.policy, b.policyFaults
+		o.next, o.amiss = b.policy, b.policyFaults
+	}
+	// One that selects by namespaces' labels waits for these: nothing would match. The former is in force until then.
+	if o.next != nil && (o.next.labels == nil || o.next.known.Listed.Load()) {
+		o.policy, o.read[kindPolicy] = o.next, true
 	}
 	if b.shadowed != nil {
 		for _, side := range []map[schema.GroupVersion]string{o.shadowed, b.shadowed} {

@@ -26,7 +26,7 @@ type policies struct {
 	ref        types.NamespacedName // of it
 	options    Options
 	namespaces *policy.Namespaces // nil means that there is no cluster
-	listed     chan struct{}      // closed once the namespaces were listed, or may not be. Nil: not needed so far
+	following  sync.Once          // runs follow, once that is needed
 	last       *routings          // valid, or empty if none was
 }
 
@@ -99,7 +99,7 @@ func (p *policies) decode(data map[string][]byte, err error) (objects []director
 	return objects, faults
 }
 
-// take compiles what was read for the writer: the first that selects by namespaces' labels once these are known.
+// take compiles what was read for the writer, which waits for namespaces' labels if it selects by these.
 func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []directory.Object, faults []directory.Fault) {
 	if len(faults) == 0 {
 		var now *routings
@@ -114,23 +114,20 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 		faults[0].Message += "; no valid policy was read since the start: no route and no rule is in force" // one line has both
 	}
 	if p.last.labels != nil {
-		if p.listed == nil {
-			p.listed = make(chan struct{})
-			g.Go(func() error { p.follow(ctx); return ctx.Err() })
-		}
-		select {
-		case <-p.listed:
-		case <-ctx.Done():
-		}
+		p.following.Do(func() { g.Go(func() error { p.follow(ctx); return ctx.Err() }) })
 	}
-	p.of.changes.record(func(b *batch) { b.policy, b.policyFaults, b.replaced[kindPolicy] = p.last, faults, true })
+	p.of.changes.record(func(b *batch) { b.policy, b.policyFaults = p.last, faults })
 }
 
 // follow keeps the namespaces' labels until ctx ends.
 func (p *policies) follow(ctx context.Context) {
-	listed := sync.OnceFunc(func() { close(p.listed) })
 	cluster, known := p.of.sources.cluster, p.namespaces
-	denied := func() { known.Forbidden.Store(true); listed() }
+	listed := func(forbidden bool) {
+		known.Forbidden.Store(forbidden)
+		known.Listed.Store(true)
+		p.of.changes.record(func(*batch) {}) // a policy waits for it, or a problem is gone
+	}
+	denied := func() { listed(true) }
 	set := func(name types.NamespacedName, o runtime.Object) {
 		if n, ok := o.(*corev1.Namespace); ok {
 			known.Set(name.Name, n.Labels)
@@ -143,10 +140,7 @@ func (p *policies) follow(ctx context.Context) {
 		for name, o := range all {
 			set(name, o)
 		}
-		if known.Forbidden.Swap(false) {
-			p.of.changes.record(func(*batch) {}) // the problem is gone
-		}
-		listed()
+		listed(false)
 	}
 	l := &lister{
 		example: &corev1.Namespace{},

@@ -28,7 +28,8 @@ type routed struct {
 // setPolicy is what policies.take does.
 func (s *teller) setPolicy(file string, b *batch) {
 	objects, faults := directory.Decode(file, []byte(s.story.File(s, file)))
-	b.replaced[kindPolicy], b.policy = true, s.objects.policy
+	s.namespaces.Listed.Store(true)
+	b.policy = s.objects.policy
 	if len(faults) == 0 {
 		var now *routings
 		if now, faults = s.options.compile(objects, &s.namespaces, s.objects.policy.rules); len(faults) == 0 {

@@ -186,8 +186,8 @@ func (r *Rule) Fails(q *Request) string {
 
 // Namespaces are the labels of the cluster's namespaces. The zero value has none. It is safe for concurrent use.
 type Namespaces struct {
-	// Forbidden says that they may not be read.
-	Forbidden atomic.Bool
+	// Listed says that they were read, or may not be. Forbidden says that they may not be.
+	Listed, Forbidden atomic.Bool
 
 	labels sync.Map // :: name → labels.Set
 }
