@@ -21,8 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// localBuffer is how much of a handler's response may wait before the handler blocks.
-const localBuffer = 64 << 10
+const localBuffer = 64 << 10 // how much of a handler's response may wait before the handler blocks
 
 // local is a running handler. Its goroutine ends when the handler returns; the request's context ends with the stream.
 type local struct {
@@ -133,8 +132,7 @@ func headerOf(fields []hpack.HeaderField) (header, trailer http.Header) {
 	return header, trailer
 }
 
-// maxAnnounced limits the trailers that a message announces: more than any known one does.
-const maxAnnounced = 32
+const maxAnnounced = 32 // limits the trailers that a message announces: more than any known one does
 
 // announced records the trailers that a message announces; as in net/http, handlers see no others.
 func announced(trailer http.Header, names string) http.Header {

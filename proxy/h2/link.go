@@ -33,8 +33,7 @@ type link struct {
 	at      int    // index in the loop's active, if the link is there
 }
 
-// plainBuffer is how much is decrypted before the engine is called: one turn for four full records.
-const plainBuffer = 64 << 10
+const plainBuffer = 64 << 10 // how much is decrypted before the engine is called: one turn for four full records
 
 // newLink returns a link for a connection after its handshake. With an error, the connection is closed.
 func (sh *shard) newLink(tc *tls.Conn) (*link, error) {

@@ -41,8 +41,7 @@ type rawConn struct {
 	encrypting bool   // engine output is being encrypted into out; its writer will write out
 }
 
-// rawBuffer is how much is read from a socket at once: four records; more gained little.
-const rawBuffer = 64 << 10
+const rawBuffer = 64 << 10 // how much is read from a socket at once: four records; more gained little
 
 // earlyBuffer is how much is read at once before a loop owns the connection: handshake messages are short.
 const earlyBuffer = 2 << 10

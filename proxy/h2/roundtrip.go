@@ -79,8 +79,7 @@ func (g *guest) abandon(err error) {
 	g.Abort(err)
 }
 
-// guestChunk is how much of a request's body is read at a time; a blocked body holds as much.
-const guestChunk = 16 << 10
+const guestChunk = 16 << 10 // how much of a request's body is read at a time; a blocked body holds as much
 
 func (g *guest) upload() {
 	body := g.request.Body

@@ -50,12 +50,10 @@ type Config struct {
 	MaxStreams uint32       // per client connection (--http2-max-streams-per-connection); 0 means 250
 	Shards     int          // engines with own backend connections; 0 means one per two processors, at least one
 	Logger     *slog.Logger // nil discards
-	// Memory bounds what all connections of the process hold; all Servers share it. Nil means its own.
-	Memory *hold.Bound
+	Memory     *hold.Bound  // bounds what all connections of the process hold; all Servers share it. Nil means its own
 	// Source returns whose share of Memory a client's heads count for. Nil means none.
-	Source func(remote string) string
-	// Metrics registers the metrics; each Server needs its own registerer. Nil means unregistered.
-	Metrics prometheus.Registerer
+	Source  func(remote string) string
+	Metrics prometheus.Registerer // registers the metrics; each Server needs its own registerer. Nil means unregistered
 }
 
 // Server is the engines with their drivers. Run must be running while it serves: it moves bytes and runs timers.
@@ -146,9 +144,8 @@ type ConnInfo struct {
 	Remote  net.Addr            // the client's address
 	TLS     tls.ConnectionState // after the handshake
 	// Now is the time of Decide's call, or up to a turn of the loop before: a batch of frames reads the clock once.
-	Now time.Time
-	// Value is free for Decide, as for a cache per connection. Decide is never called concurrently for one connection.
-	Value any
+	Now   time.Time
+	Value any // free for Decide, as for a cache of the connection, for which Decide is never called concurrently
 }
 
 // each calls f with the engine of each shard, under its mutex.

@@ -189,8 +189,7 @@ func (sh *shard) resume(apply func()) {
 	}
 }
 
-// turnPlans is how many plans are applied in one turn: as many as requests of a connection in a turn.
-const turnPlans = 64
+const turnPlans = 64 // how many plans are applied in one turn: as many as requests of a connection in a turn
 
 // take returns all pending plans. Nil means none: the next resume call applies its own.
 func (r *resumptions) take() []func() {

@@ -15,8 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// maxInterims bounds the 1xx heads of one response. A backend is not trusted to stop.
-const maxInterims = 16
+const maxInterims = 16 // bounds the 1xx heads of one response. A backend is not trusted to stop
 
 // responseBlock handles a field block from a backend. Its fields are in e.fields.
 func (e *Engine) responseBlock(c *Conn, id uint32) *connError {
@@ -138,8 +137,7 @@ func (s *stream) bodyFollows() bool {
 	return !d.end && d.declared > 0 && s.half[up].end && !s.noBody && !s.plan.LongRunning
 }
 
-// maxDelayed is how much output may be delayed: about twenty heads.
-const maxDelayed = 4 << 10
+const maxDelayed = 4 << 10 // how much output may be delayed: about twenty heads
 
 func (s *stream) backendReset(code http2.ErrCode) {
 	c := s.leg[down]

@@ -18,14 +18,15 @@ import (
 const (
 	// longHead is the least limit of usual servers on a head, or on one field of it: nginx's and
 	// Tomcat's are 8 KiB, Apache's is 8,190 bytes, those of Node and hyper are 16 KiB.
-	longHead = 8 << 10
-	// manyFields is the least limit on their number, Apache's, Tomcat's and Envoy's, less a few.
-	manyFields = 96
+	longHead   = 8 << 10
+	manyFields = 96 // the least limit on their number, Apache's, Tomcat's and Envoy's, less a few
 	// maxLanes is how many owners have connections of their own to one endpoint. All others share
 	// those for Plan.Apart. Each may have that part of the endpoint's connections.
-	maxLanes = 32
-	// suspectTime is far above a round trip: a server reads a head at once, so it was no older one.
-	suspectTime = time.Second
+	maxLanes    = 32
+	suspectTime = time.Second // far above a round trip: a server reads a head at once, so it was no older one
+	exileTime   = time.Minute // for owners who have ended a connection
+	maxDebts    = 1024        // bounds the owners that are known, about 128 KiB
+	maxTold     = 128         // bounds what is kept of a GOAWAY's debug data: a sentence
 	// exileAfter is the debt beyond which an owner gets connections of its own: 50 resets within 30 s. Netty's servers
 	// end a connection with 200 in 30 s, nghttp2's after 1,000 one with 33 a second.
 	exileAfter = 30 * time.Second
@@ -33,12 +34,6 @@ const (
 	// lateEvery lets out 60 resets in 30 s, of at most maxLate that wait on a connection. With the
 	// first 50 of each owner, that stays below 200.
 	lateEvery, maxLate = 2 * TickEvery, 1024
-	// exileTime is for owners who have ended a connection.
-	exileTime = time.Minute
-	// maxDebts bounds the owners that are known, about 128 KiB.
-	maxDebts = 1024
-	// maxTold bounds what is kept of a GOAWAY's debug data: a sentence.
-	maxTold = 128
 )
 
 // GoAway is a backend's GOAWAY that has an error code.

@@ -15,13 +15,11 @@ import (
 
 // Conn is one HTTP/2 connection as the engine sees it: of a client (side up) or of a backend (side down).
 type Conn struct {
-	e    *Engine
-	side dir
-	pool *pool // of a backend's connection
-	// Value is free for the driver.
-	Value any
-	// Source counts what heads of a client's address hold; nil means that nothing does.
-	Source *hold.Source
+	e      *Engine
+	side   dir
+	pool   *pool        // of a backend's connection
+	Value  any          // free for the driver
+	Source *hold.Source // counts what heads of a client's address hold; nil means that nothing does
 
 	// Input.
 	in            []byte // an incomplete frame, never content of DATA
@@ -150,8 +148,7 @@ func (e *Engine) newConn(side dir) *Conn {
 	return c
 }
 
-// assumedStreams is how many streams are opened before the peer's SETTINGS come, as in net/http.
-const assumedStreams = 100
+const assumedStreams = 100 // how many streams are opened before the peer's SETTINGS come, as in net/http
 
 // touch has the driver write the connection's output: see Collect.
 func (c *Conn) touch() {

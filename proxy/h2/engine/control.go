@@ -51,8 +51,7 @@ func (e *Engine) IdleRecords(c *Conn, n int) {
 	}
 }
 
-// costUnwelcome allows 90 at once and 20 a second, less the refund at the stream's end.
-const costUnwelcome = 60
+const costUnwelcome = 60 // allows 90 at once and 20 a second, less the refund at the stream's end
 
 // unwelcome charges for a request that was answered here with 401, which costs us a goroutine and an encoded Status, or
 // with Plan.Answer. When the budget is exhausted, the client must reconnect: kube-apiserver closes a connection with

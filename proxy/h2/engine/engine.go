@@ -137,8 +137,7 @@ type Config struct {
 	// Decide returns the plan for a request of the client that c.Value identifies. False means that
 	// there is no plan yet: resume is called once, later, without the mutex.
 	Decide func(c *Conn, h *wire.Head, resume func(Plan)) (Plan, bool)
-	// Resume runs, without the mutex, when resume is called. It has apply called under the mutex.
-	Resume func(apply func())
+	Resume func(apply func()) // runs, without the mutex, when resume is called. It has apply called under the mutex
 	// Serve prepares a handler's answer; run, called without the mutex, starts the handler.
 	Serve func(c *Conn, h *wire.Head, handler http.Handler) (l *Local, run func())
 	// Dial begins to connect to an endpoint. It is called without the mutex. It reports the result
@@ -152,8 +151,7 @@ type Config struct {
 	// Unread reports whether unread input waits in the socket: then this process was slow, not the
 	// peer. It is only called before a peer is given up, because it is a system call.
 	Unread func(c *Conn) bool
-	// Clock returns the time for Date fields. It is called once a second.
-	Clock func() time.Time
+	Clock  func() time.Time // returns the time for Date fields. It is called once a second
 
 	Memory     *hold.Bound // bounds what all connections of the process hold
 	MaxStreams uint32      // per client connection; 0 means 250
@@ -305,8 +303,7 @@ func (e *Engine) drainConn(c *Conn) {
 }
 
 const (
-	// awayGap ends a series of SendAway calls: a caller in a series calls every 250 ms.
-	awayGap = 4 * TickEvery
+	awayGap = 4 * TickEvery // ends a series of SendAway calls: a caller in a series calls every 250 ms
 	// awayRefuses is how long it then refuses requests that could reach no backend. Load balancers notice within
 	// seconds, and a Go client repeats it after 0, 1 and 2 s. Later ones get the error: there may be no other replica.
 	awayRefuses = 5 * time.Second

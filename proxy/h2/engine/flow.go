@@ -7,8 +7,7 @@ import (
 )
 
 const (
-	// quantum is what a stream may send before the next stream's turn: a full default frame.
-	quantum = minMaxFrame
+	quantum = minMaxFrame // what a stream may send before the next stream's turn: a full default frame
 	// maxDrained is how much of an upload is read after its response is complete, so that the client sees the response
 	// (curl ignores it if a reset comes first). Then the stream is reset with NO_ERROR (§8.1).
 	maxDrained = 32 << 20

@@ -18,8 +18,7 @@ type Guest struct {
 	e *Engine
 	// ready signals that another look is worthwhile: at the response [down], or for room in the request body [up].
 	ready [2]chan struct{}
-	// Over says that Plan.Done has returned. It needs no mutex; Came signals the change.
-	Over atomic.Bool
+	Over  atomic.Bool // Plan.Done has returned. It needs no mutex; Came signals the change
 
 	s        *stream // nil means that it has ended
 	interims []wire.ResponseHead
@@ -34,8 +33,7 @@ type Guest struct {
 // Failure is the error of a guest's request, or of reading its response's body.
 type Failure struct {
 	Outcome
-	// Answer is the answer to the request from Plan.Fail or Plan.Accept. Nil means none.
-	Answer http.Handler
+	Answer http.Handler // the answer to the request from Plan.Fail or Plan.Accept. Nil means none
 }
 
 // Error returns the reason, with its details.

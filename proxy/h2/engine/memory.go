@@ -12,8 +12,7 @@ import (
 // What connections hold counts against the process's bound. The counting is local to an engine,
 // because each chunk and each write changes it; the bound is updated in steps.
 
-// reportStep is the largest difference between an engine's count and the bound's.
-const reportStep = 64 << 10
+const reportStep = 64 << 10 // the largest difference between an engine's count and the bound's
 
 // report updates the bound if the engine's count has changed by at least step.
 func (e *Engine) report(step int64) {

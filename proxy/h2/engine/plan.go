@@ -18,10 +18,9 @@ type Plan struct {
 	Remove func(name string) bool // client's fields to drop; nil means only connection-specific ones
 	// Set adds fields, also to Answer. Remove must report the client's of the same names. The engine copies the fields
 	// before it calls Decide for the same connection again; those of a plan for resume must not change any more.
-	Set []hpack.HeaderField
-	// RemoveResponse reports the response's fields and trailers to drop, like Remove.
-	RemoveResponse func(name string) bool
-	Authority      string // :authority to forward; "" means the endpoint's name
+	Set            []hpack.HeaderField
+	RemoveResponse func(name string) bool // the response's fields and trailers to drop, like Remove
+	Authority      string                 // :authority to forward; "" means the endpoint's name
 
 	Deadline    time.Duration // for the whole request, see stream.expired; 0 means none
 	LongRunning bool          // a watch, log or the like: not retried once it was sent, and drain gives it the grace
@@ -33,16 +32,14 @@ type Plan struct {
 	Owner string
 	// Finite says that a long-running response has an end of its own, unlike a watch. It is reset
 	// where a watch is ended, because its client could not tell a part of it from the whole.
-	Finite bool
-	GoAway bool // send GOAWAY: after this request the client opens a new connection (--goaway-chance)
-	// Unwelcome charges the connection as for an own 401: 100 requests at once, 20 a second, and then GOAWAY.
-	Unwelcome bool
+	Finite    bool
+	GoAway    bool // send GOAWAY: after this request the client opens a new connection (--goaway-chance)
+	Unwelcome bool // charge the connection as for an own 401: 100 requests at once, 20 a second, and then GOAWAY
 
-	Retries int  // further tries; at most 2 are used, 0 or less means none
-	Again   bool // may be retried even if a backend may have processed it (GET and HEAD, not watch)
-	// Stays says that a request that the backend has reset is retried at the same endpoint: others have other states.
-	Stays  bool
-	Budget func() bool // is called before each retry except after a failed dial; nil means always true
+	Retries int         // further tries; at most 2 are used, 0 or less means none
+	Again   bool        // may be retried even if a backend may have processed it (GET and HEAD, not watch)
+	Stays   bool        // a request that the backend resets is retried at the same endpoint: others have other states
+	Budget  func() bool // is called before each retry except after a failed dial; nil means always true
 	// Wait is how long the request waits for an endpoint that can be dialled, if none can be; zero means not at all.
 	Wait time.Duration
 
@@ -52,8 +49,7 @@ type Plan struct {
 	// Fail returns the answer to a request that could not be forwarded, see Outcome.Reason. With Forward
 	// only a guest may be without it. The handler gets the head that was to be forwarded.
 	Fail func(o Outcome) http.Handler
-	// Done is called exactly once, at the stream's end. It must not block. Nil means no callback.
-	Done func(o Outcome)
+	Done func(o Outcome) // called exactly once, at the stream's end. It must not block. Nil means no callback
 }
 
 // Answer is a prepared response. It is immutable, because it is sent without a copy, as fast as the
@@ -111,9 +107,8 @@ type Outcome struct {
 type Upstream struct {
 	// Pick chooses an endpoint for one request of a Plan.Client, if possible one that is not in tried, and counts the
 	// request as in flight there. Nil means that there is none. Pick must not block.
-	Pick func(client any, tried []*Endpoint) *Endpoint
-	// Retried is called before each further try, with the reason why the previous one failed. It must not block.
-	Retried func(after Reason)
+	Pick    func(client any, tried []*Endpoint) *Endpoint
+	Retried func(after Reason) // called before each further try, with why the previous one failed. It must not block
 }
 
 // Endpoint is one address of a backend. The pointer identifies its connection pool: an Upstream returns the same
@@ -127,14 +122,11 @@ type Endpoint struct {
 	// same for Eject: it also concerns requests that were sent before the endpoint was retired.
 	Value any
 
-	// Release undoes Pick's count, once per Pick. It must not block.
-	Release func()
+	Release func()        // undoes Pick's count, once per Pick. It must not block
+	Told    func(*GoAway) // reports a GOAWAY with an error code, the first one of a connection. It must not block
 	// Failed reports a failed dial, handshake or ping, or a broken connection: a hint, not a verdict. It is called at
 	// once, under the shard's mutex, so the next Pick knows. It must not block.
 	Failed func(err error)
-
-	// Told reports a GOAWAY with an error code, the first one of a connection. It must not block.
-	Told func(*GoAway)
 
 	// PingTimeout is the silence after which a connection with a request that waits for its answer
 	// is closed, with a PING at a fifth; 0 means 5 s.

@@ -3,8 +3,7 @@ package engine
 // chunkSize is a page less the chunk's own fields: small enough for one stuck event, large enough to copy at once.
 const chunkSize = 4096 - 24
 
-// maxFreeChunks bounds a shard's free list: 1 MiB.
-const maxFreeChunks = 256
+const maxFreeChunks = 256 // bounds a shard's free list: 1 MiB
 
 type chunk struct {
 	next  *chunk

@@ -51,12 +51,10 @@ type stream struct {
 	timer   node          // in a slot of the wheel
 	expires time.Duration // when the timer fires; draining and endBy say what for
 	event   time.Duration // when body bytes last came from the backend
-	// endBy is when a long-running stream ends at the latest, even within an event; 0 means never.
-	endBy   time.Duration
+	endBy   time.Duration // when a long-running stream ends at the latest, even within an event; 0 means never
 	endWhy  Reason
 	newline bool // the last of those bytes ended a line
-	// wait is on a pool's list of streams without a connection, or the engine's for which none could be dialled.
-	wait node
+	wait    node // on a pool's list of streams without a connection, or the engine's for which none could be dialled
 
 	trailers    []hpack.HeaderField // of the response
 	tail        int32               // size of trailers in bytes
@@ -118,8 +116,7 @@ type sending struct {
 	freed     freed
 }
 
-// maxRetries bounds Plan.Retries: with the first try it is three.
-const maxRetries = 2
+const maxRetries = 2 // bounds Plan.Retries: with the first try it is three
 
 // newSending stores the retry policy of p. It reuses an earlier request's memory for the fields.
 func (e *Engine) newSending(p *Plan) *sending {
@@ -200,8 +197,7 @@ func (e *Engine) freshStream() *stream {
 	return s
 }
 
-// maxFreeStreams bounds a shard's free list, about 0.5 MiB.
-const maxFreeStreams = 1024
+const maxFreeStreams = 1024 // bounds a shard's free list, about 0.5 MiB
 
 // endIfDone ends the stream if it has no leg, handler, guest or wait left. It must be called after
 // one of them has gone; s must not be used afterwards.

@@ -11,14 +11,11 @@ import (
 )
 
 const (
+	never time.Duration = 1<<63 - 1 // later than any time
 	// TickEvery is the resolution of all timers: deadlines are seconds, and 4 ticks a second are cheap.
-	TickEvery = 250 * time.Millisecond
-	// restEvery is enough while no frames of streams come: timeouts and PINGs take seconds.
-	restEvery = 2 * TickEvery
-	// wheelSlots times TickEvery is 64 s, above the usual deadline of 60 s, so most timers are checked once.
-	wheelSlots = 256
-	// never is later than any time.
-	never time.Duration = 1<<63 - 1
+	TickEvery  = 250 * time.Millisecond
+	restEvery  = 2 * TickEvery // enough while no frames of streams come: timeouts and PINGs take seconds
+	wheelSlots = 256           // times TickEvery is 64 s, above the usual deadline of 60 s: most timers are checked once
 )
 
 // wheel holds the streams' timers in slots by the tick they expire at. Setting and clearing take constant time.
@@ -93,8 +90,7 @@ func (e *Engine) Pace() time.Duration {
 	return 0
 }
 
-// late is how late a tick may be before it counts as a stall: peers' timeouts are seconds.
-const late = 4 * TickEvery
+const late = 4 * TickEvery // how late a tick may be before it counts as a stall: peers' timeouts are seconds
 
 // Overslept must be called before each tick. A late tick means that this process did not run: its machine was
 // suspended, or busy. What peers have sent meanwhile waits unread, so the gap does not count as their silence.
@@ -249,15 +245,11 @@ const (
 	// askAfter is the part of the limit after which a silent backend with a waiting request gets a
 	// PING. By default that is 0.9 s of 4.5 s, which leaves it over 3 s to answer; a PING at half
 	// the limit left 2.25 s, and throttled backends lost connections that many requests share.
-	askAfter = 5
-	// askSeldom is client-go's ReadIdleTimeout.
-	askSeldom = 30 * time.Second
-	// nothingDue says that no request waits: there is nothing to ask soon for.
-	nothingDue = 8
-	// offence is how soon after a PING a connection ends because of it.
-	offence = time.Second
-	// tooOften is how many such ends are no accident. GOAWAY with ENHANCE_YOUR_CALM is none, either.
-	tooOften = 3
+	askAfter   = 5
+	askSeldom  = 30 * time.Second // client-go's ReadIdleTimeout
+	nothingDue = 8                // no request waits: there is nothing to ask soon for
+	offence    = time.Second      // how soon after a PING a connection ends because of it
+	tooOften   = 3                // so many such ends are no accident. GOAWAY with ENHANCE_YOUR_CALM is none, either
 )
 
 func (e *Engine) checkBackend(c *Conn) error {
@@ -340,10 +332,8 @@ func (s *stream) endLongRunning(r Reason) {
 }
 
 const (
-	// eventGap is the silence after which a watch's last event is complete: its bytes come together.
-	eventGap = TickEvery
-	// eventPatience bounds the wait for the end of an event: a drain gives watches a second to end.
-	eventPatience = 3 * TickEvery
+	eventGap      = TickEvery     // the silence after which a watch's last event is complete: its bytes come together
+	eventPatience = 3 * TickEvery // bounds the wait for the end of an event: a drain gives watches a second to end
 )
 
 // AmidEvent reports whether a long-running response should continue a little, because its last bytes may be only part

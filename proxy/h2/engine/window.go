@@ -6,17 +6,13 @@ import "time"
 // KiB are 5 MB/s from a peer 50 ms away. The time in which a peer uses up a window measures the round trip.
 
 const (
-	// near is a distance for which the first window is wide enough: 128 MB/s.
-	near = 2 * time.Millisecond
-	// far is longer than any round trip: a window that lasts longer was not the limit.
-	far = time.Second
+	near   = 2 * time.Millisecond // a distance for which the first window is wide enough: 128 MB/s
+	far    = time.Second          // longer than any round trip: a window that lasts longer was not the limit
+	rest   = 5 * time.Second      // how long a window stays wide without being used well
+	widest = 16 << 20             // allows 80 MB/s from the other side of the world (200 ms)
 	// growth is the factor by which a window grows in a round trip: after two of them a stream's is
 	// as wide as the 4 MiB that Go's client begins with.
 	growth = 4
-	// rest is how long a window stays wide without being used well.
-	rest = 5 * time.Second
-	// widest allows 80 MB/s from the other side of the world (200 ms).
-	widest = 16 << 20
 	// minSharers leaves room for others while few streams are wide: with the default bound one stream gets 8 MiB.
 	// Long-running streams become only a little wider: after an initial list they keep what they do not use.
 	minSharers = 16

@@ -27,14 +27,12 @@ type Encoder struct {
 }
 
 const (
-	encoderBuckets = 64 // a connection has about twenty constant fields; longer chains only cost comparisons
-	fieldOverhead  = 32 // RFC 7541 §4.1
-	staticFields   = 61 // Appendix A
-	// Longer fields would evict too much: those that repeat are tokens, which are never indexed.
-	maxIndexed = 512
-	// longString is above the usual tokens, longBlock above the usual heads: a GET's.
-	longString = 2 << 10
-	longBlock  = 8 << 10
+	encoderBuckets = 64      // a connection has about twenty constant fields; longer chains only cost comparisons
+	fieldOverhead  = 32      // RFC 7541 §4.1
+	staticFields   = 61      // Appendix A
+	maxIndexed     = 512     // longer fields would evict too much: those that repeat are tokens, never indexed
+	longString     = 2 << 10 // above the usual tokens
+	longBlock      = 8 << 10 // above the usual heads: a GET's
 	// mostCoded bounds the work, a third of a millisecond: no known server takes longer blocks than
 	// this and refuses those that are a quarter longer.
 	mostCoded = 64 << 10

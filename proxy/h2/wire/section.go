@@ -188,8 +188,7 @@ const (
 	// perLine and perName are what net/http allocates for a field in addition to its bytes: a
 	// string's header in a slice that grows by halves, and an entry of a map (measured: 16, 112).
 	perLine, perName = 32, 128
-	// longName is how much of a name is kept: more than any has. Longer ones all count.
-	longName = 64
+	longName         = 64 // how much of a name is kept: more than any has. Longer ones all count
 )
 
 // Read counts bytes. It returns how many belong to the head, and true at its end.
@@ -248,8 +247,7 @@ func (h *TextHead) Over() bool { // of which the first line is none
 	return h.Names > MaxNames+1 || h.Lines > MaxFields+1
 }
 
-// tableSize is the default of SETTINGS_HEADER_TABLE_SIZE, used for both directions: 4 KiB each per connection.
-const tableSize = 4096
+const tableSize = 4096 // the default of SETTINGS_HEADER_TABLE_SIZE, used for both directions: 4 KiB each per connection
 
 // FieldSection is the last decoded field section (RFC 9113 §8.1). Many connections share one in turn.
 type FieldSection struct {
