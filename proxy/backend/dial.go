@@ -143,16 +143,13 @@ func (c *Conn) Read(p []byte) (int, error) {
 
 // dialing says how to make a connection, and what happens to it: see Dial, dialAny and plain.dial.
 type dialing struct {
-	// protocols are offered by ALPN.
-	protocols []string
-	// wrap wraps the TCP connection before TLS. Nil means no wrapping.
-	wrap func(net.Conn) net.Conn
+	protocols []string                // offered by ALPN
+	wrap      func(net.Conn) net.Conn // wraps the TCP connection before TLS. Nil means no wrapping
+	closed    func(*Conn)             // called once when the connection is closed. Nil means no callback
 	// drain is called when the connection must take no new stream: endpoint, trust or our certificate are gone.
 	drain func()
 	// cut is called when watches must end, too: at most 5 s after the end of the trust, and when Run ends.
 	cut func(*Conn)
-	// closed is called once when the connection is closed. Nil means no callback.
-	closed func(*Conn)
 }
 
 // Address returns the address of the endpoint.

@@ -19,42 +19,35 @@ const (
 	// lost. It must stay below 5 s, within which an unreachable host must be noticed.
 	dialTimeout = 4 * time.Second
 	// dialPause is how long later dials return a failed one's error: a refusing endpoint gets ten dials a second.
-	dialPause = 100 * time.Millisecond
-	// defaultPing is the time to notice a dead connection if the policy has none.
-	defaultPing = 5 * time.Second
-	// watchGrace is how long a watch continues on a connection without trust: of 5 s, noticing takes up to 1 s.
-	watchGrace = 4 * time.Second
+	dialPause   = 100 * time.Millisecond
+	defaultPing = 5 * time.Second // the time to notice a dead connection if the policy has none
+	watchGrace  = 4 * time.Second // of a watch on a connection without trust: of 5 s, noticing takes up to 1 s
 )
 
 // endpoint is one address of an Upstream, with its connections.
 type endpoint struct {
-	up       *Upstream
-	address  string
-	hash     uint64                          // of address
-	server   *localServer                    // of a local apiserver, else nil
-	inEngine atomic.Pointer[engine.Endpoint] // nil if no request was sent since its last connection drained
-	said     atomic.Pointer[string]          // the last GOAWAY with an error, and when it came; nil if none has
-	saidAt   atomic.Pointer[time.Time]       // when one was last logged; nil means never
-	// inFlight counts the requests that have taken the endpoint.
-	inFlight  atomic.Int64
+	up        *Upstream
+	address   string
+	hash      uint64                          // of address
+	server    *localServer                    // of a local apiserver, else nil
+	inEngine  atomic.Pointer[engine.Endpoint] // nil if no request was sent since its last connection drained
+	said      atomic.Pointer[string]          // the last GOAWAY with an error, and when it came; nil if none has
+	saidAt    atomic.Pointer[time.Time]       // when one was last logged; nil means never
+	inFlight  atomic.Int64                    // the requests that have taken the endpoint
 	suspicion suspicion
-	// out says that the endpoint is unhealthy while others are not. It is set before verdict ends.
-	out  atomic.Bool
-	hung atomic.Bool // its process does not run
+	out       atomic.Bool // it is unhealthy while others are not. Set before verdict ends
+	hung      atomic.Bool // its process does not run
 	// via is the carrier's endpoint, whose HTTP/2 connections carry the requests. Nil means that
 	// the endpoint has its own. Set with Pools.mu held.
-	via atomic.Pointer[endpoint]
-	// gone is canceled by drain, with mu held.
-	gone  context.Context
+	via   atomic.Pointer[endpoint]
+	gone  context.Context // canceled by drain, with mu held
 	leave context.CancelFunc
 
 	// mu guards the fields below. It is never held during I/O.
-	mu    sync.Mutex
-	plain *plain // HTTP/1.1 connections; nil if there are none since the last drain
-	// changed is closed by drain: older connections must take no new requests. It is then replaced.
-	changed chan struct{}
-	// verdict is canceled by eject, when the endpoint becomes unhealthy while others are not. It is then replaced.
-	verdict context.Context
+	mu      sync.Mutex
+	plain   *plain          // HTTP/1.1 connections; nil if there are none since the last drain
+	changed chan struct{}   // closed by drain: older connections must take no new requests. It is then replaced
+	verdict context.Context // canceled by eject, when it becomes unhealthy while others are not. It is then replaced
 	ejected context.CancelFunc
 }
 
@@ -75,8 +68,7 @@ func (e *endpoint) state() (verdict context.Context, out bool) {
 // lost makes the endpoint suspect until a probe has judged it.
 func (e *endpoint) lost() { e.suspicion.doubted.Store(new(time.Now())) }
 
-// sayAgain is the time between lines of log about an endpoint's GOAWAYs: users cause them.
-const sayAgain = 10 * time.Second
+const sayAgain = 10 * time.Second // the time between lines of log about an endpoint's GOAWAYs: users cause them
 
 func (e *endpoint) tell(g *engine.GoAway) {
 	now, was := time.Now(), e.saidAt.Load()
@@ -125,8 +117,7 @@ const (
 	// suspicionTime is how long an endpoint stays suspect after a failed dial, doubtTime after a lost connection: its
 	// server may not be ready yet. The probe that Signal requests usually ends both earlier.
 	suspicionTime, doubtTime = time.Second, 10 * time.Second
-	// suspicionWeight is added to a suspect endpoint's load: more than limits allow in flight.
-	suspicionWeight = 1 << 20
+	suspicionWeight          = 1 << 20 // added to a suspect endpoint's load: more than limits allow in flight
 )
 
 // suspicion makes an endpoint the worse choice until health has judged it: one that cannot be dialed, or that has lost
@@ -169,28 +160,22 @@ func (e *endpoint) load() int64 {
 	return n
 }
 
-// slowEvery sets the share of a slow endpoint: one request in 128, below 1 %, is enough to notice its recovery.
-const slowEvery = 128
+const slowEvery = 128 // the share of a slow endpoint: one request in 128, below 1 %, is enough to notice its recovery
 
 // view is the set of endpoints for choosing. It is immutable.
 type view struct {
-	// entry is the entry of this view. Nil in the local apiserver's pools.
-	entry *registry.Entry
+	entry  *registry.Entry // of this view. Nil in the local apiserver's pools
+	slow   []*endpoint     // healthy, but get few requests
+	usable bool            // preferred are not unhealthy
+	rest   []*endpoint     // the lower tiers, best first, for retries after preferred, without unhealthy endpoints
 	// preferred is the best tier that is not empty: healthy endpoints before unprobed, terminating and unhealthy ones.
 	// Not all are ejected: if every endpoint is unhealthy, they are used: the verdict decides before.
 	preferred []*endpoint
-	// slow endpoints are healthy, but get few requests.
-	slow []*endpoint
-	// usable says that preferred are not unhealthy.
-	usable bool
-	// rest are the lower tiers, best first, for retries after the preferred ones. Unhealthy endpoints are left out.
-	rest []*endpoint
 	// far is the view of the healthy endpoints of other zones, for retries, and for requests that find the preferred
 	// ones suspect: until probes have judged those, a zone that fails costs no request. Nil if there are none.
 	far *view
 
-	// maxInFlight and maxLongRunning are limits. Zero means no limit.
-	maxInFlight, maxLongRunning int64
+	maxInFlight, maxLongRunning int64 // limits. Zero means no limit
 	pingTimeout                 time.Duration
 }
 
@@ -212,8 +197,7 @@ func tier(e *registry.Endpoint) int {
 	}
 }
 
-// lastUsable is the last tier for retries.
-const lastUsable = 3
+const lastUsable = 3 // the last tier for retries
 
 // arrange sorts endpoints, in the table's order, into the tiers of v.
 func (v *view) arrange(list []registry.Endpoint, known map[string]*endpoint) {

@@ -14,8 +14,7 @@ import (
 
 // The engine (proxy/h2) owns its connections; this file dials and chooses for it.
 
-// noEnd lets the watches of a draining connection continue.
-const noEnd = 365 * 24 * time.Hour
+const noEnd = 365 * 24 * time.Hour // lets the watches of a draining connection continue
 
 // Plan returns the plan of a request over HTTP/2, as far as it depends on the backend. apart sends it over connections
 // that carry only such requests (…/proxy): what a pod, a Service or a node answers through kube-apiserver, or somebody

@@ -41,41 +41,34 @@ const (
 )
 
 const (
+	maxHealth = 16 // limits the health pool: probes take a millisecond or two. Above it the last verdict is the answer
 	// maxUnproven limits the unproven pool's requests in flight. A token is unproven for one request, and refused
 	// within a millisecond. One address may use a quarter: enough if all clients behind a load balancer are new.
 	maxUnproven = 1024
 	// maxUnprovenLong limits its long-running requests and upgraded sessions, each with its own
 	// connection: those without a token, or with one that was not accepted.
 	maxUnprovenLong = 1024
-	// maxHealth limits the health pool: a probe takes a millisecond or two. Above it the last verdict is the answer.
-	maxHealth = 16
 	// defaultWait is how long a request waits if no local apiserver can be reached: for a reconnect
 	// through a load balancer or a quick restart. With longer waits requests would pile up; clients
 	// then get 503 with Retry-After, and client-go retries ten times.
 	defaultWait = 2 * time.Second
-	// restart is the usual time of a restart. After it, no request waits any more.
-	restart = 10 * time.Second
+	restart     = 10 * time.Second // the usual time of a restart. After it, no request waits any more
 )
 
 // LocalConfig configures a Local (kube.connect in cmd/fairlead). Required: Servers, TLS, IdentityChanged, Dial, Signal.
 type LocalConfig struct {
-	// Servers are the addresses of the local apiservers at the start, host and port.
-	Servers []string
-	// First prefers the first usable server. False means the one with the fewest clients.
-	First bool
+	Servers []string // the addresses of the local apiservers at the start, host and port
+	First   bool     // prefer the first usable server. False means the one with the fewest clients
+	Name    string   // PoolCertificate's, in metrics. Empty means local-certificate
 	// TLS makes the configuration of one connection, with the proxy client certificate if certificate is set, otherwise
 	// without one. An empty ServerName becomes the server's host. The caller may change the result.
 	TLS func(certificate bool) (*tls.Config, error)
-	// Name is PoolCertificate's name in metrics. Empty means local-certificate.
-	Name string
 	// Guard is as in Config. Nil means that connections are trusted as long as they last.
-	Guard func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
-	// IdentityChanged is as in Config, for PoolCertificate.
-	IdentityChanged func() <-chan struct{}
+	Guard           func(chain []*x509.Certificate) (lost <-chan struct{}, release func())
+	IdentityChanged func() <-chan struct{} // as in Config, for PoolCertificate
 	// Dial connects to an address, or refuses to.
-	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Signal is as in Config.
-	Signal func(address string, err error)
+	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
+	Signal func(address string, err error) // as in Config
 	// Memory bounds what held bodies and heads of answers take, with everything else. Nil means its own.
 	Memory       *hold.Bound
 	metric.Sinks // changes of a server's health, and fairlead_backend_*; Pools may have the same: names differ
@@ -93,8 +86,7 @@ type Local struct {
 
 	servers atomic.Pointer[servers]
 	only    atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
-	// down is when the last server ceased to be healthy. Nil: one is healthy.
-	down atomic.Pointer[time.Time]
+	down    atomic.Pointer[time.Time] // when the last server ceased to be healthy. Nil: one is healthy
 }
 
 // NewLocal returns a Local and registers its metrics.

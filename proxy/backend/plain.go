@@ -23,8 +23,7 @@ const (
 	// maxDialing limits the concurrent dials to one endpoint: hundreds of handshakes at once, after
 	// a server has died, would all exceed dialTimeout.
 	maxDialing = 16
-	// hungTime is how long a long-running request must be quiet to end when its endpoint is hung.
-	hungTime = 10 * time.Second
+	hungTime   = 10 * time.Second // how long a long-running request must be quiet to end when its endpoint is hung
 )
 
 // plain is net/http's pool of HTTP/1.1 connections to an endpoint: of backends without HTTP/2, and for PoolUnproven.

@@ -20,8 +20,7 @@ import (
 
 // Config configures Pools (makeBackends in cmd/fairlead). Required are all but Logger and Metrics.
 type Config struct {
-	// Tables has the current table.
-	Tables latest.Tables[*registry.Table]
+	Tables latest.Tables[*registry.Table] // has the current table
 	// TLS makes the configuration of one connection to a backend: the trust and our client certificate. apiService is
 	// the APIService for which it is dialed, or empty for all that have the Backend. The caller may change the result.
 	TLS func(apiService string, b *registry.Backend) (*tls.Config, error)
@@ -57,9 +56,8 @@ type Pools struct {
 	remotes  map[string]*remote // by APIService
 	carriers map[*registry.Backend]*carrier
 	guarded  map[heldConn]struct{}
-	// shrunk waits for closeUnused, detached for moveDetached.
-	shrunk   map[*carrier]struct{}
-	detached []*Upstream
+	shrunk   map[*carrier]struct{} // wait for closeUnused
+	detached []*Upstream           // wait for moveDetached
 }
 
 // remote is the Upstream of an APIService. It survives changes of the trust.

@@ -18,8 +18,7 @@ const (
 	// balanceEvery is how often client connections are counted. Each time a sixth of those that a
 	// server has beyond its share may be asked to come again: nine of ten within a minute.
 	balanceEvery = 5 * time.Second
-	// balanceMost limits them, to twenty handshakes a second.
-	balanceMost = 100
+	balanceMost  = 100 // limits them, to twenty handshakes a second
 )
 
 // localServer is a local apiserver, with its endpoint in each pool.

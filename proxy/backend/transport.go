@@ -25,8 +25,7 @@ import (
 )
 
 const (
-	// maxRetries is the number of retries: a third failure in a row is not one endpoint's accident.
-	maxRetries = 2
+	maxRetries = 2 // the number of retries: a third failure in a row is not one endpoint's accident
 	// impatience is how long a request waits for a connection if there is another endpoint. The dial goes on.
 	impatience = 500 * time.Millisecond
 	// queueTimeout is how long it waits if there is none: for a queue that moves. A failed dial ends all waits earlier.
@@ -280,13 +279,11 @@ func classify(ctx context.Context, err error, sent bool) engine.Reason {
 }
 
 const (
-	// maxHeld is the longest request body that is held.
-	maxHeld = 256 << 10
+	maxHeld    = 256 << 10 // the longest request body that is held
+	minCharged = 4 << 10   // the least that a body is charged: a waiting request takes about as much
 	// maxHeldTotal limits the bodies held for all requests together: 256 of the longest. Beyond it,
 	// or if the process holds too much for connections, bodies are streamed.
 	maxHeldTotal = 64 << 20
-	// minCharged is the least that a body is charged: a waiting request takes about as much.
-	minCharged = 4 << 10
 )
 
 // Hold reads a short body of known length into memory and replaces r.Body, before a place is taken for a stranger's
@@ -342,8 +339,7 @@ func (b *body) Read(p []byte) (int, error) {
 // Close leaves it open for the next try: a failed dial must not close the client's body.
 func (*body) Close() error { return nil }
 
-// proofTime limits a proof, like a review.
-const proofTime = 10 * time.Second
+const proofTime = 10 * time.Second // limits a proof, like a review
 
 // Prove requests /version from the local apiserver with a token, over the unproven pool, and
 // returns the status. kube-apiserver answers it from memory, for every authenticated user.

@@ -56,10 +56,8 @@ type Upstream struct {
 	carrier atomic.Pointer[carrier]
 
 	inFlight, longRunning bound.Places
-	// reads and writes are the places that Share gives.
-	reads, writes bound.Places
-	// budget is for retries, budgetApart for those of requests that Plan sends apart.
-	budget, budgetApart budget.Retries
+	reads, writes         bound.Places   // the places that Share gives
+	budget, budgetApart   budget.Retries // for retries, and for those of requests that Plan sends apart
 
 	// mu guards endpoints and orders changes of view. It is never held during I/O.
 	mu        sync.Mutex
@@ -77,10 +75,8 @@ type target struct {
 	// protocols are offered by ALPN. A server that selects none speaks HTTP/1.1, if that is one of
 	// them. Nil for a carrier, of which only HTTP/2 is asked.
 	protocols func() []string
-	// maxConns limits the connections to an endpoint over HTTP/1.1.
-	maxConns int
-	// wait returns how long a request waits if no endpoint can be reached. Nil for a carrier.
-	wait func() time.Duration
+	maxConns  int                  // limits the connections to an endpoint over HTTP/1.1
+	wait      func() time.Duration // how long a request waits if no endpoint can be reached. Nil for a carrier
 }
 
 // shared is the state that all upstreams of a Pools or a Local share.
