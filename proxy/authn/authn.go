@@ -51,9 +51,8 @@ type Config struct {
 	// Generation changes whenever either verification's result may: with other CAs or allowed names. Nil: never.
 	Generation func() uint64
 	// Review authenticates a token; see TokenReview. If nil, tokens are refused wherever Fairlead must know the caller.
-	Review func(ctx context.Context, token string) (*authenticator.Response, bool, error)
-	// ReviewGeneration changes whenever Review's results may, which drops cached ones. If nil, they only expire.
-	ReviewGeneration func() uint64
+	Review           func(ctx context.Context, token string) (*authenticator.Response, bool, error)
+	ReviewGeneration func() uint64 // changes when Review's results may, which drops cached ones. Nil: they only expire
 	// Impersonate returns the credential of this process as an Authorization value. It is for a local apiserver that
 	// gets users by Impersonate-*. Empty means that the connection's certificate is the credential. It does no I/O. If
 	// Impersonate is nil, the local apiserver gets users by X-Remote-*.
@@ -76,11 +75,9 @@ type Config struct {
 	// pointer means other names. If Target or the pointer is nil, they are X-Remote-User, X-Remote-Uid, X-Remote-Group
 	// and X-Remote-Extra-, as kube-aggregator sends. Until known is true no user is asserted: a client's field that the
 	// receiver trusts might not be stripped.
-	Target func() (names *HeaderNames, known bool)
-	// Anonymous allows requests without credentials as system:anonymous. If false, they are refused like tokens.
-	Anonymous bool
-	// AnonymousPaths limits Anonymous to these exact paths (--authentication-config), if any.
-	AnonymousPaths []string
+	Target         func() (names *HeaderNames, known bool)
+	Anonymous      bool     // allow requests without credentials as system:anonymous; else they are refused like tokens
+	AnonymousPaths []string // limits Anonymous to these exact paths (--authentication-config), if any
 	// TokenTTL is how long the result of a TokenReview is cached, positive or negative. Zero means
 	// 10 s, as in k8s.io/apiserver's delegating options. Negative means no cache.
 	TokenTTL     time.Duration

@@ -15,14 +15,10 @@ import (
 
 // HeaderNames are the fields that carry a user from a front proxy to a server that trusts it. Case does not matter.
 type HeaderNames struct {
-	// Username fields are tried in order; the first with a value wins.
-	Username []string
-	// UID fields are tried likewise. Empty means that no UID is carried.
-	UID []string
-	// Group fields are all read.
-	Group []string
-	// ExtraPrefix are the prefixes of extra fields; the rest of the name is the key. Empty means no extra.
-	ExtraPrefix []string
+	Username    []string // are tried in order; the first with a value wins
+	UID         []string // are tried likewise. Empty means that no UID is carried
+	Group       []string // are all read
+	ExtraPrefix []string // the prefixes of extra fields; the rest of the name is the key. Empty means no extra
 }
 
 // The names that kube-aggregator sends, and that extension servers trust by default.
@@ -53,15 +49,13 @@ func (n HeaderNames) lower() (HeaderNames, error) {
 
 // nameSet is derived from one result of Config.Target: the names to send and to strip.
 type nameSet struct {
-	target *HeaderNames
-	known  bool
+	target    *HeaderNames
+	known     bool
+	completes bool     // the target adds groups itself: see implied
+	prefixes  []string // Config.GroupPrefixes
+	strip     stripper
 	// user and group are the standard names; uid and extra are empty if the target trusts none.
 	user, group, uid, extra string
-	// completes says that the target adds groups itself: see implied.
-	completes bool
-	// prefixes are Config.GroupPrefixes.
-	prefixes []string
-	strip    stripper
 	// err says why no identity can be sent to this target: it would ignore untrusted fields, and use our identity.
 	err error
 }

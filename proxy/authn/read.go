@@ -26,13 +26,10 @@ type Kind uint8
 
 // The kinds. KindNone is the zero value: there are no credentials that kube-apiserver would use.
 const (
-	KindNone Kind = iota
-	// KindFrontProxy is a user asserted by a verified front proxy.
-	KindFrontProxy
-	// KindCertificate is the user of a verified client certificate.
-	KindCertificate
-	// KindToken is a bearer token, not yet reviewed. It decides even if a certificate came with it and failed.
-	KindToken
+	KindNone        Kind = iota
+	KindFrontProxy       // a user asserted by a verified front proxy
+	KindCertificate      // the user of a verified client certificate
+	KindToken            // a bearer token, not yet reviewed. It decides even if a certificate came with it and failed
 	// KindInvalid means that credentials failed and there are no others: 401, on either side.
 	// Without its failed certificate the forwarded request would be anonymous.
 	KindInvalid
@@ -43,22 +40,16 @@ const (
 
 // Credentials are the credentials of a request.
 type Credentials struct {
-	// Kind says which credentials decide.
-	Kind Kind
-	// Impersonates says that there is a field with the prefix Impersonate-.
-	Impersonates bool
-	// User is set for KindFrontProxy, KindCertificate and KindIssued. Read-only.
-	User user.Info
-	// Token is set for KindToken.
-	Token Token
-	// Payer identifies a proven token for bounds, however the token is written. Set by Pool.
-	Payer string
+	Kind         Kind      // which credentials decide
+	Impersonates bool      // there is a field with the prefix Impersonate-
+	User         user.Info // set for KindFrontProxy, KindCertificate and KindIssued. Read-only
+	Token        Token     // set for KindToken
+	Payer        string    // identifies a proven token for bounds, however the token is written. Set by Pool
 	// Now is when they were read, so that the clock, which is slow on virtual machines, is read
 	// once per request. If zero, Cached and Pool read it.
 	Now time.Time
 
-	// second is the WebSocket token beside a bearer token. It is tried if the first fails.
-	second Token
+	second Token // the WebSocket token beside a bearer token. It is tried if the first fails
 	// issued and alsoIssued are the result of Config.Issued for both. Set by FindIssuer.
 	issued, alsoIssued bool
 	generation         uint64
@@ -154,8 +145,7 @@ type authorization struct {
 	token Token
 }
 
-// maxRemembered limits the value that a connection remembers: longer ones fit in no HPACK table.
-const maxRemembered = 4 << 10
+const maxRemembered = 4 << 10 // limits the value that a connection remembers: longer ones fit in no HPACK table
 
 // token returns the bearer token of an Authorization value. Most clients repeat the last value:
 // comparing is cheaper than parsing and hashing, and over HTTP/2 it is usually the same string.
@@ -181,12 +171,9 @@ const retryVerify = 10 * time.Minute
 type verdict struct {
 	generation uint64
 	until      time.Time
-	// front says that the peer is a trusted front proxy.
-	front bool
-	// client is the certificate's own user. Nil means none.
-	client *identity
-	// failed says that a verification has failed.
-	failed bool
+	front      bool      // the peer is a trusted front proxy
+	client     *identity // the certificate's own user. Nil means none
+	failed     bool      // a verification has failed
 }
 
 // verdict returns the result for a connection's certificates, nil for none. False means: verify them first.

@@ -21,14 +21,13 @@ import (
 )
 
 const (
+	reviewTimeout = 10 * time.Second // limits one TokenReview with its retries, as upstream
 	// maxReviews limits the concurrent TokenReviews. One takes a millisecond or two, so these are tens of thousands a
 	// second, and a flood of bad tokens loads the local apiserver no more than a busy controller does.
 	maxReviews = 64
 	// maxWaiting limits the running and waiting ones. More are refused at once. Both limits apply
 	// to strangers, with a quarter for one address, and separately to proven tokens.
 	maxWaiting = 4096
-	// reviewTimeout limits one TokenReview with its retries, as upstream.
-	reviewTimeout = 10 * time.Second
 )
 
 var errBadToken = fmt.Errorf("%w: invalid bearer token", ErrUnauthenticated)

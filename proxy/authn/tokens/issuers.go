@@ -100,15 +100,13 @@ func (i *issuers) err() error {
 }
 
 const (
+	retire = 10 * time.Second // how long requests may still use an old configuration: proxy/authn's reviewTimeout
 	// waitForKeys is how long a new configuration waits for its issuers, or else the old one stays: kube-apiserver's.
 	waitForKeys = time.Minute
 	// retryAfter is the pause before a dropped configuration is tried again: an issuer may be away
 	// for longer, and kube-apiserver looks at its file once a minute.
 	retryAfter = time.Minute
-	// askForKeys is the interval of checks meanwhile.
-	askForKeys = 100 * time.Millisecond
-	// retire is how long an old configuration is kept for requests that use it: proxy/authn's reviewTimeout.
-	retire = 10 * time.Second
+	askForKeys = 100 * time.Millisecond // the interval of checks while one waits
 )
 
 // Run activates each new configuration, until ctx ends. The first one is active at once, a later one when all its

@@ -44,8 +44,7 @@ type Config struct {
 	// Judged says that the local apiserver authenticates all tokens. A configuration with a jwt
 	// section is then an error, because its issuers would never be used.
 	Judged bool
-	// Logger logs refused and activated configurations. Nil discards.
-	Logger *slog.Logger
+	Logger *slog.Logger // logs refused and activated configurations. Nil discards
 }
 
 // New returns a Tokens that knows no token yet.
