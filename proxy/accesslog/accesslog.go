@@ -30,8 +30,7 @@ import (
 
 // Config configures a Log (makeAccessLog in cmd/fairlead).
 type Config struct {
-	// Writer gets whole lines, only from Run. Required.
-	Writer io.Writer
+	Writer io.Writer // gets whole lines, only from Run. Required
 	// Skip is the fraction of requests, from 0 to 1, without a line; responses with 400 or more
 	// always have one. Zero means that every request has a line.
 	Skip         float64
@@ -50,17 +49,14 @@ type Log struct {
 }
 
 const (
-	// stripes is enough that cores rarely wait for each other: each is locked for about 200 ns.
-	stripes = 16
-	// soon is the size at which a stripe is written before gather ends: more is no cheaper each.
-	soon = 64 << 10
+	stripes         = 16          // enough that cores rarely wait for each other: each is locked for about 200 ns
+	soon            = 64 << 10    // the size at which a stripe is written before gather ends: more is no cheaper each
+	lossLogInterval = time.Minute // the least time between two logs of losses
+	// gather is how long lines are gathered: short for who follows the file, and thousands share a system call.
+	gather = 50 * time.Millisecond
 	// maxStripe is the size at which a stripe drops lines: about four thousand lines, a tenth of a
 	// second of the busiest connection measured, and 16 MiB in all stripes.
 	maxStripe = 1 << 20
-	// gather is how long lines are gathered: short for who follows the file, and thousands share a system call.
-	gather = 50 * time.Millisecond
-	// lossLogInterval is the least time between two logs of losses.
-	lossLogInterval = time.Minute
 )
 
 type stripe struct {
@@ -155,30 +151,19 @@ func (l *Log) flush() {
 // Line is the access log's data of a request. Empty and zero fields are left out, except Method,
 // Path, Verb, Status, Sent and Duration. Times are in nanoseconds.
 type Line struct {
-	// Method and Path are as received. The query is left out because it can hold secrets.
-	Method, Path string
-	// Verb is Kubernetes' verb.
-	Verb string
+	Method, Path string // as received. The query is left out because it can hold secrets
+	Verb         string // Kubernetes' verb
 	// Outcome is how the request ended. Status is 499 if the client left before a response; -1 Retries: unknown.
 	engine.Outcome
-	// End says how the request ended: complete, refused here, or why it was aborted.
-	End string
-	// Cause is the error of a backend that made it end so.
-	Cause string
-	// Ended is when the request ended.
-	Ended time.Time
-	// Proto is the client's protocol, TLS its TLS version.
-	Proto, TLS string
-	// From is the client's address, without port, Agent its User-Agent, or the beginning of it.
-	From, Agent string
-	// User is the effective user, Impersonator the user that impersonates it.
-	User, Impersonator string
-	// APIService is the APIService of the path.
-	APIService string
-	// Rule is the policy's rule that matched, DryRun the one that would have refused the request.
-	Rule, DryRun string
-	// AuditID is the Audit-ID, as in the audit logs of kube-apiserver and of extension servers.
-	AuditID string
+	End                string    // how the request ended: complete, refused here, or why it was aborted
+	Cause              string    // the error of a backend that made it end so
+	Ended              time.Time // when the request ended
+	Proto, TLS         string    // the client's protocol, and its TLS version
+	From, Agent        string    // the client's address, without port, and its User-Agent, or the beginning of it
+	User, Impersonator string    // the effective user, and the user that impersonates it
+	APIService         string    // the APIService of the path
+	Rule, DryRun       string    // the policy's rule that matched, and the one that would have refused the request
+	AuditID            string    // the Audit-ID, as in the audit logs of kube-apiserver and of extension servers
 }
 
 func (l *Line) append(b []byte) []byte {

@@ -18,8 +18,7 @@ import (
 // Taps streams to operators the access-log lines of one user's requests, or of requests below a
 // path, for at most a minute. It needs no log, and is not sampled. Zero is ready; nil has no taps.
 type Taps struct {
-	// Draining reports whether the process is about to end; taps end with it. It may be nil.
-	Draining func() bool
+	Draining func() bool // reports whether the process is about to end; taps end with it. It may be nil
 
 	// open is replaced, never changed, so that requests read it without a lock. Nil means no taps.
 	open atomic.Pointer[[]*tap]
@@ -27,18 +26,16 @@ type Taps struct {
 }
 
 const (
+	maxTapTime = time.Minute // ends a forgotten tap
+	maxTapWord = 1 << 10     // limits the user and the path of a tap: none in Kubernetes is longer
 	// maxTaps limits the open taps, of which one user leaves one to others. Each costs every
 	// request two comparisons, and a line for each match.
 	maxTaps = 4
-	// maxTapTime ends a forgotten tap.
-	maxTapTime = time.Minute
 	// tapTurn is how often a tap is written. In each turn it takes tapLines, 200 a second, more
 	// than a human can read, and stops at tapBytes: a path can be long.
 	tapTurn  = 250 * time.Millisecond
 	tapLines = 50
 	tapBytes = 64 << 10
-	// maxTapWord limits the user and the path of a tap: none in Kubernetes is longer.
-	maxTapWord = 1 << 10
 )
 
 type tap struct {

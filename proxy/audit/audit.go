@@ -33,44 +33,34 @@ import (
 
 // Config configures a Log (makeAudit in cmd/fairlead).
 type Config struct {
-	// Policy decides which requests are recorded, at which stages and levels. Required.
-	Policy audit.PolicyRuleEvaluator
-	// Writer gets whole lines, only from Run. Required.
-	Writer io.Writer
-	// Format is json, or legacy for one line of text per event. Empty means json.
-	Format       string
-	metric.Sinks // the loss of events, and fairlead_audit_*
+	Policy       audit.PolicyRuleEvaluator // decides which requests are recorded, at which stages and levels. Required
+	Writer       io.Writer                 // gets whole lines, only from Run. Required
+	Format       string                    // json, or legacy for one line of text per event. Empty means json
+	metric.Sinks                           // the loss of events, and fairlead_audit_*
 }
 
 // Log is an audit log. Open is safe for concurrent use. Events are written while Run runs and ends.
 type Log struct {
-	cfg     Config
-	backend audit.Backend
-	// lines is the backend's output, used by Run only.
-	lines bytes.Buffer
-	queue chan entry
-	// places counts events in the queue, waiting the size of their bodies and long texts, by user.
-	places, waiting bound.Places
-	// captured counts the bodies of requests under way, by user.
-	captured bound.Places
+	cfg      Config
+	backend  audit.Backend
+	lines    bytes.Buffer // the backend's output, used by Run only
+	queue    chan entry
 	reading  sync.Mutex // a body that is read becomes up to 72 times as large: one at a time
 	events   prometheus.Counter
 	lost     prometheus.Counter
 	unlogged atomic.Int64   // of lost, not logged yet
 	logging  rate.Sometimes // logs losses; used by Run only
+	// places counts events in the queue, waiting the size of their bodies and long texts, by user.
+	places, waiting bound.Places
+	captured        bound.Places // counts the bodies of requests under way, by user
 }
 
 const (
-	// queued is the buffer size of kube-apiserver's batch mode.
-	queued = 10_000
-	// maxWaiting limits the queued bodies and long texts: some hundreds of the largest.
-	maxWaiting = 64 << 20
-	// longText is the size from which texts of an event count: 10,000 events with less take 10 MB.
-	longText = 1 << 10
-	// soon is the size at which lines are written although events wait: more is no cheaper each.
-	soon = 64 << 10
-	// lossLogInterval is the least time between two logs of losses.
-	lossLogInterval = time.Minute
+	queued          = 10_000      // the buffer size of kube-apiserver's batch mode
+	maxWaiting      = 64 << 20    // limits the queued bodies and long texts: some hundreds of the largest
+	longText        = 1 << 10     // the size from which texts of an event count: 10,000 events with less take 10 MB
+	soon            = 64 << 10    // the size at which lines are written although events wait: more is no cheaper each
+	lossLogInterval = time.Minute // the least time between two logs of losses
 )
 
 // New returns a Log.

@@ -27,21 +27,14 @@ import (
 // Request describes a request after its decision.
 type Request struct {
 	// Attributes are what is asked for and the caller, also with impersonation. No user means that it is unknown here.
-	Attributes authorizer.AttributesRecord
-	// ID is the request's Audit-ID.
-	ID string
-	// Path and RawQuery are as received; Open masks secrets of the query.
-	Path, RawQuery string
-	// UserAgent is the client's. It may be empty.
-	UserAgent string
-	// SourceIPs are the addresses of the request's hops, the nearest last.
-	SourceIPs []string
-	// From is who sent the request, for bounds.
-	From bound.Source
-	// Received is when the request's head arrived.
-	Received time.Time
-	// LongRunning requests have a stage for the start of the response.
-	LongRunning bool
+	Attributes     authorizer.AttributesRecord
+	ID             string       // the Audit-ID
+	Path, RawQuery string       // as received; Open masks secrets of the query
+	UserAgent      string       // the client's. It may be empty
+	SourceIPs      []string     // the addresses of the request's hops, the nearest last
+	From           bound.Source // who sent the request, for bounds
+	Received       time.Time    // when the request's head arrived
+	LongRunning    bool         // such requests have a stage for the start of the response
 }
 
 // Event is the record of one request. It is used by one goroutine at a time.
@@ -56,8 +49,7 @@ type Event struct {
 	request, response copied
 }
 
-// maxAgent limits the User-Agent, like kube-apiserver.
-const maxAgent = 1024
+const maxAgent = 1024 // limits the User-Agent, like kube-apiserver
 
 // Open starts the record of a request. Nil means that the policy leaves it out.
 func (l *Log) Open(r *Request) *Event {
