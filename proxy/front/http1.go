@@ -126,11 +126,9 @@ const (
 	// that are decided about, and those that are sent, encoded too.
 	copies = 3
 	// freeHead is what a head may become without asking, while half of the bound is left: thrice a long token's.
-	freeHead = 32 << 10
-	// leastPatience is the least time for a head, however many wait: a megabyte at 10 Mbit/s.
-	leastPatience = time.Second
-	// patient is how many heads may wait before the time for each is halved.
-	patient = 8
+	freeHead      = 32 << 10
+	leastPatience = time.Second // the least time for a head, however many wait: a megabyte at 10 Mbit/s
+	patient       = 8           // how many heads may wait before the time for each is halved
 	// perConn is what an idle connection costs, perRequest what it costs more while an answer is
 	// not read: measured, in buffers of net/http and crypto/tls, and stacks.
 	perConn, perRequest = 32 << 10, 64 << 10

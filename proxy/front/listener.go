@@ -23,8 +23,7 @@ import (
 )
 
 const (
-	// minConnections is the least limit of a port: for an operator, and a load balancer's probes.
-	minConnections = 8
+	minConnections = 8 // the least limit of a port: for an operator, and a load balancer's probes
 	// stallLogInterval is the least time between two logs about a full port, and how often one that
 	// stays full is counted: several times in the range of its alert.
 	stallLogInterval = time.Minute
@@ -32,20 +31,17 @@ const (
 
 // Address configures a port (process.listen in cmd/fairlead).
 type Address struct {
-	// Host is empty for all addresses of this machine. Port 0 means any free port.
-	Host string
-	Port int
-	// Name is the value of the label "port" in metrics.
-	Name string
+	Host   string // empty for all addresses of this machine
+	Port   int    // 0 means any free port
+	Name   string // the value of the label "port" in metrics
+	Shared bool   // lets other processes of the same user listen, too, see HandOver
 	// MaxConnections limits the open connections. Zero means Connections(Share).
 	//
 	// Without a limit, strangers could use up all descriptors with idle connections. Dials to
 	// backends and probes would then fail, and every APIService would become unavailable.
 	MaxConnections int
 	Share          float64
-	// Shared lets other processes of the same user listen, too, see HandOver.
-	Shared       bool
-	metric.Sinks // connections that wait
+	metric.Sinks   // connections that wait
 }
 
 // Listener limits the connections of a port. Further ones wait in the kernel's queue; a load
@@ -206,8 +202,7 @@ type placed struct {
 	client net.Addr  // as that header says. Nil means who Conn is from
 	leave  func()    // called once, by Close
 	closed atomic.Bool
-	// counts is told of what is read during the handshake, and reports whether there is room for it. Nil afterwards.
-	counts func(n int) bool
+	counts func(n int) bool // told of what the handshake reads, and reports whether there is room. Nil afterwards
 }
 
 // Read reads nothing after Close, and nothing for which there is no room.
@@ -225,10 +220,8 @@ func (p *placed) Write(b []byte) (int, error) { return p.out.Write(b) } //nolint
 func (p *placed) RemoteAddr() net.Addr { return cmp.Or(p.client, p.Conn.RemoteAddr()) }
 
 const (
-	// rest is how long a client may go on sending after Close, as at net/http (rstAvoidanceDelay).
-	rest = 500 * time.Millisecond
-	// mostRest is how much.
-	mostRest = 1 << 20
+	rest     = 500 * time.Millisecond // in which a client may still send after Close, as at net/http (rstAvoidanceDelay)
+	mostRest = 1 << 20                // how much
 )
 
 // Close lets the client send the rest of what it sends: for unread input, or input after the end, the kernel resets the

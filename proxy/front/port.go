@@ -40,22 +40,15 @@ const (
 
 // Config configures a Port (makePorts in cmd/fairlead).
 type Config struct {
-	// Listener accepts the connections. Required.
-	Listener *Listener
-	// TLS also sets the offered protocols. Required.
-	TLS *tls.Config
-	// Handler answers requests over HTTP/1.1: the front door's is a proxy.Proxy. Required.
-	Handler http.Handler
+	Listener  *Listener    // accepts the connections. Required
+	TLS       *tls.Config  // also sets the offered protocols. Required
+	Handler   http.Handler // answers requests over HTTP/1.1: the front door's is a proxy.Proxy. Required
+	Frames    *h2.Server   // serves the HTTP/2 connections; its Run must run. Required
+	Balancers []net.IPNet  // networks of load balancers that begin with the PROXY protocol's header. Empty means none
+	Memory    *hold.Bound  // bounds what heads over HTTP/1.1 may hold, with everything else. Nil means its own
+	Logger    *slog.Logger // logs errors of clients' handshakes. Nil discards
 	// ConnContext is http.Server's (Proxy.ConnContext); its context ends with the connection. Required.
 	ConnContext func(context.Context, net.Conn) context.Context
-	// Frames serves the HTTP/2 connections; its Run must run. Required.
-	Frames *h2.Server
-	// Balancers are the networks of load balancers that begin with a header of the PROXY protocol. Empty means none.
-	Balancers []net.IPNet
-	// Memory bounds what heads over HTTP/1.1 may hold, with everything else. Nil means its own.
-	Memory *hold.Bound
-	// Logger logs errors of clients' handshakes. Nil discards.
-	Logger *slog.Logger
 }
 
 // Port serves both protocols on one listener.
