@@ -18,9 +18,8 @@ import (
 const (
 	// callerTime is how long a request waits for its token's user: rules stop nobody because a
 	// review does not come. A TokenReview takes a millisecond or two.
-	callerTime = time.Second
-	// uncertainTime is how long later requests with a token whose review did not come do not wait.
-	uncertainTime = 5 * time.Second
+	callerTime    = time.Second
+	uncertainTime = 5 * time.Second // how long later requests with a token whose review did not come do not wait
 	// maxUncertain bounds such tokens, by number and bytes.
 	maxUncertain, uncertainBytes = 4096, 8 << 20
 )

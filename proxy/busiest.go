@@ -70,10 +70,9 @@ func (x *exchange) count(o *engine.Outcome) {
 }
 
 const (
+	nameTime = time.Hour // how long a token's user is remembered: rows are no older
 	// maxNamed limits the rows of an answer, whose tokens' users are asked for within namesTime.
 	maxNamed, namesTime = 100, time.Second
-	// nameTime is how long a token's user is remembered: rows are no older.
-	nameTime = time.Hour
 )
 
 // Busiest returns the n busiest callers of a view and a window of package busiest, in an order. Nil means that there is

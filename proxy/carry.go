@@ -79,8 +79,7 @@ func (b *uploaded) Read(p []byte) (int, error) {
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// uploadRest is how long end waits for a Read in progress after the response.
-const uploadRest = 5 * time.Second
+const uploadRest = 5 * time.Second // how long end waits for a Read in progress after the response
 
 // end closes the body: no Read may outlive the handler (golang/go#46866), and net/http's Close
 // waits for it. Meanwhile the client already has its response.
@@ -235,28 +234,21 @@ type exchange struct {
 	front    *slot         // the client's connection
 	stay     *backend.Stay // where the connection's requests go; may be nil
 	decision Decision
-	// upstream carries the request once it is forwarded. relayed says that the request is for the health relay.
-	upstream *backend.Upstream
-	relayed  bool
+	upstream *backend.Upstream // carries the request once it is forwarded
+	relayed  bool              // the request is for the health relay
 	held     place
 	places   [2]bound.Place // of the rule and of the dry run, see admit
 	auditID  string
-	// agent is the client's User-Agent if the fields of head are dropped.
-	agent string
-	// close is set while a long-running request is counted as open.
-	close func()
-	span  *tracing.Span // nil means no tracing
-	event *audit.Event  // nil means no audit log, that its policy leaves the request out, or that late is set
+	agent    string        // the client's User-Agent if the fields of head are dropped
+	close    func()        // set while a long-running request is counted as open
+	span     *tracing.Span // nil means no tracing
+	event    *audit.Event  // nil means no audit log, that its policy leaves the request out, or that late is set
 	// late is set if the local apiserver will record the request. It is recorded here only if it did not get there.
-	late *audit.Request
-	// events describes the body of a long-running response.
-	events events
-	// page answers instead of Config.Pages if it is not nil.
-	page http.Handler
-	// own is the error with which this process has answered. Nil means that it has not.
-	own error
-	// ended is the outcome of a request that ServeHTTP forwards, else nil.
-	ended *ended
+	late   *audit.Request
+	events events       // of the body of a long-running response
+	page   http.Handler // answers instead of Config.Pages if it is not nil
+	own    error        // with which this process has answered. Nil means that it has not
+	ended  *ended       // the outcome of a request that ServeHTTP forwards, else nil
 
 	// Callbacks of a plan, set by bind; over HTTP/2 Frames replaces accept, and sets done, and they are used again.
 	remove   func(string) bool

@@ -25,71 +25,48 @@ type Action uint8
 
 // The actions. Refuse is the zero value: an empty Decision lets no request through.
 const (
-	// Refuse answers with Decision.Err.
-	Refuse Action = iota
-	// ToLocal forwards to the local apiserver over Decision.Pool.
-	ToLocal
-	// ToRemote forwards to Decision.Entry's backend.
-	ToRemote
-	// ToDocument answers with a merged document of this process.
-	ToDocument
-	// ToPage answers with a page of this process: below /fairlead/, and all that is left without a local apiserver.
-	ToPage
-	// ToHealth answers /readyz or /healthz: this process's readiness first, then the local apiserver's.
-	ToHealth
-	// Impersonate passes the request to the impersonation filter, which decides again for the requested user.
-	Impersonate
+	Refuse      Action = iota // answer with Decision.Err
+	ToLocal                   // forward to the local apiserver over Decision.Pool
+	ToRemote                  // forward to Decision.Entry's backend
+	ToDocument                // answer with a merged document of this process
+	ToPage                    // answer with a page: below /fairlead/, and all that is left without a local apiserver
+	ToHealth                  // answer /readyz or /healthz: this process's readiness first, then the local apiserver's
+	Impersonate               // pass it to the impersonation filter, which decides again for the requested user
 )
 
 // Decision says where a request goes, as which user, with which fields, within which limits; over both protocols.
 type Decision struct {
-	// Action is how the request is answered.
-	Action Action
+	Action Action // how the request is answered
 	// route is the route of the path in the table of Entry. A request keeps both, whatever table is current when it is
 	// served. It does not keep the table, which a watch would hold in memory until it ends.
 	route registry.Route
 	// Pool is the pool over which the request is sent: a remote's, or that of the local apiserver
 	// that matches the credentials. It decides which of the client's fields are forwarded.
-	Pool authn.Pool
-	// LongRunning requests have no deadline and a limit of their own.
-	LongRunning bool
-	// Err is the error for Refuse: it carries a metav1.Status, or is a Need.
-	Err error
-	// Server is the local apiserver of a request that is explained, and why. Empty otherwise.
-	Server string
-	// Entry is the table's entry for the path. Nil means that the table has none.
-	Entry *registry.Entry
-	// Request is the request in Kubernetes' terms.
-	Request Request
-	// User is the effective user. Nil means that the local apiserver authenticates the caller.
-	User user.Info
-	// Impersonator is the caller that impersonates User. Nil means no impersonation.
-	Impersonator user.Info
+	Pool         authn.Pool
+	LongRunning  bool            // such requests have no deadline, and a limit of their own
+	Err          error           // for Refuse: it carries a metav1.Status, or is a Need
+	Server       string          // the local apiserver of a request that is explained, and why. Empty otherwise
+	Entry        *registry.Entry // the table's entry for the path. Nil means that the table has none
+	Request      Request         // in Kubernetes' terms
+	User         user.Info       // the effective user. Nil means that the local apiserver authenticates the caller
+	Impersonator user.Info       // the caller that impersonates User. Nil means no impersonation
 	// Credentials are the caller's. The local apiserver's response to a token shows whether the token is valid.
 	Credentials authn.Credentials
-	// Set are the fields that Fairlead adds; they replace fields of the same name.
-	Set []hpack.HeaderField
-	// Timeout limits the request. Zero means that Fairlead sets no limit.
-	Timeout time.Duration
-	// verdict is the authorizer's, for the audit log. It counts only if the authorizer was asked.
-	verdict authz.Decision
-	asked   bool
-	// rules are those in force when the request came. Nil means none, or that they were asked.
-	rules *policy.Gates
+	Set         []hpack.HeaderField // fields that Fairlead adds; they replace fields of the same name
+	Timeout     time.Duration       // limits the request. Zero means that Fairlead sets no limit
+	verdict     authz.Decision      // the authorizer's, for the audit log. It counts only if the authorizer was asked
+	asked       bool
+	rules       *policy.Gates // those in force when the request came. Nil means none, or that they were asked
 	// Rule is the rule that matches, DryRun the first before it that would, were it no dry run. Nil means none.
 	Rule, DryRun *policy.Gate
-	// user is the owner of a token that the request is forwarded with. Nil means unknown.
-	user user.Info
-	// behind is set for requests of the cluster's own aggregator (Config.Behind).
-	behind bool
-	// leads is the Action of the path, whoever asks. issuer and learned are looked up by settle.
-	leads   Action
-	issuer  *authn.Credentials
-	learned *learned
+	user         user.Info          // the owner of a token that the request is forwarded with. Nil means unknown
+	behind       bool               // set for requests of the cluster's own aggregator (Config.Behind)
+	leads        Action             // of the path, whoever asks
+	issuer       *authn.Credentials // looked up by settle, as learned
+	learned      *learned
 }
 
-// loopHeader lists the Fairleads that a request has passed.
-const loopHeader = "fairlead-via"
+const loopHeader = "fairlead-via" // lists the Fairleads that a request has passed
 
 // decide decides where a request goes, as far as that is known without waiting: it returns d.Err, which is a Need if it
 // is not. settle then looks that up and decides again. now is the time, zero if caches must read the clock. It keeps

@@ -34,11 +34,9 @@ const (
 	parkedAtOnce = 256
 	// maxParked limits the bytes of parked requests. A source may use a quarter, a connection a sixteenth, twice the
 	// limit for the heads of its streams: a head still waits after its stream was reset or its connection has ended.
-	maxParked = 128 << 20
-	// parkedSize is charged for a parked request in addition to its head: a goroutine's stack.
-	parkedSize = 5 << 10
-	// maxAtDesk limits the waiting decisions of each kind. One connection may use a sixteenth: 64 heads of 256 KB.
-	maxAtDesk = 1024
+	maxParked  = 128 << 20
+	parkedSize = 5 << 10 // charged for a parked request in addition to its head: a goroutine's stack
+	maxAtDesk  = 1024    // limits waiting decisions of each kind. A connection may use a sixteenth: 64 heads of 256 KB
 	// quickHead and quickQuery limit the head that is decided on the engine's loop: 16 KiB hold a token of 4 KB and
 	// three times as much again. The limit for queries is lower because selectors are parsed.
 	quickHead, quickQuery = 16 << 10, 1 << 10
@@ -96,8 +94,7 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 	return l.plan(x)
 }
 
-// parkTimeout limits how long a stream waits for a TokenReview and a SubjectAccessReview of 10 s each.
-const parkTimeout = 25 * time.Second
+const parkTimeout = 25 * time.Second // limits a stream's wait for a TokenReview and a SubjectAccessReview of 10 s each
 
 // Need is what a decision lacks, because finding it out waits or takes long. It is an error: a refusal.
 type Need uint8
@@ -124,8 +121,7 @@ type learned struct {
 	why     error // err's cause, for Explain; a client must not see it
 }
 
-// maxLookUps is twice the number of Needs: CAs or issuers may change meanwhile.
-const maxLookUps = 8
+const maxLookUps = 8 // twice the number of Needs: CAs or issuers may change meanwhile
 
 // settle decides on a goroutine that may wait: it looks up what decide (p.decide, or a part) lacks, and calls it again.
 func (p *Proxy) settle(ctx context.Context, d *Decision, h *Head, c *authn.Conn, decide func() error) error {

@@ -93,10 +93,9 @@ func (x *exchange) endCleanly(res *http.Response) {
 // sessions are the upgraded connections. net/http forgets a connection after Hijack, so a shutdown
 // must end them here. Their number is bounded by the limits that each request passed.
 type sessions struct {
-	open atomic.Int64
-	// ending is done when every session must end; end cancels it.
-	ending context.Context
-	end    context.CancelFunc
+	open   atomic.Int64
+	ending context.Context    // done when every session must end
+	end    context.CancelFunc // of ending
 }
 
 // Sessions returns the number of open upgraded sessions (exec, port-forward, consoles).

@@ -235,13 +235,11 @@ func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err err
 }
 
 const (
-	// maxUpgradeHead bounds the response head of an upgrade: net/http's own default for servers.
-	maxUpgradeHead = 1 << 20
+	maxUpgradeHead     = 1 << 20 // bounds the response head of an upgrade: net/http's own default for servers
+	maxUpgradeInterims = 5       // limits the 1xx responses before the final one
 	// refusalTimeout limits the wait for each part of a response that is no 101: kube-apiserver's
 	// for the whole. It cuts long lists, which the local apiserver answers whatever the Upgrade.
 	refusalTimeout = 10 * time.Second
-	// maxUpgradeInterims limits the 1xx responses before the final one.
-	maxUpgradeInterims = 5
 	// answerTime limits the wait for the response head. net/http no longer notices that a client
 	// has left once that has sent a byte for the tunnel. A kubelet asks its container runtime
 	// before it answers, for at most 2 minutes (--runtime-request-timeout).

@@ -92,8 +92,7 @@ func (s *slot) of(state *tls.ConnectionState) *authn.Conn {
 	return &s.conn
 }
 
-// usualSet is the number of fields set for most requests: a user with a few groups, and the fields of forwarded.
-const usualSet = 12
+const usualSet = 12 // the number of fields set for most requests: a user with a few groups, and the fields of forwarded
 
 // decide is h2.Config.Decide. It parks a request that needs I/O, or a turn at the desk for the
 // connection's certificates. A long head is decided at the desk, by Proxy.ServeHTTP.

@@ -50,9 +50,8 @@ const (
 	// scraperMemory is how long an admitted scraper is remembered for times when the local
 	// apiserver is down: else an outage would have no metrics from its first minute on.
 	scraperMemory = 5 * time.Minute
-	// maxScrapers limits the remembered scrapers, the latest: a few Prometheus replicas and an agent.
-	maxScrapers = 16
-	metricsPath = "/metrics"
+	maxScrapers   = 16 // limits the remembered scrapers, the latest: a few Prometheus replicas and an agent
+	metricsPath   = "/metrics"
 )
 
 // scraper identifies a caller by its credentials: another token, or a certificate of another user, is another caller.

@@ -36,8 +36,7 @@ func (x *exchange) removes(name string) bool {
 	return hopByHop(name) || x.head.listed[name] || x.p.cfg.Authn.Strip(name, x.decision.Pool)
 }
 
-// maxListed limits the names that all Connection fields of a head list. Real ones list up to three.
-const maxListed = 32
+const maxListed = 32 // limits the names that all Connection fields of a head list. Real ones list up to three
 
 // listed returns the names that Connection fields list, in lower case, without tokens with a meaning of their own. With
 // one set for a head, a field costs one look-up, however many. More than maxListed, empty ones included, are an error.
@@ -84,11 +83,9 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 	)
 }
 
-// auditHeader correlates the logs of all servers that handle a request.
-const auditHeader = "audit-id"
+const auditHeader = "audit-id" // correlates the logs of all servers that handle a request
 
-// maxAuditID is the length at which k8s.io/apiserver truncates an ID in its log (truncateAuditID in pkg/audit).
-const maxAuditID = 64
+const maxAuditID = 64 // the length at which k8s.io/apiserver truncates an ID in its log (truncateAuditID in pkg/audit)
 
 // maxVia limits the loop header to about sixty hops; a longer one is replaced. A chain of that
 // length is a loop that does not pass through this process.
@@ -104,19 +101,15 @@ func newAuditID() string {
 
 // Head is a request head of either protocol. decide reads nothing else of a request.
 type Head struct {
-	// Head is what is forwarded over HTTP/2. Its Fields are read-only here.
-	wire.Head
-	// Upgrade is the protocol that an HTTP/1.1 client wants, in its own spelling. Empty means none, or none offered.
-	Upgrade string
-	// Arrived is when the head arrived.
-	Arrived time.Time
+	wire.Head           // what is forwarded over HTTP/2. Its Fields are read-only here
+	Upgrade   string    // the protocol that an HTTP/1.1 client wants, in its own spelling. Empty: none, or none offered
+	Arrived   time.Time // of the head
 	// Remote is the client's address and port, RemoteIP the address alone.
 	Remote, RemoteIP string
 
+	invalid error // refuses the head, whatever it asks for
 	// listed are the names in an HTTP/1.1 head's Connection fields, in lower case, but the caller's (RFC 9110 §7.6.1).
 	listed map[string]bool
-	// invalid refuses the head, whatever it asks for.
-	invalid error
 }
 
 // get returns the first value of a field. The name must be in lower case.
@@ -318,8 +311,7 @@ func newBrowsers(origins, hsts []string) (b browsers, err error) {
 // Proxy.ServeHTTP: matching what a stranger sent takes too long for the loop.
 func (b *browsers) concern(h *Head) bool { return len(b.origins) > 0 && h.get("origin") != "" }
 
-// maxOrigin is more than a scheme, a host of 253 bytes, and a port: matching takes long.
-const maxOrigin = 512
+const maxOrigin = 512 // more than a scheme, a host of 253 bytes, and a port: matching takes long
 
 func (b *browsers) allow(r *http.Request) bool {
 	origin := r.Header.Get("Origin")

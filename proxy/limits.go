@@ -50,8 +50,7 @@ func (l *limits) of(verb string) *limit {
 
 // place is what a forwarded request holds while it is in flight. The zero place holds nothing.
 type place struct {
-	// slow says, before the place is taken, that a stranger can make the request last.
-	slow bool
+	slow bool // set before the place is taken: a stranger can make the request last
 	// server is one of all remotes' places, share one of its upstream's share, backend one of the upstream's own.
 	server, share, backend bound.Place
 	count                  *atomic.Int64
@@ -243,9 +242,8 @@ type givenUp struct {
 	pause time.Duration                  // time after which one more may be canceled
 	debts *memo.Cache[account, struct{}] // each expires when its user's debt is zero
 
-	mu sync.Mutex // orders charges
-	// until is when the last user will be below the limit again. Nil means all are.
-	until   atomic.Pointer[time.Time]
+	mu      sync.Mutex                // orders charges
+	until   atomic.Pointer[time.Time] // when the last user will be below the limit again. Nil means all are
 	refused prometheus.Counter
 	answer  *engine.Answer // errGivenUp over HTTP/2, always in JSON: encoding it for each refusal would cost too much
 }
@@ -264,8 +262,7 @@ const (
 	// givenUpBurst and givenUpPause, 200 a second, are twice proxy/h2's limits for a connection, far above controllers.
 	givenUpBurst = 1000
 	givenUpPause = 5 * time.Millisecond
-	// maxAccounts limits the charged users, about 1 MiB.
-	maxAccounts = 8192
+	maxAccounts  = 8192 // limits the charged users, about 1 MiB
 )
 
 func newGivenUp() *givenUp {

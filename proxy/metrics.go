@@ -64,10 +64,9 @@ type series struct {
 const maxSeries = 32
 
 type entrySeries struct {
-	list atomic.Pointer[series] // the newest first; a handful
-	// current is the generation of the last table that was seen with the group-version.
-	current atomic.Uint64
-	failed  atomic.Uint64 // requests answered with 5xx
+	list    atomic.Pointer[series] // the newest first; a handful
+	current atomic.Uint64          // the generation of the last table that was seen with the group-version
+	failed  atomic.Uint64          // requests answered with 5xx
 }
 
 func (m *metrics) observe(d *Decision, code int, took time.Duration) {

@@ -200,8 +200,7 @@ func sourceIPs(h *Head, d *Decision) []string {
 	return ips
 }
 
-// maxSources bounds the addresses of a chain of proxies.
-const maxSources = 16
+const maxSources = 16 // bounds the addresses of a chain of proxies
 
 // trusted reports whether a caller's trace is continued, by kube-apiserver's rule (filters.WithTracing). Other callers
 // could make this process sample every request, or write into foreign traces; they get a new trace with a link.

@@ -66,9 +66,8 @@ type Proxy struct {
 	browsers      browsers
 	// rejecting refuses every new request. leaving closes each HTTP/1.1 connection after its response.
 	rejecting, leaving atomic.Bool
-	// ending is done when long-running requests must end; end cancels it.
-	ending context.Context
-	end    context.CancelFunc
+	ending             context.Context    // done when long-running requests must end
+	end                context.CancelFunc // of ending
 	// instance is this process's name in the loop header: 80 random bits, so that no two Fairleads share one.
 	instance string
 }
@@ -209,14 +208,10 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 
 // Config configures a Proxy (makeProxy in cmd/fairlead).
 type Config struct {
-	// Tables has the current table. Required.
-	Tables tables
-	// Authn authenticates callers. Required.
-	Authn *authn.Authenticator
-	// Authz authorizes requests that the local apiserver does not authorize. Required.
-	Authz *authz.Authorizer
-	// Backends carries requests to extension servers. Required.
-	Backends *backend.Pools
+	Tables   tables               // has the current table. Required
+	Authn    *authn.Authenticator // authenticates callers. Required
+	Authz    *authz.Authorizer    // authorizes requests that the local apiserver does not authorize. Required
+	Backends *backend.Pools       // carries requests to extension servers. Required
 	// Local carries requests to the local apiserver. Nil means none; Pages then answers what no APIService claims.
 	Local *backend.Local
 	// CredentialRejected is called when the local apiserver rejects the credential with which this
@@ -248,16 +243,11 @@ type Config struct {
 	// ForwardRedirects forwards a remote's redirects (--aggregator-reject-forwarding-redirect=false). If false, they
 	// are answered with 502, because a client that follows sends its credentials to any address.
 	ForwardRedirects bool
-	// GoAwayChance is the probability that an HTTP/2 client is asked to reconnect after a request. Zero means never.
-	GoAwayChance float64
-	// AllowedOrigins are regular expressions of origins whose pages may read answers (CORS). None means no CORS.
-	AllowedOrigins []string
-	// HSTS has the directives of Strict-Transport-Security. None means that the field is not set.
-	HSTS []string
-	// AccessLog gets one line per request. Nil means no access log.
-	AccessLog *accesslog.Log
-	// Taps shows the requests of single users to operators. Nil means no taps.
-	Taps *accesslog.Taps
+	GoAwayChance     float64         // probability that an HTTP/2 client is asked to reconnect after a request; 0: never
+	AllowedOrigins   []string        // expressions of origins whose pages may read answers (CORS). None: no CORS
+	HSTS             []string        // directives of Strict-Transport-Security. None: the field is not set
+	AccessLog        *accesslog.Log  // gets one line per request. Nil means no access log
+	Taps             *accesslog.Taps // shows the requests of single users to operators. Nil means no taps
 	// Audit gets an event for each stage of the requests that its policy selects. Nil means no audit log.
 	Audit *audit.Log
 	// AuditLocal also records requests that the local apiserver answers. If false, it records them

@@ -14,8 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// statusClientGone is counted when the client went away before a response; it is never sent.
-const statusClientGone = 499
+const statusClientGone = 499 // counted when the client went away before a response; it is never sent
 
 // recorder counts one request of ServeHTTP, and writes its line of the access log.
 type recorder struct {
@@ -25,8 +24,7 @@ type recorder struct {
 	first    time.Duration // until the response head; zero means that there was none
 	status   int
 	bytes    int64
-	// bodies says that the audit log records bodies.
-	bodies bool
+	bodies   bool // the audit log records bodies
 }
 
 // WriteHeader records the final status; interim ones are only passed on.
