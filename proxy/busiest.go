@@ -18,7 +18,8 @@ func (x *exchange) counted() busiest.Row {
 	h, d, r := x.head, &x.decision, &x.decision.Request
 	row := busiest.Row{
 		Who: busiest.Who{
-			Agent: cmp.Or(x.agent, h.agent()), Source: h.RemoteIP, Verb: r.Verb, Resource: r.Resource, Server: "fairlead",
+			Agent: cmp.Or(x.agent, h.agent()), Source: h.RemoteIP,
+			Verb: r.Verb, Resource: r.Resource, Server: "fairlead",
 		},
 		Group: r.APIGroup, Subresource: r.Subresource,
 	}
@@ -63,7 +64,8 @@ func (x *exchange) count(o *engine.Outcome) {
 	switch {
 	case o.Status >= http.StatusInternalServerError:
 		row.Errors = 1
-	case o.Status == http.StatusUnauthorized || o.Status == http.StatusForbidden || o.Status == http.StatusTooManyRequests:
+	case o.Status == http.StatusUnauthorized || o.Status == http.StatusForbidden ||
+		o.Status == http.StatusTooManyRequests:
 		row.Refused = 1
 	}
 	x.p.callers.Add(x.front.number, &row)
@@ -99,7 +101,8 @@ func (p *Proxy) nameOf(ctx context.Context, token authn.Token) string {
 	if e := p.names.Get(token, now); e != nil {
 		return e.Value
 	}
-	u, err := p.cfg.Authn.Review(ctx, &authn.Credentials{Kind: authn.KindToken, Token: token}, bound.Source{User: "busiest"})
+	u, err := p.cfg.Authn.Review(ctx, &authn.Credentials{Kind: authn.KindToken, Token: token},
+		bound.Source{User: "busiest"})
 	if err != nil {
 		return ""
 	}

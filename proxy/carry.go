@@ -96,7 +96,8 @@ func (b *uploaded) end() {
 }
 
 // Fetch sends a request of this process, by a Stay to the local apiserver, outside all limits.
-func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool, by *backend.Stay) (*http.Response, error) {
+func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request,
+	longRunning bool, by *backend.Stay) (*http.Response, error) {
 	if u == nil {
 		return nil, backend.Unreachable()
 	}
@@ -107,7 +108,8 @@ func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request, longRunning bool, by
 		return u.RoundTrip(r, longRunning, by) //nolint:wrapcheck // as above
 	}
 	plan := u.Plan(false, by)
-	plan.LongRunning, plan.Again = longRunning, !longRunning && (r.Method == http.MethodGet || r.Method == http.MethodHead)
+	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
+	plan.LongRunning, plan.Again = longRunning, reads && !longRunning
 	plan.Done = func(o engine.Outcome) {
 		if o.Answer > 0 && !longRunning {
 			u.Observe(o.Endpoint.Name, o.Answer)

@@ -383,7 +383,8 @@ func (p *Proxy) checkImpersonated(d *Decision, left http.Header) error {
 // rejectedOwn returns the client's error if a 401 of the local apiserver rejects this process's credential rather than
 // the caller's, and reports that to Config.CredentialRejected. A 401 from a pod, Service or node behind it is theirs.
 func (p *Proxy) rejectedOwn(d *Decision, status int) error {
-	if status != http.StatusUnauthorized || d.Action != ToLocal || d.Pool != authn.PoolImpersonate || d.Request.proxied() {
+	if status != http.StatusUnauthorized || d.Action != ToLocal ||
+		d.Pool != authn.PoolImpersonate || d.Request.proxied() {
 		return nil
 	}
 	if p.cfg.CredentialRejected != nil {
@@ -409,7 +410,8 @@ func (p *Proxy) impersonation(next http.Handler) http.Handler {
 		}
 		return decision, reason, err
 	}
-	return impersonation.WithConstrainedImpersonation(next, authorizer.AuthorizerFunc(may), metainternalversionscheme.Codecs)
+	return impersonation.WithConstrainedImpersonation(next, authorizer.AuthorizerFunc(may),
+		metainternalversionscheme.Codecs)
 }
 
 // asUser puts the user and the request's attributes where k8s.io/apiserver's filters expect them.

@@ -169,7 +169,9 @@ func (p *Proxy) lookUp(ctx context.Context, n Need, d *Decision, h *Head, c *aut
 	unknown := errAuthorizing
 	switch l := d.learned; n {
 	case needCertificates:
-		return p.cfg.Authn.Verify(c, func() (func(), error) { return turn(ctx, p.desk.chains, h) }) //nolint:wrapcheck // turn's
+		return p.cfg.Authn.Verify(c, func() (func(), error) { //nolint:wrapcheck // turn's
+			return turn(ctx, p.desk.chains, h)
+		})
 	case needIssuer:
 		leave, err := turn(ctx, p.desk.heads, h) // a stranger's token of 180 KB takes 4 ms
 		if err != nil {

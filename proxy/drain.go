@@ -86,7 +86,9 @@ func (b *endingBody) Read(p []byte) (int, error) {
 
 func (x *exchange) endCleanly(res *http.Response) {
 	if x.decision.LongRunning && !x.finite() && res.Body != nil && res.Body != http.NoBody {
-		res.Body = &endingBody{ReadCloser: res.Body, ending: x.p.ending, request: res.Request.Context(), events: &x.events}
+		res.Body = &endingBody{
+			ReadCloser: res.Body, ending: x.p.ending, request: res.Request.Context(), events: &x.events,
+		}
 	}
 }
 

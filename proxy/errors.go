@@ -49,7 +49,8 @@ func unavailable(message string) *apierrors.StatusError {
 }
 
 // errUnfit means that this process lacks what callers with certificates need. A 401 would make them renew a good one.
-var errUnfit = unavailable("the front door cannot read or use the cluster's ConfigMap kube-system/extension-apiserver-authentication, " +
+var errUnfit = unavailable("the front door cannot read or use the cluster's ConfigMap " +
+	"kube-system/extension-apiserver-authentication, " +
 	"by which callers are authenticated and passed on; their credentials are not at fault")
 
 var errUnauthorized = apierrors.NewUnauthorized("Unauthorized")
@@ -75,7 +76,7 @@ var errOwnCredential = unavailable("the local apiserver rejects the front door's
 
 func errForbidden(d *Decision) error {
 	a := d.Request.attributes(d.User)
-	return responsewriters.ForbiddenStatusError(&a, d.verdict.Reason) //fairlead:boundary formats what was authorized, once
+	return responsewriters.ForbiddenStatusError(&a, d.verdict.Reason) //fairlead:boundary formats what was authorized
 }
 
 // errAuthenticating means that no server could authenticate the caller. A 401 would make a good client give up.
@@ -124,7 +125,8 @@ var errNotFound = statusError(http.StatusNotFound, metav1.StatusReasonNotFound,
 
 // errNotSwitched is kube-aggregator's answer to a status below 400 instead of 101: clients then ask without an upgrade.
 func errNotSwitched(name string, status int) error {
-	return apierrors.NewServiceUnavailable(name + " did not switch protocols: it answered with status " + strconv.Itoa(status))
+	return apierrors.NewServiceUnavailable(name + " did not switch protocols: it answered with status " +
+		strconv.Itoa(status))
 }
 
 var errTooLong = statusError(http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge,
@@ -163,7 +165,8 @@ var errReviews = apierrors.NewTooManyRequests(
 var errSlowBody = statusError(http.StatusRequestTimeout, metav1.StatusReasonTimeout,
 	"the body of the request did not come within the allotted time")
 
-var errGivenUp = apierrors.NewTooManyRequests("this user has canceled too many requests, please try again later", retrySoon)
+var errGivenUp = apierrors.NewTooManyRequests("this user has canceled too many requests, please try again later",
+	retrySoon)
 
 // badResponse is the failure of a request whose response is not forwarded.
 func badResponse(why string) error {

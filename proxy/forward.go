@@ -116,7 +116,8 @@ const unreadRest = 5 * time.Second
 // hasten ends a write that takes too long when the request's time is over, or its stream was ended
 // (for memory, in a drain): a client that reads nothing would keep the request's place for ever.
 func (p *Proxy) hasten(w http.ResponseWriter) {
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(p.unreadRest)) // an error means that the client has gone
+	// An error means that the client has gone.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(p.unreadRest))
 }
 
 // upstream returns a forwarded request's upstream; nil if its APIService is gone. relayed is the health relay's.

@@ -140,7 +140,8 @@ func (l *frames) plan(x *exchange) engine.Plan {
 		return x.unwelcome(l.unauthorized, d.Err)
 	}
 	u := l.p.upstream(d, false)
-	http2 := u != nil && u.HTTP2() && (l.p.browsers.hsts == "" || d.Action != ToRemote) // the engine adds no field to responses
+	// The engine adds no field to responses.
+	http2 := u != nil && u.HTTP2() && (l.p.browsers.hsts == "" || d.Action != ToRemote)
 	if http2 && l.p.givenUp.overLimit(d, x.head) {
 		if !x.plain() { // else cheaper than by Proxy.ServeHTTP
 			return engine.Plan{Serve: x.offEngine(), Unwelcome: true}
@@ -189,7 +190,8 @@ func (x *exchange) prepared(a *engine.Answer) engine.Plan {
 // acceptsJSON reports whether readyAnswer suits: the client accepts JSON first, and nothing else is needed.
 func (x *exchange) acceptsJSON() bool {
 	accept := x.head.get("accept")
-	return (accept == "" || strings.HasPrefix(accept, "application/json") || strings.HasPrefix(accept, "*/*")) && x.plain()
+	first := accept == "" || strings.HasPrefix(accept, "application/json") || strings.HasPrefix(accept, "*/*")
+	return first && x.plain()
 }
 
 // plain reports whether a refusal needs nothing but its response.

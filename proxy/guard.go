@@ -93,7 +93,8 @@ func (p *Proxy) knows(d *Decision, now time.Time) bool {
 // Explain returns decide's decision for a user with a certificate, and why the user may not send the request, or a rule
 // refuses it, or that is not known. ctx is that of a request over the same connection, whose source is the default. But
 // for authentication it is the same code, so it cannot differ. For the local apiserver, denied predicts it.
-func (p *Proxy) Explain(ctx context.Context, method, target, agent, source string, u user.Info) (d Decision, denied error) {
+func (p *Proxy) Explain(ctx context.Context, method, target, agent, source string,
+	u user.Info) (d Decision, denied error) {
 	fields := []hpack.HeaderField{{Name: "user-agent", Value: agent}}
 	h := &Head{Head: wire.Head{Method: method, Fields: fields}, RemoteIP: source}
 	if x := exchangeOf(ctx); x != nil && source == "" {

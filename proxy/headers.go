@@ -175,7 +175,8 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 // kube-apiserver also accepts x-upgrade in Connection (k8s.io/streaming/pkg/httpstream); we follow RFC 9110 §7.6.1.
 func upgradeOf(r *http.Request) string {
 	protocol := r.Header.Get("Upgrade")
-	if r.ProtoMajor != 1 || r.ProtoMinor == 0 || !httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade") {
+	if r.ProtoMajor != 1 || r.ProtoMinor == 0 ||
+		!httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade") {
 		return ""
 	}
 	if strings.EqualFold(protocol, "websocket") || strings.EqualFold(protocol, "SPDY/3.1") {
@@ -327,8 +328,9 @@ func (b *browsers) sign(h http.Header, r *http.Request) {
 	if b.allow(r) {
 		h.Set("Access-Control-Allow-Origin", r.Header.Get("Origin"))
 		h.Set("Access-Control-Allow-Methods", "POST, GET, OPTIONS, PUT, DELETE, PATCH")
-		h.Set("Access-Control-Allow-Headers", "Content-Type, Content-Length, Accept-Encoding, X-CSRF-Token, Authorization, "+
-			"X-Requested-With, If-Modified-Since")
+		h.Set("Access-Control-Allow-Headers",
+			"Content-Type, Content-Length, Accept-Encoding, X-CSRF-Token, Authorization, "+
+				"X-Requested-With, If-Modified-Since")
 		h.Set("Access-Control-Expose-Headers", "Date")
 		h.Set("Access-Control-Allow-Credentials", "true")
 	}

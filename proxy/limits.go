@@ -73,7 +73,8 @@ func (p *Proxy) UnderWay() int {
 
 func (p *Proxy) active() prometheus.Collector {
 	active := prometheus.NewDesc("fairlead_requests_active",
-		"Requests under way, by kind: request, watch (all long-running ones), session (upgraded).", []string{"kind"}, nil)
+		"Requests under way, by kind: request, watch (all long-running ones), session (upgraded).",
+		[]string{"kind"}, nil)
 	return metric.Gauges{All: []*prometheus.Desc{active}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
 		requests, long, sessions := p.underWay.requests.Load(), p.underWay.longRunning.Load(), p.sessions.open.Load()
 		gauge(active, float64(requests), "request")

@@ -43,7 +43,8 @@ func newMetrics(reg prometheus.Registerer, tables tables, active ...prometheus.C
 			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, labels),
 		unknown: metric.Count("fairlead_rule_users_unknown_total",
-			"Requests with a token that passed the policy's rules by user, because no TokenReview said in time whose it is."),
+			"Requests with a token that passed the policy's rules by user, "+
+				"because no TokenReview said in time whose it is."),
 	}
 	metric.Register(reg, append(active, m.total, m.duration, m.unknown)...)
 	return m
@@ -138,7 +139,8 @@ func (m *metrics) prune(ctx context.Context) error {
 	for t, changes := range latest.Changes(ctx, m.tables.Table, time.Tick(time.Minute)) {
 		for _, c := range changes {
 			if of, ok := m.seen.Load(c.Old); ok {
-				m.move(c.Old, cmp.Or(c.New, t.Entry(c.Old.GroupVersion)), of) // a further backend's are its APIService's
+				// A further backend's are its APIService's.
+				m.move(c.Old, cmp.Or(c.New, t.Entry(c.Old.GroupVersion)), of)
 			}
 		}
 		if len(changes) > 0 && !first {

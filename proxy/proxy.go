@@ -243,7 +243,7 @@ type Config struct {
 	// ForwardRedirects forwards a remote's redirects (--aggregator-reject-forwarding-redirect=false). If false, they
 	// are answered with 502, because a client that follows sends its credentials to any address.
 	ForwardRedirects bool
-	GoAwayChance     float64         // probability that an HTTP/2 client is asked to reconnect after a request; 0: never
+	GoAwayChance     float64         // probability of asking an HTTP/2 client to reconnect after a request; 0: never
 	AllowedOrigins   []string        // expressions of origins whose pages may read answers (CORS). None: no CORS
 	HSTS             []string        // directives of Strict-Transport-Security. None: the field is not set
 	AccessLog        *accesslog.Log  // gets one line per request. Nil means no access log

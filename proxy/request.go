@@ -44,7 +44,8 @@ func parseRequest(method, path, rawQuery string) Request {
 	case r.Verb == "delete":
 		r.Verb = "deletecollection"
 	}
-	plain := !strings.ContainsAny(rawQuery, "%+;") && !strings.Contains(rawQuery, "Selector") // surely without selectors
+	// A plain query is surely without selectors.
+	plain := !strings.ContainsAny(rawQuery, "%+;") && !strings.Contains(rawQuery, "Selector")
 	if plain || len(rawQuery) > maxSelectors {
 		return r
 	}

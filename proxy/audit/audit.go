@@ -218,7 +218,8 @@ func Mask(rawQuery string) string {
 // secret reports whether a name in lower case suggests a secret: those of Kubernetes, OAuth 2 and object stores' URLs.
 func secret(name string) bool {
 	words := []string{
-		"token", "passw", "secret", "credential", "authorization", "bearer", "signature", "apikey", "api_key", "api-key",
+		"token", "passw", "secret", "credential", "authorization", "bearer",
+		"signature", "apikey", "api_key", "api-key",
 		"assertion", "jwt",
 	}
 	return name == "sig" || name == "code" || name == "key" ||

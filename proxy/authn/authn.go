@@ -111,7 +111,9 @@ func New(cfg Config) (*Authenticator, error) {
 		}
 	}
 	if n := &cfg.RequestHeaders; len(n.Username)+len(n.UID)+len(n.Group)+len(n.ExtraPrefix) == 0 {
-		*n = HeaderNames{Username: []string{remoteUser}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra}}
+		*n = HeaderNames{
+			Username: []string{remoteUser}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra},
+		}
 	}
 	read, err := cfg.RequestHeaders.lower()
 	if err == nil && len(read.Username) == 0 {
@@ -127,7 +129,9 @@ func New(cfg Config) (*Authenticator, error) {
 			user: "impersonate-user", uid: "impersonate-uid", group: "impersonate-group", extra: "impersonate-extra-",
 			completes: true, prefixes: cfg.GroupPrefixes,
 		},
-		nobody: &identity{DefaultInfo: user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
+		nobody: &identity{DefaultInfo: user.DefaultInfo{
+			Name: user.Anonymous, Groups: []string{user.AllUnauthenticated},
+		}},
 		// A hundred thousand tokens are more than a cluster of Kubernetes' largest supported size uses. With a service
 		// account's usual 1.2 KB they take 120 MB, shared by both caches. Only valid tokens are kept here.
 		known:  newCache[*identity](memo.Config{Entries: 1 << 18, Bytes: 160 << 20, Generation: cfg.ReviewGeneration}),

@@ -224,7 +224,8 @@ func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) 
 }
 
 // chain returns the first verified chain, nil if there is none. No verdict outlasts any chain.
-func (v *verdict) chain(verify func([]*x509.Certificate) ([][]*x509.Certificate, error), peer []*x509.Certificate) []*x509.Certificate {
+func (v *verdict) chain(verify func([]*x509.Certificate) ([][]*x509.Certificate, error),
+	peer []*x509.Certificate) []*x509.Certificate {
 	if verify == nil {
 		return nil
 	}
@@ -243,10 +244,10 @@ func (v *verdict) chain(verify func([]*x509.Certificate) ([][]*x509.Certificate,
 
 // authenticated returns the identity of a response. It adds system:authenticated like upstream.
 func authenticated(resp *authenticator.Response) *identity {
-	adder := group.NewAuthenticatedGroupAdder(authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
+	as := authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 		return resp, true, nil
-	}))
-	resp, _, _ = adder.AuthenticateRequest(nil) // it has no errors of its own
+	})
+	resp, _, _ = group.NewAuthenticatedGroupAdder(as).AuthenticateRequest(nil) // it has no errors of its own
 	u := resp.User
 	return &identity{DefaultInfo: user.DefaultInfo{
 		Name: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups(), Extra: u.GetExtra(),

@@ -45,7 +45,8 @@ func (t Token) Secret() string {
 // the last bits of each part, so that a JWT can be written in up to 4,096 ways, and its user would be as many.
 func (t Token) payer() string {
 	if parts := strings.SplitN(t.Secret(), ".", 4); len(parts) == 3 { // a JWT's header, claims and signature
-		if claims, err := base64.RawURLEncoding.DecodeString(parts[1]); err == nil && bytes.HasPrefix(claims, []byte("{")) {
+		claims, err := base64.RawURLEncoding.DecodeString(parts[1])
+		if err == nil && bytes.HasPrefix(claims, []byte("{")) {
 			sum := sha256.Sum256(claims)
 			return string(sum[:])
 		}

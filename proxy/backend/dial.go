@@ -79,7 +79,8 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 func (u *Upstream) handshake(ctx context.Context, c *tls.Conn) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			u.shared.log.Error("handshake panicked", "backend", u.name, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			u.shared.log.Error("handshake panicked", "backend", u.name,
+				"panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			err = fmt.Errorf("handshake panicked: %v", v)
 		}
 	}()
@@ -135,7 +136,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 		now = max(now, held) // an interim head, too, may be on its way to the client
 	}
 	if err == nil && (c.head.Over() || now != held && !c.count(now)) {
-		p[0] = 0 // no part of a line, which could pass for a whole one; without bytes net/http would send the request again
+		// No part of a line, which could pass for a whole one; without bytes net/http would send the request again.
+		p[0] = 0
 		return 1, errHugeHead
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped

@@ -72,7 +72,8 @@ func (e *endpoint) forEngine() *engine.Endpoint {
 
 // Dial is h2.Config.Dial. When the connection must drain, the engine retires the endpoint. Long-running requests end
 // only on a connection that is no longer trusted: the server may have shown a newer certificate on others.
-func Dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error) {
+func Dial(ctx context.Context, ep *engine.Endpoint,
+	wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error) {
 	e := ep.Value.(*endpoint) //nolint:forcetypeassert // set by forEngine: the carrier's, if there is one (newCarrier)
 	shared := e.up.shared
 	conn, err := e.up.dialOwned(ctx, e, dialing{

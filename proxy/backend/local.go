@@ -92,7 +92,8 @@ type Local struct {
 // NewLocal returns a Local and registers its metrics.
 func NewLocal(cfg LocalConfig) (*Local, error) {
 	if len(cfg.Servers) == 0 || cfg.TLS == nil || cfg.IdentityChanged == nil || cfg.Dial == nil || cfg.Signal == nil {
-		return nil, errors.New("making the local apiserver's pools: Servers, TLS, IdentityChanged, Dial and Signal are required")
+		return nil, errors.New(
+			"making the local apiserver's pools: Servers, TLS, IdentityChanged, Dial and Signal are required")
 	}
 	if cfg.Guard == nil {
 		cfg.Guard = func([]*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }

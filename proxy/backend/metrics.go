@@ -73,7 +73,8 @@ func (h *histogram) collect(ch chan<- prometheus.Metric, desc *prometheus.Desc, 
 	}
 	count += h.buckets[len(h.buckets)-1].Load()
 	if count > 0 {
-		ch <- prometheus.MustNewConstHistogram(desc, count, float64(h.sum.Load())/float64(time.Second), cumulative, labels...)
+		ch <- prometheus.MustNewConstHistogram(desc, count, float64(h.sum.Load())/float64(time.Second),
+			cumulative, labels...)
 	}
 }
 
@@ -168,9 +169,11 @@ func newCollector(upstreams func() []*Upstream, described bool) *collector {
 			"A connection that several APIServices share counts for one of them.", "result"),
 		handshakes: desc("handshake_errors_total", "Failed TLS handshakes, by class.", "class"),
 		retries:    desc("retries_total", "Retries, by how the previous try failed.", "after"),
-		rejections: desc("rejections_total", "Requests refused at a limit, and retries refused by the retry budget.", "limit"),
-		phaseHistogram: desc("phase_seconds", "Time to resolve, to connect, for the TLS handshake, from sending a request to "+
-			"its response head, and from a request's arrival to its last byte (long-running ones excepted).", "phase"),
+		rejections: desc("rejections_total",
+			"Requests refused at a limit, and retries refused by the retry budget.", "limit"),
+		phaseHistogram: desc("phase_seconds",
+			"Time to resolve, to connect, for the TLS handshake, from sending a request to its response head, "+
+				"and from a request's arrival to its last byte (long-running ones excepted).", "phase"),
 	}
 }
 
@@ -191,7 +194,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, u := range c.upstreams() {
 		m := &u.meter
 		gauge := func(d *prometheus.Desc, v int64, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), append([]string{u.name}, labels...)...)
+			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v),
+				append([]string{u.name}, labels...)...)
 		}
 		// counter leaves out 0, unless always is set.
 		counter := func(d *prometheus.Desc, always bool, v uint64, label string) {

@@ -70,7 +70,8 @@ type remote struct {
 func New(cfg Config) (*Pools, error) {
 	if cfg.Tables == nil || cfg.TLS == nil || cfg.Guard == nil || cfg.IdentityChanged == nil ||
 		cfg.Dial == nil || cfg.Signal == nil || cfg.Observe == nil {
-		return nil, errors.New("making backend pools: Tables, TLS, Guard, IdentityChanged, Dial, Signal and Observe are required")
+		return nil, errors.New(
+			"making backend pools: Tables, TLS, Guard, IdentityChanged, Dial, Signal and Observe are required")
 	}
 	p := &Pools{
 		cfg:      cfg,
@@ -370,7 +371,8 @@ func (p *Pools) moveDetached() {
 			whose[&u.forEngine] = u
 		}
 		var long []heldConn
-		server.Leave(func(of *engine.Upstream) bool { return whose[of] != nil }, func(of *engine.Upstream, c *tls.Conn) {
+		ours := func(of *engine.Upstream) bool { return whose[of] != nil }
+		server.Leave(ours, func(of *engine.Upstream, c *tls.Conn) {
 			if on, ok := p.shared.dialled.Load(c); ok { // otherwise it has ended
 				long = append(long, heldConn{whose[of], on.(*Conn)}) //nolint:forcetypeassert // nothing else is stored
 			}

@@ -401,7 +401,10 @@ var (
 
 // isConnectionError distinguishes a connection that ended from a malformed response.
 func isConnectionError(err error) bool {
-	ends := []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, os.ErrDeadlineExceeded}
-	return slices.ContainsFunc(ends, func(end error) bool { return errors.Is(err, end) }) || errors.As(err, new(net.Error)) ||
+	ends := []error{
+		io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, os.ErrDeadlineExceeded,
+	}
+	return slices.ContainsFunc(ends, func(end error) bool { return errors.Is(err, end) }) ||
+		errors.As(err, new(net.Error)) ||
 		err.Error() == "http: server closed idle connection" // net/http does not export it
 }

@@ -34,11 +34,13 @@ func newHandshakes() *handshakes {
 	is := regexp.MustCompile
 	return &handshakes{since: time.Now(), causes: []cause{
 		{name: "timeout", texts: is("deadline exceeded"),
-			meaning: fmt.Sprintf("the client did not end it in %v: does the network lose large packets?", readHeaderTimeout)},
+			meaning: fmt.Sprintf("the client did not end it in %v: does the network lose large packets?",
+				readHeaderTimeout)},
 		{name: "plain_http", texts: is("^first record (GET /|HEAD |POST |PUT /|OPTIO)"),
 			meaning: "the client speaks HTTP without TLS: give it an https URL"},
 		{name: "proxy_header", texts: is("^first record (PROXY|\r\n\r\n\x00)|^PROXY protocol"),
-			meaning: "those in --proxy-protocol-from must begin with a header of the PROXY protocol, and others must not"},
+			meaning: "those in --proxy-protocol-from must begin with a header of the PROXY protocol, " +
+				"and others must not"},
 		{name: "not_tls", texts: is("^first record "),
 			meaning: "the client does not speak TLS: it takes this port for another service's, or scans ports"},
 		{name: "certificate_refused", texts: is("remote error: .* certificate"),
@@ -48,10 +50,11 @@ func newHandshakes() *handshakes {
 			meaning: "the client speaks no version of TLS that is accepted: update it, or see --tls-min-version"},
 		{name: "cipher",
 			texts: is("supported by both|peer doesn't support|error: tls: handshake failure|insufficient security"),
-			meaning: "the client shares no cipher suite, key exchange or signature algorithm: see --tls-cipher-suites, " +
-				"and the kind of the serving key"},
+			meaning: "the client shares no cipher suite, key exchange or signature algorithm: " +
+				"see --tls-cipher-suites, and the kind of the serving key"},
 		{name: "no_room", texts: is("closed network connection"),
-			meaning: "there was no memory for what the client sent: see --max-connections and the memory limit"}, // by placed
+			meaning: "there was no memory for what the client sent: " +
+				"see --max-connections and the memory limit"}, // by placed
 		{name: "closed", texts: is("EOF|connection reset|broken pipe"),
 			meaning: "the client hung up: see its own log, and its time limit"},
 		{name: "other", texts: is(""), meaning: "see the log with --v=4"},

@@ -363,7 +363,7 @@ type plainKey struct{}
 // countWhole counts what a whole head becomes until its request ends: the connection is idle (see changed) or closed.
 func countWhole(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := r.Context().Value(plainKey{}).(*plain) //nolint:forcetypeassert // set by connContext for each connection of handedOver
+		c := r.Context().Value(plainKey{}).(*plain) //nolint:forcetypeassert // set by connContext for all of handedOver
 		// A part that came with the request before is in it, too.
 		head := wire.TextHead{Bytes: len(r.RequestURI)}
 		head.Count(r.Header)

@@ -90,7 +90,8 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 		done:       make(chan struct{}),
 		stalls: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_accept_stalls_total",
-			Help: "Times that a port accepted no new connection for a while: its limit was reached, or accepting failed. " +
+			Help: "Times that a port accepted no new connection for a while: " +
+				"its limit was reached, or accepting failed. " +
 				"One that lasts counts once a minute.",
 			ConstLabels: labels,
 		}),
@@ -214,13 +215,15 @@ func (p *placed) Read(b []byte) (int, error) {
 	return n, err //nolint:wrapcheck // from the wrapped connection
 }
 
-func (p *placed) Write(b []byte) (int, error) { return p.out.Write(b) } //nolint:wrapcheck // from the wrapped connection
+func (p *placed) Write(b []byte) (int, error) {
+	return p.out.Write(b) //nolint:wrapcheck // from the wrapped connection
+}
 
 // RemoteAddr returns the client's address.
 func (p *placed) RemoteAddr() net.Addr { return cmp.Or(p.client, p.Conn.RemoteAddr()) }
 
 const (
-	rest     = 500 * time.Millisecond // in which a client may still send after Close, as at net/http (rstAvoidanceDelay)
+	rest     = 500 * time.Millisecond // how long a client may send after Close, as at net/http (rstAvoidanceDelay)
 	mostRest = 1 << 20                // how much
 )
 

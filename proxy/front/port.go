@@ -75,8 +75,9 @@ func New(c Config) *Port {
 		ConnState:         changed,
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    http.DefaultMaxHeaderBytes, // kube-apiserver's: a front proxy may name a user with thousands of groups
-		ErrorLog:          slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
+		// MaxHeaderBytes is kube-apiserver's: a front proxy may name a user with thousands of groups.
+		MaxHeaderBytes: http.DefaultMaxHeaderBytes,
+		ErrorLog:       slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	return p
 }

@@ -69,8 +69,9 @@ func (l *local) run() {
 	complete := false
 	defer func() {
 		// As in net/http, a panic aborts the response, and http.ErrAbortHandler is not logged.
-		if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // the value itself is the sign, as in net/http
-			l.sh.cfg.Logger.Error("handler panicked", "panic", fmt.Sprint(v), "path", l.head.Path, "stack", string(debug.Stack()))
+		if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // itself, as in net/http
+			l.sh.cfg.Logger.Error("handler panicked", "panic", fmt.Sprint(v),
+				"path", l.head.Path, "stack", string(debug.Stack()))
 		}
 		if !complete {
 			l.abort()

@@ -268,7 +268,8 @@ func bridge(c net.Conn) (fd int, err error) {
 	far := os.NewFile(uintptr(pair[1]), "bridge")
 	var output sync.WaitGroup
 	output.Go(func() {
-		if _, err := io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{far}, make([]byte, recordContent)); err != nil {
+		buffer := make([]byte, recordContent)
+		if _, err := io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{far}, buffer); err != nil {
 			_ = c.Close() // ends the other direction
 		}
 	})

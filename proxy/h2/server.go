@@ -45,7 +45,8 @@ type Config struct {
 	// Dial connects to an endpoint and finishes the TLS handshake with ALPN h2. It runs on its own goroutine, must obey
 	// ctx, and bounds its own time, for which requests wait. It passes the TCP connection through wrap before it calls
 	// tls.Client. closed is called once when the connection has ended, on that connection's own goroutine.
-	Dial func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error)
+	Dial func(ctx context.Context, ep *engine.Endpoint,
+		wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error)
 
 	MaxStreams uint32       // per client connection (--http2-max-streams-per-connection); 0 means 250
 	Shards     int          // engines with own backend connections; 0 means one per two processors, at least one
@@ -240,16 +241,21 @@ func metrics(shards []*shard) (all []prometheus.Collector) {
 	for cause, label := range [...]string{"client", "backend", "limit", "protocol", "lane"} {
 		const help = "Streams that were reset, by cause: client, backend, limit (concurrent streams), protocol, " +
 			"lane (deadline, drain, panic)."
-		show("resets_total", help, labels{"cause": label}, func(n *engine.Counters) *atomic.Int64 { return &n.Resets[cause] })
+		show("resets_total", help, labels{"cause": label},
+			func(n *engine.Counters) *atomic.Int64 { return &n.Resets[cause] })
 	}
 	show("streams", "Streams of clients that the engine has under way.",
 		nil, func(n *engine.Counters) *atomic.Int64 { return &n.Streams })
-	show("flood_closes_total", "Connections closed because the peer caused too much work without requests (ENHANCE_YOUR_CALM).",
+	show("flood_closes_total", "Connections closed because the peer caused "+
+		"too much work without requests (ENHANCE_YOUR_CALM).",
 		nil, func(n *engine.Counters) *atomic.Int64 { return &n.Floods })
-	show("panics_total", "Panics that the engine survived: each closed the connection that it was working for. The log has the stack.",
+	show("panics_total", "Panics that the engine survived: each closed the connection that it was working for. "+
+		"The log has the stack.",
 		nil, func(n *engine.Counters) *atomic.Int64 { return &n.Panics })
 	const buffered = "Memory for data that waits to be forwarded: bodies in streams, output of connections."
-	show("buffered_bytes", buffered, labels{"where": "streams"}, func(n *engine.Counters) *atomic.Int64 { return &n.Queued })
-	show("buffered_bytes", buffered, labels{"where": "connections"}, func(n *engine.Counters) *atomic.Int64 { return &n.Output })
+	show("buffered_bytes", buffered, labels{"where": "streams"},
+		func(n *engine.Counters) *atomic.Int64 { return &n.Queued })
+	show("buffered_bytes", buffered, labels{"where": "connections"},
+		func(n *engine.Counters) *atomic.Int64 { return &n.Output })
 	return all
 }

@@ -165,7 +165,8 @@ func parseConfig(data []byte) (*apiserver.AuthenticationConfiguration, error) {
 	if !ok {
 		return nil, fmt.Errorf("reading authentication configuration: it is %T", object)
 	}
-	if err := validation.ValidateAuthenticationConfiguration(cel.NewDefaultCompiler(), config, nil).ToAggregate(); err != nil {
+	faults := validation.ValidateAuthenticationConfiguration(cel.NewDefaultCompiler(), config, nil)
+	if err := faults.ToAggregate(); err != nil {
 		return nil, fmt.Errorf("validating authentication configuration: %w", err)
 	}
 	for i := range config.JWT {

@@ -34,7 +34,7 @@ type Tokens struct {
 	issuers    atomic.Pointer[issuers]
 	generation atomic.Uint64
 	taken      atomic.Pointer[apiserver.AuthenticationConfiguration] // last
-	changed    chan struct{}                                         // holds an element until Run has seen what was taken
+	changed    chan struct{}                                         // has an element until Run has seen what was taken
 	// wait and pause are waitForKeys and retryAfter, except in tests.
 	wait, pause time.Duration
 }
@@ -142,7 +142,8 @@ func parseTokens(data []byte) (map[string]*user.DefaultInfo, error) {
 		line, _ := r.FieldPos(0)
 		switch {
 		case len(record) < 3:
-			return nil, fmt.Errorf("line %d has %d columns, want token, user, uid and perhaps groups", line, len(record))
+			return nil, fmt.Errorf("line %d has %d columns, want token, user, uid and perhaps groups",
+				line, len(record))
 		case record[0] == "":
 			return nil, fmt.Errorf("line %d has an empty token", line)
 		case record[1] == "":

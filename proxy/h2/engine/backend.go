@@ -84,7 +84,9 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	if c.blockES && r.ContentLength > 0 && !s.noBody {
 		return s.violation(down, http2.ErrCodeProtocol, "content-length does not match")
 	}
-	leads := slices.ContainsFunc(r.Fields, func(f hpack.HeaderField) bool { return f.Name == "location" && f.Value != "" })
+	leads := slices.ContainsFunc(r.Fields, func(f hpack.HeaderField) bool {
+		return f.Name == "location" && f.Value != ""
+	})
 	switch h, ok := s.accepts(r.Status, leads); {
 	case !ok:
 		return nil
@@ -160,7 +162,8 @@ func (s *stream) backendReset(code http2.ErrCode) {
 		}
 		s.failed(failure{reason: ReasonRefused, err: err, unprocessed: true})
 	default:
-		if to := s.sending; code == http2.ErrCodeEnhanceYourCalm && to != nil && !s.half[down].head && len(c.streams) > 0 {
+		if to := s.sending; code == http2.ErrCodeEnhanceYourCalm && to != nil &&
+			!s.half[down].head && len(c.streams) > 0 {
 			// Node does so while what others do not read fills a connection's 10 MB, and ends it after a hundred.
 			c.drained, to.alone = true, true
 			s.e.charge(s.plan.Owner, resetCost)
@@ -345,7 +348,8 @@ func (s *stream) answerFailure() {
 		return
 	}
 	s.discardUpload()
-	s.e.answer(s, http.StatusGatewayTimeout) // a handler has not begun its answer in time: there is nothing else without Fail
+	// A handler has not begun its answer in time: there is nothing else without Fail.
+	s.e.answer(s, http.StatusGatewayTimeout)
 }
 
 // serveInstead lets a handler answer instead of the backend, without the request's body.

@@ -80,7 +80,7 @@ type Conn struct {
 	asked        uint8         // PINGs since a frame on a stream or a new request; nothingDue if none waits
 	goAway       goAwayState
 	goAwayAt     time.Duration
-	lastAccepted uint32        // after the final GOAWAY, to a client or from a backend: streams above it are not handled
+	lastAccepted uint32        // after the final GOAWAY, to a client or by a backend: streams above it are not handled
 	closing      bool          // close when the output is written; drop input
 	closingAt    time.Duration // when closing began, or the peer last took some of the output
 	orderly      bool          // closing because nothing is left to do
@@ -207,7 +207,9 @@ func (c *Conn) room() int { return c.e.lim.writeLimit - len(c.out) - c.inflight 
 func (c *Conn) frame(length int, kind http2.FrameType, flags http2.Flags, id uint32) {
 	c.touch()
 	c.tailID = 0
-	c.out = wire.AppendFrameHeader(c.out, http2.FrameHeader{Length: uint32(length), Type: kind, Flags: flags, StreamID: id})
+	c.out = wire.AppendFrameHeader(c.out, http2.FrameHeader{
+		Length: uint32(length), Type: kind, Flags: flags, StreamID: id,
+	})
 }
 
 // writeData appends DATA. It extends the last frame if that is the same stream's: fewer frames are cheaper.
@@ -331,9 +333,10 @@ func (c *Conn) rememberReset(id uint32) {
 func (c *Conn) wasReset(id uint32) bool { return slices.Contains(c.resets, id) }
 
 const (
-	minMaxFrame   = 1 << 14 // RFC 9113 §4.2: the size every endpoint accepts
-	maxMaxFrame   = 1<<24 - 1
-	largeFrame    = 64 << 10  // accepted from backends, and sent at most: DATA is forwarded as it comes, more only saves headers
+	minMaxFrame = 1 << 14 // RFC 9113 §4.2: the size every endpoint accepts
+	maxMaxFrame = 1<<24 - 1
+	// largeFrame is accepted from backends, and sent at most: DATA is forwarded as it comes, more only saves headers.
+	largeFrame    = 64 << 10
 	maxWindow     = 1<<31 - 1 // §6.9.1
 	topStreamID   = 1<<31 - 1 // §5.1.1
 	defaultWindow = 65535     // §6.9.2: a peer's assumption until it has read SETTINGS

@@ -89,7 +89,8 @@ func (e *Engine) settingsFrame(c *Conn, h http2.FrameHeader, p []byte) (err *con
 	}
 	window := c.peerWindow
 	for ; len(p) > 0; p = p[6:] {
-		if err := e.setting(c, http2.SettingID(binary.BigEndian.Uint16(p)), binary.BigEndian.Uint32(p[2:])); err != nil {
+		id, value := http2.SettingID(binary.BigEndian.Uint16(p)), binary.BigEndian.Uint32(p[2:])
+		if err := e.setting(c, id, value); err != nil {
 			return err
 		}
 	}

@@ -37,9 +37,10 @@ const (
 	backendIdle = 90 * time.Second // a backend's is after it, as in http.DefaultTransport
 	drainTime   = 10 * time.Second // how long an upload is read after its response is complete
 	stallTime   = 30 * time.Second // how long a backend may accept none of our output, or a client that has left
-	goneTime    = 5 * time.Minute  // of one that is silent for TCP, too: two of its questions, 2 min apart, are unanswered
-	lingerTime  = time.Second      // how long a peer to which all was sent may keep a closed connection open
-	waitTime    = 30 * time.Second // how long a request waits for room: kube-apiserver's aggregator's dial timeout
+	// goneTime is how long one may be silent for TCP, too: two of its questions, 2 min apart, are unanswered.
+	goneTime   = 5 * time.Minute
+	lingerTime = time.Second      // how long a peer to which all was sent may keep a closed connection open
+	waitTime   = 30 * time.Second // how long a request waits for room: kube-apiserver's aggregator's dial timeout
 	// streamWindow is what one direction of a stream may hold here: kube-apiserver's; 1 MiB
 	// measured no faster, 64 KiB 15 % slower on 100 KiB lists.
 	streamWindow int32 = 256 << 10

@@ -10,10 +10,11 @@ import (
 
 // Plan says how a stream is answered. In package proxy exchange.plan makes it, and who calls that sets Done.
 type Plan struct {
-	Forward *Upstream    // the backend to forward to; nil means Answer or Serve
-	Client  any          // whose request it is, for Upstream.Pick; may be nil
-	Answer  *Answer      // answers the request; nil means Serve
-	Serve   http.Handler // answers the request on its own goroutine; without Forward and Answer either, the answer is 500
+	Forward *Upstream // the backend to forward to; nil means Answer or Serve
+	Client  any       // whose request it is, for Upstream.Pick; may be nil
+	Answer  *Answer   // answers the request; nil means Serve
+	// Serve answers the request on its own goroutine; without Forward and Answer either, the answer is 500.
+	Serve http.Handler
 
 	Remove func(name string) bool // client's fields to drop; nil means only connection-specific ones
 	// Set adds fields, also to Answer. Remove must report the client's of the same names. The engine copies the fields

@@ -309,7 +309,8 @@ func (e *Engine) open(s *stream, c *Conn) {
 	if s.sending.named {
 		s.sending.fields[2].Value = s.ep.Name
 	}
-	if size := s.sending.size + len(s.sending.fields[2].Value); c.peerHeaders < topStreamID && size > int(c.peerHeaders) {
+	size := s.sending.size + len(s.sending.fields[2].Value)
+	if c.peerHeaders < topStreamID && size > int(c.peerHeaders) {
 		s.release()
 		err := fmt.Errorf("the backend's limit is %d bytes", c.peerHeaders)
 		s.failed(failure{reason: ReasonTooLarge, err: err, final: true})

@@ -15,7 +15,7 @@ const (
 	// TickEvery is the resolution of all timers: deadlines are seconds, and 4 ticks a second are cheap.
 	TickEvery  = 250 * time.Millisecond
 	restEvery  = 2 * TickEvery // enough while no frames of streams come: timeouts and PINGs take seconds
-	wheelSlots = 256           // times TickEvery is 64 s, above the usual deadline of 60 s: most timers are checked once
+	wheelSlots = 256           // times TickEvery is 64 s, above the usual deadline of 60 s: most are checked once
 )
 
 // wheel holds the streams' timers in slots by the tick they expire at. Setting and clearing take constant time.
@@ -301,7 +301,9 @@ func (c *Conn) sendPing() {
 
 // cutLongRunning ends long-running streams: those of one upstream, or all if of is nil.
 func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason) {
-	for s := range c.ordered(func(s *stream) bool { return s.plan.LongRunning && (of == nil || s.plan.Forward == of) }) {
+	for s := range c.ordered(func(s *stream) bool {
+		return s.plan.LongRunning && (of == nil || s.plan.Forward == of)
+	}) {
 		s.endLongRunning(r)
 	}
 }
