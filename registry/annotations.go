@@ -265,7 +265,8 @@ func (u *urls) check(o *Options, ref *apiregistrationv1.ServiceReference, caFrom
 		u.fault = "URLs are not allowed here (--allow-url-backends): " +
 			"anybody who may write APIServices could choose where the proxy client certificate is used"
 	case caFrom != "" && ref == nil && !inTrustBundle(caFrom):
-		u.fault = "the ConfigMap of " + prefix + "ca-from is in the namespace of spec.service, and there is none: name one, it is not looked up"
+		u.fault = "the ConfigMap of " + prefix + "ca-from is in the namespace of spec.service, and there is none: " +
+			"name one, it is not looked up"
 	}
 }
 
@@ -295,7 +296,8 @@ func (r *resolver) fromURLs(u *urls) Verdict {
 		r.add(&found, &discoveryv1.Endpoint{Addresses: []string{host}}, int32(number))
 	}
 	if r.endpoints = found.endpoints; len(r.endpoints) == 0 {
-		return fault(ReasonInvalidURL, "annotation %s has only addresses that are refused: %s", urlAnnotation, strings.Join(r.refused, ", "))
+		return fault(ReasonInvalidURL, "annotation %s has only addresses that are refused: %s",
+			urlAnnotation, strings.Join(r.refused, ", "))
 	}
 	return Verdict{}
 }

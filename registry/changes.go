@@ -331,7 +331,9 @@ func (o *objects) faults() []directory.Fault {
 		list = append(list, directory.Fault{File: inEtcd + name.Name, Message: why})
 	}
 	ignored := func(name types.NamespacedName, whose string) {
-		list = append(list, directory.Fault{File: inEtcd + name.Name, Message: whose + " has one, too, which is ignored: etcd's counts", Note: true})
+		list = append(list, directory.Fault{
+			File: inEtcd + name.Name, Message: whose + " has one, too, which is ignored: etcd's counts", Note: true,
+		})
 	}
 	for name := range o.several {
 		theirs, counts := o.apiService(kindServed, name), o.apiServices[name.Name]

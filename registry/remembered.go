@@ -135,7 +135,9 @@ func (m *remembered) follow(ctx context.Context, table func() *Table) {
 
 // write replaces the file.
 func (m *remembered) write(entries []*Entry) (err error) {
-	list := apiregistrationv1.APIServiceList{TypeMeta: metav1.TypeMeta{APIVersion: apiregistrationv1.SchemeGroupVersion.String(), Kind: kindOfList}}
+	list := apiregistrationv1.APIServiceList{TypeMeta: metav1.TypeMeta{
+		APIVersion: apiregistrationv1.SchemeGroupVersion.String(), Kind: kindOfList,
+	}}
 	for _, e := range entries {
 		if e.Object.ResourceVersion != "" { // others are in a directory, or of the local apiserver
 			list.Items = append(list.Items, *e.Object)

@@ -22,7 +22,10 @@ func (b *builder) remote(e *Entry, s *annotated, old *Entry) {
 		old = nil // what is known of it is about another server
 	}
 	name := serviceOf(e.Object)
-	r := resolver{options: b.options, ref: behind.Server(e.Object), port: e.Backend.Port, service: b.in.Services[name], slices: b.in.Slices[name]}
+	r := resolver{
+		options: b.options, ref: behind.Server(e.Object), port: e.Backend.Port,
+		service: b.in.Services[name], slices: b.in.Slices[name],
+	}
 	if r.service == nil && len(r.slices) == 0 {
 		// Both from one source: a writer of the other one must not be able to add an address.
 		r.service, r.slices = b.in.FallbackServices[name], b.in.FallbackSlices[name]

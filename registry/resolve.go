@@ -49,7 +49,9 @@ func (r *resolver) resolve() Verdict {
 		return fault(ReasonServicePortError, "service/%s in %q is not listening on port %d", r.ref.Name, r.ref.Namespace, r.port)
 	case ofClusterIP && len(r.slices) == 0:
 		return fault(ReasonEndpointsNotFound, "cannot find endpointslices for service/%s in %q", r.ref.Name, r.ref.Namespace)
-	case ofClusterIP && !slices.ContainsFunc(r.slices, func(s *discoveryv1.EndpointSlice) bool { return slicePort(s, port) != 0 && ready(s) }):
+	case ofClusterIP && !slices.ContainsFunc(r.slices, func(s *discoveryv1.EndpointSlice) bool {
+		return slicePort(s, port) != 0 && ready(s)
+	}):
 		if slices.ContainsFunc(r.slices, ready) {
 			return fault(ReasonMissingEndpoints, "ready endpointslices have no port with name %q, of service/%s in %q",
 				port, r.ref.Name, r.ref.Namespace)

@@ -96,7 +96,10 @@ const (
 
 // compile makes routings of a policy's objects, empty ones with what is wrong. Limits go on where prev's are.
 func (o *Options) compile(objects []directory.Object, known *policy.Namespaces, prev *policy.Gates) (*routings, []directory.Fault) {
-	p := &routings{of: make(map[string]*routing), users: make(map[types.NamespacedName][]string), known: known, rules: policy.NewGates(prev)}
+	p := &routings{
+		of: make(map[string]*routing), users: make(map[types.NamespacedName][]string),
+		known: known, rules: policy.NewGates(prev),
+	}
 	var faults []directory.Fault
 	for i := range objects {
 		doc, ok := objects[i].Value.(*policy.Policy)
@@ -184,7 +187,9 @@ func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong 
 	}
 	f = &further{name: b.Name, object: &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Annotations: annotations},
-		Spec:       apiregistrationv1.APIServiceSpec{Service: b.Service, CABundle: b.CABundle, InsecureSkipTLSVerify: b.InsecureSkipTLSVerify},
+		Spec: apiregistrationv1.APIServiceSpec{
+			Service: b.Service, CABundle: b.CABundle, InsecureSkipTLSVerify: b.InsecureSkipTLSVerify,
+		},
 	}}
 	bad := func(child, value, message string) {
 		wrong = append(wrong, field.Invalid(at.Child(child), bounded(value), message))

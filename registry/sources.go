@@ -32,7 +32,10 @@ type sources struct {
 }
 
 func newSources(c Config) (m *sources, err error) {
-	m = &sources{files: c.Directory != "", withCluster: c.Cluster && c.Directory != "", remembered: &remembered{path: c.CacheFile, log: c.Logger}}
+	m = &sources{
+		files: c.Directory != "", withCluster: c.Cluster && c.Directory != "",
+		remembered: &remembered{path: c.CacheFile, log: c.Logger},
+	}
 	if c.Client != nil {
 		m.cluster, err = newCluster(c.Client, c.Logger)
 	}
@@ -116,7 +119,8 @@ func (m *sources) serviceListers(to *changes) []*lister {
 // ConfigMap does not exist: that of the directory or, if that does not have it, of the cluster. It
 // calls denied if only the local apiserver has it, and forbids to read it.
 func (m *sources) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap), denied func()) error {
-	if m.cluster != nil && (!m.files || ref == types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}) {
+	clients := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}
+	if m.cluster != nil && (!m.files || ref == clients) {
 		// Only the local apiserver can say which CAs its extension servers should trust.
 		return m.cluster.watch(ctx, ref, f, denied)
 	}

@@ -56,7 +56,8 @@ func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, f func(*c
 }
 
 // one returns what follows one object, and delivers nil while it does not exist.
-func (c *cluster) one(example runtime.Object, from cache.Getter, resource string, ref types.NamespacedName, deliver func(runtime.Object)) *lister {
+func (c *cluster) one(example runtime.Object, from cache.Getter, resource string, ref types.NamespacedName,
+	deliver func(runtime.Object)) *lister {
 	return &lister{
 		example: example, log: c.log,
 		from: cache.NewListWatchFromClient(from, resource, ref.Namespace, fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name)),

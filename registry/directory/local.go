@@ -111,7 +111,9 @@ func (l *Local) objects(list *metav1.APIGroupList) map[types.NamespacedName]runt
 					Name: name.Name, Labels: map[string]string{Automanaged: automanaged},
 					UID: uidOf("APIService " + name.Name), CreationTimestamp: metav1.NewTime(l.begun.Truncate(time.Second)),
 				},
-				Spec: apiregistrationv1.APIServiceSpec{Group: g.Name, Version: v.Version, GroupPriorityMinimum: group, VersionPriority: version},
+				Spec: apiregistrationv1.APIServiceSpec{
+					Group: g.Name, Version: v.Version, GroupPriorityMinimum: group, VersionPriority: version,
+				},
 			}
 		}
 	}
@@ -141,7 +143,8 @@ func (s *shown) Superseded() <-chan struct{} { return s.superseded }
 
 func newShown() *shown {
 	return &shown{
-		maps: make(map[types.NamespacedName]*corev1.ConfigMap), roles: make(map[string]*rbacv1.ClusterRole), superseded: make(chan struct{}),
+		maps: make(map[types.NamespacedName]*corev1.ConfigMap), roles: make(map[string]*rbacv1.ClusterRole),
+		superseded: make(chan struct{}),
 	}
 }
 

@@ -101,7 +101,8 @@ func New[S, L any](cfg Config, kind Kind[S, L]) *Sources[S, L] {
 		cfg: cfg, kind: kind, log: cfg.Log(), changed: make(chan time.Time, 1),
 		polls: metric.Counter("fairlead_"+strings.ToLower(kind.Name)+"_polls_total",
 			fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", kind.Name), "result",
-			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus), string(ReasonTooLarge), string(ReasonInvalid)),
+			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus),
+			string(ReasonTooLarge), string(ReasonInvalid)),
 	}
 	s.backends.Store(&backends[S, L]{})
 	metric.Register(cfg.Metrics, append(kind.Metrics, s.polls, kind.gauges())...)

@@ -26,7 +26,8 @@ func transportCredentials(c Config) (grpc.DialOption, error) {
 	return grpc.WithTransportCredentials(b), nil
 }
 
-func (b *reloading) ClientHandshake(ctx context.Context, authority string, c net.Conn) (safe net.Conn, info credentials.AuthInfo, err error) {
+func (b *reloading) ClientHandshake(ctx context.Context, authority string,
+	c net.Conn) (safe net.Conn, info credentials.AuthInfo, err error) {
 	config, err := b.files.ClientConfig()
 	if err == nil {
 		safe, info, err = credentials.NewTLS(config).ClientHandshake(ctx, authority, c)

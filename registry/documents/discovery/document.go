@@ -180,7 +180,8 @@ func (d *Discovery) choose(accept string) choice {
 		return e.Value
 	}
 	// v2beta1 is no longer recognised, as in kube-apiserver since 1.35: the next clause decides.
-	m, _ := negotiation.NegotiateMediaTypeOptions(accept, d.codecs.aggregated.SupportedMediaTypes(), aggregated.DiscoveryEndpointRestrictions)
+	m, _ := negotiation.NegotiateMediaTypeOptions(accept, d.codecs.aggregated.SupportedMediaTypes(),
+		aggregated.DiscoveryEndpointRestrictions)
 	c := choice{media: mediaNumber(m.Accepted), aggregated: true, pretty: m.Pretty}
 	if !aggregated.IsAggregatedDiscoveryGVK(m.Convert) {
 		c = d.codecs.legacyChoice(accept)

@@ -108,7 +108,9 @@ const maxLocal = 256 << 20
 
 // list returns an aggregated document and its tag, or nil if it has not changed.
 func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
-	a, err := documents.Get(ctx, do, documents.Question{OK: true, Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal, Timeout: localTime})
+	a, err := documents.Get(ctx, do, documents.Question{
+		OK: true, Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal, Timeout: localTime,
+	})
 	switch {
 	case err != nil:
 		return nil, "", err

@@ -191,8 +191,12 @@ func (m *merge) strays() []*registry.Entry {
 			continue
 		}
 		group, version, _ := builtin.Priorities(gv)
-		spec := apiregistrationv1.APIServiceSpec{Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: group, VersionPriority: version}
-		out = append(out, &registry.Entry{Name: gv.Version + "." + gv.Group, GroupVersion: gv, Object: &apiregistrationv1.APIService{Spec: spec}})
+		spec := apiregistrationv1.APIServiceSpec{
+			Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: group, VersionPriority: version,
+		}
+		out = append(out, &registry.Entry{
+			Name: gv.Version + "." + gv.Group, GroupVersion: gv, Object: &apiregistrationv1.APIService{Spec: spec},
+		})
 	}
 	return out
 }

@@ -33,7 +33,10 @@ func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 		next.groups = d.aggregated(nil, func() *apidiscoveryv2.APIGroupDiscoveryList { return listOfParts(parts) })
 	}
 	if next.legacy == nil || !sameList(old.of, t) {
-		next.legacy = &document{cache: private, write: func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, groupList(t)) }}
+		next.legacy = &document{
+			cache: private,
+			write: func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, groupList(t)) },
+		}
 	}
 	if l.core != nil && (next.core == nil || next.core.of != l.core) {
 		next.core = d.aggregated(l.core, func() *apidiscoveryv2.APIGroupDiscoveryList { return l.core })
@@ -130,7 +133,9 @@ func (d *Discovery) below(docs *view, path string) (*document, error) {
 func (p part) resourceList() runtime.Object {
 	current := *p.doc
 	current.Freshness = apidiscoveryv2.DiscoveryFreshnessCurrent
-	whole := apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: p.group}, Versions: []apidiscoveryv2.APIVersionDiscovery{current}}
+	whole := apidiscoveryv2.APIGroupDiscovery{
+		ObjectMeta: metav1.ObjectMeta{Name: p.group}, Versions: []apidiscoveryv2.APIVersionDiscovery{current},
+	}
 	_, lists, _ := discovery.SplitGroupsAndResources(apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{whole}})
 	list := lists[schema.GroupVersion{Group: p.group, Version: p.doc.Version}]
 	list.APIResources = append([]metav1.APIResource{}, list.APIResources...) // not null

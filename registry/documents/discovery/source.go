@@ -86,7 +86,8 @@ func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.E
 	}
 	next, err = d.answer(ctx, known, entries)
 	next.tried = true
-	same := maps.EqualFunc(known.versions, next.versions, func(x, y version) bool { // a confirmation changes nothing, now or after StaleAfter
+	// A confirmation changes nothing, now or after StaleAfter.
+	same := maps.EqualFunc(known.versions, next.versions, func(x, y version) bool {
 		return x.doc == y.doc && (x.err == nil) == (y.err == nil)
 	})
 	return next, !same || !known.tried, err

@@ -178,7 +178,8 @@ func toV3(sw *spec.Swagger) (body []byte, err error) {
 	if body, err = json.Marshal(openapiconv.ConvertV2ToV3(sw)); err != nil {
 		return nil, fmt.Errorf("encoding: %w", err)
 	}
-	body = bytes.ReplaceAll(body, []byte(`"$ref":"`+toDefinition), []byte(`"$ref":"#/components/schemas/`)) // allOf and others are not converted
+	// Only $ref: allOf and others are not converted.
+	body = bytes.ReplaceAll(body, []byte(`"$ref":"`+toDefinition), []byte(`"$ref":"#/components/schemas/`))
 	if len(body) > maxDocument {
 		return nil, fmt.Errorf("%d bytes are too much, at most %d", len(body), maxDocument)
 	}

@@ -236,7 +236,9 @@ func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Disco
 }
 
 func (q *question) document(ctx context.Context, path string) ([]byte, error) {
-	a, err := documents.Get(ctx, q.do, documents.Question{OK: true, Path: path, Accept: typeJSON, Limit: maxDocument, Timeout: fetchTimeout})
+	a, err := documents.Get(ctx, q.do, documents.Question{
+		OK: true, Path: path, Accept: typeJSON, Limit: maxDocument, Timeout: fetchTimeout,
+	})
 	if err != nil {
 		return nil, err
 	}
