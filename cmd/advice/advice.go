@@ -29,16 +29,19 @@ func Of(e *registry.Entry) string {
 	}
 	denied := service + " cannot be used as it is: see the message, and check that Fairlead may dial its addresses"
 	return cmp.Or(map[string]string{
-		registry.ReasonServiceNotFound:      service + " does not exist: create it, or correct " + named,
-		registry.ReasonServicePortError:     fmt.Sprintf("%s has no usable port %d: compare its ports with spec.service.port of the APIService", service, e.Backend.Port),
+		registry.ReasonServiceNotFound: service + " does not exist: create it, or correct " + named,
+		registry.ReasonServicePortError: fmt.Sprintf("%s has no usable port %d: "+
+			"compare its ports with spec.service.port of the APIService", service, e.Backend.Port),
 		registry.ReasonServiceAccessError:   denied,
 		registry.ReasonEndpointsAccessError: denied,
 		registry.ReasonEndpointsNotFound:    service + " has no EndpointSlice: does it have a selector, and do pods match it?",
 		registry.ReasonMissingEndpoints:     unusable,
-		registry.ReasonInvalidCABundle:      "spec.caBundle (or the ConfigMap of fairlead.dev/ca-from) contains no usable certificate: check what injects it",
+		registry.ReasonInvalidCABundle: "spec.caBundle (or the ConfigMap of fairlead.dev/ca-from) contains no usable certificate: " +
+			"check what injects it",
 		registry.ReasonInvalidURL: "correct the annotation fairlead.dev/url of the APIService; " +
 			"if it is intended, see --allow-url-backends and --allow-loopback-backends",
-		registry.ReasonProtectedGroup: "only Kubernetes itself may serve this group; if this is intended, remove the group from --protected-groups",
+		registry.ReasonProtectedGroup: "only Kubernetes itself may serve this group; " +
+			"if this is intended, remove the group from --protected-groups",
 	}[e.Verdict.Reason], For(e.Verdict.Message))
 }
 

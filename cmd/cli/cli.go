@@ -88,7 +88,8 @@ func versionCommand(version string) *cobra.Command {
 			switch form {
 			case "":
 			case "json":
-				text = fmt.Sprintf(`{"version": %q, "goVersion": %q, "platform": "%s/%s"}`, version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+				text = fmt.Sprintf(`{"version": %q, "goVersion": %q, "platform": "%s/%s"}`,
+					version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			default:
 				return usage{fmt.Errorf("--output %q is not json", form)}
 			}
@@ -182,11 +183,14 @@ type Shared struct {
 // AddFlags adds the flags to their groups.
 func (s *Shared) AddFlags(group func(name string) *pflag.FlagSet) {
 	fs := group("serving certificate")
-	fs.StringVar(&s.Certs.Serving.Cert, "tls-cert-file", "", "Serving certificate and its chain, in PEM. Required by serve, which reloads it when it changes.")
+	fs.StringVar(&s.Certs.Serving.Cert, "tls-cert-file", "",
+		"Serving certificate and its chain, in PEM. Required by serve, which reloads it when it changes.")
 	fs.StringVar(&s.Certs.Serving.Key, "tls-private-key-file", "", "Private key of --tls-cert-file. Required by serve.")
-	fs.StringArrayVar(&s.sni, "tls-sni-cert-key", nil, "Another serving certificate, as certfile,keyfile[:name,…]; repeat the flag for several.")
+	fs.StringArrayVar(&s.sni, "tls-sni-cert-key", nil,
+		"Another serving certificate, as certfile,keyfile[:name,…]; repeat the flag for several.")
 	fs = group("authentication")
-	fs.StringVar(&s.Certs.ClientCA, "client-ca-file", "", "CA bundle that verifies client certificates. Empty: client certificates are not accepted.")
+	fs.StringVar(&s.Certs.ClientCA, "client-ca-file", "",
+		"CA bundle that verifies client certificates. Empty: client certificates are not accepted.")
 	fs.StringVar(&s.Certs.RequestHeaderCA, "requestheader-client-ca-file", "",
 		"CA bundle that verifies front proxies, whose headers name the user. Empty: no front proxy is trusted.")
 	fs.StringSliceVar(&s.Certs.AllowedNames, "requestheader-allowed-names", nil,
@@ -203,7 +207,8 @@ func (s *Shared) AddFlags(group func(name string) *pflag.FlagSet) {
 			"with the credential of the kubeconfig or the pod; for clusters run by somebody else). "+
 			"Bearer tokens that only the cluster can verify are forwarded unchanged in both cases.")
 	fs = group("backend")
-	fs.BoolVar(&s.endpointRouting, "enable-aggregator-routing", true, "Send requests to the endpoints of a Service. False: to its ClusterIP.")
+	fs.BoolVar(&s.endpointRouting, "enable-aggregator-routing", true,
+		"Send requests to the endpoints of a Service. False: to its ClusterIP.")
 	fs.BoolVar(&s.table.Reach.AllowLoopback, "allow-loopback-backends", false,
 		"Allow backends on loopback addresses, and host names that only an egress proxy can resolve. "+
 			"They receive Fairlead's client certificate.")
@@ -219,7 +224,8 @@ func (s *Shared) AddFlags(group func(name string) *pflag.FlagSet) {
 		"File or directory of the policy, or configmap:NAMESPACE/NAME (docs/policy.md): "+
 			"which server has what of an API. A file must be valid when Fairlead starts; "+
 			"later the last valid state stays. Empty: no policy.")
-	fs.StringSliceVar(&s.protectedGroups, "protected-groups", nil, "API groups that no remote APIService may serve. Empty: the groups built into Kubernetes. \"-\": none.")
+	fs.StringSliceVar(&s.protectedGroups, "protected-groups", nil,
+		"API groups that no remote APIService may serve. Empty: the groups built into Kubernetes. \"-\": none.")
 }
 
 // Validate adds the faults of the flags.

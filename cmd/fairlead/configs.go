@@ -35,7 +35,8 @@ func (p *process) makeTracer() (trace.Tracer, error) {
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { p.log.Warn("sending spans", "err", err) }))
 	// The provider (re)connects in the background: an unreachable collector delays nothing.
 	spans, err := tracing.NewProvider(context.Background(), config, nil, []resource.Option{resource.WithAttributes(
-		attribute.String("service.name", "fairlead"), attribute.String("service.version", version), attribute.String("service.instance.id", p.identity),
+		attribute.String("service.name", "fairlead"), attribute.String("service.version", version),
+		attribute.String("service.instance.id", p.identity),
 	)})
 	if err != nil {
 		return nil, fmt.Errorf("making the span exporter: %w", err)

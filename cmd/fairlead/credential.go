@@ -55,7 +55,8 @@ func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*cred
 // take offers Run another configuration. It runs no plugin, which may hang: its caller also follows other files.
 func (k *credential) take(c *rest.Config) error {
 	if c.Impersonate.UserName != "" || c.Impersonate.UID != "" || len(c.Impersonate.Groups)+len(c.Impersonate.Extra) > 0 {
-		return errors.New("reading kubeconfig: it already impersonates a user (as:): kube-apiserver accepts only one impersonated identity, the caller's")
+		return errors.New("reading kubeconfig: it already impersonates a user (as:): " +
+			"kube-apiserver accepts only one impersonated identity, the caller's")
 	}
 	c = rest.CopyConfig(c)
 	c.Dial, c.WrapTransport = nil, nil // they dial servers

@@ -25,7 +25,8 @@ func (o *options) validateEtcd(f *cli.Faults) {
 	for _, e := range o.registry.etcd {
 		u, err := url.Parse(e)
 		switch {
-		case err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" || u.User != nil || u.RawQuery != "" || strings.Trim(u.Path, "/") != "":
+		case err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" ||
+			u.User != nil || u.RawQuery != "" || strings.Trim(u.Path, "/") != "":
 			f.Add("--registry=etcd: an element is not the URL of an etcd member, such as https://10.0.0.1:2379")
 		case u.Port() == "":
 			f.Add("--registry=etcd: %s has no port: etcd's own is 2379", e)
@@ -35,10 +36,14 @@ func (o *options) validateEtcd(f *cli.Faults) {
 			f.Add("--registry=etcd: %s is plain text: --etcd-cafile, --etcd-certfile and --etcd-keyfile would have no effect", e)
 		}
 	}
-	f.If(o.writeStatus && o.registry.etcd != nil, "--write-status is for --registry=kubernetes: with etcd:, one replica writes Available anyway")
+	f.If(o.writeStatus && o.registry.etcd != nil,
+		"--write-status is for --registry=kubernetes: with etcd:, one replica writes Available anyway")
 	f.If(o.writeStatus && o.registry.etcd == nil && o.registry.dir != "",
-		"--write-status is for --registry=kubernetes: the APIServices of a directory are not in the cluster, whose own aggregator writes the status of its own")
-	for flag, path := range map[string]string{"--etcd-cafile": o.etcd.CAFile, "--etcd-certfile": o.etcd.CertFile, "--etcd-keyfile": o.etcd.KeyFile} {
+		"--write-status is for --registry=kubernetes: "+
+			"the APIServices of a directory are not in the cluster, whose own aggregator writes the status of its own")
+	for flag, path := range map[string]string{
+		"--etcd-cafile": o.etcd.CAFile, "--etcd-certfile": o.etcd.CertFile, "--etcd-keyfile": o.etcd.KeyFile,
+	} {
 		f.If(path != "" && o.registry.etcd == nil, "%s needs --registry=etcd:URL,…", flag)
 		f.Readable(flag, path)
 	}

@@ -83,7 +83,8 @@ func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) 
 	c.TokenTTL, c.Sinks = zeroMeansNone(c.TokenTTL), s.sinks
 	// The file decides, else the flag. As in kube-apiserver, only its content at the start counts.
 	if configured, allowed, paths := tokens.Anonymous(); configured && s.o.anonymousSet {
-		return nil, cli.Usage(errors.New("--anonymous-auth cannot be set when the file of --authentication-config has an anonymous section"))
+		return nil, cli.Usage(errors.New(
+			"--anonymous-auth cannot be set when the file of --authentication-config has an anonymous section"))
 	} else if configured {
 		c.Anonymous, c.AnonymousPaths = allowed, paths
 	}
@@ -200,7 +201,8 @@ func (o *options) validateIdentity(f *cli.Faults) {
 	f.If(o.impersonates() && o.alone(), "--local-identity=impersonate needs --kubeconfig: "+
 		"without it, --registry=dir: means that there is no local apiserver")
 	f.If(o.impersonates() && !o.alone() && own,
-		"--local-identity=impersonate needs --authorization-mode=webhook or backend: only the cluster can decide who may impersonate whom (--as)")
+		"--local-identity=impersonate needs --authorization-mode=webhook or backend: "+
+			"only the cluster can decide who may impersonate whom (--as)")
 	f.If(!o.impersonates() && len(o.authn.RefuseUsers)+len(o.authn.RefuseGroups)+len(o.authn.GroupPrefixes) > 0,
 		"--impersonate-refuse-users, --impersonate-refuse-groups and --impersonate-groups-prefix need "+
 			"--local-identity=impersonate: a front proxy may assert every user")

@@ -85,7 +85,8 @@ func (k *kube) refuseSelf(ctx context.Context, own *reach.Rules) error {
 		}
 		for _, ip := range ips {
 			if own.Refusal(ip.String(), int32(n)) != "" {
-				return cli.Usage(fmt.Errorf("local apiserver %q is this Fairlead itself: name kube-apiserver's own address with --local-apiserver", s))
+				return cli.Usage(fmt.Errorf("local apiserver %q is this Fairlead itself: "+
+					"name kube-apiserver's own address with --local-apiserver", s))
 			}
 		}
 	}

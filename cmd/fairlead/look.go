@@ -73,7 +73,8 @@ func faultOf(st *certs.Status, now time.Time) error {
 		return fmt.Errorf("the certificate of %s is not valid before %s", st.Certificates[0].Subject,
 			st.Certificates[0].NotBefore.Format(time.RFC3339))
 	case none:
-		return fmt.Errorf("the certificate of %s has expired (%s)", st.Certificates[0].Subject, st.Certificates[0].NotAfter.Format(time.RFC3339))
+		return fmt.Errorf("the certificate of %s has expired (%s)",
+			st.Certificates[0].Subject, st.Certificates[0].NotAfter.Format(time.RFC3339))
 	case st.Err != "": // the last good one is used
 		return errors.New(st.Err)
 	}
@@ -168,7 +169,8 @@ func countDescriptors(time.Time) answer.Check {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return answer.Check{Status: needs.Unknown, Message: err.Error()}
 	}
-	const do = "raise the limit of open files (LimitNOFILE of systemd), or find out which clients hold so many connections: see fairlead_connections"
+	const do = "raise the limit of open files (LimitNOFILE of systemd), " +
+		"or find out which clients hold so many connections: see fairlead_connections"
 	f, err := os.Open("/proc/self/fd")
 	if errors.Is(err, fs.ErrNotExist) {
 		return answer.Check{Status: needs.Unknown, Message: "only Linux tells how many file descriptors are in use"}
@@ -186,7 +188,8 @@ func countDescriptors(time.Time) answer.Check {
 }
 
 func (s *server) lookMemory(time.Time) answer.Check {
-	const do = "raise the container's memory limit, or find out which clients hold so much: see fairlead_memory_held_bytes and the access log"
+	const do = "raise the container's memory limit, " +
+		"or find out which clients hold so much: see fairlead_memory_held_bytes and the access log"
 	if limit := s.held.Limit(); float64(s.held.Held()) > nearly*float64(limit) {
 		return failed(fmt.Errorf("connections hold more than nine tenths of the %d bytes that they may", limit), "", "", do)
 	}

@@ -83,7 +83,8 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 		"Kubeconfig for Fairlead's own watches and reviews at the local apiserver. "+
 			"Empty: the in-cluster configuration. With --registry=dir: or etcd: that does not end in ,kubernetes, "+
 			"empty means that there is no local apiserver.")
-	fs.StringSliceVar(&o.localAPIServer, "local-apiserver", nil, "URL of the local apiserver; repeat the flag for several. Empty: the server in the kubeconfig.")
+	fs.StringSliceVar(&o.localAPIServer, "local-apiserver", nil,
+		"URL of the local apiserver; repeat the flag for several. Empty: the server in the kubeconfig.")
 	fs.StringVar(&o.serversFrom, "local-apiservers-from", "",
 		"Where the local apiservers are found: endpointslice (the EndpointSlices of the Service default/kubernetes, "+
 			"which kube-apiservers write and Fairlead must not publish), or lease (the Leases in kube-system by which "+
@@ -120,7 +121,8 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	o.addTrustFlags(group)
 	o.addRequestFlags(group)
 	fs = group("egress, status and events")
-	fs.StringVar(&o.egress, "egress-selector-config-file", "", "EgressSelectorConfiguration whose entry \"cluster\" says how to connect to backends. Empty: directly.")
+	fs.StringVar(&o.egress, "egress-selector-config-file", "",
+		"EgressSelectorConfiguration whose entry \"cluster\" says how to connect to backends. Empty: directly.")
 	fs.BoolVar(&o.writeStatus, "write-status", false,
 		"Write the condition fairlead.dev/Available to APIServices. "+
 			"Only the replica that holds the Lease kube-system/fairlead-status writes.")
@@ -129,7 +131,8 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 			"Only the replica that holds the Lease kube-system/fairlead-events does so.")
 	o.addEntrypointFlags(group("entrypoint and replicas"))
 	fs = group("HTTP/2, log and tracing")
-	fs.BoolVar(&o.http2, "http2", true, "Offer HTTP/2 to clients. False: HTTP/1.1 only, for emergencies (kube-apiserver calls this --disable-http2-serving).")
+	fs.BoolVar(&o.http2, "http2", true,
+		"Offer HTTP/2 to clients. False: HTTP/1.1 only, for emergencies (kube-apiserver calls this --disable-http2-serving).")
 	o.addRecordFlags(fs)
 	fs.StringVar(&o.logFormat, "logging-format", "text", "Log format: text or json.")
 	fs.IntVarP(&o.verbosity, "v", "v", 2, "Log verbosity: 2 is normal, 4 and above is debug.")
@@ -152,9 +155,12 @@ func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 			"Give it to the local apiserver, too. Empty: no HSTS.")
 	fs = group("authentication")
 	headers := &o.authn.RequestHeaders
-	fs.StringSliceVar(&headers.Username, "requestheader-username-headers", []string{"X-Remote-User"}, "Headers in which a front proxy sends the user name.")
-	fs.StringSliceVar(&headers.UID, "requestheader-uid-headers", nil, "Headers in which a front proxy sends the UID. Empty: UIDs are ignored.")
-	fs.StringSliceVar(&headers.Group, "requestheader-group-headers", []string{"X-Remote-Group"}, "Headers in which a front proxy sends the groups.")
+	fs.StringSliceVar(&headers.Username, "requestheader-username-headers", []string{"X-Remote-User"},
+		"Headers in which a front proxy sends the user name.")
+	fs.StringSliceVar(&headers.UID, "requestheader-uid-headers", nil,
+		"Headers in which a front proxy sends the UID. Empty: UIDs are ignored.")
+	fs.StringSliceVar(&headers.Group, "requestheader-group-headers", []string{"X-Remote-Group"},
+		"Headers in which a front proxy sends the groups.")
 	fs.StringSliceVar(&headers.ExtraPrefix, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"},
 		"Prefixes of the headers in which a front proxy sends extra attributes.")
 	fs.BoolVar(&o.Certs.TrustConfigMap, "authentication-configmap", false,
@@ -174,7 +180,8 @@ func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 			"are not passed to it; Fairlead's own decisions and extension servers see all. "+
 			"Do not leave out groups by which an admission policy or an authorizer refuses. Empty: all.")
 	fs = group("backend")
-	fs.BoolVar(&o.rejectRedirects, "aggregator-reject-forwarding-redirect", true, "Answer a backend's redirects with 502. False: pass them on.")
+	fs.BoolVar(&o.rejectRedirects, "aggregator-reject-forwarding-redirect", true,
+		"Answer a backend's redirects with 502. False: pass them on.")
 	fs.DurationVar(&o.caOverlap, "ca-rotation-overlap", time.Minute,
 		"How long the previous CA of a backend stays trusted if nothing verifies with the new one yet. 0: not at all.")
 	fs.StringVar(&o.zone, "zone", "",
@@ -190,7 +197,8 @@ func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 
 func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 	fs := group("tokens and authorization")
-	fs.BoolVar(&o.authn.Anonymous, "anonymous-auth", false, "Accept requests without credentials to remote APIServices, as user system:anonymous.")
+	fs.BoolVar(&o.authn.Anonymous, "anonymous-auth", false,
+		"Accept requests without credentials to remote APIServices, as user system:anonymous.")
 	fs.StringVar(&o.tokenFile, "token-auth-file", "",
 		"Static tokens for use without a local apiserver: a CSV file of token,user,uid,\"groups\". "+
 			"Reloaded when it changes. Empty: none.")
@@ -199,14 +207,18 @@ func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 			"without a local apiserver or with --local-identity=impersonate, which JWT issuers are trusted. "+
 			"Reloaded when it changes. It is an error to configure jwt where the local apiserver verifies all tokens. "+
 			"Empty: none.")
-	fs.DurationVar(&o.authn.TokenTTL, "authentication-token-webhook-cache-ttl", 10*time.Second, "How long the result of a TokenReview is cached. 0: not at all.")
+	fs.DurationVar(&o.authn.TokenTTL, "authentication-token-webhook-cache-ttl", 10*time.Second,
+		"How long the result of a TokenReview is cached. 0: not at all.")
 	fs.StringVar(&o.authzMode, "authorization-mode", "",
 		"How requests to remote APIServices are authorized: webhook (SubjectAccessReview at the local apiserver), "+
 			"RBAC (ClusterRoles in --registry=dir:), backend (the extension server decides) or AlwaysAllow (with "+
 			"--registry=dir: only). Empty: webhook; without a local apiserver, RBAC.")
-	fs.StringSliceVar(&o.authz.AllowPaths, "authorization-always-allow-paths", []string{"/healthz", "/readyz", "/livez"}, "Fairlead's own paths that need no authorization.")
-	fs.DurationVar(&o.authz.AllowTTL, "authorization-webhook-cache-authorized-ttl", 10*time.Second, "How long an allowed SubjectAccessReview is cached. 0: not at all.")
-	fs.DurationVar(&o.authz.DenyTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second, "How long a denied SubjectAccessReview is cached. 0: not at all.")
+	fs.StringSliceVar(&o.authz.AllowPaths, "authorization-always-allow-paths", []string{"/healthz", "/readyz", "/livez"},
+		"Fairlead's own paths that need no authorization.")
+	fs.DurationVar(&o.authz.AllowTTL, "authorization-webhook-cache-authorized-ttl", 10*time.Second,
+		"How long an allowed SubjectAccessReview is cached. 0: not at all.")
+	fs.DurationVar(&o.authz.DenyTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second,
+		"How long a denied SubjectAccessReview is cached. 0: not at all.")
 	fs = group("limit and draining")
 	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute,
 		"Time limit of a request to a remote APIService. Watches and other long-running requests have none. "+
@@ -215,15 +227,19 @@ func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 		"Maximum number of client connections to the front door; further ones wait in the kernel's queue. "+
 			"0: three quarters of the process's limit of open files, "+
 			"and of its memory at 32 KiB each if that is limited.")
-	fs.IntVar(&o.streamsPerConn, "http2-max-streams-per-connection", 250, "Maximum number of concurrent streams on one client connection. 0: the default.")
+	fs.IntVar(&o.streamsPerConn, "http2-max-streams-per-connection", 250,
+		"Maximum number of concurrent streams on one client connection. 0: the default.")
 	fs.Float64Var(&o.proxy.GoAwayChance, "goaway-chance", 0,
 		"Probability that an HTTP/2 client is asked to reconnect (GOAWAY) after a request, "+
 			"which spreads clients over replicas. At most 0.02.")
 	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0, "How long to keep serving, not ready, after SIGTERM.")
-	fs.DurationVar(&o.watchGrace, "shutdown-watch-termination-grace-period", 0, "How long watches may continue after --shutdown-delay-duration.")
+	fs.DurationVar(&o.watchGrace, "shutdown-watch-termination-grace-period", 0,
+		"How long watches may continue after --shutdown-delay-duration.")
 	fs.BoolVar(&o.sendRetryAfter, "shutdown-send-retry-after", false, "During shutdown, answer new requests with 429 and Retry-After.")
-	fs.IntVar(&o.proxy.MaxInFlight, "max-requests-inflight", 0, "Maximum number of concurrent non-mutating requests to remote APIServices. 0: no limit.")
-	fs.IntVar(&o.proxy.MaxMutating, "max-mutating-requests-inflight", 0, "Maximum number of concurrent mutating requests to remote APIServices. 0: no limit.")
+	fs.IntVar(&o.proxy.MaxInFlight, "max-requests-inflight", 0,
+		"Maximum number of concurrent non-mutating requests to remote APIServices. 0: no limit.")
+	fs.IntVar(&o.proxy.MaxMutating, "max-mutating-requests-inflight", 0,
+		"Maximum number of concurrent mutating requests to remote APIServices. 0: no limit.")
 }
 
 // validate reports every fault of the command line, one per line, before anything is opened.
@@ -238,7 +254,8 @@ func (o *options) validate() error {
 	o.Validate(f)
 	f.Readable("--kubeconfig", o.kubeconfig)
 	f.If(o.Certs.ClientCA != "" && o.Certs.ClientCA == o.Certs.RequestHeaderCA && len(o.Certs.AllowedNames) == 0,
-		"--requestheader-allowed-names is required when --client-ca-file and --requestheader-client-ca-file are the same: any client could name its own user")
+		"--requestheader-allowed-names is required when --client-ca-file and --requestheader-client-ca-file are the same: "+
+			"any client could name its own user")
 	f.If(net.ParseIP(o.front.Host) == nil, "--bind-address %q is not an IP address", o.front.Host)
 	for flag, port := range map[string]int{"--secure-port": o.front.Port, "--admin-secure-port": o.adminPort} {
 		f.If(port < 0 || port > 65535, "%s %d is not a port", flag, port)
@@ -294,7 +311,8 @@ func (o *options) validateChoices(f *cli.Faults) {
 	f.If(o.front.MaxConnections < 0 || o.streamsPerConn < 0 || o.proxy.MaxInFlight < 0 || o.proxy.MaxMutating < 0,
 		"limits cannot be negative")
 	for flag, d := range map[string]time.Duration{
-		"--request-timeout": o.requestTimeout, "--shutdown-delay-duration": o.shutdownDelay, "--ca-rotation-overlap": o.caOverlap, "--discovery-stale-after": o.staleAfter,
+		"--request-timeout": o.requestTimeout, "--shutdown-delay-duration": o.shutdownDelay,
+		"--ca-rotation-overlap": o.caOverlap, "--discovery-stale-after": o.staleAfter,
 		"--shutdown-watch-termination-grace-period": o.watchGrace, "--authentication-token-webhook-cache-ttl": o.authn.TokenTTL,
 		"--authorization-webhook-cache-authorized-ttl": o.authz.AllowTTL, "--authorization-webhook-cache-unauthorized-ttl": o.authz.DenyTTL,
 	} {

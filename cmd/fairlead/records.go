@@ -25,19 +25,24 @@ type auditOptions struct {
 }
 
 func (o *options) addRecordFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.accessLog, "access-log", "", "File that receives one line of JSON per request; \"-\" is standard output. Empty: no access log.")
-	fs.Float64Var(&o.accessSample, "access-log-sample", 1, "Fraction of requests that are logged, from 0 to 1. Requests answered with 400 or above are always logged.")
-	fs.StringVar(&o.audit.policy, "audit-policy-file", "", "Audit policy (audit.k8s.io): which requests are recorded, and in which detail. Empty: none.")
+	fs.StringVar(&o.accessLog, "access-log", "",
+		"File that receives one line of JSON per request; \"-\" is standard output. Empty: no access log.")
+	fs.Float64Var(&o.accessSample, "access-log-sample", 1,
+		"Fraction of requests that are logged, from 0 to 1. Requests answered with 400 or above are always logged.")
+	fs.StringVar(&o.audit.policy, "audit-policy-file", "",
+		"Audit policy (audit.k8s.io): which requests are recorded, and in which detail. Empty: none.")
 	fs.StringVar(&o.audit.path, "audit-log-path", "", "File of the audit log; \"-\" is standard output. Empty: no audit log.")
 	fs.IntVar(&o.audit.maxAge, "audit-log-maxage", 0, "Days to keep old audit log files. 0: files are not removed because of their age.")
 	fs.IntVar(&o.audit.maxBackups, "audit-log-maxbackup", 0, "Number of old audit log files to keep. 0: all.")
-	fs.IntVar(&o.audit.maxSize, "audit-log-maxsize", 0, "Size in megabytes at which the audit log is rotated. 0: never; rotate it from outside, by copy and truncate.")
+	fs.IntVar(&o.audit.maxSize, "audit-log-maxsize", 0,
+		"Size in megabytes at which the audit log is rotated. 0: never; rotate it from outside, by copy and truncate.")
 	fs.BoolVar(&o.audit.compress, "audit-log-compress", false, "Compress rotated audit log files with gzip.")
 	fs.StringVar(&o.audit.format, "audit-log-format", "json", "Format of the audit log: json, or legacy (one line of text per event).")
 	fs.BoolVar(&o.audit.local, "audit-local-requests", false,
 		"Also record requests to the local apiserver. False: they are only in the local apiserver's own audit log, "+
 			"under the same Audit-ID.")
-	fs.StringVar(&o.tracing, "tracing-config-file", "", "TracingConfiguration (apiserver.config.k8s.io): where spans are sent, and the sampling rate. Empty: no tracing.")
+	fs.StringVar(&o.tracing, "tracing-config-file", "",
+		"TracingConfiguration (apiserver.config.k8s.io): where spans are sent, and the sampling rate. Empty: no tracing.")
 }
 
 func (o *auditOptions) validate(f *cli.Faults) {
@@ -54,7 +59,8 @@ func (p *process) makeAudit() error {
 	o := &p.o.audit
 	if o.path == "" {
 		if !p.o.alone() {
-			p.log.Warn("requests to extension servers are in no audit log: kube-apiserver does not see them (--audit-policy-file, --audit-log-path)")
+			p.log.Warn("requests to extension servers are in no audit log: " +
+				"kube-apiserver does not see them (--audit-policy-file, --audit-log-path)")
 		}
 		return nil
 	}

@@ -87,7 +87,8 @@ func (o *options) validateEntrypoint(f *cli.Faults) {
 	}
 	// The pod's own configuration names the Service, which from now on leads to Fairlead.
 	f.If(o.kubeconfig == "" && len(o.localAPIServer) == 0,
-		"--publish-kubernetes-endpoints needs --local-apiserver, or --kubeconfig: in a pod, the Service kubernetes would lead Fairlead to itself")
+		"--publish-kubernetes-endpoints needs --local-apiserver, or --kubeconfig: "+
+			"in a pod, the Service kubernetes would lead Fairlead to itself")
 	_, err := o.advertised()
 	f.If(err != nil, "%w", err)
 }

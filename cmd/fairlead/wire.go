@@ -185,7 +185,10 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 // offered; the front door's engine always has the connections to backends.
 func (s *server) makePorts() {
 	own := s.adminPages()
-	frames := s.proxy.Frames(h2.Config{MaxStreams: uint32(s.o.streamsPerConn), Memory: s.held, Logger: s.log, Metrics: s.metrics}) //nolint:gosec // validated
+	frames := s.proxy.Frames(h2.Config{
+		MaxStreams: uint32(s.o.streamsPerConn), //nolint:gosec // validated
+		Memory:     s.held, Logger: s.log, Metrics: s.metrics,
+	})
 	adminFrames := s.adminEngine(own)
 	c := front.Config{
 		Listener: s.ports.front, TLS: s.certs.TLS(), Handler: s.proxy, ConnContext: s.proxy.ConnContext,

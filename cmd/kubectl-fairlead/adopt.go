@@ -79,7 +79,8 @@ func moveCommand(use, short, long string, change change) *cobra.Command {
 		"CA bundle that verifies Fairlead's serving certificate for <service>.<namespace>.svc. "+
 			"Empty: ca.crt of the Secret fairlead-serving beside the Service.")
 	cmd.Flags().BoolVar(&m.dryRun, "dry-run", false, "Check and show the change, and let the server check it, but make none.")
-	cmd.Flags().DurationVar(&m.patience, "wait", time.Minute, "How long to wait until the APIService has been available for 5 s. 0: not at all, and nothing is undone for that.")
+	cmd.Flags().DurationVar(&m.patience, "wait", time.Minute,
+		"How long to wait until the APIService has been available for 5 s. 0: not at all, and nothing is undone for that.")
 	groupFlags(cmd, flags)
 	return cmd
 }
@@ -93,7 +94,8 @@ func (m *mover) adopt(ctx context.Context, a *apiregistrationv1.APIService) (err
 		a.Spec.CABundle, err = m.ownCA(ctx) // another one, if Fairlead's has been rotated
 		return err
 	case at == behind.Format(m.own):
-		return fmt.Errorf("it already names Fairlead's Service, and nothing says where its extension server is: annotation %s is missing", behind.Service)
+		return fmt.Errorf("it already names Fairlead's Service, "+
+			"and nothing says where its extension server is: annotation %s is missing", behind.Service)
 	}
 	if _, err = behind.Parse(at); err == nil {
 		err = m.runs(ctx)
@@ -152,7 +154,8 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 		if same(before, next) {
 			continue
 		}
-		moves := behind.Format(before.Spec.Service) != behind.Format(next.Spec.Service) || string(before.Spec.CABundle) != string(next.Spec.CABundle)
+		moves := behind.Format(before.Spec.Service) != behind.Format(next.Spec.Service) ||
+			string(before.Spec.CABundle) != string(next.Spec.CABundle)
 		err := m.write(ctx, next, before)
 		if errors.Is(err, errChanged) {
 			return err

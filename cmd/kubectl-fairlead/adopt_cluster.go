@@ -66,7 +66,9 @@ func ours(a *apiregistrationv1.APIService) map[string]any {
 	}
 	return map[string]any{
 		"metadata": map[string]any{"uid": a.UID, "annotations": values},
-		"spec":     map[string]any{"service": a.Spec.Service, "caBundle": a.Spec.CABundle, "insecureSkipTLSVerify": a.Spec.InsecureSkipTLSVerify},
+		"spec": map[string]any{
+			"service": a.Spec.Service, "caBundle": a.Spec.CABundle, "insecureSkipTLSVerify": a.Spec.InsecureSkipTLSVerify,
+		},
 	}
 }
 

@@ -83,7 +83,8 @@ and the command ends with a conflict.`,
 	w.addFlags(fs)
 	flags.AddFlags(fs)
 	extensions.addFlags(cmd)
-	fs.StringSliceVar(&names, "serving-names", nil, "Names and addresses that clients use for Fairlead. Empty: those in fairlead-serving, if this CA signed it.")
+	fs.StringSliceVar(&names, "serving-names", nil,
+		"Names and addresses that clients use for Fairlead. Empty: those in fairlead-serving, if this CA signed it.")
 	cmd.MarkFlagsMutuallyExclusive("layout", "append-authentication-configmap")
 	return cmd
 }
@@ -177,5 +178,7 @@ func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error)
 	private, err1 := keyutil.MarshalPrivateKeyToPEM(key)
 	own, err2 := certutil.EncodeCertificates(cert)
 	signer, err3 := certutil.EncodeCertificates(ca)
-	return map[string][]byte{corev1.TLSPrivateKeyKey: private, corev1.TLSCertKey: own, corev1.ServiceAccountRootCAKey: signer}, errors.Join(err1, err2, err3)
+	return map[string][]byte{
+		corev1.TLSPrivateKeyKey: private, corev1.TLSCertKey: own, corev1.ServiceAccountRootCAKey: signer,
+	}, errors.Join(err1, err2, err3)
 }

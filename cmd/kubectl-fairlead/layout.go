@@ -70,7 +70,8 @@ type installer struct {
 }
 
 func (i *installer) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&i.layout, "layout", "", "How Fairlead is to run: control-plane, static-pod, load-balancer, managed, behind or etcd. Empty: make Secrets.")
+	fs.StringVar(&i.layout, "layout", "",
+		"How Fairlead is to run: control-plane, static-pod, load-balancer, managed, behind or etcd. Empty: make Secrets.")
 	fs.StringVar(&i.out, "out", "fairlead", "Folder that is written.")
 	fs.StringVar(&i.deploy, "deploy", "deploy", "Folder of the manifests that ship: of this repository, or of a release.")
 	fs.StringSliceVar(&i.components, "components", nil, "Folders of deploy/components to add, such as audit,events,monitoring.")
@@ -170,7 +171,8 @@ func (i *installer) choosePorts(s *survey) error {
 			for s.taken(port) != nil {
 				port += step
 			}
-			if _, err := fmt.Sscan(i.ask(fmt.Sprintf("Port %d is used by pod %s. Another one", ships, by[0]), fmt.Sprint(port)), &port); err != nil {
+			taken := fmt.Sprintf("Port %d is used by pod %s. Another one", ships, by[0])
+			if _, err := fmt.Sscan(i.ask(taken, fmt.Sprint(port)), &port); err != nil {
 				return fmt.Errorf("--%s: %w", flag, err)
 			}
 		}
@@ -214,7 +216,9 @@ func (i *installer) write() error {
 		for _, c := range i.components {
 			i.args = append(i.args, podFlags()[c]...)
 		}
-		if err := i.put("node", types.Kustomization{Resources: []string{"static-pod/fairlead.yaml"}, Patches: i.patches(to, "/spec")}); err != nil {
+		if err := i.put("node", types.Kustomization{
+			Resources: []string{"static-pod/fairlead.yaml"}, Patches: i.patches(to, "/spec"),
+		}); err != nil {
 			return err
 		}
 		own.Components = append(own.Components, "components/static-pod") // the last one

@@ -102,7 +102,8 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 	fs.StringVar(&l.account, "account", "", "User whose rights are asked for. Empty: the one that Fairlead's manifests use.")
 	fs.StringVarP(&l.namespace, "namespace", "n", "default", "Namespace of objects without one in files, as for kubectl apply.")
 	fs.StringVarP(&l.output, "output", "o", "text", "Output format: text (a line for each finding) or json (a list).")
-	fs.StringSliceVar(&l.names, "serving-names", nil, "Names and addresses that clients use for Fairlead; the serving certificate must be valid for each.")
+	fs.StringSliceVar(&l.names, "serving-names", nil,
+		"Names and addresses that clients use for Fairlead; the serving certificate must be valid for each.")
 	cli.Flags(cmd, groups)
 	return cmd
 }
@@ -169,7 +170,8 @@ func (l *linter) report(out io.Writer) error {
 func checkNames(names []string) error {
 	for _, name := range names {
 		if name == "" || net.ParseIP(name) == nil && strings.ContainsAny(name, ":/[ ") {
-			return cli.Usage(fmt.Errorf("--serving-names: %q is neither a DNS name nor an IP address: give it without scheme, port and path", name))
+			return cli.Usage(fmt.Errorf("--serving-names: %q is neither a DNS name nor an IP address: "+
+				"give it without scheme, port and path", name))
 		}
 	}
 	return nil

@@ -92,7 +92,8 @@ func (l *linter) bundle(object, file string) {
 
 // credentials checks the kubeconfig's client certificate, which is not renewed with the cluster's: nobody gets in then.
 func (l *linter) credentials(cfg *rest.Config) {
-	const object, do = "kubeconfig", "create a new one (kubeadm kubeconfig user --client-name=system:fairlead); Fairlead loads it without a restart"
+	const object, do = "kubeconfig", "create a new one (kubeadm kubeconfig user --client-name=system:fairlead); " +
+		"Fairlead loads it without a restart"
 	own := rest.CopyConfig(cfg)
 	if err := rest.LoadTLSFiles(own); err != nil || len(own.CertData) == 0 {
 		return // a token, or a missing file, which connecting reports
@@ -197,7 +198,8 @@ func (l *linter) trusts(object, address string, asked *tls.CertificateRequestInf
 	}
 }
 
-func chainOf(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error), address, name string) (got shown) {
+func chainOf(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error),
+	address, name string) (got shown) {
 	const limit = 5 * time.Second // as for a probe
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

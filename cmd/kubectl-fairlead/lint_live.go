@@ -96,7 +96,8 @@ func (l *linter) told(s *answer.Status) {
 		l.Warn("clients of "+s.Replica, "kubectl fairlead status", "%s", s.Handshakes[0])
 	}
 	if s.Ready != "" {
-		l.Error("Fairlead", "give lint a kubeconfig of kube-apiserver's own address: nothing else was checked", "it takes no requests: %s", s.Ready)
+		l.Error("Fairlead", "give lint a kubeconfig of kube-apiserver's own address: nothing else was checked",
+			"it takes no requests: %s", s.Ready)
 		return
 	}
 	said := sets.New[string]()
@@ -115,7 +116,9 @@ func (l *linter) told(s *answer.Status) {
 // readable reports what of the cluster cannot be read. Table would ask for it until its time is over.
 func (l *linter) readable(ctx context.Context, client rest.Interface) bool {
 	all := true
-	for _, path := range []string{"/apis/apiregistration.k8s.io/v1/apiservices", "/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"} {
+	for _, path := range []string{
+		"/apis/apiregistration.k8s.io/v1/apiservices", "/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices",
+	} {
 		if err := client.Get().AbsPath(path).Param("limit", "1").Do(ctx).Error(); err != nil {
 			l.Error("local apiserver", doFor(err, giveRole), "reading %s: %v", path, err)
 			all = false
@@ -191,7 +194,8 @@ func (l *linter) shadowed(ctx context.Context, client rest.Interface, entries []
 	}
 	for _, gv := range claimed {
 		if name := found[gv]; name != "" {
-			l.Error("APIService "+gv.Version+"."+gv.Group, "rename the group of one of them, or delete the unused one: the APIService is served",
+			l.Error("APIService "+gv.Version+"."+gv.Group,
+				"rename the group of one of them, or delete the unused one: the APIService is served",
 				"it shadows CustomResourceDefinition %s: its objects cannot be reached in version %s", name, gv.Version)
 		}
 	}

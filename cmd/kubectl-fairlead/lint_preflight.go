@@ -38,7 +38,8 @@ func (l *linter) preflight(ctx context.Context, s *survey, kube kubernetes.Inter
 		l.Warn("preflight", "use an administrator's kubeconfig", "a part was not checked: %v", errors.Join(s.unseen...))
 	}
 	v, err := utilversion.ParseGeneric(s.release)
-	if err == nil && (v.LessThan(utilversion.MustParseGeneric(oldestRelease)) || utilversion.MustParseGeneric(newestRelease).LessThan(v.WithPatch(0))) {
+	if err == nil && (v.LessThan(utilversion.MustParseGeneric(oldestRelease)) ||
+		utilversion.MustParseGeneric(newestRelease).LessThan(v.WithPatch(0))) {
 		l.Warn("kube-apiserver", "try Fairlead with this release on a cluster that nobody needs",
 			"its release %s is not among those that Fairlead is tested with, %s to %s",
 			s.release, oldestRelease, newestRelease)
@@ -70,7 +71,8 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 	flags, f := s.flags(), rights.Shipped()
 	f.Impersonation = l.impersonates() && (l.Behind == "" || flags["client-ca-file"] != "")
 	f.Status, f.Events = flags["write-status"] != "", flags["emit-events"] != ""
-	f.Entrypoint, f.Critical, f.Servers = flags["publish-kubernetes-endpoints"] != "", flags["critical-apiservices"] != "", flags["local-apiservers-from"]
+	f.Entrypoint, f.Critical = flags["publish-kubernetes-endpoints"] != "", flags["critical-apiservices"] != ""
+	f.Servers = flags["local-apiservers-from"]
 	f.Policy, _ = cli.PolicyMap(flags["policy"])
 	all := rights.Needed(f)
 	var missing []rights.Right
@@ -85,7 +87,8 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 			other, err = kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, other, metav1.CreateOptions{})
 		}
 		if err != nil {
-			l.Warn("user "+account, doFor(err, "use an administrator's kubeconfig, or Fairlead's own"), "its rights were not checked: %v", err)
+			l.Warn("user "+account, doFor(err, "use an administrator's kubeconfig, or Fairlead's own"),
+				"its rights were not checked: %v", err)
 			return
 		}
 		if !own.Status.Allowed && !other.Status.Allowed { // one of them was asked

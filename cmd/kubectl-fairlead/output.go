@@ -69,7 +69,8 @@ type form struct{ genericclioptions.PrintFlags } // of the output, by kubectl's 
 
 func (f *form) addFlags(cmd *cobra.Command) {
 	f.PrintFlags = genericclioptions.PrintFlags{
-		OutputFormat: new(""), JSONYamlPrintFlags: &genericclioptions.JSONYamlPrintFlags{}, TemplatePrinterFlags: genericclioptions.NewKubeTemplatePrintFlags(),
+		OutputFormat: new(""), JSONYamlPrintFlags: &genericclioptions.JSONYamlPrintFlags{},
+		TemplatePrinterFlags: genericclioptions.NewKubeTemplatePrintFlags(),
 	}
 	f.AddFlags(cmd)
 	all := append(f.AllowedFormats(), "wide")

@@ -48,7 +48,8 @@ func askEach[T any](ctx context.Context, c *client, ask func(context.Context, *c
 		return nil, err
 	}
 	if rc.Insecure {
-		return nil, errors.New("the kubeconfig verifies no server certificate, so its credential is not sent to addresses from an EndpointSlice")
+		return nil, errors.New("the kubeconfig verifies no server certificate, " +
+			"so its credential is not sent to addresses from an EndpointSlice")
 	}
 	rc.ServerName = cmp.Or(rc.ServerName, c.base.Hostname()) // all replicas have one name in their certificates
 	hc, err := rest.HTTPClientFor(rc)

@@ -60,7 +60,8 @@ It needs the ClusterRole system:fairlead-tap.`,
 	}
 	cmd.Flags().StringVar(&by, "by", "caller", "One row for each caller, user, agent, resource or source.")
 	cmd.Flags().StringVar(&window, "window", "minute", "The last minute, or the last hour.")
-	cmd.Flags().StringVar(&order, "sort", "weight", "Most first: weight (bytes, and 4 KiB a request), requests, bytes, watches, errors, refused or slowest.")
+	cmd.Flags().StringVar(&order, "sort", "weight",
+		"Most first: weight (bytes, and 4 KiB a request), requests, bytes, watches, errors, refused or slowest.")
 	cmd.Flags().IntVar(&limit, "limit", 20, "The most rows, up to 100.")
 	cmd.Flags().BoolVar(&replicas, "replicas", false, "Ask each replica of Fairlead, on its admin port, and add their rows up.")
 	form.addFlags(cmd)

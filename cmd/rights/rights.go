@@ -58,7 +58,9 @@ func Ungranted(narrow []Right, granted []authorizationv1.ResourceRule) []Right {
 		rules = append(rules, rbacv1.PolicyRule{Verbs: g.Verbs, APIGroups: g.APIGroups, Resources: g.Resources})
 	}
 	return slices.DeleteFunc(slices.Clone(narrow), func(r Right) bool {
-		some, _ := validation.Covers(rules, []rbacv1.PolicyRule{{Verbs: []string{r.Verb}, APIGroups: []string{r.Group}, Resources: []string{r.Resource}}})
+		some, _ := validation.Covers(rules, []rbacv1.PolicyRule{{
+			Verbs: []string{r.Verb}, APIGroups: []string{r.Group}, Resources: []string{r.Resource},
+		}})
 		return some || r.Users() == ""
 	})
 }
@@ -124,7 +126,8 @@ func (r *rule) rights(of role) (all []Right) {
 			for verb := range strings.SplitSeq(r.verbs, " ") {
 				all = append(all, Right{
 					Verb: verb, Group: r.group, Resource: resource, Namespace: r.in, Name: name,
-					Role: of.name, Manifest: strings.TrimSuffix(fmt.Sprintf("%s:%d", of.file, r.line), ":0"), For: r.why, Narrow: verb == "impersonate",
+					Role: of.name, Manifest: strings.TrimSuffix(fmt.Sprintf("%s:%d", of.file, r.line), ":0"),
+					For: r.why, Narrow: verb == "impersonate",
 				})
 			}
 		}

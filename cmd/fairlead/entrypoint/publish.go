@@ -185,7 +185,10 @@ func groups(zones map[netip.AddrPort]string) []group {
 }
 
 func (g *group) slice(name string) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}, AddressType: g.kind, Endpoints: g.endpoints}
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
+		AddressType: g.kind, Endpoints: g.endpoints,
+	}
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: Manager}
 	if len(g.endpoints) > 0 {
 		s.Ports = []discoveryv1.EndpointPort{{Name: new(portName), Port: &g.port, Protocol: new(corev1.ProtocolTCP)}}
@@ -232,7 +235,8 @@ func (p *Publisher) writeSlice(ctx context.Context, have, want *discoveryv1.Endp
 	switch {
 	case have == nil:
 		_, err = list.Create(ctx, want, metav1.CreateOptions{})
-	case altered(have) || sliceContent(have) != sliceContent(want) || zonesOf(have) != zonesOf(want) || have.Labels[discoveryv1.LabelManagedBy] != Manager:
+	case altered(have) || sliceContent(have) != sliceContent(want) || zonesOf(have) != zonesOf(want) ||
+		have.Labels[discoveryv1.LabelManagedBy] != Manager:
 		want.ResourceVersion = have.ResourceVersion
 		_, err = list.Update(ctx, want, metav1.UpdateOptions{})
 	}

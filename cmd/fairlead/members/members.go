@@ -68,7 +68,8 @@ func New(c Config) *Members {
 
 // Run calls round, which calls Round, with what says returns: when that has changed, when it is
 // woken, and every Interval, until ctx ends. Then it says nothing any more.
-func Run(ctx context.Context, wake <-chan struct{}, says func() map[string]string, round func(context.Context, map[string]string) error) error {
+func Run(ctx context.Context, wake <-chan struct{}, says func() map[string]string,
+	round func(context.Context, map[string]string) error) error {
 	tick := time.Tick(sayInterval)
 	var said map[string]string
 	var err error // of the last round
@@ -153,7 +154,10 @@ func (m *Members) observe(leases []coordinationv1.Lease, wrote bool, now time.Ti
 		switch {
 		case k == nil:
 			// No renewal seen yet: trust the Lease's renewTime.
-			k = &member{version: l.ResourceVersion, seen: now, alive: l.Spec.RenewTime != nil && now.Before(l.Spec.RenewTime.Add(LeaseDuration))}
+			k = &member{
+				version: l.ResourceVersion, seen: now,
+				alive: l.Spec.RenewTime != nil && now.Before(l.Spec.RenewTime.Add(LeaseDuration)),
+			}
 			m.known[l.Name] = k
 		case k.version != l.ResourceVersion:
 			k.version, k.seen, k.alive = l.ResourceVersion, now, true

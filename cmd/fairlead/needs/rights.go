@@ -89,7 +89,9 @@ func (r *Rights) ask(ctx context.Context) *asked {
 		}
 	}
 	if len(a.narrow) > 0 {
-		review := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: metav1.NamespaceSystem}}
+		review := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{
+			Namespace: metav1.NamespaceSystem,
+		}}
 		done, err := r.client.SelfSubjectRulesReviews().Create(ctx, review, metav1.CreateOptions{})
 		if err != nil {
 			a.err = fmt.Errorf("asking the local apiserver for its rules: %w", err)

@@ -205,7 +205,8 @@ func further(e *registry.Entry, d *proxy.Decision, agent string) (steps []string
 		case d.Entry == nil: // a document of all
 			text, why = "a part of it is that of ", "a further backend by the policy"
 		case f == d.Entry && f == e.StandIn:
-			text, why = "it goes to ", "the standby, because the APIService's own backend is unavailable, or has been back for less than 10 s"
+			text, why = "it goes to ", "the standby, because the APIService's own backend is unavailable, "+
+				"or has been back for less than 10 s"
 		case f == d.Entry:
 			text, why = "it goes to ", "the first rule of the policy that matches"
 		case f.Rule.When == nil:
@@ -233,7 +234,8 @@ func (p *Pages) claims(e *registry.Entry) []string {
 		claim = fmt.Sprintf("APIService %s claims it for %s", e.Name, cmp.Or(e.Backend.URLs, "service "+e.Backend.String()))
 	}
 	if e.Front != "" {
-		claim += fmt.Sprintf("; the cluster sends it to service %s, and its own condition says: %s", e.Front, cmp.Or(e.FrontSays, "nothing"))
+		claim += fmt.Sprintf("; the cluster sends it to service %s, and its own condition says: %s",
+			e.Front, cmp.Or(e.FrontSays, "nothing"))
 	}
 	groups := p.cfg.Registry.Table().Groups()
 	at := slices.IndexFunc(groups, func(g *registry.Group) bool { return g.Name == e.GroupVersion.Group })

@@ -18,7 +18,8 @@ func help(a *answer.APIService, e *registry.Entry) {
 	judged(a, e)
 	if fails := a.Fails(); fails != "" {
 		a.Cause, a.Runbook, a.Command = strings.TrimSuffix(fails+"; "+a.Cause, "; "), Runbooks+"FairleadBackendErrors.md", command(e)
-		a.Advice = "500: see the log of the backend; others: kubectl get --raw '/fairlead/tap?path=" + a.Path() + "/&seconds=1' says who failed, and how"
+		a.Advice = "500: see the log of the backend; others: kubectl get --raw '/fairlead/tap?path=" + a.Path() +
+			"/&seconds=1' says who failed, and how"
 	}
 }
 
@@ -65,7 +66,8 @@ func different(all []answer.Endpoint) string {
 }
 
 func limited(limit string) string {
-	const theirs = "have who sends most send fewer at once (kubectl get --raw '/fairlead/tap?path=/apis/…' shows requests with their agents), or "
+	const theirs = "have who sends most send fewer at once " +
+		"(kubectl get --raw '/fairlead/tap?path=/apis/…' shows requests with their agents), or "
 	switch limit {
 	case "inflight", "longrunning":
 		return theirs + "scale the backend out and raise fairlead.dev/max-" + limit + " of the APIService"
@@ -139,7 +141,8 @@ func diagnoseEntry(e *registry.Entry) (cause, do string) {
 	case len(e.Problems) > 0:
 		return strings.Join(e.Problems, "; "), "correct the APIService: its faulty parts are ignored"
 	case bad > 0:
-		return fmt.Sprintf("%d of %d endpoints are unhealthy and get no requests: %s", bad, len(e.Endpoints), last.Message), advice.For(last.Message)
+		return fmt.Sprintf("%d of %d endpoints are unhealthy and get no requests: %s",
+			bad, len(e.Endpoints), last.Message), advice.For(last.Message)
 	}
 	return "", ""
 }

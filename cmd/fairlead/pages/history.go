@@ -37,7 +37,9 @@ func (h *history) changed(was, is *registry.Entry, now time.Time) {
 	case is.Name == "" && was.Verdict.Reason != "":
 		h.list = append(h.list, answer.Transition{Time: now, APIService: was.Name, Status: "gone"})
 	case was.Verdict.Status != v.Status || was.Verdict.Reason != v.Reason:
-		h.list = append(h.list, answer.Transition{Time: now, APIService: is.Name, Status: string(verdict(v).Status), Reason: v.Reason, Message: v.Message})
+		h.list = append(h.list, answer.Transition{
+			Time: now, APIService: is.Name, Status: string(verdict(v).Status), Reason: v.Reason, Message: v.Message,
+		})
 	}
 	h.list = h.list[max(len(h.list)-maxTransitions, 0):]
 	if is.Name == "" || len(is.Endpoints) == 0 {
@@ -126,7 +128,8 @@ func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 func (p *Pages) serveBusiest(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	limit, err := strconv.Atoi(cmp.Or(q.Get("limit"), "20"))
-	a := p.cfg.Proxy.Busiest(r.Context(), cmp.Or(q.Get("by"), "caller"), cmp.Or(q.Get("window"), "minute"), cmp.Or(q.Get("sort"), "weight"), limit)
+	a := p.cfg.Proxy.Busiest(r.Context(), cmp.Or(q.Get("by"), "caller"),
+		cmp.Or(q.Get("window"), "minute"), cmp.Or(q.Get("sort"), "weight"), limit)
 	if err != nil || a == nil {
 		http.Error(w, "give by as caller, user, agent, resource or source; window as minute or hour; "+
 			"sort as weight, requests, bytes, watches, errors, refused or slowest; limit from 1 to 100", http.StatusBadRequest)

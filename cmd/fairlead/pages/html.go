@@ -23,7 +23,8 @@ import (
 var files embed.FS
 
 // policy lets the page load only its own files, connect to us, and not be framed (Content Security Policy Level 3).
-const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
+	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 func (p *Pages) addHTML() {
 	p.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
@@ -115,7 +116,8 @@ func (v *view) Rows() []*answer.APIService {
 	list := v.Remotes()
 	if want := strings.ToLower(l.Query); want != "" {
 		list = slices.DeleteFunc(list, func(a *answer.APIService) bool {
-			return !strings.Contains(strings.ToLower(strings.Join([]string{a.Name, a.Service, a.Owner, a.Verdict.Reason, a.Cause}, "\n")), want)
+			text := strings.Join([]string{a.Name, a.Service, a.Owner, a.Verdict.Reason, a.Cause}, "\n")
+			return !strings.Contains(strings.ToLower(text), want)
 		})
 	}
 	slices.SortStableFunc(list, func(a, b *answer.APIService) int { return cmp.Compare(v.rank(a), v.rank(b)) })
@@ -146,7 +148,8 @@ func (v *view) rank(a *answer.APIService) int {
 func parse() *template.Template {
 	return template.Must(template.New("").Funcs(template.FuncMap{
 		"ago": now(answer.Ago), "left": now(answer.Left), "urgency": now(answer.Urgency), "stamp": now(stamp),
-		"latency": answer.Latency, "rate": answer.Rate, "brief": Brief, "path": url.PathEscape, "spark": spark, "timeline": timeline, "worst": worst,
+		"latency": answer.Latency, "rate": answer.Rate, "brief": Brief, "path": url.PathEscape,
+		"spark": spark, "timeline": timeline, "worst": worst,
 		"ours": func(link string) bool { return strings.HasPrefix(link, Runbooks) },
 	}).ParseFS(files, "*.html"))
 }

@@ -182,7 +182,8 @@ func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) 
 		a := of(x.Name)
 		if a.Discovery = &x; len(x.Conflicts) > 0 && a.Cause == "" {
 			a.Cause = "resources are not listed as this server has them: " + strings.Join(x.Conflicts, "; ")
-			a.Advice = "another server of the APIService, whose rule comes first in the policy, has them in another way: let one of the two have each"
+			a.Advice = "another server of the APIService, whose rule comes first in the policy, has them in another way: " +
+				"let one of the two have each"
 		}
 	}
 	for _, x := range p.cfg.OpenAPI() {
@@ -205,8 +206,10 @@ func (p *Pages) localServers(servers []registry.Endpoint) []answer.Endpoint {
 
 func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	a := answer.APIService{
-		Name: e.Name, Group: e.GroupVersion.Group, Version: e.GroupVersion.Version, Kind: e.Kind(), Problems: e.Problems, Maintenance: e.Settings.Maintenance,
-		GroupPriority: e.Object.Spec.GroupPriorityMinimum, VersionPriority: e.Object.Spec.VersionPriority, Verdict: verdict(e.Verdict), Rule: e.Hidden,
+		Name: e.Name, Group: e.GroupVersion.Group, Version: e.GroupVersion.Version, Kind: e.Kind(),
+		Problems: e.Problems, Maintenance: e.Settings.Maintenance,
+		GroupPriority: e.Object.Spec.GroupPriorityMinimum, VersionPriority: e.Object.Spec.VersionPriority,
+		Verdict: verdict(e.Verdict), Rule: e.Hidden,
 	}
 	if e.StandIn != nil {
 		a.StandIn = e.StandIn.Name
@@ -244,7 +247,8 @@ func verdict(v registry.Verdict) registry.Verdict {
 
 func (p *Pages) endpoint(of string, e registry.Endpoint) answer.Endpoint {
 	found := answer.Endpoint{
-		Address: e.Address, Health: healthName(e.Health), Since: e.Since, Slow: e.Slow, Terminating: e.Terminating, Far: e.Far, Reason: e.Reason, Error: e.Message,
+		Address: e.Address, Health: healthName(e.Health), Since: e.Since, Slow: e.Slow,
+		Terminating: e.Terminating, Far: e.Far, Reason: e.Reason, Error: e.Message,
 	}
 	p.cfg.Endpoint(of, &found)
 	found.ProbeSeconds = round(found.ProbeSeconds)

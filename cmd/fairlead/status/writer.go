@@ -68,7 +68,8 @@ func New(c Config) *Writer {
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "fairlead_status_writer_leading", Help: "1 while this replica holds the Lease and writes statuses.",
 		}),
-		writes: metric.Counter("fairlead_status_write_total", "Writes of the condition fairlead.dev/Available, by result (written, failed).",
+		writes: metric.Counter("fairlead_status_write_total",
+			"Writes of the condition fairlead.dev/Available, by result (written, failed).",
 			"result", "written", "failed"),
 	}
 	if c.Elect == nil {
@@ -142,7 +143,8 @@ type Events struct {
 // NewEvents makes Events. It does nothing until Run.
 func NewEvents(c Config) *Events {
 	e := &Events{config: c, log: c.Log(), emitted: metric.Counter("fairlead_event_total",
-		"Events emitted, by type (Normal, Warning), before similar ones are merged.", "type", corev1.EventTypeNormal, corev1.EventTypeWarning)}
+		"Events emitted, by type (Normal, Warning), before similar ones are merged.",
+		"type", corev1.EventTypeNormal, corev1.EventTypeWarning)}
 	metric.Register(c.Metrics, e.emitted)
 	return e
 }
