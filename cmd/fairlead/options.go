@@ -141,7 +141,8 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 
 func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 	fs := group("serving certificate")
-	fs.StringVar(&o.minTLSVersion, "tls-min-version", "VersionTLS12", "Lowest TLS version that is accepted: VersionTLS12 or VersionTLS13.")
+	fs.StringVar(&o.minTLSVersion, "tls-min-version", "VersionTLS12",
+		"Lowest TLS version that is accepted: VersionTLS12 or VersionTLS13.")
 	fs.StringSliceVar(&o.cipherSuites, "tls-cipher-suites", nil, "Cipher suites for TLS 1.2. Empty: Go's defaults.")
 	fs.Int32SliceVar(&o.curves, "tls-curve-preferences", nil,
 		"Key exchanges that clients may use, as numbers of Go's tls.CurveID, "+
@@ -314,7 +315,8 @@ func (o *options) validateChoices(f *cli.Faults) {
 		"--request-timeout": o.requestTimeout, "--shutdown-delay-duration": o.shutdownDelay,
 		"--ca-rotation-overlap": o.caOverlap, "--discovery-stale-after": o.staleAfter,
 		"--shutdown-watch-termination-grace-period": o.watchGrace, "--authentication-token-webhook-cache-ttl": o.authn.TokenTTL,
-		"--authorization-webhook-cache-authorized-ttl": o.authz.AllowTTL, "--authorization-webhook-cache-unauthorized-ttl": o.authz.DenyTTL,
+		"--authorization-webhook-cache-authorized-ttl":   o.authz.AllowTTL,
+		"--authorization-webhook-cache-unauthorized-ttl": o.authz.DenyTTL,
 	} {
 		f.If(d < 0, "%s %s is negative", flag, d)
 	}

@@ -100,7 +100,8 @@ func Run(ctx context.Context, wake <-chan struct{}, says func() map[string]strin
 // Round renews this replica's Lease with annotations, or drops it if they are nil, and returns those of the other live
 // replicas. After an error nobody is known to be alive.
 func (m *Members) Round(ctx context.Context, annotations map[string]string) ([]*coordinationv1.Lease, error) {
-	list, err := m.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: m.config.Label})
+	list, err := m.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem).List(ctx,
+		metav1.ListOptions{LabelSelector: m.config.Label})
 	if err != nil {
 		return nil, fmt.Errorf("listing leases: %w", err)
 	}

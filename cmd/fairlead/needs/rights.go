@@ -114,7 +114,8 @@ func (r *Rights) Of(name string) answer.Check {
 		return answer.Check{Status: Unknown, Message: a.err.Error()}
 	case len(a.narrow) > 0 && name == "":
 		m := a.narrow[0]
-		return answer.Check{Message: "may not " + m.String() + " of every name (" + m.Manifest + "), which is right if only some are granted"}
+		return answer.Check{Message: "may not " + m.String() + " of every name (" + m.Manifest + "), " +
+			"which is right if only some are granted"}
 	default:
 		return answer.Check{}
 	}

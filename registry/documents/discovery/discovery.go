@@ -113,7 +113,10 @@ const settling = 2 * time.Second
 // publish merges and renders the current state. It returns when to do so again even without a change. Zero means never.
 func (d *Discovery) publish(t *registry.Table) time.Time {
 	d.depart(t)
-	m := &merge{table: t, sources: d.Known, departed: d.departed, lost: make(map[schema.GroupVersion]bool), staleAfter: d.cfg.StaleAfter, now: time.Now()}
+	m := &merge{
+		table: t, sources: d.Known, departed: d.departed, lost: make(map[schema.GroupVersion]bool),
+		staleAfter: d.cfg.StaleAfter, now: time.Now(),
+	}
 	l := d.together(m)
 	if !t.Complete() || l == nil {
 		return time.Time{}
