@@ -158,7 +158,8 @@ func TestUnitFile(t *testing.T) {
 			t.Errorf("%s is named, but is not a flag of serve", named)
 		}
 	}
-	for _, line := range []string{`ExecStart=\S+/fairlead serve `, "Type=notify", "KillMode=mixed", "LimitNOFILE="} {
+	for _, line := range []string{`ExecStart=\S+/fairlead serve `, "Type=notify", "KillMode=mixed", "LimitNOFILE=",
+		"RestrictAddressFamilies=.*AF_NETLINK"} { // which net.InterfaceAddrs needs
 		if !regexp.MustCompile("(?m)^" + line).MatchString(unit) {
 			t.Errorf("the unit has no line %s…", line)
 		}
