@@ -66,6 +66,22 @@ func TestEveryCombination(t *testing.T) {
 	}
 }
 
+// One place names the image, so that one edit upgrades every workload (docs/operations.md#upgrade).
+func TestImageIsNamedOnce(t *testing.T) {
+	var named []string
+	must.Do(t, filepath.WalkDir("../../deploy", func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.Name() != "kustomization.yaml" {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if strings.Contains(string(data), "newTag:") {
+			named = append(named, path)
+		}
+		return err
+	}))
+	check.Same(t, []string{"../../deploy/components/image/kustomization.yaml"}, named, "places that name the image")
+}
+
 // wrongWith checks the rendered manifests: the pods' arguments, their mounts, and the subjects of their bindings.
 func wrongWith(text, base string, flags []string) (faults []string) {
 	pods := 0
