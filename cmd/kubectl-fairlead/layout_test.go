@@ -11,12 +11,15 @@ import (
 	"testing"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	cliflag "k8s.io/component-base/cli/flag"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/api/types"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/servers/apiserver"
 )
 
 // install is init --layout after its preflight, with what somebody types on a terminal. Without words there is none.
@@ -37,6 +40,15 @@ func (c *land) install(t *testing.T, i *installer, words ...string) (string, err
 		err = i.write()
 	}
 	return strings.ReplaceAll(out.String(), i.out, "OUT"), err
+}
+
+// The preflight asks the cluster of init's flags alone, not kubectl's current one.
+func TestPreflightOfOneCluster(t *testing.T) {
+	other := newFront(t)
+	t.Setenv("KUBECONFIG", kubeconfig(t, other.Server))
+	cfg := must.Get(clientcmd.BuildConfigFromFlags("", clusterOf(t, apiserver.New())))(t)
+	newLinter(&cliflag.NamedFlagSets{}).inspect(t.Context(), cfg)
+	check.Same(t, 0, len(other.asked), "requests to another cluster")
 }
 
 // built returns what kustomize makes of the folders that an installer has written.

@@ -51,7 +51,7 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 		l.Error("kubeconfig", "correct it", "making a client: %v", err)
 		return
 	}
-	front := l.fairlead(ctx)
+	front := stateOf(ctx, cfg)
 	defer l.told(front)
 	if front.Ready != "" {
 		return

@@ -80,19 +80,20 @@ func files(t *testing.T) (dir string, fill *strings.Replacer) {
 func TestLintAsksFairlead(t *testing.T) {
 	f := newFront(t)
 	l := &linter{output: "text", kubeconfig: kubeconfig(t, f.Server)}
-	l.told(l.fairlead(t.Context()))
+	cfg := must.Get(l.config())(t)
+	l.told(stateOf(t.Context(), cfg))
 	check.Same(t, 0, len(l.Findings), "findings at kube-apiserver")
 	f.answers["/fairlead/status"] = []reply{{http.StatusOK, `{"replica":"r","handshakes":["3 TLS handshakes failed"],"checks":[{"name":"clock","status":"failed","message":"it is behind"},{"name":"rights","status":"passed"}],"apiServices":[` +
 		`{"name":"v1.x","kind":"remote","verdict":{"status":"True"},"cause":"its URLs lead to different servers","advice":"name replicas"},` +
 		`{"name":"v1.y","kind":"remote","verdict":{"status":"True"}},{"name":"v1.z","kind":"remote","verdict":{"status":"False"},"cause":"lint reports it"},` +
 		`{"name":"v1.a","kind":"remote","verdict":{"status":"False"},"cause":"404"},{"name":"v1.b","kind":"remote","verdict":{"status":"True"},"maintenance":"moving","cause":"it is in maintenance: moving"}]}`}}
 	l.Warn("APIService v1.z", "do", "found")
-	l.told(l.fairlead(t.Context()))
+	l.told(stateOf(t.Context(), cfg))
 	check.Same(t, "warning: APIService v1.z: found; do\nerror: Fairlead's check clock: it is behind; kubectl fairlead status\nwarning: clients of r: 3 TLS handshakes failed; kubectl fairlead status\nwarning: APIService v1.x: its URLs lead to different servers; name replicas\n"+
 		"error: APIService v1.a: 404; kubectl fairlead explain v1.a\nwarning: APIService v1.b: it is in maintenance: moving; kubectl fairlead explain v1.b\n", reported(l), "findings")
 	f.answers["/fairlead/status"] = []reply{{http.StatusOK, `{"notReady":"table: not complete","checks":[{"name":"rights","status":"failed","message":"may not list"}]}`}}
 	l = &linter{output: "text", kubeconfig: l.kubeconfig}
-	l.inspect(t.Context(), must.Get(l.config())(t))
+	l.inspect(t.Context(), cfg)
 	check.Same(t, "error: Fairlead's check rights: may not list; kubectl fairlead status\nerror: Fairlead: it takes no requests: table: not complete; "+
 		"give lint a kubeconfig of kube-apiserver's own address: nothing else was checked\n", reported(l), "findings at one that is not ready")
 }

@@ -137,14 +137,13 @@ func (c *client) status(ctx context.Context) (*answer.Status, error) {
 	return s, err
 }
 
-// fairlead returns the state of the Fairlead to which the kubeconfig leads, empty at kube-apiserver itself.
-func (l *linter) fairlead(ctx context.Context) *answer.Status {
-	flags := genericclioptions.NewConfigFlags(true)
-	*flags.KubeConfig, *flags.Timeout = l.kubeconfig, clusterTimeout.String()
-	c, err := connect(flags, io.Discard)
-	if err != nil {
+// stateOf returns the state of the Fairlead to which cfg leads, empty at kube-apiserver itself.
+func stateOf(ctx context.Context, cfg *rest.Config) *answer.Status {
+	base, _, err1 := rest.DefaultServerUrlFor(cfg)
+	hc, err2 := rest.HTTPClientFor(cfg)
+	if errors.Join(err1, err2) != nil {
 		return &answer.Status{} // inspect has connected
 	}
-	s, _ := c.status(ctx)
+	s, _ := (&client{base: base, http: hc}).status(ctx)
 	return s
 }
