@@ -167,9 +167,8 @@ func (i *installer) choosePorts(s *survey) error {
 		flag := []string{"secure-port", "admin-secure-port"}[n]
 		port := cmp.Or(i.ports[n], ships)
 		if by := s.taken(port); by != nil && i.ports[n] == 0 {
-			const step = 1000 // 8443, 9443, 10443: people recognize them
 			for s.taken(port) != nil {
-				port += step
+				port += 1000 // 8443, 9443, 10443: people recognize them
 			}
 			taken := fmt.Sprintf("Port %d is used by pod %s. Another one", ships, by[0])
 			if _, err := fmt.Sscan(i.ask(taken, fmt.Sprint(port)), &port); err != nil {
@@ -183,7 +182,9 @@ func (i *installer) choosePorts(s *survey) error {
 			i.args = append(i.args, fmt.Sprintf("--%s=%d", flag, port))
 		}
 	}
-	return nil
+	f := &cli.Faults{}
+	f.If(i.ports[0] == i.ports[1], "--secure-port and --admin-secure-port are both %d", i.ports[0])
+	return errors.Join(*f...)
 }
 
 // servers says how replicas on nodes find all kube-apiservers, besides the node's own.
