@@ -37,7 +37,7 @@ func outages(table func() *Table) metric.Gauges {
 	counters := func(count func(*prometheus.Desc, float64, ...string)) {
 		for _, e := range table().servers {
 			for i, reason := range unavailableReasons {
-				if !e.Local() {
+				if !e.Local() && e.Hidden == "" {
 					count(total, float64(e.outages[i]), e.Name, reason)
 				}
 			}
@@ -55,10 +55,7 @@ func ruled(table func() *Table) metric.Gauges {
 	counters := func(count func(*prometheus.Desc, float64, ...string)) {
 		for _, g := range table().Rules().All() {
 			refused, passed := g.Count()
-			result := "refused"
-			if g.DryRun {
-				result = "would_refuse"
-			}
+			result := map[bool]string{false: "refused", true: "would_refuse"}[g.DryRun]
 			count(requests, float64(refused), g.Name, string(g.Action), result)
 			count(requests, float64(passed), g.Name, string(g.Action), "passed")
 		}
@@ -90,7 +87,9 @@ func gauges(table func() *Table) metric.Gauges {
 				counts[e.Kind()]++
 			}
 			faults += len(e.Problems)
-			gauge(unavailable, metric.Number(!e.Verdict.Available()), e.Name)
+			if e.Hidden == "" { // 404 is what the policy asks for: no alert is to be about the server
+				gauge(unavailable, metric.Number(!e.Verdict.Available()), e.Name)
+			}
 			if !e.Local() {
 				gauge(info, 1, e.Name, e.GroupVersion.Group, e.GroupVersion.Version, e.Settings.Owner)
 			}
