@@ -115,6 +115,10 @@ func TestTopOfReplicas(t *testing.T) {
 	check.Has(t, out, "61 s until 12:00:01 UTC: 40 requests (0.7/s), 0.0Mi in, 2.0Mi out, 0 watches open\n", "\njane     10         2.0Mi   ", "\nothers   30         0.0Mi   ",
 		"exit 1: replica "+gone.address()+": asking /fairlead/busiest: ")
 	check.Same(t, []string{"/fairlead/busiest?by=user&limit=100&sort=requests&window=minute carol"}, other.asked, "requests to another replica")
+	f.answers["/fairlead/busiest"] = []reply{{http.StatusBadRequest, "limit from 1 to 100"}}
+	for _, limit := range []string{"-1", "0", "101"} {
+		check.Has(t, run(t, "", "top", "--replicas", "--limit="+limit), "exit 1: asking /fairlead/busiest: 400 Bad Request: limit from 1 to 100\n")
+	}
 	f.lists(t, gone.address())
 	if out := run(t, "", "top", "--replicas"); !strings.HasPrefix(out, "exit 1: replica ") {
 		t.Errorf("without an answer: %s", out)

@@ -42,7 +42,7 @@ It needs the ClusterRole system:fairlead-tap.`,
 			}
 			var a *busiest.Answer
 			var err error
-			if replicas {
+			if replicas && limit > 0 && limit <= 100 { // another one is refused by the one server
 				query.Set("limit", "100") // the most that one shows
 				a, err = c.addUp(cmd.Context(), ask)
 				a.Top(order, limit)
