@@ -21,8 +21,8 @@ for program in fairlead kubectl-fairlead; do
   {
     printf '.TH %s 8 %s "%s %s"\n.SH NAME\n' "${program^^}" "$(date -u -d "@$SOURCE_DATE_EPOCH" +%F)" "$program" "$version"
     "bin/$program" --help | sed "1!d; s/^/$program \\\\- /"
-    for command in '' serve status explain lint init; do
-      [[ $program/$command != kubectl-fairlead/serve && $program/$command != fairlead/init ]] || continue
+    for command in '' serve status top explain lint init adopt release; do
+      case $program/$command in kubectl-fairlead/serve | fairlead/init | fairlead/adopt | fairlead/release) continue ;; esac
       printf '.SH %s\n.nf\n' "${program^^} ${command^^}"
       "bin/$program" $command --help | sed "s/\\\\/\\\\e/g; s/^[.']/\\\\\&&/"
       printf '.fi\n'
@@ -59,10 +59,11 @@ spec:
   homepage: https://github.com/fairlead-proxy/fairlead
   shortDescription: Ask the front door of a cluster where requests go
   description: |
-    status, explain, lint and init for Fairlead, the Kubernetes API aggregation
-    layer as a program of its own: which extension servers can be used, where a
-    request goes and why, what is wrong with APIServices and certificates, and
-    certificates for managed clusters.
+    status, top, explain, lint, init, adopt and release for Fairlead, the
+    Kubernetes API aggregation layer as a program of its own: which extension
+    servers can be used, who sends requests, where one goes and why, what is
+    wrong with APIServices and certificates, and certificates for managed
+    clusters.
   platforms:$krew
 EOF
 

@@ -183,6 +183,11 @@ func (s *site) man(t *testing.T) {
 		if a.Code != 0 || a.Errs != "" || !strings.Contains(a.Out, "Exit code 0") && program == "kubectl-fairlead" {
 			t.Errorf("%s: exit code %d\n%s", program, a.Code, a.Errs)
 		}
+		for _, help := range []string{"Show the busiest callers", "Move APIServices behind", "Undo adopt"} {
+			if !strings.Contains(a.Out, help) && program == "kubectl-fairlead" {
+				t.Errorf("no command whose help says %q", help)
+			}
+		}
 	}
 }
 
