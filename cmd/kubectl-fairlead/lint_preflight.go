@@ -102,16 +102,18 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 		return
 	}
 	for _, r := range missing {
-		folder := path.Dir(r.Manifest)
-		if account == podUser {
-			folder = strings.Replace(folder, "deploy/base", "deploy/static-pod", 1)
+		folder, do := path.Dir(r.Manifest), "kubectl apply -k %s, or your kustomization with it"
+		if account == podUser && folder != "deploy/base" { // by itself it binds its roles to the ServiceAccount alone
+			do = "apply your kustomization with %s and deploy/components/static-pod"
+		} else if account == podUser {
+			folder = "deploy/static-pod"
 		}
 		severity, names := certs.SeverityError, ""
 		if r.Narrow {
 			severity, names = certs.SeverityWarning, " of every name, which is right if only some are granted"
 		}
 		l.Add(severity, r.Manifest+": "+r.Role,
-			"grant it again: kubectl apply -k "+folder+", or your kustomization with it",
+			"grant it again: "+fmt.Sprintf(do, folder),
 			"%s may not %s%s: %s", account, r, names, r.For)
 	}
 }
@@ -219,8 +221,7 @@ func (l *linter) clientNames(ctx context.Context, s *survey) {
 			l.Warn(object, "run lint on a node, or compare its subject alternative names by hand", "asking for it: %v", got.err)
 			continue
 		}
-		want := slices.Concat([]string{host}, s.hosts, l.names)
-		slices.Sort(want)
+		want := slices.Sorted(slices.Values(slices.Concat([]string{host}, s.hosts, l.names)))
 		l.CheckServing(object, got.chain, slices.Compact(want))
 	}
 }

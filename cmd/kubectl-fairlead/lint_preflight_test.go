@@ -84,6 +84,11 @@ func TestPreflight(t *testing.T) {
 			c.pods = append(c.pods, runs("cp1", "--kubeconfig=/etc/kubernetes/fairlead.conf"))
 			c.granted = func(user string, _ *authorizationv1.ResourceAttributes) bool { return user == podUser }
 		}, linter{}, ""},
+		{"a feature of static pods", func(c *land) {
+			c.pods = append(c.pods, runs("cp1", "--kubeconfig=/etc/kubernetes/fairlead.conf", "--write-status"))
+			c.granted = func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Subresource == "" }
+		}, linter{}, "error: deploy/components/write-status/rbac.yaml:6: ClusterRole system:fairlead-status: " + podUser + " may not patch apiservices/status.apiregistration.k8s.io: " +
+			"the condition fairlead.dev/Available is not written; grant it again: apply your kustomization with deploy/components/write-status and deploy/components/static-pod\n"},
 		{"nodes out of sight", func(c *land) { c.forbidden = "nodes" }, linter{},
 			`warning: preflight: a part was not checked: reading the control plane's nodes: nodes is forbidden: no role; use an administrator's kubeconfig` + "\n"},
 		{"reviews refused", func(c *land) { c.forbidden = "subjectaccessreviews" }, linter{},
