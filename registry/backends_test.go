@@ -151,6 +151,7 @@ func TestBehind(t *testing.T) {
 			"nobody is behind", to("extensions/none:443"), "", "False",
 			"extensions/none:443 for " + fairlead + ", the system's, " + ReasonServiceNotFound + ", False, Reason: message", "",
 		},
+		{"a name of Kubernetes 1.36", to("extensions/3scale:443"), "", "", "extensions/3scale:443 for " + fairlead + ", the system's, " + ReasonServiceNotFound, ""},
 		{"not sent here", nil, "server-0", "False", server + " for , anybody", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

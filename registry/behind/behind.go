@@ -33,7 +33,7 @@ func Parse(text string) (*apiregistrationv1.ServiceReference, error) {
 	namespace, name, _ := strings.Cut(at, "/")
 	port, bad := strconv.ParseInt(number, 10, 32)
 	if err != nil || bad != nil || len(validation.IsValidPortNum(int(port))) > 0 || at == "default/kubernetes" ||
-		len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1035Label(name)) > 0 {
+		len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Label(name)) > 0 {
 		return nil, fmt.Errorf("%q is not <namespace>/<service>:<port> of an extension server", printable.Cut(text, 64))
 	}
 	return &apiregistrationv1.ServiceReference{Namespace: namespace, Name: name, Port: new(int32(port))}, nil

@@ -87,7 +87,7 @@ func (v *violations) metadata(o *metav1.ObjectMeta, namespaced bool, name apival
 
 // service applies the rules of pkg/apis/core/validation that matter for routing there.
 func (v *violations) service(o *corev1.Service) {
-	v.metadata(&o.ObjectMeta, true, apivalidation.NameIsDNS1035Label)
+	v.metadata(&o.ObjectMeta, true, apivalidation.NameIsDNSLabel) // since v1.36 also 9y
 	spec := field.NewPath("spec")
 	external := o.Spec.Type == corev1.ServiceTypeExternalName
 	headless := o.Spec.ClusterIP == corev1.ClusterIPNone
