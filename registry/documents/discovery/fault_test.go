@@ -8,6 +8,7 @@ import (
 	goruntime "runtime"
 	"strings"
 	"testing"
+	"weak"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -35,6 +36,17 @@ func TestTooLargeHasNoTag(t *testing.T) {
 			t.Errorf("%d bytes: %v, requested with its tag: %v", tt.size, err, st.d.covers(next, entries))
 		}
 		known = next
+	}
+}
+
+// What a backend lists beside its own group-version is not kept: the bounds do not count it.
+func TestStrangersAreNotKept(t *testing.T) {
+	list := listOf("own.example.com/v1=a", "own.example.com/v2=b")
+	stranger := weak.Make(&list.Items[0].Versions[1].Resources[0])
+	own := byGroupVersion(list)[schema.GroupVersion{Group: "own.example.com", Version: "v1"}]
+	goruntime.GC()
+	if stranger.Value() != nil || own.Resources[0].Resource != "a" {
+		t.Errorf("kept beside %v: %v", own, stranger.Value())
 	}
 }
 

@@ -93,10 +93,9 @@ func (d *Discovery) askOwn(ctx context.Context) error {
 
 func byGroupVersion(list *apidiscoveryv2.APIGroupDiscoveryList) versions {
 	out := make(versions)
-	for i := range list.Items {
-		g := &list.Items[i]
-		for j := range g.Versions {
-			out[schema.GroupVersion{Group: g.Name, Version: g.Versions[j].Version}] = &g.Versions[j]
+	for _, g := range list.Items {
+		for _, v := range g.Versions { // copied: a pointer into the list would keep the group's other versions, too
+			out[schema.GroupVersion{Group: g.Name, Version: v.Version}] = &v
 		}
 	}
 	return out
