@@ -69,7 +69,7 @@ type Discovery struct {
 	told     map[string]string // :: server → its conflicts
 	departed map[schema.GroupVersion]bool
 	last     *registry.Table
-	began    time.Time
+	began    time.Time // when only backends were missing. Zero: not yet
 }
 
 // view has all documents of one moment.
@@ -102,7 +102,7 @@ func New(cfg Config) *Discovery {
 		SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",
 		Metrics:   []prometheus.Collector{d.aggregations},
 	})
-	d.last, d.began = cfg.Tables.Table(), time.Now()
+	d.last = cfg.Tables.Table()
 	return d
 }
 
@@ -121,6 +121,7 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 	if !t.Complete() || l == nil {
 		return time.Time{}
 	}
+	d.began = cmp.Or(d.began, m.now)
 	if until := d.began.Add(settling); d.view.Load() == nil && time.Now().Before(until) && !d.settled(t) {
 		return until
 	}

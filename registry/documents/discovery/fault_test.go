@@ -8,6 +8,7 @@ import (
 	goruntime "runtime"
 	"strings"
 	"testing"
+	"time"
 	"weak"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,6 +38,30 @@ func TestTooLargeHasNoTag(t *testing.T) {
 		}
 		known = next
 	}
+}
+
+// The first documents wait for backends even if the APIServices were late, as when a machine starts: until then nothing
+// could be asked, and a document with all Stale would fail every namespace deletion.
+func TestLateStart(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.Set(scene.Home, serving(listOf("apps/v1=deployments")))
+		s.Set("back", func(w http.ResponseWriter, r *http.Request) {
+			<-time.After(time.Second)
+			serving(listOf("a.example.com/v1=as"))(w, r)
+		})
+		s.Input.Complete = false
+		s.Build()
+		s.open(Config{})
+		s.Pass(time.Minute)
+		s.Input.Complete = true
+		s.Claim("a.example.com/v1", "back", 100, 10)
+		s.Pass(500 * time.Millisecond)
+		if s.d.Ready() == nil {
+			t.Errorf("listed before the backend could answer:\n%s", s.show())
+		}
+		s.Pass(time.Second)
+		check.Same(t, "apps/v1 Current deployments\na.example.com/v1 Current as\nstatus v1.a.example.com 1  confirmed\n", s.show(), "documents")
+	})
 }
 
 // What a backend lists beside its own group-version is not kept: the bounds do not count it.

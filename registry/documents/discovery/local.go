@@ -152,9 +152,10 @@ func (d *Discovery) together(m *merge) *localState {
 		return &localState{groups: d.own}
 	}
 	var all []*localState
+	var known []string
 	for _, s := range d.Locals {
 		if s != nil && s.groups != nil && s.core != nil && s.versions != nil { // all has been read once
-			all = append(all, s)
+			all, known = append(all, s), append(known, s.server)
 		}
 	}
 	slices.SortFunc(all, func(a, b *localState) int {
@@ -180,10 +181,6 @@ func (d *Discovery) together(m *merge) *localState {
 			}
 		}
 		out.groups, out.core, only = groups, listOfParts(core), lacking(all)
-	}
-	var known []string
-	for _, s := range all {
-		known = append(known, s.server)
 	}
 	d.cfg.Only("discovery", known, only) // first: what is listed is served
 	return &out
