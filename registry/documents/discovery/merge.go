@@ -105,13 +105,14 @@ func (m *merge) from(e *registry.Entry) (out []served) {
 const maxConflicts = 10 // bounds what status and log show of a server
 
 // united returns the union of what several servers have, and notes conflicts. Of two resources of one name the first is
-// listed. It is Stale if one part is, as that of a server that has not answered yet: else a namespace would be deleted
-// before what that server has in it. A standby and its server have the same, so one of them is enough.
+// listed, and unless they differ with the subresources of both: metrics are subresources of what they measure. It is
+// Stale if one part is, as that of a server that has not answered yet: else a namespace would be deleted before what
+// that server has in it. A standby and its server have the same, so one of them is enough.
 func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
 	if len(from) == 1 {
 		return from[0].doc
 	}
-	out, by := *from[0].doc, make(map[string]int) // :: resource → index in Resources
+	out, by, subs := *from[0].doc, make(map[string]int), sets.New[[2]string]() // by :: resource → index in Resources
 	out.Resources, out.Freshness = nil, apidiscoveryv2.DiscoveryFreshnessCurrent
 	own := false // or a standby
 	for i := range from {
@@ -123,10 +124,18 @@ func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
 		for _, r := range s.doc.Resources {
 			at, known := by[r.Resource]
 			if !known {
-				by[r.Resource] = len(out.Resources)
-				out.Resources = append(out.Resources, r)
-			} else if differ(&out.Resources[at], &r) && len(s.conflicts) < maxConflicts {
-				s.conflicts = append(s.conflicts, printable.Cut(r.Resource, validation.DNS1123LabelMaxLength))
+				at, r.Subresources = len(out.Resources), slices.Clip(r.Subresources) // others' may follow
+				by[r.Resource], out.Resources = at, append(out.Resources, r)
+			} else if differ(&out.Resources[at], &r) {
+				if len(s.conflicts) < maxConflicts {
+					s.conflicts = append(s.conflicts, printable.Cut(r.Resource, validation.DNS1123LabelMaxLength))
+				}
+				continue
+			}
+			for _, sub := range r.Subresources {
+				if n := subs.Len(); subs.Insert([2]string{r.Resource, sub.Subresource}).Len() > n && known {
+					out.Resources[at].Subresources = append(out.Resources[at].Subresources, sub)
+				}
 			}
 		}
 	}
@@ -204,12 +213,9 @@ func (m *merge) strays() []*registry.Entry {
 // groupList returns the legacy list: every APIService, available or not, groups in the order of their best one.
 func groupList(t *registry.Table) *metav1.APIGroupList {
 	own := metav1.GroupVersionForDiscovery{GroupVersion: apiregistrationv1.GroupName + "/v1", Version: "v1"}
-	list := &metav1.APIGroupList{Groups: make([]metav1.APIGroup, 0, len(t.Groups())+1)}
-	list.Groups = append(list.Groups, metav1.APIGroup{
-		Name:             apiregistrationv1.GroupName,
-		Versions:         []metav1.GroupVersionForDiscovery{own},
-		PreferredVersion: own,
-	})
+	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{{
+		Name: apiregistrationv1.GroupName, Versions: []metav1.GroupVersionForDiscovery{own}, PreferredVersion: own,
+	}}}
 	listed := map[string]bool{"": true, apiregistrationv1.GroupName: true}
 	for _, e := range t.Entries() {
 		if name := e.GroupVersion.Group; !listed[name] {

@@ -24,6 +24,30 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
+// Servers of custom metrics have resources in common, and each has metrics of its own below them.
+func TestUnitedSubresources(t *testing.T) {
+	has := func(resource string, subresources ...string) served {
+		doc := resources("v1", resource)
+		for _, name := range subresources {
+			r := &doc.Resources[0]
+			r.Subresources = append(r.Subresources, apidiscoveryv2.APISubresourceDiscovery{Subresource: name})
+		}
+		return served{doc: &doc}
+	}
+	from := []served{has("pods", "a", "b", "c"), has("pods", "b", "d"), has("pods:Other", "e"), has("nodes", "a"), has("pods", "f")}
+	var got []string
+	for range 2 { // the parts stay as they are
+		got = nil
+		for _, r := range united(from).Resources {
+			for _, sub := range r.Subresources {
+				got = append(got, r.Resource+"/"+sub.Subresource)
+			}
+		}
+	}
+	check.Same(t, []string{"pods/a", "pods/b", "pods/c", "pods/d", "pods/f", "nodes/a"}, got, "subresources")
+	check.Same(t, 3, len(from[0].doc.Resources[0].Subresources), "those of the first")
+}
+
 // For any servers of a group-version, with any resources, both forms list what a simple model says:
 // of each name, what the first of the servers has.
 func TestUnion(t *testing.T) {
