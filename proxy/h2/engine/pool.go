@@ -230,11 +230,7 @@ func (p *pool) freesSlots() bool {
 
 // serve sends waiting streams on connections that may have room now.
 func (p *pool) serve() {
-	for p.waiting.n > 0 {
-		c := p.conn()
-		if c == nil {
-			break
-		}
+	for c := p.conn(); c != nil && p.waiting.n > 0; c = p.conn() {
 		p.e.open(p.waiting.pop(), c)
 	}
 	p.grow()
