@@ -13,6 +13,7 @@ import (
 	"net/http/httptrace"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
@@ -100,13 +101,16 @@ func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *up
 		x.upgrade(w, r)
 		return
 	}
-	defer context.AfterFunc(r.Context(), func() {
+	var returned sync.Once // as in carry
+	defer returned.Do(func() {})
+	over := func() {
 		// A Read in progress ends, too: net/http cancels no request before (persistConn.mapRoundTripError).
 		if body.ReadCloser != http.NoBody && !body.ended.Load() {
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 		}
 		x.p.hasten(w)
-	})()
+	}
+	defer context.AfterFunc(r.Context(), func() { returned.Do(over) })()
 	x.ask(w, r)
 }
 

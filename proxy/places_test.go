@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -233,6 +234,50 @@ func TestUnreadPage(t *testing.T) {
 		_, _ = io.WriteString(rw, "late")
 	}).Listener.Addr().String()
 	check.Same(t, "late", w.do(t, w.httpClient(t, "http/1.1", nil), r).body, "what streams")
+}
+
+// slowly is a response whose deadline takes a moment to set.
+type slowly struct {
+	http.ResponseWriter
+	begun    chan struct{}
+	returned atomic.Bool
+	late     chan bool // whether the handler had returned when the deadline was set
+}
+
+func (s *slowly) SetWriteDeadline(time.Time) error {
+	s.begun <- struct{}{}
+	time.Sleep(100 * time.Millisecond)
+	s.late <- s.returned.Load()
+	return nil
+}
+
+func (s *slowly) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+
+// The time for an unread response is set before its handler returns, or not at all: it would be the next request's.
+func TestUnreadIsNotTheNext(t *testing.T) {
+	t.Parallel() // it waits most of the time
+	for _, path := range []string{"/openapi/v2", remoteGV + "/widgets?timeout=200ms"} {
+		w := newWorld(t, worldConfig{remoteHTTP1: true, remote: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }})
+		w.proxy.pageTime = 10 * time.Millisecond
+		slow := &slowly{begun: make(chan struct{}, 1), late: make(chan bool, 1)}
+		w.proxy.cfg.Documents = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-slow.begun })
+		s := w.server()
+		s.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			slow.ResponseWriter = rw
+			w.proxy.ServeHTTP(slow, r)
+			slow.returned.Store(true)
+		})
+		s.StartTLS()
+		t.Cleanup(s.Close)
+		r := w.as(t, "bob", "GET", path, nil)
+		r.URL.Host = s.Listener.Addr().String()
+		w.do(t, w.httpClient(t, "http/1.1", nil), r)
+		select {
+		case late := <-slow.late:
+			check.Same(t, false, late, "%s: set after the handler's return", path)
+		case <-time.After(time.Second): // it was not set at all
+		}
+	}
 }
 
 // fillUp takes every place of an upstream for requests of these kinds, for many sources.

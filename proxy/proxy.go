@@ -163,21 +163,20 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 	case ToLocal, ToRemote:
 		x.forward(w, r)
 	case ToDocument:
-		defer p.limitReading(w).Stop()
+		defer p.limitReading(w)()
 		documents := p.cfg.Documents // equal for everybody who may read them
 		if x.decision.behind {
 			documents = p.cfg.Behind
 		}
 		documents.ServeHTTP(w, r)
 	case ToPage:
-		r = x.asUser(r)
-		if x.decision.LongRunning {
-			var stop context.CancelFunc
-			r, stop = p.endable(r, &x.events)
-			defer stop()
+		var end func()
+		if r = x.asUser(r); x.decision.LongRunning {
+			r, end = p.endable(r, &x.events)
 		} else {
-			defer p.limitReading(w).Stop()
+			end = p.limitReading(w)
 		}
+		defer end()
 		cmp.Or(x.page, p.cfg.Pages).ServeHTTP(w, r)
 	case ToHealth:
 		p.health.ServeHTTP(w, r)
@@ -194,8 +193,10 @@ const pageTime = time.Minute
 // limitReading limits how long a client may read a response of this process. One that does not read
 // must not keep what the response holds: a list of APIServices has one of a few places, and all
 // objects in memory; a document stays in memory when there is a newer one.
-func (p *Proxy) limitReading(w http.ResponseWriter) *time.Timer {
-	return time.AfterFunc(p.pageTime, func() { p.hasten(w) })
+func (p *Proxy) limitReading(w http.ResponseWriter) (end func()) {
+	var returned sync.Once // as in carry
+	limit := time.AfterFunc(p.pageTime, func() { returned.Do(func() { p.hasten(w) }) })
+	return func() { limit.Stop(); returned.Do(func() {}) }
 }
 
 // serveLocal forwards a request of the health relay to the local apiserver, with its caller's credentials.
