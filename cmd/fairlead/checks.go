@@ -30,8 +30,8 @@ type checks struct {
 
 	tokens, requests needs.Outcome // of reviews
 	pairs            pairs
-	unfit            func() error // why no user can be asserted
-	distrusted       func() error // why the cluster believes no assertion
+	unfit            func() error          // why no user can be asserted
+	distrusted       func(time.Time) error // why the cluster believes no assertion
 }
 
 // makeChecks makes the checks of this process's own needs, /livez and /readyz, and the metrics of

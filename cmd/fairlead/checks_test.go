@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -107,12 +108,21 @@ func TestOwnChecks(t *testing.T) {
 	check.Fault(t, "", d.ready.Err(nil), "readiness meanwhile")
 	d.unfit = func() error { return errors.New("it has no names") }
 	check.Same(t, "ConfigMap kube-system/extension-apiserver-authentication: it has no names", d.lookConfigMap(answer.Check{}).Message, "a ConfigMap that cannot be used")
-	d.unfit, d.distrusted = func() error { return nil }, func() error { return errors.New("unknown authority") }
+	d.unfit, d.distrusted = func() error { return nil }, func(time.Time) error { return errors.New("unknown authority") }
 	check.Has(t, d.lookConfigMap(answer.Check{}).Users, "get 401")
 	check.Same(t, "denied", d.lookConfigMap(answer.Check{Status: needs.Failed, Message: "denied"}).Message, "one that may not be read")
 	late := d.pairs.judge(d.certs.Status(), time.Now().AddDate(100, 0, 0))
 	check.Same(t, "Clients do not trust a certificate of this replica", late.Users, "in a hundred years")
 	check.Fault(t, "has expired", d.ready.Err(nil), "readiness with an expired serving certificate")
+}
+
+// The proxy client certificate is verified as the cluster's servers do, but not with every look of the checks.
+func TestProxyClientIsVerifiedSeldom(t *testing.T) {
+	d, now := aloneDoor(t), time.Now()
+	check.Fault(t, "", d.distrusted(now), "a certificate that no cluster judges")
+	d.certs.ProxyClient().Set(&tls.Certificate{Certificate: [][]byte{{1}}})
+	check.Fault(t, "", d.distrusted(now.Add(9*time.Second)), "a look soon afterwards")
+	check.Fault(t, "malformed", d.distrusted(now.Add(10*time.Second)), "a later one")
 }
 
 // Each bundle is judged alone, wherever it comes from. A replica whose serving certificates are

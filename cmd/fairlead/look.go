@@ -91,15 +91,15 @@ func (s *server) lookConfigMap(found answer.Check) answer.Check {
 		failed(s.unfit(), "Users with certificates get 503, and all users from extension servers", name,
 			"set --requestheader-username-headers=X-Remote-User and --requestheader-group-headers=X-Remote-Group "+
 				"of every kube-apiserver"),
-		failed(s.distrusted(), "Users with certificates get 401, and all users 503 from extension servers",
+		failed(s.distrusted(time.Now()), "Users with certificates get 401, and all users 503 from extension servers",
 			name+"the cluster does not take the proxy client certificate: ",
 			"have it signed by the cluster's request-header CA (kubeadm: front-proxy-ca), with one of its --requestheader-allowed-names"))
 }
 
-// seldomLook looks again only after a while: at certificates, which may be in files, and at descriptors, to count.
-func seldomLook(look func(time.Time) answer.Check) func(time.Time) answer.Check {
-	found, at := answer.Check{}, time.Time{}
-	return func(now time.Time) answer.Check {
+// seldomLook looks again only after a while: at certificates, to read or verify, and at descriptors, to count.
+func seldomLook[T any](look func(time.Time) T) func(time.Time) T {
+	found, at := *new(T), time.Time{}
+	return func(now time.Time) T {
 		if now.Sub(at) >= 10*time.Second {
 			found, at = look(now), now
 		}

@@ -140,7 +140,7 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 	if err != nil {
 		return err
 	}
-	s.unfit, s.distrusted = who.Unfit, s.inCluster
+	s.unfit, s.distrusted = who.Unfit, seldomLook(func(time.Time) error { return s.inCluster() })
 	may, err := s.makeAuthz()
 	if err != nil {
 		return err
