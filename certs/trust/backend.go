@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"crypto/x509"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -176,10 +177,8 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	if got.root != nil {
 		l.root = identify(got.root)
 	}
+	defer b.of.logSaid()
 	b.mu.Lock()
-	if err != nil {
-		defer b.of.refused(b.counted, err) // after the unlock: it logs
-	}
 	defer b.mu.Unlock()
 	b.leaves[sha256.Sum256(chain[0].Raw)] = l
 	if len(b.leaves) > maxLeaves {
@@ -187,6 +186,7 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 		delete(b.leaves, slices.MinFunc(slices.Collect(maps.Keys(b.leaves)), oldest))
 	}
 	if err != nil {
+		b.of.refused(b.counted, err)
 		return err
 	}
 	if b.current.Load() != v {
@@ -198,7 +198,7 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	switch v := b.current.Load(); {
 	case old && !b.inForce:
 		b.inForce = true
-		b.of.cfg.Logger.Warn("backend still needs the replaced bundle", "apiservice", b.name, "until", got.until)
+		b.of.say(slog.LevelWarn, "backend still needs the replaced bundle", "apiservice", b.name, "until", got.until)
 	case !old && len(v.previous) > 0:
 		b.keepLocked(*v, nil) // an endpoint has shown a chain of the new roots
 		b.recheckLocked(now)
@@ -212,7 +212,7 @@ func (b *backend) keepLocked(v view, some []replaced) {
 	b.current.Store(&v)
 	if len(some) == 0 {
 		b.inForce = false
-		b.of.cfg.Logger.Info("replaced bundle no longer trusted", "apiservice", b.name)
+		b.of.say(slog.LevelInfo, "replaced bundle no longer trusted", "apiservice", b.name)
 	}
 }
 

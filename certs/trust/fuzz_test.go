@@ -10,6 +10,7 @@ import (
 	"math/big"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unicode"
@@ -224,22 +225,32 @@ func TestSHA1(t *testing.T) {
 	}
 }
 
-// A refusal is logged for each dial, so the line is not written under the backend's mutex.
-func TestRefusalIsLoggedUnlocked(t *testing.T) {
+// No line is written under a mutex: while the log is blocked, all dials would be.
+func TestLinesAreLoggedUnlocked(t *testing.T) {
 	s := newStage(t, Config{})
 	s.set("v1.a", "bundle=ca")
 	b, lines := s.Trust.backends["v1.a"], 0
 	s.cfg.Logger = slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
-		if lines++; !b.mu.TryLock() {
-			t.Errorf("locked: %s", p)
-			return len(p), nil
+		lines++
+		for i, mu := range []interface {
+			sync.Locker
+			TryLock() bool
+		}{&b.mu, &s.Trust.mu} {
+			if !mu.TryLock() {
+				t.Errorf("mutex %d is locked: %s", i, p)
+				continue
+			}
+			mu.Unlock()
 		}
-		b.mu.Unlock()
 		return len(p), nil
 	}), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	if err := b.handshake(s.pair("next").Chain()); err == nil || lines != 1 {
 		t.Errorf("%d lines of %v", lines, err)
 	}
+	s.set("v1.a", "bundle=next")
+	must.Do(t, b.handshake(s.pair("ca").Chain()))
+	must.Do(t, b.handshake(s.pair("next").Chain()))
+	check.Same(t, 4, lines, "lines: it is refused, another bundle is loaded, the former is needed, and no more")
 }
 
 type writerFunc func([]byte) (int, error)

@@ -2,9 +2,11 @@ package trust
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
+	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -186,7 +188,7 @@ func (t *Trust) refused(apiService string, err *Error) {
 	}
 	t.metrics.refusals.WithLabelValues(apiService, err.Reason()).Inc()
 	// The prober logs the resulting verdict; here it would be logged for every dial.
-	t.cfg.Logger.Debug("backend certificate refused", "apiservice", apiService, "reason", err.Reason(), "err", err)
+	t.say(slog.LevelDebug, "backend certificate refused", "apiservice", apiService, "reason", err.Reason(), "err", err)
 }
 
 func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
@@ -195,13 +197,30 @@ func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 	}
 	if fault != nil {
 		t.metrics.reloads.WithLabelValues(apiService, "failure").Inc()
-		t.cfg.Logger.Warn("bundle not usable, keeping the last good one for the overlap",
+		t.say(slog.LevelWarn, "bundle not usable, keeping the last good one for the overlap",
 			"apiservice", apiService, "source", source, "err", fault)
 		return
 	}
 	t.metrics.reloads.WithLabelValues(apiService, "success").Inc()
-	t.cfg.Logger.Info("bundle loaded",
+	t.say(slog.LevelInfo, "bundle loaded",
 		"apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
+}
+
+// say has logSaid log a line when no lock is held: it is I/O, and while that blocks dials must not.
+func (t *Trust) say(level slog.Level, message string, args ...any) {
+	t.said.mu.Lock()
+	defer t.said.mu.Unlock()
+	t.said.lines = append(t.said.lines, func() { t.cfg.Logger.Log(context.Background(), level, message, args...) })
+}
+
+func (t *Trust) logSaid() {
+	t.said.mu.Lock()
+	lines := t.said.lines
+	t.said.lines = nil
+	t.said.mu.Unlock()
+	for _, line := range lines {
+		line()
+	}
 }
 
 func (t *Trust) gauges() metric.Gauges {

@@ -71,6 +71,10 @@ type Trust struct {
 	// Without users it is kept while its connections may carry the last requests of former ones.
 	shared  map[*registry.Backend]*backend
 	entries []*registry.Entry // of the applied table
+	said    struct {
+		mu    sync.Mutex // guards lines, see say
+		lines []func()
+	}
 
 	// rewatch asks Run to sync the references: another goroutine may have applied the table.
 	rewatch atomic.Bool
@@ -126,6 +130,7 @@ func (t *Trust) Run(ctx context.Context) error {
 			maps.DeleteFunc(t.shared, func(_ *registry.Backend, b *backend) bool { return b.unused() })
 			t.mu.Unlock()
 		}
+		t.logSaid()
 	}
 	return ctx.Err()
 }
@@ -195,6 +200,7 @@ func (t *Trust) lookup(apiService string, b *registry.Backend) (*backend, error)
 
 // apply takes the remote entries of a table, unless a newer table has been applied.
 func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
+	defer t.logSaid()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if generation <= t.applied.Load() {
@@ -279,6 +285,7 @@ func (t *Trust) LocalBundle(data []byte) error {
 		}
 	}
 	b := t.local
+	defer t.logSaid()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.source = "kubeconfig"

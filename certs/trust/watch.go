@@ -100,6 +100,7 @@ func (w *watches) changed(ctx context.Context, ref types.NamespacedName, o objec
 		w.t.cfg.Logger.Warn("reading bundle", "object", ref.String(), "err", o.err)
 		return
 	}
+	defer w.t.logSaid()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if ctx.Err() != nil {
