@@ -59,19 +59,22 @@ func (m *remembered) recall(ctx context.Context, to *changes) {
 		return
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch {
-	case m.listed:
-	case err != nil:
-		m.log.Error("the last known APIServices cannot be used", "err", err)
-	default:
-		m.log.Warn("etcd does not answer: the last known APIServices are used until it does",
-			"file", m.path, "apiservices", len(list.Items))
+	listed := m.listed
+	if !listed && err == nil {
 		all := make(map[types.NamespacedName]runtime.Object, len(list.Items))
 		for i := range list.Items {
 			all[types.NamespacedName{Name: list.Items[i].Name}] = &list.Items[i]
 		}
 		to.replace(kindAPIService, all)
+	}
+	m.mu.Unlock() // lines are I/O, and etcd may answer meanwhile
+	switch {
+	case listed:
+	case err != nil:
+		m.log.Error("the last known APIServices cannot be used", "err", err)
+	default:
+		m.log.Warn("etcd does not answer: the last known APIServices are used until it does",
+			"file", m.path, "apiservices", len(list.Items))
 	}
 }
 
