@@ -190,8 +190,10 @@ func (l *Local) Report(r registry.Report) {
 	e.Hung = r.Hung
 	if e.Health != r.Health {
 		e.Health, e.Message, e.Since = r.Health, r.Message, time.Now()
-		l.shared.log.Info("local apiserver changed",
-			"endpoint", r.Address, "healthy", r.Health == registry.Healthy, "message", r.Message)
+		l.shared.spawn(func() { // a line is I/O
+			l.shared.log.Info("local apiserver changed",
+				"endpoint", r.Address, "healthy", r.Health == registry.Healthy, "message", r.Message)
+		})
 	}
 	l.publishLocked(now.all)
 	for _, e := range s.of {
@@ -298,7 +300,8 @@ func (l *Local) Follow(addresses []string) {
 		}
 		if !s.is.Terminating {
 			s.is.Terminating, s.left = true, now
-			l.shared.log.Info("local apiserver is named no longer", "endpoint", s.is.Address)
+			left := l.shared.log.With("endpoint", s.is.Address)
+			l.shared.spawn(func() { left.Info("local apiserver is named no longer") })
 		}
 		if now.Sub(s.left) < keptServer || !next && s.is.Health == registry.Healthy {
 			all = append(all, s)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"testing"
@@ -213,6 +214,24 @@ func TestLocalReport(t *testing.T) {
 		check.Same(t, false, is.Since.IsZero(), "it is known since when %+v", is)
 		is.Since = time.Time{}
 		check.Same(t, step.Endpoint, is, "the server's state")
+	}
+}
+
+// A log that is blocked holds up neither reports of health nor changes of the servers.
+func TestLocalWhileTheLogIsBlocked(t *testing.T) {
+	read, log := io.Pipe()
+	defer read.Close()
+	l := newLocal(t, newNetwork(t), func(cfg *LocalConfig) { cfg.Logger = slog.New(slog.NewTextHandler(log, nil)) }, place1, place2)
+	done := make(chan struct{})
+	go func() {
+		l.Report(registry.Report{Endpoint: registry.Endpoint{Address: place1, Health: registry.Healthy}})
+		l.Follow([]string{place1})
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Error("they wait for a line of log")
 	}
 }
 
