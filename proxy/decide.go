@@ -273,7 +273,9 @@ func (p *Proxy) finish(d *Decision, h *Head) {
 	if d.User != nil {
 		set, err := p.cfg.Authn.Assert(d.Set, d.User, d.Pool)
 		if err != nil {
-			p.log.Warn("asserting an identity", "err", err) //fairlead:boundary rare, and one line
+			if p.warns.CompareAndSwap(false, true) { // one at a time: while the log is blocked they would pile up
+				go func() { p.log.Warn("asserting an identity", "err", err); p.warns.Store(false) }()
+			}
 			if d.refuse(errUnauthorized); p.cfg.Authn.Unfit() != nil {
 				d.refuse(errUnfit)
 			}

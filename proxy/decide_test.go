@@ -3,6 +3,8 @@ package proxy
 import (
 	"context"
 	"fmt"
+	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -124,9 +126,12 @@ func TestDecidedAtOnce(t *testing.T) {
 	decided("what a known caller may do, in time", secrets, true, true)
 }
 
-// A user whose name HTTP would change reaches nobody.
+// A user whose name HTTP would change reaches nobody. A log that is blocked does not hold up the decision, nor the loop.
 func TestUserThatCannotBeAsserted(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
+	read, log := io.Pipe()
+	defer read.Close()
+	p.log = slog.New(slog.NewTextHandler(log, nil))
 	h := asBob(remoteGV+"/widgets", "")
 	h.Fields[0].Value = "Bearer token-of-bob\nroot"
 	if d, _ := p.decision(t.Context(), h, nil, true); d.Action != Refuse || !apierrors.IsUnauthorized(d.Err) {
