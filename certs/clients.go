@@ -231,10 +231,7 @@ func parseHeaders(data map[string][]byte) (requestHeaders, error) {
 		"requestheader-extra-headers-prefix": &h.ExtraPrefix,
 		"requestheader-allowed-names":        &h.allowedNames,
 	} {
-		if len(data[key]) == 0 {
-			continue
-		}
-		if err := json.Unmarshal(data[key], to); err != nil {
+		if err := json.Unmarshal(data[key], to); err != nil && len(data[key]) > 0 {
 			return requestHeaders{}, fmt.Errorf("parsing %s: %w", key, err)
 		}
 	}

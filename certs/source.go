@@ -153,11 +153,8 @@ func (s *Store) Status() []Status {
 		st := Status{Use: f.use, Source: f.source, Read: f.read, Changed: f.changed}
 		err := f.err
 		f.mu.Unlock()
-		if errors.Is(err, errShared) {
-			// A later change of the other bundle may have cured it.
-			err = nil
-		}
-		if err == nil && slices.Contains([]string{"client-ca", "requestheader-ca", "authentication-configmap"}, f.use) {
+		cas := slices.Contains([]string{"client-ca", "requestheader-ca", "authentication-configmap"}, f.use)
+		if cas && (err == nil || errors.Is(err, errShared)) { // a later change of the other bundle may have cured that
 			err = refusal
 		}
 		if err != nil {
@@ -180,10 +177,9 @@ func (s *Store) register(r prometheus.Registerer) {
 	s.reloads = metric.CountBy("fairlead_certificate_reloads_total",
 		"Changes of a followed key pair, bundle or file, by outcome (success, failure).", "use", "source", "outcome")
 	for _, f := range s.followed {
-		for _, outcome := range []string{"success", "failure"} {
-			// At 0 from the start, so that the first failure is an increase.
-			s.reloads.WithLabelValues(f.use, f.source, outcome)
-		}
+		// At 0 from the start, so that the first failure is an increase.
+		s.reloads.WithLabelValues(f.use, f.source, "success")
+		s.reloads.WithLabelValues(f.use, f.source, "failure")
 	}
 	labels := []string{"use", "source"}
 	expiry := prometheus.NewDesc("fairlead_certificate_expiration_timestamp_seconds",

@@ -279,10 +279,8 @@ const localName = "local-apiserver"
 // means the system's roots, as before the first call. A bundle that is wholly or partly unreadable changes nothing: its
 // file may be half-written. A removed CA is distrusted at once: the control plane's rotation has an overlap.
 func (t *Trust) LocalBundle(data []byte) error {
-	if len(data) > 0 {
-		if _, err := bundle.Parse(data); err != nil {
-			return err
-		}
+	if _, err := bundle.Parse(data); err != nil && len(data) > 0 {
+		return err
 	}
 	b := t.local
 	defer t.logSaid()

@@ -141,13 +141,10 @@ func issuer(child *x509.Certificate, candidates []*x509.Certificate) (parent *x5
 			continue
 		}
 		err := child.CheckSignatureFrom(c)
-		if err == nil {
-			if parent == nil || c.NotAfter.After(parent.NotAfter) {
-				parent = c
-			}
-			continue
-		}
-		if algo, ok := errors.AsType[x509.InsecureAlgorithmError](err); ok && isSHA1(x509.SignatureAlgorithm(algo)) {
+		switch algo, insecure := errors.AsType[x509.InsecureAlgorithmError](err); {
+		case err == nil && (parent == nil || c.NotAfter.After(parent.NotAfter)):
+			parent = c
+		case insecure && isSHA1(x509.SignatureAlgorithm(algo)):
 			reason = reasonInsecureSHA1
 		}
 	}
@@ -222,14 +219,8 @@ func Bounded(chain []*x509.Certificate) error {
 // alone. It stops below zero. used has the certificates that are on the path already.
 func checks(child *x509.Certificate, above []*x509.Certificate, used uint32, left int) int {
 	for i, c := range above {
-		if used&(1<<i) != 0 || string(c.RawSubject) != string(child.RawIssuer) {
-			continue
-		}
-		if left--; left < 0 {
-			break
-		}
-		if left = checks(c, above, used|1<<i, left); left < 0 {
-			break
+		if left >= 0 && used&(1<<i) == 0 && string(c.RawSubject) == string(child.RawIssuer) {
+			left = checks(c, above, used|1<<i, left-1)
 		}
 	}
 	return left
