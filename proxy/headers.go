@@ -174,12 +174,9 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 // allows: an h2c tunnel would carry our client certificate, and through it the client could send any X-Remote-User.
 // kube-apiserver also accepts x-upgrade in Connection (k8s.io/streaming/pkg/httpstream); we follow RFC 9110 §7.6.1.
 func upgradeOf(r *http.Request) string {
-	protocol := r.Header.Get("Upgrade")
-	if r.ProtoMajor != 1 || r.ProtoMinor == 0 ||
-		!httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade") {
-		return ""
-	}
-	if strings.EqualFold(protocol, "websocket") || strings.EqualFold(protocol, "SPDY/3.1") {
+	protocol, asked := r.Header.Get("Upgrade"), httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade")
+	known := strings.EqualFold(protocol, "websocket") || strings.EqualFold(protocol, "SPDY/3.1")
+	if asked && known && r.ProtoMajor == 1 && r.ProtoMinor > 0 {
 		return protocol
 	}
 	return ""

@@ -181,7 +181,6 @@ func (x *exchange) line(o *engine.Outcome, gaveUp bool) accesslog.Line {
 		Path:    h.Path,
 		Verb:    d.Request.Verb,
 		Outcome: *o,
-		End:     string(o.Reason),
 		Ended:   h.Arrived.Add(o.Duration),
 		From:    h.RemoteIP,
 		Agent:   cmp.Or(x.agent, h.agent()),
@@ -198,15 +197,13 @@ func (x *exchange) line(o *engine.Outcome, gaveUp bool) accesslog.Line {
 			line.Cause = line.Cause[:min(len(line.Cause), maxCause)]
 		}
 	}
-	switch {
-	case line.End != "": // the engine gives a reason
-	case gaveUp:
-		line.End = string(engine.ReasonClientLost)
-	case x.own != nil:
-		line.End = "refused-here"
-	default:
-		line.End = "complete"
+	end := "complete"
+	if gaveUp {
+		end = string(engine.ReasonClientLost)
+	} else if x.own != nil {
+		end = "refused-here"
 	}
+	line.End = cmp.Or(string(o.Reason), end) // the engine's reason says more
 	if u := cmp.Or(d.User, d.user); u != nil {
 		line.User = u.GetName()
 	}

@@ -119,10 +119,7 @@ func (e *Event) Started(code int) {
 }
 
 // Impersonated records the effective user of an impersonating caller.
-func (e *Event) Impersonated(as user.Info) {
-	info := describe(as)
-	e.ev.ImpersonatedUser = &info
-}
+func (e *Event) Impersonated(as user.Info) { e.ev.ImpersonatedUser = new(describe(as)) }
 
 // Completed emits the stage ResponseComplete. The message is empty for an ordinary end.
 func (e *Event) Completed(code int, message string) {

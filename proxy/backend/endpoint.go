@@ -68,6 +68,9 @@ func (e *endpoint) state() (verdict context.Context, out bool) {
 // lost makes the endpoint suspect until a probe has judged it.
 func (e *endpoint) lost() { e.suspicion.doubted.Store(new(time.Now())) }
 
+// failed is lost, and has the endpoint probed.
+func (e *endpoint) failed(err error) { e.lost(); e.up.target.signal(e.address, err) }
+
 const sayAgain = 10 * time.Second // the time between lines of log about an endpoint's GOAWAYs: users cause them
 
 func (e *endpoint) tell(g *engine.GoAway) {

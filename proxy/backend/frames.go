@@ -59,10 +59,7 @@ func (e *endpoint) forEngine() *engine.Endpoint {
 		}
 		next := &engine.Endpoint{
 			Name: e.address, Via: via, Value: e, Release: e.release, Told: e.tell, PingTimeout: e.up.pingTimeout(),
-			Failed: func(err error) {
-				e.lost()
-				e.up.target.signal(e.address, err)
-			},
+			Failed: e.failed,
 		}
 		if e.inEngine.CompareAndSwap(was, next) {
 			return next

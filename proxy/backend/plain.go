@@ -195,10 +195,7 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 	}
 	announced := err == errHugeHead || err == io.EOF && c.last.Load() //nolint:errorlint // nobody wraps them
 	if err != nil && !announced && c.closed.Err() == nil && !errors.Is(err, context.Canceled) {
-		c.ended.Do(func() {
-			c.at.lost()
-			c.at.up.target.signal(c.at.address, errLost)
-		})
+		c.ended.Do(func() { c.at.failed(errLost) })
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
