@@ -39,12 +39,10 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError
 		e.drainConn(c) // ids are used up (§5.1.1)
 	}
 	switch {
-	case len(c.streams) >= int(e.MaxStreams):
+	case len(c.streams) >= int(e.MaxStreams), c.heads > 0 && c.heads+e.fields.Weight() > maxHeads:
 		return e.refuse(c, id, http2.ErrCodeRefusedStream)
 	case c.greedy() || c.crowded(handled*e.fields.Weight()):
 		e.Memory.Refuse(hold.Stream)
-		return e.refuse(c, id, http2.ErrCodeRefusedStream)
-	case c.heads > 0 && c.heads+e.fields.Weight() > maxHeads:
 		return e.refuse(c, id, http2.ErrCodeRefusedStream)
 	case selfDependent:
 		return e.refuse(c, id, http2.ErrCodeProtocol)
@@ -226,6 +224,9 @@ func (s *stream) respond(a *Answer, date, set []hpack.HeaderField) {
 	d.head, d.end, d.sentEnd = true, true, len(a.Body) == 0
 	s.leg[up].writeHeaders(s.id[up], d.sentEnd, a.Fields, date, set)
 	d.q.show(a)
+	if len(a.Body) > min(int(d.window), int(s.leg[up].window)) {
+		s.countHead(int(s.head) + 2<<10) // what stream and request take while the client opens no window
+	}
 	s.advance(down)
 }
 

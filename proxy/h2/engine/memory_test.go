@@ -4,7 +4,10 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/net/http2/hpack"
+
 	"github.com/fairlead-proxy/fairlead/internal/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
@@ -77,6 +80,25 @@ func TestLargeHeadsNeedRoom(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An answer of ours that its client does not let come counts with what its stream and its request take.
+func TestUnreadAnswersAreCounted(t *testing.T) {
+	r, c := newClient(t)
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
+		p := r.forward()
+		p.Forward, p.Answer = nil, &Answer{200, []hpack.HeaderField{field(":status", "200")}, []byte("x")}
+		return p, true
+	}
+	c.get(1)
+	check.Same(t, 0, c.c.heads, "counted for an answer that was sent")
+	c.say("SETTINGS INITIAL_WINDOW_SIZE=0")
+	c.gets(3, 5)
+	if c.c.heads < 4<<10 {
+		t.Errorf("%d bytes are counted for two answers that wait", c.c.heads)
+	}
+	c.say("WINDOW 3 1 | WINDOW 5 1")
+	r.clean()
 }
 
 // begin sends n bytes of a head that it does not end.
