@@ -57,6 +57,8 @@ const (
 	// maxStripe is the size at which a stripe drops lines: about four thousand lines, a tenth of a
 	// second of the busiest connection measured, and 16 MiB in all stripes.
 	maxStripe = 1 << 20
+	// maxText limits a text: none in Kubernetes is longer, and a megabyte of a stranger's, escaped, would be six.
+	maxText = 8 << 10
 )
 
 type stripe struct {
@@ -151,7 +153,7 @@ func (l *Log) flush() {
 // Line is the access log's data of a request. Empty and zero fields are left out, except Method,
 // Path, Verb, Status, Sent and Duration. Times are in nanoseconds.
 type Line struct {
-	Method, Path string // as received. The query is left out because it can hold secrets
+	Method, Path string // as received, and cut above maxText, without the query, which can hold secrets
 	Verb         string // Kubernetes' verb
 	// Outcome is how the request ended. Status is 499 if the client left before a response; -1 Retries: unknown.
 	engine.Outcome
@@ -214,19 +216,16 @@ func optional(b []byte, name, value string) []byte {
 	return field(b, name, value)
 }
 
-// field appends a name, which needs no escaping, and a value. Clients' values rarely need escaping;
+// field appends a name, which needs no escaping, and the beginning of a value. Clients' values rarely need escaping;
 // others are escaped, so that no client can forge lines.
 func field(b []byte, name, value string) []byte {
-	b = append(b, name...)
-	b = append(b, '"')
+	b, value = append(append(b, name...), '"'), value[:min(len(value), maxText)]
 	for i := range len(value) {
 		if c := value[i]; c < ' ' || c >= 0x7f || c == '"' || c == '\\' {
-			b = append(b, value[:i]...)
-			return append(escape(b, value[i:]), '"')
+			return append(escape(append(b, value[:i]...), value[i:]), '"')
 		}
 	}
-	b = append(b, value...)
-	return append(b, '"')
+	return append(append(b, value...), '"')
 }
 
 func escape(b []byte, s string) []byte {

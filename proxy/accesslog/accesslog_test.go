@@ -66,7 +66,7 @@ func TestMoment(t *testing.T) {
 	}
 }
 
-// Any value that a client sends makes one line of valid JSON, with that value.
+// Any value that a client sends makes one line of valid JSON, with that value or its beginning.
 func FuzzField(f *testing.F) {
 	for _, s := range []string{"plain", "\"},{\"", "\n\x00\x7f", "é\u2028\xff", "\xed\xa0\x80"} {
 		f.Add(s)
@@ -78,11 +78,25 @@ func FuzzField(f *testing.F) {
 		}
 		var got struct{ X string }
 		must.Do(t, json.Unmarshal(b, &got))
-		want := strings.Map(func(r rune) rune { return r }, s) // invalid UTF-8 becomes U+FFFD
+		want := strings.Map(func(r rune) rune { return r }, s[:min(len(s), maxText)]) // invalid UTF-8 becomes U+FFFD
 		if got.X != want {
 			t.Errorf("%q, want %q", got.X, want)
 		}
 	})
+}
+
+// A line is bounded, whatever a client sends: a stranger's path of a megabyte would fill stripes, taps and the disk.
+func TestLongTexts(t *testing.T) {
+	l := full()
+	l.Method, l.Path = strings.Repeat("m", 1<<20), strings.Repeat("\xff", 1<<20)
+	l.Verb = l.Method
+	var got map[string]any
+	b := l.append(nil)
+	must.Do(t, json.Unmarshal(b, &got))
+	check.Same(t, any(strings.Repeat("m", maxText)), got["method"], "method")
+	if len(b) > 9*maxText {
+		t.Errorf("%d bytes", len(b))
+	}
 }
 
 // gate is a writer that blocks until it is opened, and counts lines and writes.

@@ -13,7 +13,7 @@ func TestInProportion(t *testing.T) {
 	for name, unit := range map[string]string{
 		"plain": "a", "quotes": `"`, "backslashes": `\`, "control characters": "\x00", "broken UTF-8": "\xff", "half letters": "\xe2\x80", "letters beyond ASCII": "ä", "one odd letter": "",
 	} {
-		rows = append(rows, proportion.Row{Name: name, N: 8 << 10, Of: func(n int) (int, func() any) {
+		rows = append(rows, proportion.Row{Name: name, N: maxText / 16, Of: func(n int) (int, func() any) {
 			text := strings.Repeat(unit+"a", n) + "\n"
 			l := full()
 			l.Path, l.User = text, text
