@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -66,6 +67,20 @@ func TestErrorsOfClients(t *testing.T) {
 			check.Same(t, want, [2]int32{s.Code, retryAfter}, "%q: code, and seconds until a retry", s.Message)
 			check.Same(t, field, (&Head{Head: wire.Head{Fields: readyAnswer(status).Fields}}).get("retry-after"), "%q: Retry-After", s.Message)
 		}
+	}
+}
+
+// Who sends an Accept that no client has cannot fill the memory by it: read, it takes sixty times its size.
+func TestLongAccept(t *testing.T) {
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/apis/x", nil)
+	r.Header.Set("Accept", strings.Repeat("*;c=d,", 100_000))
+	var w *httptest.ResponseRecorder
+	n := testing.AllocsPerRun(1, func() {
+		w = httptest.NewRecorder()
+		(&Proxy{}).writeError(w, r, errUnauthorized)
+	})
+	if kind := w.Header().Get("Content-Type"); n > 1000 || w.Code != http.StatusUnauthorized || kind != "application/json" {
+		t.Errorf("%d in %s, for %v allocations", w.Code, kind, n)
 	}
 }
 

@@ -71,17 +71,15 @@ func (x *exchange) named() {
 
 // received emits the first stage. A caller that could not be authenticated gets a single event.
 func (x *exchange) received() {
-	d := &x.decision
-	if x.event == nil {
-		return
-	}
-	if apierrors.IsUnauthorized(d.Err) {
+	switch d := &x.decision; {
+	case x.event == nil:
+	case apierrors.IsUnauthorized(d.Err):
 		x.event.Refused(http.StatusUnauthorized, "Authentication failed, "+attempted(d.Credentials.Kind))
 		x.event = nil
-		return
+	default:
+		x.event.Received()
+		x.authorized()
 	}
-	x.event.Received()
-	x.authorized()
 }
 
 // bodies reports whether the policy records this request's bodies.
@@ -96,11 +94,10 @@ func (x *exchange) bodies() bool {
 
 // panicked records that a handler has panicked, but not http.ErrAbortHandler, for a client that has gone.
 func (x *exchange) panicked(cause any) {
-	if cause == http.ErrAbortHandler || x.event == nil { //nolint:errorlint,err113 // the value itself is meant
-		return
+	if cause != http.ErrAbortHandler && x.event != nil { //nolint:errorlint,err113 // the value itself is meant
+		x.event.Panicked()
+		x.event = nil
 	}
-	x.event.Panicked()
-	x.event = nil
 }
 
 // endRecords emits the last stage and ends the span.
