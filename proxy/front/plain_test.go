@@ -110,6 +110,22 @@ func TestHeadsGetRoom(t *testing.T) {
 	}
 }
 
+// Whose head is refused does not keep the connection by a body that never comes.
+func TestRefusedHeadEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, dial := plaintext(t, hold.New(64<<20), func(http.ResponseWriter, *http.Request) {})
+		client, begun := dial("192.0.2.1"), time.Now()
+		const get = "GET / HTTP/1.1\r\nHost: x\r\n"
+		go func() { // ends with the connection
+			_, _ = io.WriteString(client, get+"\r\n"+get+"Content-Length: 1\r\n"+proportion.Lines(1200, "n%d", "")+"\r\n")
+		}()
+		said, _ := io.ReadAll(client)
+		if took := time.Since(begun); !strings.Contains(string(said), "431 ") || took > 2*bodyRest {
+			t.Errorf("it ended after %v with %q", took, said)
+		}
+	})
+}
+
 // Short heads of one address, however many, leave half of the bound to others.
 func TestShortHeadsLeaveRoom(t *testing.T) {
 	all := &heads{memory: hold.New(64 << 20)}

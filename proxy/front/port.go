@@ -70,7 +70,7 @@ func New(c Config) *Port {
 	p.heads.conns.Lend = true // to one load balancer
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.http1 = &http.Server{
-		Handler:           countWhole(limitSlowClients(c.Handler)),
+		Handler:           limitSlowClients(countWhole(c.Handler)),
 		ConnContext:       p.connContext,
 		ConnState:         changed,
 		ReadHeaderTimeout: readHeaderTimeout,
