@@ -233,6 +233,7 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 		s.Details = nil       // no Retry-After: kubectl says the cause at once, instead of after ten tries
 		err = &apierrors.StatusError{ErrStatus: s}
 	}
+	p.limitReading(w)
 	const maxAccept = 4 << 10 // kubectl's has 250 bytes; reading one takes sixty times its size
 	if len(r.Header.Get("Accept")) > maxAccept {
 		r = &http.Request{Method: r.Method, URL: r.URL, Header: http.Header{}} // as if it had none: in JSON

@@ -183,8 +183,7 @@ func (x *exchange) refuse(err *apierrors.StatusError) engine.Plan {
 
 // prepared returns a plan that sends a prepared response, with the time limit of limitReading.
 func (x *exchange) prepared(a *engine.Answer) engine.Plan {
-	deadline := x.p.pageTime + x.p.unreadRest
-	return engine.Plan{Answer: a, Set: x.answerFields(), Done: x.done, GoAway: x.p.goAway(), Deadline: deadline}
+	return engine.Plan{Answer: a, Set: x.answerFields(), Done: x.done, GoAway: x.p.goAway(), Deadline: x.p.pageTime}
 }
 
 // acceptsJSON reports whether readyAnswer suits: the client accepts JSON first, and nothing else is needed.
@@ -200,7 +199,7 @@ func (x *exchange) plain() bool { return !x.p.observes() && x.head.Method != htt
 // unwelcome sends a prepared response and charges the connection for it.
 func (x *exchange) unwelcome(a *engine.Answer, err error) engine.Plan {
 	x.own = err
-	return engine.Plan{Answer: a, Set: x.answerFields(), Done: x.done, Unwelcome: true, Deadline: x.p.pageTime + x.p.unreadRest}
+	return engine.Plan{Answer: a, Set: x.answerFields(), Done: x.done, Unwelcome: true, Deadline: x.p.pageTime}
 }
 
 // answerFields returns the fields of a response of ours, in the buffer of the request's fields, which are not sent.

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -201,7 +201,7 @@ func TestUnreadPage(t *testing.T) {
 		{"http/1.1", "/fairlead/status"}, {"h2", "/fairlead/status"}, {"http/1.1", "/openapi/v2"}, {"h2", "/openapi/v2"}, {"http/1.1", "/metrics"},
 	} {
 		w, over := newWorld(t, worldConfig{}), make(chan error, 1)
-		w.proxy.pageTime, w.proxy.unreadRest = 50*time.Millisecond, 50*time.Millisecond
+		w.proxy.pageTime = 100 * time.Millisecond
 		page := http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 			_, err := rw.Write(text)
 			over <- err
@@ -225,7 +225,7 @@ func TestUnreadPage(t *testing.T) {
 	}
 	// A page that streams has no such time.
 	w := newWorld(t, worldConfig{})
-	w.proxy.pageTime, w.proxy.unreadRest = 10*time.Millisecond, 10*time.Millisecond
+	w.proxy.pageTime = 20 * time.Millisecond
 	r := w.as(t, "bob", "GET", "/events", nil)
 	late := make(chan struct{})
 	r.URL.Host = w.guard(t, w.proxy, func(rw http.ResponseWriter, _ *http.Request) {
@@ -236,46 +236,29 @@ func TestUnreadPage(t *testing.T) {
 	check.Same(t, "late", w.do(t, w.httpClient(t, "http/1.1", nil), r).body, "what streams")
 }
 
-// slowly is a response whose deadline takes a moment to set.
-type slowly struct {
-	http.ResponseWriter
-	begun    chan struct{}
-	returned atomic.Bool
-	late     chan bool // whether the handler had returned when the deadline was set
+// timed is a response whose client has time to read it until then.
+type timed struct {
+	*httptest.ResponseRecorder
+	until time.Time
 }
 
-func (s *slowly) SetWriteDeadline(time.Time) error {
-	s.begun <- struct{}{}
-	time.Sleep(100 * time.Millisecond)
-	s.late <- s.returned.Load()
+func (w *timed) SetWriteDeadline(t time.Time) error {
+	w.until = t
 	return nil
 }
 
-func (s *slowly) Unwrap() http.ResponseWriter { return s.ResponseWriter }
-
-// The time for an unread response is set before its handler returns, or not at all: it would be the next request's.
-func TestUnreadIsNotTheNext(t *testing.T) {
-	t.Parallel() // it waits most of the time
-	for _, path := range []string{"/openapi/v2", remoteGV + "/widgets?timeout=200ms"} {
-		w := newWorld(t, worldConfig{remoteHTTP1: true, remote: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }})
-		w.proxy.pageTime = 10 * time.Millisecond
-		slow := &slowly{begun: make(chan struct{}, 1), late: make(chan bool, 1)}
-		w.proxy.cfg.Documents = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-slow.begun })
-		s := w.server()
-		s.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-			slow.ResponseWriter = rw
-			w.proxy.ServeHTTP(slow, r)
-			slow.returned.Store(true)
-		})
-		s.StartTLS()
-		t.Cleanup(s.Close)
-		r := w.as(t, "bob", "GET", path, nil)
-		r.URL.Host = s.Listener.Addr().String()
-		w.do(t, w.httpClient(t, "http/1.1", nil), r)
-		select {
-		case late := <-slow.late:
-			check.Same(t, false, late, "%s: set after the handler's return", path)
-		case <-time.After(time.Second): // it was not set at all
+// A short answer waits for its client when its handler has long returned. It has the same time, a refusal, too.
+func TestUnreadShortAnswer(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	for target, want := range map[string]int{remoteGV + "/widgets": 401, "/fairlead/status": 401, "/openapi/v2?short": 200} {
+		w.proxy.cfg.Documents = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+		rw, r := &timed{ResponseRecorder: httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), "GET", target, nil)
+		if want == http.StatusOK {
+			r.Header.Set("Authorization", "Bearer token-of-bob")
+		}
+		w.proxy.ServeHTTP(rw, r)
+		if left := time.Until(rw.until); rw.Code != want || left < pageTime/2 || left > pageTime {
+			t.Errorf("%s: %d, to be read within %v", target, rw.Code, left)
 		}
 	}
 }

@@ -164,22 +164,23 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 	case ToLocal, ToRemote:
 		x.forward(w, r)
 	case ToDocument:
-		defer p.limitReading(w)()
+		p.limitReading(w)
 		documents := p.cfg.Documents // equal for everybody who may read them
 		if x.decision.behind {
 			documents = p.cfg.Behind
 		}
 		documents.ServeHTTP(w, r)
 	case ToPage:
-		var end func()
 		if r = x.asUser(r); x.decision.LongRunning {
+			var end func()
 			r, end = p.endable(r, &x.events)
+			defer end()
 		} else {
-			end = p.limitReading(w)
+			p.limitReading(w)
 		}
-		defer end()
 		cmp.Or(x.page, p.cfg.Pages).ServeHTTP(w, r)
 	case ToHealth:
+		p.limitReading(w)
 		p.health.ServeHTTP(w, r)
 	case Impersonate:
 		p.impersonated.ServeHTTP(w, x.asUser(r))
@@ -189,15 +190,12 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 }
 
 // pageTime is kube-apiserver's default --request-timeout, which ends responses, too. Ours is for remotes only.
-const pageTime = time.Minute
+const pageTime = time.Minute + unreadRest
 
-// limitReading limits how long a client may read a response of this process. One that does not read
-// must not keep what the response holds: a list of APIServices has one of a few places, and all
-// objects in memory; a document stays in memory when there is a newer one.
-func (p *Proxy) limitReading(w http.ResponseWriter) (end func()) {
-	var returned sync.Once // as in carry
-	limit := time.AfterFunc(p.pageTime, func() { returned.Do(func() { p.hasten(w) }) })
-	return func() { limit.Stop(); returned.Do(func() {}) }
+// limitReading limits how long a client may read a response of this process, also when its handler has returned. One
+// that does not read must not keep a list's place and objects, a document that is replaced, a stream, or a drain.
+func (p *Proxy) limitReading(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(p.pageTime)) // an error: the client has gone
 }
 
 // serveLocal forwards a request of the health relay to the local apiserver, with its caller's credentials.
