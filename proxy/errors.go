@@ -234,17 +234,24 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 		err = &apierrors.StatusError{ErrStatus: s}
 	}
 	p.limitReading(w)
-	const maxAccept = 4 << 10 // kubectl's has 250 bytes; reading one takes sixty times its size
-	if len(r.Header.Get("Accept")) > maxAccept {
-		r = &http.Request{Method: r.Method, URL: r.URL, Header: http.Header{}} // as if it had none: in JSON
-	}
 	h := w.Header()
 	for _, name := range []string{"Content-Length", "Etag", "Last-Modified"} {
 		h.Del(name)
 	}
 	h.Set("Cache-Control", "no-cache, private")
 	h.Set("X-Content-Type-Options", "nosniff") // the text may quote the request
-	responsewriters.ErrorNegotiated(err, metainternalversionscheme.Codecs, schema.GroupVersion{Version: "v1"}, w, r)
+	version := schema.GroupVersion{Version: "v1"}
+	responsewriters.ErrorNegotiated(err, metainternalversionscheme.Codecs, version, w, withoutLongAccept(r))
+}
+
+// withoutLongAccept returns a request without an Accept that no client sends: reading it takes sixty times its size.
+func withoutLongAccept(r *http.Request) *http.Request {
+	const longest = 4 << 10 // kubectl's has 250 bytes
+	if len(r.Header.Get("Accept")) > longest {
+		r = r.Clone(r.Context())
+		r.Header.Del("Accept")
+	}
+	return r
 }
 
 // readyAnswer is writeError's response for a client that accepts JSON.

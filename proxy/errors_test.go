@@ -82,6 +82,8 @@ func TestLongAccept(t *testing.T) {
 	if kind := w.Header().Get("Content-Type"); n > 1000 || w.Code != http.StatusUnauthorized || kind != "application/json" {
 		t.Errorf("%d in %s, for %v allocations", w.Code, kind, n)
 	}
+	r.Header.Set("If-None-Match", `"tag"`) // a document is as usual
+	check.Same(t, http.Header{"If-None-Match": {`"tag"`}}, withoutLongAccept(r).Header, "fields that are read")
 }
 
 // A local apiserver that does not come back from a restart is no reason to ask again: kubectl would

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"net"
 	"net/http"
 	"slices"
@@ -137,25 +138,15 @@ func (x *exchange) endRecords(o *engine.Outcome) {
 
 // authorized adds the authorizer's decision, if it was asked, to the stages after it.
 func (x *exchange) authorized() {
-	d := &x.decision
-	if !d.asked {
-		return
+	if d := &x.decision; d.asked {
+		word := map[bool]string{true: "allow", false: "forbid"}[d.verdict.Allowed]
+		x.event.Annotate("authorization.k8s.io/decision", word)
+		x.event.Annotate("authorization.k8s.io/reason", d.verdict.Reason)
 	}
-	word := "forbid"
-	if d.verdict.Allowed {
-		word = "allow"
-	}
-	x.event.Annotate("authorization.k8s.io/decision", word)
-	x.event.Annotate("authorization.k8s.io/reason", d.verdict.Reason)
 }
 
 // caller returns who sent the request, even if it impersonates another. Nil means unknown.
-func caller(d *Decision) user.Info {
-	if d.Impersonator != nil {
-		return d.Impersonator
-	}
-	return d.User
-}
+func caller(d *Decision) user.Info { return cmp.Or(d.Impersonator, d.User) }
 
 // attributes returns the input of the audit policy, and of a refusal's text.
 func (r *Request) attributes(u user.Info) authorizer.AttributesRecord {

@@ -169,9 +169,9 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 		if x.decision.behind {
 			documents = p.cfg.Behind
 		}
-		documents.ServeHTTP(w, r)
+		documents.ServeHTTP(w, withoutLongAccept(r))
 	case ToPage:
-		if r = x.asUser(r); x.decision.LongRunning {
+		if r = x.asUser(withoutLongAccept(r)); x.decision.LongRunning {
 			var end func()
 			r, end = p.endable(r, &x.events)
 			defer end()
