@@ -78,9 +78,7 @@ type batch struct {
 	shadowed map[schema.GroupVersion]string
 }
 
-func newChanges() *changes {
-	return &changes{signal: make(chan struct{}, 1), batch: newBatch()}
-}
+func newChanges() *changes { return &changes{signal: make(chan struct{}, 1), batch: newBatch()} }
 
 func newBatch() batch {
 	return batch{objects: make(map[key]runtime.Object), reports: make(map[reportKey]Report)}

@@ -93,9 +93,7 @@ type Features struct {
 }
 
 // Shipped are the features of a Fairlead without further flags: those of deploy/base.
-func Shipped() Features {
-	return Features{APIServices: true, Services: true, Requests: true}
-}
+func Shipped() Features { return Features{APIServices: true, Services: true, Requests: true} }
 
 // rule is a rule of a role: one line of a file in deploy/.
 type rule struct {

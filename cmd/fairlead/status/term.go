@@ -230,9 +230,7 @@ func (t *term) wanted(e *registry.Entry) (want condition, known bool) {
 	return condition{apiregistrationv1.ConditionStatus(v.Status), v.Reason, printable.Line(v.Message)}, true
 }
 
-func retry(pause time.Duration) time.Duration {
-	return min(max(2*pause, spacing), lastRetry)
-}
+func retry(pause time.Duration) time.Duration { return min(max(2*pause, spacing), lastRetry) }
 
 // watch starts a new watch after a list. If it ends by itself, all is listed again after lastRetry.
 func (t *term) watch(ctx context.Context, after string) {

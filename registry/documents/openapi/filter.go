@@ -21,9 +21,7 @@ import (
 const gvkExtension = "x-kubernetes-group-version-kind"
 
 // pathOf returns a group-version's path without slashes at its ends: its name in the v3 index.
-func pathOf(gv schema.GroupVersion) string {
-	return (&registry.Entry{GroupVersion: gv}).Path()[1:]
-}
+func pathOf(gv schema.GroupVersion) string { return (&registry.Entry{GroupVersion: gv}).Path()[1:] }
 
 // below reports whether a path is below one of the group-versions, or is that of a group, which is in the list without
 // a version. It costs the same for any number of them: backends choose both.
