@@ -125,7 +125,7 @@ func (w *world) lookAt(healthy bool, numbers []string) {
 	}
 	for _, e := range entries {
 		r := w.of(e)
-		want := registry.Report{Name: e.Name, Backend: e.Backend, Endpoint: registry.Endpoint{Address: at, Health: registry.Healthy, Slow: r.Slow}, Began: r.Began}
+		want := registry.Report{Name: e.Name, Backend: e.Backend, Endpoint: registry.Endpoint{Address: at, Health: registry.Healthy, Slow: r.Slow}, Began: r.Began, HTTP2: r.HTTP2}
 		if !healthy {
 			want.Health, want.Reason, want.Message = registry.Unhealthy, r.Reason, r.Message
 		}

@@ -126,7 +126,7 @@ func TestDecidedAtOnce(t *testing.T) {
 	decided("what a known caller may do, in time", secrets, true, true)
 }
 
-// A user whose name HTTP would change reaches nobody. A log that is blocked does not hold up the decision, nor the loop.
+// A user whose name HTTP would change reaches nobody. A log that is blocked holds up neither the decision nor the loop.
 func TestUserThatCannotBeAsserted(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	read, log := io.Pipe()

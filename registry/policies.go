@@ -127,7 +127,6 @@ func (p *policies) follow(ctx context.Context) {
 		known.Listed.Store(true)
 		p.of.changes.record(func(*batch) {}) // a policy waits for it, or a problem is gone
 	}
-	denied := func() { listed(true) }
 	set := func(name types.NamespacedName, o runtime.Object) {
 		if n, ok := o.(*corev1.Namespace); ok {
 			known.Set(name.Name, n.Labels)
@@ -148,7 +147,7 @@ func (p *policies) follow(ctx context.Context) {
 		log:     cluster.log,
 		set:     set,
 		replace: replace,
-		denied:  denied,
+		denied:  func() { listed(true) },
 	}
 	l.reflect(ctx)
 }

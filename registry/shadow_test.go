@@ -4,6 +4,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -93,5 +94,20 @@ func TestShadowInterval(t *testing.T) {
 		time.Sleep(2 * shadowPause)
 		synctest.Wait()
 		check.Same(t, 1, asked.Load()-before, "reads after a change of claims")
+	})
+}
+
+// While the log is blocked, what etcd has is taken all the same.
+func TestRecallWhileTheLogIsBlocked(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "cache.json")
+	synctest.Test(t, func(t *testing.T) {
+		read, log := io.Pipe()
+		defer read.Close()
+		m := &remembered{path: file, log: slog.New(slog.NewTextHandler(log, nil))}
+		must.Do(t, m.write([]*Entry{{Object: stored("a.io", "one")}}))
+		go m.recall(t.Context(), newRegistry(Config{}, nil).changes)
+		time.Sleep(recallAfter)
+		synctest.Wait()
+		check.Same(t, true, m.mu.TryLock(), "the mutex is free for what etcd has")
 	})
 }

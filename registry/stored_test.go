@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"errors"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -58,21 +57,6 @@ func TestRememberedOnceComplete(t *testing.T) {
 		if list := must.Get(m.read())(t); len(list.Items) != 1 || list.Items[0].Name != o.Name {
 			t.Errorf("stored %+v", list.Items)
 		}
-	})
-}
-
-// While the log is blocked, what etcd has is taken all the same.
-func TestRecallWhileTheLogIsBlocked(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "cache.json")
-	synctest.Test(t, func(t *testing.T) {
-		read, log := io.Pipe()
-		defer read.Close()
-		m := &remembered{path: file, log: slog.New(slog.NewTextHandler(log, nil))}
-		must.Do(t, m.write([]*Entry{{Object: stored("a.io", "one")}}))
-		go m.recall(t.Context(), newRegistry(Config{}, nil).changes)
-		time.Sleep(recallAfter)
-		synctest.Wait()
-		check.Same(t, true, m.mu.TryLock(), "the mutex is free for what etcd has")
 	})
 }
 

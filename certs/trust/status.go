@@ -2,7 +2,6 @@ package trust
 
 import (
 	"cmp"
-	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
@@ -206,20 +205,33 @@ func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 		"apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
 }
 
+type line struct {
+	level   slog.Level
+	message string
+	args    []any
+}
+
 // say has logSaid log a line when no lock is held: it is I/O, and while that blocks dials must not.
 func (t *Trust) say(level slog.Level, message string, args ...any) {
-	t.said.mu.Lock()
-	defer t.said.mu.Unlock()
-	t.said.lines = append(t.said.lines, func() { t.cfg.Logger.Log(context.Background(), level, message, args...) })
+	t.saidMu.Lock()
+	defer t.saidMu.Unlock()
+	t.said = append(t.said, line{level, message, args})
 }
 
 func (t *Trust) logSaid() {
-	t.said.mu.Lock()
-	lines := t.said.lines
-	t.said.lines = nil
-	t.said.mu.Unlock()
-	for _, line := range lines {
-		line()
+	t.saidMu.Lock()
+	lines := t.said
+	t.said = nil
+	t.saidMu.Unlock()
+	for _, l := range lines {
+		switch l.level {
+		case slog.LevelWarn:
+			t.cfg.Logger.Warn(l.message, l.args...)
+		case slog.LevelInfo:
+			t.cfg.Logger.Info(l.message, l.args...)
+		default:
+			t.cfg.Logger.Debug(l.message, l.args...)
+		}
 	}
 }
 

@@ -71,10 +71,8 @@ type Trust struct {
 	// Without users it is kept while its connections may carry the last requests of former ones.
 	shared  map[*registry.Backend]*backend
 	entries []*registry.Entry // of the applied table
-	said    struct {
-		mu    sync.Mutex // guards lines, see say
-		lines []func()
-	}
+	saidMu  sync.Mutex        // guards said, see say
+	said    []line
 
 	// rewatch asks Run to sync the references: another goroutine may have applied the table.
 	rewatch atomic.Bool

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -114,15 +113,6 @@ func TestOwnChecks(t *testing.T) {
 	late := d.pairs.judge(d.certs.Status(), time.Now().AddDate(100, 0, 0))
 	check.Same(t, "Clients do not trust a certificate of this replica", late.Users, "in a hundred years")
 	check.Fault(t, "has expired", d.ready.Err(nil), "readiness with an expired serving certificate")
-}
-
-// The proxy client certificate is verified as the cluster's servers do, but not with every look of the checks.
-func TestProxyClientIsVerifiedSeldom(t *testing.T) {
-	d, now := aloneDoor(t), time.Now()
-	check.Fault(t, "", d.distrusted(now), "a certificate that no cluster judges")
-	d.certs.ProxyClient().Set(&tls.Certificate{Certificate: [][]byte{{1}}})
-	check.Fault(t, "", d.distrusted(now.Add(9*time.Second)), "a look soon afterwards")
-	check.Fault(t, "malformed", d.distrusted(now.Add(10*time.Second)), "a later one")
 }
 
 // Each bundle is judged alone, wherever it comes from. A replica whose serving certificates are

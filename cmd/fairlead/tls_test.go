@@ -77,3 +77,12 @@ func TestVersionsAndSuites(t *testing.T) {
 	check.Same(t, tls.X25519MLKEM768, conn.ConnectionState().CurveID, "the key exchange that is listed")
 	must.Do(t, conn.Close())
 }
+
+// The proxy client certificate is verified as the cluster's servers do, but not with every look of the checks.
+func TestProxyClientIsVerifiedSeldom(t *testing.T) {
+	d, now := aloneDoor(t), time.Now()
+	check.Fault(t, "", d.distrusted(now), "a certificate that no cluster judges")
+	d.certs.ProxyClient().Set(&tls.Certificate{Certificate: [][]byte{{1}}})
+	check.Fault(t, "", d.distrusted(now.Add(9*time.Second)), "a look soon afterwards")
+	check.Fault(t, "malformed", d.distrusted(now.Add(10*time.Second)), "a later one")
+}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/audit"
@@ -229,8 +228,8 @@ func TestLongLine(t *testing.T) {
 	check.Same(t, []string{"1", "not recorded: the line could not be written", "2"}, got, "bodies of the events")
 }
 
-// Queued events are limited in size, too, not only in number: their bodies, long paths, queries and messages that repeat
-// them, which strangers choose, and users with many groups. Ordinary events still find room.
+// Queued events are limited in size, too, not only in number: their bodies, long paths, queries and messages that
+// repeat them, which strangers choose, and users with many groups. Ordinary events still find room.
 func TestWaitingEvents(t *testing.T) {
 	l := atLevel(t, "RequestResponse", io.Discard)
 	body := `"` + strings.Repeat("x", 1000_000) + `"`
@@ -243,7 +242,7 @@ func TestWaitingEvents(t *testing.T) {
 	check.Same(t, int64(len(l.queue)), l.places.Held(), "places of events in the queue")
 	for n, want := range map[int]int64{longText - 1: 0, longText: longText} {
 		l := atLevel(t, "Metadata", io.Discard)
-		l.Open(&Request{Path: "/"}).Completed(403, strings.Repeat("x", n-len("/")-new(authenticationv1.UserInfo).Size()))
+		l.Open(&Request{Path: "/"}).Completed(403, strings.Repeat("x", n-len("/")-(&auditv1.Event{}).User.Size()))
 		check.Same(t, want, l.waiting.Held(), "size of an event with %d bytes of text", n)
 	}
 	long := strings.Repeat("x", 200<<10)

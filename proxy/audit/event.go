@@ -222,9 +222,7 @@ func (c *copied) end() (data []byte, why string) {
 }
 
 // Bodies reports whether the policy wants the bodies. Watches' and sessions' are never recorded.
-func (e *Event) Bodies() bool {
-	return !e.longRunning && auditinternal.LevelMetadata.Less(e.cfg.Level)
-}
+func (e *Event) Bodies() bool { return !e.longRunning && auditinternal.LevelMetadata.Less(e.cfg.Level) }
 
 // Request returns body, recording what is read from it if the policy wants that.
 func (e *Event) Request(body io.ReadCloser, contentType string) io.ReadCloser {

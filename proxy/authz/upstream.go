@@ -20,8 +20,8 @@ func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
 ) {
 	compiler := authorizationcel.NewDefaultCompiler()
 	return func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-		// A client for each review: its own cache, before which ours comes, cannot be turned off. It keeps 8,192 questions
-		// of any size, expired or not, and a user could fill it with hundreds of megabytes.
+		// A client for each review: its own cache, before which ours comes, cannot be turned off. It keeps 8,192
+		// questions of any size, expired or not, and a user could fill it with hundreds of megabytes.
 		w, err := webhook.NewFromInterface(client, 0, 0, *webhook.DefaultRetryBackoff(), authorizer.DecisionNoOpinion,
 			webhookmetrics.NoopAuthorizerMetrics{}, compiler)
 		if err != nil {

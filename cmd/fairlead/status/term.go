@@ -139,9 +139,7 @@ func (w *written) read(o *apiregistrationv1.APIService, of apiregistrationv1.API
 	}
 }
 
-func (t *term) of(name string) *written {
-	return cmp.Or(t.entries[name], &written{})
-}
+func (t *term) of(name string) *written { return cmp.Or(t.entries[name], &written{}) }
 
 // write applies each condition that differs and may be written now. It returns when to call next.
 func (t *term) write(ctx context.Context) (next time.Time) {

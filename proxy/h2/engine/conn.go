@@ -184,9 +184,7 @@ func (c *Conn) take() []byte {
 }
 
 // Over reports whether the client must read before it may send more.
-func (c *Conn) Over() bool {
-	return c.side == up && len(c.out)+c.inflight > pauseLimit && !c.closing
-}
+func (c *Conn) Over() bool { return c.side == up && len(c.out)+c.inflight > pauseLimit && !c.closing }
 
 // pauseLimit is the output of a client's connection beyond which nothing is read from it: a client that does not read
 // answers cannot send requests. DATA alone stays below the limit; heads and resets could exceed it.

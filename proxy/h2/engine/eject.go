@@ -47,7 +47,7 @@ func (s *stream) repick() bool {
 // repickOther has a request choose another endpoint. It reports false if there is none.
 func (s *stream) repickOther() (moved bool) {
 	defer s.e.rescueStream(s)
-	moved = true // even if choosing panics: then the stream has ended
+	moved = true //nolint:wastedassign // choosing may panic: then the stream has ended
 	ep := s.plan.Forward.Pick(s.sending.client, append(slices.Clip(s.sending.tried), s.ep))
 	if ep == nil {
 		return false

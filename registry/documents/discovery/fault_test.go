@@ -45,10 +45,10 @@ func TestTooLargeHasNoTag(t *testing.T) {
 func TestLateStart(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.Set(scene.Home, serving(listOf("apps/v1=deployments")))
-		s.Set("back", func(w http.ResponseWriter, r *http.Request) {
+		s.Set("back", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			<-time.After(time.Second)
 			serving(listOf("a.example.com/v1=as"))(w, r)
-		})
+		}))
 		s.Input.Complete = false
 		s.Build()
 		s.open(Config{})
