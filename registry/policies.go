@@ -101,6 +101,9 @@ func (p *policies) decode(data map[string][]byte, err error) (objects []director
 
 // take compiles what was read for the writer, which waits for namespaces' labels if it selects by these.
 func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []directory.Object, faults []directory.Fault) {
+	if len(objects)+len(faults) == 0 { // as if it were gone
+		faults = []directory.Fault{{File: "policy", Message: "it has no document: to end it, write routes: []"}}
+	}
 	if len(faults) == 0 {
 		var now *routings
 		if now, faults = p.options.compile(objects, p.namespaces, p.last.rules); len(faults) == 0 {
@@ -142,12 +145,8 @@ func (p *policies) follow(ctx context.Context) {
 		listed(false)
 	}
 	l := &lister{
-		example: &corev1.Namespace{},
-		from:    everything(cluster.api.CoreV1().RESTClient(), "namespaces"),
-		log:     cluster.log,
-		set:     set,
-		replace: replace,
-		denied:  func() { listed(true) },
+		example: &corev1.Namespace{}, from: everything(cluster.api.CoreV1().RESTClient(), "namespaces"),
+		log: cluster.log, set: set, replace: replace, denied: func() { listed(true) },
 	}
 	l.reflect(ctx)
 }
