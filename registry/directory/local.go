@@ -52,11 +52,7 @@ func NewLocal(c *rest.Config, log *slog.Logger) (*Local, error) {
 		return nil, fmt.Errorf("making discovery client of the local apiserver: %w", err)
 	}
 	client.UseLegacyDiscovery = true
-	return &Local{
-		groups: client.ServerGroupsWithContext,
-		log:    log,
-		begun:  time.Now(),
-	}, nil
+	return &Local{groups: client.ServerGroupsWithContext, log: log, begun: time.Now()}, nil
 }
 
 // Run calls serve with the APIServices when they change, until ctx ends. Without an apiserver they stay.

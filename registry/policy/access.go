@@ -18,9 +18,8 @@ import (
 // decides, and without one nothing changes. Nobody is let in: who is allowed is authenticated and authorized.
 type AccessRule struct {
 	Name string `json:"name"` // unique in the policy, and seen in answers, logs and metrics
-	// Match matches as a FlowSchema's rules do (flowcontrol.apiserver.k8s.io/v1), except that what is left out is no
-	// condition: without subjects it is anybody, without both kinds of rules any request to a resource: kubectl needs
-	// discovery to correct a policy. With impersonation the subject is the impersonated user.
+	// Match matches as a FlowSchema's rules do, but what is left out is no condition: without subjects it is anybody,
+	// without both kinds of rules any request to a resource. With impersonation the subject is the impersonated user.
 	Match flowcontrolv1.PolicyRulesWithSubjects `json:"match"`
 
 	UserAgents []string `json:"userAgents"` // values, or prefixes that end in *. Clients choose theirs
@@ -53,9 +52,8 @@ const (
 )
 
 const (
-	maxMessage = 1024 // bytes: a refusal is an answer of a few lines
-	// maxRulesOfMatch bounds what is compared with a request for one rule.
-	maxRulesOfMatch = 16
+	maxMessage      = 1024 // bytes: a refusal is an answer of a few lines
+	maxRulesOfMatch = 16   // bounds what is compared with a request for one rule
 	// minPerSecond is one request in 100 seconds, maxPerSecond more than a process forwards.
 	minPerSecond, maxPerSecond = 0.01, 1e6
 	maxAgent                   = 256 // bytes, of which the access log has as many
@@ -156,6 +154,7 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 			wrong = append(wrong, field.Invalid(at, values, `if "*" is present, it must be the only value`))
 		}
 	}
+	verbs := strings.Fields("* get list watch create update patch delete deletecollection proxy")
 	for i, rr := range m.ResourceRules {
 		at := at.Child("resourceRules").Index(i)
 		values(at.Child("verbs"), rr.Verbs, "")
@@ -163,6 +162,15 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 		values(at.Child("resources"), rr.Resources, "")
 		if len(rr.Namespaces) > 0 || !rr.ClusterScope {
 			values(at.Child("namespaces"), rr.Namespaces, "or clusterScope: true")
+		}
+		// A value that no request has would make a rule that stops nobody.
+		for _, v := range slices.Concat(rr.APIGroups, rr.Resources, rr.Namespaces) {
+			if v != "*" && strings.Contains(v, "*") {
+				wrong = append(wrong, field.Invalid(at, v[:min(len(v), 64)], "a whole value, or * alone"))
+			}
+		}
+		if i := slices.IndexFunc(rr.Verbs, func(v string) bool { return !slices.Contains(verbs, v) }); i >= 0 {
+			wrong = append(wrong, field.NotSupported(at.Child("verbs").Index(i), rr.Verbs[i], verbs))
 		}
 	}
 	for i, nr := range m.NonResourceRules {
@@ -187,12 +195,12 @@ func subject(s *flowcontrolv1.Subject) (k key, ok bool) {
 	case s.Kind == flowcontrolv1.SubjectKindGroup && s.Group != nil:
 		k = key{by: byGroup, value: s.Group.Name}
 	case s.Kind == flowcontrolv1.SubjectKindServiceAccount && s.ServiceAccount != nil &&
-		s.ServiceAccount.Namespace != "" && s.ServiceAccount.Name != "":
+		len(validation.IsDNS1123Label(s.ServiceAccount.Namespace)) == 0 && s.ServiceAccount.Name != "":
 		if k = (key{by: byAccounts, value: s.ServiceAccount.Namespace}); s.ServiceAccount.Name != "*" {
 			k = key{by: byUser, value: serviceaccount.MakeUsername(s.ServiceAccount.Namespace, s.ServiceAccount.Name)}
 		}
 	}
-	return k, k.value != ""
+	return k, k.value == "*" || k.value != "" && !strings.HasSuffix(k.value, "*") // prefixes do not count
 }
 
 // checkValues returns what is wrong with a list of values or prefixes.

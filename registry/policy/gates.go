@@ -60,10 +60,8 @@ type condition []int32
 // NewGates returns Gates without rules. Limits go on where those of prev are, which may be nil.
 func NewGates(prev *Gates) *Gates {
 	g := &Gates{
-		byName:  make(map[string]*Gate),
-		nets:    make(map[netip.Prefix]int32),
-		found:   make([][]int32, ofKinds),
-		lengths: map[int]map[int]bool{0: {}, 32: {}, 128: {}},
+		byName: make(map[string]*Gate), nets: make(map[netip.Prefix]int32),
+		found: make([][]int32, ofKinds), lengths: map[int]map[int]bool{0: {}, 32: {}, 128: {}},
 	}
 	if prev != nil {
 		g.old, g.buckets = prev.byName, prev.buckets
@@ -213,8 +211,7 @@ type state struct {
 	places bound.Places  // of InFlight
 }
 
-// Count returns how many requests a rule has refused and let pass since it has its name. Those of a
-// dry run are refused if it would refuse them.
+// Count returns how many requests a rule has refused and let pass since it has its name.
 func (s *state) Count() (refused, passed uint64) { return s.refused.Load(), s.passed.Load() }
 
 // Begins reports whether a rule refused since its caller's last call, and had not for calm.

@@ -14,6 +14,8 @@ import (
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // town is a small world for rules: its names are often prefixes of each other, so that what nearly matches is common.
@@ -237,6 +239,47 @@ func ruleHolds(r *AccessRule, q *Request) bool {
 		}
 	}
 	return false
+}
+
+// A rule by values that no request has would stop nobody, so they are faults. A * is no prefix, as in a FlowSchema.
+func TestRulesThatStopNobody(t *testing.T) {
+	of := func(verb, group, resource, namespace string) (m flowcontrolv1.PolicyRulesWithSubjects) {
+		m.ResourceRules = []flowcontrolv1.ResourcePolicyRule{{
+			Verbs: []string{verb}, APIGroups: []string{group}, Resources: []string{resource}, Namespaces: []string{namespace},
+		}}
+		return m
+	}
+	by := func(s flowcontrolv1.Subject) flowcontrolv1.PolicyRulesWithSubjects {
+		return flowcontrolv1.PolicyRulesWithSubjects{Subjects: []flowcontrolv1.Subject{s}}
+	}
+	account := func(namespace, name string) flowcontrolv1.PolicyRulesWithSubjects {
+		return by(flowcontrolv1.Subject{Kind: "ServiceAccount", ServiceAccount: &flowcontrolv1.ServiceAccountSubject{Namespace: namespace, Name: name}})
+	}
+	for i, tt := range []struct {
+		match flowcontrolv1.PolicyRulesWithSubjects
+		fault string // the field. Empty means none
+	}{
+		{of("*", "*", "*", "*"), ""},
+		{of("deletecollection", "", "pods/exec", "team-a"), ""},
+		{of("get", "external.metrics.k8s.io", "queueLength", "team-a"), ""},
+		{account("n", "*"), ""},
+		{account("n", "a.b"), ""},
+		{of("POST", "*", "*", "*"), "match.resourceRules[0].verbs[0]"},
+		{of("exec", "*", "*", "*"), "match.resourceRules[0].verbs[0]"},
+		{of("*", "*.example.com", "*", "*"), "match.resourceRules[0]"},
+		{of("*", "*", "pods/*", "*"), "match.resourceRules[0]"},
+		{of("*", "*", "*", "team-*"), "match.resourceRules[0]"},
+		{account("*", "*"), "match.subjects[0]"},
+		{account("n", "a-*"), "match.subjects[0]"},
+		{by(flowcontrolv1.Subject{Kind: "Group", Group: &flowcontrolv1.GroupSubject{Name: "team-*"}}), "match.subjects[0]"},
+		{by(flowcontrolv1.Subject{Kind: "User", User: &flowcontrolv1.UserSubject{Name: "jane*"}}), "match.subjects[0]"},
+	} {
+		fault := ""
+		for _, e := range NewGates(nil).Add(&AccessRule{Name: "r", Action: Deny, Match: tt.match}, "here", nil) {
+			fault = e.Field
+		}
+		check.Same(t, tt.fault, fault, "the fault of rule %d", i)
+	}
 }
 
 // compiled compiles rules as the registry does.
