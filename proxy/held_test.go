@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
@@ -33,6 +34,26 @@ rules:
   max: 15
   shared: true
 `
+
+// Requests that have waited for a look-up come to a limit after younger ones, and fill it no second time.
+func TestRateOfLateRequests(t *testing.T) {
+	g := policy.NewGates(nil)
+	rule := policy.AccessRule{Name: "r", UserAgents: []string{"*"}, Action: policy.Rate, PerSecond: 10}
+	if errs := g.Add(&rule, "here", nil); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	g.Compile()
+	begin, passed := time.Now(), 0
+	for i := range 200 {
+		x := &exchange{head: &Head{Remote: "192.0.2.1:1", Arrived: begin.Add(-callerTime * time.Duration(i%2))}}
+		if x.decision.Rule = g.All()[0]; x.admit() == nil {
+			passed++
+		}
+	}
+	if most := 11 + int(10*time.Since(begin).Seconds()); passed > most {
+		t.Errorf("%d requests passed, want at most %d", passed, most)
+	}
+}
 
 // A request gives its place of a rule back, however it ends: answered, refused by the rule or by the next limit, broken
 // off by its backend or its client at any moment, after an upgrade, as a watch, or while it waits for its user.

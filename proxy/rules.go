@@ -91,7 +91,7 @@ func (x *exchange) admit() *apierrors.StatusError {
 	if d.Rule == nil && d.DryRun == nil {
 		return nil
 	}
-	from, now := d.source(x.head), x.head.Arrived
+	from, now := d.source(x.head), time.Now() // not Arrived: a limiter whose time goes back fills twice
 	if d.user != nil {
 		from = bound.Caller(d.user, x.head.Remote)
 	}
