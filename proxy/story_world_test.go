@@ -101,7 +101,13 @@ func (s *stage) anew(options []string) {
 		case "directory":
 			c.also = func(in *registry.Input) { in.Options.Directory = true }
 		case "policy":
-			c.also = func(in *registry.Input) { scene.SetPolicy(s.t, in, value, s.File(s.t, value)) }
+			before := c.also
+			c.also = func(in *registry.Input) {
+				if before != nil {
+					before(in)
+				}
+				scene.SetPolicy(s.t, in, value, s.File(s.t, value))
+			}
 		case "pools":
 			s.pools = true
 		case "forgetful":
