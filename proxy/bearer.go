@@ -47,20 +47,30 @@ func (p *Proxy) bearer(d *Decision, h *Head) (user.Info, error) {
 	return u, nil
 }
 
-func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) {
+// askBearer looks up the user of a token. While others are answered, a flood of reviews makes nobody unknown.
+func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) error {
 	l := d.learned
 	l.caller, l.bearer = d.Credentials, true
 	ctx, cancel := context.WithTimeout(ctx, callerTime)
 	defer cancel()
 	var err error
 	l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote))
-	if err != nil && !errors.Is(err, authn.ErrUnauthenticated) {
-		p.log.Debug("reviewing a token for a rule", "err", err)
-		token, until := d.Credentials.Token, time.Now().Add(uncertainTime)
-		p.unsure.Put(&memo.Entry[authn.Token, struct{}]{Key: token, Size: len(token.Secret()), Until: until})
-		p.metrics.unknown.Inc()
+	if err == nil || errors.Is(err, authn.ErrUnauthenticated) {
+		p.answered.Store(time.Now().UnixNano())
+		return nil
 	}
+	p.log.Debug("reviewing a token for a rule", "err", err)
+	if p.answering() {
+		return errReviews
+	}
+	token, until := d.Credentials.Token, time.Now().Add(uncertainTime)
+	p.unsure.Put(&memo.Entry[authn.Token, struct{}]{Key: token, Size: len(token.Secret()), Until: until})
+	p.metrics.unknown.Inc()
+	return nil
 }
+
+// answering reports whether a token was reviewed for a rule within callerTime.
+func (p *Proxy) answering() bool { return time.Since(time.Unix(0, p.answered.Load())) < callerTime }
 
 // asks reports whether the local apiserver is asked to impersonate. Without a name its filter does nothing.
 func (d *Decision) asks(h *Head) bool {

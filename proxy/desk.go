@@ -69,7 +69,7 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 	x.decision.Pool = l.p.cfg.Authn.Pool(&x.decision.Credentials)
 	leave, err := l.p.desk.parked.Enter(ctx, x.decision.source(x.head), n)
 	switch {
-	case err != nil && unneeded:
+	case err != nil && unneeded && !l.p.answering():
 		x.decision.learned, leave = &learned{caller: x.decision.Credentials, bearer: true}, func() {}
 		l.p.metrics.unknown.Inc()
 	case err != nil: // recorded like any other; its user may be unknown
@@ -180,7 +180,7 @@ func (p *Proxy) lookUp(ctx context.Context, n Need, d *Decision, h *Head, c *aut
 		defer leave()
 		d.issuer = p.cfg.Authn.FindIssuer(c, &d.Credentials)
 	case needBearer:
-		p.askBearer(ctx, d, h)
+		return p.askBearer(ctx, d, h)
 	case needUser:
 		l.caller, unknown = d.Credentials, errAuthenticating
 		if l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote)); err != nil {

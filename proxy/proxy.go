@@ -51,6 +51,7 @@ type Proxy struct {
 	serving  atomic.Int64  // requests in ServeHTTP that are not recorded yet
 	conns    atomic.Uint32 // numbers of connections
 	warns    atomic.Bool   // finish logs a line
+	answered atomic.Int64  // when a token was last reviewed for a rule, in nanoseconds
 	// These are the constants, except in tests. proofs are the running proofs, by token.
 	bodyTime, unreadRest, answerTime, halfOpen, pageTime time.Duration
 

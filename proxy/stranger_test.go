@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -166,6 +167,64 @@ func TestUnknownUsers(t *testing.T) {
 				all.Wait()
 				if n := testutil.ToFloat64(p.metrics.unknown); n != tokens {
 					t.Errorf("%v requests by users who are not known", n)
+				}
+				close(answered)
+			})
+		})
+	}
+}
+
+// While TokenReviews are answered, nobody becomes unknown by a flood of them: who finds its own queue full gets 429.
+func TestFloodOfReviews(t *testing.T) {
+	for name, decide := range map[string]func(p *Proxy, r *exchange) (passes bool){
+		"over HTTP/1.1": func(p *Proxy, r *exchange) bool {
+			p.decideOffLoop(p.ending, &r.decision, r.head, &r.front.conn)
+			return r.decision.Action == ToLocal
+		},
+		"over HTTP/2": func(p *Proxy, r *exchange) bool {
+			_ = p.decide(&r.decision, r.head, &r.front.conn, r.head.Arrived)
+			return p.frames.decideParked(r).Answer == nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var reviews, refused atomic.Int64
+				answered := make(chan struct{})
+				_, p := thinker(t, worldConfig{
+					tokenReviewed: func() error {
+						if reviews.Add(1) > 1 {
+							<-answered
+						}
+						return nil
+					},
+					also: func(in *registry.Input) { scene.SetPolicy(t, in, "p.yaml", byUser) },
+				})
+				p.Frames(h2.Config{})
+				ask := func(i int) (passes bool, took time.Duration) {
+					r := p.frames.requests.Get().(*exchange) //nolint:forcetypeassert // as decide
+					fields := []hpack.HeaderField{{Name: "authorization", Value: fmt.Sprint("Bearer token-of-", i)}}
+					*r.head = Head{Head: wire.Head{Method: http.MethodGet, Path: "/api/v1/pods", Fields: fields}, Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1", Arrived: time.Now()}
+					r.front = new(slot)
+					arrived := time.Now()
+					return decide(p, r), time.Since(arrived)
+				}
+				if passes, _ := ask(0); !passes {
+					t.Fatal("the first request does not pass")
+				}
+				var all sync.WaitGroup
+				for i := range 2000 {
+					all.Go(func() {
+						switch passes, took := ask(i + 1); {
+						case !passes:
+							refused.Add(1)
+						case took < callerTime:
+							t.Errorf("request %d passes, after %v", i, took)
+						}
+					})
+				}
+				all.Wait()
+				if refused.Load() == 0 {
+					t.Error("no queue was full")
 				}
 				close(answered)
 			})

@@ -134,15 +134,9 @@ func (b *builder) table(prev *Table) *Table {
 		return prev
 	}
 	t := &Table{
-		generation: b.prev.generation + 1,
-		complete:   b.in.Complete,
-		entries:    b.entries,
-		byGroup:    b.prev.byGroup,
-		problems:   slices.Clone(b.in.Problems),
-		options:    b.options,
-		rebuildAt:  b.rebuildAt,
-		policy:     b.in.policy,
-		superseded: make(chan struct{}),
+		generation: b.prev.generation + 1, complete: b.in.Complete, superseded: make(chan struct{}),
+		entries: b.entries, byGroup: b.prev.byGroup, problems: slices.Clone(b.in.Problems),
+		options: b.options, rebuildAt: b.rebuildAt, policy: b.in.policy,
 	}
 	if b.moved {
 		t.entries = merge(b.entries, b.fresh, compareLegacy)
@@ -154,11 +148,8 @@ func (b *builder) table(prev *Table) *Table {
 // entry makes an entry, or returns old if the result would be equal.
 func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule, old *Entry) *Entry {
 	e := &Entry{
-		Name:         object.Name,
+		Name: object.Name, Object: object, Rule: rule, kept: &kept{},
 		GroupVersion: schema.GroupVersion{Group: object.Spec.Group, Version: object.Spec.Version},
-		Object:       object,
-		Rule:         rule,
-		kept:         &kept{},
 	}
 	if old != nil {
 		*e.kept = *old.kept

@@ -192,9 +192,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		published: gauge("published", "1 while this replica has its Lease and so is an endpoint of the Service default/kubernetes."),
 		replicas:  gauge("replicas", "Replicas with a Lease, as this one sees them."),
-		contested: gauge("contested", "1 while Fairlead gives way to another writer, "+
-			"such as kube-apiserver's own reconciler, "+
-			"until no other writer has changed the endpoints of default/kubernetes for a minute."),
+		contested: gauge("contested", "1 while Fairlead gives way to another writer, such as kube-apiserver's own "+
+			"reconciler, until no other writer has changed the endpoints of default/kubernetes for a minute."),
 		foreign: metric.Count("fairlead_entrypoint_foreign_writes_total",
 			"Changes of the endpoints of default/kubernetes by writers other than Fairlead."),
 		rounds: metric.Counter("fairlead_entrypoint_rounds_total",
