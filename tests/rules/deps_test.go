@@ -175,6 +175,24 @@ func deps(t *testing.T, args ...string) []string {
 	return strings.Split(string(must.Get(cmd.Output())(t)), "\n")
 }
 
+// The image is built from every folder that its programs are made of: .dockerignore leaves out what it does not name.
+func TestImageHasItsSources(t *testing.T) {
+	named := strings.Split(string(must.Get(os.ReadFile("../../.dockerignore"))(t)), "\n")
+	ours := 0
+	for _, p := range deps(t, "./cmd/...") {
+		if folder, found := strings.CutPrefix(p, module+"/"); found {
+			ours++
+			folder, _, _ = strings.Cut(folder, "/")
+			if !slices.Contains(named, "!"+folder) {
+				t.Errorf(".dockerignore leaves out %s, which cmd links", p)
+			}
+		}
+	}
+	if ours < 20 {
+		t.Errorf("%d packages of this module, want all", ours)
+	}
+}
+
 func imports(s source) (paths []string) {
 	for _, i := range s.tree.Imports {
 		paths = append(paths, strings.Trim(i.Path.Value, `"`))
