@@ -141,6 +141,7 @@ entrypoint: parts netns ## The cluster's own clients come through Fairlead (root
 	$(call suite,-timeout 10m)
 behind: parts netns ## The cluster's own aggregator sends APIServices to Fairlead, beside it alone (8 min; root, otherwise idle)
 	$(TOOLS) -q test-adapter
+	$(call needs,curl,curl)
 	$(call suite,-timeout 20m)
 
 .PHONY: operate releases
@@ -149,6 +150,7 @@ operate: parts netns ## Manifests, roles, alerts, page and commands (root; other
 	$(call needs,chromium promtool amtool curl openssl haproxy zsh nft ss,chromium prometheus prometheus-alertmanager curl openssl haproxy zsh nftables iproute2)
 	$(call suite,-parallel 32 -timeout 15m)
 releases: parts ## Test the files of make release, built twice (root)
+	$(call needs,groff systemd-analyze,groff-base systemd)
 	go test -tags e2e -count=1 -timeout 15m -json ./tests/e2e/release | $(call count,$@,-want tests/e2e/release/COUNT)
 
 # Releases of Kubernetes beside the pinned one, and the cases that need only little of a release.
@@ -182,7 +184,7 @@ dashboards: ## Check the dashboards by Grafana's own types, and that the check f
 	  check "$$dir"/right/*.ts && ! check "$$dir"/wrong/*.ts >/dev/null
 
 .PHONY: screenshots
-screenshots: ## The pictures of the status page in docs/, taken by its own test in Chromium
+screenshots: netns ## The pictures of the status page in docs/, taken by its own test in Chromium
 	$(TOOLS)
 	$(call needs,chromium,chromium)
 	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
@@ -221,7 +223,7 @@ critical: parts netns ## Three nodes, of which one has its pod network late, beh
 routes: parts netns ## Several metrics servers behind one APIService: autoscalers on prometheus-adapter and KEDA, one killed at a time; a standby (5 min, and 15 for building KEDA once; root, otherwise idle)
 	$(TOOLS) -q test-adapter prometheus-adapter keda-adapter keda-operator # before the tests: their network has no way out
 	@go mod download -C tests/tools/keda github.com/kedacore/keda/v2 # for its CRDs
-	$(call needs,prometheus,prometheus)
+	$(call needs,prometheus curl,prometheus curl)
 	$(call suite,-timeout 30m) -v
 
 .PHONY: konnectivity
@@ -262,6 +264,7 @@ INTEROP_NPM := undici@6 ws@8 @kubernetes/client-node@1
 interop: export NODE_PATH = $(CURDIR)/bin/interop/node_modules
 interop: parts ## Clients and servers that are not ours, through Fairlead as directly (installs packages, root; otherwise idle); curl, nghttp, node and a gigabyte each way against the engine
 	@dpkg -s $(INTEROP_APT) >/dev/null 2>&1 || { apt-get update -qq; apt-get install -y --no-install-recommends $(INTEROP_APT); }
+	$(call needs,npm,npm)
 	@test -d '$(NODE_PATH)/@kubernetes' || npm install --prefix bin/interop --no-audit --no-fund $(INTEROP_NPM)
 	go test -tags e2e -count=1 -timeout 10m -run 'Interop|LargeBodies' ./proxy/h2 -args -body=1073741824
 	@# Of 64 at a time so many clients start at once that servers fall silent for half a minute.
