@@ -69,8 +69,9 @@ func (s *site) file(t *testing.T, pattern string) string {
 	return found[0]
 }
 
-// twice makes the release again, elsewhere and later. `make reproducible` compares programs built elsewhere.
+// twice makes the release again, elsewhere, later, and by someone whose group may write. `make reproducible` compares programs built elsewhere.
 func (s *site) twice(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o002))
 	again := filepath.Join(t.TempDir(), "dist")
 	s.make(t, "release", "OUT="+again)
 	if diff := s.run(t, "diff", "-r", s.out, again); diff != "" {
