@@ -31,23 +31,34 @@ for program in fairlead kubectl-fairlead; do
 done
 sed 's|/usr/local/bin/|/usr/bin/|' deploy/systemd/fairlead.service >"$share/fairlead.service"
 
+# Licences ask that their texts, and notices, go with programs that contain the work. That of Go's own library is golang.org/x/net's, too.
+licences=THIRD-PARTY-LICENSES
+for dir in "$out"/bin/*/*; do
+  arch=${dir##*/} os=${dir%/*} os=${os##*/}
+  CGO_ENABLED=0 GOOS=$os GOARCH=$arch go list -deps -tags grpcnotrace -f '{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}} {{.Dir}}{{end}}{{end}}' \
+    $(basename -a -s .exe "$dir"/* | sed 's|^|./cmd/|')
+done | sort -u | while read -r module dir; do
+  [[ -z $module ]] || find "$dir" -type f \( -iname 'licen[cs]e*' -o -iname 'unlicense*' -o -iname 'copying*' -o -iname 'notice*' \) ! -name '*.go' ! -path '*/testdata/*' -printf '%P\n' |
+    sort | while read -r file; do printf '%s %s\n\n' "$module" "$file" && cat "$dir/$file" && echo; done
+done >"$share/$licences"
 
 krew=
 for dir in "$out"/bin/*/*; do
   arch=${dir##*/} os=${dir%/*} os=${os##*/} plugin=$(basename "$dir"/kubectl-fairlead*)
-  archive "kubectl-fairlead_${version}_${os}_$arch.tar.gz" -C "$dir" "$plugin" -C "$PWD" LICENSE
+  archive "kubectl-fairlead_${version}_${os}_$arch.tar.gz" -C "$dir" "$plugin" -C "$PWD" LICENSE -C "$share" "$licences"
   krew+="
   - selector: {matchLabels: {os: $os, arch: $arch}}
     uri: $url/kubectl-fairlead_${version}_${os}_$arch.tar.gz
     sha256: $(sha256sum <"$out/kubectl-fairlead_${version}_${os}_$arch.tar.gz" | cut -d' ' -f1)
     bin: $plugin"
   [[ $os == linux ]] || continue
-  archive "fairlead_${version}_${os}_$arch.tar.gz" -C "$dir" fairlead kubectl-fairlead -C "$PWD" LICENSE -C "$PWD/deploy/systemd" fairlead.service fairlead-kubeconfig.service fairlead-kubeconfig.timer -C "$share" man completion
+  archive "fairlead_${version}_${os}_$arch.tar.gz" -C "$dir" fairlead kubectl-fairlead -C "$PWD" LICENSE -C "$PWD/deploy/systemd" fairlead.service fairlead-kubeconfig.service fairlead-kubeconfig.timer -C "$share" man completion "$licences"
   for kind in deb rpm; do
     DIR=$dir SHARE=$share ARCH=$arch NUMBER=$number "$nfpm" package --config deploy/release/nfpm.yaml --packager $kind --target "$out" >/dev/null
   done
-  mkdir -p "$work/layers" "$work/$arch/usr/local/bin"
+  mkdir -p "$work/layers" "$work/$arch/usr/local/bin" "$work/$arch/usr/share/doc/fairlead"
   cp "$dir"/* "$work/$arch/usr/local/bin"
+  cp LICENSE "$share/$licences" "$work/$arch/usr/share/doc/fairlead"
   pack -C "$work/$arch" usr >"$work/layers/$arch.tar"
 done
 cat >"$out/krew-fairlead.yaml" <<EOF

@@ -109,6 +109,7 @@ func (s *site) deb(t *testing.T, c *cluster.Cluster) {
 	must.Do(t, os.WriteFile(filepath.Join(root, "var/lib/dpkg/status"), nil, 0o600))
 	dpkg := []string{"--root=" + root, "--force-script-chrootless", "--log=/dev/null"}
 	s.run(t, "dpkg", append(dpkg, "--install", s.file(t, "*.deb"))...)
+	licences(t, root)
 	unit := filepath.Join(root, "usr/lib/systemd/system/fairlead.service")
 	if out := s.run(t, "systemd-analyze", "verify", "--root="+root, "--man=no", "--recursive-errors=no", unit); out != "" {
 		t.Error(out)
@@ -177,6 +178,17 @@ func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []strin
 	must.Do(t, cmd.Wait())
 }
 
+// licences requires the licences and notices of linked modules beside the programs.
+func licences(t *testing.T, root string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "usr/share/doc/fairlead/THIRD-PARTY-LICENSES"))
+	for _, want := range []string{"\ngolang.org/x/net@", "Redistributions in binary form must reproduce", "\nk8s.io/apimachinery@", "\ngoogle.golang.org/grpc@v", " NOTICE.txt\n"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no %q in the licences (%v)", want, err)
+		}
+	}
+}
+
 // man requires that groff accepts the pages without a warning.
 func (s *site) man(t *testing.T) {
 	for _, program := range []string{"fairlead", "kubectl-fairlead"} {
@@ -232,6 +244,7 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 			t.Errorf("%s version prints %s", program, out)
 		}
 	}
+	licences(t, root)
 	if roots, err := os.ReadFile(filepath.Join(root, "etc/ssl/certs/ca-certificates.crt")); err != nil || strings.Count(string(roots), "BEGIN CERTIFICATE") < 100 {
 		t.Errorf("CA roots: %v", err)
 	}
