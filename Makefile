@@ -96,13 +96,15 @@ BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git merge-base HE
 
 .PHONY: quick
 quick: ## Packages changed since BASE (main): gofmt, vet, lint of the changes, unit tests; and the rules. A minute, two for proxy
-	@files=$$({ git diff --name-only --diff-filter=d --relative $(BASE); git ls-files -o --exclude-standard; } | grep '\.go$$' || true); \
-	test -n "$$files" || { echo "no Go file differs from $(BASE)"; exit 0; }; \
-	out=$$(gofmt -l $$files); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }; \
-	packages=$$(go list -e -tags e2e -f '{{if not .Error}}{{.ImportPath}}{{end}}' $$(dirname $$files | sort -u | sed 's,^,./,')); \
+	@test -n '$(BASE)' || { echo 'quick: there is no main to compare with: give BASE=COMMIT'; exit 1; }; \
+	files=$$({ git diff --name-only --diff-filter=d --relative $(BASE); git ls-files -o --exclude-standard; } | grep -E '\.go$$|/testdata/' || true); \
+	test -n "$$files" || { echo "no Go file and no story differs from $(BASE)"; exit 0; }; \
+	go=$$(grep '\.go$$' <<<"$$files" || true); out=$$(test -z "$$go" || gofmt -l $$go); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }; \
+	folders=$$(dirname $$(sed 's,/testdata/.*,/testdata,' <<<"$$files") | sort -u | sed 's,^,./,'); \
+	packages=$$(go list -e -tags e2e -f '{{if not .Error}}{{.ImportPath}}{{end}}' $$folders); \
 	echo $$packages; \
 	go vet -tags e2e $$packages; \
-	"$$($(TOOLS) golangci-lint)" run --new-from-rev=$(BASE) $$(dirname $$files | sort -u | sed 's,$$,/,;s,^,./,'); \
+	"$$($(TOOLS) golangci-lint)" run --new-from-rev=$(BASE) $$(sed 's,$$,/,' <<<"$$folders"); \
 	go test -parallel 8 -json $$packages ./tests/rules | go run ./tests/tools/count -q # they wait for deadlines most of the time
 
 .PHONY: unit
@@ -297,7 +299,7 @@ lint: ## golangci-lint, with a reason for every linter in .golangci.yml
 
 .PHONY: verify
 verify: tidy-diff lint ## Everything that needs no test run: tidy modules, linters, gofmt, vet, style and dependency rules, workflows
-	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }
+	@out=$$(git ls-files -z '*.go' | xargs -0 gofmt -l); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }
 	go vet ./...
 	go vet -tags e2e ./tests/...
 	GOARCH=arm64 go vet ./proxy/h2 # whose system calls have constants of their own there
