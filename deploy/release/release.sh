@@ -83,7 +83,7 @@ printf 'root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/n
 printf 'root:x:0:\nnonroot:x:65532:\n' >"$work/base/etc/group"
 "$work/release" roots >"$work/base/etc/ssl/certs/ca-certificates.crt"
 pack -C "$work/base" etc >"$work/base.tar"
-digest=$("$work/release" image "$work" "$version" "$SOURCE_DATE_EPOCH" "$work/base.tar")
+digest=$("$work/release" image "$work" "$version" "$SOURCE_DATE_EPOCH" "$work/base.tar" "$image")
 echo "$image@$digest" >"$out/image.digest"
 
 # Manifests and chart name the image by its digest, which cannot change.

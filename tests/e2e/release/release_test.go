@@ -212,12 +212,16 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 		must.Do(t, json.Unmarshal(data, into))
 	}
 	type descriptor struct {
-		Digest   string
-		Platform struct{ OS, Architecture string }
+		Digest      string
+		Platform    struct{ OS, Architecture string }
+		Annotations map[string]string
 	}
 	var top, index struct{ Manifests []descriptor }
 	data := must.Get(os.ReadFile(filepath.Join(s.out, "image/index.json")))(t)
 	must.Do(t, json.Unmarshal(data, &top))
+	if name := top.Manifests[0].Annotations["io.containerd.image.name"]; name != s.image+"@"+top.Manifests[0].Digest {
+		t.Errorf("containerd imports it as %s, which no manifest names", name)
+	}
 	blob(top.Manifests[0].Digest, &index)
 	var manifest struct {
 		Config descriptor

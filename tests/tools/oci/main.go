@@ -3,7 +3,7 @@
 // of its own, so that its libraries come nowhere near what is shipped.
 //
 //	release roots                               # CA roots, for the image
-//	release image DIR VERSION EPOCH BASE.tar    # of BASE.tar and DIR/layers/ARCH.tar; prints the digest
+//	release image DIR VERSION EPOCH BASE.tar IMAGE    # of BASE.tar and DIR/layers/ARCH.tar; prints the digest
 //	release chart DIR VERSION CHART.tgz
 //	release provenance DIR VERSION IMAGE COMMIT BUILDER   # of the files in DIR, in the project's folder
 package main
@@ -46,12 +46,12 @@ func run(args []string) error {
 			}
 		}
 		return nil
-	case len(args) == 5 && args[0] == "image":
+	case len(args) == 6 && args[0] == "image":
 		seconds, err := strconv.ParseInt(args[3], 10, 64)
 		if err != nil {
 			return err
 		}
-		return image(args[1], args[2], time.Unix(seconds, 0).UTC(), args[4])
+		return image(args[1], args[2], time.Unix(seconds, 0).UTC(), args[4], args[5])
 	case len(args) == 4 && args[0] == "chart":
 		return chart(args[1], args[2], args[3])
 	case len(args) == 6 && args[0] == "provenance":
@@ -61,8 +61,8 @@ func run(args []string) error {
 }
 
 // image has one layer that never changes and one with the programs. Nothing else is in it, so
-// nothing else is to be patched.
-func image(dir, version string, made time.Time, base string) error {
+// nothing else is to be patched. name is what manifests call it, without the digest.
+func image(dir, version string, made time.Time, base, name string) error {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	programs, err := filepath.Glob(dir + "/layers/*.tar")
 	if err != nil {
@@ -101,12 +101,15 @@ func image(dir, version string, made time.Time, base string) error {
 	if err != nil {
 		return err
 	}
-	if err := p.AppendIndex(index, layout.WithAnnotations(named(version))); err != nil {
+	digest, err := index.Digest()
+	if err != nil {
 		return err
 	}
-	digest, err := index.Digest()
 	fmt.Println(digest)
-	return err
+	annotations := named(version)
+	// The name that containerd gives it when it imports the archive: that of the manifests, or kubelets would not find it.
+	annotations["io.containerd.image.name"] = name + "@" + digest.String()
+	return p.AppendIndex(index, layout.WithAnnotations(annotations))
 }
 
 func named(version string) map[string]string {
