@@ -201,8 +201,7 @@ func (x *exchange) relayBody(w http.ResponseWriter, res *http.Response) error {
 	}
 }
 
-// flusher flushes a response whose next bytes are late. Its timer is not stopped when they come:
-// that would cost more than the few calls that find nothing to do.
+// flusher flushes a response whose next bytes are late. Stopping its timer would cost more than a few calls in vain.
 type flusher struct {
 	mu    sync.Mutex // guards what follows, and the response while late is set
 	timer *time.Timer

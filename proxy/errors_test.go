@@ -84,6 +84,18 @@ func TestLongAccept(t *testing.T) {
 	}
 	r.Header.Set("If-None-Match", `"tag"`) // a document is as usual
 	check.Same(t, http.Header{"If-None-Match": {`"tag"`}}, withoutLongAccept(r).Header, "fields that are read")
+
+	door, asked := newWorld(t, worldConfig{}), false
+	door.proxy.impersonated = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked = true
+		check.Same(t, nil, r.Header["Accept"], "what the impersonation filter negotiates")
+	})
+	as := httptest.NewRequestWithContext(t.Context(), http.MethodGet, remoteGV+"/widgets", nil)
+	as.Header.Set("Accept", r.Header.Get("Accept"))
+	as.Header.Set("Authorization", "Bearer token-of-bob")
+	as.Header.Set("Impersonate-User", "jane")
+	door.proxy.ServeHTTP(httptest.NewRecorder(), as)
+	check.Same(t, true, asked, "the impersonation filter is asked")
 }
 
 // A local apiserver that does not come back from a restart is no reason to ask again: kubectl would

@@ -169,9 +169,8 @@ func (l *frames) plan(x *exchange) engine.Plan {
 	return plan
 }
 
-// refuse answers a request that got no place. Proxy.ServeHTTP must not take it: if a place became
-// free, it would forward over connections of its own. A client that accepts JSON needs no goroutine
-// either: three thousand at once kept other requests waiting for 60 ms.
+// refuse answers a request that got no place. Proxy.ServeHTTP must not: if a place became free, it would forward over
+// connections of its own. JSON needs no goroutine either: three thousand at once kept other requests waiting for 60 ms.
 func (x *exchange) refuse(err *apierrors.StatusError) engine.Plan {
 	if !x.acceptsJSON() {
 		x.dropBuffers()

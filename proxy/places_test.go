@@ -250,17 +250,28 @@ func (w *timed) SetWriteDeadline(t time.Time) error {
 // A short answer waits for its client when its handler has long returned. It has the same time, a refusal, too.
 func TestUnreadShortAnswer(t *testing.T) {
 	w := newWorld(t, worldConfig{})
-	for target, want := range map[string]int{remoteGV + "/widgets": 401, "/fairlead/status": 401, "/openapi/v2?short": 200} {
+	for target, want := range map[string]int{
+		remoteGV + "/widgets": 401, "/fairlead/status": 401, "/openapi/v2?short": 200, remoteGV + "/widgets?as=jane": 403,
+	} {
 		w.proxy.cfg.Documents = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 		rw, r := &timed{ResponseRecorder: httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), "GET", target, nil)
-		if want == http.StatusOK {
+		if want != http.StatusUnauthorized {
 			r.Header.Set("Authorization", "Bearer token-of-bob")
+		}
+		if want == http.StatusForbidden { // by the impersonation filter
+			r.Header.Set("Impersonate-User", "jane")
 		}
 		w.proxy.ServeHTTP(rw, r)
 		if left := time.Until(rw.until); rw.Code != want || left < pageTime/2 || left > pageTime {
 			t.Errorf("%s: %d, to be read within %v", target, rw.Code, left)
 		}
 	}
+	// A request that is forwarded as another user has no such time: it may be a watch.
+	rw, r := &timed{ResponseRecorder: httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), "GET", remoteGV+"/widgets", nil)
+	r.Header.Set("Authorization", "Bearer token-of-boss")
+	r.Header.Set("Impersonate-User", "jane")
+	w.proxy.ServeHTTP(rw, r)
+	check.Same(t, "200 ok true", fmt.Sprint(rw.Code, " ", rw.Body, " ", rw.until.IsZero()), "as jane")
 }
 
 // fillUp takes every place of an upstream for requests of these kinds, for many sources.

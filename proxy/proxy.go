@@ -184,7 +184,8 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 		p.limitReading(w)
 		p.health.ServeHTTP(w, r)
 	case Impersonate:
-		p.impersonated.ServeHTTP(w, x.asUser(r))
+		p.limitReading(w) // of the filter's own answer
+		p.impersonated.ServeHTTP(w, x.asUser(withoutLongAccept(r)))
 	default:
 		p.writeError(w, r, x.decision.Err)
 	}
