@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -272,6 +273,37 @@ func TestUnreadShortAnswer(t *testing.T) {
 	r.Header.Set("Impersonate-User", "jane")
 	w.proxy.ServeHTTP(rw, r)
 	check.Same(t, "200 ok true", fmt.Sprint(rw.Code, " ", rw.Body, " ", rw.until.IsZero()), "as jane")
+}
+
+// slowly is a response whose short deadline, that of hasten, takes a moment to set.
+type slowly struct {
+	*httptest.ResponseRecorder
+	returned atomic.Bool
+	late     chan bool // whether the handler had returned when it was set
+}
+
+func (s *slowly) SetWriteDeadline(t time.Time) error {
+	if time.Until(t) < pageTime/2 {
+		time.Sleep(100 * time.Millisecond)
+		s.late <- s.returned.Load()
+	}
+	return nil
+}
+
+// The time for an unread response is set before its handler returns, or not at all: it would be the next request's.
+func TestUnreadIsNotTheNext(t *testing.T) {
+	t.Parallel() // it waits most of the time
+	w := newWorld(t, worldConfig{remoteHTTP1: true, remote: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }})
+	slow := &slowly{ResponseRecorder: httptest.NewRecorder(), late: make(chan bool, 1)}
+	r := httptest.NewRequestWithContext(t.Context(), "GET", remoteGV+"/widgets?timeout=200ms", nil)
+	r.Header.Set("Authorization", "Bearer token-of-bob")
+	w.proxy.ServeHTTP(slow, r)
+	slow.returned.Store(true)
+	select {
+	case late := <-slow.late:
+		check.Same(t, false, late, "it is set after the handler's return")
+	case <-time.After(time.Second): // it was not set at all
+	}
 }
 
 // fillUp takes every place of an upstream for requests of these kinds, for many sources.
