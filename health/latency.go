@@ -51,7 +51,7 @@ func judge(now time.Time, endpoints peers) {
 	healthy := make([]*claim, 0, len(endpoints))
 	for _, c := range endpoints {
 		c.latency.take(now)
-		if c.healthy.Load() {
+		if c.healthy.Load() && !c.target.key.server { // backend.Local keeps no Slow: it would be told again and again
 			healthy = append(healthy, c)
 		}
 	}
