@@ -163,7 +163,7 @@ func (e *endpoint) load() int64 {
 	return n
 }
 
-const slowEvery = 128 // the share of a slow endpoint: one request in 128, below 1 %, is enough to notice its recovery
+const slowEvery = 128 // the share of all slow endpoints: one request in 128, below 1 %, is enough to notice a recovery
 
 // view is the set of endpoints for choosing. It is immutable.
 type view struct {
@@ -236,8 +236,8 @@ func (v *view) choose(tick uint64, by *Stay) *endpoint {
 }
 
 func (v *view) chooseNear(tick uint64, by *Stay) *endpoint {
-	if n := uint64(len(v.slow)); n > 0 && tick%slowEvery < n {
-		return v.slow[tick%slowEvery]
+	if n := uint64(len(v.slow)); n > 0 && tick%slowEvery == 0 {
+		return v.slow[tick/slowEvery%n]
 	}
 	n := uint32(len(v.preferred)) //nolint:gosec // the number of endpoints of a Service
 	switch n {

@@ -61,11 +61,15 @@ func TestArrange(t *testing.T) {
 	}
 }
 
-// A thousand watches are spread over three endpoints within 10 %. A slow one gets few, but some.
+// A thousand watches are spread over three endpoints within 10 %. A slow one gets few, but some, also one of many.
 func TestPickSpreads(t *testing.T) {
 	f := newFixture(t, nil)
 	slow := healthy("10.0.0.9:443")
 	slow.Slow = true
+	var many []registry.Endpoint
+	for i := range 150 {
+		many = append(many, registry.Endpoint{Address: fmt.Sprintf("10.0.1.%d:443", i), Health: registry.Healthy, Slow: true})
+	}
 	for _, tt := range []struct {
 		endpoints      []registry.Endpoint
 		n, least, most int // of each, or of the slow one
@@ -73,6 +77,7 @@ func TestPickSpreads(t *testing.T) {
 		{three, 999, 300, 366},
 		{append([]registry.Endpoint{slow}, three[0]), 10_000, 1, 100},
 		{append([]registry.Endpoint{slow}, three...), 10_000, 1, 100},
+		{append(many, three...), 150 * 2 * slowEvery, 2, 2},
 	} {
 		u := f.Upstream(f.set(tt.endpoints...))
 		got := map[string]int{}
