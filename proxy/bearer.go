@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/memo"
@@ -56,7 +57,7 @@ func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) error {
 	var err error
 	l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote))
 	if err == nil || errors.Is(err, authn.ErrUnauthenticated) {
-		p.answered.Store(time.Now().UnixNano())
+		p.answered.Store(new(time.Now()))
 		return nil
 	}
 	p.log.Debug("reviewing a token for a rule", "err", err)
@@ -70,7 +71,9 @@ func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) error {
 }
 
 // answering reports whether a token was reviewed for a rule within callerTime.
-func (p *Proxy) answering() bool { return time.Since(time.Unix(0, p.answered.Load())) < callerTime }
+func (p *Proxy) answering() bool {
+	return time.Since(ptr.Deref(p.answered.Load(), time.Time{})) < callerTime
+}
 
 // asks reports whether the local apiserver is asked to impersonate. Without a name its filter does nothing.
 func (d *Decision) asks(h *Head) bool {

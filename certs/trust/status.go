@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
-	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -185,9 +184,7 @@ func (t *Trust) refused(apiService string, err *Error) {
 	if apiService == "" { // no APIService has the Backend any more
 		return
 	}
-	t.metrics.refusals.WithLabelValues(apiService, err.Reason()).Inc()
-	// The prober logs the resulting verdict; here it would be logged for every dial.
-	t.say(slog.LevelDebug, "backend certificate refused", "apiservice", apiService, "reason", err.Reason(), "err", err)
+	t.metrics.refusals.WithLabelValues(apiService, err.Reason()).Inc() // the prober logs the resulting verdict
 }
 
 func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
@@ -196,26 +193,26 @@ func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 	}
 	if fault != nil {
 		t.metrics.reloads.WithLabelValues(apiService, "failure").Inc()
-		t.say(slog.LevelWarn, "bundle not usable, keeping the last good one for the overlap",
+		t.say(true, "bundle not usable, keeping the last good one for the overlap",
 			"apiservice", apiService, "source", source, "err", fault)
 		return
 	}
 	t.metrics.reloads.WithLabelValues(apiService, "success").Inc()
-	t.say(slog.LevelInfo, "bundle loaded",
+	t.say(false, "bundle loaded",
 		"apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
 }
 
 type line struct {
-	level   slog.Level
+	warns   bool
 	message string
 	args    []any
 }
 
 // say has logSaid log a line when no lock is held: it is I/O, and while that blocks dials must not.
-func (t *Trust) say(level slog.Level, message string, args ...any) {
+func (t *Trust) say(warns bool, message string, args ...any) {
 	t.saidMu.Lock()
 	defer t.saidMu.Unlock()
-	t.said = append(t.said, line{level, message, args})
+	t.said = append(t.said, line{warns, message, args})
 }
 
 func (t *Trust) logSaid() {
@@ -224,13 +221,10 @@ func (t *Trust) logSaid() {
 	t.said = nil
 	t.saidMu.Unlock()
 	for _, l := range lines {
-		switch l.level {
-		case slog.LevelWarn:
+		if l.warns {
 			t.cfg.Logger.Warn(l.message, l.args...)
-		case slog.LevelInfo:
+		} else {
 			t.cfg.Logger.Info(l.message, l.args...)
-		default:
-			t.cfg.Logger.Debug(l.message, l.args...)
 		}
 	}
 }
