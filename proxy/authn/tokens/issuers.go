@@ -35,7 +35,7 @@ type caBundle []byte
 func (b caBundle) CurrentCABundleContent() []byte { return b }
 
 // newIssuers returns a configuration's issuers. Each has a goroutine for its keys, until ctx ends or cancel is called.
-func newIssuers(ctx context.Context, config *apiserver.AuthenticationConfiguration) (*issuers, error) {
+func (t *Tokens) newIssuers(ctx context.Context, config *apiserver.AuthenticationConfiguration) (*issuers, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	made := &issuers{config: config, cancel: cancel}
 	var all []authenticator.Token
@@ -50,9 +50,17 @@ func newIssuers(ctx context.Context, config *apiserver.AuthenticationConfigurati
 			cancel()
 			return nil, fmt.Errorf("making authenticator of issuer %s: %w", config.JWT[i].Issuer.URL, err)
 		}
-		all, made.health = append(all, a), append(made.health, a.HealthCheck)
+		review := func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+			r, ok, err := a.AuthenticateToken(ctx, token)
+			if err != nil && a.HealthCheck() == nil { // others may still lack keys
+				t.log.Debug("refusing a JWT", "err", err)
+				err = nil
+			}
+			return r, ok, err
+		}
+		all, made.health = append(all, authenticator.TokenFunc(review)), append(made.health, a.HealthCheck)
 	}
-	// As upstream, the first authenticator that claims the token's issuer decides.
+	// As upstream, the only authenticator that claims the token's issuer decides.
 	made.token = tokenunion.NewFailOnError(all...)
 	return made, nil
 }
@@ -130,7 +138,7 @@ func (t *Tokens) Run(ctx context.Context) error {
 
 func (t *Tokens) replace(ctx context.Context) error {
 	old := t.issuers.Load()
-	next, err := newIssuers(ctx, t.taken.Load())
+	next, err := t.newIssuers(ctx, t.taken.Load())
 	if err != nil {
 		return err
 	}

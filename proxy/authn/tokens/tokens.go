@@ -101,7 +101,7 @@ func (t *Tokens) Anonymous() (configured, allowed bool, paths []string) {
 // Generation changes whenever Review's result may change.
 func (t *Tokens) Generation() uint64 { return t.generation.Load() }
 
-// Review authenticates a token: by the file, then by the issuers. An error means that an issuer's keys are still
+// Review authenticates a token: by the file, then by the issuers. An error means that its issuer's keys are still
 // missing, so the token cannot be verified. A JWT that its issuer's rules refuse is reported as not authenticated.
 func (t *Tokens) Review(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	if file := t.file.Load(); file != nil {
@@ -113,16 +113,7 @@ func (t *Tokens) Review(ctx context.Context, token string) (*authenticator.Respo
 	if i == nil {
 		return nil, false, nil
 	}
-	r, ok, err := i.token.AuthenticateToken(ctx, token)
-	switch {
-	case ok:
-		return r, true, nil
-	case err != nil && i.err() != nil:
-		return nil, false, err
-	case err != nil:
-		t.log.Debug("refusing a JWT", "err", err)
-	}
-	return nil, false, nil
+	return i.token.AuthenticateToken(ctx, token)
 }
 
 // parseTokens parses a file of kube-apiserver's --token-auth-file. It is stricter in two cases of which kube-apiserver

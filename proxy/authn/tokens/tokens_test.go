@@ -277,13 +277,19 @@ func TestReplacedConfiguration(t *testing.T) {
 	})
 }
 
-// While an issuer's keys are missing, its tokens are neither accepted nor refused.
+// While an issuer's keys are missing, its tokens are neither accepted nor refused. Those of others are.
 func TestKeysAreMissing(t *testing.T) {
-	dead := issuer.Start(t)
-	text, token := dead.Config(""), dead.Token(t, nil)
+	dead, live := issuer.Start(t), issuer.Start(t)
+	_, second, _ := strings.Cut(live.Config(""), "jwt:\n")
+	text, token := dead.Config("")+second, dead.Token(t, nil)
 	dead.Close()
 	k := New(Config{})
 	must.Do(t, errors.Join(k.TakeConfig([]byte(text)), k.replace(t.Context())))
 	_, _, err := k.Review(t.Context(), token)
 	check.Fault(t, "oidc", err, "a review without keys")
+	good := live.Token(t, nil)
+	must.Soon(t, 30*time.Second, "known", func() bool { _, ok, _ := k.Review(t.Context(), good); return ok })
+	over := live.Token(t, map[string]any{"exp": time.Now().Add(-time.Minute).Unix()})
+	_, ok, err := k.Review(t.Context(), over)
+	check.Same(t, "false <nil>", fmt.Sprint(ok, " ", err), "an expired token of an issuer whose keys are known")
 }
