@@ -34,6 +34,7 @@ func TestChainCost(t *testing.T) {
 		}
 		return ca
 	}
+	twice := root.Intermediate("a")
 	for _, tc := range []struct {
 		name  string
 		chain []*x509.Certificate
@@ -47,6 +48,7 @@ func TestChainCost(t *testing.T) {
 		{"one more", of(deep(maxChecks), root.Certificate), false},
 		{"one more for the leaf", of(deep(maxChecks-1), root.Certificate, pki.NewCA(fmt.Sprint(maxChecks-2)).Certificate), false},
 		{"an intermediate signed by two roots", of(root.Intermediate("a"), pki.NewCA("other").Intermediate("a").Certificate), true},
+		{"a file that has its CAs twice", of(twice, root.Certificate, twice.Certificate, root.Certificate), true},
 		{"a bundle of others", of(root, same(15)...), true},
 		{"two roots of one name", of(pki.NewCA("same"), same(2)...), true},
 		{"and of the leaf", append(pki.NewCA("same").Issue(pki.Leaf{CommonName: "same"}).Chain(), same(2)...), true},

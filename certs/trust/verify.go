@@ -215,11 +215,12 @@ func Bounded(chain []*x509.Certificate) error {
 	return nil
 }
 
-// checks subtracts from left the signature checks that path building above child may need, by names
-// alone. It stops below zero. used has the certificates that are on the path already.
+// checks subtracts from left the signature checks that path building above child may need, by names alone. It stops
+// below zero. used has the certificates that are on the path already. Of equal ones a pool keeps one.
 func checks(child *x509.Certificate, above []*x509.Certificate, used uint32, left int) int {
 	for i, c := range above {
-		if left >= 0 && used&(1<<i) == 0 && string(c.RawSubject) == string(child.RawIssuer) {
+		if left >= 0 && used&(1<<i) == 0 && string(c.RawSubject) == string(child.RawIssuer) &&
+			!slices.ContainsFunc(above[:i], c.Equal) {
 			left = checks(c, above, used|1<<i, left-1)
 		}
 	}
