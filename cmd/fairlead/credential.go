@@ -86,8 +86,7 @@ func newSource(c *rest.Config, status int) (*source, error) {
 // look obtains a source's credential and puts both in force. Only newCredential and Run call it.
 func (k *credential) look(s *source) error {
 	const slow = 10 * time.Second // client-go waits for a plugin forever
-	late := time.AfterFunc(slow, func() { k.log.Warn("still waiting for our own credential: the kubeconfig's plugin does not answer") })
-	defer late.Stop()
+	defer time.AfterFunc(slow, func() { k.log.Warn("still waiting for our own credential: the kubeconfig's plugin does not answer") }).Stop()
 	own, err := s.authorization()
 	if err != nil {
 		return err
@@ -137,9 +136,7 @@ func (k *credential) Run(ctx context.Context) error {
 	// next request. A look costs microseconds; client-go itself rereads a token file once a minute.
 	const lookEvery = time.Second
 	const renewEvery = 10 * time.Second // if a credential is rejected: plugins call rate-limited APIs
-	tick := time.Tick(lookEvery)
-	var renewed time.Time
-	failed := false
+	tick, renewed, failed := time.Tick(lookEvery), time.Time{}, false
 	for {
 		select {
 		case <-ctx.Done():
@@ -165,6 +162,9 @@ func (k *credential) Run(ctx context.Context) error {
 		if failed = err != nil; failed {
 			renewed = time.Now()
 			k.log.Error("cannot get our own credential: keeping the last one", "err", err)
+			if last := k.source.Load(); s != last { // what is offered may fail for ever, while the last token expires
+				_ = k.look(last)
+			}
 		}
 	}
 }

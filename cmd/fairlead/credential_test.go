@@ -184,3 +184,21 @@ func TestCredentialIsRenewed(t *testing.T) {
 		want(2*time.Minute, "t5")
 	})
 }
+
+// A kubeconfig whose credential cannot be got does not end the last one's renewal. The next that can be used is taken.
+func TestUselessKubeconfig(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	file := filepath.Join(dir, "token")
+	writeFile(t, file, "t1")
+	synctest.Test(t, func(t *testing.T) {
+		k := must.Get(credentialOf(t, dir, `"tokenFile":"token"`))(t)
+		must.Run(t, k.Run)
+		must.Do(t, k.take(kubeconfigOf(t, other, `"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":"/nowhere/useless","interactiveMode":"Never"}`)))
+		writeFile(t, file, "t2")
+		time.Sleep(2 * time.Minute)
+		check.Same(t, "Bearer t2", k.Authorization(), "with a useless kubeconfig")
+		must.Do(t, k.take(kubeconfigOf(t, other, `"token":"t3"`)))
+		time.Sleep(15 * time.Second)
+		check.Same(t, "Bearer t3", k.Authorization(), "with a good one")
+	})
+}
