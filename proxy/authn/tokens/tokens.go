@@ -53,20 +53,18 @@ func New(c Config) *Tokens {
 		log:     cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
 		judged:  c.Judged,
 		changed: make(chan struct{}, 1),
-		wait:    waitForKeys,
-		pause:   retryAfter,
+		wait:    waitForKeys, pause: retryAfter,
 	}
 }
 
 // TakeTokens activates a token file: lines of token,user,uid[,"group,…"].
 func (t *Tokens) TakeTokens(data []byte) error {
 	known, err := parseTokens(data)
-	if err != nil {
-		return err
+	if err == nil {
+		t.file.Store(tokenfile.New(known))
+		t.generation.Add(1)
 	}
-	t.file.Store(tokenfile.New(known))
-	t.generation.Add(1)
-	return nil
+	return err
 }
 
 // TakeConfig takes an AuthenticationConfiguration of apiserver.config.k8s.io. Run activates it.
@@ -109,11 +107,13 @@ func (t *Tokens) Review(ctx context.Context, token string) (*authenticator.Respo
 			return r, true, nil
 		}
 	}
-	i := t.issuers.Load()
-	if i == nil {
-		return nil, false, nil
+	if i := t.issuers.Load(); i != nil {
+		return i.token.AuthenticateToken(ctx, token)
 	}
-	return i.token.AuthenticateToken(ctx, token)
+	if t.Issued(token) { // requests may come before Run has set issuers up
+		return nil, false, errors.New("reviewing a JWT: its issuer is not set up yet")
+	}
+	return nil, false, nil
 }
 
 // parseTokens parses a file of kube-apiserver's --token-auth-file. It is stricter in two cases of which kube-apiserver
