@@ -21,7 +21,7 @@ type Clients struct {
 	current atomic.Pointer[clientTrust] // the generation in force
 	headers atomic.Pointer[requestHeaders]
 	cluster atomic.Pointer[clientTrust] // of the cluster's own servers, by the ConfigMap; only of front proxies
-	known   atomic.Bool                 // set after headers: the ConfigMap was read, or is found not to exist
+	known   atomic.Bool                 // set after headers and CAs: the ConfigMap was read, or is found not to exist
 
 	// mu guards the candidate: what was read last. It is put in force only if the whole passes check.
 	mu        sync.Mutex
@@ -192,7 +192,7 @@ func (c *Clients) takeConfigMap(data map[string][]byte, err error) error {
 			c.headers.Store(&h)
 		}
 	}
-	c.known.Store(true)
+	defer c.known.Store(true) // after the CAs: until then a client's certificate would count as none
 	proxy, faulty := optionalBundle(data["requestheader-client-ca-file"])
 	c.cluster.Store(&clientTrust{proxyPool: pool(proxy), allowed: h.allowedNames})
 	if !c.cfg.TrustConfigMap {

@@ -245,3 +245,13 @@ func (s *stage) asks() (subjects []string) {
 	slices.Sort(subjects)
 	return subjects
 }
+
+// The ConfigMap counts as read only when its CAs are in force: before, a client's certificate would count as none.
+func TestConfigMapIsKnownWithItsCAs(t *testing.T) {
+	var c *Clients
+	known := func() bool { _, is := c.Headers(); return is }
+	cfg := Config{ConfigMap: types.NamespacedName{Namespace: "kube-system", Name: "extension-apiserver-authentication"}, TrustConfigMap: true}
+	c = newClients(cfg, func() { check.Same(t, false, known(), "known while the CAs are put in force") })
+	must.Do(t, c.takeConfigMap(map[string][]byte{"client-ca-file": pki.NewCA("clients").PEM()}, nil))
+	check.Same(t, true, known(), "known afterwards")
+}

@@ -330,6 +330,8 @@ func (d *Decision) name() string {
 func (p *Proxy) identify(d *Decision, h *Head, conn *authn.Conn, now time.Time) error {
 	c := &d.Credentials
 	var known bool
+	// Looked at before the certificates: their CA may be in the ConfigMap. Forwarded, the request would be anonymous.
+	unfit := conn != nil && len(conn.Peer) > 0 && p.cfg.Authn.Unfit() != nil
 	if *c, known = p.cfg.Authn.Read(conn, h.Fields, h.Upgrade); !known {
 		return needCertificates
 	}
@@ -337,9 +339,7 @@ func (p *Proxy) identify(d *Decision, h *Head, conn *authn.Conn, now time.Time) 
 	if h.invalid != nil {
 		return h.invalid
 	}
-	// Its CA may be in the ConfigMap. Forwarded, the request would be anonymous.
-	unknown := c.Kind == authn.KindNone || c.Kind == authn.KindInvalid
-	if d.Action != ToHealth && unknown && conn != nil && len(conn.Peer) > 0 && p.cfg.Authn.Unfit() != nil {
+	if unfit && d.Action != ToHealth && (c.Kind == authn.KindNone || c.Kind == authn.KindInvalid) {
 		return errUnfit
 	}
 	issued, known := p.cfg.Authn.Issued(conn, c, d.issuer)

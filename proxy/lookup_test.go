@@ -58,6 +58,22 @@ func TestLookUpsAreBounded(t *testing.T) {
 	}
 }
 
+// The ConfigMap may come while a request with a certificate is decided. It may have the certificate's CA.
+func TestCAsComeWithNames(t *testing.T) {
+	w, p := thinker(t, worldConfig{})
+	comes, known := false, false
+	p.cfg.Authn = must.Get(authn.New(authn.Config{
+		VerifyClient: func([]*x509.Certificate) ([][]*x509.Certificate, error) { return nil, nil },
+		Generation:   func() uint64 { known = comes; return 0 }, // it comes once the certificate's result was looked at
+		Target:       func() (*authn.HeaderNames, bool) { return nil, known },
+	}))(t)
+	c := &authn.Conn{Peer: []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice"}).Certificate}}
+	must.Do(t, p.cfg.Authn.Verify(c, func() (func(), error) { return func() {}, nil }))
+	comes = true
+	d := Decision{Action: ToLocal}
+	check.Same(t, error(errUnfit), p.identify(&d, of("GET", "/api/v1/pods", "", nil), c, time.Time{}), "the refusal")
+}
+
 // A stranger's reviews count for its address.
 func TestReviewsOfAnAddress(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
