@@ -82,6 +82,13 @@ func TestImageIsNamedOnce(t *testing.T) {
 	check.Same(t, []string{"../../deploy/components/image/kustomization.yaml"}, named, "places that name the image")
 }
 
+// The cluster's aggregator sends UIDs (Kubernetes 1.33). Behind it, extension servers must not lose them.
+func TestBehindReadsUIDs(t *testing.T) {
+	for _, file := range []string{"overlays/behind/kustomization.yaml", "helm/fairlead/templates/_helpers.tpl"} {
+		check.Has(t, string(must.Get(os.ReadFile("../../deploy/"+file))(t)), "- --requestheader-uid-headers=X-Remote-Uid\n")
+	}
+}
+
 // wrongWith checks the rendered manifests: the pods' arguments, their mounts, and the subjects of their bindings.
 func wrongWith(text, base string, flags []string) (faults []string) {
 	pods := 0

@@ -99,6 +99,7 @@ nodeAffinity:
 {{- if eq .Values.mode "behind" }}
 - --behind={{ .Release.Namespace }}/fairlead
 - --authentication-configmap
+- --requestheader-uid-headers=X-Remote-Uid
 - --authorization-mode=backend
 {{- end }}
 {{- if include "fairlead.ownCA" . }}
