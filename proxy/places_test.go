@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -278,14 +277,18 @@ func TestUnreadShortAnswer(t *testing.T) {
 // slowly is a response whose short deadline, that of hasten, takes a moment to set.
 type slowly struct {
 	*httptest.ResponseRecorder
-	returned atomic.Bool
-	late     chan bool // whether the handler had returned when it was set
+	returned chan struct{} // closed when the handler has
+	late     chan bool     // whether the handler had returned when it was set
 }
 
 func (s *slowly) SetWriteDeadline(t time.Time) error {
 	if time.Until(t) < pageTime/2 {
-		time.Sleep(100 * time.Millisecond)
-		s.late <- s.returned.Load()
+		select {
+		case <-s.returned:
+			s.late <- true
+		case <-time.After(100 * time.Millisecond):
+			s.late <- false
+		}
 	}
 	return nil
 }
@@ -294,11 +297,11 @@ func (s *slowly) SetWriteDeadline(t time.Time) error {
 func TestUnreadIsNotTheNext(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	w := newWorld(t, worldConfig{remoteHTTP1: true, remote: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }})
-	slow := &slowly{ResponseRecorder: httptest.NewRecorder(), late: make(chan bool, 1)}
+	slow := &slowly{ResponseRecorder: httptest.NewRecorder(), returned: make(chan struct{}), late: make(chan bool, 1)}
 	r := httptest.NewRequestWithContext(t.Context(), "GET", remoteGV+"/widgets?timeout=200ms", nil)
 	r.Header.Set("Authorization", "Bearer token-of-bob")
 	w.proxy.ServeHTTP(slow, r)
-	slow.returned.Store(true)
+	close(slow.returned)
 	select {
 	case late := <-slow.late:
 		check.Same(t, false, late, "it is set after the handler's return")

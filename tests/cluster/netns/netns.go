@@ -30,8 +30,8 @@ func Main(m *testing.M) int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	// Not Cloneflags: only for these does Go make all mounts private. Where systemd has shared them, the machine would get
-	// what tests mount, and keep it.
+	// Not Cloneflags: only for these does Go make all mounts private. Where systemd has shared them, the machine would
+	// get what tests mount, and keep it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	err := cmd.Run()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {

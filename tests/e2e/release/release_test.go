@@ -69,7 +69,8 @@ func (s *site) file(t *testing.T, pattern string) string {
 	return found[0]
 }
 
-// twice makes the release again, elsewhere, later, and by someone whose group may write. `make reproducible` compares programs built elsewhere.
+// twice makes the release again, elsewhere, later, and by someone whose group may write. `make reproducible` compares
+// programs built elsewhere.
 func (s *site) twice(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o002))
 	again := filepath.Join(t.TempDir(), "dist")
