@@ -131,7 +131,8 @@ func (p *Publisher) tryToPublish(ctx context.Context, says map[string]string) er
 		if unread != nil {
 			return unread
 		}
-		if p.mayWrite(have, list, time.Now()) {
+		// What another publishes is better than nobody: an operator may do so while the last replica still drains.
+		if lets := len(alive) == 0 && foreign(have, list); !lets && p.mayWrite(have, list, time.Now()) {
 			err = errors.Join(p.writeEndpoints(ctx, have, alive), p.writeSlices(ctx, list, alive))
 		}
 		if faster := apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err); !faster || !again {
