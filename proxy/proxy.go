@@ -161,31 +161,32 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 			return
 		}
 	}
-	switch x.decision.Action {
-	case ToLocal, ToRemote:
+	if x.decision.Action == ToLocal || x.decision.Action == ToRemote {
 		x.forward(w, r)
-	case ToDocument:
+		return
+	}
+	// Answers of ours, and of the impersonation filter, have the same bounds, but pages that stream.
+	if r = withoutLongAccept(r); x.decision.Action != ToPage || !x.decision.LongRunning {
 		p.limitReading(w)
+	}
+	switch x.decision.Action {
+	case ToDocument:
 		documents := p.cfg.Documents // equal for everybody who may read them
 		if x.decision.behind {
 			documents = p.cfg.Behind
 		}
-		documents.ServeHTTP(w, withoutLongAccept(r))
+		documents.ServeHTTP(w, r)
 	case ToPage:
-		if r = x.asUser(withoutLongAccept(r)); x.decision.LongRunning {
+		if r = x.asUser(r); x.decision.LongRunning {
 			var end func()
 			r, end = p.endable(r, &x.events)
 			defer end()
-		} else {
-			p.limitReading(w)
 		}
 		cmp.Or(x.page, p.cfg.Pages).ServeHTTP(w, r)
 	case ToHealth:
-		p.limitReading(w)
 		p.health.ServeHTTP(w, r)
 	case Impersonate:
-		p.limitReading(w) // of the filter's own answer
-		p.impersonated.ServeHTTP(w, x.asUser(withoutLongAccept(r)))
+		p.impersonated.ServeHTTP(w, x.asUser(r))
 	default:
 		p.writeError(w, r, x.decision.Err)
 	}
