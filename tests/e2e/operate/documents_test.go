@@ -176,6 +176,10 @@ func testNames(t *testing.T) {
 			if regexp.MustCompile(`^(up|sum|rate|increase|max|histogram_quantile)\b.*[({]`).MatchString(span) {
 				queries[where] = append(queries[where], span)
 			}
+			if name := regexp.MustCompile(`^fairlead_[a-z0-9_]+[{]`).FindString(span); name != "" &&
+				regexp.MustCompile("`"+regexp.QuoteMeta(name)+"[^`]*` [(]histogram[)]").MatchString(metrics) {
+				t.Errorf("%s: %s is a histogram, of which no series has that name", where, span)
+			}
 			if path := regexp.MustCompile(`^deploy/[\w/.-]+$`).FindString(span); path != "" && path != "deploy/own" {
 				seen++
 				must.Get(os.Stat(filepath.Join("../../..", path)))(t)
