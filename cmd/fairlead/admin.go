@@ -117,7 +117,7 @@ func (s *server) countProcess() {
 			return metric.Number(s.draining.Load())
 		}),
 		metric.Gauges{All: []*prometheus.Desc{local}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
-			for _, e := range s.kube.list() { // the command line or the kubeconfig names only a handful
+			for _, e := range s.kube.list() { // a handful: --local-apiservers-from takes maxFollowed
 				gauge(local, metric.Number(e.Health == registry.Healthy), e.Address)
 			}
 		}},
