@@ -213,7 +213,7 @@ func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 	fs.StringVar(&o.authzMode, "authorization-mode", "",
 		"How requests to remote APIServices are authorized: webhook (SubjectAccessReview at the local apiserver), "+
 			"RBAC (ClusterRoles in --registry=dir:), backend (the extension server decides) or AlwaysAllow (with "+
-			"--registry=dir: only). Empty: webhook; without a local apiserver, RBAC.")
+			"--registry=dir: or without a local apiserver). Empty: webhook; without a local apiserver, RBAC.")
 	fs.StringSliceVar(&o.authz.AllowPaths, "authorization-always-allow-paths", []string{"/healthz", "/readyz", "/livez"},
 		"Fairlead's own paths that need no authorization.")
 	fs.DurationVar(&o.authz.AllowTTL, "authorization-webhook-cache-authorized-ttl", 10*time.Second,
