@@ -145,15 +145,15 @@ func (p *Publisher) tryToPublish(ctx context.Context, says map[string]string) er
 // with their zones: all empty if one is, since kube-proxy heeds hints only if each endpoint has some.
 func (p *Publisher) liveAddresses(ctx context.Context, says map[string]string) (map[netip.AddrPort]string, error) {
 	alive, err := p.members.Round(ctx, says)
+	ready := says != nil
+	p.metrics.published.Set(metric.Number(ready && err == nil)) // one that is not renewed expires
 	if err != nil {
 		return nil, err
 	}
-	ready := says != nil
 	if ready != p.published {
 		p.log.Info("the lease of this replica changed", "address", p.config.Address.String(), "published", ready)
 	}
 	p.published = ready
-	p.metrics.published.Set(metric.Number(ready))
 	zones, unknown := map[netip.AddrPort]string{}, false
 	if ready {
 		zones[p.config.Address], unknown = p.config.Zone, p.config.Zone == ""
