@@ -35,7 +35,7 @@ type Plan struct {
 	// where a watch is ended, because its client could not tell a part of it from the whole.
 	Finite    bool
 	GoAway    bool // send GOAWAY: after this request the client opens a new connection (--goaway-chance)
-	Unwelcome bool // charge the connection as for an own 401: 100 requests at once, 20 a second, and then GOAWAY
+	Unwelcome bool // charge the connection as for an own 401: 90 requests at once, 20 a second, and then GOAWAY
 
 	Retries int         // further tries; at most 2 are used, 0 or less means none
 	Again   bool        // may be retried even if a backend may have processed it (GET and HEAD, not watch)
