@@ -52,7 +52,6 @@ func (s *server) addCritical(all []needs.Check) []needs.Check {
 		return !s.draining.Load() && !slices.ContainsFunc(all, func(n needs.Check) bool { return n.Gate != nil && n.Gate(nil) != nil })
 	}, others: members.New(members.Config{
 		Client: s.kube.api, Label: "fairlead.dev/critical-apiservices", Identity: s.identity, Logger: s.log,
-		Place: s.host + "-" + s.ports.front.Addr().String(),
 	})}
 	s.loops["critical APIServices"] = func(ctx context.Context) error { return members.Run(ctx, nil, c.says, c.round) }
 	return append(all, needs.Check{Name: "aggregated-apis", Gate: c.gate, Look: c.look})

@@ -73,7 +73,7 @@ func (f *fleet) start(name, names, reaches string) {
 		}
 		return e
 	}}
-	r.others = members.New(members.Config{Client: f.api, Label: "fairlead.dev/critical-apiservices", Place: name, Identity: name, Logger: slog.New(slog.DiscardHandler)})
+	r.others = members.New(members.Config{Client: f.api, Label: "fairlead.dev/critical-apiservices", Identity: name, Logger: slog.New(slog.DiscardHandler)})
 	r.stop = must.Run(f, func(ctx context.Context) error { return members.Run(ctx, nil, r.says, r.round) })
 	f.replicas[name] = r
 }

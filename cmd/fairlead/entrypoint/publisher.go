@@ -70,7 +70,6 @@ func New(c Config) *Publisher {
 	log := c.Log()
 	return &Publisher{config: c, log: log, metrics: newMetrics(c.Metrics), leaving: make(chan struct{}, 1), members: members.New(members.Config{
 		Client: c.Client, Label: "fairlead.dev/entrypoint", Identity: c.Identity, Logger: log,
-		Place: fmt.Sprint(c.Address.Addr().StringExpanded(), ":", c.Address.Port()),
 	})}
 }
 

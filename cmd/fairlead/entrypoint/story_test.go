@@ -81,7 +81,7 @@ func (s *stage) renew(name, address string, at time.Time) {
 		s.others[name] = must.Get(leases.Update(s.Context(), o, metav1.UpdateOptions{}))(s)
 		return
 	}
-	o := must.Get(leases.Get(s.Context(), "fairlead-entrypoint-10-0-0-1-8443", metav1.GetOptions{}))(s).DeepCopy()
+	o := must.Get(leases.Get(s.Context(), "fairlead-entrypoint-one", metav1.GetOptions{}))(s).DeepCopy()
 	o.Name, o.Spec.RenewTime, o.Annotations[addressAnnotation] = name, &renewed, address
 	s.others[name] = must.Get(leases.Create(s.Context(), o, metav1.CreateOptions{}))(s)
 }

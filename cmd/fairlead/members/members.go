@@ -1,5 +1,6 @@
 // Package members keeps a Lease in kube-system for each replica that takes part in something, and
 // sees which of the others live. A Lease's annotations are what its replica tells the others.
+// It is of one process: of two at one address, as while one replaces the other, each has its own.
 //
 // A replica judges a Lease by when it saw it change, not by the clock of its holder. There is no
 // lock: one goroutine calls Run, which calls all else.
@@ -23,7 +24,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/utils/ptr"
 )
 
 const (
@@ -41,8 +41,7 @@ const (
 type Config struct {
 	Client   kubernetes.Interface // keeps Leases in kube-system: list, create, update and delete
 	Label    string               // selects the Leases of all replicas that take part: fairlead.dev/<what in>
-	Place    string               // is where this replica is. The next process there takes over its Lease
-	Identity string               // names this process, and is unique
+	Identity string               // names this process and its Lease, and is unique
 	Logger   *slog.Logger         // logs Leases that expire
 }
 
@@ -62,8 +61,8 @@ type member struct {
 
 // New makes Members that have seen nothing.
 func New(c Config) *Members {
-	place := regexp.MustCompile("[^a-z0-9]+").ReplaceAllString(strings.ToLower(path.Base(c.Label)+"-"+c.Place), "-")
-	return &Members{config: c, name: "fairlead-" + place, known: map[string]*member{}}
+	name := regexp.MustCompile("[^a-z0-9]+").ReplaceAllString(strings.ToLower(path.Base(c.Label)+"-"+c.Identity), "-")
+	return &Members{config: c, name: "fairlead-" + name, known: map[string]*member{}}
 }
 
 // Run calls round, which calls Round, with what says returns: when that has changed, when it is
@@ -107,15 +106,14 @@ func (m *Members) Round(ctx context.Context, annotations map[string]string) ([]*
 	}
 	var mine *coordinationv1.Lease
 	list.Items = slices.DeleteFunc(list.Items, func(l coordinationv1.Lease) bool {
-		if l.Name != m.name {
-			return false
+		if l.Name == m.name {
+			mine = &l
 		}
-		mine = &l
-		return annotations != nil || m.held(mine) // another process's Lease counts like any other
+		return l.Name == m.name
 	})
 	if annotations != nil {
 		err = m.renew(ctx, mine, annotations)
-	} else if mine != nil && m.held(mine) { // another process may have taken it over
+	} else if mine != nil {
 		err = m.remove(ctx, mine)
 	}
 	if err != nil {
@@ -174,11 +172,7 @@ func (m *Members) observe(leases []coordinationv1.Lease, wrote bool, now time.Ti
 	return alive, dead
 }
 
-func (m *Members) held(l *coordinationv1.Lease) bool {
-	return ptr.Deref(l.Spec.HolderIdentity, "") == m.config.Identity
-}
-
-// renew extends our Lease. It takes the Lease over from an earlier process at our place.
+// renew extends our Lease.
 func (m *Members) renew(ctx context.Context, mine *coordinationv1.Lease, annotations map[string]string) error {
 	leases := m.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem)
 	lease := cmp.Or(mine, &coordinationv1.Lease{}).DeepCopy()
