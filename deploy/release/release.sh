@@ -31,16 +31,11 @@ for program in fairlead kubectl-fairlead; do
 done
 sed 's|/usr/local/bin/|/usr/bin/|' deploy/systemd/fairlead.service >"$share/fairlead.service"
 
-# Licences ask that their texts, and notices, go with programs that contain the work. That of Go's own library is golang.org/x/net's, too.
 licences=THIRD-PARTY-LICENSES
 for dir in "$out"/bin/*/*; do
   arch=${dir##*/} os=${dir%/*} os=${os##*/}
-  CGO_ENABLED=0 GOOS=$os GOARCH=$arch go list -deps -tags grpcnotrace -f '{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}} {{.Dir}}{{end}}{{end}}' \
-    $(basename -a -s .exe "$dir"/* | sed 's|^|./cmd/|')
-done | sort -u | while read -r module dir; do
-  [[ -z $module ]] || find "$dir" -type f \( -iname 'licen[cs]e*' -o -iname 'unlicense*' -o -iname 'copying*' -o -iname 'notice*' \) ! -name '*.go' ! -path '*/testdata/*' -printf '%P\n' |
-    sort | while read -r file; do printf '%s %s\n\n' "$module" "$file" && cat "$dir/$file" && echo; done
-done >"$share/$licences"
+  echo "$os $arch" $(basename -a -s .exe "$dir"/* | sed 's|^|./cmd/|')
+done | deploy/release/licences.sh >"$share/$licences"
 
 krew=
 for dir in "$out"/bin/*/*; do
