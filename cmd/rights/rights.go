@@ -203,7 +203,7 @@ func roles(f Features) []role {
 		{"Role fairlead-events", "deploy/components/events/rbac.yaml", []rule{
 			{f.Events, 6, "create patch", "", "events", fallback, "", noEvents},
 			{f.Events, 18, "get update", coordination, "leases", system, "fairlead-events", noEvents},
-			{f.Events && f.Policy != "", 19, "create patch", "", "events", system, "", noEvents},
+			{f.Events && f.Policy != "", 19, "create patch", "", "events", namespace, "", noEvents},
 			{f.Events, 20, "create", coordination, "leases", system, "", noEvents},
 		}},
 		{"Role fairlead-entrypoint", "deploy/components/entrypoint/rbac.yaml", []rule{

@@ -113,6 +113,12 @@ func TestNeeded(t *testing.T) {
 			"list clustertrustbundles.certificates.k8s.io example.com:signer:x", "watch clustertrustbundles.certificates.k8s.io example.com:signer:x",
 		}},
 		{"a policy", Features{Policy: "a/x", NamespaceLabels: true}, []string{"list configmaps x in namespace a", "watch configmaps x in namespace a", "list namespaces", "watch namespaces"}},
+		{"events beside the policy", Features{Events: true, Policy: "a/x"}, []string{
+			"create events in namespace default", "patch events in namespace default",
+			"get leases.coordination.k8s.io fairlead-events in namespace kube-system", "update leases.coordination.k8s.io fairlead-events in namespace kube-system",
+			"create events in namespace a", "patch events in namespace a", "create leases.coordination.k8s.io in namespace kube-system",
+			"list configmaps x in namespace a", "watch configmaps x in namespace a",
+		}},
 		{"requests", Features{Requests: true}, []string{"create subjectaccessreviews.authorization.k8s.io"}},
 	} {
 		var got []string
