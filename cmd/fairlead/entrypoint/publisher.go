@@ -130,8 +130,10 @@ func (p *Publisher) tryToPublish(ctx context.Context, says map[string]string) er
 		if unread != nil {
 			return unread
 		}
-		// What another publishes is better than nobody: an operator may do so while the last replica still drains.
-		if lets := len(alive) == 0 && foreign(have, list); !lets && p.mayWrite(have, list, time.Now()) {
+		// What another publishes is better than nobody: an operator may do so while the last replica still drains. And
+		// who does not drain erases nobody: kube-apiserver refuses that, too (pkg/controlplane/reconcilers/lease.go).
+		lets := len(alive) == 0 && (!p.withdrawn.Load() || foreign(have, list))
+		if !lets && p.mayWrite(have, list, time.Now()) {
 			err = errors.Join(p.writeEndpoints(ctx, have, alive), p.writeSlices(ctx, list, alive))
 		}
 		if faster := apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err); !faster || !again {

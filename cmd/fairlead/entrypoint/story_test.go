@@ -114,7 +114,8 @@ func (s *stage) do(at string, words ...string) {
 		r.unready.Store(words[0] == "unready")
 	case "withdraw":
 		r.Withdraw()
-	case "leave":
+	case "leave": // as a drain ends
+		r.Withdraw()
 		r.stop()
 	case "die": // as in a crash: nothing is withdrawn
 		s.down.Store(true)
