@@ -99,7 +99,7 @@ func (s *server) serve(ctx context.Context) error {
 }
 
 // lastWait is how long loops may take to end after the drain. The slowest orderly one releases a
-// Lease at an apiserver that does not answer, which takes 10 s.
+// Lease at an apiserver that does not answer, which takes 6 s.
 const lastWait = 15 * time.Second
 
 // ended returns when all loops have ended, or lastWait after stopped is closed. client-go waits

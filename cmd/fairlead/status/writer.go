@@ -103,9 +103,9 @@ func (c Config) elect(ctx context.Context, lease string, lead func(context.Conte
 				Client:     c.Client.CoordinationV1(),
 				LockConfig: resourcelock.ResourceLockConfig{Identity: c.Identity},
 			},
-			// As Kubernetes' own components: a dead leader is replaced within about 17 s, and one
-			// that cannot reach the apiserver for 10 s stops writing 5 s before another may begin.
-			LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
+			// As of Kubernetes' own components, a dead leader is replaced within about 17 s. One whose renewals hang
+			// leads for a period and two deadlines (client-go first tries to release): 14 s, before another may begin.
+			LeaseDuration: 15 * time.Second, RenewDeadline: 6 * time.Second, RetryPeriod: 2 * time.Second,
 			// The context ends a write in flight, and the next leader first reads every condition.
 			ReleaseOnCancel: true,
 			Callbacks: leaderelection.LeaderCallbacks{
