@@ -24,11 +24,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 )
 
 const (
 	// LeaseDuration is how long a Lease lasts: three renewals may be lost before it expires.
 	LeaseDuration = 8 * time.Second
+	longest       = time.Minute // that a Lease may last by its own words: a dead replica must not count for ever
 	// Interval is the time between two rounds of a few small requests, of which one writes. Another replica sees a
 	// Lease change, and its expiry, up to one interval late: a dead replica counts as alive for at most 12 s.
 	Interval    = 2 * time.Second
@@ -150,17 +152,20 @@ func (m *Members) observe(leases []coordinationv1.Lease, wrote bool, now time.Ti
 		l := &leases[i]
 		names[l.Name] = true
 		k := m.known[l.Name]
+		// Another release may renew less often: the Lease says for how long it lasts.
+		lasts := time.Duration(ptr.Deref(l.Spec.LeaseDurationSeconds, int32(LeaseDuration/time.Second))) * time.Second
+		lasts = min(lasts, longest)
 		switch {
 		case k == nil:
 			// No renewal seen yet: trust the Lease's renewTime.
 			k = &member{
 				version: l.ResourceVersion, seen: now,
-				alive: l.Spec.RenewTime != nil && now.Before(l.Spec.RenewTime.Add(LeaseDuration)),
+				alive: l.Spec.RenewTime != nil && now.Before(l.Spec.RenewTime.Add(lasts)),
 			}
 			m.known[l.Name] = k
 		case k.version != l.ResourceVersion:
 			k.version, k.seen, k.alive = l.ResourceVersion, now, true
-		case writable && now.Sub(k.seen) >= LeaseDuration:
+		case writable && now.Sub(k.seen) >= lasts:
 			k.alive = false
 			dead = append(dead, l)
 		}
