@@ -249,7 +249,7 @@ func (p *Publisher) writeSlice(ctx context.Context, have, want *discoveryv1.Endp
 func (p *Publisher) deleteSlice(ctx context.Context, s *discoveryv1.EndpointSlice) error {
 	err := p.config.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Delete(ctx, s.Name,
 		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &s.UID}})
-	if err != nil {
+	if err != nil && !apierrors.IsNotFound(err) { // another replica may be faster
 		return fmt.Errorf("deleting endpointslice %s: %w", s.Name, err)
 	}
 	return nil

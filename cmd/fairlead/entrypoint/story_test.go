@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/members"
@@ -205,6 +206,11 @@ func TestStories(t *testing.T) {
 			}
 		})
 	})
+}
+
+// Two replicas may delete a slice that is not wanted any more at the same moment.
+func TestAnotherWasFaster(t *testing.T) {
+	must.Do(t, New(newAPIServer().config()).deleteSlice(t.Context(), &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes-1"}}))
 }
 
 func TestCheckAddress(t *testing.T) {
