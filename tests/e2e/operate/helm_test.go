@@ -170,6 +170,15 @@ func testValues(t *testing.T, w *world) {
 		}
 		dryRun(t, w, a.Out)
 	}
+	w.alone.Lock() // the ConfigMap is that of testComponents, too
+	defer w.alone.Unlock()
+	w.apply(t, ruled)
+	w.ask(t, "annotate -n kube-system configmap fairlead-policy meta.helm.sh/release-name=fairlead")
+	ended := render(t, []string{"policy.enabled=true"}, "--skip-tests", "--is-upgrade", "--dry-run=server", "--kubeconfig="+w.direct)
+	w.ask(t, "annotate -n kube-system configmap fairlead-policy meta.helm.sh/release-name-")
+	if !strings.Contains(ended.Out, "    routes: []\n    rules: []\n") {
+		t.Errorf("without values the policy that Helm has made does not end: exit code %d\n%s", ended.Code, ended.Errs)
+	}
 	if a := render(t, nil, "--namespace", "elsewhere"); a.Code == 0 || !strings.Contains(a.Errs, "kube-system") {
 		t.Errorf("another namespace: exit code %d\n%s", a.Code, a.Errs)
 	}
