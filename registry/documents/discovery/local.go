@@ -208,19 +208,29 @@ func (all versions) add(s *localState, m *merge) {
 	for gv, doc := range s.all() {
 		known := all[gv]
 		m.lost[gv] = s.failed && (known == nil || m.lost[gv])
+		if s.failed && m.staleAfter > 0 && m.goesStale(s.confirmed) {
+			stale := *doc
+			stale.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
+			doc = &stale
+		}
 		if known == nil {
 			all[gv] = doc
-			if s.failed && m.staleAfter > 0 && m.goesStale(s.confirmed) {
-				stale := *doc
-				stale.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
-				all[gv] = &stale
-			}
 			continue
 		}
-		if both := united([]served{{doc: known}, {doc: doc}}); len(both.Resources) > len(known.Resources) {
+		both := united([]served{{doc: known}, {doc: doc}})
+		if both.Freshness != known.Freshness || size(both) > size(known) { // else the same pointer stays
 			all[gv] = both
 		}
 	}
+}
+
+// size returns how many resources and subresources a document has.
+func size(doc *apidiscoveryv2.APIVersionDiscovery) int {
+	n := len(doc.Resources)
+	for i := range doc.Resources {
+		n += len(doc.Resources[i].Subresources)
+	}
+	return n
 }
 
 // lacking returns what not all servers serve, and who does.

@@ -91,13 +91,8 @@ func (m *merge) from(e *registry.Entry) (out []served) {
 	}
 	for _, s := range e.Servers() {
 		of := m.sources(s.Backend)
-		out = append(out, served{
-			name:   s.Name,
-			of:     of,
-			doc:    m.version(s, of.Load()),
-			rule:   s.Rule,
-			absent: s.Verdict.Reason == registry.ReasonServiceNotFound,
-		})
+		absent := s.Verdict.Reason == registry.ReasonServiceNotFound
+		out = append(out, served{name: s.Name, of: of, doc: m.version(s, of.Load()), rule: s.Rule, absent: absent})
 	}
 	return out
 }

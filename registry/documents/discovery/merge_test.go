@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -46,6 +47,38 @@ func TestUnitedSubresources(t *testing.T) {
 	}
 	check.Same(t, []string{"pods/a", "pods/b", "pods/c", "pods/d", "pods/f", "nodes/a"}, got, "subresources")
 	check.Same(t, 3, len(from[0].doc.Resources[0].Subresources), "those of the first")
+}
+
+// Local apiservers are united in subresources, too, and only what no other one has than those that were down for too
+// long is Stale. Without a change it stays the same document.
+func TestTogether(t *testing.T) {
+	gv, all := schema.GroupVersion{Group: "a.example.com", Version: "v1"}, make(versions)
+	m := &merge{lost: make(map[schema.GroupVersion]bool), staleAfter: time.Minute, now: time.Now()}
+	var last *apidiscoveryv2.APIVersionDiscovery
+	for _, tt := range []struct {
+		down, same   bool
+		subresources []string
+		want         string
+	}{
+		{down: true, subresources: []string{"status"}, want: "Stale 1"},
+		{down: true, same: true, want: "Stale 1"},
+		{subresources: []string{"status"}, want: "Current 1"},
+		{subresources: []string{"scale"}, want: "Current 2"},
+		{down: true, same: true, subresources: []string{"status", "scale"}, want: "Current 2"},
+	} {
+		doc := resources(gv.Version, "things")
+		for _, name := range tt.subresources {
+			r := &doc.Resources[0]
+			r.Subresources = append(r.Subresources, apidiscoveryv2.APISubresourceDiscovery{Subresource: name})
+		}
+		core := &apidiscoveryv2.APIGroupDiscoveryList{}
+		all.add(&localState{failed: tt.down, groups: versions{gv: &doc}, core: core}, m)
+		now := all[gv]
+		got := fmt.Sprint(now.Freshness, " ", len(now.Resources[0].Subresources))
+		check.Same(t, tt.want, got, "with %v", tt.subresources)
+		check.Same(t, tt.same, now == last, "the same document with %v", tt.subresources)
+		last = now
+	}
 }
 
 // For any servers of a group-version, with any resources, both forms list what a simple model says:

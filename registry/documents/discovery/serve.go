@@ -182,9 +182,7 @@ func (d *Discovery) writeError(w http.ResponseWriter, r *http.Request, err error
 
 func errNotFound() error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status:  metav1.StatusFailure,
-		Code:    http.StatusNotFound,
-		Reason:  metav1.StatusReasonNotFound,
+		Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
 		Message: "the server could not find the requested resource",
 	}}
 }

@@ -253,11 +253,7 @@ func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry
 // legacyVersion requests one group-version's APIResourceList and converts it as kube-aggregator does.
 func (d *Discovery) legacyVersion(ctx context.Context, from documents.Do, v version, e *registry.Entry) version {
 	a, err := documents.Get(ctx, from, documents.Question{
-		OK:     true,
-		Path:   e.Path(),
-		Accept: runtime.ContentTypeJSON,
-		Limit:  d.cfg.MaxBody,
-		Turn:   d.turn,
+		OK: true, Path: e.Path(), Accept: runtime.ContentTypeJSON, Limit: d.cfg.MaxBody, Turn: d.turn,
 	})
 	defer a.Done()
 	if err != nil {
