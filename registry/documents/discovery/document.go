@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/util/responsewriter"
 
 	"github.com/fairlead-proxy/fairlead/internal/memo"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
@@ -141,12 +142,7 @@ func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 }
 
 // at returns the index of the plain one, or of the other one, compressed or indented.
-func at(other bool) int {
-	if other {
-		return 1
-	}
-	return 0
-}
+func at(other bool) int { return int(metric.Number(other)) }
 
 // addresses are the local apiserver's addresses, as it reports them.
 type addresses []metav1.ServerAddressByClientCIDR

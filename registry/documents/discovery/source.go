@@ -86,6 +86,8 @@ func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.E
 	}
 	next, err = d.answer(ctx, known, entries)
 	next.tried = true
+	t := d.cfg.Tables.Table() // of what has left it, nothing is kept
+	maps.DeleteFunc(next.versions, func(gv schema.GroupVersion, _ version) bool { return t.Entry(gv) == nil })
 	// A confirmation changes nothing, now or after StaleAfter.
 	same := maps.EqualFunc(known.versions, next.versions, func(x, y version) bool {
 		return x.doc == y.doc && (x.err == nil) == (y.err == nil)

@@ -131,11 +131,9 @@ func nameOf(path string, claimed map[string]bool) string {
 // united returns the union of servers' documents of a group-version. It is kept until they change.
 func (o *OpenAPI) united(gv schema.GroupVersion, of []*document) *document {
 	if len(of) < 2 {
-		o.unions.Delete(gv)
 		return append(of, nil)[0]
 	}
-	last, _ := o.unions.Load(gv)
-	if d, ok := last.(*document); ok && slices.Equal(d.of, of) {
+	if d := of[0].union.Load(); d != nil && slices.Equal(d.of, of) {
 		return d
 	}
 	o.heavy <- struct{}{}
@@ -153,7 +151,7 @@ func (o *OpenAPI) united(gv schema.GroupVersion, of []*document) *document {
 	body, _ := json.Marshal(all) // it cannot fail: all of it was read as JSON
 	d := o.newDocument(gv, nil, body)
 	d.of = of
-	o.unions.Store(gv, d)
+	of[0].union.Store(d)
 	return d
 }
 

@@ -52,7 +52,6 @@ type OpenAPI struct {
 	flights singleflight.Group
 	indexed atomic.Pointer[packed] // the last index made
 	told    sync.Map               // :: message → the last error's text, see tell
-	unions  sync.Map               // :: group-version of several servers → *document
 }
 
 // view is the state of one moment. Its documents are made on request.

@@ -74,6 +74,8 @@ type document struct {
 	json  *packed
 	proto func() (*packed, error) // returns the protobuf form, made from json on first call
 	of    []*document             // of several servers, whose union it is. Nil means of one
+	// union is the last one that began with it. Nil means that the document is none of a backend.
+	union *atomic.Pointer[document]
 }
 
 // newDocument returns the document with this body: old, if that has it. Its protobuf form may take
@@ -82,7 +84,7 @@ func (o *OpenAPI) newDocument(gv schema.GroupVersion, old *document, body []byte
 	if old != nil && old.json.hash == negotiate.Hash(body) {
 		return old
 	}
-	d := &document{json: pack(body)}
+	d := &document{json: pack(body), union: new(atomic.Pointer[document])}
 	d.proto = sync.OnceValues(func() (*packed, error) {
 		o.heavy <- struct{}{}
 		defer func() { <-o.heavy }()
@@ -149,6 +151,8 @@ func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.E
 		return nil, false, whole.Err() // the backend has left the table: ignore its failures
 	}
 	next = known.next()
+	t := o.cfg.Tables.Table() // of what has left it, nothing is kept
+	maps.DeleteFunc(next.versions, func(gv schema.GroupVersion, _ version) bool { return t.Entry(gv) == nil })
 	next.claims, changed = q.claims, !slices.Equal(q.claims.paths(), known.claims.paths())
 	if !slices.Equal(q.claims.foreign, known.claims.foreign) {
 		o.log.Warn("OpenAPI index of backend has other servers' group-versions, those stay the others'",

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // Joined states have the documents of the later answer. Of two at one time, those of the state that
@@ -63,6 +64,22 @@ func TestAskedByTag(t *testing.T) {
 		s.Build()
 		s.Pass(time.Minute)
 		check.Same(t, true, strings.Contains(s.show(), "v2 def.a.example.com.v1: as\nv2 def.b.example.com.v1: bs\n"), "both: %s", s.show())
+	})
+}
+
+// What a backend has said of a group-version is forgotten once no APIService names that.
+func TestForgotten(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.host("server", define("a.example.com/v1", "as"), define("b.example.com/v1", "bs"))
+		known := &state{}
+		for _, want := range []int{2, 1} {
+			next, _, err := s.o.ask(t.Context(), known, s.Table().Entries())
+			must.Do(t, err)
+			check.Same(t, want, len(next.versions), "group-versions")
+			known = next
+			delete(s.Input.APIServices, "v1.b.example.com")
+			s.Build()
+		}
 	})
 }
 
