@@ -145,19 +145,19 @@ type local[L any] struct {
 	failing Reason // why the last request failed, owned by its goroutine
 }
 
-// Release asks for a local apiserver's release, such as v1.36.3. Where servers have no names, it is of no use.
-func (c *Config) Release(ctx context.Context, server string) (string, error) {
+// Release asks for a local apiserver's release, such as v1.36.3, and stores it, if servers have names.
+func (c *Config) Release(ctx context.Context, server string, release *string) error {
 	if server == "" {
-		return "", nil
+		return nil
 	}
 	a, err := Get(ctx, c.Local(server), Question{Path: "/version", Accept: "application/json"})
-	var is struct {
-		GitVersion string `json:"gitVersion"`
-	}
+	is := struct {
+		GitVersion *string `json:"gitVersion"`
+	}{release}
 	if err == nil && json.Unmarshal(a.Body, &is) != nil {
 		err = a.Unexpected()
 	}
-	return is.GitVersion, err
+	return err
 }
 
 // Newer compares two releases, the newer one first.

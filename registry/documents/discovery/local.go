@@ -47,10 +47,7 @@ type localState struct {
 func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.Pointer[localState]) error {
 	last := cmp.Or(known.Load(), &localState{server: server})
 	next, from := *last, d.cfg.Local(server)
-	release, err := d.cfg.Release(ctx, server)
-	if err == nil {
-		next.release = release
-	}
+	err := d.cfg.Release(ctx, server, &next.release)
 	groups, tag, err2 := d.list(ctx, from, "/apis", last.groupsTag)
 	if groups != nil {
 		next.groups, next.groupsTag = byGroupVersion(groups), tag

@@ -16,6 +16,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-openapi/pkg/handler3"
 
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
@@ -29,6 +30,7 @@ const localEvery = 3 * time.Second
 type localState struct {
 	server    string
 	release   string
+	away      bool // it did not answer when last asked for its release
 	index     map[string]handler3.OpenAPIV3DiscoveryGroupVersion
 	indexHash string
 	spec      *packed // v2
@@ -40,23 +42,27 @@ func (o *OpenAPI) askLocal(ctx context.Context, server string, known *atomic.Poi
 	for _, ask := range []func(context.Context, *localState) error{o.localRelease, o.localIndex, o.localSpec} {
 		last := cmp.Or(known.Load(), &localState{server: server})
 		next := *last
-		if err := ask(ctx, &next); err != nil {
-			return err
-		}
-		if known.Store(&next); next.spec != last.spec || next.indexHash != last.indexHash || next.release != last.release {
+		err := ask(ctx, &next)
+		if known.Store(&next); next.spec != last.spec || next.indexHash != last.indexHash ||
+			next.release != last.release || next.away != last.away {
 			o.Touch()
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func (o *OpenAPI) localRelease(ctx context.Context, s *localState) (err error) {
-	s.release, err = o.cfg.Release(ctx, s.server)
+func (o *OpenAPI) localRelease(ctx context.Context, s *localState) error {
+	err := o.cfg.Release(ctx, s.server, &s.release)
+	s.away = err != nil
 	return err
 }
 
-// together returns what the local apiservers serve together, as the newest one has it, and parts of v2 for what that
-// lacks. It tells which of them have a document of the index. Zero means that none is known.
+// together returns what the local apiservers serve together, as the newest one that answers has it (another one's
+// document cannot be requested), and parts of v2 for what that lacks. It tells which of them have a document of the
+// index. Zero means that none is known.
 func (o *OpenAPI) together() (*localState, []input) {
 	var all []*localState
 	var known []string
@@ -69,7 +75,8 @@ func (o *OpenAPI) together() (*localState, []input) {
 		return &localState{}, nil
 	}
 	slices.SortFunc(all, func(a, b *localState) int {
-		return cmp.Or(documents.Newer(a.release, b.release), cmp.Compare(a.indexHash, b.indexHash))
+		return cmp.Or(cmp.Compare(metric.Number(a.away), metric.Number(b.away)),
+			documents.Newer(a.release, b.release), cmp.Compare(a.indexHash, b.indexHash))
 	})
 	var parts []input
 	out, by := *all[0], make(map[schema.GroupVersionResource][]string)

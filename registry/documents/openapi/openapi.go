@@ -289,9 +289,7 @@ func (o *OpenAPI) Status() []Status {
 		v := st.versions[e.GroupVersion]
 		out = append(out, Status{
 			Freshness: documents.Freshness{Confirmed: st.confirmed}.Of(e, st.err),
-			V2:        v.v2 != nil,
-			V3:        v.v3 != nil,
-			Foreign:   st.claims.foreign,
+			V2:        v.v2 != nil, V3: v.v3 != nil, Foreign: st.claims.foreign,
 		})
 	}
 	slices.SortFunc(out, func(a, b Status) int { return strings.Compare(a.Name, b.Name) })

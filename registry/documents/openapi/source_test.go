@@ -2,9 +2,11 @@ package openapi
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -64,6 +66,35 @@ func TestAskedByTag(t *testing.T) {
 		s.Build()
 		s.Pass(time.Minute)
 		check.Same(t, true, strings.Contains(s.show(), "v2 def.a.example.com.v1: as\nv2 def.b.example.com.v1: bs\n"), "both: %s", s.show())
+	})
+}
+
+// The index is that of the newest local apiserver that answers: a document of one that is away would be 503, though
+// another one has its own.
+func TestNewestAway(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		var has map[schema.GroupVersionResource][]string
+		s.cfg.Only = func(_ string, _ []string, by map[schema.GroupVersionResource][]string) { has = by }
+		servers := map[string]string{"old": "v1.36.3", "new": "v1.37.2"}
+		s.cfg.Each = func(ctx context.Context, f func(context.Context, string)) error {
+			var running sync.WaitGroup
+			for name := range servers {
+				running.Go(func() { f(ctx, name) })
+			}
+			running.Wait()
+			return ctx.Err()
+		}
+		for name, release := range servers {
+			says := saying(http.StatusOK, fmt.Sprintf(`{"gitVersion":%q}`, release))
+			s.Set(name, only("/version", says, serving(define("apps/v1", name))))
+		}
+		s.make()
+		s.settle()
+		document := schema.GroupVersionResource{Resource: "/openapi/v3/apis/apps/v1"}
+		check.Same(t, []string{"new"}, has[document], "whose document it is")
+		s.Set("new", nil)
+		s.Pass(10 * time.Second)
+		check.Same(t, []string{"old"}, has[document], "whose it is while the newest is away")
 	})
 }
 
