@@ -106,9 +106,7 @@ func newClaim(t *target, e *registry.Entry) *claim {
 		failed: m.probes.WithLabelValues(e.Name, "failed"),
 		gauge:  m.healthy.WithLabelValues(e.Name, t.key.address),
 		report: registry.Report{
-			Name:     e.Name,
-			Backend:  t.key.backend,
-			Endpoint: registry.Endpoint{Address: t.key.address},
+			Name: e.Name, Backend: t.key.backend, Endpoint: registry.Endpoint{Address: t.key.address},
 		},
 	}
 }

@@ -206,11 +206,8 @@ func (d *dialler) transport(trust *tls.Config) *http.Transport {
 	}
 	protocols.SetHTTP2(!b.HTTP1)
 	return &http.Transport{
-		DialContext:            d.dial,
-		TLSClientConfig:        trust,
-		Protocols:              protocols,
-		DisableCompression:     true,
-		MaxResponseHeaderBytes: maxHead,
+		DialContext: d.dial, TLSClientConfig: trust, Protocols: protocols,
+		DisableCompression: true, MaxResponseHeaderBytes: maxHead,
 	}
 }
 

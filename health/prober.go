@@ -86,12 +86,8 @@ const maxWatched = 1024
 // New returns a Prober. It does nothing until Run.
 func New(c Config) *Prober {
 	p := &Prober{
-		config:  c,
-		log:     c.Log(),
-		metrics: newMetrics(c.Metrics),
-		gate:    make(gate, gateSlots),
-		began:   time.Now(),
-		most:    maxWatched,
+		config: c, log: c.Log(), metrics: newMetrics(c.Metrics),
+		gate: make(gate, gateSlots), began: time.Now(), most: maxWatched,
 	}
 	p.index.Store(&map[string]peers{})
 	return p

@@ -159,7 +159,15 @@ func (o *OpenAPI) remote(v *view, gv schema.GroupVersion) *document {
 
 // collect finds the inputs of v2.
 func (o *OpenAPI) collect(v *view) *inputs {
-	in, place := &inputs{local: v.local.spec, sources: slices.Clone(v.parts)}, places(v.table)
+	in, place := &inputs{local: v.local.spec}, places(v.table)
+	for _, p := range v.parts { // of which some may be remotes, as its server's own aggregator has them
+		p.own = slices.DeleteFunc(slices.Clone(p.own), func(gv schema.GroupVersion) bool {
+			return !ofLocal(v.table, pathOf(gv), false)
+		})
+		if len(p.own) > 0 {
+			in.sources = append(in.sources, p)
+		}
+	}
 	for _, e := range v.table.Entries() {
 		if e.Hidden == "" {
 			continue

@@ -197,6 +197,25 @@ func TestOfLocal(t *testing.T) {
 	}
 }
 
+// Of what only some local apiservers have, remotes are not theirs, nor is what the policy hides.
+func TestPartsOfLocal(t *testing.T) {
+	s := newStage(t)
+	s.Claim("a.example.com/v1", "a", 100, 10)
+	s.Claim("b.example.com/v1", "", 100, 10)
+	s.Route("v1.b.example.com", "hidden")
+	gv := func(group string) schema.GroupVersion { return schema.GroupVersion{Group: group, Version: "v1"} }
+	parts := []input{
+		{name: "one", spec: pack(nil), own: []schema.GroupVersion{gv("a.example.com"), gv("c.example.com")}},
+		{name: "two", spec: pack(nil), own: []schema.GroupVersion{gv("b.example.com")}},
+	}
+	var got []string
+	for _, in := range s.o.collect(&view{table: s.Table(), local: &localState{}, parts: parts}).sources {
+		got = append(got, fmt.Sprint(in.name, in.own))
+	}
+	check.Same(t, []string{"one[c.example.com/v1]"}, got, "what is taken of them")
+	check.Same(t, 2, len(parts[0].own), "the parts stay as they are")
+}
+
 // An index that is too large to be read may claim everything that the local apiserver has.
 func TestTooLargeAnIndex(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
