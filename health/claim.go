@@ -98,10 +98,7 @@ const (
 func newClaim(t *target, e *registry.Entry) *claim {
 	m := t.prober.metrics
 	return &claim{
-		target: t,
-		name:   e.Name,
-		at:     probeURL(e, t.key.address),
-		due:    time.Now(),
+		target: t, name: e.Name, at: probeURL(e, t.key.address), due: time.Now(),
 		passed: m.probes.WithLabelValues(e.Name, "passed"),
 		failed: m.probes.WithLabelValues(e.Name, "failed"),
 		gauge:  m.healthy.WithLabelValues(e.Name, t.key.address),

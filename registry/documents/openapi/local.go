@@ -17,6 +17,7 @@ import (
 	"k8s.io/kube-openapi/pkg/handler3"
 
 	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
@@ -63,7 +64,7 @@ func (o *OpenAPI) localRelease(ctx context.Context, s *localState) error {
 // together returns what the local apiservers serve together, as the newest one that answers has it (another one's
 // document cannot be requested), and parts of v2 for what that lacks. It tells which of them have a document of the
 // index. Zero means that none is known.
-func (o *OpenAPI) together() (*localState, []input) {
+func (o *OpenAPI) together(t *registry.Table) (*localState, []input) {
 	var all []*localState
 	var known []string
 	for _, s := range o.Locals {
@@ -87,6 +88,9 @@ func (o *OpenAPI) together() (*localState, []input) {
 		for _, path := range slices.Sorted(maps.Keys(s.index)) {
 			item := s.index[path]
 			gv, ok := groupVersionOf(path)
+			if s.away && ok && t.Entry(gv) == nil {
+				continue // its APIService was deleted meanwhile, as in discovery
+			}
 			if _, known := out.index[path]; !known {
 				if out.index[path] = item; ok {
 					part.own = append(part.own, gv)

@@ -111,7 +111,7 @@ func New(cfg documents.Config) *OpenAPI {
 // publish makes a view of the current state. Without a change it need not be called again.
 func (o *OpenAPI) publish(t *registry.Table) time.Time {
 	v := &view{table: t}
-	v.local, v.parts = o.together()
+	v.local, v.parts = o.together(t)
 	o.claim(v, o.view.Load())
 	v.index = sync.OnceValue(func() *packed { return o.mergeIndex(v) })
 	v.inputs = sync.OnceValue(func() *inputs {

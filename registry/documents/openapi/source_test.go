@@ -86,7 +86,9 @@ func TestNewestAway(t *testing.T) {
 		}
 		for name, release := range servers {
 			says := saying(http.StatusOK, fmt.Sprintf(`{"gitVersion":%q}`, release))
-			s.Set(name, only("/version", says, serving(define("apps/v1", name))))
+			kinds := []kind{define("apps/v1", name), define(name+".example.com/v1", "own")}
+			s.Set(name, only("/version", says, serving(kinds...)))
+			s.Claim(kinds[1].gv, "", 1000, 100)
 		}
 		s.make()
 		s.settle()
@@ -95,6 +97,13 @@ func TestNewestAway(t *testing.T) {
 		s.Set("new", nil)
 		s.Pass(10 * time.Second)
 		check.Same(t, []string{"old"}, has[document], "whose it is while the newest is away")
+		for _, want := range []bool{true, false} {
+			got := strings.Contains(s.Get("/openapi/v3", nil).Body.String(), "apis/new.example.com/v1")
+			check.Same(t, want, got, "the index has what the newest alone has, until its APIService is deleted")
+			delete(s.Input.APIServices, "v1.new.example.com")
+			s.Build()
+			s.Pass(time.Second)
+		}
 	})
 }
 
