@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
-	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -194,26 +193,20 @@ func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 	}
 	if fault != nil {
 		t.metrics.reloads.WithLabelValues(apiService, "failure").Inc()
-		t.say(slog.LevelWarn, "bundle not usable, keeping the last good one for the overlap",
+		t.say(t.cfg.Logger.Warn, "bundle not usable, keeping the last good one for the overlap",
 			"apiservice", apiService, "source", source, "err", fault)
 		return
 	}
 	t.metrics.reloads.WithLabelValues(apiService, "success").Inc()
-	t.say(slog.LevelInfo, "bundle loaded",
+	t.say(t.cfg.Logger.Info, "bundle loaded",
 		"apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
 }
 
-type line struct {
-	level   slog.Level
-	message string
-	args    []any
-}
-
 // say has logSaid log a line when no lock is held: it is I/O, and while that blocks dials must not.
-func (t *Trust) say(level slog.Level, message string, args ...any) {
+func (t *Trust) say(log func(string, ...any), message string, args ...any) {
 	t.saidMu.Lock()
 	defer t.saidMu.Unlock()
-	t.said = append(t.said, line{level, message, args})
+	t.said = append(t.said, func() { log(message, args...) })
 }
 
 func (t *Trust) logSaid() {
@@ -221,12 +214,8 @@ func (t *Trust) logSaid() {
 	lines := t.said
 	t.said = nil
 	t.saidMu.Unlock()
-	for _, l := range lines {
-		if l.level == slog.LevelWarn {
-			t.cfg.Logger.Warn(l.message, l.args...)
-		} else {
-			t.cfg.Logger.Info(l.message, l.args...)
-		}
+	for _, log := range lines {
+		log()
 	}
 }
 
