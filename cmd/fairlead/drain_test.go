@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -128,19 +129,24 @@ func TestFailedStartClosesItsPort(t *testing.T) {
 	}
 }
 
-// A loop that does not end, because a plugin hangs, delays the end of this process by a bound.
+// A loop that does not end, because a plugin hangs, delays the end of this process by a bound, and hides no fault.
 func TestLoopThatDoesNotEnd(t *testing.T) {
 	p := newProcess(nil, slog.New(slog.DiscardHandler))
 	fault, stopped := errors.New("listening"), make(chan struct{})
 	close(stopped)
-	for loops, want := range map[time.Duration]error{0: fault, lastWait - time.Second: fault, time.Hour: nil} {
+	for _, tt := range []struct {
+		loops       time.Duration
+		cause, want error
+	}{{0, nil, fault}, {lastWait - time.Second, nil, fault}, {time.Hour, nil, nil}, {time.Hour, fault, fault}} {
 		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			cancel(tt.cause)
 			begun := time.Now()
-			if err := p.ended(func() error { <-time.After(loops); return fault }, stopped); !errors.Is(err, want) {
-				t.Errorf("loops that end after %v: %v, want %v", loops, err, want)
+			if err := p.ended(ctx, func() error { <-time.After(tt.loops); return fault }, stopped); !errors.Is(err, tt.want) {
+				t.Errorf("loops that end after %v, with %v: %v, want %v", tt.loops, tt.cause, err, tt.want)
 			}
-			check.Same(t, min(loops, lastWait), time.Since(begun), "the delay")
-			<-time.After(loops) // a bubble waits for its goroutines
+			check.Same(t, min(tt.loops, lastWait), time.Since(begun), "the delay")
+			<-time.After(tt.loops) // a bubble waits for its goroutines
 		})
 	}
 }

@@ -95,16 +95,16 @@ func (s *server) serve(ctx context.Context) error {
 		return nil
 	})
 	s.log.Info("serving", "front", s.ports.front.Addr().String(), "admin", s.ports.admin.Addr().String(), "version", version)
-	return s.ended(g.Wait, loops.Done())
+	return s.ended(gctx, g.Wait, loops.Done())
 }
 
 // lastWait is how long loops may take to end after the drain. The slowest orderly one releases a
 // Lease at an apiserver that does not answer, which takes 6 s.
 const lastWait = 15 * time.Second
 
-// ended returns when all loops have ended, or lastWait after stopped is closed. client-go waits
-// forever for a kubeconfig's plugin that hangs, and what was recorded must still be stored.
-func (p *process) ended(loops func() error, stopped <-chan struct{}) error {
+// ended returns when all loops have ended, or lastWait after stopped is closed, then with why ctx has ended, which is
+// theirs: client-go waits forever for a kubeconfig's plugin that hangs, and what was recorded must still be stored.
+func (p *process) ended(ctx context.Context, loops func() error, stopped <-chan struct{}) error {
 	result := make(chan error, 1)
 	go func() { result <- loops() }() // ends with the loops, or with the process
 	<-stopped
@@ -113,8 +113,11 @@ func (p *process) ended(loops func() error, stopped <-chan struct{}) error {
 		return err
 	case <-time.After(lastWait):
 		p.log.Warn("exiting with loops still running: a plugin of the kubeconfig may hang")
-		return nil
 	}
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
 }
 
 // The shares of file descriptors for client connections, and for sessions' connections to backends
