@@ -93,7 +93,7 @@ func (p *Port) Serve() error {
 			go p.greet(conn) // ends with the handshake, or the HTTP/2 connection
 			continue
 		}
-		if t, ok := err.(interface{ Temporary() bool }); ok && t.Temporary() {
+		if !errors.Is(err, net.ErrClosed) { // it passes, also one that net does not call temporary, such as ENOMEM
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second) // net/http's
 			if latest.Sleep(p.ending, pause) {
 				continue

@@ -77,10 +77,11 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// Serve returns an error if its listener fails.
+// Serve returns an error if its listener was closed; others pass.
 func TestServeFails(t *testing.T) {
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 100}))(t)
 	_ = l.Close()
+	l.Listener = &exhausted{l.Listener, 2, syscall.ENOMEM}
 	p := New(Config{Listener: l, TLS: &tls.Config{Certificates: make([]tls.Certificate, 1), MinVersion: tls.VersionTLS12}, Frames: h2.New(h2.Config{}), ConnContext: same})
 	if err := p.Serve(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("Serve: %v", err)
@@ -158,15 +159,16 @@ func TestClosedDuringRequest(t *testing.T) {
 	must.Soon(t, 10*time.Second, "the place is free", func() bool { return s.listener.open.Load() == 0 })
 }
 
-// exhausted fails several times for lack of file descriptors.
+// exhausted fails several times, for example for lack of file descriptors.
 type exhausted struct {
 	net.Listener
 	times int
+	err   error
 }
 
 func (e *exhausted) Accept() (net.Conn, error) {
 	if e.times--; e.times >= 0 {
-		return nil, syscall.EMFILE
+		return nil, e.err
 	}
 	return e.Listener.Accept()
 }
@@ -175,7 +177,7 @@ func (e *exhausted) Accept() (net.Conn, error) {
 func TestFailedAcceptKeepsNoPlace(t *testing.T) {
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 1}))(t)
 	defer time.AfterFunc(10*time.Second, func() { _ = l.Close() }).Stop() // ends a wait for a place
-	l.Listener = &exhausted{l.Listener, 2}
+	l.Listener = &exhausted{l.Listener, 2, syscall.EMFILE}
 	for range 2 {
 		if _, err := l.Accept(); !errors.Is(err, syscall.EMFILE) {
 			t.Fatal(err)
