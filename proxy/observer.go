@@ -93,14 +93,6 @@ func (x *exchange) bodies() bool {
 	return d.Entry != nil && !d.Entry.Local() || d.Request.IsResourceRequest && x.p.actionOf(d.route) == ToPage
 }
 
-// panicked records that a handler has panicked, but not http.ErrAbortHandler, for a client that has gone.
-func (x *exchange) panicked(cause any) {
-	if cause != http.ErrAbortHandler && x.event != nil { //nolint:errorlint,err113 // the value itself is meant
-		x.event.Panicked()
-		x.event = nil
-	}
-}
-
 // endRecords emits the last stage and ends the span.
 func (x *exchange) endRecords(o *engine.Outcome) {
 	d, wrong := &x.decision, string(o.Reason) // briefly what went wrong; empty means nothing did

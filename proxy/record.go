@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"cmp"
 	"crypto/tls"
+	"fmt"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -79,14 +81,20 @@ func (rec *recorder) responded(status int) {
 // done must be deferred: a handler that panics with http.ErrAbortHandler has ended its request, too.
 func (rec *recorder) done() {
 	x := rec.exchange
-	if x.p.observes() {
-		if cause := recover(); cause != nil {
-			defer panic(cause)
-			x.panicked(cause)
+	var o engine.Outcome
+	if cause := recover(); cause != nil {
+		defer panic(http.ErrAbortHandler)  // for any other, net/http writes a line at a level that nobody reads
+		if cause != http.ErrAbortHandler { //nolint:errorlint,err113 // the value itself is meant: a client has gone
+			x.p.log.Error("handler panicked",
+				"panic", fmt.Sprint(cause), "path", x.head.Path, "stack", string(debug.Stack()))
+			rec.status, o.Reason = cmp.Or(rec.status, http.StatusInternalServerError), engine.ReasonAbort
+			if x.event != nil {
+				x.event.Panicked()
+				x.event = nil
+			}
 		}
 	}
 	took := time.Since(x.head.Arrived)
-	var o engine.Outcome
 	if e := x.ended; e != nil {
 		if e.offEngine && x.own == nil && rec.status != 0 && rec.status != statusClientGone && !x.decision.LongRunning {
 			x.upstream.Finish(took)
