@@ -208,7 +208,12 @@ func (c *claim) sendReport() {
 		return
 	}
 	c.restate.Store(false)
-	if was := c.reported; was.Health != c.report.Health || was.Slow != c.report.Slow {
+	was := c.reported
+	c.reported = c.report
+	c.healthy.Store(c.report.Health == registry.Healthy)
+	c.gauge.Set(metric.Number(c.report.Health == registry.Healthy))
+	c.target.prober.config.Report(c.report)
+	if was.Health != c.report.Health || was.Slow != c.report.Slow { // after the report: a line is I/O, and may block
 		log := c.target.prober.log.With("apiservice", c.name, "endpoint", c.target.key.address)
 		switch {
 		case c.report.Health == registry.Unhealthy:
@@ -219,8 +224,4 @@ func (c *claim) sendReport() {
 			log.Info("endpoint is healthy")
 		}
 	}
-	c.reported = c.report
-	c.healthy.Store(c.report.Health == registry.Healthy)
-	c.gauge.Set(metric.Number(c.report.Health == registry.Healthy))
-	c.target.prober.config.Report(c.report)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -19,8 +20,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -251,4 +254,17 @@ func TestMedianOfOthers(t *testing.T) {
 		}
 		check.Same(t, tt.want, medianOfOthers(all, all[0], func(l *latency) time.Duration { return l.probe }), "%d among %d", tt.first, tt.others)
 	}
+}
+
+// An endpoint is reported before a line tells it: while the log is blocked, nobody would learn that it is down.
+func TestReportsBeforeItLogs(t *testing.T) {
+	var log logbook.Book
+	p := New(Config{
+		Report: func(registry.Report) { check.Same(t, "", log.String(), "lines before the report") },
+		Sinks:  metric.Sinks{Logger: slog.New(slog.NewTextHandler(&log, nil))},
+	})
+	c := newClaim(newTarget(p, key{&registry.Backend{}, "10.0.0.1:443", defaultInterval, false}), &registry.Entry{Name: "v1.g"})
+	c.report.Health = registry.Unhealthy
+	c.sendReport()
+	check.Has(t, log.String(), "endpoint is unhealthy")
 }
