@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -49,6 +50,7 @@ reported one per line, with exit code 2, before anything listens. Settings of a 
 are annotations (docs/annotations.md).`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // who reads the log, as journald, may end first
 			o.anonymousSet = cmd.Flags().Changed("anonymous-auth")
 			if err := o.validate(); err != nil {
 				return cli.Usage(err)

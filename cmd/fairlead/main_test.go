@@ -123,6 +123,18 @@ func TestBecomesPlugin(t *testing.T) {
 	check.Has(t, help.String(), "Show the APIServices in order")
 }
 
+// Who reads the log may end before, which does not end this process.
+func TestLogWithoutReader(t *testing.T) {
+	r, w := must.Get2(os.Pipe())(t)
+	defer w.Close()
+	must.Do(t, r.Close())
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "serve")
+	cmd.Env, cmd.Stderr = append(os.Environ(), asFairlead+"=1"), w
+	if exit, ok := errors.AsType[*exec.ExitError](cmd.Run()); !ok || exit.ExitCode() != 2 {
+		t.Errorf("without flags: %v, want exit code 2", exit)
+	}
+}
+
 func TestFindPlugin(t *testing.T) {
 	beside, elsewhere := t.TempDir(), t.TempDir()
 	self := filepath.Join(beside, "fairlead")
