@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -142,7 +143,9 @@ func (c *claim) take(f finding) {
 	}
 	reason, message := explain(f.err, c.at.String())
 	c.last.Store(&probe{time.Now(), f.took, message})
-	c.failures += f.failures
+	if !errors.Is(f.err, syscall.EMFILE) && !errors.Is(f.err, syscall.ENFILE) { // ours: open connections to it may work
+		c.failures += f.failures
+	}
 	if c.failures >= fall {
 		c.report.Health, c.report.Began = registry.Unhealthy, c.started
 		c.report.Reason, c.report.Message = reason, message

@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -267,4 +268,16 @@ func TestReportsBeforeItLogs(t *testing.T) {
 	c.report.Health = registry.Unhealthy
 	c.sendReport()
 	check.Has(t, log.String(), "endpoint is unhealthy")
+}
+
+// A lack of our own descriptors is no fault of an endpoint, which may serve over connections that are open.
+func TestOwnLackOfDescriptors(t *testing.T) {
+	for err, want := range map[error]registry.Health{syscall.EMFILE: registry.Healthy, syscall.ENFILE: registry.Healthy, syscall.ECONNREFUSED: registry.Unhealthy} {
+		c := newClaim(newTarget(New(Config{}), key{&registry.Backend{}, "10.0.0.1:443", defaultInterval, false}), &registry.Entry{Name: "v1.g"})
+		c.take(finding{})
+		for range fall {
+			c.take(finding{err: &net.OpError{Op: "dial", Err: os.NewSyscallError("socket", err)}, failures: 1, undialled: true})
+		}
+		check.Same(t, want, c.report.Health, "after %v", err)
+	}
 }
