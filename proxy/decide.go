@@ -407,7 +407,7 @@ func (p *Proxy) impersonation(next http.Handler) http.Handler {
 		case full(err):
 			err = forbidden(errReviews)
 		default:
-			p.log.Warn("authorizing an impersonation", "err", err)
+			p.log.Debug("authorizing an impersonation", "err", err)
 			err = forbidden(errAuthorizing)
 		}
 		return decision, reason, err

@@ -191,7 +191,7 @@ func (p *Proxy) lookUp(ctx context.Context, n Need, d *Decision, h *Head, c *aut
 		if l.verdict, err = p.cfg.Authz.Authorize(ctx, &a); err == nil {
 			l.asked = &a
 		} else if !full(err) {
-			p.log.Warn("authorizing", "user", a.User.GetName(), "err", err)
+			p.log.Debug("authorizing", "user", a.User.GetName(), "err", err)
 		}
 	}
 	d.learned.why = err

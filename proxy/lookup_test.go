@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"sync/atomic"
 	"testing"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -38,6 +40,16 @@ func TestAnswersToOtherQuestions(t *testing.T) {
 	h.Fields[0].Value = "Bearer token-of-carol"
 	d.Credentials, _ = p.cfg.Authn.Read(nil, h.Fields, "")
 	check.Same(t, error(needUser), p.authenticate(&d), "the user of another token")
+}
+
+// The check reviews says that reviews fail. A line for each request would fill the log while no apiserver answers.
+func TestFailedReviewFillsNoLog(t *testing.T) {
+	var log logbook.Book
+	_, p := thinker(t, worldConfig{reviewed: func() error { return errors.New("refused") }})
+	p.log = slog.New(slog.NewTextHandler(&log, nil))
+	d, _ := p.decision(t.Context(), asBob(remoteGV+"/widgets", ""), nil, true)
+	check.Same(t, http.StatusServiceUnavailable, statusOf(d.Err), "status")
+	check.Same(t, "", log.String(), "the log")
 }
 
 // CAs that change with every look give no request a place for ever.
