@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -149,4 +150,15 @@ func TestLoopThatDoesNotEnd(t *testing.T) {
 			<-time.After(tt.loops) // a bubble waits for its goroutines
 		})
 	}
+}
+
+// Why this process ends by itself is told before the drain, which may take minutes, or be cut short.
+func TestFailedLoopIsToldAtOnce(t *testing.T) {
+	d := aloneDoor(t)
+	var log logbook.Book
+	d.log = slog.New(slog.NewTextHandler(&log, nil))
+	d.loops["wheel"] = func(context.Context) error { return errors.New("broken") }
+	check.Fault(t, "running wheel: broken", d.serve(t.Context()), "serve")
+	head, _, _ := strings.Cut(log.String(), "draining")
+	check.Has(t, head, "running wheel: broken")
 }

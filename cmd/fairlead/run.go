@@ -89,6 +89,7 @@ func (s *server) serve(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-gctx.Done():
+			s.log.Error("ending", "err", context.Cause(gctx)) // main tells it after the drain, which may be cut short
 		}
 		s.drain() //nolint:contextcheck // the drain begins when ctx has ended
 		stop()
