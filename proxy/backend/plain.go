@@ -132,8 +132,8 @@ func limitUnacked(c net.Conn, most time.Duration) {
 	}
 }
 
-// pooled signals health if the connection ends by itself, since the server may have died. An end
-// that a response has announced is none of that: in HTTP/1.0, it is how every body ends.
+// pooled signals health if the connection ends by itself, since the server may have died. A response may end so: its
+// handler has given up, or it is HTTP/1.0. A watch may only if its head says so: else the server probably stops.
 type pooled struct {
 	*Conn
 	paused bool        // the server may pause while it reads a body
@@ -193,8 +193,9 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 	if err == io.EOF && c.broken.Load() { //nolint:errorlint // crypto/tls does not wrap it
 		err = io.ErrUnexpectedEOF // not the end of a body without a length
 	}
-	announced := err == errHugeHead || err == io.EOF && c.last.Load() //nolint:errorlint // nobody wraps them
-	if err != nil && !announced && c.closed.Err() == nil && !errors.Is(err, context.Canceled) {
+	//nolint:errorlint // nobody wraps them
+	within := err == errHugeHead || err == io.EOF && (c.last.Load() || n > 0 && !c.long.Load())
+	if err != nil && !within && c.closed.Err() == nil && !errors.Is(err, context.Canceled) {
 		c.ended.Do(func() { c.at.failed(errLost) })
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped

@@ -153,20 +153,27 @@ func raw(t *testing.T, text string, reset bool) http.HandlerFunc {
 	}
 }
 
-// A server that ends each body by closing the connection, as in HTTP/1.0, has not failed. One whose
-// connection breaks within such a body has.
+// A server that ends each body by closing the connection, as in HTTP/1.0, has not failed, nor has one whose handler
+// gives up within a body. One whose connection breaks within a body has, and one that stops within a watch.
 func TestBodyEndsWithConnection(t *testing.T) {
-	for name, broken := range map[string]bool{"closed": false, "broken": true} {
+	const long, short = "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbody", "HTTP/1.0 200 OK\r\n\r\nbody"
+	for name, tt := range map[string]struct {
+		answer                string
+		reset, watch, suspect bool
+	}{
+		"closed": {answer: short}, "broken": {answer: short, reset: true, suspect: true},
+		"given up": {answer: long}, "watch": {answer: long, watch: true, suspect: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, func(cfg *Config) { cfg.Dial = new(net.Dialer).DialContext })
-			address := f.kernel(raw(t, "HTTP/1.0 200 OK\r\n\r\nbody", broken))
+			address := f.kernel(raw(t, tt.answer, tt.reset))
 			e := f.set(healthy(address))
-			_, body, err := f.do(e, http.MethodGet, "")
-			if (err != nil) != broken || !broken && body != "body" {
+			_, body, err := read(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), tt.watch))
+			if whole := tt.answer == short && !tt.reset; whole != (err == nil) || whole && body != "body" {
 				t.Errorf("got %q, %v", body, err)
 			}
-			check.Same(t, broken, f.signals.count(address) == 1, "one signal")
-			check.Same(t, broken, f.Upstream(e).snapshot()[0].load() > 0, "suspect")
+			check.Same(t, tt.suspect, f.signals.count(address) == 1, "one signal")
+			check.Same(t, tt.suspect, f.Upstream(e).snapshot()[0].load() > 0, "suspect")
 		})
 	}
 }

@@ -180,21 +180,20 @@ func (c *call) try(e *endpoint) *engine.Failure {
 		}
 		return fail(reason, e.address, err)
 	}
-	if got := on.Load(); got != nil && res.Close {
-		got.last.Store(true)
-	}
+	got := on.Load() // never nil: there is a response
+	got.last.Store(res.Close || !c.long)
 	answer := &responseBody{ReadCloser: res.Body, request: c.req.Context(), verdict: verdict}
 	switch whole := sent.Load(); {
 	case c.long:
-		if answer.on = on.Load(); answer.on != nil { // the verdict is its only sign of life
-			stays = context.AfterFunc(verdict, func() { _ = answer.on.Close() }) // an error means that it has ended
-		}
+		answer.on = got                                                // the verdict is its only sign of life
+		stays = context.AfterFunc(verdict, func() { _ = got.Close() }) // an error means that it has ended
 	case whole > 0: // else it came before the end of the request
 		c.u.Observe(e.address, time.Since(start)-time.Duration(whole))
 	}
 	answer.done = func() {
 		stays()
 		cancel(nil)
+		got.last.Store(false)
 		e.release()
 	}
 	res.Body, c.res = answer, res
