@@ -20,13 +20,15 @@ import (
 )
 
 // A body that does not arrive in time is answered with 408. Until then it takes no place from
-// others (defect A1): here there is none, and a request that wanted one would get 429.
+// others (defect A1): here there is none, and a request that wanted one would get 429. Its client is still there.
 func TestSlowBody(t *testing.T) {
 	for _, target := range []string{"/api/v1/namespaces/x/pods", "/api/v1/namespaces/x/pods/y/exec"} {
-		w := newWorld(t, worldConfig{})
+		access, seen, _ := newLog(t)
+		w := newWorld(t, worldConfig{Config: Config{AccessLog: access}})
 		w.proxy.bodyTime = 50 * time.Millisecond
 		everyWay(t, func(t *testing.T, proto string) {
 			w.do(t, w.httpClient(t, proto, nil), w.by(t, "", "POST", target, strings.NewReader("body"))).want(t, 200, "in time", target)
+			<-seen
 		})
 		w.settled(t)
 		fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolUnproven), false, true)
@@ -36,6 +38,9 @@ func TestSlowBody(t *testing.T) {
 			r := w.by(t, "", "POST", target, body)
 			r.ContentLength = 1
 			w.do(t, w.httpClient(t, proto, nil), r).want(t, http.StatusRequestTimeout, target)
+			if line := <-seen; !strings.Contains(line, `"end":"refused-here"`) {
+				t.Error(line)
+			}
 		})
 	}
 }

@@ -57,8 +57,7 @@ func (rec *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap is for http.ResponseController.
 func (rec *recorder) Unwrap() http.ResponseWriter { return rec.ResponseWriter }
 
-// responded records the final status, just before the head is sent. Responses of this process get
-// the header fields that kube-apiserver's filters add to its own responses.
+// responded records the final status before its head is sent. Own responses get the fields of kube-apiserver's filters.
 func (rec *recorder) responded(status int) {
 	rec.status = status
 	x, h := rec.exchange, rec.Header()
@@ -104,8 +103,9 @@ func (rec *recorder) done() {
 	}
 	o.Status, o.Wait, o.Duration = rec.status, rec.first, took
 	o.Sent += rec.bytes
-	// Only the server cancels the context, when the client has gone. A malformed body counts as given up, too.
-	x.finish(&o, rec.request.Proto, rec.request.Context().Err() != nil || o.Reason == engine.ReasonClientReset)
+	// Only the server cancels the context: the client has gone, or its body is malformed, which counts, too, or late.
+	gone := rec.request.Context().Err() != nil && x.own != errSlowBody //nolint:errorlint // nobody wraps it
+	x.finish(&o, rec.request.Proto, gone || o.Reason == engine.ReasonClientReset)
 }
 
 // ended is the outcome of a request that ServeHTTP has forwarded. The engine may end the request
