@@ -21,8 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
 )
 
-// carry forwards a request of an HTTP/1.1 client through the engine, which treats it like a request
-// over HTTP/2: it chooses the endpoint, retries, limits, strips fields, and reports the outcome.
+// carry forwards a request of an HTTP/1.1 client through the engine, which treats it like a request over HTTP/2.
 func (x *exchange) carry(w http.ResponseWriter, r *http.Request, from bound.Source) {
 	if err := x.p.enter(&x.held, &x.decision, x.upstream, from); err != nil {
 		x.noPlace(w, r, err)
@@ -118,8 +117,7 @@ func (p *Proxy) Fetch(u *backend.Upstream, r *http.Request,
 	return p.frames.server.RoundTrip(r, &headOf(r, time.Now()).Head, plan, nil) //nolint:wrapcheck // as above
 }
 
-// relay copies a backend's response to a client of net/http. If it cannot be completed, the
-// client's connection or stream is aborted, so that it does not look complete.
+// relay copies a backend's response to a client of net/http. It aborts one that would look complete without being so.
 func (x *exchange) relay(w http.ResponseWriter, res *http.Response) {
 	defer res.Body.Close()
 	h := w.Header()

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -188,12 +189,12 @@ func (p *plain) Read(b []byte) (n int, err error) {
 	return p.z.Read(b) //nolint:wrapcheck // io.EOF must stay io.EOF
 }
 
-// Seek implements io.Seeker as http.ServeContent needs it without ranges: for the size.
-func (p *plain) Seek(_ int64, whence int) (int64, error) {
+// Seek implements io.Seeker as http.ServeContent needs it for at most one range: for the size, and once from the start.
+func (p *plain) Seek(at int64, whence int) (int64, error) {
 	if whence == io.SeekEnd {
 		return int64(p.of.size), nil
 	}
-	return 0, nil
+	return io.CopyN(io.Discard, p, at) //nolint:wrapcheck // Read's
 }
 
 // serve sends the document, with the tag of its JSON form in any form. net/http handles conditional requests.
@@ -203,12 +204,13 @@ func (p *packed) serve(w http.ResponseWriter, r *http.Request, contentType, hash
 	gzip := negotiate.TakesGzip(r.Header["Accept-Encoding"]...)
 	h.Set("Etag", negotiate.Tag(strconv.Quote(hash), gzip))
 	h.Add("Vary", "Accept-Encoding")
+	content := io.ReadSeeker(&plain{of: p})
 	if gzip {
 		h.Set("Content-Encoding", "gzip")
-		http.ServeContent(w, r, "", p.made, bytes.NewReader(p.zipped))
-		return
+		content = bytes.NewReader(p.zipped)
+	} else if strings.Contains(r.Header.Get("Range"), ",") { // each would be unpacked from the beginning
+		r = r.Clone(r.Context())
+		r.Header.Del("Range")
 	}
-	r = r.Clone(r.Context())
-	r.Header.Del("Range") // each would be unpacked from the beginning
-	http.ServeContent(w, r, "", p.made, &plain{of: p})
+	http.ServeContent(w, r, "", p.made, content)
 }

@@ -318,6 +318,16 @@ func TestUnreadDocument(t *testing.T) {
 	}
 }
 
+// A client may ask for a part of a document, as at kube-apiserver.
+func TestPart(t *testing.T) {
+	p, w := pack([]byte("0123456789")), httptest.NewRecorder()
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/openapi/v2", nil)
+	r.Header.Set("Range", "bytes=4-6")
+	p.serve(w, r, typeJSON, p.hash)
+	check.Same(t, http.StatusPartialContent, w.Code, "status")
+	check.Same(t, "456", w.Body.String(), "part")
+}
+
 // The protobuf form of a v3 document takes the place in which v2 documents are decoded: many users
 // may ask for those of many backends.
 func TestProtobufInTurn(t *testing.T) {
