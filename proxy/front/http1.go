@@ -80,17 +80,13 @@ func (b *boundedWriter) head() {
 	}
 }
 
-// end runs after the handler: the client gets its response at once, and some time for the rest of
-// its body, so that its connection is not reset while it sends.
+// end runs after the handler. The client gets its whole response at once, and then some time for the rest of its body,
+// which net/http reads before it closes the connection: it is not reset while the client sends.
 func (b *boundedWriter) end() {
 	b.head()
-	if b.body == nil || b.body.ended.Load() {
-		return
+	if b.body != nil && !b.body.ended.Load() {
+		_ = b.control.SetReadDeadline(time.Now().Add(bodyRest))
 	}
-	_ = b.control.Flush()
-	_ = b.control.SetReadDeadline(time.Now().Add(bodyRest))
-	_ = b.body.Close()
-	_ = b.control.SetReadDeadline(time.Time{})
 }
 
 // WriteHeader is overridden for the final head. An interim head (1xx) is followed by another head.

@@ -71,6 +71,10 @@ func TestRestOfABodyIsNoRequest(t *testing.T) {
 				t.Fatalf("%+v, %v, want an immediate %d that ends the connection", res, err, want)
 			}
 			began := time.Now()
+			if _, err := io.Copy(io.Discard, res.Body); err != nil || time.Since(began) > bodyRest/2 {
+				t.Errorf("the response ended after %v, %v", time.Since(began), err)
+			}
+			began = time.Now()
 			_, _ = io.WriteString(conn, "GET /second HTTP/1.1\r\nHost: x\r\n\r\n")
 			_, err = io.Copy(io.Discard, r)
 			if took := time.Since(began); err != nil || took < bodyRest-time.Second || took > bodyRest+5*time.Second {
