@@ -63,6 +63,7 @@ type uploaded struct {
 	w        http.ResponseWriter
 	read     atomic.Int64 // bytes
 	ended    atomic.Bool  // read to its end, or failed
+	lent     bool         // its request was sent, so others may read
 	answered bool         // the request was answered
 }
 
@@ -83,15 +84,16 @@ const uploadRest = 5 * time.Second // how long end waits for a Read in progress 
 // end closes the body: no Read may outlive the handler (golang/go#46866), and net/http's Close
 // waits for it. Meanwhile the client already has its response.
 func (b *uploaded) end() {
-	if b.ReadCloser != http.NoBody && !b.ended.Load() {
-		control := http.NewResponseController(b.w)
-		if b.answered {
-			_ = control.Flush()
-		}
-		_ = control.SetReadDeadline(time.Now().Add(uploadRest))
-		defer func() { _ = control.SetReadDeadline(time.Time{}) }()
+	if b.ReadCloser == http.NoBody || !b.lent || b.ended.Load() {
+		return // nothing reads
 	}
-	_ = b.Close() // nothing reads any more
+	control := http.NewResponseController(b.w)
+	if b.answered {
+		_ = control.Flush()
+	}
+	_ = control.SetReadDeadline(time.Now().Add(uploadRest))
+	_ = b.Close()
+	_ = control.SetReadDeadline(time.Time{})
 }
 
 // Fetch sends a request of this process, by a Stay to the local apiserver, outside all limits.

@@ -124,8 +124,9 @@ func (e *ended) at(address string) {
 	e.o.Store(&engine.Outcome{Endpoint: &engine.Endpoint{Name: address}, Retries: -1})
 }
 
-// noteSent records that the request is sent to its backend now, if it may need an access-log line.
+// noteSent records that the request is sent to its backend now, and when, if it may need an access-log line.
 func (x *exchange) noteSent() {
+	x.ended.body.lent = true
 	if x.p.cfg.AccessLog != nil || x.p.cfg.Taps.Active() {
 		x.ended.sent = time.Since(x.head.Arrived)
 	}

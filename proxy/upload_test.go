@@ -60,6 +60,20 @@ func TestAnswerBeforeTheBody(t *testing.T) {
 	}
 }
 
+// A response to a request that was not sent ends at once, though its client waits to be asked for the body.
+func TestRefusedBeforeTheBody(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	w.get(t, "http/1.1", remoteGV).want(t, 200, "the backend's protocol is known")
+	fillUp(t, w.upstream(), false)
+	began := time.Now()
+	res, _, conn := w.raw(t, "POST "+remoteGV+"/widgets", "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+	_, err := io.Copy(io.Discard, res.Body)
+	if took := time.Since(began); err != nil || res.StatusCode != http.StatusTooManyRequests || took > uploadRest/2 {
+		t.Errorf("%d after %v, %v", res.StatusCode, took, err)
+	}
+	must.Do(t, conn.Close())
+}
+
 // A backend that begins its answer, stops reading a large body and then hangs keeps no client beyond the deadline:
 // net/http's HTTP/2 client waits for credit to send the body, and ignores the request's context meanwhile.
 func TestDeadlineOfAnUpload(t *testing.T) {
