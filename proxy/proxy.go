@@ -142,7 +142,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time,
 		r.Body = x.event.Request(r.Body, r.Header.Get("Content-Type"))
 	}
 	// An upgrade reuses no connection.
-	if r.ProtoMajor == 1 && p.leaving.Load() && r.Header.Get("Upgrade") == "" {
+	if r.ProtoMajor == 1 && p.leaving.Load() && x.head.Upgrade == "" {
 		w.Header().Set("Connection", "close")
 	}
 	// As in kube-apiserver, a preflight needs no credentials.
