@@ -37,6 +37,7 @@ const (
 	roundLimit  = 4 * time.Second        // of a round: two fit into a Lease's duration when the apiserver hangs
 	again       = time.Second            // until the next round if one has failed: three tries before a Lease expires
 	sayInterval = 250 * time.Millisecond // after which this replica asks itself what it says. It costs no request
+	skew        = 30 * time.Second       // by which clocks may differ: the check of clocks fails beyond it
 )
 
 // Config configures Members. All fields are required.
@@ -157,11 +158,9 @@ func (m *Members) observe(leases []coordinationv1.Lease, wrote bool, now time.Ti
 		lasts = min(lasts, longest)
 		switch {
 		case k == nil:
-			// No renewal seen yet: trust the Lease's renewTime.
-			k = &member{
-				version: l.ResourceVersion, seen: now,
-				alive: l.Spec.RenewTime != nil && now.Before(l.Spec.RenewTime.Add(lasts)),
-			}
+			// No renewal seen yet: trust the Lease's renewTime, of a clock that may be as wrong as ours.
+			k = &member{version: l.ResourceVersion, seen: now}
+			k.alive = l.Spec.RenewTime != nil && now.Before(l.Spec.RenewTime.Add(lasts+skew))
 			m.known[l.Name] = k
 		case k.version != l.ResourceVersion:
 			k.version, k.seen, k.alive = l.ResourceVersion, now, true
