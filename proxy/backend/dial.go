@@ -224,7 +224,8 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	if e.gone.Err() != nil {
 		return nil, &dialError{dialConnect, errGone}
 	}
-	e.suspicion.dialing.CompareAndSwap(nil, new(time.Now()))
+	begun := time.Now()
+	e.suspicion.dialing.CompareAndSwap(nil, &begun)
 	tc, failed := u.dialPhases(ctx, e.address, &how)
 	e.suspicion.dialing.Store(nil)
 	m := u.dialMeter()
@@ -233,10 +234,15 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 		if failed.phase == dialTLS {
 			m.handshakes[slices.Index(handshakeClasses[:], classOf(failed.err))].Add(1)
 		}
+		if time.Since(begun) < dialTimeout/2 && classOf(failed.err) == "timeout" { // the caller's impatience
+			failed.err = fmt.Errorf("%w: %w", errPatience, failed.err)
+		}
 		u.shared.log.Debug("dialling", "backend", u.name, "endpoint", e.address, "err", failed)
 		// A canceled dial says nothing about the endpoint, nor does an unreadable bundle.
 		if u.shared.ctx.Err() == nil && ctx.Err() != context.Canceled && failed.phase != dialTrust {
-			e.suspicion.failed.Store(new(time.Now()))
+			if e.server == nil { // else signal makes it suspect, in all pools
+				e.suspicion.failed.Store(new(time.Now()))
+			}
 			u.target.signal(e.address, failed)
 		}
 		return nil, failed
@@ -288,10 +294,6 @@ type dialError struct {
 
 func (e *dialError) Error() string { return dialResultNames[e.phase] + ": " + e.err.Error() }
 func (e *dialError) Unwrap() error { return e.err }
-
-// textNoProtocol is the alert of a server that speaks none of the offered protocols (RFC 7301
-// §3.2). crypto/tls exports neither its type nor its number.
-const textNoProtocol = "tls: no application protocol"
 
 // alertOf returns the TLS alert that the peer sent, or nil.
 func alertOf(err error) error {

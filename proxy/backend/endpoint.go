@@ -71,9 +71,8 @@ func (e *endpoint) lost() { e.suspicion.doubted.Store(new(time.Now())) }
 // failed is lost, and has the endpoint probed.
 func (e *endpoint) failed(err error) { e.lost(); e.up.target.signal(e.address, err) }
 
-const sayAgain = 10 * time.Second // the time between lines of log about an endpoint's GOAWAYs: users cause them
-
 func (e *endpoint) tell(g *engine.GoAway) {
+	const sayAgain = 10 * time.Second // the time between lines of log about an endpoint's GOAWAYs: users cause them
 	now, was := time.Now(), e.saidAt.Load()
 	e.said.Store(new(now.UTC().Format(time.RFC3339) + " " + g.Error()))
 	if (was == nil || now.Sub(*was) >= sayAgain) && e.saidAt.CompareAndSwap(was, &now) {
@@ -200,10 +199,9 @@ func tier(e *registry.Endpoint) int {
 	}
 }
 
-const lastUsable = 3 // the last tier for retries
-
 // arrange sorts endpoints, in the table's order, into the tiers of v.
 func (v *view) arrange(list []registry.Endpoint, known map[string]*endpoint) {
+	const lastUsable = 3 // the last tier for retries
 	var tiers [2 * 6][]*endpoint
 	for i := range list {
 		t := 2*tier(&list[i]) + int(metric.Number(list[i].Far))

@@ -14,8 +14,6 @@ import (
 
 // The engine (proxy/h2) owns its connections; this file dials and chooses for it.
 
-const noEnd = 365 * 24 * time.Hour // lets the watches of a draining connection continue
-
 // Plan returns the plan of a request over HTTP/2, as far as it depends on the backend. apart sends it over connections
 // that carry only such requests (…/proxy): what a pod, a Service or a node answers through kube-apiserver, or somebody
 // else through an extension server, may end its connection, such as a head without end. Nor does it use up the retries
@@ -73,6 +71,7 @@ func Dial(ctx context.Context, ep *engine.Endpoint,
 	wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error) {
 	e := ep.Value.(*endpoint) //nolint:forcetypeassert // set by forEngine: the carrier's, if there is one (newCarrier)
 	shared := e.up.shared
+	const noEnd = 365 * 24 * time.Hour // lets the watches of a draining connection continue
 	conn, err := e.up.dialOwned(ctx, e, dialing{
 		protocols: []string{"h2"}, wrap: wrap,
 		drain: func() { // replaces the endpoint for the engine, so that the next pick dials again
@@ -82,7 +81,8 @@ func Dial(ctx context.Context, ep *engine.Endpoint,
 		cut: func(c *Conn) { shared.engine.Load().End(nil, c.Conn) },
 	})
 	if err != nil {
-		if alert := alertOf(err); alert != nil && alert.Error() == textNoProtocol {
+		const noProtocol = "tls: no application protocol" // RFC 7301 §3.2: crypto/tls exports neither type nor number
+		if alert := alertOf(err); alert != nil && alert.Error() == noProtocol {
 			e.up.agreement().Store(new("http/1.1")) // so that the next request uses HTTP/1.1
 		}
 		return nil, nil, fmt.Errorf("forwarding to %s: %w", e.address, err)

@@ -306,6 +306,27 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 	})
 }
 
+// What waits too long for a dial, as to a busy server, goes elsewhere. That is no loss, and moves no client.
+func TestSlowDialMovesNoClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNetwork(t)
+		n.silent(place1, true)
+		n.serve(place2, protoH1, nil)
+		l := newLocal(t, n, func(cfg *LocalConfig) { cfg.First = true }, place1, place2)
+		u, by := l.Upstream(PoolUnproven), l.Stay(t.Context())
+		c, err := u.DialUpgrade(t.Context(), by)
+		must.Do(t, err)
+		_ = c.Close()
+		check.Same(t, place2, c.Address(), "where an upgrade goes")
+		check.Same(t, 0, l.Upstream(PoolProven).endpoints[place1].load(), "what another pool suspects")
+		status, _, err := read(u.RoundTrip(newRequest(t, http.MethodGet, ""), false, by))
+		check.Same(t, "200 <nil>", fmt.Sprint(status, " ", err), "a request")
+		check.Same(t, place1, by.at.Load().of[0].address, "where its client is")
+		time.Sleep(dialTimeout) // the dial goes on without the request
+		synctest.Wait()
+	})
+}
+
 // A watch over HTTP/1.1, with a token that was not accepted before, ends when its server is hung.
 func TestHungLocalApiserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -141,9 +141,6 @@ type pooled struct {
 	broken atomic.Bool // the rest was not, see Write
 }
 
-// errHugeHead is returned before net/http has read the rest.
-var errHugeHead = errors.New("the head of the response is too large")
-
 // quickBody is the longest body that surely fits into a server's window. The kernel does not distinguish a server that
 // is gone from one that does not read: a longer body is limited by its request's deadline only.
 const quickBody = 32 << 10

@@ -166,6 +166,8 @@ func (s *Stay) pick(u *Upstream, avoid []*endpoint) *endpoint {
 		return own
 	case e == nil:
 		return v.choose(0, nil)
+	case own != nil && !tried && own.suspicion.dialing.Load() != nil:
+		return e // a busy server, too, lets a dial wait: only this request goes elsewhere
 	}
 	if s.at.CompareAndSwap(at, e.server) && !s.over.Load() {
 		e.server.clients.Add(1)

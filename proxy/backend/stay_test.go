@@ -140,6 +140,7 @@ func stays(t *testing.T) {
 //
 //	anew  <n> [first]                     n connections, and the servers 1,2,3, which are healthy
 //	healthy, unhealthy, lost <servers>    are reported; lost: a connection to them is
+//	slow, dialled <servers>               a dial to them takes long, or has ended
 //	follow <servers>                      those that are named
 //	only <document> <servers> [<what>=<servers>…]   see Only; a what is <group>/<version>/<resource>
 //	pass <duration>
@@ -175,6 +176,10 @@ func (c *crowd) step(at, step string, words []string) {
 		c.report(registry.Unhealthy, servers...)
 	case "lost":
 		c.l.signal(servers[0], errLost)
+	case "slow", "dialled":
+		for _, e := range c.l.servers.Load().find(servers[0]).of {
+			e.suspicion.dialing.Store(map[string]*time.Time{"slow": new(time.Now().Add(-2 * slowDial))}[step])
+		}
 	case "follow":
 		c.l.Follow(servers)
 	case "only":

@@ -99,6 +99,9 @@ func (c *call) again(ctx context.Context, e *endpoint, f *engine.Failure) bool {
 	if e != nil {
 		c.tried = append(c.tried, e)
 	}
+	if errors.Is(f.Err, errPatience) && c.by != nil && !c.by.stuck {
+		c.by = nil // only this request goes elsewhere: its client stays
+	}
 	another := c.u.view.Load().other(c.tried) != nil
 	if c.until.IsZero() {
 		c.until = time.Now().Add(c.u.target.wait())
@@ -338,8 +341,6 @@ func (b *body) Read(p []byte) (int, error) {
 // Close leaves it open for the next try: a failed dial must not close the client's body.
 func (*body) Close() error { return nil }
 
-const proofTime = 10 * time.Second // limits a proof, like a review
-
 // Prove requests /version from the local apiserver with a token, over the unproven pool, and
 // returns the status. kube-apiserver answers it from memory, for every authenticated user.
 func (l *Local) Prove(ctx context.Context, token string, from bound.Source, by *Stay) (status int, err error) {
@@ -349,7 +350,7 @@ func (l *Local) Prove(ctx context.Context, token string, from bound.Source, by *
 		return 0, fmt.Errorf("asking whether a token is accepted: %w", bound.ErrFull)
 	}
 	defer place.Leave()
-	ctx, cancel := context.WithTimeout(ctx, proofTime)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // like a review
 	defer cancel()
 	ask := &http.Request{
 		Method: http.MethodGet, URL: &url.URL{Path: "/version"},
@@ -393,6 +394,7 @@ var (
 	errNoEndpoint = errors.New("there is no endpoint")
 	errGone       = errors.New("the endpoint is gone")
 	errNotFinal   = errors.New("the backend switched protocols unasked, or sent a status below 100")
+	errHugeHead   = errors.New("the head of the response is too large") // before net/http has read the rest
 	errLost       = errors.New("the connection was lost")
 	errPatience   = errors.New("waiting for a connection took too long")
 	errEjected    = errors.New("the endpoint is unhealthy")
