@@ -128,8 +128,6 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-const maxSeries = 16 // of expiry, of one bundle
-
 // Status describes one followed value: what is in force and how the last read ended.
 type Status struct {
 	// Use is the purpose: serving, sni, proxy-client, client-ca, requestheader-ca, authentication-configmap, a File's.
@@ -192,6 +190,7 @@ func (s *Store) register(r prometheus.Registerer) {
 	gauges := func(gauge func(*prometheus.Desc, float64, ...string)) {
 		type series struct{ use, source, fingerprint string }
 		seen := make(map[series]bool)
+		const maxSeries = 16 // of expiry, of one bundle
 		for _, st := range s.Status() {
 			// A source or a certificate may be there twice: a duplicate series would fail the whole scrape.
 			if key := (series{st.Use, st.Source, ""}); !seen[key] {

@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -18,11 +19,12 @@ const (
 	slowFor    = 10 * time.Second
 	// slowFloor is the latency up to which no endpoint is slow: below it ten times the median is noise.
 	slowFloor = 20 * time.Millisecond
+	logUnit   = 1 << 20 // of the sum of logarithms: six digits of a latency
 )
 
 // latency is how fast an endpoint answers. Any goroutine adds to the first fields and reads slow; one has the rest.
 type latency struct {
-	sum, count atomic.Int64 // of live traffic, in nanoseconds, since the last comparison
+	sum, count atomic.Int64 // of live traffic since the last comparison, sum of logarithms in logUnit, see Observe
 	last       atomic.Int64 // of the last probe, until the next comparison
 
 	live, probe       time.Duration // the latest; zero means none yet, and of live traffic none for slowFor
@@ -64,11 +66,10 @@ func judge(now time.Time, endpoints peers) {
 }
 
 func (l *latency) take(now time.Time) {
-	// The swaps of live traffic are not atomic together: an observation in between moves into the
-	// next comparison by half. A sum of zero shows that.
+	// An observation between the two swaps of live traffic counts by half in the next: a sum of zero shows that.
 	n, sum, probe := l.count.Swap(0), l.sum.Swap(0), l.last.Swap(0)
 	if l.newLive = n > 0 && sum > 0; l.newLive {
-		l.live, l.lived = time.Duration(sum/n), now
+		l.live, l.lived = time.Duration(min(math.Exp2(float64(sum)/float64(n)/logUnit), float64(time.Hour))), now
 	} else if now.Sub(l.lived) > slowFor {
 		l.live = 0
 	}

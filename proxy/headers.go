@@ -309,9 +309,8 @@ func newBrowsers(origins, hsts []string) (b browsers, err error) {
 // Proxy.ServeHTTP: matching what a stranger sent takes too long for the loop.
 func (b *browsers) concern(h *Head) bool { return len(b.origins) > 0 && h.get("origin") != "" }
 
-const maxOrigin = 512 // more than a scheme, a host of 253 bytes, and a port: matching takes long
-
 func (b *browsers) allow(r *http.Request) bool {
+	const maxOrigin = 512 // more than a scheme, a host of 253 bytes, and a port: matching takes long
 	origin := r.Header.Get("Origin")
 	matches := func(re *regexp.Regexp) bool { return re.MatchString(origin) }
 	return origin != "" && len(origin) <= maxOrigin && slices.ContainsFunc(b.origins, matches)
