@@ -27,8 +27,8 @@ const (
 	// followEvery is how often the local apiservers are looked up. A kube-apiserver that ends leaves
 	// the EndpointSlice first, and serves on for its --shutdown-delay-duration.
 	followEvery = 5 * time.Second
-	maxFollowed = 32               // there are a handful; 500 strangers cost 50 MiB and a quarter of a core
-	leaseTime   = 30 * time.Second // for which a kube-apiserver counts after a renewal: it renews every 10 s
+	maxFollowed = 32          // there are a handful; 500 strangers cost 50 MiB and a quarter of a core
+	leaseTime   = time.Minute // for which a kube-apiserver counts after a renewal, every 10 s: clocks differ
 )
 
 // follows returns a function that makes the servers those that find returns. Without one that can

@@ -114,7 +114,7 @@ func TestPrefer(t *testing.T) {
 // A Lease that is renewed names a kube-apiserver by its host.
 func TestLeased(t *testing.T) {
 	var has []runtime.Object
-	for host, renewed := range map[string]time.Duration{"cp-1": 0, "cp-2": leaseTime, "": 0, "cp-3": leaseTime - time.Second} {
+	for host, renewed := range map[string]time.Duration{"cp-1": 0, "cp-2": leaseTime, "": 0, "cp-3": 45 * time.Second} {
 		has = append(has, &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "apiserver-" + host, Labels: map[string]string{"apiserver.kubernetes.io/identity": "kube-apiserver", corev1.LabelHostname: host}},
 			Spec:       coordinationv1.LeaseSpec{RenewTime: new(metav1.NewMicroTime(time.Now().Add(-renewed)))},
