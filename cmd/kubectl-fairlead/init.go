@@ -161,15 +161,15 @@ func (i *initiator) good(pem []byte, template *x509.Certificate) bool {
 // issue makes a key and its certificate. Without a template that is a CA's, valid for ten years.
 func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error) {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // it never fails
-	cert, ca := &x509.Certificate{}, i.ca.Leaf
-	var err error
+	cert, ca, err, early := &x509.Certificate{}, i.ca.Leaf, error(nil), time.Now().Add(-time.Minute)
 	if template == nil {
 		// The time makes the name unique, so that this CA is not confused with the next one.
-		cert, err = certutil.NewSelfSignedCACert(certutil.Config{CommonName: fmt.Sprintf("fairlead-ca-%d", time.Now().Unix())}, key)
+		as := certutil.Config{CommonName: fmt.Sprint("fairlead-ca-", early.Unix()), NotBefore: early} // clocks differ
+		cert, err = certutil.NewSelfSignedCACert(as, key)
 		ca = cert
 	} else {
 		template.KeyUsage = x509.KeyUsageDigitalSignature
-		template.NotBefore, template.NotAfter = time.Now().Add(-time.Minute), time.Now().Add(leafLife) // clocks differ
+		template.NotBefore, template.NotAfter = early, time.Now().Add(leafLife)
 		cert.Raw, err = x509.CreateCertificate(rand.Reader, template, ca, key.Public(), i.ca.PrivateKey)
 	}
 	if err != nil {

@@ -55,6 +55,9 @@ func TestInit(t *testing.T) {
 		proxy, ca := in.leaf("fairlead-front-proxy-client")
 		asClient := x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 		must.Get(proxy.Verify(asClient))(t)
+		asClient.CurrentTime = time.Now().Add(-time.Minute) // by a clock that is late
+		must.Get(proxy.Verify(asClient))(t)
+		asClient.CurrentTime = time.Time{}
 		check.Same(t, "fairlead", proxy.Subject.CommonName, "the proxy client")
 		serving, _ := in.leaf("fairlead-serving")
 		for _, name := range []string{"api.example.com", "192.0.2.1"} {
