@@ -133,10 +133,9 @@ func headerOf(fields []hpack.HeaderField) (header, trailer http.Header) {
 	return header, trailer
 }
 
-const maxAnnounced = 32 // limits the trailers that a message announces: more than any known one does
-
 // announced records the trailers that a message announces; as in net/http, handlers see no others.
 func announced(trailer http.Header, names string) http.Header {
+	const maxAnnounced = 32 // limits the trailers that a message announces: more than any known one does
 	for name := range strings.SplitSeq(names, ",") {
 		if len(trailer) == maxAnnounced {
 			break

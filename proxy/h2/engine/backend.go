@@ -15,8 +15,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-const maxInterims = 16 // bounds the 1xx heads of one response. A backend is not trusted to stop
-
 // responseBlock handles a field block from a backend. Its fields are in e.fields.
 func (e *Engine) responseBlock(c *Conn, id uint32) *connError {
 	s := c.streams[id]
@@ -47,6 +45,7 @@ func (e *Engine) responseBlock(c *Conn, id uint32) *connError {
 
 // interim forwards a 1xx head (RFC 9110 §15.2).
 func (e *Engine) interim(c *Conn, s *stream, r wire.ResponseHead) *connError {
+	const maxInterims = 16 // bounds the 1xx heads of one response. A backend is not trusted to stop
 	s.interims++
 	s.hinted += int32(e.fields.Size())
 	many := s.interims > maxInterims || int(s.hinted) > e.headLimit(down) // no window bounds them
@@ -126,6 +125,7 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 // wait ends with the next output on the connection, or the next tick. It is only for requests that are complete, so
 // that the backend does not wait for the client, and for clients whose window allows a body.
 func (c *Conn) finalHead(s *stream, end bool, lists ...[]hpack.HeaderField) {
+	const maxDelayed = 4 << 10 // how much output may be delayed: about twenty heads
 	idle := !c.dirty && !c.flushing && !c.closing && len(c.out) < maxDelayed
 	c.writeHeaders(s.id[up], end, lists...)
 	if idle && s.bodyFollows() && s.half[down].window > 0 && c.window > 0 {
@@ -138,8 +138,6 @@ func (s *stream) bodyFollows() bool {
 	d := &s.half[down]
 	return !d.end && d.declared > 0 && s.half[up].end && !s.noBody && !s.plan.LongRunning
 }
-
-const maxDelayed = 4 << 10 // how much output may be delayed: about twenty heads
 
 func (s *stream) backendReset(code http2.ErrCode) {
 	c := s.leg[down]

@@ -277,6 +277,19 @@ func TestKilledServerTookNoOffence(t *testing.T) {
 	check.Same(t, true, slices.ContainsFunc(last.see(), func(f string) bool { return strings.HasPrefix(f, "PING") }), "asked after the restart")
 }
 
+// One that crashes now and then may do so soon after a PING. That is chance.
+func TestRareEndsAreNoOffence(t *testing.T) {
+	r, c := newClient(t)
+	for i := range tooOften + 1 {
+		c.get(uint32(2*i + 1))
+		b := r.backends[len(r.backends)-1]
+		r.tick(1250 * time.Millisecond)
+		check.Same(t, true, b.c.askedAt > 0, "asked before end %d", i+1)
+		r.ends(b)
+		b.c.pool.ep.offendedAt.Add(-int64(2 * time.Hour))
+	}
+}
+
 // pong makes peers answer PINGs.
 func pong(peers ...*peer) {
 	for _, p := range peers {

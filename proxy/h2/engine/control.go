@@ -51,12 +51,11 @@ func (e *Engine) IdleRecords(c *Conn, n int) {
 	}
 }
 
-const costUnwelcome = 60 // allows 90 at once and 20 a second, less the refund at the stream's end
-
 // unwelcome charges for a request that was answered here with 401, which costs us a goroutine and an encoded Status, or
 // with Plan.Answer. When the budget is exhausted, the client must reconnect: kube-apiserver closes a connection with
 // the first 401. The other requests on the connection, which may be a proxy's, are still answered.
 func (e *Engine) unwelcome(c *Conn) {
+	const costUnwelcome = 60       // allows 90 at once and 20 a second, less the refund at the stream's end
 	const kept = budget.Burst / 10 // for frames of the streams in flight, which the client sends at once
 	if c.goAway == goAwayFinal {
 		return

@@ -282,7 +282,12 @@ func (e *Engine) CutAll(err error) {
 // Ended must be called when the driver has closed a connection.
 func (e *Engine) Ended(c *Conn, err error) {
 	if !c.cut && !c.closing && !c.drained && c.askedAt > 0 && e.now-c.askedAt < offence {
-		if ep := c.pool.ep; e.now-time.Duration(ep.offendedAt.Swap(int64(e.now))) >= TickEvery { // a kill ends all
+		ep := c.pool.ep
+		gap := e.now - time.Duration(ep.offendedAt.Swap(int64(e.now)))
+		if gap > time.Hour && ep.offended.Load() < tooOften {
+			ep.offended.Store(0) // so seldom it is chance: Tomcat does so after minutes
+		}
+		if gap >= TickEvery { // a kill ends all
 			ep.offended.Add(1)
 		}
 	}

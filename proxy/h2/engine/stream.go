@@ -116,10 +116,9 @@ type sending struct {
 	freed     freed
 }
 
-const maxRetries = 2 // bounds Plan.Retries: with the first try it is three
-
 // newSending stores the retry policy of p. It reuses an earlier request's memory for the fields.
 func (e *Engine) newSending(p *Plan) *sending {
+	const maxRetries = 2 // bounds Plan.Retries: with the first try it is three
 	var to *sending
 	if n := len(e.sendings); n > 0 {
 		to, e.sendings = e.sendings[n-1], e.sendings[:n-1]
