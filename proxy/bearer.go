@@ -9,7 +9,6 @@ import (
 
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/memo"
@@ -17,8 +16,7 @@ import (
 )
 
 const (
-	// callerTime is how long a request waits for its token's user: rules stop nobody because a
-	// review does not come. A TokenReview takes a millisecond or two.
+	// callerTime is how long a request waits for its token's user: rules stop nobody because a review does not come.
 	callerTime    = time.Second
 	uncertainTime = 5 * time.Second // how long later requests with a token whose review did not come do not wait
 	// maxUncertain bounds such tokens, by number and bytes.
@@ -49,30 +47,23 @@ func (p *Proxy) bearer(d *Decision, h *Head) (user.Info, error) {
 }
 
 // askBearer looks up the user of a token. While others are answered, a flood of reviews makes nobody unknown.
-func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) error {
+func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) (err error) {
 	l := d.learned
 	l.caller, l.bearer = d.Credentials, true
 	ctx, cancel := context.WithTimeout(ctx, callerTime)
 	defer cancel()
-	var err error
 	l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote))
 	if err == nil || errors.Is(err, authn.ErrUnauthenticated) {
-		p.answered.Store(new(time.Now()))
 		return nil
 	}
 	p.log.Debug("reviewing a token for a rule", "err", err)
-	if p.answering() {
+	if p.cfg.Authn.Answering(callerTime) {
 		return errReviews
 	}
 	token, until := d.Credentials.Token, time.Now().Add(uncertainTime)
 	p.unsure.Put(&memo.Entry[authn.Token, struct{}]{Key: token, Size: len(token.Secret()), Until: until})
 	p.metrics.unknown.Inc()
 	return nil
-}
-
-// answering reports whether a token was reviewed for a rule within callerTime.
-func (p *Proxy) answering() bool {
-	return time.Since(ptr.Deref(p.answered.Load(), time.Time{})) < callerTime
 }
 
 // asks reports whether the local apiserver is asked to impersonate. Without a name its filter does nothing.

@@ -69,7 +69,7 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 	x.decision.Pool = l.p.cfg.Authn.Pool(&x.decision.Credentials)
 	leave, err := l.p.desk.parked.Enter(ctx, x.decision.source(x.head), n)
 	switch {
-	case err != nil && unneeded && !l.p.answering():
+	case err != nil && unneeded && !l.p.cfg.Authn.Answering(callerTime):
 		x.decision.learned, leave = &learned{caller: x.decision.Credentials, bearer: true}, func() {}
 		l.p.metrics.unknown.Inc()
 	case err != nil: // recorded like any other; its user may be unknown

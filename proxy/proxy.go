@@ -48,10 +48,9 @@ type Proxy struct {
 	copies       sync.Pool // of *[]byte, for copying responses
 	// underWay counts the forwarded requests in flight. longRunning includes upgraded sessions.
 	underWay struct{ requests, longRunning atomic.Int64 }
-	serving  atomic.Int64              // requests in ServeHTTP that are not recorded yet
-	conns    atomic.Uint32             // numbers of connections
-	warns    atomic.Bool               // finish logs a line
-	answered atomic.Pointer[time.Time] // when a token was last reviewed for a rule. Nil means never
+	serving  atomic.Int64  // requests in ServeHTTP that are not recorded yet
+	conns    atomic.Uint32 // numbers of connections
+	warns    atomic.Bool   // finish logs a line
 	// These are the constants, except in tests. proofs are the running proofs, by token.
 	bodyTime, unreadRest, answerTime, halfOpen, pageTime time.Duration
 

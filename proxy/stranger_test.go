@@ -174,13 +174,15 @@ func TestUnknownUsers(t *testing.T) {
 	}
 }
 
-// While TokenReviews are answered, nobody becomes unknown by a flood of them: who finds its own queue full gets 429.
+// While TokenReviews are answered, be it for a remote, nobody becomes unknown by a flood of them: who finds its own
+// queue full gets 429.
 func TestFloodOfReviews(t *testing.T) {
+	offLoop := func(p *Proxy, r *exchange) (passes bool) {
+		p.decideOffLoop(p.ending, &r.decision, r.head, &r.front.conn)
+		return r.decision.Action != Refuse
+	}
 	for name, decide := range map[string]func(p *Proxy, r *exchange) (passes bool){
-		"over HTTP/1.1": func(p *Proxy, r *exchange) bool {
-			p.decideOffLoop(p.ending, &r.decision, r.head, &r.front.conn)
-			return r.decision.Action == ToLocal
-		},
+		"over HTTP/1.1": offLoop,
 		"over HTTP/2": func(p *Proxy, r *exchange) bool {
 			_ = p.decide(&r.decision, r.head, &r.front.conn, r.head.Arrived)
 			return p.frames.decideParked(r).Answer == nil
@@ -200,21 +202,21 @@ func TestFloodOfReviews(t *testing.T) {
 					also: func(in *registry.Input) { scene.SetPolicy(t, in, "p.yaml", byUser) },
 				})
 				p.Frames(h2.Config{})
-				ask := func(i int) (passes bool, took time.Duration) {
+				ask := func(path string, i int, decide func(*Proxy, *exchange) bool) (passes bool, took time.Duration) {
 					r := p.frames.requests.Get().(*exchange) //nolint:forcetypeassert // as decide
 					fields := []hpack.HeaderField{{Name: "authorization", Value: fmt.Sprint("Bearer token-of-", i)}}
-					*r.head = Head{Head: wire.Head{Method: http.MethodGet, Path: "/api/v1/pods", Fields: fields}, Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1", Arrived: time.Now()}
+					*r.head = Head{Head: wire.Head{Method: http.MethodGet, Path: path, Fields: fields}, Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1", Arrived: time.Now()}
 					r.front = new(slot)
 					arrived := time.Now()
 					return decide(p, r), time.Since(arrived)
 				}
-				if passes, _ := ask(0); !passes {
+				if passes, _ := ask(remoteGV+"/widgets", 0, offLoop); !passes {
 					t.Fatal("the first request does not pass")
 				}
 				var all sync.WaitGroup
 				for i := range 2000 {
 					all.Go(func() {
-						switch passes, took := ask(i + 1); {
+						switch passes, took := ask("/api/v1/pods", i+1, decide); {
 						case !passes:
 							refused.Add(1)
 						case took < callerTime:

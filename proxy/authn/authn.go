@@ -95,6 +95,7 @@ type Authenticator struct {
 	refused *cache[struct{}]
 	proven  *cache[string] // Token.payer
 	flight  singleflight.Group
+	began   atomic.Pointer[time.Time] // when the last review did that the local apiserver answered
 	hits    prometheus.Counter
 	reviews *prometheus.CounterVec // by result
 

@@ -16,6 +16,7 @@ import (
 	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/webhook"
 	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 )
@@ -138,6 +139,11 @@ func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Sour
 	}
 }
 
+// Answering reports whether the local apiserver has answered a review that began within the last d.
+func (a *Authenticator) Answering(d time.Duration) bool {
+	return time.Since(ptr.Deref(a.began.Load(), time.Time{})) < d
+}
+
 // remembered returns the cached result for a token, if ok. The zero now means time.Now.
 func (a *Authenticator) remembered(token Token, now time.Time) (id *identity, ok bool, err error) {
 	if e := a.known.Get(token, now); e != nil {
@@ -176,8 +182,13 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 	}
 	defer leave()
 	// Both are taken before the call, because the answer may be as old as that.
-	until, generation := time.Now().Add(a.cfg.TokenTTL), a.cfg.ReviewGeneration()
+	began, generation := time.Now(), a.cfg.ReviewGeneration()
+	until := began.Add(a.cfg.TokenTTL)
 	resp, ok, err := a.cfg.Review(ctx, token.Secret())
+	here := a.cfg.Issued != nil && a.cfg.Issued(token.Secret())
+	if !here && (err == nil || errors.Is(err, ErrUnauthenticated)) {
+		a.began.Store(&began)
+	}
 	if err == nil && ok && (resp == nil || resp.User == nil) {
 		err = errors.New("it was answered without a user")
 	}

@@ -85,15 +85,13 @@ type Authorizer struct {
 }
 
 const (
-	// maxReviews limits the concurrent SubjectAccessReviews: at a millisecond or two each, tens of
-	// thousands a second, with a quarter for one user.
+	// maxReviews limits the concurrent SubjectAccessReviews: at a millisecond or two, tens of thousands a second.
 	maxReviews = 64
 	// maxWaiting limits the running and waiting ones, with a quarter for one user; more are refused at once.
 	maxWaiting = 4096
 	// reviewTimeout limits one SubjectAccessReview with its retries, as upstream.
 	reviewTimeout = 10 * time.Second
-	// maxCached is the size of a request's attributes from which on its result is not cached, as
-	// upstream: callers choose them, and could fill any cache.
+	// maxCached is the size of attributes from which on no result is cached, as upstream: callers could fill any.
 	maxCached = 10000
 )
 
