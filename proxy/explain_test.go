@@ -52,6 +52,7 @@ kind: Policy
 rules:
 - {name: office, sources: [192.0.2.0/24], action: Allow}
 - {name: trial, match: {subjects: [{kind: User, user: {name: dora}}]}, action: Deny, dryRun: true}
+- {name: whole, match: {resourceRules: [{verbs: [list], apiGroups: [""], resources: [events], namespaces: ["*"], clusterScope: true}]}, wholeLists: true, action: Deny}
 - {name: slow, match: {resourceRules: [{verbs: [list], apiGroups: ["*"], resources: ["*"], namespaces: ["*"]}]}, action: Rate, perSecond: 0.01}
 - {name: freeze, match: {resourceRules: [{verbs: [create], apiGroups: ["*"], resources: ["*"], namespaces: ["*"], clusterScope: true}]}, action: Deny}
 `
@@ -66,6 +67,9 @@ rules:
 		{http.MethodPost, "/api/v1/namespaces/a/pods", "jane", "192.0.2.7", "office  0"},
 		{http.MethodPost, "/api/v1/namespaces/a/pods", "jane", "", "office  0"},
 		{http.MethodGet, "/api/v1/namespaces/a/pods", "jane", "10.0.0.7", "slow  0"},
+		{http.MethodGet, "/api/v1/events?fieldSelector=metadata.name%3Dx", "jane", "10.0.0.7", "whole  403"},
+		{http.MethodGet, "/api/v1/events?fieldSelector=metadata.name%3Dx&limit=5", "jane", "10.0.0.7", "  0"},
+		{http.MethodGet, "/api/v1/namespaces/a/events?fieldSelector=metadata.name%3Dx", "jane", "10.0.0.7", "slow  0"},
 		{http.MethodGet, "/api/v1/namespaces/a/pods", "dora", "10.0.0.7", "slow trial 0"},
 		{http.MethodPost, "/api/v1/namespaces/a/pods", "system:fairlead", "10.0.0.7", "  0"},
 		{http.MethodGet, "/readyz", "dora", "10.0.0.7", "  0"},

@@ -46,7 +46,7 @@ func (p *Proxy) rule(d *Decision, h *Head, u user.Info) {
 	if g.Sources {
 		q.Source = h.source(d.Credentials.Kind == authn.KindFrontProxy)
 	}
-	q.WholeList = g.Lists && q.Verb == "list" && q.Name == "" && unlimited(h.RawQuery)
+	q.WholeList = g.Lists && q.Verb == "list" && (q.Name == "" || q.Namespace == "") && unlimited(h.RawQuery)
 	d.Rule, d.DryRun = g.Find(&q)
 }
 

@@ -24,8 +24,8 @@ type AccessRule struct {
 
 	UserAgents []string `json:"userAgents"` // values, or prefixes that end in *. Clients choose theirs
 	Sources    []string `json:"sources"`    // addresses and networks (CIDR) of clients
-	// WholeLists matches only lists of whole collections, with neither resourceVersion nor a limit
-	// of at most 10,000: the apiserver reads all objects, and holds them in memory.
+	// WholeLists matches only lists with neither resourceVersion nor a limit of at most 10,000: the apiserver reads all
+	// objects, and holds them in memory, unless a field selector names one in a namespace.
 	WholeLists bool   `json:"wholeLists"`
 	Action     Action `json:"action"`
 	// PerSecond and Burst belong to Rate. Zero Burst means what a second allows, at least one.
