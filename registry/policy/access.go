@@ -33,8 +33,8 @@ type AccessRule struct {
 	Burst     int32   `json:"burst"`
 	// Max belongs to InFlight. A watch counts until it ends.
 	Max int32 `json:"max"`
-	// Shared: all callers together have the limit of Rate or InFlight. If false, each user has it
-	// for itself; where the user is not known, each token, and without one each address.
+	// Shared: all callers together have the limit of Rate or InFlight. If false, each user (an impersonator, too) has
+	// it for itself; where the user is not known, each token, and without one each address.
 	Shared  bool   `json:"shared"`
 	Message string `json:"message"` // for who is refused
 	DryRun  bool   `json:"dryRun"`  // the rule is counted and logged, and the next one decides
