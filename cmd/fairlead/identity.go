@@ -76,10 +76,10 @@ func (p *process) makeTokens() (*tokens.Tokens, []certs.File) {
 // makeAuthn makes the authenticator. The local apiserver verifies tokens; without one, the token files do.
 func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) {
 	c, clients := s.o.authn, s.certs.Clients()
-	c.VerifyClient = clients.VerifyUser
-	c.VerifyFrontProxy = clients.VerifyFrontProxy
-	c.Generation = clients.Generation
-	c.Target = s.clusterNames
+	c.VerifyClient, c.VerifyFrontProxy = clients.VerifyUser, clients.VerifyFrontProxy
+	c.Generation, c.Target = clients.Generation, s.clusterNames
+	// As in extension servers. The cluster's own aggregator sends a UID, too, which the ConfigMap may not name.
+	c.ReadTarget = s.o.Certs.TrustConfigMap && s.o.Certs.RequestHeaderCA == "" && s.o.Behind == ""
 	c.TokenTTL, c.Sinks = zeroMeansNone(c.TokenTTL), s.sinks
 	// The file decides, else the flag. As in kube-apiserver, only its content at the start counts.
 	if configured, allowed, paths := tokens.Anonymous(); configured && s.o.anonymousSet {

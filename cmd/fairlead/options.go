@@ -165,8 +165,8 @@ func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 	fs.StringSliceVar(&headers.ExtraPrefix, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"},
 		"Prefixes of the headers in which a front proxy sends extra attributes.")
 	fs.BoolVar(&o.Certs.TrustConfigMap, "authentication-configmap", false,
-		"Read both CA bundles from the ConfigMap kube-system/extension-apiserver-authentication. "+
-			"kube-apiserver never removes a CA from it.")
+		"Read both CA bundles, and but for --behind the names of front proxies' headers, from the ConfigMap "+
+			"kube-system/extension-apiserver-authentication. kube-apiserver never removes a CA from it.")
 	fs = group("proxy client certificate")
 	fs.StringSliceVar(&o.authn.RefuseUsers, "impersonate-refuse-users", nil,
 		"Users that are refused with 403 instead of being impersonated, whether they come by certificate, "+

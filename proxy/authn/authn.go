@@ -71,6 +71,7 @@ type Config struct {
 	// X-Remote-Group and X-Remote-Extra-, as kube-apiserver's flags do. There is no field for the UID then: a front
 	// proxy that does not know the field would let its clients set it.
 	RequestHeaders HeaderNames
+	ReadTarget     bool // read Target's fields instead, if there are any: VerifyFrontProxy's CA is from there, too
 	// Target returns the names that the receiver trusts (the cluster's ConfigMap). They must be immutable; another
 	// pointer means other names. If Target or the pointer is nil, they are X-Remote-User, X-Remote-Uid, X-Remote-Group
 	// and X-Remote-Extra-, as kube-aggregator sends. Until known is true no user is asserted: a client's field that the
@@ -112,9 +113,7 @@ func New(cfg Config) (*Authenticator, error) {
 		}
 	}
 	if n := &cfg.RequestHeaders; len(n.Username)+len(n.UID)+len(n.Group)+len(n.ExtraPrefix) == 0 {
-		*n = HeaderNames{
-			Username: []string{remoteUser}, Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra},
-		}
+		*n = HeaderNames{[]string{remoteUser}, nil, []string{remoteGroup}, []string{remoteExtra}}
 	}
 	read, err := cfg.RequestHeaders.lower()
 	if err == nil && len(read.Username) == 0 {

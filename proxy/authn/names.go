@@ -54,6 +54,7 @@ type nameSet struct {
 	completes bool     // the target adds groups itself: see implied
 	prefixes  []string // Config.GroupPrefixes
 	strip     stripper
+	read      HeaderNames // of a front proxy
 	// user and group are the standard names; uid and extra are empty if the target trusts none.
 	user, group, uid, extra string
 	// err says why no identity can be sent to this target: it would ignore untrusted fields, and use our identity.
@@ -71,6 +72,9 @@ func (a *Authenticator) nameSet() *nameSet {
 		return s
 	}
 	s := newNameSet(target, a.read)
+	if s.read = a.read; a.cfg.ReadTarget && target != nil {
+		s.read, _ = target.lower() // its error is in s.err
+	}
 	if s.known = known; !known {
 		s.err = errors.New("the header names that the target trusts are not read yet")
 	}
@@ -83,10 +87,7 @@ func (a *Authenticator) nameSet() *nameSet {
 func (a *Authenticator) Unfit() error { return a.nameSet().err }
 
 func newNameSet(target *HeaderNames, read HeaderNames) *nameSet {
-	n := HeaderNames{
-		Username: []string{remoteUser}, UID: []string{remoteUID},
-		Group: []string{remoteGroup}, ExtraPrefix: []string{remoteExtra},
-	}
+	n := HeaderNames{[]string{remoteUser}, []string{remoteUID}, []string{remoteGroup}, []string{remoteExtra}}
 	s := &nameSet{target: target, user: remoteUser, group: remoteGroup}
 	if target != nil {
 		n, s.err = target.lower()

@@ -72,7 +72,7 @@ func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool
 	authorization, protocol, impersonates := scan(h)
 	out := Credentials{Impersonates: impersonates}
 	if v != nil && v.front {
-		if u := a.read.user(h); u != nil {
+		if u := a.nameSet().read.user(h); u != nil {
 			out.Kind, out.User = KindFrontProxy, u
 			return out, true
 		}

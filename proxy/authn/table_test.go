@@ -200,6 +200,16 @@ func TestFrontProxy(t *testing.T) {
 		"fields")
 }
 
+// With the cluster's CA of front proxies go its fields: a proxy that follows the ConfigMap strips no others.
+func TestReadTarget(t *testing.T) {
+	frontCA := newAuthority("front-ca")
+	names := HeaderNames{Username: []string{"X-Remote-User"}, UID: []string{"X-Id"}, Group: []string{"X-Remote-Group"}, ExtraPrefix: []string{"X-More-"}}
+	a := newAuthenticator(t, Config{VerifyFrontProxy: frontCA.verify(), ReadTarget: true, Target: func() (*HeaderNames, bool) { return &names, true }})
+	h := head("x-remote-user", "jane", "x-id", "1", "x-remote-group", "g", "x-more-scopes", "few", "x-remote-extra-scopes", "all")
+	c := read(a, &Conn{Peer: frontCA.issue(pki.Leaf{CommonName: "front-proxy-client"}, time.Hour)}, h, "")
+	check.Same(t, `jane/1["g" "system:authenticated"]map[scopes:[few]]`, describe(c.User), "user")
+}
+
 // A configured name is stripped in every spelling, including that of its first byte.
 func TestStrip(t *testing.T) {
 	a := newAuthenticator(t, Config{RequestHeaders: HeaderNames{
