@@ -201,11 +201,10 @@ func (e *Engine) goAwayFrame(c *Conn, h http2.FrameHeader, p []byte) *connError 
 	}
 	e.Count.Received[c.side].Add(1)
 	if c.side == up {
-		// The client opens no more streams. Those in flight are finished.
+		// Streams in flight are finished. The client may still open others (§6.8), and learns that they are not handled.
 		if c.goAway != goAwayFinal {
-			c.goAway, c.lastAccepted = goAwayFinal, c.maxID
+			e.finalGoAway(c)
 		}
-		e.closeIfDone(c)
 		return nil
 	}
 	c.drained = true

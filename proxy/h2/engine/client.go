@@ -26,15 +26,15 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError
 		return e.trailers(c, s)
 	}
 	if id <= c.maxID {
-		if c.wasReset(id) || c.ignores(id) { // trailers that were in flight when we reset the stream
+		if c.wasReset(id) { // trailers that were in flight when we reset the stream
 			return nil
 		}
 		return &connError{http2.ErrCodeStreamClosed, "HEADERS on a closed stream"}
 	}
-	c.maxID = id
 	if c.ignores(id) {
 		return nil
 	}
+	c.maxID = id
 	if id >= e.lim.maxStreamID {
 		e.drainConn(c) // ids are used up (§5.1.1)
 	}

@@ -80,7 +80,7 @@ type Conn struct {
 	asked        uint8         // PINGs since a frame on a stream or a new request; nothingDue if none waits
 	goAway       goAwayState
 	goAwayAt     time.Duration
-	lastAccepted uint32        // after the final GOAWAY, to a client or by a backend: streams above it are not handled
+	lastAccepted uint32        // after a backend's GOAWAY: streams above it are not handled
 	closing      bool          // close when the output is written; drop input
 	closingAt    time.Duration // when closing began, or the peer last took some of the output
 	orderly      bool          // closing because nothing is left to do
@@ -127,7 +127,7 @@ type goAwayState uint8
 const (
 	goAwayNone  goAwayState = iota
 	goAwaySoon              // the first GOAWAY was sent: please open no new streams (§6.8)
-	goAwayFinal             // streams above lastAccepted are not handled
+	goAwayFinal             // streams above maxID are not handled
 )
 
 func (e *Engine) newConn(side dir) *Conn {

@@ -285,7 +285,8 @@ func (e *Engine) fail(c *Conn, err *connError) {
 }
 
 // idle reports whether a stream was never opened (§5.1).
-func (c *Conn) idle(id uint32) bool { return id%2 == 0 || id > c.maxID }
+func (c *Conn) idle(id uint32) bool { return id%2 == 0 || id > c.maxID && !c.ignores(id) }
 
-// ignores reports whether GOAWAY told the client that the stream is not handled (§6.8).
-func (c *Conn) ignores(id uint32) bool { return c.goAway == goAwayFinal && id > c.lastAccepted }
+// ignores reports whether GOAWAY told the client that the stream is not handled (§6.8). maxID stays what it said then:
+// a later GOAWAY must not name a higher stream, which the client may have sent again elsewhere.
+func (c *Conn) ignores(id uint32) bool { return c.goAway == goAwayFinal && id > c.maxID }

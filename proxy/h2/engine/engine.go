@@ -351,7 +351,6 @@ const drainPing = "farewell"
 // finalGoAway tells the client which streams are handled. After them the connection is closed.
 func (e *Engine) finalGoAway(c *Conn) {
 	c.goAway = goAwayFinal
-	c.lastAccepted = c.maxID
 	c.writeGoAway(c.maxID, http2.ErrCodeNo, "")
 	e.closeIfDone(c)
 }
