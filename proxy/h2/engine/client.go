@@ -25,13 +25,10 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError
 	if s := c.streams[id]; s != nil {
 		return e.trailers(c, s)
 	}
-	if id <= c.maxID {
-		if c.wasReset(id) { // trailers that were in flight when we reset the stream
-			return nil
-		}
+	if id <= c.maxID && !c.wasReset(id) {
 		return &connError{http2.ErrCodeStreamClosed, "HEADERS on a closed stream"}
 	}
-	if c.ignores(id) {
+	if id <= c.maxID || c.ignores(id) { // trailers that were in flight when we reset the stream, or after GOAWAY
 		return nil
 	}
 	c.maxID = id
