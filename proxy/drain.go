@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -49,8 +50,9 @@ func (p *Proxy) endable(r *http.Request, e *events) (*http.Request, context.Canc
 
 // events tracks where the events of a long-running response end.
 type events struct {
-	last    atomic.Pointer[time.Time] // when bytes last arrived; nil means never
-	newline atomic.Bool               // the last byte ended a line
+	mu      sync.Mutex // guards the following fields
+	last    time.Time  // when bytes last arrived; zero means never
+	newline bool       // the last byte ended a line
 }
 
 // await returns when the response is probably between two events, by the engine's rule.
@@ -58,8 +60,9 @@ func (e *events) await(ctx context.Context) {
 	const every = 5 * time.Millisecond // short against the time between two events
 	from := time.Now()
 	_ = wait.PollUntilContextCancel(ctx, every, true, func(context.Context) (bool, error) {
-		last := e.last.Load()
-		return last == nil || !engine.AmidEvent(time.Since(from), time.Since(*last), e.newline.Load()), nil
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.last.IsZero() || !engine.AmidEvent(time.Since(from), time.Since(e.last), e.newline), nil
 	})
 }
 
@@ -74,8 +77,9 @@ type endingBody struct {
 func (b *endingBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
-		b.events.newline.Store(p[n-1] == '\n')
-		b.events.last.Store(new(time.Now()))
+		b.events.mu.Lock()
+		b.events.last, b.events.newline = time.Now(), p[n-1] == '\n'
+		b.events.mu.Unlock()
 	}
 	if err != nil && (b.ending.Err() != nil || errors.Is(err, net.ErrClosed) ||
 		errors.Is(b.request.Err(), context.DeadlineExceeded)) {
@@ -86,9 +90,7 @@ func (b *endingBody) Read(p []byte) (int, error) {
 
 func (x *exchange) endCleanly(res *http.Response) {
 	if x.decision.LongRunning && !x.finite() && res.Body != nil && res.Body != http.NoBody {
-		res.Body = &endingBody{
-			ReadCloser: res.Body, ending: x.p.ending, request: res.Request.Context(), events: &x.events,
-		}
+		res.Body = &endingBody{res.Body, x.p.ending, res.Request.Context(), &x.events}
 	}
 }
 

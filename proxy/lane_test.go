@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -116,6 +117,9 @@ func TestEndingBody(t *testing.T) {
 			t.Errorf("ended by %s: %v, want %v", name, err, tc.want)
 		}
 	}
+	lines, p := iotest.OneByteReader(strings.NewReader(strings.Repeat("\n", 2000))), make([]byte, 8)
+	b := &endingBody{io.NopCloser(lines), t.Context(), t.Context(), &events{}}
+	check.Same(t, 0, check.Allocations(func() { _, _ = b.Read(p) }), "allocations for an event")
 }
 
 // planOf returns the engine's plan for a request of bob's, without I/O or with it.
