@@ -101,7 +101,7 @@ func (e *Engine) settingsFrame(c *Conn, h http2.FrameHeader, p []byte) (err *con
 			s.advance(1 - c.side)
 		}
 	}
-	if p := c.pool; p != nil { // other connections will probably have the same
+	if p := c.pool; p != nil && !c.drained { // other connections will probably have the same
 		p.perConn, p.known, p.failures = int(min(c.peerStreams, topStreamID)), true, 0
 		p.serve()
 	}

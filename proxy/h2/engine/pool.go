@@ -154,8 +154,8 @@ func (p *pool) grow() {
 	for _, c := range p.conns {
 		need -= c.slots(each)
 	}
-	if p.known && p.perConn == 0 && len(p.conns) > 0 { // it takes none now: more connections would not help
-		return
+	if p.known && p.perConn == 0 && slices.ContainsFunc(p.conns, func(c *Conn) bool { return !c.drained }) {
+		return // it takes none now: more connections would not help, unless it only said so before it ends these
 	}
 	for need > 0 && p.dialing < maxDialing && len(p.conns)+p.dialing < limit {
 		need -= each

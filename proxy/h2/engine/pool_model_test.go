@@ -135,9 +135,9 @@ func (m *poolModel) check() {
 		if p.owner != "" {
 			most = 1 // of at most 12
 		}
-		later := p.known && p.perConn == 0 && len(p.conns) > 0 || len(p.conns)+p.dialing >= most && most > 0
+		later := len(p.conns)+p.dialing >= most && most > 0
 		for _, c := range p.conns {
-			later = later || c.slots(p.expected()) > 0
+			later = later || c.slots(p.expected()) > 0 || p.known && p.perConn == 0 && !c.drained
 		}
 		if p.dialing == 0 && p.redialAt == 0 && !later {
 			m.r.t.Errorf("nothing will wake %d streams that wait; %d connections", p.waiting.n, len(p.conns))
