@@ -82,6 +82,8 @@ func (s *stream) advance(d dir) {
 		}
 	case h.q.size == 0 && h.end:
 		s.e.sendEnd(dst, s, d)
+	case h.end && s.draining && min(h.window, dst.window) <= 0:
+		s.review() // both sides are complete for the client, and the backend does not take the rest
 	case h.q.size > 0 && h.window > 0:
 		dst.ready.push(&h.ready)
 		s.e.pump(dst)
