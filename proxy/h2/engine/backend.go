@@ -201,8 +201,7 @@ func (e *Engine) goAwayFrame(c *Conn, h http2.FrameHeader, p []byte) *connError 
 	}
 	e.Count.Received[c.side].Add(1)
 	if c.side == up {
-		// Streams in flight are finished. The client may still open others (§6.8), and learns that they are not handled.
-		if c.goAway != goAwayFinal {
+		if c.goAway != goAwayFinal { // it may still open streams (§6.8), and learns that they are not handled
 			e.finalGoAway(c)
 		}
 		return nil

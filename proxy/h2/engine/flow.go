@@ -20,6 +20,9 @@ func (s *stream) push(d dir, p []byte, end bool) {
 	if src := s.leg[d]; end && src != nil {
 		src.streamEnded(s.id[d], h)
 	}
+	if d == down && end && s.half[up].sentEnd {
+		s.unlinkLeg(down) // the stream is closed for the backend, however slowly the client reads
+	}
 	if h.discard {
 		s.dropped(d, len(p))
 		return

@@ -209,8 +209,7 @@ func (s *stream) endIfDone() {
 	s.release()
 	s.e.calls = append(s.e.calls, call{done: s.plan.Done, outcome: s.outcome()})
 	s.notifyGuest()
-	if s.parked {
-		// A plan that still comes only gets its Done called.
+	if s.parked { // a plan that still comes only gets its Done called
 		*s.ticket = ticket{resume: s.ticket.resume, took: s.e.now - s.started}
 		s.ticket = nil
 	}

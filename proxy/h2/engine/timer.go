@@ -120,8 +120,7 @@ func (s *stream) expired() {
 	switch {
 	case s.endBy > 0:
 		s.endLongRunning(s.endWhy)
-	case s.draining:
-		// The response is complete, only the upload continues.
+	case s.draining: // the response is complete, only the upload continues
 		s.e.Count.reset(resetByEngine)
 		s.reset(up, http2.ErrCodeNo)
 		s.reset(down, http2.ErrCodeCancel)
