@@ -196,34 +196,28 @@ func (s *Shared) AddFlags(group func(name string) *pflag.FlagSet) {
 	fs.StringSliceVar(&s.Certs.AllowedNames, "requestheader-allowed-names", nil,
 		"Common names of trusted front proxies. Empty: any certificate of --requestheader-client-ca-file.")
 	fs = group("proxy client certificate")
-	fs.StringVar(&s.Certs.ProxyClient.Cert, "proxy-client-cert-file", "",
-		"Client certificate that identifies Fairlead as the front proxy, to backends and (unless "+
-			"--local-identity=impersonate) to the local apiserver. "+
-			"Required by serve, which reloads it when it changes.")
+	fs.StringVar(&s.Certs.ProxyClient.Cert, "proxy-client-cert-file", "", "Client certificate that identifies "+
+		"Fairlead as the front proxy, to backends and (unless --local-identity=impersonate) to the local apiserver. "+
+		"Required by serve, which reloads it when it changes.")
 	fs.StringVar(&s.Certs.ProxyClient.Key, "proxy-client-key-file", "", "Private key of --proxy-client-cert-file. Required by serve.")
-	fs.StringVar(&s.LocalIdentity, "local-identity", "front-proxy",
-		"How Fairlead passes the user to the local apiserver: front-proxy (X-Remote-* headers, "+
-			"with --proxy-client-cert-file) or impersonate (Impersonate-* headers, "+
-			"with the credential of the kubeconfig or the pod; for clusters run by somebody else). "+
-			"Bearer tokens that only the cluster can verify are forwarded unchanged in both cases.")
+	fs.StringVar(&s.LocalIdentity, "local-identity", "front-proxy", "How Fairlead passes the user to the local "+
+		"apiserver: front-proxy (X-Remote-* headers, with --proxy-client-cert-file) or impersonate (Impersonate-* "+
+		"headers, with the credential of the kubeconfig or the pod; for clusters run by somebody else). Bearer tokens "+
+		"that only the cluster can verify are forwarded unchanged in both cases.")
 	fs = group("backend")
 	fs.BoolVar(&s.endpointRouting, "enable-aggregator-routing", true,
 		"Send requests to the endpoints of a Service. False: to its ClusterIP.")
-	fs.BoolVar(&s.table.Reach.AllowLoopback, "allow-loopback-backends", false,
-		"Allow backends on loopback addresses, and host names that only an egress proxy can resolve. "+
-			"They receive Fairlead's client certificate.")
+	fs.BoolVar(&s.table.Reach.AllowLoopback, "allow-loopback-backends", false, "Allow backends on loopback addresses, "+
+		"and host names that only an egress proxy can resolve. They receive Fairlead's client certificate.")
 	fs.BoolVar(&s.table.AllowURLs, "allow-url-backends", false,
-		"Allow APIServices to name their backend by URL (annotation fairlead.dev/url). "+
-			"Whoever can write APIServices then decides which host receives Fairlead's client certificate. "+
-			"Always on with --registry=dir: and etcd:.")
-	fs.StringVar(&s.Behind, "behind", "",
-		"Fairlead's own Service, NAMESPACE/NAME, to which the cluster's aggregator sends APIServices "+
-			"(docs/behind.md). Every front proxy is then that aggregator: it gets what it sends here, "+
-			"without another authorization, and nothing else. Empty: Fairlead is in front.")
+		"Allow APIServices to name their backend by URL (annotation fairlead.dev/url). Whoever can write APIServices "+
+			"then decides which host receives Fairlead's client certificate. Always on with --registry=dir: and etcd:.")
+	fs.StringVar(&s.Behind, "behind", "", "Fairlead's own Service, NAMESPACE/NAME, to which the cluster's aggregator "+
+		"sends APIServices (docs/behind.md). Every front proxy is then that aggregator: it gets what it sends here, "+
+		"without another authorization, and nothing else. Empty: Fairlead is in front.")
 	fs.StringVar(&s.Policy, "policy", "",
-		"File or directory of the policy, or configmap:NAMESPACE/NAME (docs/policy.md): "+
-			"which server has what of an API. A file must be valid when Fairlead starts; "+
-			"later the last valid state stays. Empty: no policy.")
+		"File or directory of the policy, or configmap:NAMESPACE/NAME (docs/policy.md): which server has what of an "+
+			"API. A file must be valid when Fairlead starts; later the last valid state stays. Empty: no policy.")
 	fs.StringSliceVar(&s.protectedGroups, "protected-groups", nil,
 		"API groups that no remote APIService may serve. Empty: the groups built into Kubernetes. \"-\": none.")
 }

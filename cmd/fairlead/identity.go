@@ -194,15 +194,13 @@ func (s *server) makeAuthz() (*authz.Authorizer, error) {
 func (o *options) impersonates() bool { return o.LocalIdentity == cli.Impersonate }
 
 func (o *options) validateIdentity(f *cli.Faults) {
-	f.If(o.Behind != "" && o.Certs.RequestHeaderCA == "" && !o.Certs.TrustConfigMap,
-		"--behind needs --requestheader-client-ca-file or --authentication-configmap: "+
-			"they say who is the cluster's aggregator")
+	f.If(o.Behind != "" && o.Certs.RequestHeaderCA == "" && !o.Certs.TrustConfigMap, "--behind needs "+
+		"--requestheader-client-ca-file or --authentication-configmap: they say who is the cluster's aggregator")
 	own := o.authorization() == authzRBAC || o.authorization() == authzAlwaysAllow
 	f.If(o.impersonates() && o.alone(), "--local-identity=impersonate needs --kubeconfig: "+
 		"without it, --registry=dir: means that there is no local apiserver")
-	f.If(o.impersonates() && !o.alone() && own,
-		"--local-identity=impersonate needs --authorization-mode=webhook or backend: "+
-			"only the cluster can decide who may impersonate whom (--as)")
+	f.If(o.impersonates() && !o.alone() && own, "--local-identity=impersonate needs --authorization-mode=webhook or "+
+		"backend: only the cluster can decide who may impersonate whom (--as)")
 	f.If(!o.impersonates() && len(o.authn.RefuseUsers)+len(o.authn.RefuseGroups)+len(o.authn.GroupPrefixes) > 0,
 		"--impersonate-refuse-users, --impersonate-refuse-groups and --impersonate-groups-prefix need "+
 			"--local-identity=impersonate: a front proxy may assert every user")

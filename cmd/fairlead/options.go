@@ -79,10 +79,9 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 		return fs
 	}
 	fs := group("local apiserver and registry")
-	fs.StringVar(&o.kubeconfig, "kubeconfig", "",
-		"Kubeconfig for Fairlead's own watches and reviews at the local apiserver. "+
-			"Empty: the in-cluster configuration. With --registry=dir: or etcd: that does not end in ,kubernetes, "+
-			"empty means that there is no local apiserver.")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "Kubeconfig for Fairlead's own watches and reviews at the local "+
+		"apiserver. Empty: the in-cluster configuration. With --registry=dir: or etcd: that does not end in "+
+		",kubernetes, empty means that there is no local apiserver.")
 	fs.StringSliceVar(&o.localAPIServer, "local-apiserver", nil,
 		"URL of the local apiserver; repeat the flag for several. Empty: the server in the kubeconfig.")
 	fs.StringVar(&o.serversFrom, "local-apiservers-from", "",
@@ -93,18 +92,16 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs.StringVar(&o.preference, "local-apiserver-preference", "balanced",
 		"Which local apiserver a client connection gets, and keeps while that is usable: "+
 			"balanced (the one with the fewest connections), or first (the first usable one).")
-	fs.StringVar(&o.registryFlag, "registry", "kubernetes",
-		"Where APIServices are read from: kubernetes, dir:PATH, etcd:URL,… (the members of one etcd), "+
-			"or several in this order: etcd:URL,…,dir:PATH,kubernetes. "+
-			"If two of them have an APIService of one name, the first one wins.")
+	fs.StringVar(&o.registryFlag, "registry", "kubernetes", "Where APIServices are read from: kubernetes, dir:PATH, "+
+		"etcd:URL,… (the members of one etcd), or several in this order: etcd:URL,…,dir:PATH,kubernetes. If two of "+
+		"them have an APIService of one name, the first one wins.")
 	fs.StringVar(&o.etcd.CAFile, "etcd-cafile", "", "CA bundle that verifies etcd's serving certificates.")
 	fs.StringVar(&o.etcd.CertFile, "etcd-certfile", "", "Client certificate for etcd.")
 	fs.StringVar(&o.etcd.KeyFile, "etcd-keyfile", "", "Private key of --etcd-certfile.")
 	fs.StringVar(&o.etcd.Prefix, "etcd-prefix", "/registry", "Prefix of all keys in etcd.")
-	fs.StringVar(&o.cacheFile, "registry-cache-file", "",
-		"File that keeps the last APIServices read from etcd, so that Fairlead can start while etcd cannot be "+
-			"reached. No other process may use it; its mode is 0600. Empty: no file; "+
-			"without etcd Fairlead starts, but is not ready.")
+	fs.StringVar(&o.cacheFile, "registry-cache-file", "", "File that keeps the last APIServices read from etcd, so "+
+		"that Fairlead can start while etcd cannot be reached. No other process may use it; its mode is 0600. Empty: "+
+		"no file; without etcd Fairlead starts, but is not ready.")
 	fs = group("listening")
 	fs.StringVar(&o.front.Host, "bind-address", "0.0.0.0", "IP address to listen on.")
 	fs.IntVar(&o.front.Port, "secure-port", 6443, "Port of the front door. 0: any free port.")
@@ -112,23 +109,20 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 		"Let another process of the same user listen on the same ports (SO_REUSEPORT), to replace this one: "+
 			"new connections are this one's until it drains, then the other one's.")
 	fs.IntVar(&o.adminPort, "admin-secure-port", 6444, "Port for health checks, metrics and profiles. 0: any free port.")
-	fs.IPNetSliceVar(&o.balancers, "proxy-protocol-from", nil,
-		"Networks of load balancers that begin each connection to the front door with a header of the PROXY protocol, "+
-			"version 1 or 2: the client's address is then the header's, and a connection without one fails. "+
-			"From elsewhere a header is refused. List nothing but balancers: whoever connects from there can name any "+
-			"address. Empty: none.")
+	fs.IPNetSliceVar(&o.balancers, "proxy-protocol-from", nil, "Networks of load balancers that begin each connection "+
+		"to the front door with a header of the PROXY protocol, version 1 or 2: the client's address is then the "+
+		"header's, and a connection without one fails. From elsewhere a header is refused. List nothing but "+
+		"balancers: whoever connects from there can name any address. Empty: none.")
 	o.AddFlags(group)
 	o.addTrustFlags(group)
 	o.addRequestFlags(group)
 	fs = group("egress, status and events")
 	fs.StringVar(&o.egress, "egress-selector-config-file", "",
 		"EgressSelectorConfiguration whose entry \"cluster\" says how to connect to backends. Empty: directly.")
-	fs.BoolVar(&o.writeStatus, "write-status", false,
-		"Write the condition fairlead.dev/Available to APIServices. "+
-			"Only the replica that holds the Lease kube-system/fairlead-status writes.")
-	fs.BoolVar(&o.emitEvents, "emit-events", false,
-		"Emit an Event on an APIService when its availability changes. "+
-			"Only the replica that holds the Lease kube-system/fairlead-events does so.")
+	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices. "+
+		"Only the replica that holds the Lease kube-system/fairlead-status writes.")
+	fs.BoolVar(&o.emitEvents, "emit-events", false, "Emit an Event on an APIService when its availability changes. "+
+		"Only the replica that holds the Lease kube-system/fairlead-events does so.")
 	o.addEntrypointFlags(group("entrypoint and replicas"))
 	fs = group("HTTP/2, log and tracing")
 	fs.BoolVar(&o.http2, "http2", true,
@@ -145,9 +139,8 @@ func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 		"Lowest TLS version that is accepted: VersionTLS12 or VersionTLS13.")
 	fs.StringSliceVar(&o.cipherSuites, "tls-cipher-suites", nil, "Cipher suites for TLS 1.2. Empty: Go's defaults.")
 	fs.Int32SliceVar(&o.curves, "tls-curve-preferences", nil,
-		"Key exchanges that clients may use, as numbers of Go's tls.CurveID, "+
-			"such as 4588 (X25519MLKEM768) and 29 (X25519). Go chooses among them in an order of its own. "+
-			"Empty: Go's defaults.")
+		"Key exchanges that clients may use, as numbers of Go's tls.CurveID, such as 4588 (X25519MLKEM768) and 29 "+
+			"(X25519). Go chooses among them in an order of its own. Empty: Go's defaults.")
 	fs.StringSliceVar(&o.proxy.AllowedOrigins, "cors-allowed-origins", nil,
 		"Regular expressions of origins whose pages may read answers (CORS), pinned to both ends of the host, "+
 			"such as '//example\\.com(:|$)'. Give it to the local apiserver, too. Empty: no CORS.")
@@ -175,39 +168,34 @@ func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 	fs.StringSliceVar(&o.authn.RefuseGroups, "impersonate-refuse-groups", nil,
 		"Groups whose members are refused with 403 instead of being impersonated; "+
 			"--as-group may not name them either. A trailing * matches a prefix. Empty: system:masters. \"-\": none.")
-	fs.StringSliceVar(&o.authn.GroupPrefixes, "impersonate-groups-prefix", nil,
-		"Prefixes of the groups with which users are impersonated at the local apiserver, "+
-			"which authorizes each group of each request. Groups of other names, except system:*, "+
-			"are not passed to it; Fairlead's own decisions and extension servers see all. "+
-			"Do not leave out groups by which an admission policy or an authorizer refuses. Empty: all.")
+	fs.StringSliceVar(&o.authn.GroupPrefixes, "impersonate-groups-prefix", nil, "Prefixes of the groups with which "+
+		"users are impersonated at the local apiserver, which authorizes each group of each request. Groups of other "+
+		"names, except system:*, are not passed to it; Fairlead's own decisions and extension servers see all. Do not "+
+		"leave out groups by which an admission policy or an authorizer refuses. Empty: all.")
 	fs = group("backend")
 	fs.BoolVar(&o.rejectRedirects, "aggregator-reject-forwarding-redirect", true,
 		"Answer a backend's redirects with 502. False: pass them on.")
 	fs.DurationVar(&o.caOverlap, "ca-rotation-overlap", time.Minute,
 		"How long the previous CA of a backend stays trusted if nothing verifies with the new one yet. 0: not at all.")
 	fs.StringVar(&o.zone, "zone", "",
-		"Zone of this replica's node (its label topology.kubernetes.io/zone). "+
-			"Endpoints that EndpointSlices hint at for this zone come first, others while none of those is healthy; "+
-			"with --publish-kubernetes-endpoints clients keep to the replicas of their zone. "+
-			"Empty: unknown, and zones do not count.")
+		"Zone of this replica's node (its label topology.kubernetes.io/zone). Endpoints that EndpointSlices hint at "+
+			"for this zone come first, others while none of those is healthy; with --publish-kubernetes-endpoints "+
+			"clients keep to the replicas of their zone. Empty: unknown, and zones do not count.")
 	fs = group("discovery")
-	fs.DurationVar(&o.staleAfter, "discovery-stale-after", 0,
-		"How long discovery lists the resources of a failing backend as Current. "+
-			"0: as long as its APIService names the same Service.")
+	fs.DurationVar(&o.staleAfter, "discovery-stale-after", 0, "How long discovery lists the resources of a failing "+
+		"backend as Current. 0: as long as its APIService names the same Service.")
 }
 
 func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 	fs := group("tokens and authorization")
 	fs.BoolVar(&o.authn.Anonymous, "anonymous-auth", false,
 		"Accept requests without credentials to remote APIServices, as user system:anonymous.")
-	fs.StringVar(&o.tokenFile, "token-auth-file", "",
-		"Static tokens for use without a local apiserver: a CSV file of token,user,uid,\"groups\". "+
-			"Reloaded when it changes. Empty: none.")
+	fs.StringVar(&o.tokenFile, "token-auth-file", "", "Static tokens for use without a local apiserver: a CSV file of "+
+		"token,user,uid,\"groups\". Reloaded when it changes. Empty: none.")
 	fs.StringVar(&o.authConfig, "authentication-config", "",
-		"AuthenticationConfiguration (apiserver.config.k8s.io): which anonymous requests are accepted and, "+
-			"without a local apiserver or with --local-identity=impersonate, which JWT issuers are trusted. "+
-			"Reloaded when it changes. It is an error to configure jwt where the local apiserver verifies all tokens. "+
-			"Empty: none.")
+		"AuthenticationConfiguration (apiserver.config.k8s.io): which anonymous requests are accepted and, without a "+
+			"local apiserver or with --local-identity=impersonate, which JWT issuers are trusted. Reloaded when it "+
+			"changes. It is an error to configure jwt where the local apiserver verifies all tokens. Empty: none.")
 	fs.DurationVar(&o.authn.TokenTTL, "authentication-token-webhook-cache-ttl", 10*time.Second,
 		"How long the result of a TokenReview is cached. 0: not at all.")
 	fs.StringVar(&o.authzMode, "authorization-mode", "",
@@ -221,18 +209,15 @@ func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 	fs.DurationVar(&o.authz.DenyTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second,
 		"How long a denied SubjectAccessReview is cached. 0: not at all.")
 	fs = group("limit and draining")
-	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute,
-		"Time limit of a request to a remote APIService. Watches and other long-running requests have none. "+
-			"0: the default.")
+	fs.DurationVar(&o.requestTimeout, "request-timeout", time.Minute, "Time limit of a request to a remote "+
+		"APIService. Watches and other long-running requests have none. 0: the default.")
 	fs.IntVar(&o.front.MaxConnections, "max-connections", 0,
-		"Maximum number of client connections to the front door; further ones wait in the kernel's queue. "+
-			"0: three quarters of the process's limit of open files, "+
-			"and of its memory at 32 KiB each if that is limited.")
+		"Maximum number of client connections to the front door; further ones wait in the kernel's queue. 0: three "+
+			"quarters of the process's limit of open files, and of its memory at 32 KiB each if that is limited.")
 	fs.IntVar(&o.streamsPerConn, "http2-max-streams-per-connection", 250,
 		"Maximum number of concurrent streams on one client connection. 0: the default.")
-	fs.Float64Var(&o.proxy.GoAwayChance, "goaway-chance", 0,
-		"Probability that an HTTP/2 client is asked to reconnect (GOAWAY) after a request, "+
-			"which spreads clients over replicas. At most 0.02.")
+	fs.Float64Var(&o.proxy.GoAwayChance, "goaway-chance", 0, "Probability that an HTTP/2 client is asked to reconnect "+
+		"(GOAWAY) after a request, which spreads clients over replicas. At most 0.02.")
 	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0, "How long to keep serving, not ready, after SIGTERM.")
 	fs.DurationVar(&o.watchGrace, "shutdown-watch-termination-grace-period", 0,
 		"How long watches may continue after --shutdown-delay-duration.")
@@ -255,8 +240,8 @@ func (o *options) validate() error {
 	o.Validate(f)
 	f.Readable("--kubeconfig", o.kubeconfig)
 	f.If(o.Certs.ClientCA != "" && o.Certs.ClientCA == o.Certs.RequestHeaderCA && len(o.Certs.AllowedNames) == 0,
-		"--requestheader-allowed-names is required when --client-ca-file and --requestheader-client-ca-file are the same: "+
-			"any client could name its own user")
+		"--requestheader-allowed-names is required when --client-ca-file and --requestheader-client-ca-file are the "+
+			"same: any client could name its own user")
 	f.If(net.ParseIP(o.front.Host) == nil, "--bind-address %q is not an IP address", o.front.Host)
 	for flag, port := range map[string]int{"--secure-port": o.front.Port, "--admin-secure-port": o.adminPort} {
 		f.If(port < 0 || port > 65535, "%s %d is not a port", flag, port)

@@ -38,9 +38,8 @@ func (o *options) addRecordFlags(fs *pflag.FlagSet) {
 		"Size in megabytes at which the audit log is rotated. 0: never; rotate it from outside, by copy and truncate.")
 	fs.BoolVar(&o.audit.compress, "audit-log-compress", false, "Compress rotated audit log files with gzip.")
 	fs.StringVar(&o.audit.format, "audit-log-format", "json", "Format of the audit log: json, or legacy (one line of text per event).")
-	fs.BoolVar(&o.audit.local, "audit-local-requests", false,
-		"Also record requests to the local apiserver. False: they are only in the local apiserver's own audit log, "+
-			"under the same Audit-ID.")
+	fs.BoolVar(&o.audit.local, "audit-local-requests", false, "Also record requests to the local apiserver. False: "+
+		"they are only in the local apiserver's own audit log, under the same Audit-ID.")
 	fs.StringVar(&o.tracing, "tracing-config-file", "",
 		"TracingConfiguration (apiserver.config.k8s.io): where spans are sent, and the sampling rate. Empty: no tracing.")
 }

@@ -69,15 +69,13 @@ func (o *options) advertised() (netip.Addr, error) {
 
 func (o *options) addEntrypointFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.critical, "critical-apiservices", nil,
-		"APIServices without which this replica is not ready while another replica reaches them, "+
-			"and all that this one reaches: the check aggregated-apis. "+
-			"Replicas tell each other by Leases in kube-system. Empty: none.")
+		"APIServices without which this replica is not ready while another replica reaches them, and all that this "+
+			"one reaches: the check aggregated-apis. Replicas tell each other by Leases in kube-system. Empty: none.")
 	fs.BoolVar(&o.publishEndpoints, "publish-kubernetes-endpoints", false,
 		"Add this replica, while it is ready, to the endpoints of the Service default/kubernetes. "+
 			"kube-apiserver must run with --endpoint-reconciler-type=none.")
-	fs.StringVar(&o.advertiseAddress, "advertise-address", "",
-		"Address at which clients in the cluster reach this replica, for --publish-kubernetes-endpoints. "+
-			"Empty: the environment variable POD_IP, or else --bind-address.")
+	fs.StringVar(&o.advertiseAddress, "advertise-address", "", "Address at which clients in the cluster reach this "+
+		"replica, for --publish-kubernetes-endpoints. Empty: the environment variable POD_IP, or else --bind-address.")
 }
 
 func (o *options) validateEntrypoint(f *cli.Faults) {
@@ -86,9 +84,8 @@ func (o *options) validateEntrypoint(f *cli.Faults) {
 		return
 	}
 	// The pod's own configuration names the Service, which from now on leads to Fairlead.
-	f.If(o.kubeconfig == "" && len(o.localAPIServer) == 0,
-		"--publish-kubernetes-endpoints needs --local-apiserver, or --kubeconfig: "+
-			"in a pod, the Service kubernetes would lead Fairlead to itself")
+	f.If(o.kubeconfig == "" && len(o.localAPIServer) == 0, "--publish-kubernetes-endpoints needs --local-apiserver, "+
+		"or --kubeconfig: in a pod, the Service kubernetes would lead Fairlead to itself")
 	_, err := o.advertised()
 	f.If(err != nil, "%w", err)
 }

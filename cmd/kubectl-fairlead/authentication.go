@@ -33,9 +33,8 @@ const (
 type appender struct{ wanted, remove, dryRun bool }
 
 func (a *appender) addFlags(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&a.wanted, "append-authentication-configmap", false,
-		"Then make all extension servers trust Fairlead's certificate: append its CA and name to ConfigMap "+
-			"kube-system/extension-apiserver-authentication.")
+	cmd.Flags().BoolVar(&a.wanted, "append-authentication-configmap", false, "Then make all extension servers trust "+
+		"Fairlead's certificate: append its CA and name to ConfigMap kube-system/extension-apiserver-authentication.")
 	cmd.Flags().BoolVar(&a.remove, "remove", false,
 		"With --append-authentication-configmap: remove what it has appended, also earlier CAs of Fairlead.")
 	cmd.Flags().BoolVar(&a.dryRun, "dry-run", false, "With --append-authentication-configmap: only say what would change.")

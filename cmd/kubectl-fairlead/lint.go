@@ -96,9 +96,8 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 			return l.report(cmd.OutOrStdout())
 		},
 	}
-	fs.StringVar(&l.kubeconfig, "kubeconfig", "",
-		"Kubeconfig of the local apiserver. Empty: no cluster is checked; "+
-			"but if nothing else is given to check, the one that kubectl would use.")
+	fs.StringVar(&l.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver. Empty: no cluster is checked; "+
+		"but if nothing else is given to check, the one that kubectl would use.")
 	fs.StringVar(&l.account, "account", "", "User whose rights are asked for. Empty: the one that Fairlead's manifests use.")
 	fs.StringVarP(&l.namespace, "namespace", "n", "default", "Namespace of objects without one in files, as for kubectl apply.")
 	fs.StringVarP(&l.output, "output", "o", "text", "Output format: text (a line for each finding) or json (a list).")

@@ -131,8 +131,8 @@ func (p *Pages) serveBusiest(w http.ResponseWriter, r *http.Request) {
 	a := p.cfg.Proxy.Busiest(r.Context(), cmp.Or(q.Get("by"), "caller"),
 		cmp.Or(q.Get("window"), "minute"), cmp.Or(q.Get("sort"), "weight"), limit)
 	if err != nil || a == nil {
-		http.Error(w, "give by as caller, user, agent, resource or source; window as minute or hour; "+
-			"sort as weight, requests, bytes, watches, errors, refused or slowest; limit from 1 to 100", http.StatusBadRequest)
+		http.Error(w, "give by as caller, user, agent, resource or source; window as minute or hour; sort as weight, "+
+			"requests, bytes, watches, errors, refused or slowest; limit from 1 to 100", http.StatusBadRequest)
 		return
 	}
 	writeJSON(w, a)
