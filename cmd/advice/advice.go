@@ -34,10 +34,11 @@ func Of(e *registry.Entry) string {
 			"compare its ports with spec.service.port of the APIService", service, e.Backend.Port),
 		registry.ReasonServiceAccessError:   denied,
 		registry.ReasonEndpointsAccessError: denied,
-		registry.ReasonEndpointsNotFound:    service + " has no EndpointSlice: does it have a selector, and do pods match it?",
-		registry.ReasonMissingEndpoints:     unusable,
-		registry.ReasonInvalidCABundle: "spec.caBundle (or the ConfigMap of fairlead.dev/ca-from) contains no usable certificate: " +
-			"check what injects it",
+		registry.ReasonEndpointsNotFound: service + " has no EndpointSlice: does it have a selector, " +
+			"and do pods match it?",
+		registry.ReasonMissingEndpoints: unusable,
+		registry.ReasonInvalidCABundle: "spec.caBundle (or the ConfigMap of fairlead.dev/ca-from) contains no usable " +
+			"certificate: check what injects it",
 		registry.ReasonInvalidURL: "correct the annotation fairlead.dev/url of the APIService; " +
 			"if it is intended, see --allow-url-backends and --allow-loopback-backends",
 		registry.ReasonProtectedGroup: "only Kubernetes itself may serve this group; " +

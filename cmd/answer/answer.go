@@ -33,18 +33,14 @@ type Status struct {
 	Version string    `json:"version"`
 	Go      string    `json:"go"`
 	Started time.Time `json:"started"`
-	// Replica is this process's host name, which a pod has from its node or itself. Empty: unknown.
-	Replica string `json:"replica,omitempty"`
-	// Cluster is the kubeconfig's name for the cluster. Empty means none, as in a pod.
-	Cluster string `json:"cluster,omitempty"`
-	// Ready is empty if this replica accepts requests; otherwise it is the reason why not.
-	Ready  string  `json:"notReady,omitempty"`
-	Checks []Check `json:"checks"` // this replica's own needs, in a fixed order
+	Replica string    `json:"replica,omitempty"`  // host name, which a pod has from its node or itself. Empty: unknown
+	Cluster string    `json:"cluster,omitempty"`  // the kubeconfig's name for the cluster. Empty: none, as in a pod
+	Ready   string    `json:"notReady,omitempty"` // why this replica accepts no requests. Empty: it does
+	Checks  []Check   `json:"checks"`             // this replica's own needs, in a fixed order
 	// Generation counts the tables of this process. Complete means that each source was read once.
-	Generation uint64 `json:"generation"`
-	Complete   bool   `json:"complete"`
-	// APIServices are in the order of legacy discovery: groupPriorityMinimum, then name.
-	APIServices   []APIService   `json:"apiServices"`
+	Generation    uint64         `json:"generation"`
+	Complete      bool           `json:"complete"`
+	APIServices   []APIService   `json:"apiServices"`             // by groupPriorityMinimum, then name, as in discovery
 	LocalServers  []Endpoint     `json:"localAPIServers"`         // the local apiservers. Empty means none
 	LocalIdentity string         `json:"localIdentity,omitempty"` // --local-identity. Empty: no local apiserver
 	LocalTrust    *trust.Status  `json:"localTrust,omitempty"`    // of the bundle that verifies them. Nil: none
@@ -53,10 +49,9 @@ type Status struct {
 	// Notes say which of two sources of the registry has what both have, and what is not listed.
 	Notes []string `json:"notes,omitempty"`
 	// Handshakes say why those of clients failed in the last hour, for each port the most frequent cause first.
-	Handshakes  []string     `json:"handshakes,omitempty"`
-	Transitions []Transition `json:"transitions"` // the last changes of verdicts, newest first
-	// Rules are the policy's, a hundred at most. Those that have refused most come first.
-	Rules []*rules.Rule `json:"rules,omitempty"`
+	Handshakes  []string      `json:"handshakes,omitempty"`
+	Transitions []Transition  `json:"transitions"`     // the last changes of verdicts, newest first
+	Rules       []*rules.Rule `json:"rules,omitempty"` // the policy's: the hundred that have refused most
 }
 
 // APIService is one entry of the table.
@@ -66,18 +61,15 @@ type APIService struct {
 	Version string `json:"version"` // that it claims
 	Kind    string `json:"kind"`    // local, remote, or refused: a remote that claims a protected group
 	// GroupPriority and VersionPriority are groupPriorityMinimum and versionPriority.
-	GroupPriority   int32 `json:"groupPriorityMinimum"`
-	VersionPriority int32 `json:"versionPriority"`
-	// Service is namespace/name:port, or the URLs in its place. Empty for Local.
-	Service string `json:"service,omitempty"`
+	GroupPriority   int32  `json:"groupPriorityMinimum"`
+	VersionPriority int32  `json:"versionPriority"`
+	Service         string `json:"service,omitempty"` // namespace/name:port, or URLs in its place. Empty for Local
 	// Front is the Service, Fairlead's, to which the cluster's own aggregator sends it, and
 	// FrontSays that aggregator's verdict. Empty means that it does not.
-	Front     string `json:"front,omitempty"`
-	FrontSays string `json:"frontSays,omitempty"`
-	// ServerName is the TLS name that is verified, or several, comma-separated. Empty for Local.
-	ServerName string `json:"serverName,omitempty"`
-	// Owner is whom to notify of a failure (annotation owner). Empty means nobody.
-	Owner string `json:"owner,omitempty"`
+	Front      string `json:"front,omitempty"`
+	FrontSays  string `json:"frontSays,omitempty"`
+	ServerName string `json:"serverName,omitempty"` // the verified TLS name, or some, comma-separated. Empty for Local
+	Owner      string `json:"owner,omitempty"`      // whom to notify of a failure (annotation owner). Empty: nobody
 	// Verdict tells whether requests are sent there, in the words of its Available condition.
 	Verdict registry.Verdict `json:"verdict"`
 	// Cause is what is wrong, Advice what to check, Command what to run, Runbook where to read on.
@@ -86,8 +78,7 @@ type APIService struct {
 	Advice  string `json:"advice,omitempty"`
 	Command string `json:"command,omitempty"`
 	Runbook string `json:"runbook,omitempty"`
-	// Flaps counts how often it became unavailable in the last hour, as far as Transitions go back.
-	Flaps int `json:"flaps,omitempty"`
+	Flaps   int    `json:"flaps,omitempty"` // how often it became unavailable in the last hour, by Transitions
 	// Endpoints are the addresses that Fairlead may dial; in an explanation of a local request, the local apiservers.
 	Endpoints []Endpoint `json:"endpoints,omitempty"`
 	// InFlight and LongRunning count the requests in flight; the limits are the policy's.
@@ -96,24 +87,19 @@ type APIService struct {
 	MaxInFlight    int   `json:"maxInFlight,omitempty"`
 	MaxLongRunning int   `json:"maxLongRunning,omitempty"`
 	// Limits are those at which requests are, or were in the last minutes, refused, worst first. Empty means none.
-	Limits []bound.Limit `json:"limits,omitempty"`
-	// Traffic describes its latencies. Nil means that it had no requests lately.
-	Traffic *Traffic `json:"traffic,omitempty"`
-	// Maintenance is the message of the annotation. Empty means that it is not in maintenance.
-	Maintenance string `json:"maintenance,omitempty"`
-	// Trust describes the bundle that verifies the backend. Nil for Local.
-	Trust *trust.Status `json:"trust,omitempty"`
+	Limits      []bound.Limit `json:"limits,omitempty"`
+	Traffic     *Traffic      `json:"traffic,omitempty"`     // its latencies. Nil: it had no requests lately
+	Maintenance string        `json:"maintenance,omitempty"` // the annotation's message. Empty: not in maintenance
+	Trust       *trust.Status `json:"trust,omitempty"`       // of the bundle that verifies the backend. Nil for Local
 	// Discovery and OpenAPI tell how current its part of them is. Nil for Local and the core group.
 	Discovery *discovery.Status `json:"discovery,omitempty"`
 	OpenAPI   *openapi.Status   `json:"openapi,omitempty"`
-	// Problems are faults of the object that Fairlead works around.
-	Problems []string `json:"problems,omitempty"`
+	Problems  []string          `json:"problems,omitempty"` // faults of the object that Fairlead works around
 	// BackendOf is the APIService of which this is a further backend, by the policy, and Standby
 	// says that it answers only in place of the APIService's own. Empty: it is an APIService.
 	BackendOf string `json:"backendOf,omitempty"`
 	Standby   bool   `json:"standby,omitempty"`
-	// StandIn is the further backend that answers for it now. Empty means that it answers itself.
-	StandIn string `json:"standIn,omitempty"`
+	StandIn   string `json:"standIn,omitempty"` // the further backend that answers for it now. Empty: it does itself
 	// Rule is the policy's place, file:line, of a further backend, or of the route that hides it. Empty means neither.
 	Rule string `json:"rule,omitempty"`
 }
@@ -143,25 +129,22 @@ type Endpoint struct {
 	Clients int64    `json:"clients,omitempty"`
 	Only    []string `json:"only,omitempty"`
 	// Serves says of a URL how many resources it serves, and a hash of their names. Empty: unknown.
-	Serves   string `json:"serves,omitempty"`
-	InFlight int64  `json:"inFlight"` // requests, long-running ones included
-	// Changes are the last ones of its health, oldest first. Empty means none in this process.
-	Changes []Change `json:"changes,omitempty"`
+	Serves   string   `json:"serves,omitempty"`
+	InFlight int64    `json:"inFlight"`          // requests, long-running ones included
+	Changes  []Change `json:"changes,omitempty"` // the last of its health, oldest first. Empty: none in this process
 }
 
 // Change is a change of an endpoint's health.
 type Change struct {
-	// Time is when the change was seen, Health the new state.
-	Time   time.Time `json:"time"`
-	Health string    `json:"health"`
+	Time   time.Time `json:"time"`   // when the change was seen
+	Health string    `json:"health"` // the new state
 }
 
 // Traffic describes the latencies of an APIService's requests, without long-running ones.
 type Traffic struct {
-	// Rate is requests per second. P50 and P99 are seconds from a request's arrival to its last
-	// byte. All cover the last minute; zero means no requests.
-	Rate float64 `json:"rate"`
-	// Errors are requests per second that this replica answered with 5xx, the backend's included.
+	// Rate is requests per second, Errors those that this replica answered with 5xx, the backend's included. P50 and
+	// P99 are seconds from a request's arrival to its last byte. All cover the last minute; zero means no requests.
+	Rate   float64 `json:"rate"`
 	Errors float64 `json:"errors"`
 	P50    float64 `json:"p50"`
 	P99    float64 `json:"p99"`
@@ -182,26 +165,21 @@ type Transition struct {
 // Explanation is what happens to a request: the response to /explain.
 type Explanation struct {
 	// Method, Path and Verb are the request's. Verb is the method unless it is for a resource.
-	Method      string   `json:"method"`
-	Path        string   `json:"path"`
-	Verb        string   `json:"verb"`
-	Destination string   `json:"destination"` // local, remote, document, page, health, or refused
-	Why         []string `json:"why"`         // how the path leads to the destination, one step each
-	// Rules are those of the policy that match: a dry run, and the one that decides.
-	Rules []*rules.Rule `json:"rules,omitempty"`
-	// APIService is the entry that claims the path. Nil means none does.
-	APIService *APIService `json:"apiService,omitempty"`
-	// Authorization is allowed, or denied with the reason. Empty means that it is not checked here.
-	Authorization string `json:"authorization,omitempty"`
-	// Identity is what Fairlead asserts to the destination. Nil means nothing.
-	Identity *Identity `json:"identity,omitempty"`
-	Timeout  string    `json:"timeout,omitempty"` // the class of the deadline and its length
+	Method        string        `json:"method"`
+	Path          string        `json:"path"`
+	Verb          string        `json:"verb"`
+	Destination   string        `json:"destination"`             // local, remote, document, page, health, or refused
+	Why           []string      `json:"why"`                     // how the path leads to the destination, in steps
+	Rules         []*rules.Rule `json:"rules,omitempty"`         // of the policy that match: a dry run, what decides
+	APIService    *APIService   `json:"apiService,omitempty"`    // the entry that claims the path. Nil: none does
+	Authorization string        `json:"authorization,omitempty"` // allowed, or denied and why. Empty: not checked here
+	Identity      *Identity     `json:"identity,omitempty"`      // what is asserted to the destination. Nil: nothing
+	Timeout       string        `json:"timeout,omitempty"`       // the class of the deadline and its length
 	// Code and Message are the response's if Fairlead answers with an error, otherwise zero.
 	Code    int    `json:"code,omitempty"`
 	Message string `json:"message,omitempty"`
-	// Cause says why it is refused, or what is wrong although it is not. Empty means all is well.
-	Cause  string `json:"cause,omitempty"`
-	Advice string `json:"advice,omitempty"` // what to check. Empty means nothing
+	Cause   string `json:"cause,omitempty"`  // why it is refused, or what is wrong although it is not. Empty: nothing
+	Advice  string `json:"advice,omitempty"` // what to check. Empty means nothing
 }
 
 // Outcome returns Destination in words.
@@ -235,7 +213,8 @@ func (a *APIService) Available() bool { return a.Verdict.Status == "True" && a.M
 // than one of twenty, which is what the alert FairleadBackendErrors waits for.
 func (a *APIService) Fails() string {
 	if t := a.Traffic; a.Available() && t != nil && t.Errors >= .05 && t.Errors >= .05*t.Rate {
-		return fmt.Sprintf("%.0f%% of its requests in the last minute got 5xx (%s)", 100*min(1, t.Errors/t.Rate), Rate(t.Errors))
+		return fmt.Sprintf("%.0f%% of its requests in the last minute got 5xx (%s)",
+			100*min(1, t.Errors/t.Rate), Rate(t.Errors))
 	}
 	return ""
 }
@@ -274,7 +253,8 @@ func (a *APIService) SetTrust(t *trust.Status) {
 	if t.OverlapInForce && a.Available() && a.Cause == "" {
 		a.Cause = "available until " + t.OverlapUntil.UTC().Format(time.TimeOnly) + " UTC only: " +
 			"the backend presents a certificate that only the replaced CA verifies"
-		a.Advice = "if the new CA bundle is right, renew the backend's certificate before then; if not, correct the bundle"
+		a.Advice = "if the new CA bundle is right, renew the backend's certificate before then; " +
+			"if not, correct the bundle"
 	}
 }
 
@@ -349,10 +329,9 @@ func Left(now, t time.Time) string {
 	}
 }
 
-const soon = 7 * 24 * time.Hour // before a certificate's end it is coloured: as long as in the shipped alerts
-
-// Urgency returns the colour of that end: bad on the last day, warn if it is soon, otherwise dim.
+// Urgency returns the colour of a certificate's end: bad on the last day, warn if it is soon, otherwise dim.
 func Urgency(now, t time.Time) string {
+	const soon = 7 * 24 * time.Hour // as long as in the shipped alerts
 	switch d := t.Sub(now); {
 	case t.IsZero() || d >= soon:
 		return "dim"
@@ -400,15 +379,13 @@ func Rate(perSecond float64) string {
 
 // Check is one of Fairlead's own needs: a right, a certificate, an apiserver.
 type Check struct {
-	// Name is the check's. The runbooks of FairleadNotReady and FairleadCheckFailing list them.
-	Name string `json:"name"`
+	Name string `json:"name"` // the runbooks of FairleadNotReady and FairleadCheckFailing list them
 	// Status is passed, failed or unknown (not checked yet, or it cannot be), since Since. Zero means since the start.
 	Status  string    `json:"status"`
 	Since   time.Time `json:"since,omitzero"`
 	Message string    `json:"message,omitempty"` // what is wrong, or what is known. Empty means nothing
-	// Users says what users notice of the failure: a sentence without its full stop. Empty means nothing.
-	Users string `json:"users,omitempty"`
-	Gates bool   `json:"gates"` // this replica is not ready while it fails
+	Users   string    `json:"users,omitempty"`   // what users notice: a sentence without its full stop. Empty: nothing
+	Gates   bool      `json:"gates"`             // this replica is not ready while it fails
 	// Advice is what to check, Command what to run, Runbook where to read on. Empty means nothing.
 	Advice  string `json:"advice,omitempty"`
 	Command string `json:"command,omitempty"`

@@ -80,9 +80,7 @@ func Root(use, short, version string, subcommands ...*cobra.Command) *cobra.Comm
 func versionCommand(version string) *cobra.Command {
 	form := ""
 	cmd := &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  cobra.NoArgs,
+		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			text := fmt.Sprintf("fairlead %s (%s)", version, runtime.Version())
 			switch form {
@@ -199,7 +197,8 @@ func (s *Shared) AddFlags(group func(name string) *pflag.FlagSet) {
 	fs.StringVar(&s.Certs.ProxyClient.Cert, "proxy-client-cert-file", "", "Client certificate that identifies "+
 		"Fairlead as the front proxy, to backends and (unless --local-identity=impersonate) to the local apiserver. "+
 		"Required by serve, which reloads it when it changes.")
-	fs.StringVar(&s.Certs.ProxyClient.Key, "proxy-client-key-file", "", "Private key of --proxy-client-cert-file. Required by serve.")
+	fs.StringVar(&s.Certs.ProxyClient.Key, "proxy-client-key-file", "",
+		"Private key of --proxy-client-cert-file. Required by serve.")
 	fs.StringVar(&s.LocalIdentity, "local-identity", "front-proxy", "How Fairlead passes the user to the local "+
 		"apiserver: front-proxy (X-Remote-* headers, with --proxy-client-cert-file) or impersonate (Impersonate-* "+
 		"headers, with the credential of the kubeconfig or the pod; for clusters run by somebody else). Bearer tokens "+

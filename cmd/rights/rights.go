@@ -97,13 +97,11 @@ func Shipped() Features { return Features{APIServices: true, Services: true, Req
 
 // rule is a rule of a role: one line of a file in deploy/.
 type rule struct {
-	needed    bool
-	line      int
-	verbs     string // separated by spaces, as are resources and names
-	group     string
-	resources string
-	in, names string // empty means all
-	why       string
+	needed                  bool
+	line                    int
+	verbs, group, resources string // verbs, resources and names are separated by spaces
+	in, names               string // empty means all
+	why                     string
 }
 
 // Needed returns the rights that the features need.
@@ -149,6 +147,8 @@ const (
 	extensions     = "apiextensions.k8s.io"
 	system         = "kube-system"
 	fallback       = "default"
+	extras         = "userextras/authentication.kubernetes.io/credential-id"
+	published      = "kubernetes kubernetes-1 kubernetes-2 kubernetes-3"
 )
 
 // What fails without a right.
@@ -174,11 +174,12 @@ const (
 // roles returns all rules in deploy/ for Fairlead's own account. A test compares them with the files.
 func roles(f Features) []role {
 	namespace, name, _ := strings.Cut(f.Policy, "/")
+	sliced := f.Services || f.Servers == "endpointslice"
 	return []role{
 		{"ClusterRole system:fairlead", "deploy/base/rbac.yaml", []rule{
 			{f.APIServices, 8, "list watch", aggregation, "apiservices", "", "", noTable},
 			{f.Services, 9, "list watch", "", "services", "", "", noBackends},
-			{f.Services || f.Servers == "endpointslice", 10, "list watch", discovery, "endpointslices", "", "", noBackends},
+			{sliced, 10, "list watch", discovery, "endpointslices", "", "", noBackends},
 			{f.Services, 12, "get list", extensions, "customresourcedefinitions", "", "", noShadows},
 			{true, 14, "create", authentication, "tokenreviews", "", "", noTokens},
 			{f.Requests, 15, "create", authorization, "subjectaccessreviews", "", "", noRequests},
@@ -190,7 +191,7 @@ func roles(f Features) []role {
 			{f.Impersonation, 8, "impersonate", "", "users groups", "", "", noUsers},
 			{f.Impersonation, 10, "impersonate", "", "serviceaccounts", "", "", noOthers},
 			{f.Impersonation, 12, "impersonate", authentication, "uids", "", "", noOthers},
-			{f.Impersonation, 14, "impersonate", authentication, "userextras/authentication.kubernetes.io/credential-id", "", "", noUsers},
+			{f.Impersonation, 14, "impersonate", authentication, extras, "", "", noUsers},
 			{f.Impersonation, 16, "watch", extensions, "customresourcedefinitions", "", "", noChanges},
 		}},
 		{"ClusterRole system:fairlead-status", "deploy/components/write-status/rbac.yaml", []rule{
@@ -211,7 +212,7 @@ func roles(f Features) []role {
 			{f.Entrypoint, 7, "create update delete", coordination, "leases", system, "", noEndpoints},
 			{f.Entrypoint, 19, "get update", "", "endpoints", fallback, "kubernetes", noEndpoints},
 			{f.Entrypoint, 20, "create", "", "endpoints", fallback, "", noEndpoints},
-			{f.Entrypoint, 22, "update delete", discovery, "endpointslices", fallback, "kubernetes kubernetes-1 kubernetes-2 kubernetes-3", noEndpoints},
+			{f.Entrypoint, 22, "update delete", discovery, "endpointslices", fallback, published, noEndpoints},
 			{f.Entrypoint, 23, "create", discovery, "endpointslices", fallback, "", noEndpoints},
 		}},
 		{"Role fairlead-critical-apiservices", "deploy/components/critical-apiservices/rbac.yaml", []rule{
@@ -224,7 +225,8 @@ func roles(f Features) []role {
 			{f.NamespaceLabels, 19, "list watch", "", "namespaces", "", "", noLabels},
 		}},
 		{"ClusterRole system:fairlead-ca-from", "deploy/base/rbac.yaml", bundles(f.Bundles, false)},
-		{"ClusterRole system:cluster-trust-bundle-discovery", "Kubernetes' own", bundles(f.Bundles, true)}, // bound to all ServiceAccounts
+		// This one is bound to all ServiceAccounts.
+		{"ClusterRole system:cluster-trust-bundle-discovery", "Kubernetes' own", bundles(f.Bundles, true)},
 	}
 }
 

@@ -38,5 +38,6 @@ func (r *Rule) String() string {
 	does := []string{string(r.Action), map[bool]string{true: "dry run"}[r.DryRun], r.Limit, r.Message}
 	does = slices.DeleteFunc(does, func(s string) bool { return s == "" })
 	refused := map[bool]string{true: "would be refused", false: "refused"}[r.DryRun]
-	return fmt.Sprintf("%s (%s), %d %s, %d passed: %s", r.Name, r.Where, r.Refused, refused, r.Passed, strings.Join(does, ", "))
+	return fmt.Sprintf("%s (%s), %d %s, %d passed: %s",
+		r.Name, r.Where, r.Refused, refused, r.Passed, strings.Join(does, ", "))
 }
