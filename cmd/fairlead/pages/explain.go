@@ -40,13 +40,15 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if name := q.Get("user"); name != "" {
-		d, denied := p.cfg.Proxy.Explain(r.Context(), http.MethodPost, "/apis/authorization.k8s.io/v1/subjectaccessreviews", "", "", u)
+		const reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+		d, denied := p.cfg.Proxy.Explain(r.Context(), http.MethodPost, reviews, "", "", u)
 		if d.User == nil { // refused before it was authorized
 			denied = d.Err
 		}
 		if denied != nil {
-			code := map[bool]int{true: http.StatusServiceUnavailable, false: http.StatusForbidden}[apierrors.IsServiceUnavailable(denied)]
-			http.Error(w, "explaining a request of another user: "+denied.Error(), code)
+			code := map[bool]int{true: http.StatusServiceUnavailable, false: http.StatusForbidden}
+			failed := apierrors.IsServiceUnavailable(denied)
+			http.Error(w, "explaining a request of another user: "+denied.Error(), code[failed])
 			return
 		}
 		u = subject(name, q.Get("uid"), q["group"])
@@ -78,7 +80,8 @@ func (p *Pages) explain(ctx context.Context, method, target, agent, source strin
 	return p.explanation(method, target, agent, u, d, denied)
 }
 
-func (p *Pages) explanation(method, target, agent string, u user.Info, d proxy.Decision, denied error) *answer.Explanation {
+func (p *Pages) explanation(
+	method, target, agent string, u user.Info, d proxy.Decision, denied error) *answer.Explanation {
 	path, _, _ := strings.Cut(target, "?")
 	x := &answer.Explanation{Method: method, Path: target, Verb: d.Request.Verb, Destination: destination(d.Action)}
 	e := p.claimant(path, d.Entry)
@@ -94,7 +97,8 @@ func (p *Pages) explanation(method, target, agent string, u user.Info, d proxy.D
 	}
 	refusal, forbidden := d.Err, apierrors.IsForbidden(denied)
 	if denied != nil { // the review failed, unless it forbids
-		refusal, x.Authorization = denied, map[bool]string{true: "denied: ", false: "unknown: "}[forbidden]+denied.Error()
+		refusal = denied
+		x.Authorization = map[bool]string{true: "denied: ", false: "unknown: "}[forbidden] + denied.Error()
 	} else if d.User != nil {
 		x.Authorization = "allowed"
 	}
@@ -116,7 +120,8 @@ func (p *Pages) explanation(method, target, agent string, u user.Info, d proxy.D
 		x.Advice = "grant it by a Role or ClusterRole and a binding, which takes effect within 10 s " +
 			"(--authorization-webhook-cache-unauthorized-ttl); kubectl auth can-i asks the same question"
 	case denied != nil:
-		x.Advice = "Fairlead must reach the local apiserver, and may create subjectaccessreviews there (ClusterRole system:fairlead)"
+		x.Advice = "Fairlead must reach the local apiserver, and may create subjectaccessreviews there " +
+			"(ClusterRole system:fairlead)"
 	default:
 		p.blame(x, d.Err != nil && (d.Entry == nil || d.Entry.Local()), d.Pool == authn.PoolImpersonate)
 		return x
@@ -231,7 +236,7 @@ func (p *Pages) claims(e *registry.Entry) []string {
 	}
 	claim := fmt.Sprintf("APIService %s claims it and is Local (spec.service is not set)", e.Name)
 	if !e.Local() {
-		claim = fmt.Sprintf("APIService %s claims it for %s", e.Name, cmp.Or(e.Backend.URLs, "service "+e.Backend.String()))
+		claim = "APIService " + e.Name + " claims it for " + cmp.Or(e.Backend.URLs, "service "+e.Backend.String())
 	}
 	if e.Front != "" {
 		claim += fmt.Sprintf("; the cluster sends it to service %s, and its own condition says: %s",
@@ -244,7 +249,8 @@ func (p *Pages) claims(e *registry.Entry) []string {
 	}
 	g := groups[at]
 	version := slices.IndexFunc(g.Entries, func(o *registry.Entry) bool { return o.Name == e.Name })
-	return []string{claim, fmt.Sprintf("in discovery its group is %d of %d (priority %d), and its version %d of %d (versionPriority %d)",
+	return []string{claim, fmt.Sprintf(
+		"in discovery its group is %d of %d (priority %d), and its version %d of %d (versionPriority %d)",
 		at+1, len(groups), g.Priority, version+1, len(g.Entries), e.Object.Spec.VersionPriority)}
 }
 

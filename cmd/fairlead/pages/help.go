@@ -17,7 +17,8 @@ const Runbooks = "https://github.com/fairlead-proxy/fairlead/blob/main/docs/runb
 func help(a *answer.APIService, e *registry.Entry) {
 	judged(a, e)
 	if fails := a.Fails(); fails != "" {
-		a.Cause, a.Runbook, a.Command = strings.TrimSuffix(fails+"; "+a.Cause, "; "), Runbooks+"FairleadBackendErrors.md", command(e)
+		a.Cause = strings.TrimSuffix(fails+"; "+a.Cause, "; ")
+		a.Runbook, a.Command = Runbooks+"FairleadBackendErrors.md", command(e)
 		a.Advice = "500: see the log of the backend; others: kubectl get --raw '/fairlead/tap?path=" + a.Path() +
 			"/&seconds=1' says who failed, and how"
 	}
@@ -25,13 +26,15 @@ func help(a *answer.APIService, e *registry.Entry) {
 
 // judged adds what is wrong by the verdict, the limits and the endpoints.
 func judged(a *answer.APIService, e *registry.Entry) {
-	if e.Local() || e.Verdict.Available() && e.Settings.Maintenance == "" && len(e.Problems) == 0 && a.Healthy() == len(a.Endpoints) {
+	if e.Local() || e.Verdict.Available() && e.Settings.Maintenance == "" &&
+		len(e.Problems) == 0 && a.Healthy() == len(a.Endpoints) {
 		switch serve := different(a.Endpoints); {
 		case serve != "":
 			a.Cause = "its URLs lead to different servers, so that some requests get 404: " + serve
 			a.Advice = "requests are spread over the URLs of fairlead.dev/url: name replicas of one server only"
 		case len(a.Limits) > 0:
-			a.Cause, a.Advice, a.Runbook = a.Limits[0].String(), limited(a.Limits[0].Name), Runbooks+"FairleadSaturated.md"
+			a.Cause, a.Advice = a.Limits[0].String(), limited(a.Limits[0].Name)
+			a.Runbook = Runbooks + "FairleadSaturated.md"
 		}
 		return
 	}
@@ -111,7 +114,8 @@ func command(e *registry.Entry) string {
 	case e.Verdict.Reason == registry.ReasonInvalidCABundle, e.Verdict.Reason == registry.ReasonInvalidURL,
 		e.Verdict.Reason == registry.ReasonProtectedGroup, e.Settings.Maintenance != "":
 	default:
-		return "kubectl -n " + b.Namespace + " describe service " + b.Service + "; kubectl -n " + b.Namespace + " get pods -o wide"
+		in := "kubectl -n " + b.Namespace
+		return in + " describe service " + b.Service + "; " + in + " get pods -o wide"
 	}
 	return "kubectl get apiservice " + e.Name + " -o yaml"
 }
@@ -151,8 +155,7 @@ func diagnoseEntry(e *registry.Entry) (cause, do string) {
 func Unhealthy(all []registry.Endpoint) (bad int, last registry.Endpoint) {
 	for _, e := range all {
 		if e.Health == registry.Unhealthy {
-			bad++
-			last = e
+			bad, last = bad+1, e
 		}
 	}
 	return bad, last

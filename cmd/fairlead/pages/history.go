@@ -54,7 +54,8 @@ func (h *history) changed(was, is *registry.Entry, now time.Time) {
 	for _, e := range is.Endpoints {
 		list := old[e.Address]
 		if e.Health != before[e.Address] {
-			list = append(slices.Clone(list[max(len(list)-maxChanges+1, 0):]), answer.Change{Time: now, Health: healthName(e.Health)})
+			last := list[max(len(list)-maxChanges+1, 0):]
+			list = append(slices.Clone(last), answer.Change{Time: now, Health: healthName(e.Health)})
 		}
 		if len(list) > 0 {
 			kept[e.Address] = list

@@ -22,10 +22,6 @@ import (
 //go:embed assets *.html
 var files embed.FS
 
-// policy lets the page load only its own files, connect to us, and not be framed (Content Security Policy Level 3).
-const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
-	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-
 func (p *Pages) addHTML() {
 	p.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
 		v := &view{Status: p.status(), List: listingOf(r)}
@@ -38,13 +34,13 @@ func (p *Pages) addHTML() {
 		p.render(w, "overview.html", v)
 	})
 	p.mux.HandleFunc("GET /apiservice/{name}", func(w http.ResponseWriter, r *http.Request) {
-		s := p.status()
-		found := s.Those(func(a *answer.APIService) bool { return a.Name == r.PathValue("name") })
+		s, name := p.status(), r.PathValue("name")
+		found := s.Those(func(a *answer.APIService) bool { return a.Name == name })
 		if len(found) == 0 {
 			http.Error(w, "there is no such APIService", http.StatusNotFound)
 			return
 		}
-		s.Transitions = slices.DeleteFunc(s.Transitions, func(t answer.Transition) bool { return t.APIService != found[0].Name })
+		s.Transitions = slices.DeleteFunc(s.Transitions, func(t answer.Transition) bool { return t.APIService != name })
 		p.render(w, "apiservice.html", &view{Status: s, One: found[0]})
 	})
 	// It is not a part of the overview, because other people may see it.
@@ -54,9 +50,9 @@ func (p *Pages) addHTML() {
 		v.Summary, v.Busiest = p.cfg.Proxy.Busiest(r.Context(), "caller", "minute", "weight", rows).Table(true)
 		p.render(w, "busiest.html", v)
 	})
-	for name, kind := range map[string]string{"style.css": "text/css; charset=utf-8", "page.js": "text/javascript; charset=utf-8"} {
+	for name, kind := range map[string]string{"style.css": "text/css", "page.js": "text/javascript"} {
 		p.mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Type", kind)
+			w.Header().Set("Content-Type", kind+"; charset=utf-8")
 			http.ServeFileFS(w, r, files, "assets/"+name)
 		})
 	}
@@ -164,6 +160,9 @@ func (p *Pages) render(w http.ResponseWriter, page string, v *view) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
+	// The page may load only its own files, connect to us, and not be framed (Content Security Policy Level 3).
+	const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
+		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", policy)

@@ -36,7 +36,8 @@ type record struct {
 	fails  []uint64   // those at each point of the last minute
 }
 
-func (tr *traffic) look(entries []*registry.Entry, latencies func(*registry.Entry) []uint64, failed func(*registry.Entry) uint64) {
+func (tr *traffic) look(
+	entries []*registry.Entry, latencies func(*registry.Entry) []uint64, failed func(*registry.Entry) uint64) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	known := make(map[string]*record, len(tr.records))
@@ -140,7 +141,8 @@ const LocalName = "local-apiserver"
 func (p *Pages) status() *answer.Status {
 	t := p.cfg.Registry.Table()
 	s := p.cfg.Process()
-	s.Time, s.Go, s.Started, s.Generation, s.Complete = time.Now(), runtime.Version(), p.started, t.Generation(), t.Complete()
+	s.Time, s.Go, s.Started = time.Now(), runtime.Version(), p.started
+	s.Generation, s.Complete = t.Generation(), t.Complete()
 	s.APIServices, s.Transitions = make([]answer.APIService, 0, len(t.Servers())), p.history.newest()
 	if err := p.cfg.Ready.Err(nil); err != nil {
 		s.Ready = err.Error()
@@ -182,8 +184,8 @@ func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) 
 		a := of(x.Name)
 		if a.Discovery = &x; len(x.Conflicts) > 0 && a.Cause == "" {
 			a.Cause = "resources are not listed as this server has them: " + strings.Join(x.Conflicts, "; ")
-			a.Advice = "another server of the APIService, whose rule comes first in the policy, has them in another way: " +
-				"let one of the two have each"
+			a.Advice = "another server of the APIService, whose rule comes first in the policy, has them in another " +
+				"way: let one of the two have each"
 		}
 	}
 	for _, x := range p.cfg.OpenAPI() {
