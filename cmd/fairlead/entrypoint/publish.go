@@ -84,8 +84,7 @@ func (p *Publisher) mayWrite(have *corev1.Endpoints, list []discoveryv1.Endpoint
 	c.last = c.until // the quiet time starts after the pause; one more write after it is enough
 	p.metrics.contested.Set(1)
 	p.log.Error("another writer, probably kube-apiserver's own reconciler, keeps changing the endpoints of "+
-		"default/kubernetes: run kube-apiserver with --endpoint-reconciler-type=none",
-		"pause", c.pause.String())
+		"default/kubernetes: run kube-apiserver with --endpoint-reconciler-type=none", "pause", c.pause.String())
 	return false
 }
 
@@ -104,11 +103,12 @@ func altered(s *discoveryv1.EndpointSlice) bool {
 }
 
 // writeEndpoints writes the Endpoints, for clients that read no EndpointSlices.
-func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, addresses map[netip.AddrPort]string) error {
+func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, zones map[netip.AddrPort]string) error {
 	want := have.DeepCopy()
 	want.Namespace, want.Name, want.Subsets = metav1.NamespaceDefault, service, nil
-	for _, g := range groups(addresses) { // one for each family and port
-		s := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: portName, Port: g.port, Protocol: corev1.ProtocolTCP}}}
+	for _, g := range groups(zones) { // one for each family and port
+		s := corev1.EndpointSubset{}
+		s.Ports = []corev1.EndpointPort{{Name: portName, Port: g.port, Protocol: corev1.ProtocolTCP}}
 		for _, e := range g.endpoints {
 			s.Addresses = append(s.Addresses, corev1.EndpointAddress{IP: e.Addresses[0]})
 		}
@@ -116,8 +116,8 @@ func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, 
 			want.Subsets = append(want.Subsets, s)
 		}
 	}
-	text := content(want)
-	if content(have) == text && have.Annotations[contentAnnotation] == text && have.Labels[discoveryv1.LabelSkipMirror] == "true" {
+	text, skips := content(want), have.Labels[discoveryv1.LabelSkipMirror] == "true"
+	if content(have) == text && have.Annotations[contentAnnotation] == text && skips {
 		return nil
 	}
 	metav1.SetMetaDataAnnotation(&want.ObjectMeta, contentAnnotation, text)
@@ -172,7 +172,8 @@ func groups(zones map[netip.AddrPort]string) []group {
 			i = len(list)
 			list = append(list, group{kind: kind, port: int32(a.Port())})
 		}
-		e := discoveryv1.Endpoint{Addresses: []string{a.Addr().String()}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}}
+		e := discoveryv1.Endpoint{Addresses: []string{a.Addr().String()}}
+		e.Conditions.Ready = new(true)
 		if zone := zones[a]; zone != "" {
 			e.Zone, e.Hints = &zone, &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
 		}
@@ -201,13 +202,14 @@ func (g *group) slice(name string) *discoveryv1.EndpointSlice {
 }
 
 // writeSlices writes one EndpointSlice for each family and port, and deletes our other ones.
-func (p *Publisher) writeSlices(ctx context.Context, have []discoveryv1.EndpointSlice, addresses map[netip.AddrPort]string) error {
+func (p *Publisher) writeSlices(
+	ctx context.Context, have []discoveryv1.EndpointSlice, zones map[netip.AddrPort]string) error {
 	old := map[string]*discoveryv1.EndpointSlice{} // :: name → one that is not wanted
 	for i := range have {
 		old[have[i].Name] = &have[i]
 	}
 	var faults []error
-	for i, g := range groups(addresses) {
+	for i, g := range groups(zones) {
 		name := service
 		if i > 0 {
 			name = fmt.Sprintf("%s-%d", service, i) // predictable, for a Role's resourceNames
@@ -258,14 +260,14 @@ func (p *Publisher) deleteSlice(ctx context.Context, s *discoveryv1.EndpointSlic
 // sliceContent returns the content of an EndpointSlice in canonical order.
 func sliceContent(s *discoveryv1.EndpointSlice) string {
 	var list []string
-	for _, port := range s.Ports {
+	for _, p := range s.Ports {
 		for _, e := range s.Endpoints {
 			unready := ""
 			if !ptr.Deref(e.Conditions.Ready, true) {
 				unready = "!"
 			}
 			for _, a := range e.Addresses {
-				list = append(list, fmt.Sprintf("%s %s%s %d", ptr.Deref(port.Name, ""), unready, a, ptr.Deref(port.Port, 0)))
+				list = append(list, fmt.Sprintf("%s %s%s %d", ptr.Deref(p.Name, ""), unready, a, ptr.Deref(p.Port, 0)))
 			}
 		}
 	}

@@ -68,14 +68,16 @@ type Publisher struct {
 func New(c Config) *Publisher {
 	c.Address = netip.AddrPortFrom(c.Address.Addr().Unmap(), c.Address.Port())
 	log := c.Log()
-	return &Publisher{config: c, log: log, metrics: newMetrics(c.Metrics), leaving: make(chan struct{}, 1), members: members.New(members.Config{
+	m := members.New(members.Config{
 		Client: c.Client, Label: "fairlead.dev/entrypoint", Identity: c.Identity, Logger: log,
-	})}
+	})
+	return &Publisher{config: c, log: log, metrics: newMetrics(c.Metrics), leaving: make(chan struct{}, 1), members: m}
 }
 
 // CheckAddress returns why clients cannot use an address. Kubernetes would reject it too.
 func CheckAddress(a netip.Addr) error {
-	if !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.Zone() != "" {
+	if !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsLinkLocalUnicast() ||
+		a.IsMulticast() || a.Zone() != "" {
 		return fmt.Errorf("address %q cannot be reached by others", a)
 	}
 	return nil
@@ -192,8 +194,9 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "fairlead_entrypoint_" + name, Help: help})
 	}
 	m := &metrics{
-		published: gauge("published", "1 while this replica has its Lease and so is an endpoint of the Service default/kubernetes."),
-		replicas:  gauge("replicas", "Replicas with a Lease, as this one sees them."),
+		published: gauge("published", "1 while this replica has its Lease and so is an endpoint of the Service "+
+			"default/kubernetes."),
+		replicas: gauge("replicas", "Replicas with a Lease, as this one sees them."),
 		contested: gauge("contested", "1 while Fairlead gives way to another writer, such as kube-apiserver's own "+
 			"reconciler, until no other writer has changed the endpoints of default/kubernetes for a minute."),
 		foreign: metric.Count("fairlead_entrypoint_foreign_writes_total",

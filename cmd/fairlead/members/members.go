@@ -76,8 +76,7 @@ func Run(ctx context.Context, wake <-chan struct{}, says func() map[string]strin
 	var said map[string]string
 	var err error // of the last round
 	var due time.Time
-	turn := func(says map[string]string) {
-		// Only the limit bounds it: a withdrawal cut short would leave a Lease.
+	turn := func(says map[string]string) { // only the limit bounds it: a withdrawal cut short would leave a Lease
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), roundLimit)
 		defer cancel()
 		err = round(ctx, says)
@@ -135,8 +134,8 @@ func (m *Members) Round(ctx context.Context, annotations map[string]string) ([]*
 
 // observe returns the live Leases and the expired ones. wrote says that this replica has just written its own. A Lease
 // expires only while it, or another one, can be written: an apiserver whose etcd is full still lists.
-func (m *Members) observe(leases []coordinationv1.Lease, wrote bool, now time.Time) (alive, dead []*coordinationv1.Lease) {
-	writable := wrote || slices.ContainsFunc(leases, func(l coordinationv1.Lease) bool {
+func (m *Members) observe(all []coordinationv1.Lease, wrote bool, now time.Time) (alive, dead []*coordinationv1.Lease) {
+	writable := wrote || slices.ContainsFunc(all, func(l coordinationv1.Lease) bool {
 		k := m.known[l.Name]
 		return k == nil || k.version != l.ResourceVersion
 	})
@@ -149,16 +148,15 @@ func (m *Members) observe(leases []coordinationv1.Lease, wrote bool, now time.Ti
 		m.last = now
 	}
 	names := map[string]bool{}
-	for i := range leases {
-		l := &leases[i]
+	for i := range all {
+		l := &all[i]
 		names[l.Name] = true
 		k := m.known[l.Name]
 		// Another release may renew less often: the Lease says for how long it lasts.
 		lasts := time.Duration(ptr.Deref(l.Spec.LeaseDurationSeconds, int32(LeaseDuration/time.Second))) * time.Second
 		lasts = min(lasts, longest)
 		switch {
-		case k == nil:
-			// No renewal seen yet: trust the Lease's renewTime, of a clock that may be as wrong as ours.
+		case k == nil: // no renewal seen yet: trust the Lease's renewTime, of a clock that may be as wrong as ours
 			k = &member{version: l.ResourceVersion, seen: now}
 			k.alive = l.Spec.RenewTime != nil && now.Before(l.Spec.RenewTime.Add(lasts+skew))
 			m.known[l.Name] = k
@@ -199,9 +197,8 @@ func (m *Members) renew(ctx context.Context, mine *coordinationv1.Lease, annotat
 
 // remove deletes a Lease unless it has been renewed, or made anew, since it was read.
 func (m *Members) remove(ctx context.Context, l *coordinationv1.Lease) error {
-	err := m.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, l.Name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{ResourceVersion: &l.ResourceVersion},
-	})
+	only := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &l.ResourceVersion}}
+	err := m.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem).Delete(ctx, l.Name, only)
 	if err == nil || apierrors.IsNotFound(err) {
 		return nil
 	}

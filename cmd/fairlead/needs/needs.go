@@ -72,8 +72,9 @@ func New(cfg Config) *Needs {
 	}
 	n.last.Store(&all)
 	ready := prometheus.NewDesc("fairlead_ready", "0 while the check fails, otherwise 1. Two sum up: "+
-		"readyz is 1 while this replica accepts requests, users is 1 while no check fails that users notice.", []string{"check"}, nil)
-	metric.Register(cfg.Metrics, metric.Gauges{All: []*prometheus.Desc{ready}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
+		"readyz is 1 while this replica accepts requests, users is 1 while no check fails that users notice.",
+		[]string{"check"}, nil)
+	states := func(gauge func(*prometheus.Desc, float64, ...string)) {
 		users := true
 		for _, c := range n.List() {
 			gauge(ready, metric.Number(!c.Failed()), c.Name)
@@ -81,7 +82,8 @@ func New(cfg Config) *Needs {
 		}
 		gauge(ready, metric.Number(cfg.Ready()), "readyz")
 		gauge(ready, metric.Number(users), "users")
-	}})
+	}
+	metric.Register(cfg.Metrics, metric.Gauges{All: []*prometheus.Desc{ready}, Make: states})
 	return n
 }
 
@@ -127,8 +129,7 @@ func (n *Needs) look(now time.Time) {
 			found = c.Look(now)
 		}
 		if c.Gate != nil {
-			if err := c.Gate(nil); err != nil {
-				// What Look has found says more.
+			if err := c.Gate(nil); err != nil { // what Look has found says more
 				found.Status, found.Gates, found.Message = Failed, true, cmp.Or(found.Message, err.Error())
 			}
 		}
@@ -199,8 +200,7 @@ func (c *Clock) Wrap(next http.RoundTripper) http.RoundTripper {
 			return nil, err //nolint:wrapcheck // a transport passes errors on
 		}
 		c.fault.Store(nil)
-		if at, err := http.ParseTime(res.Header.Get("Date")); err == nil {
-			// The answer was made between the two.
+		if at, err := http.ParseTime(res.Header.Get("Date")); err == nil { // made between sent and now
 			c.ahead.Store(int64((max(0, sent.Sub(at)-time.Second) - max(0, time.Until(at))).Seconds()))
 		}
 		return res, nil

@@ -89,9 +89,8 @@ func (r *Rights) ask(ctx context.Context) *asked {
 		}
 	}
 	if len(a.narrow) > 0 {
-		review := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{
-			Namespace: metav1.NamespaceSystem,
-		}}
+		review := &authorizationv1.SelfSubjectRulesReview{}
+		review.Spec.Namespace = metav1.NamespaceSystem
 		done, err := r.client.SelfSubjectRulesReviews().Create(ctx, review, metav1.CreateOptions{})
 		if err != nil {
 			a.err = fmt.Errorf("asking the local apiserver for its rules: %w", err)
@@ -107,7 +106,8 @@ func (r *Rights) ask(ctx context.Context) *asked {
 // Of returns a check of the rights to the object with a name. Empty means all rights.
 func (r *Rights) Of(name string) answer.Check {
 	a := r.last.Load()
-	missing := slices.DeleteFunc(slices.Clone(a.missing), func(m rights.Right) bool { return name != "" && m.Name != name })
+	other := func(m rights.Right) bool { return name != "" && m.Name != name }
+	missing := slices.DeleteFunc(slices.Clone(a.missing), other)
 	switch {
 	case len(missing) > 0:
 	case a.err != nil:

@@ -58,8 +58,7 @@ type term struct {
 	due     time.Time                  // of the next list
 	pause   time.Duration              // the backoff after a failed list
 
-	// What other writers change is watched only for Available.
-	watching sync.WaitGroup
+	watching sync.WaitGroup     // of what other writers change, only for Available
 	end      context.CancelFunc // of the watch
 	wake     chan time.Time     // one slot: there is something in ended or seen
 	ended    atomic.Bool        // the watch has ended, so another list is needed
@@ -183,9 +182,9 @@ func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, wa
 		status.WithConditions(apply.APIServiceCondition().WithType(t.writer.condition).WithStatus(want.status).
 			WithReason(want.reason).WithMessage(want.message).WithLastTransitionTime(since))
 	}
-	// Force: no other field manager may own a condition of this name.
-	o, err := t.writer.config.APIServices.ApplyStatus(ctx, apply.APIService(e.Name).WithUID(e.Object.UID).WithStatus(status),
-		metav1.ApplyOptions{FieldManager: "fairlead", Force: true})
+	to := apply.APIService(e.Name).WithUID(e.Object.UID).WithStatus(status)
+	force := metav1.ApplyOptions{FieldManager: "fairlead", Force: true} // no other may own a condition of this name
+	o, err := t.writer.config.APIServices.ApplyStatus(ctx, to, force)
 	if err != nil {
 		have.pause = retry(have.pause)
 		have.notBefore = time.Now().Add(have.pause)
@@ -268,7 +267,7 @@ func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now latest
 	differ := map[string]bool{}
 	for name, o := range seen {
 		have := t.of(name)
-		if order, err := resourceversion.CompareResourceVersion(o.ResourceVersion, have.version); err == nil && order <= 0 {
+		if n, err := resourceversion.CompareResourceVersion(o.ResourceVersion, have.version); err == nil && n <= 0 {
 			continue // our own, or older than the list
 		}
 		t.entries[name] = have
@@ -310,12 +309,14 @@ func (e *Events) Refusals(rules *policy.Gates, log *slog.Logger) {
 			log.Info("a rule "+map[bool]string{true: "would refuse", false: "refuses"}[g.DryRun]+" requests",
 				"rule", g.Name, "action", g.Action, "place", g.Where)
 			if to := e.leads.Load(); to != nil && !g.DryRun {
-				on := &corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap", Namespace: rules.Map.Namespace, Name: rules.Map.Name}
+				on := &corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap"}
+				on.Namespace, on.Name = rules.Map.Namespace, rules.Map.Name
 				if on.Name == "" {
 					on.Kind, on.Name = "Namespace", metav1.NamespaceSystem
 				}
 				e.emitted.WithLabelValues(corev1.EventTypeWarning).Inc()
-				(*to).Event(on, corev1.EventTypeWarning, "RuleRefuses", "rule "+g.Name+" ("+string(g.Action)+") refuses requests")
+				(*to).Event(on, corev1.EventTypeWarning, "RuleRefuses",
+					"rule "+g.Name+" ("+string(g.Action)+") refuses requests")
 			}
 		}
 	}

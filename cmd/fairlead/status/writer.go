@@ -68,8 +68,8 @@ func New(c Config) *Writer {
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "fairlead_status_writer_leading", Help: "1 while this replica holds the Lease and writes statuses.",
 		}),
-		writes: metric.Counter("fairlead_status_write_total",
-			"Writes of the condition fairlead.dev/Available, by result (written, failed).", "result", "written", "failed"),
+		writes: metric.Counter("fairlead_status_write_total", "Writes of the condition fairlead.dev/Available, "+
+			"by result (written, failed).", "result", "written", "failed"),
 	}
 	if c.Elect == nil {
 		w.condition, w.config.Elect = conditionType, c.elect
