@@ -35,7 +35,6 @@ func (s *server) adminPages() http.Handler {
 	guarded.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	guarded.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	guarded.HandleFunc("/debug/pprof/trace", pprof.Trace)
-
 	mux := http.NewServeMux()
 	mux.Handle("/livez", s.live)
 	mux.Handle("/livez/", s.live)
@@ -113,9 +112,7 @@ func (s *server) countProcess() {
 		}, func() float64 { return 1 }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "fairlead_draining", Help: "1 while this process drains and reports not ready.",
-		}, func() float64 {
-			return metric.Number(s.draining.Load())
-		}),
+		}, func() float64 { return metric.Number(s.draining.Load()) }),
 		metric.Gauges{All: []*prometheus.Desc{local}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
 			for _, e := range s.kube.list() { // a handful: --local-apiservers-from takes maxFollowed
 				gauge(local, metric.Number(e.Health == registry.Healthy), e.Address)

@@ -107,7 +107,8 @@ func (s *apiservers) prefer(servers []registry.Endpoint) {
 		}
 		return 1
 	}
-	servers = slices.SortedStableFunc(slices.Values(servers), func(a, b registry.Endpoint) int { return rank(a) - rank(b) })
+	byRank := func(a, b registry.Endpoint) int { return rank(a) - rank(b) }
+	servers = slices.SortedStableFunc(slices.Values(servers), byRank)
 	if len(servers) == 0 || servers[0].Health != registry.Healthy {
 		return
 	}

@@ -45,30 +45,31 @@ func (s *server) makeChecks() {
 		{Name: "authentication-configmap", Gate: s.namesReady},
 	}
 	if s.kube != nil {
-		may := needs.NewRights(s.kube.api.AuthorizationV1(), func() []rights.Right { return rights.Needed(s.features()) })
+		may := needs.NewRights(s.kube.api.AuthorizationV1(),
+			func() []rights.Right { return rights.Needed(s.features()) })
 		s.loops["rights"] = may.Run
 		all[len(all)-1].Look = func(time.Time) answer.Check { return s.lookConfigMap(may.Of(authConfigMap().Name)) }
-		all = append(all,
-			needs.Check{Name: "local-apiserver", Gate: func(*http.Request) error { return s.kube.pools.Ready() }, Look: s.kube.lookServers},
-			needs.Check{Name: "kubeconfig", Look: func(time.Time) answer.Check { return s.lookKubeconfig(may.Credential()) }},
-			needs.Check{Name: "rights", Look: func(time.Time) answer.Check { return may.Of("") }},
-			needs.Check{Name: "reviews", Look: func(time.Time) answer.Check { return s.lookReviews(may.Passed()) }},
-			needs.Check{Name: "clock", Look: s.kube.clock.Look},
-		)
+		reached := func(*http.Request) error { return s.kube.pools.Ready() }
+		all = append(all, []needs.Check{
+			{Name: "local-apiserver", Gate: reached, Look: s.kube.lookServers},
+			{Name: "kubeconfig", Look: func(time.Time) answer.Check { return s.lookKubeconfig(may.Credential()) }},
+			{Name: "rights", Look: func(time.Time) answer.Check { return may.Of("") }},
+			{Name: "reviews", Look: func(time.Time) answer.Check { return s.lookReviews(may.Passed()) }},
+			{Name: "clock", Look: s.kube.clock.Look},
+		}...)
 	}
 	if s.o.registry.etcd != nil {
 		all = append(all, needs.Check{Name: "etcd", Look: s.askEtcd()})
 	}
-	all = append(all,
-		needs.Check{
-			Name: "certificates",
-			Gate: func(*http.Request) error { return ptr.Deref(s.pairs.serving.Load(), nil) },
+	all = append(all, []needs.Check{
+		{
+			Name: "certificates", Gate: func(*http.Request) error { return ptr.Deref(s.pairs.serving.Load(), nil) },
 			Look: seldomLook(func(now time.Time) answer.Check { return s.pairs.judge(s.certs.Status(), now) }),
 		},
-		needs.Check{Name: "registry", Look: func(time.Time) answer.Check { return problem(s.registry.Table().Problems()) }},
-		needs.Check{Name: "descriptors", Look: seldomLook(countDescriptors)},
-		needs.Check{Name: "memory", Look: s.lookMemory},
-	)
+		{Name: "registry", Look: func(time.Time) answer.Check { return problem(s.registry.Table().Problems()) }},
+		{Name: "descriptors", Look: seldomLook(countDescriptors)},
+		{Name: "memory", Look: s.lookMemory},
+	}...)
 	written := func(name, path, flag string, lines **wholeLines) {
 		if path != "" {
 			all = append(all, needs.Check{Name: name + "-log", Look: func(time.Time) answer.Check {
@@ -85,10 +86,8 @@ func (s *server) makeChecks() {
 	s.live = &health.Checks{Name: "livez", Logger: s.log}
 	s.ready = &health.Checks{Name: "readyz", Draining: &s.draining, Logger: s.log}
 	s.needs = needs.New(needs.Config{
-		Checks:  all,
-		Ready:   func() bool { return s.ready.Err(nil) == nil },
+		Checks: all, Ready: func() bool { return s.ready.Err(nil) == nil }, Sinks: s.sinks,
 		Runbook: pages.Runbooks + "FairleadCheckFailing.md",
-		Sinks:   s.sinks,
 	})
 	s.ready.List, s.ready.Others = s.needs.Gates()
 	s.loops["checks"] = s.needs.Run
@@ -128,7 +127,8 @@ func bundles(entries []*registry.Entry, dir string, faults map[string]string) (a
 func problem(all []directory.Fault) answer.Check {
 	for _, f := range all {
 		if !f.Note {
-			return failed(errors.New(f.String()), "", "", "correct it: until then the last good state is used, if there is one")
+			return failed(errors.New(f.String()), "", "",
+				"correct it: until then the last good state is used, if there is one")
 		}
 	}
 	return answer.Check{}

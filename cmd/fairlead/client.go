@@ -29,7 +29,9 @@ const ownReadIdle, ownPing = "2", "5"
 
 // pingOften sets these times. client-go takes them from the environment, which an operator may set.
 func pingOften() {
-	for name, seconds := range map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": ownReadIdle, "HTTP2_PING_TIMEOUT_SECONDS": ownPing} {
+	for name, seconds := range map[string]string{
+		"HTTP2_READ_IDLE_TIMEOUT_SECONDS": ownReadIdle, "HTTP2_PING_TIMEOUT_SECONDS": ownPing,
+	} {
 		if _, given := os.LookupEnv(name); !given {
 			_ = os.Setenv(name, seconds) // it fails only for names that are not possible
 		}
@@ -38,7 +40,8 @@ func pingOften() {
 
 // clientConfig returns how Fairlead itself talks to the local apiserver, and the addresses of the servers. Only those,
 // and with follows those that follow, are ever dialled. own chooses among them; nil: only the kubeconfig's.
-func clientConfig(kubeconfig string, servers []string, follows bool) (c *rest.Config, addresses []string, own *apiservers, err error) {
+func clientConfig(kubeconfig string, servers []string, follows bool) (
+	c *rest.Config, addresses []string, own *apiservers, err error) {
 	if kubeconfig == "" { // a server never reads a home directory
 		if c, err = rest.InClusterConfig(); err != nil {
 			err = fmt.Errorf("--kubeconfig is required outside a pod: %w", err)
@@ -84,7 +87,8 @@ func addressOf(server string) (string, error) {
 		return net.JoinHostPort(bare[:at], bare[at+1:]), nil
 	}
 	u, err := url.Parse(server)
-	if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Path != "" && u.Path != "/" {
+	if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" ||
+		u.Path != "" && u.Path != "/" {
 		return "", fmt.Errorf("local apiserver %q is not https://host:port", server)
 	}
 	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), nil
@@ -151,11 +155,8 @@ func (f *follower) reload(path string) (*rest.Config, error) {
 	if f.first.Dial == nil && c.Host != f.first.Host {
 		f.log.Warn("the kubeconfig names another server: restart to follow it", "kubeconfig", path, "server", c.Host)
 	}
-	c.Host = f.first.Host
-	c.UserAgent = f.first.UserAgent
-	c.QPS = f.first.QPS
-	c.Dial = f.first.Dial
-	c.WrapTransport = f.first.WrapTransport
+	c.Host, c.UserAgent, c.QPS = f.first.Host, f.first.UserAgent, f.first.QPS
+	c.Dial, c.WrapTransport = f.first.Dial, f.first.WrapTransport
 	was := f.config.Load().Insecure
 	if err := f.take(c); err != nil {
 		return nil, err
@@ -182,7 +183,8 @@ func (k *kube) takeCA(c *rest.Config, followed string) error {
 		return k.trust.LocalBundle(c.CAData)
 	}
 	if file != followed {
-		k.log.Warn("the kubeconfig names another CA file: restart to follow its changes", "kubeconfig", k.o.kubeconfig, "file", file)
+		k.log.Warn("the kubeconfig names another CA file: restart to follow its changes",
+			"kubeconfig", k.o.kubeconfig, "file", file)
 	}
 	bundle, err := os.ReadFile(file)
 	if err == nil && len(bundle) == 0 { // it would mean the system's roots

@@ -61,10 +61,12 @@ func readTracing(file string) (*tracingapi.TracingConfiguration, error) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	config := &apiserver.TracingConfiguration{}
-	if err := runtime.DecodeInto(serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder(), data, config); err != nil {
+	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder()
+	if err := runtime.DecodeInto(decoder, data, config); err != nil {
 		return nil, fmt.Errorf("reading %s: %w", file, err)
 	}
-	if faults := tracingapi.ValidateTracingConfiguration(&config.TracingConfiguration, featuregate.NewFeatureGate(), nil); len(faults) > 0 {
+	gates := featuregate.NewFeatureGate()
+	if faults := tracingapi.ValidateTracingConfiguration(&config.TracingConfiguration, gates, nil); len(faults) > 0 {
 		return nil, faults.ToAggregate()
 	}
 	return &config.TracingConfiguration, nil

@@ -54,7 +54,7 @@ func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*cred
 
 // take offers Run another configuration. It runs no plugin, which may hang: its caller also follows other files.
 func (k *credential) take(c *rest.Config) error {
-	if c.Impersonate.UserName != "" || c.Impersonate.UID != "" || len(c.Impersonate.Groups)+len(c.Impersonate.Extra) > 0 {
+	if as := &c.Impersonate; as.UserName != "" || as.UID != "" || len(as.Groups)+len(as.Extra) > 0 {
 		return errors.New("reading kubeconfig: it already impersonates a user (as:): " +
 			"kube-apiserver accepts only one impersonated identity, the caller's")
 	}
@@ -86,7 +86,9 @@ func newSource(c *rest.Config, status int) (*source, error) {
 // look obtains a source's credential and puts both in force. Only newCredential and Run call it.
 func (k *credential) look(s *source) error {
 	const slow = 10 * time.Second // client-go waits for a plugin forever
-	defer time.AfterFunc(slow, func() { k.log.Warn("still waiting for our own credential: the kubeconfig's plugin does not answer") }).Stop()
+	defer time.AfterFunc(slow, func() {
+		k.log.Warn("still waiting for our own credential: the kubeconfig's plugin does not answer")
+	}).Stop()
 	own, err := s.authorization()
 	if err != nil {
 		return err
@@ -103,7 +105,8 @@ func (k *credential) look(s *source) error {
 	k.source.Store(s)
 	k.offered.CompareAndSwap(s, nil)
 	k.authorization.Store(&own)
-	if was, _ := k.pair.GetClientCertificate(nil); !slices.EqualFunc(was.Certificate, pair.Certificate, slices.Equal[[]byte]) {
+	was, _ := k.pair.GetClientCertificate(nil)
+	if !slices.EqualFunc(was.Certificate, pair.Certificate, slices.Equal[[]byte]) {
 		k.pair.Set(pair)
 	}
 	return nil

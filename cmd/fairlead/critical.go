@@ -45,11 +45,12 @@ const (
 var errNotCompared = errors.New("it has not been compared with other replicas yet")
 
 func (s *server) addCritical(all []needs.Check) []needs.Check {
+	fails := func(n needs.Check) bool { return n.Gate != nil && n.Gate(nil) != nil }
 	c := &critical{names: s.o.critical, entry: func(name string) *registry.Entry {
 		version, group, _ := strings.Cut(name, ".")
 		return s.Table().Entry(schema.GroupVersion{Group: group, Version: version})
 	}, rest: func() bool {
-		return !s.draining.Load() && !slices.ContainsFunc(all, func(n needs.Check) bool { return n.Gate != nil && n.Gate(nil) != nil })
+		return !s.draining.Load() && !slices.ContainsFunc(all, fails)
 	}, others: members.New(members.Config{
 		Client: s.kube.api, Label: "fairlead.dev/critical-apiservices", Identity: s.identity, Logger: s.log,
 	})}
@@ -128,5 +129,6 @@ func (c *critical) look(time.Time) answer.Check {
 		return failed(errors.New(strings.Join(unknown, ", ")), "",
 			"--critical-apiservices names what does not exist: ", "correct the flag, or install it")
 	}
-	return failed(c.rounds.Err(time.Time{}), "", "what other replicas reach is not known: ", "see the checks rights and local-apiserver")
+	return failed(c.rounds.Err(time.Time{}), "", "what other replicas reach is not known: ",
+		"see the checks rights and local-apiserver")
 }

@@ -40,7 +40,8 @@ func parseSources(text string) (s sources, err error) {
 			case dir:
 				s.dir += "," + element
 			default:
-				return s, fmt.Errorf("--registry %q is neither kubernetes, dir:PATH nor etcd:URL,…, nor a list of them", text)
+				return s, fmt.Errorf("--registry %q is neither kubernetes, dir:PATH nor etcd:URL,…, "+
+					"nor a list of them", text)
 			}
 			continue
 		}
@@ -48,7 +49,8 @@ func parseSources(text string) (s sources, err error) {
 		case at == last:
 			return s, fmt.Errorf("--registry %q names %s twice", text, name)
 		case at < last:
-			return s, fmt.Errorf("--registry %q: sources must be in order of precedence: etcd:URL,…, dir:PATH, kubernetes", text)
+			return s, fmt.Errorf("--registry %q: sources must be in order of precedence: "+
+				"etcd:URL,…, dir:PATH, kubernetes", text)
 		case at == etcd:
 			s.etcd = []string{rest}
 		case at == dir && rest == "":
@@ -72,9 +74,10 @@ func (o *options) alone() bool {
 func (s *server) makeAPIServices(o *registry.Options) (err error) {
 	c := apiservices.Config{
 		Tables: s, Options: o, Version: kubernetesVersion(),
-		Authorizer: authorizer.AuthorizerFunc(func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-			return s.may.Authorize(ctx, a) // set before the first request, as is the table
-		}),
+		Authorizer: authorizer.AuthorizerFunc(
+			func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+				return s.may.Authorize(ctx, a) // set before the first request, as is the table
+			}),
 	}
 	if s.o.registry.etcd != nil {
 		c.Etcd = &s.o.etcd
@@ -113,7 +116,8 @@ func (s *server) health(local http.Handler) http.Handler {
 func kubernetesVersion() *apiversion.Info {
 	const release = baseversion.DefaultKubeBinaryVersion // without the patch level
 	major, minor, _ := strings.Cut(release, ".")
-	info := &apiversion.Info{Major: major, Minor: minor, GitVersion: "v" + release + ".0+fairlead", GoVersion: runtime.Version()}
+	info := &apiversion.Info{Major: major, Minor: minor, GoVersion: runtime.Version()}
+	info.GitVersion = "v" + release + ".0+fairlead"
 	if build, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range build.Deps {
 			if m.Path == "k8s.io/apiserver" { // the libraries of Kubernetes 1.x.y are v0.x.y

@@ -64,8 +64,7 @@ func (s *server) serveDocument(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(path, "/openapi/"):
 		s.openapi.ServeHTTP(w, r)
 	case s.kube == nil && strings.TrimSuffix(path, "/") == "/api":
-		// Without a local apiserver there is no core group: clients get an empty list.
-		s.apiServices.ServeHTTP(w, r)
+		s.apiServices.ServeHTTP(w, r) // there is no core group: clients get an empty list
 	default:
 		s.discovery.ServeHTTP(w, r)
 	}
@@ -95,8 +94,7 @@ func (s *server) fromLocal(server string) documents.Do {
 	return func(ctx context.Context, r *http.Request) (*http.Response, error) {
 		at := s.kube.pools.At(server)
 		for !at.Ready() {
-			// Documents are asked for at once after a restart. Nobody notices 20 looks a second.
-			const pause = 50 * time.Millisecond
+			const pause = 50 * time.Millisecond // documents are asked for at once after a restart
 			if !latest.Sleep(ctx, pause) {
 				return nil, errNotHealthy
 			}
@@ -128,7 +126,8 @@ func (k *kube) asOurselves(r *http.Request) *http.Request {
 // followCRDs refreshes a server's documents when a CRD changes: a column, say, changes without any APIService.
 func (s *server) followCRDs(ctx context.Context, server string) {
 	watch := func(_ context.Context, r *http.Request) (*http.Response, error) {
-		return s.proxy.Fetch(s.kube.pools.Upstream(backend.PoolCertificate), s.kube.asOurselves(r), true, s.kube.pools.At(server))
+		own := s.kube.pools.Upstream(backend.PoolCertificate)
+		return s.proxy.Fetch(own, s.kube.asOurselves(r), true, s.kube.pools.At(server))
 	}
 	_ = documents.Watch(ctx, watch, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", func() {
 		s.discovery.LocalChanged(server)

@@ -76,6 +76,7 @@ var (
 
 func tableReady(table func() *registry.Table) func(*http.Request) error {
 	until := sync.OnceValue(func() time.Time { return time.Now().Add(firstVerdicts) })
+	unknown := func(e *registry.Entry) bool { return e.Verdict.Status == "" }
 	var passed atomic.Bool
 	return func(*http.Request) error {
 		t := table()
@@ -84,18 +85,13 @@ func tableReady(table func() *registry.Table) func(*http.Request) error {
 			return nil
 		case !t.Complete():
 			return errNoTable
-		case slices.ContainsFunc(t.Servers(), func(e *registry.Entry) bool { return e.Verdict.Status == "" }) && time.Now().Before(until()):
+		case slices.ContainsFunc(t.Servers(), unknown) && time.Now().Before(until()):
 			return errNoVerdicts
 		}
 		passed.Store(true)
 		return nil
 	}
 }
-
-// lookUnready is the interval between readiness checks while this process is not ready: short,
-// because units ordered after this one wait for it. lookReady is the interval while it is ready,
-// unless a local apiserver reports news: a load balancer takes seconds to notice, too.
-const lookUnready, lookReady = 250 * time.Millisecond, time.Second
 
 // followReadiness notifies systemd when this process is first ready, and closes client connections while it is not
 // ready, until ctx ends. Behind a TCP load balancer nothing else moves clients to another replica, and here they would
@@ -105,6 +101,9 @@ const lookUnready, lookReady = 250 * time.Millisecond, time.Second
 // also moves Fairlead's own connections away from unhealthy local apiservers. It does nothing during a drain, which has
 // its own order.
 func (s *server) followReadiness(ctx context.Context) error {
+	// lookUnready is the interval while this process is not ready: short, because units ordered after this one wait
+	// for it. lookReady is that while it is ready, unless there is news: a load balancer takes seconds to notice, too.
+	const lookUnready, lookReady = 250 * time.Millisecond, time.Second
 	tick := time.NewTicker(lookUnready)
 	was, notified := true, false
 	for {

@@ -33,7 +33,8 @@ func (o *options) validateEtcd(f *cli.Faults) {
 		case !strings.HasPrefix(o.registry.etcd[0], u.Scheme+":"):
 			f.Add("--registry=etcd: all members must be https, or all http")
 		case u.Scheme == "http" && o.etcd.CAFile+o.etcd.CertFile+o.etcd.KeyFile != "":
-			f.Add("--registry=etcd: %s is plain text: --etcd-cafile, --etcd-certfile and --etcd-keyfile would have no effect", e)
+			f.Add("--registry=etcd: %s is plain text: "+
+				"--etcd-cafile, --etcd-certfile and --etcd-keyfile would have no effect", e)
 		}
 	}
 	f.If(o.writeStatus && o.registry.etcd != nil,
@@ -69,7 +70,8 @@ func ownClient(server http.Handler) *rest.Config {
 // ofEtcd gathers only the etcd metrics of k8s.io/apiserver, by their names, of all that Kubernetes' libraries register.
 func ofEtcd() ([]*dto.MetricFamily, error) {
 	all, err := legacyregistry.DefaultGatherer.Gather()
-	return slices.DeleteFunc(all, func(f *dto.MetricFamily) bool { return !strings.HasPrefix(f.GetName(), "etcd_") }), err
+	other := func(f *dto.MetricFamily) bool { return !strings.HasPrefix(f.GetName(), "etcd_") }
+	return slices.DeleteFunc(all, other), err
 }
 
 const inProcess = "fairlead.invalid" // the host of URLs for transportTo

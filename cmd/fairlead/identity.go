@@ -46,9 +46,7 @@ func (s *server) makeTrust(files []certs.File) (err error) {
 	c.MinVersion, _ = cliflag.TLSVersion(s.o.minTLSVersion) // validate has seen that this and the next two are known
 	c.CipherSuites, _ = cliflag.TLSCipherSuites(s.o.cipherSuites)
 	c.Curves, _ = cliflag.TLSCurvePreferences(s.o.curves)
-	c.SNI = s.o.SNI()
-	c.HTTP1 = !s.o.http2
-	c.ConfigMap = authConfigMap()
+	c.SNI, c.HTTP1, c.ConfigMap = s.o.SNI(), !s.o.http2, authConfigMap()
 	c.Files = append(s.kube.files(), files...)
 	c.Watch, c.Sinks = s.registry.Watch, s.sinks
 	s.certs, err = certs.New(c)
@@ -96,7 +94,8 @@ func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) 
 	// With impersonation JWTs are verified here, and users so known are passed to the apiserver.
 	if cluster := c.Review; s.o.impersonates() {
 		c.Impersonate, c.Issued, c.ReviewGeneration = s.kube.credential.Authorization, tokens.Issued, tokens.Generation
-		c.RefuseUsers, c.RefuseGroups = cli.List(c.RefuseUsers, "system:serviceaccount:*"), cli.List(c.RefuseGroups, "system:masters")
+		c.RefuseUsers = cli.List(c.RefuseUsers, "system:serviceaccount:*")
+		c.RefuseGroups = cli.List(c.RefuseGroups, "system:masters")
 		// Tokens of our issuers are never sent to the cluster, which may expect another audience.
 		c.Review = func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 			if tokens.Issued(token) {
@@ -161,8 +160,8 @@ func (o *options) validateAuthorization(f *cli.Faults) {
 	case authzWebhook:
 		f.If(o.alone(), "--authorization-mode=webhook needs --kubeconfig: there is no local apiserver to ask")
 	case authzRBAC, authzAlwaysAllow:
-		f.If(o.registry.dir == "" && !o.alone(),
-			"--authorization-mode=%s needs --registry=dir:PATH: only the local apiserver evaluates a cluster's own roles (webhook)", mode)
+		f.If(o.registry.dir == "" && !o.alone(), "--authorization-mode=%s needs --registry=dir:PATH: only the local "+
+			"apiserver evaluates a cluster's own roles (webhook)", mode)
 	case authzBackend:
 	default:
 		f.Add("--authorization-mode %q is neither webhook, RBAC, backend nor AlwaysAllow", mode)
@@ -171,9 +170,8 @@ func (o *options) validateAuthorization(f *cli.Faults) {
 
 func (s *server) makeAuthz() (*authz.Authorizer, error) {
 	c := s.o.authz
-	c.LeaveRemotes = s.o.authorization() == authzBackend
+	c.LeaveRemotes, c.Sinks = s.o.authorization() == authzBackend, s.sinks
 	c.AllowTTL, c.DenyTTL = zeroMeansNone(c.AllowTTL), zeroMeansNone(c.DenyTTL)
-	c.Sinks = s.sinks
 	switch mode := s.o.authorization(); {
 	case mode == authzAlwaysAllow:
 		s.log.Warn("every authenticated user may do everything (--authorization-mode=AlwaysAllow)")
@@ -204,6 +202,7 @@ func (o *options) validateIdentity(f *cli.Faults) {
 	f.If(!o.impersonates() && len(o.authn.RefuseUsers)+len(o.authn.RefuseGroups)+len(o.authn.GroupPrefixes) > 0,
 		"--impersonate-refuse-users, --impersonate-refuse-groups and --impersonate-groups-prefix need "+
 			"--local-identity=impersonate: a front proxy may assert every user")
-	f.If(slices.ContainsFunc(o.authn.GroupPrefixes, func(p string) bool { return p == "" || strings.HasSuffix(p, "*") }),
-		"--impersonate-groups-prefix %q has an empty prefix, or one that ends with *, which stands for itself", o.authn.GroupPrefixes)
+	odd := func(p string) bool { return p == "" || strings.HasSuffix(p, "*") }
+	f.If(slices.ContainsFunc(o.authn.GroupPrefixes, odd), "--impersonate-groups-prefix %q has an empty prefix, or "+
+		"one that ends with *, which stands for itself", o.authn.GroupPrefixes)
 }

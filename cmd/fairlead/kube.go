@@ -47,7 +47,8 @@ func (p *process) findKube(ctx context.Context) (k *kube, err error) {
 		return nil, nil //nolint:nilnil // as documented
 	}
 	k = &kube{process: p}
-	if k.config, k.servers, k.own, err = clientConfig(p.o.kubeconfig, p.o.localAPIServer, p.o.serversFrom != ""); err != nil {
+	k.config, k.servers, k.own, err = clientConfig(p.o.kubeconfig, p.o.localAPIServer, p.o.serversFrom != "")
+	if err != nil {
 		return nil, err
 	}
 	if k.own != nil {
@@ -101,8 +102,7 @@ func (k *kube) tls(withCertificate bool) (*tls.Config, error) {
 		tc.GetClientCertificate = k.pair.GetClientCertificate
 	}
 	tc.ServerName = k.config.ServerName
-	// The kubeconfig's insecure-skip-tls-verify, which is discouraged, works as in kubectl.
-	if k.config.Insecure {
+	if k.config.Insecure { // insecure-skip-tls-verify, which is discouraged, works as in kubectl
 		tc.InsecureSkipVerify, tc.VerifyConnection = true, nil
 	}
 	return tc, nil
@@ -124,9 +124,9 @@ func (k *kube) files() []certs.File {
 			return k.trust.LocalBundle(data)
 		}})
 	}
-	if k.follower != nil {
-		files = append(files, certs.File{Use: "kubeconfig", Path: k.o.kubeconfig, Held: k.follower.certificate, Take: func([]byte) error {
-			c, err := k.follower.reload(k.o.kubeconfig)
+	if f := k.follower; f != nil {
+		take := func([]byte) error {
+			c, err := f.reload(k.o.kubeconfig)
 			if err == nil && k.credential != nil {
 				err = k.credential.take(c)
 			}
@@ -137,7 +137,8 @@ func (k *kube) files() []certs.File {
 				inUse = caFile(c)
 			}
 			return err
-		}})
+		}
+		files = append(files, certs.File{Use: "kubeconfig", Path: k.o.kubeconfig, Held: f.certificate, Take: take})
 	}
 	return files
 }
@@ -164,9 +165,8 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	}
 	k.pools, err = backend.NewLocal(backend.LocalConfig{
 		Servers: k.servers, First: k.o.preference == "first", TLS: k.tls, Name: pool, Guard: guard,
-		IdentityChanged: k.pair.Changed, Dial: rules.Dial,
-		Signal: func(address string, err error) { k.prober.Signal(pages.LocalName, address, err) }, Memory: k.held,
-		Sinks: k.sinks,
+		IdentityChanged: k.pair.Changed, Dial: rules.Dial, Memory: k.held, Sinks: k.sinks,
+		Signal: func(address string, err error) { k.prober.Signal(pages.LocalName, address, err) },
 	})
 	if err != nil {
 		return err

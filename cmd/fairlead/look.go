@@ -42,7 +42,8 @@ func (k *kube) lookServers(time.Time) answer.Check {
 }
 
 // noted notes how reviews end. A refused token was reviewed.
-func noted[A, B, C any](ends *needs.Outcome, review func(context.Context, A) (B, C, error)) func(context.Context, A) (B, C, error) {
+func noted[A, B, C any](ends *needs.Outcome,
+	review func(context.Context, A) (B, C, error)) func(context.Context, A) (B, C, error) {
 	return func(ctx context.Context, a A) (B, C, error) {
 		b, c, err := review(ctx, a)
 		if errors.Is(err, authn.ErrUnauthenticated) {
@@ -58,8 +59,7 @@ func noted[A, B, C any](ends *needs.Outcome, review func(context.Context, A) (B,
 func (s *server) lookReviews(passed time.Time) answer.Check {
 	const do = "see the checks rights, kubeconfig and local-apiserver, and the local apiserver's own log"
 	return cmp.Or(
-		failed(s.requests.Err(passed),
-			"Users without system:masters get 503 from extension servers and for discovery",
+		failed(s.requests.Err(passed), "Users without system:masters get 503 from extension servers and for discovery",
 			"SubjectAccessReviews fail: ", do),
 		failed(s.tokens.Err(passed), "Users with tokens get 503 from extension servers", "TokenReviews fail: ", do))
 }
@@ -93,7 +93,8 @@ func (s *server) lookConfigMap(found answer.Check) answer.Check {
 				"of every kube-apiserver"),
 		failed(s.distrusted(time.Now()), "Users with certificates get 401, and all users 503 from extension servers",
 			name+"the cluster does not take the proxy client certificate: ",
-			"have it signed by the cluster's request-header CA (kubeadm: front-proxy-ca), with one of its --requestheader-allowed-names"))
+			"have it signed by the cluster's request-header CA (kubeadm: front-proxy-ca), "+
+				"with one of its --requestheader-allowed-names"))
 }
 
 // seldomLook looks again only after a while: at certificates, to read or verify, and at descriptors, to count.
@@ -115,7 +116,8 @@ type pairs struct {
 
 // judge returns what is wrong with our own pairs and bundles. Without a valid serving certificate nobody is served.
 func (p *pairs) judge(all []certs.Status, now time.Time) (found answer.Check) {
-	const refused, distrusted = "Users with certificates are refused", "Clients do not trust a certificate of this replica"
+	const refused = "Users with certificates are refused"
+	const distrusted = "Clients do not trust a certificate of this replica"
 	users := map[string]string{ // :: use → what they notice if it is not valid
 		"serving": distrusted, "sni": distrusted, "client-ca": refused, "local-apiserver-ca": refused,
 		"proxy-client": "Users with certificates, and requests to extension servers, are refused",
@@ -191,7 +193,8 @@ func (s *server) lookMemory(time.Time) answer.Check {
 	const do = "raise the container's memory limit, " +
 		"or find out which clients hold so much: see fairlead_memory_held_bytes and the access log"
 	if limit := s.held.Limit(); float64(s.held.Held()) > nearly*float64(limit) {
-		return failed(fmt.Errorf("connections hold more than nine tenths of the %d bytes that they may", limit), "", "", do)
+		return failed(fmt.Errorf("connections hold more than nine tenths of the %d bytes that they may", limit),
+			"", "", do)
 	}
 	if limit := debug.SetMemoryLimit(-1); float64(readHeap().live) > nearly*float64(limit) {
 		return failed(fmt.Errorf("more than nine tenths of the limit of %d bytes are in use", limit), "", "", do)

@@ -31,8 +31,8 @@ var version = "devel" // set by the linker (make build)
 func main() { cli.Exit(cli.Run(root())) }
 
 func root() *cobra.Command {
-	return cli.Root("fairlead", "The front door of a Kubernetes cluster: API aggregation as a program of its own", version, serveCommand(),
-		pluginCommand("status", "Show the APIServices in order, and whether each can be used"),
+	return cli.Root("fairlead", "The front door of a Kubernetes cluster: API aggregation as a program of its own",
+		version, serveCommand(), pluginCommand("status", "Show the APIServices in order, and whether each can be used"),
 		pluginCommand("top", "Show who sends the requests, and what they do"),
 		pluginCommand("explain", "Explain where a request goes, why, as which user, and what is wrong there"),
 		pluginCommand("lint", "Find what is wrong, or soon will be, with APIServices and certificates"))
@@ -41,14 +41,12 @@ func root() *cobra.Command {
 func serveCommand() *cobra.Command {
 	o := &options{}
 	cmd := &cobra.Command{
-		Use:   "serve",
-		Short: "Run the front door",
+		Use: "serve", Short: "Run the front door", Args: cobra.NoArgs,
 		Long: `Run the front door.
 
 Flags have kube-apiserver's names if the meaning is the same. Missing or contradictory ones are
 reported one per line, with exit code 2, before anything listens. Settings of a single APIService
 are annotations (docs/annotations.md).`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // who reads the log, as journald, may end first
 			o.anonymousSet = cmd.Flags().Changed("anonymous-auth")
@@ -68,10 +66,8 @@ const plugin = "kubectl-fairlead"
 // pluginCommand returns a subcommand that replaces this process by the plugin, which parses flags.
 func pluginCommand(name, short string) *cobra.Command {
 	return &cobra.Command{
-		Use:                name,
-		Short:              short,
-		Long:               short + ".\n\nIt is run by " + plugin + ": see fairlead " + name + " --help.",
-		DisableFlagParsing: true,
+		Use: name, Short: short, DisableFlagParsing: true,
+		Long: short + ".\n\nIt is run by " + plugin + ": see fairlead " + name + " --help.",
 		RunE: func(_ *cobra.Command, args []string) error {
 			return becomePlugin(slices.Concat([]string{name}, args))
 		},
@@ -137,10 +133,12 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 type dropGone struct{ slog.Handler }
 
 func (p dropGone) Handle(ctx context.Context, r slog.Record) error {
-	gone := r.Message == "Couldn't parse request" || strings.HasPrefix(r.Message, "Failed to make webhook authorizer request")
+	gone := r.Message == "Couldn't parse request" ||
+		strings.HasPrefix(r.Message, "Failed to make webhook authorizer request")
 	r.Attrs(func(a slog.Attr) bool {
 		err, ok := a.Value.Any().(error)
-		gone = gone || ok && (apiservices.ClientGone(err) || strings.HasPrefix(err.Error(), "failed to build impersonation cache key"))
+		gone = gone || ok && (apiservices.ClientGone(err) ||
+			strings.HasPrefix(err.Error(), "failed to build impersonation cache key"))
 		return !gone
 	})
 	if gone {

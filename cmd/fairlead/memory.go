@@ -78,7 +78,8 @@ func (m *memory) look(now heap) {
 		debug.SetGCPercent(map[bool]int{true: gcLarge, false: gcPercent}[large])
 	}
 	const minReturn = 2 << 20 // a collection costs milliseconds, and so does getting the memory back
-	if spare := now.objects - min(now.live, now.objects) + now.free; collected == 0 && (m.burst || spare >= max(minReturn, now.live/8)) {
+	spare := now.objects - min(now.live, now.objects) + now.free
+	if collected == 0 && (m.burst || spare >= max(minReturn, now.live/8)) {
 		m.give()
 		m.last.cycles++ // give's own collection
 		m.burst = false
@@ -91,7 +92,8 @@ func readHeap() heap {
 		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
 	}
 	metrics.Read(s)
-	return heap{cycles: s[0].Value.Uint64(), live: s[1].Value.Uint64(), objects: s[2].Value.Uint64(), free: s[3].Value.Uint64()}
+	at := func(i int) uint64 { return s[i].Value.Uint64() }
+	return heap{cycles: at(0), live: at(1), objects: at(2), free: at(3)}
 }
 
 // unmap releases the pages of the program's file until they are used again: nearly all were used at the start, and a

@@ -93,8 +93,8 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 		"Which local apiserver a client connection gets, and keeps while that is usable: "+
 			"balanced (the one with the fewest connections), or first (the first usable one).")
 	fs.StringVar(&o.registryFlag, "registry", "kubernetes", "Where APIServices are read from: kubernetes, dir:PATH, "+
-		"etcd:URL,… (the members of one etcd), or several in this order: etcd:URL,…,dir:PATH,kubernetes. If two of "+
-		"them have an APIService of one name, the first one wins.")
+		"etcd:URL,… (the members of one etcd), or several in this order: etcd:URL,…,dir:PATH,kubernetes. If two "+
+		"of them have an APIService of one name, the first one wins.")
 	fs.StringVar(&o.etcd.CAFile, "etcd-cafile", "", "CA bundle that verifies etcd's serving certificates.")
 	fs.StringVar(&o.etcd.CertFile, "etcd-certfile", "", "Client certificate for etcd.")
 	fs.StringVar(&o.etcd.KeyFile, "etcd-keyfile", "", "Private key of --etcd-certfile.")
@@ -108,7 +108,8 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 	fs.BoolVar(&o.front.Shared, "permit-port-sharing", false,
 		"Let another process of the same user listen on the same ports (SO_REUSEPORT), to replace this one: "+
 			"new connections are this one's until it drains, then the other one's.")
-	fs.IntVar(&o.adminPort, "admin-secure-port", 6444, "Port for health checks, metrics and profiles. 0: any free port.")
+	fs.IntVar(&o.adminPort, "admin-secure-port", 6444,
+		"Port for health checks, metrics and profiles. 0: any free port.")
 	fs.IPNetSliceVar(&o.balancers, "proxy-protocol-from", nil, "Networks of load balancers that begin each connection "+
 		"to the front door with a header of the PROXY protocol, version 1 or 2: the client's address is then the "+
 		"header's, and a connection without one fails. From elsewhere a header is refused. List nothing but "+
@@ -125,8 +126,8 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 		"Only the replica that holds the Lease kube-system/fairlead-events does so.")
 	o.addEntrypointFlags(group("entrypoint and replicas"))
 	fs = group("HTTP/2, log and tracing")
-	fs.BoolVar(&o.http2, "http2", true,
-		"Offer HTTP/2 to clients. False: HTTP/1.1 only, for emergencies (kube-apiserver calls this --disable-http2-serving).")
+	fs.BoolVar(&o.http2, "http2", true, "Offer HTTP/2 to clients. False: HTTP/1.1 only, for emergencies "+
+		"(kube-apiserver calls this --disable-http2-serving).")
 	o.addRecordFlags(fs)
 	fs.StringVar(&o.logFormat, "logging-format", "text", "Log format: text or json.")
 	fs.IntVarP(&o.verbosity, "v", "v", 2, "Log verbosity: 2 is normal, 4 and above is debug.")
@@ -202,8 +203,8 @@ func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 		"How requests to remote APIServices are authorized: webhook (SubjectAccessReview at the local apiserver), "+
 			"RBAC (ClusterRoles in --registry=dir:), backend (the extension server decides) or AlwaysAllow (with "+
 			"--registry=dir: or without a local apiserver). Empty: webhook; without a local apiserver, RBAC.")
-	fs.StringSliceVar(&o.authz.AllowPaths, "authorization-always-allow-paths", []string{"/healthz", "/readyz", "/livez"},
-		"Fairlead's own paths that need no authorization.")
+	fs.StringSliceVar(&o.authz.AllowPaths, "authorization-always-allow-paths",
+		[]string{"/healthz", "/readyz", "/livez"}, "Fairlead's own paths that need no authorization.")
 	fs.DurationVar(&o.authz.AllowTTL, "authorization-webhook-cache-authorized-ttl", 10*time.Second,
 		"How long an allowed SubjectAccessReview is cached. 0: not at all.")
 	fs.DurationVar(&o.authz.DenyTTL, "authorization-webhook-cache-unauthorized-ttl", 10*time.Second,
@@ -218,10 +219,12 @@ func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 		"Maximum number of concurrent streams on one client connection. 0: the default.")
 	fs.Float64Var(&o.proxy.GoAwayChance, "goaway-chance", 0, "Probability that an HTTP/2 client is asked to reconnect "+
 		"(GOAWAY) after a request, which spreads clients over replicas. At most 0.02.")
-	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0, "How long to keep serving, not ready, after SIGTERM.")
+	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0,
+		"How long to keep serving, not ready, after SIGTERM.")
 	fs.DurationVar(&o.watchGrace, "shutdown-watch-termination-grace-period", 0,
 		"How long watches may continue after --shutdown-delay-duration.")
-	fs.BoolVar(&o.sendRetryAfter, "shutdown-send-retry-after", false, "During shutdown, answer new requests with 429 and Retry-After.")
+	fs.BoolVar(&o.sendRetryAfter, "shutdown-send-retry-after", false,
+		"During shutdown, answer new requests with 429 and Retry-After.")
 	fs.IntVar(&o.proxy.MaxInFlight, "max-requests-inflight", 0,
 		"Maximum number of concurrent non-mutating requests to remote APIServices. 0: no limit.")
 	fs.IntVar(&o.proxy.MaxMutating, "max-mutating-requests-inflight", 0,
@@ -252,7 +255,8 @@ func (o *options) validate() error {
 	}
 	_, err := cliflag.TLSCurvePreferences(o.curves)
 	f.If(err != nil, "--tls-curve-preferences: %w", err)
-	f.If(o.adminPort != 0 && o.adminPort == o.front.Port, "--secure-port and --admin-secure-port are both %d", o.adminPort)
+	f.If(o.adminPort != 0 && o.adminPort == o.front.Port,
+		"--secure-port and --admin-secure-port are both %d", o.adminPort)
 	o.validateChoices(f)
 	return errors.Join(*f...)
 }
@@ -265,18 +269,20 @@ func (o *options) validateChoices(f *cli.Faults) {
 		o.validateEtcd(f)
 	}
 	alone := o.alone()
-	f.If(alone && len(o.localAPIServer) > 0,
-		"--local-apiserver needs --kubeconfig: without it, --registry=dir: or etcd: means that there is no local apiserver")
+	f.If(alone && len(o.localAPIServer) > 0, "--local-apiserver needs --kubeconfig: without it, --registry=dir: or "+
+		"etcd: means that there is no local apiserver")
 	f.If(alone && (o.writeStatus || o.emitEvents),
 		"--write-status and --emit-events need --kubeconfig: without a local apiserver there is nothing to write to")
 	f.If(len(validation.IsValidLabelValue(o.zone)) > 0, "--zone %q is not the value of a label", o.zone)
-	f.If(alone && o.Certs.TrustConfigMap, "--authentication-configmap needs --kubeconfig: the ConfigMap is the local apiserver's")
-	f.If(alone && len(o.critical) > 0, "--critical-apiservices needs a local apiserver: replicas know of each other by its Leases")
+	f.If(alone && o.Certs.TrustConfigMap,
+		"--authentication-configmap needs --kubeconfig: the ConfigMap is the local apiserver's")
+	f.If(alone && len(o.critical) > 0,
+		"--critical-apiservices needs a local apiserver: replicas know of each other by its Leases")
 	o.validateEntrypoint(f)
 	f.Readable("--token-auth-file", o.tokenFile)
 	f.Readable("--authentication-config", o.authConfig)
-	f.If(o.tokenFile != "" && !alone,
-		"--token-auth-file is for --registry=dir: or etcd: without --kubeconfig: a local apiserver verifies tokens itself")
+	f.If(o.tokenFile != "" && !alone, "--token-auth-file is for --registry=dir: or etcd: without --kubeconfig: "+
+		"a local apiserver verifies tokens itself")
 	o.validateIdentity(f)
 	o.validateAuthorization(f)
 	f.If(o.accessSample < 0 || o.accessSample > 1, "--access-log-sample %v is not between 0 and 1", o.accessSample)
@@ -293,13 +299,14 @@ func (o *options) validateChoices(f *cli.Faults) {
 	f.If(o.logFormat != "text" && o.logFormat != "json", "--logging-format %q is neither text nor json", o.logFormat)
 	f.If(o.minTLSVersion != "VersionTLS12" && o.minTLSVersion != "VersionTLS13",
 		"--tls-min-version %q is neither VersionTLS12 nor VersionTLS13", o.minTLSVersion)
-	f.If(o.proxy.GoAwayChance < 0 || o.proxy.GoAwayChance > 0.02, "--goaway-chance %v is not between 0 and 0.02", o.proxy.GoAwayChance)
+	f.If(o.proxy.GoAwayChance < 0 || o.proxy.GoAwayChance > 0.02,
+		"--goaway-chance %v is not between 0 and 0.02", o.proxy.GoAwayChance)
 	f.If(o.front.MaxConnections < 0 || o.streamsPerConn < 0 || o.proxy.MaxInFlight < 0 || o.proxy.MaxMutating < 0,
 		"limits cannot be negative")
 	for flag, d := range map[string]time.Duration{
-		"--request-timeout": o.requestTimeout, "--shutdown-delay-duration": o.shutdownDelay,
-		"--ca-rotation-overlap": o.caOverlap, "--discovery-stale-after": o.staleAfter,
-		"--shutdown-watch-termination-grace-period": o.watchGrace, "--authentication-token-webhook-cache-ttl": o.authn.TokenTTL,
+		"--request-timeout": o.requestTimeout, "--ca-rotation-overlap": o.caOverlap,
+		"--shutdown-delay-duration": o.shutdownDelay, "--shutdown-watch-termination-grace-period": o.watchGrace,
+		"--discovery-stale-after": o.staleAfter, "--authentication-token-webhook-cache-ttl": o.authn.TokenTTL,
 		"--authorization-webhook-cache-authorized-ttl":   o.authz.AllowTTL,
 		"--authorization-webhook-cache-unauthorized-ttl": o.authz.DenyTTL,
 	} {
@@ -309,15 +316,16 @@ func (o *options) validateChoices(f *cli.Faults) {
 
 // validateBrowsers checks as kube-apiserver does (k8s.io/apiserver/pkg/server/options/server_run_options.go).
 func (o *options) validateBrowsers(f *cli.Faults) {
-	for _, origin := range o.proxy.AllowedOrigins {
-		if _, err := regexp.Compile(origin); err != nil {
+	for _, re := range o.proxy.AllowedOrigins { // CVE-2022-1996
+		if _, err := regexp.Compile(re); err != nil {
 			f.Add("--cors-allowed-origins: %w", err)
-		} else if !strings.Contains(origin, "^") && !strings.Contains(origin, "//") || !strings.ContainsAny(origin, "$:") { // CVE-2022-1996
-			f.Add("--cors-allowed-origins %q is not pinned to both ends of the host, as by //host(:|$)", origin)
+		} else if !strings.Contains(re, "^") && !strings.Contains(re, "//") || !strings.ContainsAny(re, "$:") {
+			f.Add("--cors-allowed-origins %q is not pinned to both ends of the host, as by //host(:|$)", re)
 		}
 	}
 	for _, d := range o.proxy.HSTS {
-		if age, ok := strings.CutPrefix(d, "max-age="); d != "includeSubDomains" && d != "preload" && (!ok || strings.Contains(age, "=")) {
+		age, ok := strings.CutPrefix(d, "max-age=")
+		if d != "includeSubDomains" && d != "preload" && (!ok || strings.Contains(age, "=")) {
 			f.Add("--strict-transport-security-directives: %q is not max-age=…, includeSubDomains or preload", d)
 		}
 	}

@@ -31,17 +31,20 @@ func (o *options) addRecordFlags(fs *pflag.FlagSet) {
 		"Fraction of requests that are logged, from 0 to 1. Requests answered with 400 or above are always logged.")
 	fs.StringVar(&o.audit.policy, "audit-policy-file", "",
 		"Audit policy (audit.k8s.io): which requests are recorded, and in which detail. Empty: none.")
-	fs.StringVar(&o.audit.path, "audit-log-path", "", "File of the audit log; \"-\" is standard output. Empty: no audit log.")
-	fs.IntVar(&o.audit.maxAge, "audit-log-maxage", 0, "Days to keep old audit log files. 0: files are not removed because of their age.")
+	fs.StringVar(&o.audit.path, "audit-log-path", "",
+		"File of the audit log; \"-\" is standard output. Empty: no audit log.")
+	fs.IntVar(&o.audit.maxAge, "audit-log-maxage", 0,
+		"Days to keep old audit log files. 0: files are not removed because of their age.")
 	fs.IntVar(&o.audit.maxBackups, "audit-log-maxbackup", 0, "Number of old audit log files to keep. 0: all.")
 	fs.IntVar(&o.audit.maxSize, "audit-log-maxsize", 0,
 		"Size in megabytes at which the audit log is rotated. 0: never; rotate it from outside, by copy and truncate.")
 	fs.BoolVar(&o.audit.compress, "audit-log-compress", false, "Compress rotated audit log files with gzip.")
-	fs.StringVar(&o.audit.format, "audit-log-format", "json", "Format of the audit log: json, or legacy (one line of text per event).")
+	fs.StringVar(&o.audit.format, "audit-log-format", "json",
+		"Format of the audit log: json, or legacy (one line of text per event).")
 	fs.BoolVar(&o.audit.local, "audit-local-requests", false, "Also record requests to the local apiserver. False: "+
 		"they are only in the local apiserver's own audit log, under the same Audit-ID.")
-	fs.StringVar(&o.tracing, "tracing-config-file", "",
-		"TracingConfiguration (apiserver.config.k8s.io): where spans are sent, and the sampling rate. Empty: no tracing.")
+	fs.StringVar(&o.tracing, "tracing-config-file", "", "TracingConfiguration (apiserver.config.k8s.io): "+
+		"where spans are sent, and the sampling rate. Empty: no tracing.")
 }
 
 func (o *auditOptions) validate(f *cli.Faults) {
@@ -67,8 +70,7 @@ func (p *process) makeAudit() error {
 	if err != nil {
 		return cli.Usage(fmt.Errorf("--audit-policy-file: %w", err))
 	}
-	// As kube-apiserver does. Only the owner can read the file.
-	if err := os.MkdirAll(filepath.Dir(o.path), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(o.path), 0o700); err != nil { // as kube-apiserver: only the owner can read it
 		return fmt.Errorf("making the audit log's folder: %w", err)
 	}
 	w, err := p.open("audit", o.path) // also before lumberjack does: an unwritable file is reported at the start
@@ -76,9 +78,8 @@ func (p *process) makeAudit() error {
 		return err
 	}
 	if o.maxSize > 0 && o.path != "-" {
-		rotated := &lumberjack.Logger{
-			Filename: o.path, MaxAge: o.maxAge, MaxBackups: o.maxBackups, MaxSize: o.maxSize, Compress: o.compress,
-		}
+		rotated := &lumberjack.Logger{Filename: o.path, MaxAge: o.maxAge, MaxBackups: o.maxBackups, MaxSize: o.maxSize}
+		rotated.Compress = o.compress
 		p.closing = append(p.closing, rotated.Close)
 		w = rotated
 	}

@@ -95,7 +95,8 @@ func (s *server) serve(ctx context.Context) error {
 		stop()
 		return nil
 	})
-	s.log.Info("serving", "front", s.ports.front.Addr().String(), "admin", s.ports.admin.Addr().String(), "version", version)
+	s.log.Info("serving", "front", s.ports.front.Addr().String(),
+		"admin", s.ports.admin.Addr().String(), "version", version)
 	return s.ended(gctx, g.Wait, loops.Done())
 }
 
@@ -123,25 +124,18 @@ func (p *process) ended(ctx context.Context, loops func() error, stopped <-chan 
 
 // The shares of file descriptors for client connections, and for sessions' connections to backends
 // (proxy.Config.MaxSessions); other connections to backends, probes and files use the rest.
-const (
-	frontShare   = 3. / 4
-	adminShare   = 1. / 16
-	sessionShare = 1. / 8
-)
+const frontShare, adminShare, sessionShare = 3. / 4, 1. / 16, 1. / 8
 
 type ports struct{ front, admin *front.Listener }
 
 func (p *process) listen(ctx context.Context) (l ports, err error) {
 	address := p.o.front
-	address.Name, address.Share = "front", frontShare
-	address.Sinks = p.sinks
+	address.Name, address.Share, address.Sinks = "front", frontShare, p.sinks
 	if l.front, err = front.Listen(ctx, address); err != nil {
 		return l, err
 	}
-	address.Port = p.o.adminPort
-	address.Name = "admin"
-	address.MaxConnections = 0
-	address.Share = adminShare
+	address.Name, address.Share = "admin", adminShare
+	address.Port, address.MaxConnections = p.o.adminPort, 0
 	l.admin, err = front.Listen(ctx, address)
 	return l, err
 }

@@ -23,7 +23,6 @@ import (
 
 const (
 	fromSlice, fromLease = "endpointslice", "lease" // the values of --local-apiservers-from
-
 	// followEvery is how often the local apiservers are looked up. A kube-apiserver that ends leaves
 	// the EndpointSlice first, and serves on for its --shutdown-delay-duration.
 	followEvery = 5 * time.Second
@@ -69,12 +68,12 @@ func (k *kube) inOrder(addresses []string) []string {
 func (k *kube) leased(from coordinationv1client.LeaseInterface) func(context.Context) ([]string, error) {
 	return func(ctx context.Context) (addresses []string, err error) {
 		_, port, _ := net.SplitHostPort(k.servers[0]) // addressOf has made it
-		list, err := from.List(ctx, metav1.ListOptions{LabelSelector: "apiserver.kubernetes.io/identity=kube-apiserver"})
+		all, err := from.List(ctx, metav1.ListOptions{LabelSelector: "apiserver.kubernetes.io/identity=kube-apiserver"})
 		if err != nil {
 			return nil, err
 		}
-		for i := range list.Items {
-			l := &list.Items[i]
+		for i := range all.Items {
+			l := &all.Items[i]
 			host := l.Labels[corev1.LabelHostname]
 			if at := l.Spec.RenewTime; at != nil && time.Since(at.Time) < leaseTime && host != "" {
 				addresses = append(addresses, net.JoinHostPort(host, port))
@@ -85,15 +84,16 @@ func (k *kube) leased(from coordinationv1client.LeaseInterface) func(context.Con
 }
 
 // sliced finds the kube-apiservers in the EndpointSlices of default/kubernetes: no Fairlead, and nothing on loopback.
-func sliced(from discoveryv1client.EndpointSliceInterface, self []netip.AddrPort) func(context.Context) ([]string, error) {
-	rules := &reach.Rules{Self: self}
+func sliced(in discoveryv1client.EndpointSliceInterface, own []netip.AddrPort) func(context.Context) ([]string, error) {
+	rules := &reach.Rules{Self: own}
 	return func(ctx context.Context) (addresses []string, err error) {
-		list, err := from.List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
+		list, err := in.List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
 		if err != nil {
 			return nil, err
 		}
 		for _, s := range list.Items {
-			if s.AddressType == discoveryv1.AddressTypeFQDN || s.Labels[discoveryv1.LabelManagedBy] == entrypoint.Manager {
+			if s.AddressType == discoveryv1.AddressTypeFQDN ||
+				s.Labels[discoveryv1.LabelManagedBy] == entrypoint.Manager {
 				continue
 			}
 			for _, port := range s.Ports {
@@ -101,7 +101,8 @@ func sliced(from discoveryv1client.EndpointSliceInterface, self []netip.AddrPort
 					continue
 				}
 				for _, e := range s.Endpoints {
-					if len(e.Addresses) > 0 && ptr.Deref(e.Conditions.Ready, true) && rules.Refusal(e.Addresses[0], *port.Port) == "" {
+					ready := len(e.Addresses) > 0 && ptr.Deref(e.Conditions.Ready, true)
+					if ready && rules.Refusal(e.Addresses[0], *port.Port) == "" {
 						addresses = append(addresses, net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(*port.Port))))
 					}
 				}

@@ -25,9 +25,7 @@ import (
 func (s *server) makeStatus() error {
 	c := status.Config{
 		Table:    func() latest.State[*registry.Entry] { return s.registry.Table() },
-		Identity: s.identity,
-		Faults:   s.trust.Faults,
-		Sinks:    s.sinks,
+		Identity: s.identity, Faults: s.trust.Faults, Sinks: s.sinks,
 	}
 	if s.kube != nil {
 		c.Client = s.kube.api
@@ -62,7 +60,8 @@ func (o *options) advertised() (netip.Addr, error) {
 		return a, fmt.Errorf("--advertise-address: %w", err)
 	}
 	if err := entrypoint.CheckAddress(a); err != nil {
-		return a, fmt.Errorf("--advertise-address: %w: --publish-kubernetes-endpoints needs one, or the environment variable POD_IP", err)
+		return a, fmt.Errorf("--advertise-address: %w: --publish-kubernetes-endpoints needs one, "+
+			"or the environment variable POD_IP", err)
 	}
 	return a, nil
 }

@@ -70,8 +70,7 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 	tokens, files := p.makeTokens()
 	for _, step := range []func() error{
 		func() error { return s.makeTable(backends) }, //nolint:contextcheck // it sends no request yet
-		func() error { return s.makeTrust(files) },
-		func() error { return s.makeBackends(backends, local) },
+		func() error { return s.makeTrust(files) }, func() error { return s.makeBackends(backends, local) },
 		s.makeStatus, s.makeEntrypoint,
 		func() error { return s.makeProxy(tokens) }, //nolint:contextcheck // what it makes outlives the start
 	} {
@@ -89,8 +88,7 @@ func (s *server) Table() *registry.Table { return s.registry.Table() }
 
 func (s *server) makeTable(reach *reach.Rules) (err error) {
 	options := s.o.TableOptions()
-	options.Reach = *reach
-	options.Zone = s.o.zone
+	options.Reach, options.Zone = *reach, s.o.zone
 	options.Defaults.RequestTimeout = s.o.requestTimeout
 	options.Defaults.CAOverlap = zeroMeansNone(s.o.caOverlap)
 	if err := s.makeAPIServices(&options); err != nil {
@@ -118,9 +116,7 @@ func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
 	s.prober = health.New(health.Config{
 		Table:  func() latest.State[*registry.Entry] { return s.registry.Table() },
 		Report: func(r registry.Report) { s.backends.Report(r); s.registry.Report(r) }, // known before it is available
-		TLS:    s.trust.TLS,
-		Dial:   rules.Dial,
-		Sinks:  s.sinks,
+		TLS:    s.trust.TLS, Dial: rules.Dial, Sinks: s.sinks,
 	})
 	s.backends, err = backend.New(backend.Config{
 		Tables: s.registry, TLS: s.trust.TLS, Guard: s.trust.Guard, IdentityChanged: s.certs.ProxyClient().Changed,
@@ -155,24 +151,13 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 		return err
 	}
 	c := s.o.proxy
-	c.Tables = s.registry
-	c.Authn = who
-	c.Authz = may
-	c.Backends = s.backends
-	c.MaxSessions = front.Descriptors(sessionShare)
-	c.ForwardRedirects = !s.o.rejectRedirects
-	c.Documents = http.HandlerFunc(s.serveDocument)
-	c.Claimed = s.openapi.Claimed
-	c.Ready = s.rendered
-	c.Pages = http.HandlerFunc(s.servePages)
-	c.Health = s.health
-	c.Behind = s.behind
-	c.AccessLog = s.accessLog
-	c.Taps = &s.taps
-	c.Audit = s.audit
-	c.AuditLocal = s.o.audit.local
-	c.Tracer = tracer
-	c.Sinks = s.sinks
+	c.Tables, c.Backends, c.Authn, c.Authz = s.registry, s.backends, who, may
+	c.MaxSessions, c.ForwardRedirects = front.Descriptors(sessionShare), !s.o.rejectRedirects
+	c.Documents, c.Pages = http.HandlerFunc(s.serveDocument), http.HandlerFunc(s.servePages)
+	c.Claimed, c.Ready = s.openapi.Claimed, s.rendered
+	c.Health, c.Behind = s.health, s.behind
+	c.AccessLog, c.Taps, c.Tracer, c.Sinks = s.accessLog, &s.taps, tracer, s.sinks
+	c.Audit, c.AuditLocal = s.audit, s.o.audit.local
 	if s.kube != nil {
 		c.Local, c.CredentialRejected = s.kube.pools, s.kube.credential.renew
 	}
@@ -195,10 +180,7 @@ func (s *server) makePorts() {
 		Frames: frames, Balancers: s.o.balancers, Memory: s.held, Logger: s.log,
 	}
 	s.front = front.New(c)
-	c.Listener = s.ports.admin
-	c.Handler = own
-	c.Frames = adminFrames
-	c.Balancers = nil
+	c.Listener, c.Handler, c.Frames, c.Balancers = s.ports.admin, own, adminFrames, nil
 	s.admin = front.New(c)
 	s.loops["HTTP/2"], s.loops["admin HTTP/2"], s.loops["readiness"] = frames.Run, adminFrames.Run, s.followReadiness
 }
