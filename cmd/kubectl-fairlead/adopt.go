@@ -46,13 +46,14 @@ func adoptCommand() *cobra.Command {
 		`Move APIServices behind Fairlead: the cluster's own aggregator then sends them to Fairlead's Service,
 and Fairlead, which serves with --behind, to the extension server that the APIService has named so far (docs/behind.md).
 
-Each is checked, the change is shown, and made in two writes. If the APIService is not available through Fairlead within --wait, the change is undone.
-The command may be interrupted at any time and run again: what is between the writes works, too.`, (*mover).adopt)
+Each is checked, the change is shown, and made in two writes. If the APIService is not available through Fairlead
+within --wait, the change is undone. You may interrupt and repeat adopt: any state between works.`, (*mover).adopt)
 }
 
 func releaseCommand() *cobra.Command {
 	return moveCommand("release", "Undo adopt: the cluster's own aggregator asks the extension server again",
-		`Undo adopt. If the APIService is not available without Fairlead within --wait, it stays behind Fairlead.`, (*mover).release)
+		"Undo adopt. If the APIService is not available without Fairlead within --wait, it stays behind Fairlead.",
+		(*mover).release)
 }
 
 func moveCommand(use, short, long string, change change) *cobra.Command {
@@ -77,9 +78,10 @@ func moveCommand(use, short, long string, change change) *cobra.Command {
 	cmd.Flags().StringVar(&own, "service", "kube-system/fairlead:443", "Fairlead's Service, NAMESPACE/NAME:PORT.")
 	cmd.Flags().StringVar(&m.caFile, "ca-file", "", "CA bundle that verifies Fairlead's serving certificate for "+
 		"<service>.<namespace>.svc. Empty: ca.crt of the Secret fairlead-serving beside the Service.")
-	cmd.Flags().BoolVar(&m.dryRun, "dry-run", false, "Check and show the change, and let the server check it, but make none.")
-	cmd.Flags().DurationVar(&m.patience, "wait", time.Minute,
-		"How long to wait until the APIService has been available for 5 s. 0: not at all, and nothing is undone for that.")
+	cmd.Flags().BoolVar(&m.dryRun, "dry-run", false,
+		"Check and show the change, and let the server check it, but make none.")
+	cmd.Flags().DurationVar(&m.patience, "wait", time.Minute, "How long to wait until the APIService has been "+
+		"available for 5 s. 0: not at all, and nothing is undone for that.")
 	groupFlags(cmd, flags)
 	return cmd
 }
@@ -121,7 +123,7 @@ func (m *mover) release(_ context.Context, a *apiregistrationv1.APIService) (err
 			return fmt.Errorf("annotation %s: %w", behind.Service, err)
 		}
 		a.Spec.CABundle = []byte(a.Annotations[behind.Bundle])
-		a.Spec.InsecureSkipTLSVerify = a.Annotations[behind.Insecure] == "true" && len(a.Spec.CABundle) == 0 // as Fairlead
+		a.Spec.InsecureSkipTLSVerify = a.Annotations[behind.Insecure] == "true" && len(a.Spec.CABundle) == 0 // as serve
 	}
 	for _, name := range annotations() {
 		delete(a.Annotations, name)
@@ -138,7 +140,8 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 	}
 	at, own := behind.Format(from.Spec.Service), behind.Format(m.own)
 	if real, known := from.Annotations[behind.Service]; known && at != real && at != own {
-		return fmt.Errorf("the cluster asks %s, which is neither %s (--service) nor %s of annotation %s", at, own, real, behind.Service)
+		return fmt.Errorf("the cluster asks %s, which is neither %s (--service) nor %s of annotation %s",
+			at, own, real, behind.Service)
 	}
 	between, to := from.DeepCopy(), from.DeepCopy()
 	if err := change(m, ctx, to); err != nil {
@@ -155,7 +158,7 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 		}
 		moves := behind.Format(before.Spec.Service) != behind.Format(next.Spec.Service) ||
 			string(before.Spec.CABundle) != string(next.Spec.CABundle)
-		err := m.write(ctx, next, before)
+		err := m.save(ctx, next, before)
 		if errors.Is(err, errChanged) {
 			return err
 		}
@@ -171,8 +174,9 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 		}
 		if err != nil && moves && !m.dryRun { // the server may have made a write that has failed here
 			restart := wait.Backoff{Duration: poll, Steps: 240} // a minute, in which kube-apiserver is back
-			undo := func() error { return m.write(context.WithoutCancel(ctx), from, was, next) }
-			if worse := retry.OnError(restart, func(err error) bool { return !errors.Is(err, errChanged) }, undo); worse != nil {
+			undo := func() error { return m.save(context.WithoutCancel(ctx), from, was, next) }
+			again := func(err error) bool { return !errors.Is(err, errChanged) }
+			if worse := retry.OnError(restart, again, undo); worse != nil {
 				return fmt.Errorf("%w; undoing the change failed, too: %w", err, worse)
 			}
 			return fmt.Errorf("%w; the change was undone", err)
@@ -181,7 +185,8 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(m.out, "apiservice/%s %s: the cluster asks %s\n", name, did, behind.Format(before.Spec.Service))
+	_, err := fmt.Fprintf(m.out, "apiservice/%s %s: the cluster asks %s\n",
+		name, did, behind.Format(before.Spec.Service))
 	return err
 }
 
@@ -201,7 +206,8 @@ func (m *mover) settled(ctx context.Context, a *apiregistrationv1.APIService) (w
 	}
 	now := &apiregistrationv1.APIService{}
 	_ = m.get(ctx, pathTo(a.Name), nil, now) // it knows more
-	if c := helper.GetAPIServiceConditionByType(now, apiregistrationv1.Available); c != nil && c.Status != apiregistrationv1.ConditionTrue {
+	c := helper.GetAPIServiceConditionByType(now, apiregistrationv1.Available)
+	if c != nil && c.Status != apiregistrationv1.ConditionTrue {
 		why = errors.New(c.Reason + ": " + c.Message)
 	}
 	return fmt.Errorf("waiting for it to be available: %w", cmp.Or(why, late))

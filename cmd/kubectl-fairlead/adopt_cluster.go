@@ -29,21 +29,23 @@ func annotations() []string { return []string{behind.Service, behind.Bundle, beh
 // errChanged means that another hand was faster: its change is kept.
 var errChanged = errors.New("somebody else has changed it meanwhile: look at it, and run the command again")
 
-// write writes what this command changes of an APIService, if that is still as it was in one of
-// before, or already is as it is to be. It leaves what others have written beside that.
-func (m *mover) write(ctx context.Context, a *apiregistrationv1.APIService, before ...*apiregistrationv1.APIService) error {
+// save writes what this command changes of an APIService, if that is still as it was in one of old,
+// or already is as it is to be. It leaves what others have written beside that.
+func (m *mover) save(ctx context.Context, a *apiregistrationv1.APIService, old ...*apiregistrationv1.APIService) error {
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		now := &apiregistrationv1.APIService{}
 		if err := m.get(ctx, pathTo(a.Name), nil, now); err != nil {
 			return err
 		}
-		if !m.dryRun && !slices.ContainsFunc(append(before, a), func(b *apiregistrationv1.APIService) bool { return same(now, b) }) {
+		expected := func(b *apiregistrationv1.APIService) bool { return same(now, b) }
+		if !m.dryRun && !slices.ContainsFunc(append(old, a), expected) {
 			return errChanged
 		}
 		patch := ours(a)
-		patch["metadata"].(map[string]any)["resourceVersion"] = now.ResourceVersion //nolint:forcetypeassert // ours made it
-		body, _ := json.Marshal(patch)                                              // texts, flags and a reference, which it encodes always
-		r := m.apiserver.Patch(types.MergePatchType).AbsPath(pathTo(a.Name)).Param("fieldManager", "kubectl-fairlead").Body(body)
+		patch["metadata"].(map[string]any)["resourceVersion"] = now.ResourceVersion //nolint:forcetypeassert // by ours
+		body, _ := json.Marshal(patch)                                              // it encodes such values always
+		r := m.apiserver.Patch(types.MergePatchType).AbsPath(pathTo(a.Name)).Body(body).
+			Param("fieldManager", "kubectl-fairlead")
 		if m.dryRun {
 			r.Param("dryRun", metav1.DryRunAll)
 		}
@@ -67,7 +69,8 @@ func ours(a *apiregistrationv1.APIService) map[string]any {
 	return map[string]any{
 		"metadata": map[string]any{"uid": a.UID, "annotations": values},
 		"spec": map[string]any{
-			"service": a.Spec.Service, "caBundle": a.Spec.CABundle, "insecureSkipTLSVerify": a.Spec.InsecureSkipTLSVerify,
+			"service": a.Spec.Service, "caBundle": a.Spec.CABundle,
+			"insecureSkipTLSVerify": a.Spec.InsecureSkipTLSVerify,
 		},
 	}
 }
@@ -76,21 +79,23 @@ func ours(a *apiregistrationv1.APIService) map[string]any {
 func (m *mover) runs(ctx context.Context) error {
 	list := &discoveryv1.EndpointSliceList{}
 	query := url.Values{"labelSelector": {discoveryv1.LabelServiceName + "=" + m.own.Name}}
-	if err := m.get(ctx, "/apis/discovery.k8s.io/v1/namespaces/"+m.own.Namespace+"/endpointslices", query, list); err != nil {
+	path := "/apis/discovery.k8s.io/v1/namespaces/" + m.own.Namespace + "/endpointslices"
+	if err := m.get(ctx, path, query, list); err != nil {
 		return err
 	}
 	ready := func(e discoveryv1.Endpoint) bool { return ptr.Deref(e.Conditions.Ready, true) }
-	if slices.ContainsFunc(list.Items, func(s discoveryv1.EndpointSlice) bool { return slices.ContainsFunc(s.Endpoints, ready) }) {
+	serves := func(s discoveryv1.EndpointSlice) bool { return slices.ContainsFunc(s.Endpoints, ready) }
+	if slices.ContainsFunc(list.Items, serves) {
 		return nil
 	}
 	return fmt.Errorf("the Service %s has no ready endpoint: no Fairlead runs there", behind.Format(m.own))
 }
 
 func (m *mover) ownCA(ctx context.Context) (pem []byte, err error) {
-	if secret := (&corev1.Secret{}); m.caFile != "" {
+	if s := (&corev1.Secret{}); m.caFile != "" {
 		pem, err = os.ReadFile(m.caFile)
-	} else if err = m.get(ctx, "/api/v1/namespaces/"+m.own.Namespace+"/secrets/fairlead-serving", nil, secret); err == nil {
-		pem = secret.Data[corev1.ServiceAccountRootCAKey]
+	} else if err = m.get(ctx, "/api/v1/namespaces/"+m.own.Namespace+"/secrets/fairlead-serving", nil, s); err == nil {
+		pem = s.Data[corev1.ServiceAccountRootCAKey]
 	}
 	if _, bad := bundle.Parse(pem); err != nil || bad != nil {
 		return nil, fmt.Errorf("reading the CA of Fairlead (see --ca-file): %w", cmp.Or(err, bad))

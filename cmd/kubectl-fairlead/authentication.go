@@ -37,7 +37,8 @@ func (a *appender) addFlags(cmd *cobra.Command) {
 		"Fairlead's certificate: append its CA and name to ConfigMap kube-system/extension-apiserver-authentication.")
 	cmd.Flags().BoolVar(&a.remove, "remove", false,
 		"With --append-authentication-configmap: remove what it has appended, also earlier CAs of Fairlead.")
-	cmd.Flags().BoolVar(&a.dryRun, "dry-run", false, "With --append-authentication-configmap: only say what would change.")
+	cmd.Flags().BoolVar(&a.dryRun, "dry-run", false,
+		"With --append-authentication-configmap: only say what would change.")
 }
 
 // run changes the ConfigMap unless another writer does so meanwhile; then it reads it again.
@@ -72,7 +73,8 @@ func (a *appender) run(ctx context.Context, core corev1client.CoreV1Interface, n
 				return err
 			}
 		}
-		_, err = fmt.Fprintf(out, "configmap/%s %s%s\n", found.Name, done, strings.Join(append([]string{""}, changes...), "\n  "))
+		_, err = fmt.Fprintf(out, "configmap/%s %s%s\n", found.Name, done,
+			strings.Join(append([]string{""}, changes...), "\n  "))
 		return err
 	})
 }
@@ -147,9 +149,10 @@ func (l *linter) proxyClient(authentication map[string][]byte) {
 			l.CheckProxyClient(nil, authentication)
 			const name = "front-proxy-client" // of the manifests; a Fairlead that runs may have another certificate
 			var names []string
-			_ = json.Unmarshal(authentication[namesKey], &names)                                // certs reports what is broken
+			_ = json.Unmarshal(authentication[namesKey], &names)                                // certs reports faults
 			if len(l.survey.replicas) == 0 && len(names) > 0 && !slices.Contains(names, name) { // none means any name
-				l.Add(certs.SeverityToDo, "front proxies", "set --requestheader-allowed-names to the name of your certificate",
+				l.Add(certs.SeverityToDo, "front proxies",
+					"set --requestheader-allowed-names to the name of your certificate",
 					"the cluster knows them by the names %q, and the manifests name %q", names, name)
 			}
 		}

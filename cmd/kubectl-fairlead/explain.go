@@ -27,7 +27,7 @@ func explainCommand() *cobra.Command {
 	var method, agent, source string
 	var form form
 	cmd := &cobra.Command{
-		Use:   "explain PATH|RESOURCE|APISERVICE",
+		Use: "explain PATH|RESOURCE|APISERVICE", Args: cobra.ExactArgs(1),
 		Short: "Explain where a request goes, why, as which user, and what is wrong there",
 		Long: `Explain which APIService claims a path and why, which endpoints serve it, whether the user is
 allowed, which identity and timeout the request gets, and what is wrong if it fails.
@@ -41,7 +41,6 @@ Exit code 0: the request is forwarded or answered. 1: Fairlead did not answer. 2
 		Example: `  fairlead explain v1beta1.metrics.k8s.io
   fairlead explain '/apis/metrics.k8s.io/v1beta1/pods?watch=true'
   kubectl fairlead explain nodes.metrics.k8s.io --as=system:serviceaccount:default:reader`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			printer, err1 := form.printer()
 			// Fairlead is asked as the caller: the user of --as may have no access to it.
@@ -54,7 +53,8 @@ Exit code 0: the request is forwarded or answered. 1: Fairlead did not answer. 2
 			if err := errors.Join(err1, err2); err != nil {
 				return err
 			}
-			query := url.Values{"method": {method}, "agent": {agent}, "source": {source}, "user": {user}, "uid": {uid}, "group": groups}
+			query := url.Values{"method": {method}, "agent": {agent}, "source": {source},
+				"user": {user}, "uid": {uid}, "group": groups}
 			return c.explain(cmd.Context(), args[0], query, printer)
 		},
 		ValidArgsFunction: completion(flags, 1),
@@ -81,7 +81,7 @@ func completion(flags *genericclioptions.ConfigFlags, most int) cobra.Completion
 	}
 }
 
-func (c *client) explain(ctx context.Context, subject string, query url.Values, printer printers.ResourcePrinter) error {
+func (c *client) explain(ctx context.Context, subject string, query url.Values, p printers.ResourcePrinter) error {
 	path, err := c.pathOf(ctx, subject)
 	if err != nil {
 		return err
@@ -92,8 +92,8 @@ func (c *client) explain(ctx context.Context, subject string, query url.Values, 
 		return err
 	}
 	c.findShadowed(ctx, x)
-	if printer != nil {
-		err = encode(c.out, printer, "Explanation", x)
+	if p != nil {
+		err = encode(c.out, p, "Explanation", x)
 	} else {
 		_, err = io.WriteString(c.out, c.describe(x))
 	}
@@ -116,7 +116,8 @@ func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 		return found[0].Path(), nil
 	}
 	if s.Ready != "" { // discovery, which knows resources, would be asked for a minute
-		return "", fmt.Errorf("%q is neither a path nor a known APIService, and this Fairlead takes no requests: %s", subject, s.Ready)
+		return "", fmt.Errorf("%q is neither a path nor a known APIService, and this Fairlead takes no requests: %s",
+			subject, s.Ready)
 	}
 	mapper, err := c.flags.ToRESTMapper()
 	if err != nil {
@@ -156,8 +157,8 @@ func (c *client) findShadowed(ctx context.Context, x *answer.Explanation) {
 	gv := schema.GroupVersion{Group: a.Group, Version: a.Version}
 	found, err := shadow.Find(ctx, c.apiserver, []schema.GroupVersion{gv})
 	if name := found[gv]; err == nil && name != "" {
-		hidden := fmt.Sprintf("CustomResourceDefinition %s serves %s too, and is shadowed by APIService %s", name, gv, a.Name)
-		x.Cause = joined("; ", x.Cause, hidden)
+		x.Cause = joined("; ", x.Cause, fmt.Sprintf(
+			"CustomResourceDefinition %s serves %s too, and is shadowed by APIService %s", name, gv, a.Name))
 		x.Advice = joined("; ", x.Advice, "a group-version has one owner: delete one of the two, or rename the group")
 	}
 }

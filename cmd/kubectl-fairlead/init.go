@@ -41,8 +41,7 @@ func initCommand() *cobra.Command {
 	var extensions appender
 	w := &installer{}
 	cmd := &cobra.Command{
-		Use:   "init",
-		Short: "Write the manifests of an installation, or make Fairlead's own CA and certificates",
+		Use: "init", Short: "Write the manifests of an installation, or make Fairlead's own CA and certificates",
 		Long: `With --layout: make a preflight (as lint does), ask what it cannot know, if there is a terminal,
 and write a kustomization of the manifests that ship, for this cluster: free ports, all
 kube-apiservers. It changes nothing in the cluster. You can run it again at any time: it says what
@@ -65,16 +64,16 @@ and the command ends with a conflict.`,
 				w.in, w.print, w.names = cmd.InOrStdin(), cmd.OutOrStdout(), names
 				return w.run(cmd.Context(), rc)
 			}
-			core, err := corev1client.NewForConfig(rc)
+			c, err := corev1client.NewForConfig(rc)
 			if err != nil {
 				return fmt.Errorf("reading kubeconfig: %w", err)
 			}
-			i := &initiator{secrets: core.Secrets(*flags.Namespace), namespace: *flags.Namespace, out: cmd.OutOrStdout()}
+			i := &initiator{secrets: c.Secrets(*flags.Namespace), namespace: *flags.Namespace, out: cmd.OutOrStdout()}
 			if !extensions.wanted || !extensions.remove && !extensions.dryRun { // the others make no certificate
 				err = i.run(cmd.Context(), names)
 			}
 			if err == nil && extensions.wanted {
-				err = extensions.run(cmd.Context(), core, i.namespace, i.out)
+				err = extensions.run(cmd.Context(), c, i.namespace, i.out)
 			}
 			return err
 		},

@@ -70,25 +70,30 @@ type installer struct {
 }
 
 func (i *installer) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&i.layout, "layout", "",
-		"How Fairlead is to run: control-plane, static-pod, load-balancer, managed, behind or etcd. Empty: make Secrets.")
+	fs.StringVar(&i.layout, "layout", "", "How Fairlead is to run: control-plane, static-pod, load-balancer, "+
+		"managed, behind or etcd. Empty: make Secrets.")
 	fs.StringVar(&i.out, "out", "fairlead", "Folder that is written.")
-	fs.StringVar(&i.deploy, "deploy", "deploy", "Folder of the manifests that ship: of this repository, or of a release.")
-	fs.StringSliceVar(&i.components, "components", nil, "Folders of deploy/components to add, such as audit,events,monitoring.")
+	fs.StringVar(&i.deploy, "deploy", "deploy",
+		"Folder of the manifests that ship: of this repository, or of a release.")
+	fs.StringSliceVar(&i.components, "components", nil,
+		"Folders of deploy/components to add, such as audit,events,monitoring.")
 	fs.Int32Var(&i.ports[0], "secure-port", 0, "Port on control-plane nodes. 0: 8443, or another one that is free.")
-	fs.Int32Var(&i.ports[1], "admin-secure-port", 0, "Admin port on control-plane nodes. 0: 8444, or another one that is free.")
+	fs.Int32Var(&i.ports[1], "admin-secure-port", 0,
+		"Admin port on control-plane nodes. 0: 8444, or another one that is free.")
 	fs.StringVar(&i.serversFrom, "local-apiservers-from", "",
 		"How replicas on nodes find all kube-apiservers: endpointslice, lease, or nodes (each present node is named). "+
 			"Empty: lease with the component entrypoint, endpointslice if it names each node, or else nodes.")
 	fs.StringSliceVar(&i.etcd, "etcd-servers", nil, "URLs of the etcd for --layout=etcd.")
-	fs.BoolVar(&i.yes, "yes", false, "Ask nothing, go on after errors of the preflight, and replace files with other content.")
+	fs.BoolVar(&i.yes, "yes", false,
+		"Ask nothing, go on after errors of the preflight, and replace files with other content.")
 }
 
 func (i *installer) onNodes() bool { return i.layout == "control-plane" || i.layout == "static-pod" }
 
 func (i *installer) validate() error {
 	f := &cli.Faults{}
-	f.If(layouts()[i.layout].kind == "", "--layout %q is none of control-plane, static-pod, load-balancer, managed, behind, etcd", i.layout)
+	f.If(layouts()[i.layout].kind == "",
+		"--layout %q is none of control-plane, static-pod, load-balancer, managed, behind, etcd", i.layout)
 	for _, part := range append(under("components", i.components), "base") {
 		_, err := os.Stat(filepath.Join(i.deploy, part, "kustomization.yaml"))
 		f.If(err != nil, "--deploy, --components: %w", err)
@@ -118,10 +123,11 @@ func (i *installer) run(ctx context.Context, cfg *rest.Config) error {
 	if i.layout != "etcd" { // it uses nothing of the cluster that it runs in
 		i.found.inspect(ctx, cfg)
 	}
-	if err := i.found.report(i.print); err != nil && !i.sure("The preflight found "+err.Error()+". Write manifests nevertheless?") {
+	err := i.found.report(i.print)
+	if err != nil && !i.sure("The preflight found "+err.Error()+". Write manifests nevertheless?") {
 		return fmt.Errorf("the preflight found %w: correct that first, or give --yes", err)
 	}
-	if err := i.choose(); err != nil {
+	if err = i.choose(); err != nil {
 		return cli.Usage(err)
 	}
 	return i.write()
@@ -137,7 +143,7 @@ func (i *installer) ask(question, proposal string) string {
 	if i.lines == nil {
 		return proposal
 	}
-	_, _ = fmt.Fprintf(i.print, "%s [%s] ", printable.Line(question), printable.Line(proposal)) // who does not see it does not answer
+	_, _ = fmt.Fprintf(i.print, "%s [%s] ", printable.Line(question), printable.Line(proposal)) // no answer if unseen
 	i.lines.Scan()
 	return cmp.Or(strings.TrimSpace(i.lines.Text()), proposal)
 }
@@ -153,7 +159,8 @@ func (i *installer) choose() error {
 	case i.layout == "managed" && len(i.names) == 0:
 		i.names = []string{i.ask("Names and addresses that clients will use", "fairlead.kube-system.svc")}
 	case i.onNodes() && (s == nil || len(s.nodes) == 0):
-		return fmt.Errorf("no node with the label node-role.kubernetes.io/control-plane was seen, on which --layout=%s would run", i.layout)
+		return fmt.Errorf("no node with the label node-role.kubernetes.io/control-plane was seen, "+
+			"on which --layout=%s would run", i.layout)
 	case i.onNodes():
 		i.servers(s)
 		return i.choosePorts(s)
@@ -204,7 +211,7 @@ func (i *installer) servers(s *survey) {
 	}
 	for n := range s.nodes {
 		if own := internal(&s.nodes[n]); from == "nodes" && len(own) > 0 {
-			i.args = append(i.args, "--local-apiserver=https://"+net.JoinHostPort(own[0], "6443")) // kubeadm's port, as in the manifests
+			i.args = append(i.args, "--local-apiserver=https://"+net.JoinHostPort(own[0], "6443")) // kubeadm's port
 		}
 	}
 }
@@ -217,9 +224,8 @@ func (i *installer) write() error {
 		for _, c := range i.components {
 			i.args = append(i.args, podFlags()[c]...)
 		}
-		if err := i.put("node", types.Kustomization{
-			Resources: []string{"static-pod/fairlead.yaml"}, Patches: i.patches(to, "/spec"),
-		}); err != nil {
+		pod := types.Kustomization{Resources: []string{"static-pod/fairlead.yaml"}, Patches: i.patches(to, "/spec")}
+		if err := i.put("node", pod); err != nil {
 			return err
 		}
 		own.Components = append(own.Components, "components/static-pod") // the last one
@@ -248,7 +254,8 @@ func (i *installer) patches(to layout, spec string) []types.Patch {
 	for n, port := range i.ports {
 		if i.onNodes() && port != []int32{securePort, adminPort}[n] {
 			for _, field := range []string{"containerPort", "hostPort"} {
-				ops = append(ops, fmt.Sprintf("- {op: replace, path: %s/containers/0/ports/%d/%s, value: %d}", spec, n, field, port))
+				ops = append(ops, fmt.Sprintf(
+					"- {op: replace, path: %s/containers/0/ports/%d/%s, value: %d}", spec, n, field, port))
 			}
 		}
 	}

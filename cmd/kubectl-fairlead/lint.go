@@ -65,12 +65,12 @@ APIService. What is still to be done is printed as "to do" and is no fault. It s
 an administrator's kubeconfig, and with Fairlead's own the rights and the APIServices.
 
 FILE is a manifest, a directory of them, or - for standard input, such as helm template writes: each
-APIService in it is checked without a cluster, against the Services and ConfigMaps in the same
-files; objects that Fairlead does not read are ignored. Directories alone, without --kubeconfig, are
-checked as --registry=dir: reads them, which allows URLs (fairlead.dev/url) and loopback. With --kubeconfig the cluster's own
-APIServices are checked: their bundles against the certificates that their backends present now, and
-the certificates of the other flags (as for serve) against what the cluster trusts. With both, lint
-also reports APIServices that a file and the cluster send to different backends.
+APIService in it is checked without a cluster, against the Services and ConfigMaps in the same files;
+objects that Fairlead does not read are ignored. Directories alone, without --kubeconfig, are checked as
+--registry=dir: reads them, which allows URLs (fairlead.dev/url) and loopback. With --kubeconfig the
+cluster's own APIServices are checked: their bundles against the certificates that their backends
+present now, and the certificates of the other flags (as for serve) against what the cluster trusts.
+With both, lint also reports APIServices that a file and the cluster send to different backends.
 
 Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2: usage error.`,
 		Example: `  kubectl fairlead lint
@@ -90,16 +90,18 @@ Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2:
 					l.inspect(cmd.Context(), cfg)
 				}
 			}
-			for _, kind := range slices.Sorted(maps.Keys(l.foreign)) {
-				cmd.PrintErrf("ignored, because Fairlead does not read it: %s (%d)\n", printable.Line(kind), l.foreign[kind])
+			for _, k := range slices.Sorted(maps.Keys(l.foreign)) {
+				cmd.PrintErrf("ignored, because Fairlead does not read it: %s (%d)\n", printable.Line(k), l.foreign[k])
 			}
 			return l.report(cmd.OutOrStdout())
 		},
 	}
 	fs.StringVar(&l.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver. Empty: no cluster is checked; "+
 		"but if nothing else is given to check, the one that kubectl would use.")
-	fs.StringVar(&l.account, "account", "", "User whose rights are asked for. Empty: the one that Fairlead's manifests use.")
-	fs.StringVarP(&l.namespace, "namespace", "n", "default", "Namespace of objects without one in files, as for kubectl apply.")
+	fs.StringVar(&l.account, "account", "",
+		"User whose rights are asked for. Empty: the one that Fairlead's manifests use.")
+	fs.StringVarP(&l.namespace, "namespace", "n", "default",
+		"Namespace of objects without one in files, as for kubectl apply.")
 	fs.StringVarP(&l.output, "output", "o", "text", "Output format: text (a line for each finding) or json (a list).")
 	fs.StringSliceVar(&l.names, "serving-names", nil,
 		"Names and addresses that clients use for Fairlead; the serving certificate must be valid for each.")
@@ -122,10 +124,10 @@ func (l *linter) validate(files []string) error {
 			f.Readable("FILE", name)
 		}
 	}
-	c := &l.Certs
-	f.If((c.Serving.Cert == "") != (c.Serving.Key == ""), "--tls-cert-file and --tls-private-key-file go together")
-	f.If((c.ProxyClient.Cert == "") != (c.ProxyClient.Key == ""), "--proxy-client-cert-file and --proxy-client-key-file go together")
-	given := l.kubeconfig + c.Serving.Cert + c.Serving.Key + c.ClientCA + c.RequestHeaderCA + c.ProxyClient.Cert + c.ProxyClient.Key
+	c, serving, proxy := &l.Certs, &l.Certs.Serving, &l.Certs.ProxyClient
+	f.If((serving.Cert == "") != (serving.Key == ""), "--tls-cert-file and --tls-private-key-file go together")
+	f.If((proxy.Cert == "") != (proxy.Key == ""), "--proxy-client-cert-file and --proxy-client-key-file go together")
+	given := l.kubeconfig + serving.Cert + serving.Key + c.ClientCA + c.RequestHeaderCA + proxy.Cert + proxy.Key
 	if given == "" && len(files)+len(l.SNI()) == 0 {
 		_, err := l.config()
 		l.current = !clientcmd.IsEmptyConfig(err)

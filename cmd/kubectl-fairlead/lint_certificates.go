@@ -30,7 +30,7 @@ func (l *linter) own() {
 		l.serving("serving certificate", l.Certs.Serving, l.names)
 	}
 	for _, pair := range l.SNI() {
-		names := slices.DeleteFunc(pair.Names, func(name string) bool { return name == "" || strings.Contains(name, "*") })
+		names := slices.DeleteFunc(pair.Names, func(n string) bool { return n == "" || strings.Contains(n, "*") })
 		l.serving("SNI certificate "+pair.Cert, pair, names)
 	}
 	if l.Certs.ProxyClient.Cert != "" && l.kubeconfig == "" { // with a cluster, inspect checks more
@@ -43,9 +43,10 @@ func (l *linter) own() {
 	if c.ClientCA == "" || c.RequestHeaderCA == "" || len(l.Findings) > before {
 		return
 	}
-	_, err := certs.New(certs.Config{ClientCA: c.ClientCA, RequestHeaderCA: c.RequestHeaderCA, AllowedNames: c.AllowedNames})
-	if err != nil {
-		l.Error("client CA", "use separate CAs, or set --requestheader-allowed-names to the front proxies' common names", "%v", err)
+	cas := certs.Config{ClientCA: c.ClientCA, RequestHeaderCA: c.RequestHeaderCA, AllowedNames: c.AllowedNames}
+	if _, err := certs.New(cas); err != nil {
+		l.Error("client CA",
+			"use separate CAs, or set --requestheader-allowed-names to the front proxies' common names", "%v", err)
 	}
 }
 
@@ -65,7 +66,8 @@ func (l *linter) serving(object string, of certs.PairSource, names []string) {
 func (l *linter) pair(object string, of certs.PairSource) []*x509.Certificate {
 	both, err := tls.LoadX509KeyPair(of.Cert, of.Key)
 	if err != nil {
-		l.Error(object, "put a certificate and its own key into "+of.Cert+" and "+of.Key, "the pair cannot be used: %v", err)
+		l.Error(object, "put a certificate and its own key into "+of.Cert+" and "+of.Key,
+			"the pair cannot be used: %v", err)
 		return nil
 	}
 	chain, err := certutil.CertsFromFile(of.Cert)
@@ -115,7 +117,8 @@ func (l *linter) credentials(cfg *rest.Config) {
 // usable returns the APIServices that kube-apiserver's own aggregator can use: the table's verdicts are lint's own.
 func usable(ctx context.Context, client rest.Interface) map[string]bool {
 	var list apiregistrationv1.APIServiceList
-	data, err := client.Get().AbsPath("/apis/apiregistration.k8s.io/v1/apiservices").SetHeader("Accept", "application/json").Do(ctx).Raw()
+	data, err := client.Get().AbsPath("/apis/apiregistration.k8s.io/v1/apiservices").
+		SetHeader("Accept", "application/json").Do(ctx).Raw()
 	if err != nil || json.Unmarshal(data, &list) != nil {
 		return nil // then severities stay as found
 	}
@@ -172,7 +175,8 @@ func (l *linter) presented(e *registry.Entry, answers []shown) map[string][]*x50
 		if answer.err != nil {
 			do := joined("; there, ", "run lint where Fairlead runs", advice.For(answer.err.Error()))
 			if l.byClusterIP {
-				do += "; kube-apiserver reaches it by its ClusterIP: if nodes have no route to pods, set --enable-aggregator-routing=false"
+				do += "; kube-apiserver reaches it by its ClusterIP: if nodes have no route to pods, " +
+					"set --enable-aggregator-routing=false"
 			}
 			l.Warn("APIService "+e.Name, do, "endpoint %s: asking for its certificate: %v", address, answer.err)
 			continue
@@ -192,7 +196,8 @@ func (l *linter) trusts(object, address string, asked *tls.CertificateRequestInf
 	do := fmt.Sprintf("start it with --requestheader-client-ca-file, which must have %q, "+
 		"and %q in --requestheader-allowed-names", issuer, l.proxy.Leaf.Subject.CommonName)
 	if asked == nil {
-		l.Warn(object, do, "endpoint %s asks for no client certificate, so it accepts no user from a front proxy", address)
+		l.Warn(object, do,
+			"endpoint %s asks for no client certificate, so it accepts no user from a front proxy", address)
 	} else if err := asked.SupportsCertificate(l.proxy); err != nil {
 		l.Error(object, do, "endpoint %s does not trust the CA %q of the proxy client certificate", address, issuer)
 	}
@@ -210,7 +215,7 @@ func chainOf(ctx context.Context, dial func(ctx context.Context, network, addres
 	defer raw.Close()
 	conn := tls.Client(raw, &tls.Config{
 		ServerName: name, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12,
-		InsecureSkipVerify: true, //nolint:gosec // sends nothing; certs.CheckBackend verifies the chain and reports faults
+		InsecureSkipVerify: true, //nolint:gosec // sends nothing; certs.CheckBackend verifies and reports
 		GetClientCertificate: func(i *tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			got.asked = i
 			return &tls.Certificate{}, nil // send none

@@ -42,8 +42,9 @@ func (l *linter) files(paths []string) {
 	decoder.Namespace = l.namespace
 	s := &set{
 		in: registry.Input{
-			APIServices: make(map[string]*apiregistrationv1.APIService), Services: make(map[types.NamespacedName]*corev1.Service),
-			Slices: make(map[types.NamespacedName][]*discoveryv1.EndpointSlice), Complete: true, Now: time.Now(), Options: &options,
+			APIServices: make(map[string]*apiregistrationv1.APIService), Options: &options,
+			Services: make(map[types.NamespacedName]*corev1.Service),
+			Slices:   make(map[types.NamespacedName][]*discoveryv1.EndpointSlice), Complete: true, Now: time.Now(),
 		},
 		maps: make(map[types.NamespacedName]*corev1.ConfigMap), at: make(map[string]string),
 	}
@@ -82,11 +83,12 @@ func (l *linter) lockout(rules *policy.Gates) {
 	if rules == nil {
 		return
 	}
-	masters := &user.DefaultInfo{Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
-	q := &policy.Request{Verb: "update", Resource: "configmaps", Namespace: "kube-system", IsResource: true, User: masters}
+	root := &user.DefaultInfo{Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
+	q := &policy.Request{Verb: "update", Resource: "configmaps", Namespace: "kube-system", IsResource: true, User: root}
 	stops, _ := rules.Find(q)
 	at := slices.Index(rules.All(), stops)
-	if at < 0 || slices.ContainsFunc(rules.All()[:at+1], func(g *policy.Gate) bool { return g.Action == policy.Allow && !g.DryRun }) {
+	allows := func(g *policy.Gate) bool { return g.Action == policy.Allow && !g.DryRun }
+	if at < 0 || slices.ContainsFunc(rules.All()[:at+1], allows) {
 		return
 	}
 	l.Warn(stops.Where, "put one with action Allow before it, for break-glass (docs/rules.md)",
@@ -186,7 +188,8 @@ func (l *linter) entry(e *registry.Entry, at string, s *set) {
 }
 
 // bundleOf returns a backend's bundle: its own, or that of the ConfigMap which it names.
-func (l *linter) bundleOf(object string, b *registry.Backend, get func(namespace, name string) (*corev1.ConfigMap, error)) ([]byte, bool) {
+func (l *linter) bundleOf(object string, b *registry.Backend,
+	get func(namespace, name string) (*corev1.ConfigMap, error)) ([]byte, bool) {
 	if b.CAFrom == "" {
 		return []byte(b.CABundle), true
 	}
@@ -196,7 +199,8 @@ func (l *linter) bundleOf(object string, b *registry.Backend, get func(namespace
 	}
 	cm, err := get(ref.Namespace, ref.Name)
 	if err != nil {
-		l.Error(object, "make that ConfigMap, or correct the annotation fairlead.dev/ca-from", "reading its bundle: %v", err)
+		l.Error(object, "make that ConfigMap, or correct the annotation fairlead.dev/ca-from",
+			"reading its bundle: %v", err)
 	}
 	if err != nil || cm == nil {
 		return nil, false

@@ -29,7 +29,7 @@ const (
 	// sameFlags is the advice for addresses that Fairlead does not dial.
 	sameFlags = "give lint the same flags as serve (--allow-loopback-backends, --enable-aggregator-routing, " +
 		"--behind); if they are the same, correct the Service"
-	giveRole = "give the kubeconfig's user the ClusterRole of Fairlead"
+	grant = "give the kubeconfig's user the ClusterRole of Fairlead"
 	// ownAddress is the advice for a server that does not answer like a kube-apiserver.
 	ownAddress = "check that the kubeconfig names kube-apiserver's own address, and that it runs"
 )
@@ -69,7 +69,7 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	}
 	t, err := l.table(ctx, cfg)
 	if err != nil {
-		l.Error("local apiserver", doFor(err, giveRole), "reading its APIServices, Services and EndpointSlices: %v", err)
+		l.Error("local apiserver", doFor(err, grant), "reading its APIServices, Services and EndpointSlices: %v", err)
 		return
 	}
 	l.faults(t.Problems(), "correct the policy")
@@ -120,7 +120,7 @@ func (l *linter) readable(ctx context.Context, client rest.Interface) bool {
 		"/apis/apiregistration.k8s.io/v1/apiservices", "/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices",
 	} {
 		if err := client.Get().AbsPath(path).Param("limit", "1").Do(ctx).Error(); err != nil {
-			l.Error("local apiserver", doFor(err, giveRole), "reading %s: %v", path, err)
+			l.Error("local apiserver", doFor(err, grant), "reading %s: %v", path, err)
 			all = false
 		}
 	}
@@ -137,7 +137,8 @@ func doFor(err error, allow string) string {
 
 // table reads the cluster exactly as serve does.
 func (l *linter) table(ctx context.Context, cfg *rest.Config) (*registry.Table, error) {
-	r, err := registry.New(registry.Config{Client: cfg, Policy: l.Policy, Options: l.TableOptions()}) //nolint:contextcheck // it validates
+	c := registry.Config{Client: cfg, Policy: l.Policy, Options: l.TableOptions()}
+	r, err := registry.New(c) //nolint:contextcheck // it validates
 	if err != nil {
 		return nil, err
 	}
@@ -160,14 +161,15 @@ func (l *linter) table(ctx context.Context, cfg *rest.Config) (*registry.Table, 
 func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interface, e *registry.Entry, answers []shown) {
 	object, b := "APIService "+e.Name, e.Backend
 	switch e.Verdict.Reason {
-	case "", registry.ReasonInvalidCABundle, registry.ReasonMaintenance, registry.ReasonProtectedGroup, registry.ReasonInvalidURL:
-		// Reported by other checks, or intended.
+	case "", registry.ReasonInvalidCABundle, registry.ReasonMaintenance, registry.ReasonProtectedGroup,
+		registry.ReasonInvalidURL: // reported by other checks, or intended
 	case registry.ReasonServicePortError:
 		l.Error(object, advice.Of(e), "%s", e.Verdict.Message)
 	case registry.ReasonServiceAccessError, registry.ReasonEndpointsAccessError:
 		l.Add(l.severity(e), object, sameFlags, "%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	default:
-		l.Add(l.severity(e), object, cmp.Or(advice.Of(e), "check that its backend runs"), "%s: %s", e.Verdict.Reason, e.Verdict.Message)
+		l.Add(l.severity(e), object, cmp.Or(advice.Of(e), "check that its backend runs"),
+			"%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	}
 	bundle, ok := l.bundleOf(object, b, func(namespace, name string) (*corev1.ConfigMap, error) {
 		return client.ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})

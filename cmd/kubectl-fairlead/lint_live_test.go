@@ -84,8 +84,8 @@ func TestLintUnreadableCluster(t *testing.T) {
 		code          int
 		do            string
 	}{
-		{"no rights", apiserver.Services, http.StatusForbidden, giveRole},
-		{"unknown user", apiserver.APIServices, http.StatusUnauthorized, giveRole},
+		{"no rights", apiserver.Services, http.StatusForbidden, grant},
+		{"unknown user", apiserver.APIServices, http.StatusUnauthorized, grant},
 		{"a front door without Services", apiserver.Services, http.StatusNotFound, ownAddress},
 		{"overloaded", apiserver.Slices, http.StatusServiceUnavailable, ownAddress},
 	} {

@@ -112,8 +112,7 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 		if r.Narrow {
 			severity, names = certs.SeverityWarning, " of every name, which is right if only some are granted"
 		}
-		l.Add(severity, r.Manifest+": "+r.Role,
-			"grant it again: "+fmt.Sprintf(do, folder),
+		l.Add(severity, r.Manifest+": "+r.Role, "grant it again: "+fmt.Sprintf(do, folder),
 			"%s may not %s%s: %s", account, r, names, r.For)
 	}
 }
@@ -218,7 +217,8 @@ func (l *linter) clientNames(ctx context.Context, s *survey) {
 		object := "certificate of kube-apiserver " + address
 		got := chainOf(ctx, (&net.Dialer{}).DialContext, address, "")
 		if got.err != nil {
-			l.Warn(object, "run lint on a node, or compare its subject alternative names by hand", "asking for it: %v", got.err)
+			l.Warn(object, "run lint on a node, or compare its subject alternative names by hand",
+				"asking for it: %v", got.err)
 			continue
 		}
 		want := slices.Sorted(slices.Values(slices.Concat([]string{host}, s.hosts, l.names)))

@@ -45,7 +45,8 @@ func main() {
 }
 
 func root() *cobra.Command {
-	cmd := cli.Root("kubectl-fairlead", "Ask Fairlead, the front door of a cluster, about its state and where requests go", version,
+	cmd := cli.Root("kubectl-fairlead",
+		"Ask Fairlead, the front door of a cluster, about its state and where requests go", version,
 		statusCommand(), topCommand(), explainCommand(), lintCommand(), initCommand(), adoptCommand(), releaseCommand())
 	cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: called(os.Args[0])}
 	return cmd
@@ -82,7 +83,9 @@ func connect(flags *genericclioptions.ConfigFlags, out io.Writer) (*client, erro
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
-	return &client{flags: flags, out: out, base: base, http: hc, apiserver: core.RESTClient(), palette: paletteFor(out)}, nil
+	return &client{
+		flags: flags, out: out, base: base, http: hc, apiserver: core.RESTClient(), palette: paletteFor(out),
+	}, nil
 }
 
 // open gets a path below the server's address. The caller closes the body.
@@ -102,7 +105,8 @@ func (c *client) open(ctx context.Context, path string, query url.Values) (*http
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(path, answer.Below) {
-		return nil, errors.New("the server has no such page: is it Fairlead, or kube-apiserver itself? See --server and --context")
+		return nil, errors.New("the server has no such page: is it Fairlead, or kube-apiserver itself? " +
+			"See --server and --context")
 	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // a Status is far smaller
 	if err != nil {
@@ -131,9 +135,8 @@ func (c *client) get(ctx context.Context, path string, query url.Values, into an
 func (c *client) status(ctx context.Context) (*answer.Status, error) {
 	s := &answer.Status{}
 	err := c.get(ctx, answer.Below+"/status", nil, s)
-	if len(c.names) > 0 {
-		s.APIServices = slices.DeleteFunc(s.APIServices, func(a answer.APIService) bool { return !slices.Contains(c.names, a.Name) })
-	}
+	other := func(a answer.APIService) bool { return len(c.names) > 0 && !slices.Contains(c.names, a.Name) }
+	s.APIServices = slices.DeleteFunc(s.APIServices, other)
 	return s, err
 }
 

@@ -101,8 +101,8 @@ func encode(w io.Writer, p printers.ResourcePrinter, kind string, v any) error {
 	if err := errors.Join(err, json.Unmarshal(data, &object)); err != nil {
 		return fmt.Errorf("writing the answer: %w", err)
 	}
-	object["apiVersion"], object["kind"] = "fairlead.dev/v1", kind                   // within a version fields are added but never removed
-	return p.PrintObj(&unstructured.Unstructured{Object: object}, printable.JSON(w)) // YAML and templates, too: somebody may read them
+	object["apiVersion"], object["kind"] = "fairlead.dev/v1", kind                   // to v1 fields are only added
+	return p.PrintObj(&unstructured.Unstructured{Object: object}, printable.JSON(w)) // YAML and templates, too
 }
 
 // groupFlags separates kubectl's connection flags from a command's own in help.

@@ -31,7 +31,8 @@ type replica[T any] struct {
 
 // askEach asks all replicas. They are the endpoints of the admin Service, and are asked with the kubeconfig's user.
 // Each must prove that it is the kubeconfig's server before it receives the credential.
-func askEach[T any](ctx context.Context, c *client, ask func(context.Context, *client) (T, error)) (all []replica[T], err error) {
+func askEach[T any](
+	ctx context.Context, c *client, ask func(context.Context, *client) (T, error)) (all []replica[T], err error) {
 	list := &discoveryv1.EndpointSliceList{}
 	query := url.Values{"labelSelector": {discoveryv1.LabelServiceName + "=fairlead-admin"}}
 	if err := c.get(ctx, "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices", query, list); err != nil {
@@ -75,7 +76,7 @@ func askEach[T any](ctx context.Context, c *client, ask func(context.Context, *c
 }
 
 func (c *client) replicas(ctx context.Context) error {
-	all, err := askEach(ctx, c, func(ctx context.Context, one *client) (*answer.Status, error) { return one.status(ctx) })
+	all, err := askEach(ctx, c, func(ctx context.Context, r *client) (*answer.Status, error) { return r.status(ctx) })
 	if err != nil {
 		return err
 	}
@@ -87,7 +88,8 @@ func (c *client) replicas(ctx context.Context) error {
 			return err
 		}
 	}
-	if slices.ContainsFunc(all, func(r replica[*answer.Status]) bool { return r.err != nil || sound(r.status) != nil }) {
+	ill := func(r replica[*answer.Status]) bool { return r.err != nil || sound(r.status) != nil }
+	if slices.ContainsFunc(all, ill) {
 		return errUnavailable
 	}
 	return nil

@@ -32,8 +32,7 @@ func statusCommand() *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
 	o := &statusOptions{}
 	cmd := &cobra.Command{
-		Use:   "status [NAME…]",
-		Short: "Show the APIServices in order, and whether each can be used",
+		Use: "status [NAME…]", Short: "Show the APIServices in order, and whether each can be used",
 		Long: `Show the APIServices as the Fairlead behind the kubeconfig's server sees them, in their order, with
 verdict, cause, endpoints and certificates. With names only those APIServices are shown, and count
 for the exit code.
@@ -78,7 +77,8 @@ checks fails; with --replicas, for any of them.`,
 	}
 	cmd.ValidArgsFunction = completion(flags, math.MaxInt)
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "Show what changes until interrupted.")
-	cmd.Flags().BoolVar(&o.replicas, "replicas", false, "Ask each replica of Fairlead, on its admin port, and show where they differ.")
+	cmd.Flags().BoolVar(&o.replicas, "replicas", false,
+		"Ask each replica of Fairlead, on its admin port, and show where they differ.")
 	cmd.Flags().BoolVarP(&o.all, "all", "a", false, "Show the Local APIServices too.")
 	o.form.addFlags(cmd)
 	groupFlags(cmd, flags)
@@ -125,7 +125,8 @@ func (c *client) row(now time.Time, a *answer.APIService, wide bool) []cell {
 	}
 	traffic := cmp.Or(a.Traffic, &answer.Traffic{})
 	row := []cell{
-		{text: a.Name}, {text: service}, {available, colour}, {reason, colour}, {text: answer.Ago(now, a.Verdict.Since)}, {text: endpoints},
+		{text: a.Name}, {text: service}, {available, colour}, {reason, colour},
+		{text: answer.Ago(now, a.Verdict.Since)}, {text: endpoints},
 		{text: strconv.FormatInt(a.InFlight, 10)}, {text: answer.Latency(traffic.P99)}, expires(now, a.Expires()),
 	}
 	if wide {
@@ -193,7 +194,8 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 			line(bad, "local apiserver ", e.Address, " is ", e.Health, ": ", e.Error)
 		}
 		if len(e.Only) > 0 {
-			line(dim, "local apiserver ", e.Address, " (", e.Release, ") serves what another one lacks: ", strings.Join(e.Only, ", "))
+			line(dim, "local apiserver ", e.Address, " (", e.Release, ") serves what another one lacks: ",
+				strings.Join(e.Only, ", "))
 		}
 	}
 	for _, f := range s.Certificates {
@@ -239,7 +241,8 @@ func (c *client) watch(ctx context.Context, o *statusOptions) (err error) {
 		}
 		var changed []*answer.APIService
 		for _, a := range o.shown(s) {
-			text := fmt.Sprint(a.Verdict.Status, a.Verdict.Reason, a.StandIn, a.Maintenance, a.Service, a.Healthy(), len(a.Endpoints))
+			text := fmt.Sprint(a.Verdict.Status, a.Verdict.Reason, a.StandIn, a.Maintenance, a.Service,
+				a.Healthy(), len(a.Endpoints))
 			if known[a.Name] != text {
 				known[a.Name] = text
 				changed = append(changed, a)

@@ -38,14 +38,14 @@ type survey struct {
 
 // look makes a survey. What does not exist is no error.
 func look(ctx context.Context, cfg *rest.Config, kube kubernetes.Interface) *survey {
-	s := &survey{}
+	s, self := &survey{}, &authenticationv1.SelfSubjectReview{}
 	see := func(err error, what string) bool {
 		if err != nil && !apierrors.IsNotFound(err) {
 			s.unseen = append(s.unseen, fmt.Errorf("reading %s: %w", what, err))
 		}
 		return err == nil
 	}
-	self, err := kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	self, err := kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, self, metav1.CreateOptions{})
 	if see(err, "the kubeconfig's user") {
 		s.user = self.Status.UserInfo.Username
 	}
@@ -92,8 +92,6 @@ func look(ctx context.Context, cfg *rest.Config, kube kubernetes.Interface) *sur
 			}
 		}
 	}
-	slices.Sort(s.hosts)
-	s.hosts = slices.Compact(s.hosts)
 	return s
 }
 
@@ -135,11 +133,13 @@ func (s *survey) flags() map[string]string {
 // of kubeadm's guide, kube-vip) declare none: in pods on the host network probes, arguments and variables count, too.
 func (s *survey) taken(port int32) (by []string) {
 	declared := regexp.MustCompile(fmt.Sprintf(`"hostPort":%d\b`, port))
-	said := regexp.MustCompile(fmt.Sprintf(`"(\w*[pP]ort|value)":"?:?%[1]d\b|"-[^"]*(port|addr|listen|bind)[^"]*[=:]%[1]d"`, port))
+	said := regexp.MustCompile(fmt.Sprintf(
+		`"(\w*[pP]ort|value)":"?:?%[1]d\b|"-[^"]*(port|addr|listen|bind)[^"]*[=:]%[1]d"`, port))
 	for i := range s.pods {
 		p := &s.pods[i]
 		spec, _ := json.Marshal(p.Spec) // it came as JSON
-		if p.Labels["app.kubernetes.io/name"] != "fairlead" && (declared.Match(spec) || p.Spec.HostNetwork && said.Match(spec)) {
+		uses := declared.Match(spec) || p.Spec.HostNetwork && said.Match(spec)
+		if uses && p.Labels["app.kubernetes.io/name"] != "fairlead" {
 			by = append(by, fmt.Sprintf("%s/%s on %s", p.Namespace, p.Name, p.Spec.NodeName))
 		}
 	}
