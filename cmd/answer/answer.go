@@ -111,12 +111,11 @@ type Endpoint struct {
 	Since   time.Time `json:"since,omitzero"` // when Health last changed. Zero means never
 	// Slow endpoints get few requests, Terminating ones none while there are others, and Far ones,
 	// which are meant for other zones, none while others are healthy.
-	Slow        bool `json:"slow,omitempty"`
-	Terminating bool `json:"terminating,omitempty"`
-	Far         bool `json:"far,omitempty"`
-	// Reason and Error say why it is unhealthy.
-	Reason string `json:"reason,omitempty"`
-	Error  string `json:"error,omitempty"`
+	Slow        bool   `json:"slow,omitempty"`
+	Terminating bool   `json:"terminating,omitempty"`
+	Far         bool   `json:"far,omitempty"`
+	Reason      string `json:"reason,omitempty"` // why it is unhealthy, in a word
+	Error       string `json:"error,omitempty"`  // why it is unhealthy
 	// Probed is when its last probe ended, ProbeSeconds how long it took, ProbeError why it failed. Zero: none has.
 	Probed       time.Time `json:"probed,omitzero"`
 	ProbeSeconds float64   `json:"probeSeconds,omitempty"`

@@ -29,9 +29,8 @@ const ownReadIdle, ownPing = "2", "5"
 
 // pingOften sets these times. client-go takes them from the environment, which an operator may set.
 func pingOften() {
-	for name, seconds := range map[string]string{
-		"HTTP2_READ_IDLE_TIMEOUT_SECONDS": ownReadIdle, "HTTP2_PING_TIMEOUT_SECONDS": ownPing,
-	} {
+	times := map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": ownReadIdle, "HTTP2_PING_TIMEOUT_SECONDS": ownPing}
+	for name, seconds := range times {
 		if _, given := os.LookupEnv(name); !given {
 			_ = os.Setenv(name, seconds) // it fails only for names that are not possible
 		}

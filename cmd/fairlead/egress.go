@@ -33,8 +33,7 @@ func egressDialer(file string) (utilnet.DialFunc, error) {
 		return nil, faults.ToAggregate()
 	}
 	for _, s := range config.EgressSelections {
-		// Validation accepts this, but the library takes it for TLS and panics.
-		if t := s.Connection.Transport; t != nil && t.TCP != nil && t.TCP.TLSConfig == nil {
+		if t := s.Connection.Transport; t != nil && t.TCP != nil && t.TCP.TLSConfig == nil { // valid, but panics later
 			return nil, fmt.Errorf("%s: a proxy over TCP needs an https URL and a tlsConfig", s.Name)
 		}
 		if strings.EqualFold(s.Name, "cluster") && s.Connection.ProxyProtocol == apiserver.ProtocolHTTPConnect {

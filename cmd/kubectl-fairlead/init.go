@@ -161,8 +161,7 @@ func (i *initiator) good(pem []byte, template *x509.Certificate) bool {
 func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error) {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // it never fails
 	cert, ca, err, early := &x509.Certificate{}, i.ca.Leaf, error(nil), time.Now().Add(-time.Minute)
-	if template == nil {
-		// The time makes the name unique, so that this CA is not confused with the next one.
+	if template == nil { // the time makes the name unique, so that this CA is not confused with the next one
 		as := certutil.Config{CommonName: fmt.Sprint("fairlead-ca-", early.Unix()), NotBefore: early} // clocks differ
 		cert, err = certutil.NewSelfSignedCACert(as, key)
 		ca = cert
