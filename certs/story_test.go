@@ -35,10 +35,9 @@ import (
 //	reload                    all files are read, as Run does after a change
 //	configmap [only] <key>=<value>…        the cluster's, with changes, or only what is named; or missing, unreadable
 //	pass <duration>
-//	user, front-proxy <certificate> [error]    nobody: neither verified nor an error
+//	user, front-proxy, cluster <certificate> [error]    nobody: neither verified nor an error
 //	generation same|next      of client trust, since the last look
 //	status <use> [text]       what is wrong
-//	followed <use>…           in their order
 //	changed <use> <duration>  since it was put in force
 //	taken <text>              of the config
 //	reloads <use> <n> <n>     that succeeded, and failed
@@ -46,6 +45,7 @@ import (
 //	asks <subject>…           the CAs of which clients are asked for certificates
 //	headers unknown|none|<file>
 //	held <n>                  certificates that come from the ConfigMap
+//	shown <use>=<subject>…    certificates in the status, in their order
 //	metrics > <file>
 //	check proxy-client, serving, bundle, backend …   see check; finds <text> for each finding, all of them
 func TestStories(t *testing.T) {
@@ -131,12 +131,6 @@ func (s *stage) look(words []string) bool {
 		if !strings.Contains(got, rest) || (got == "") != (rest == "") {
 			s.t.Errorf("%s: %s: %q", s.at, words[1], got)
 		}
-	case "followed":
-		var uses []string
-		for _, f := range s.followed {
-			uses = append(uses, f.use)
-		}
-		check.Same(s.t, strings.TrimSpace(strings.Join(words[1:], " ")), strings.Join(uses, " "), "%s: followed", s.at)
 	case "changed":
 		check.Same(s.t, must.Get(time.ParseDuration(words[2]))(s.t), time.Since(s.value(words[1]).changed), "%s: in force for", s.at)
 	case "taken":
