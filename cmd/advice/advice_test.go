@@ -23,6 +23,7 @@ func TestFor(t *testing.T) {
 		"something else": "",
 	} {
 		check.Has(t, For(message), want)
+		check.Same(t, want == "", For(message) == "", "%s: no advice", message)
 	}
 }
 

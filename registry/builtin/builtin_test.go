@@ -20,6 +20,7 @@ func TestNewest(t *testing.T) {
 	} {
 		group, version, ok := Priorities(gv)
 		check.Same(t, want, [2]int32{group, version}, "priorities of %s", gv)
-		check.Same(t, Group(gv.Group), ok, "%s is built in", gv)
+		own := gv.Group != "crd.example.com"
+		check.Same(t, [2]bool{own, own}, [2]bool{ok, Group(gv.Group)}, "%s is built in, and its group", gv)
 	}
 }
