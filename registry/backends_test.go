@@ -49,7 +49,8 @@ func TestOwnedForTheOverlap(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		after := r.Table()
-		for table, owner := range map[*Table]string{during: "v1.a.example.com", after: ""} {
+		for i, table := range []*Table{during, after} { // which may be one, if nothing ends
+			owner := []string{"v1.a.example.com", ""}[i]
 			a, b := table.named("v1.a.example.com").Backend, table.named("v1.b.example.com").Backend
 			if (a == b) != (owner == "") || a.Owner != owner {
 				t.Errorf("its owner is %q, want %q: %+v, its neighbour's %+v", a.Owner, owner, a, b)
