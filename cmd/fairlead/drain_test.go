@@ -121,9 +121,8 @@ func TestFailedStartClosesItsPort(t *testing.T) {
 	address := there.ports.front.Addr().String()
 	o.front.Port = there.ports.front.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // likewise
 	must.Do(t, there.ports.front.Close())
-	if _, err := build(t.Context(), newProcess(&o, slog.New(slog.DiscardHandler))); err == nil {
-		t.Fatal("two doors listen on one port")
-	}
+	_, err := build(t.Context(), newProcess(&o, slog.New(slog.DiscardHandler)))
+	check.Fault(t, "address already in use", err, "two doors on one port")
 	if conn, err := net.Dial("tcp", address); err == nil {
 		_ = conn.Close()
 		t.Error("the front port is still open")

@@ -108,14 +108,14 @@ func TestEgressDialerOfNothing(t *testing.T) {
 	}
 	_, err := egressDialer("/does/not/exist")
 	check.Fault(t, "/does/not/exist", err, "a missing file")
-	for name, text := range map[string]string{
-		"unknown kind": "apiVersion: v1\nkind: ConfigMap\n",
-		"typing error": egressHead + "- name: cluster\n  connections: {}\n",
-		"no TLS":       egressHead + "- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n    transport:\n      tcp: {url: \"http://127.0.0.1:8131\"}\n",
-		"no transport": egressHead + "- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n",
+	const cluster = egressHead + "- name: cluster\n  connection"
+	for want, text := range map[string]string{
+		`no kind "ConfigMap"`:   "apiVersion: v1\nkind: ConfigMap\n",
+		"connections":           cluster + "s: {}\n",
+		"needs an https URL":    cluster + ": {proxyProtocol: HTTPConnect, transport: {tcp: {url: 'http://a'}}}\n",
+		"transport must be set": cluster + ": {proxyProtocol: HTTPConnect}\n",
 	} {
-		if _, err := egressOf(t, text); err == nil {
-			t.Errorf("%s: no error", name)
-		}
+		_, err := egressOf(t, text)
+		check.Fault(t, want, err, "%s", text)
 	}
 }
