@@ -31,7 +31,8 @@ type departed struct{ *httptest.ResponseRecorder }
 
 func (departed) Write([]byte) (int, error) { return 0, syscall.EPIPE }
 
-// A client that disconnects during a list is not logged as an error; the library's other messages are.
+// A client that disconnects during a list is not logged; the library's other messages are. What earlier tests have left
+// behind may log errors of its own.
 func TestLogOfClientsThatGo(t *testing.T) {
 	d, before := aloneDoor(t), len(logged.String())
 	must.Run(t, d.registry.Run)
@@ -41,7 +42,7 @@ func TestLogOfClientsThatGo(t *testing.T) {
 		d.apiServices.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/apis/apiregistration.k8s.io/v1/apiservices", nil))
 		return w.Code == http.StatusOK
 	})
-	if text := logged.String()[before:]; strings.Contains(text, "level=ERROR") {
+	if text := logged.String()[before:]; strings.Contains(text, syscall.EPIPE.Error()) {
 		t.Errorf("logged:\n%s", text)
 	}
 	klog.ErrorS(context.DeadlineExceeded, "another one")
