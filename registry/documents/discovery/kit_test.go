@@ -3,7 +3,6 @@ package discovery
 import (
 	"context"
 	"encoding/json"
-	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -14,11 +13,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"go.uber.org/goleak"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/klog/v2"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -30,12 +27,7 @@ const (
 	aggregatedProto = "application/vnd.kubernetes.protobuf" + aggregatedParams
 )
 
-func TestMain(m *testing.M) {
-	// Kubernetes' own implementation, which the tests compare with, logs each group-version.
-	klog.LogToStderr(false)
-	klog.SetOutput(io.Discard)
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"))
-}
+func TestMain(m *testing.M) { scene.Main(m) }
 
 // stage is a Discovery in a scene.
 type stage struct {

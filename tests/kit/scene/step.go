@@ -14,7 +14,9 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"go.uber.org/goleak"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -53,6 +55,13 @@ func Tell(t *testing.T, stage func(testing.TB) *Scene) {
 			}
 		})
 	})
+}
+
+// Main runs a package's tests without the lines of Kubernetes' own libraries, and checks that no goroutine is left.
+func Main(m *testing.M) {
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"))
 }
 
 // response describes the response to a request. A long body is cut; its sum tells whether two are the same.
