@@ -19,7 +19,7 @@ import (
 // and when everything changes.
 func TestInProportion(t *testing.T) {
 	one := types.NamespacedName{Namespace: "extensions", Name: "server-0"}
-	object := func(n int, change func(in *Input, a *apiregistrationv1.APIService)) Input {
+	object := func(change func(in *Input, a *apiregistrationv1.APIService)) Input {
 		in := manyRemotes(1)
 		for _, a := range in.APIServices {
 			change(&in, a)
@@ -38,7 +38,7 @@ func TestInProportion(t *testing.T) {
 		return list
 	}
 	annotation := func(n int, name, value string) Input {
-		return object(n, func(_ *Input, a *apiregistrationv1.APIService) {
+		return object(func(_ *Input, a *apiregistrationv1.APIService) {
 			a.Annotations = map[string]string{prefix + name: strings.Repeat(value, n)}
 		})
 	}
@@ -63,10 +63,10 @@ func TestInProportion(t *testing.T) {
 		}},
 		{"APIServices of one Service", 200, 500, func(n int) Input { return sharing(n, endpoints(3)) }},
 		{"endpoints of a Service", 240, 200, func(n int) Input {
-			return object(n, func(in *Input, _ *apiregistrationv1.APIService) { in.Slices[one] = endpoints(n) })
+			return object(func(in *Input, _ *apiregistrationv1.APIService) { in.Slices[one] = endpoints(n) })
 		}},
 		{"slices of a Service", 200, 200, func(n int) Input {
-			return object(n, func(in *Input, _ *apiregistrationv1.APIService) {
+			return object(func(in *Input, _ *apiregistrationv1.APIService) {
 				in.Slices[one] = nil
 				for i := range n {
 					in.Slices[one] = append(in.Slices[one], slice(one, fmt.Sprintf("10.1.%d.%d", i/250, i%250)))
@@ -74,7 +74,7 @@ func TestInProportion(t *testing.T) {
 			})
 		}},
 		{"addresses of an endpoint", 1000, 16, func(n int) Input {
-			return object(n, func(in *Input, _ *apiregistrationv1.APIService) {
+			return object(func(in *Input, _ *apiregistrationv1.APIService) {
 				for i := range n {
 					e := &in.Slices[one][0].Endpoints[0]
 					e.Addresses = append(e.Addresses, fmt.Sprintf("10.1.%d.%d", i/250, i%250))
@@ -82,7 +82,7 @@ func TestInProportion(t *testing.T) {
 			})
 		}},
 		{"ports of a slice, and its endpoints", 200, 200, func(n int) Input {
-			return object(n, func(in *Input, _ *apiregistrationv1.APIService) {
+			return object(func(in *Input, _ *apiregistrationv1.APIService) {
 				in.Slices[one] = endpoints(n)
 				for _, s := range in.Slices[one] {
 					for i := range n / len(in.Slices[one]) {
@@ -92,7 +92,7 @@ func TestInProportion(t *testing.T) {
 			})
 		}},
 		{"ports of a Service", 200, 100, func(n int) Input {
-			return object(n, func(in *Input, _ *apiregistrationv1.APIService) {
+			return object(func(in *Input, _ *apiregistrationv1.APIService) {
 				for i := range n {
 					s := in.Services[one]
 					s.Spec.Ports = append([]corev1.ServicePort{{Name: fmt.Sprint(i), Port: int32(1000 + i)}}, s.Spec.Ports...)
@@ -100,7 +100,7 @@ func TestInProportion(t *testing.T) {
 			})
 		}},
 		{"reports of endpoints", 240, 200, func(n int) Input {
-			return object(n, func(in *Input, a *apiregistrationv1.APIService) {
+			return object(func(in *Input, a *apiregistrationv1.APIService) {
 				in.Slices[one] = endpoints(n)
 				e := Build(*in, nil).Entries()[0]
 				for _, endpoint := range e.Endpoints {
@@ -109,7 +109,7 @@ func TestInProportion(t *testing.T) {
 			})
 		}},
 		{"annotations", 200, 50, func(n int) Input {
-			return object(n, func(_ *Input, a *apiregistrationv1.APIService) {
+			return object(func(_ *Input, a *apiregistrationv1.APIService) {
 				a.Annotations = map[string]string{}
 				for i := range n {
 					a.Annotations[fmt.Sprintf("%sunknown-%d", prefix, i)] = strings.Repeat("v", 20)
@@ -121,7 +121,7 @@ func TestInProportion(t *testing.T) {
 		{"a long maintenance message", 4000, 1, func(n int) Input { return annotation(n, "maintenance", "m") }},
 		{"a long timeout", 4000, 2, func(n int) Input { return annotation(n, "request-timeout", "1s") }},
 		{"certificates of a caBundle", 20, 600, func(n int) Input { // what else may be in one: certs/trust
-			return object(n, func(_ *Input, a *apiregistrationv1.APIService) {
+			return object(func(_ *Input, a *apiregistrationv1.APIService) {
 				a.Spec.InsecureSkipTLSVerify = false
 				for i := range n {
 					a.Spec.CABundle = append(a.Spec.CABundle, pki.NewCA(fmt.Sprint(i)).PEM()...)
