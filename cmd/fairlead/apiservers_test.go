@@ -37,7 +37,8 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 			t.Errorf("--local-apiserver %s: %v %v, want %q", given, addresses, err, want)
 		}
 	}
-	kube, addresses, own, err := clientConfig(path, []string{"https://127.0.0.3:1", first.URL, second.URL, first.URL + "/"}, false)
+	servers := []string{"https://127.0.0.3:1", first.URL, second.URL, first.URL + "/"}
+	kube, addresses, own, err := clientConfig(path, servers, false)
 	must.Do(t, err)
 	check.Same(t, 3, len(addresses), "servers, of which one is named twice")
 	check.Same(t, -1, kube.QPS, "requests a second; negative is without a limit")

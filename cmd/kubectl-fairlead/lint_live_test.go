@@ -65,7 +65,8 @@ func onLoopback() discoveryv1.Endpoint { return discoveryv1.Endpoint{Addresses: 
 // Without arguments, lint checks kubectl's current cluster. Its advice for a dead backend is explain's.
 func TestLintCurrentCluster(t *testing.T) {
 	server, nobody := apiserver.New(), &net.TCPAddr{Port: 1}
-	server.Put(served("widgets", nobody, apiregistrationv1.ConditionFalse, corev1.ServiceSpec{ClusterIP: "10.96.0.9"}, onLoopback())...)
+	ip := corev1.ServiceSpec{ClusterIP: "10.96.0.9"}
+	server.Put(served("widgets", nobody, apiregistrationv1.ConditionFalse, ip, onLoopback())...)
 	t.Setenv("KUBECONFIG", clusterOf(t, server))
 	want := "connection refused; run lint where Fairlead runs; there, " + advice.For("connection refused")
 	check.Has(t, lint(t, "", "--allow-loopback-backends"), want)
