@@ -63,6 +63,8 @@ func TestStatus(t *testing.T) {
 			t.Errorf("%s", text)
 		}
 	}
+	s.draining.Store(true)
+	check.Has(t, s.status().Ready, "shutting down")
 }
 
 // Values that others wrote stay text in the pages, which show the operator the cause, the command
