@@ -42,7 +42,7 @@ type annotated struct {
 func (o *Options) defaults() Settings {
 	p := o.Defaults
 	p.RequestTimeout = cmp.Or(p.RequestTimeout, time.Minute)  // kube-apiserver's --request-timeout
-	p.MaxInFlight = cmp.Or(p.MaxInFlight, 400)                // kube-apiserver's --max-requests-inflight, for one backend
+	p.MaxInFlight = cmp.Or(p.MaxInFlight, 400)                // its --max-requests-inflight, for one backend
 	p.MaxLongRunning = cmp.Or(p.MaxLongRunning, 10_000)       // at most about 100 MB of stream state
 	p.CAOverlap = max(cmp.Or(p.CAOverlap, time.Minute), 0)    // a kubelet takes that long to refresh a mounted Secret
 	p.ProbeInterval = cmp.Or(p.ProbeInterval, 10*time.Second) // a third of kube-aggregator's resync
@@ -67,8 +67,7 @@ func readAnnotations(annotations map[string]string, defaults Settings) annotated
 	return s
 }
 
-// set applies one annotation. The bounds prevent that one APIService harms others, for example by a
-// limit of zero or a probe every millisecond.
+// set applies one annotation. The bounds prevent that one APIService harms others, as by a probe every millisecond.
 func (s *annotated) set(name, value string) error {
 	p := &s.settings
 	switch name {
@@ -161,7 +160,8 @@ func setNames(to *[]string, value string) error {
 }
 
 func setServerName(to *string, value string) error {
-	if addr, err := netip.ParseAddr(value); (err != nil || addr.Zone() != "") && len(validation.IsDNS1123Subdomain(value)) > 0 {
+	addr, err := netip.ParseAddr(value)
+	if (err != nil || addr.Zone() != "") && len(validation.IsDNS1123Subdomain(value)) > 0 {
 		return fmt.Errorf("%q is neither a DNS name nor an IP address", bounded(value))
 	}
 	*to = value
@@ -281,7 +281,8 @@ func (u *urls) backend() Backend {
 		host, _, _ := net.SplitHostPort(address)
 		names = append(names, host)
 	}
-	return Backend{URLs: "https://" + strings.Join(u.addresses, ",https://"), ServerName: strings.Join(slices.Compact(names), ",")}
+	names = slices.Compact(names)
+	return Backend{URLs: "https://" + strings.Join(u.addresses, ",https://"), ServerName: strings.Join(names, ",")}
 }
 
 // fromURLs is resolve for URLs, by the rules for endpoints of a slice.

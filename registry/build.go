@@ -32,16 +32,15 @@ const defaultPort = 443 // of spec.service.port (v1 defaulting)
 // kept is what Build remembers of an entry, and nobody else reads.
 type kept struct {
 	ca         *parsedBundle // the object's parsed caBundle. Nil means none
-	ownedUntil time.Time     // when the Backend loses the Owner that it has because its CA was replaced. Zero: it is not
+	ownedUntil time.Time     // when the Backend loses the Owner that it has because its CA was replaced. Zero: none
 }
 
-// Build makes the table that follows prev. It is pure: the same input and prev make the same table.
-// If no change is visible to a reader of the table, it returns prev itself. Unchanged Entries and
-// Backends keep their pointers. A nil prev means an empty table.
+// Build makes the table that follows prev. It is pure: the same input and prev make the same table. If no reader can
+// see a change, it returns prev itself. Unchanged Entries and Backends keep their pointers. A nil prev means none.
 func Build(in Input, prev *Table) *Table {
 	b := builder{
-		in: &in, prev: cmp.Or(prev, &Table{}), reports: make(map[string][]Report), bundles: make(map[string]*parsedBundle),
-		groups: make(map[string]*Group), gone: make(map[*Entry]bool),
+		in: &in, prev: cmp.Or(prev, &Table{}), groups: make(map[string]*Group), gone: make(map[*Entry]bool),
+		reports: make(map[string][]Report), bundles: make(map[string]*parsedBundle),
 	}
 	b.options = cmp.Or(in.Options, b.prev.options, &Options{})
 	in.policy = cmp.Or(in.policy, b.prev.policy, &routings{})
@@ -83,7 +82,8 @@ func (b *builder) keep() {
 		names.Insert(mainOf(name))
 	}
 	switch {
-	case b.in.Touched == nil || b.in.policy != b.prev.policy || !b.prev.complete || !b.in.Complete || b.options != b.prev.options:
+	case b.in.Touched == nil || !b.prev.complete || !b.in.Complete ||
+		b.in.policy != b.prev.policy || b.options != b.prev.options:
 		names = sets.KeySet(b.in.APIServices)
 		for _, e := range b.prev.entries {
 			names.Insert(e.Name)
@@ -171,8 +171,8 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 		b.remote(e, &s, old)
 		if shadowed := b.in.Shadowed[e.GroupVersion]; shadowed != "" {
 			e.Problems = append(e.Problems, fmt.Sprintf(
-				"it hides CustomResourceDefinition %s: %s has taken over %s, and the objects of the definition cannot be reached",
-				shadowed, claimant(object), e.GroupVersion))
+				"it hides CustomResourceDefinition %s: %s has taken over %s, "+
+					"and the objects of the definition cannot be reached", shadowed, claimant(object), e.GroupVersion))
 		}
 	}
 	if e.Backend == nil {
@@ -187,7 +187,8 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 	if old != nil {
 		e.outages = old.outages
 		// As upstream, only the step from available to unavailable counts.
-		if at := slices.Index(unavailableReasons[:], e.Verdict.Reason); at >= 0 && old.Verdict.Available() && !e.Verdict.Available() {
+		at := slices.Index(unavailableReasons[:], e.Verdict.Reason)
+		if at >= 0 && old.Verdict.Available() && !e.Verdict.Available() {
 			e.outages[at]++
 		}
 	}
@@ -207,15 +208,16 @@ func isLocal(object *apiregistrationv1.APIService) bool {
 		return false
 	}
 	ref := behind.Server(object)
-	return ref == nil || ref.Namespace == "default" && ref.Name == "kubernetes" && ptr.Deref(ref.Port, defaultPort) == defaultPort
+	own := types.NamespacedName{Namespace: "default", Name: "kubernetes"}
+	return ref == nil || nameOf(ref) == own && ptr.Deref(ref.Port, defaultPort) == defaultPort
 }
 
 // local fills an entry that the local apiserver serves.
 func (b *builder) local(e *Entry) {
-	e.Verdict = Verdict{Status: corev1.ConditionTrue, Reason: ReasonLocal, Message: "Local APIServices are always available"}
-	if m := e.Settings.Maintenance; m != "" {
-		// Requests to the local apiserver need no verdict, so no Local entry is in maintenance.
-		e.Settings.Maintenance = ""
+	const message = "Local APIServices are always available"
+	e.Verdict = Verdict{Status: corev1.ConditionTrue, Reason: ReasonLocal, Message: message}
+	if e.Settings.Maintenance != "" {
+		e.Settings.Maintenance = "" // requests to the local apiserver need no verdict
 		e.Problems = append(e.Problems, "annotation "+prefix+"maintenance: it has no effect on a Local APIService")
 	}
 }
@@ -233,8 +235,7 @@ func (b *builder) protected(e *Entry, s *annotated, old *Entry) {
 	}
 }
 
-// SameService reports whether two backends differ only in trust and protocol, or only in their
-// URLs: URLs are to a backend what endpoints are to a Service.
+// SameService reports whether two backends differ only in trust and protocol, or only in URLs, which are as endpoints.
 func (b *Backend) SameService(other *Backend) bool {
 	if b.URLs != "" && other.URLs != "" {
 		return true
@@ -255,8 +256,8 @@ func unchanged(a, b *Entry) bool {
 // and the status, which kube-apiserver's own availability controllers write whenever they disagree.
 func (e *Entry) Edited(before *Entry) bool {
 	a, b := before.Object, e.Object
-	return a != b && (a.UID != b.UID || !reflect.DeepEqual(&a.Spec, &b.Spec) || !a.DeletionTimestamp.Equal(b.DeletionTimestamp) ||
-		!maps.Equal(a.Labels, b.Labels) || !maps.Equal(a.Annotations, b.Annotations))
+	return a != b && (a.UID != b.UID || !reflect.DeepEqual(&a.Spec, &b.Spec) || !maps.Equal(a.Labels, b.Labels) ||
+		!maps.Equal(a.Annotations, b.Annotations) || !a.DeletionTimestamp.Equal(b.DeletionTimestamp))
 }
 
 // Input is everything that Build reads. Build modifies none of it. APIServices must not be modified

@@ -70,8 +70,7 @@ type batch struct {
 	problems []directory.Fault
 	// files has the directory's APIServices by name. Nil means that it was not read again, nor are problems new.
 	files map[string]directory.Object
-	// policy is the last valid one, and policyFaults what is wrong with the current one, which is
-	// not used. Nil means that it was not read again.
+	// policy is the last valid one, and policyFaults what is wrong with a newer one. Nil: it was not read again.
 	policy       *routings
 	policyFaults []directory.Fault
 	// shadowed are the definitions that APIServices shadow. Nil means that they are as before.
@@ -113,8 +112,7 @@ func (b *batch) empty(what kind) {
 	b.replaced[what] = true
 }
 
-// replaceAll records all of the directory at once, so that no table has a new APIService without
-// its new Service. as is the kind of its APIServices.
+// replaceAll records the whole directory at once: a new APIService comes with its new Service. as is the former's kind.
 func (c *changes) replaceAll(as kind, objects []directory.Object, problems []directory.Fault) {
 	c.record(func(b *batch) {
 		for _, what := range []kind{as, kindService, kindSlice} {
@@ -131,7 +129,8 @@ func (c *changes) replaceAll(as kind, objects []directory.Object, problems []dir
 			case *discoveryv1.EndpointSlice:
 				what = kindSlice
 			case *policy.Policy:
-				b.problems = append(slices.Clip(b.problems), o.Fault("it is not used: --policy names the file or directory of policies"))
+				b.problems = append(slices.Clip(b.problems),
+					o.Fault("it is not used: --policy names the file or directory of policies"))
 				continue
 			}
 			b.objects[key{what, name}] = o.Value
@@ -155,8 +154,7 @@ type objects struct {
 	misnamed    map[types.NamespacedName]*apiregistrationv1.APIService // of kindAPIService
 	several     sets.Set[types.NamespacedName]                         // APIServices of more than one kind
 	services    [kinds]map[types.NamespacedName]*corev1.Service        // of the two kinds of Services
-	// grouped are the slices of the two kinds of slices by Service, ordered by name, so that the
-	// table does not depend on the order of events.
+	// grouped are the slices of both kinds, by Service and ordered by name: the order of events does not matter.
 	grouped  [kinds]map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	users    map[types.NamespacedName][]string // the APIServices that name a Service
 	touched  sets.Set[string]                  // see Input.Touched
@@ -301,7 +299,8 @@ func (o *objects) use(of types.NamespacedName) {
 	o.touched.Insert(name)
 	// After a relist the pointers differ, but the Services are the same.
 	if was, is := serviceOf(old), serviceOf(a); was != is {
-		if o.users[was] = slices.DeleteFunc(o.users[was], func(user string) bool { return user == name }); len(o.users[was]) == 0 {
+		o.users[was] = slices.DeleteFunc(o.users[was], func(user string) bool { return user == name })
+		if len(o.users[was]) == 0 {
 			delete(o.users, was)
 		}
 		o.users[is] = append(o.users[is], name)
@@ -310,8 +309,7 @@ func (o *objects) use(of types.NamespacedName) {
 	keep(o.apiServices, name, a)
 }
 
-// misnamed reports whether an object's name does not match its group-version, or cannot be taken
-// apart into it: no version has a dot.
+// misnamed reports whether a name is not that of the group-version, or cannot be taken apart: no version has a dot.
 func misnamed(a *apiregistrationv1.APIService) bool {
 	return a != nil && (a.Name != a.Spec.Version+"."+a.Spec.Group || strings.Contains(a.Spec.Version, "."))
 }
@@ -373,7 +371,8 @@ func serviceOf(a *apiregistrationv1.APIService) types.NamespacedName {
 // regroup replaces the named slice of a Service by s. Nil deletes it.
 func (o *objects) regroup(what kind, service types.NamespacedName, name string, s *discoveryv1.EndpointSlice) {
 	o.touchUsers(service)
-	list := slices.DeleteFunc(o.grouped[what][service], func(e *discoveryv1.EndpointSlice) bool { return e.Name == name })
+	isNamed := func(e *discoveryv1.EndpointSlice) bool { return e.Name == name }
+	list := slices.DeleteFunc(o.grouped[what][service], isNamed)
 	if s != nil {
 		at, _ := slices.BinarySearchFunc(list, name, func(e *discoveryv1.EndpointSlice, name string) int {
 			return strings.Compare(e.Name, name)

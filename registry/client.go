@@ -19,8 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
 
-// cluster watches a kube-apiserver. Reflectors write straight into changes.
-// There is no informer store: the writer's objects are the only copy.
+// cluster watches a kube-apiserver. Reflectors write straight into changes: the writer's objects are the only copy.
 type cluster struct {
 	apiServices apiregistrationv1client.ApiregistrationV1Interface
 	api         kubernetes.Interface
@@ -29,9 +28,9 @@ type cluster struct {
 
 func newCluster(given *rest.Config, log *slog.Logger) (*cluster, error) {
 	c := rest.CopyConfig(given)
-	c.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // a quarter of JSON's cost to decode
-	c.ContentType = runtime.ContentTypeProtobuf
-	c.Timeout = 0 // it would cut watches
+	c.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	c.ContentType = runtime.ContentTypeProtobuf // a quarter of JSON's cost to decode
+	c.Timeout = 0                               // it would cut watches
 	client, err := rest.HTTPClientFor(c)
 	if err != nil {
 		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
@@ -44,8 +43,7 @@ func newCluster(given *rest.Config, log *slog.Logger) (*cluster, error) {
 	return &cluster{apiServices: aggregation, api: api, log: log}, nil
 }
 
-// bundleAgain is when the versions of ClusterTrustBundles are tried again if none is served: an apiserver that starts
-// serves groups one after the other.
+// bundleAgain is when the versions of ClusterTrustBundles are tried again: an apiserver that starts may serve none yet.
 const bundleAgain = 10 * time.Second
 
 // watchBundle is Registry.Watch for a ClusterTrustBundle, in the best version that is served: v1 since Kubernetes 1.37,
@@ -68,9 +66,10 @@ func (c *cluster) watchBundle(ctx context.Context, name string, changed func(map
 	}
 	for ctx.Err() == nil {
 		absent := 0
+		v1, v1beta1 := c.api.CertificatesV1().RESTClient(), c.api.CertificatesV1beta1().RESTClient()
 		for _, l := range []*lister{
-			c.one(&certificatesv1.ClusterTrustBundle{}, c.api.CertificatesV1().RESTClient(), "clustertrustbundles", ref, deliver),
-			c.one(&certificatesv1beta1.ClusterTrustBundle{}, c.api.CertificatesV1beta1().RESTClient(), "clustertrustbundles", ref, deliver),
+			c.one(&certificatesv1.ClusterTrustBundle{}, v1, "clustertrustbundles", ref, deliver),
+			c.one(&certificatesv1beta1.ClusterTrustBundle{}, v1beta1, "clustertrustbundles", ref, deliver),
 		} {
 			within, stop := context.WithTimeout(ctx, time.Hour)
 			l.absent = func() { absent++; stop() }

@@ -21,9 +21,8 @@ import (
 type Entry struct {
 	Name         string              // the object's, version.group; "v1." for the core group
 	GroupVersion schema.GroupVersion // the one that the entry claims
-	// Object is the APIService as it was read, without managed fields, and without status in
-	// kubernetes mode (see Verdict). It is read-only. A change of metadata that nothing here reads
-	// (resourceVersion) or of the status makes no new Entry, so these may be outdated.
+	// Object is the APIService as it was read, without managed fields and, in kubernetes mode, status (see Verdict). It
+	// is read-only. A change of the status or of unused metadata (resourceVersion) makes no new Entry: they may be old.
 	Object *apiregistrationv1.APIService
 	// Backend is where requests go. Nil means Local: the local apiserver serves this group-version.
 	Backend *Backend
@@ -32,12 +31,10 @@ type Entry struct {
 	Endpoints []Endpoint
 	// Settings are those from the object's annotations, with defaults filled in.
 	Settings Settings
-	// Front is the Service to which the cluster's own aggregator sends the APIService, Fairlead's,
-	// as <namespace>/<name>:<port> (annotation service), and FrontSays that aggregator's verdict.
-	// Empty means that it does not.
+	// Front is the Service to which the cluster's own aggregator sends the APIService, Fairlead's, as
+	// <namespace>/<name>:<port> (annotation service), and FrontSays that aggregator's verdict. Empty means none.
 	Front, FrontSays string
-	// Problems are faults of the object that do not keep it out of the table: bad annotations, a
-	// shadowed CustomResourceDefinition, a protected group.
+	// Problems are faults that do not keep the object out of the table: bad annotations, a shadowed definition.
 	Problems []string
 	// Verdict says whether requests may be sent.
 	Verdict Verdict
@@ -47,8 +44,7 @@ type Entry struct {
 	StandIn *Entry
 	// Rule is that of one of another entry's Further. Nil means that the entry is an APIService.
 	Rule *policy.Rule
-	// Hidden is the place of the policy's route by which the group-version is answered with 404,
-	// and is in no document. Empty means none.
+	// Hidden is the place of the policy's route that answers the group-version with 404, and keeps it out of documents.
 	Hidden string
 
 	kept *kept
@@ -102,18 +98,16 @@ type Backend struct {
 	// URLs are https://host:port, comma-separated, from the annotation url. Then Service is empty,
 	// and Namespace is that of CAFrom. Empty means a Service.
 	URLs string
-	// ServerName is the TLS name to verify and to send: <service>.<namespace>.svc, or the host of
-	// the URL, unless an annotation overrides it. For URLs with several hosts it is all hosts,
-	// comma-separated: the certificate must match one, and NameAt is sent.
+	// ServerName is the TLS name to verify and to send: <service>.<namespace>.svc, or the URL's host, unless an
+	// annotation overrides it. For several URLs it is all hosts, comma-separated: a certificate is for one, see NameAt.
 	ServerName  string
 	CABundle    string        // the inline PEM bundle. Empty means CAFrom, or else the system's roots
 	CAFrom      string        // the annotation ca-from, which Reference reads. Empty means CABundle
 	Insecure    bool          // turns verification off (insecureSkipTLSVerify)
 	HTTP1       bool          // forces HTTP/1.1 (annotation fairlead.dev/http1)
 	PingTimeout time.Duration // that of the Settings. It is fixed for the lifetime of a connection
-	// Owner is the APIService that alone uses this Backend, because it trusts more than CABundle
-	// says (a recently replaced CA, or the CAs of a ConfigMap), or because its URLs cannot be used.
-	// Empty means that all APIServices with an equal Backend share it.
+	// Owner is the APIService that alone uses this Backend, because it trusts more than CABundle says (a recently
+	// replaced CA, or those of a ConfigMap), or its URLs cannot be used. Empty: all with an equal Backend share it.
 	Owner string
 }
 
@@ -152,8 +146,7 @@ type Endpoint struct {
 	Far         bool   // for other zones than this replica's (EndpointSlice hints): used while no other is healthy
 	Health      Health // the result of the probes
 	Slow        bool   // gets a trickle (1 %) of requests: its latency is far above the peers' median
-	// Hung says that the endpoint accepts connections and does no TLS handshakes: its process does
-	// not run. A bad or slow answer is none of that.
+	// Hung says that the endpoint accepts connections and does no TLS handshakes: its process does not run.
 	Hung    bool
 	Reason  string    // why it is Unhealthy: ReasonFailedDiscoveryCheck or ReasonInvalidCABundle
 	Message string    // the cause when Unhealthy, for the operator
@@ -227,8 +220,7 @@ const (
 // Report is the result of a probe of one endpoint for one APIService (Registry.Report).
 type Report struct {
 	Name string // the APIService's, such as v1beta1.metrics.k8s.io
-	// Backend is the Backend of the probed entry. A report is dropped if the entry has another
-	// Backend by now: its result would be about the old one.
+	// Backend is that of the probed entry. If the entry has another one by now, the report is dropped.
 	Backend *Backend
 	// Endpoint is what was found of the endpoint at the Address.
 	Endpoint

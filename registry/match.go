@@ -22,8 +22,7 @@ const (
 	// RouteOwn is one of Fairlead's own pages below /fairlead, and with the dir: registry, where
 	// Fairlead serves it itself, everything below /apis/apiregistration.k8s.io.
 	RouteOwn
-	// RouteInvalid is a path that could select something else after a receiver has decoded or
-	// cleaned it. It is answered with 400 and never forwarded.
+	// RouteInvalid is a path that could select something else once it is decoded or cleaned. It is answered with 400.
 	RouteInvalid
 	// RouteRefused is one that Match.Entry may not serve: a remote claims a protected group.
 	RouteRefused
@@ -39,8 +38,7 @@ type Match struct {
 }
 
 // Match says who serves a path. The path must be that of the request line, escaped and without query, and the same
-// bytes must be forwarded. Match does not allocate. It reads each byte at most twice, and the first few segments once
-// more, however the path is written.
+// bytes must be forwarded. Match does not allocate. It reads no byte more than twice, and few segments once more.
 //
 // A receiver of the path may decode and clean it first: Go's servers decode, others also merge slashes, resolve dot
 // segments and treat backslashes as slashes. If that could change what the path selects, it is RouteInvalid, so that
@@ -278,11 +276,10 @@ func (o *oddity) end(plain bool) {
 	o.length, o.dots = 0, 0
 }
 
-// strays reports whether some server could read the path as one that leads elsewhere than m. A path
-// that can only be the local apiserver's is passed on unjudged, byte for byte. For all others a dot
-// segment is refused outright: no Kubernetes object is named "." or "..", and a backend that
-// resolves it would serve another object than the authorized one. So would one that cuts a
-// fragment: the object instead of its subresource. No request target has one (RFC 9110 §7.1).
+// strays reports whether some server could read the path as one that leads elsewhere than m. A path that can only be
+// the local apiserver's is passed on unjudged, byte for byte. For all others a dot segment is refused: no Kubernetes
+// object is named "." or "..", and a backend that resolves it would serve another object than the authorized one. So
+// would one that cuts a fragment: the object instead of its subresource. No request target has one (RFC 9110 §7.1).
 func (o *oddity) strays(m Match) bool {
 	if m.Route != RouteLocal {
 		return o.odd || o.dotted || o.cut

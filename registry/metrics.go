@@ -11,16 +11,16 @@ import (
 // unavailableReasons are the values of the label reason. Every series starts at 0, because rate()
 // does not see the first step of a series that begins at 1.
 var unavailableReasons = [...]string{ //nolint:gochecknoglobals // nothing writes it
-	ReasonServiceNotFound, ReasonServiceAccessError, ReasonServicePortError, ReasonEndpointsNotFound, ReasonEndpointsAccessError,
-	ReasonMissingEndpoints, ReasonFailedDiscoveryCheck, ReasonInvalidCABundle, ReasonMaintenance, ReasonProtectedGroup, ReasonInvalidURL,
+	ReasonServiceNotFound, ReasonServiceAccessError, ReasonServicePortError, ReasonEndpointsNotFound,
+	ReasonEndpointsAccessError, ReasonMissingEndpoints, ReasonFailedDiscoveryCheck, ReasonInvalidCABundle,
+	ReasonMaintenance, ReasonProtectedGroup, ReasonInvalidURL,
 }
 
 // newMetrics exports a table, and returns the histogram of the time that building one takes. Each
 // scrape makes the series from the table, so they come and go with its entries.
 func newMetrics(table func() *Table, to prometheus.Registerer) prometheus.Histogram {
 	build := prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "fairlead_registry_build_seconds",
-		Help: "Time to build a table of APIServices.",
+		Name: "fairlead_registry_build_seconds", Help: "Time to build a table of APIServices.",
 		// From 50 µs (a hundred entries) to 0.4 s (too late for ten thousand entries).
 		Buckets: prometheus.ExponentialBuckets(50e-6, 2, 14),
 	})
@@ -68,10 +68,11 @@ func gauges(table func() *Table) metric.Gauges {
 	unavailable := prometheus.NewDesc("aggregator_unavailable_apiservice",
 		"Gauge of APIServices which are marked as unavailable broken down by APIService name.", []string{"name"}, nil)
 	info := prometheus.NewDesc("fairlead_apiservice_info",
-		"1 for each APIService of an extension server, with its group-version and its owner (annotation fairlead.dev/owner).",
-		[]string{"name", "group", "version", "owner"}, nil)
+		"1 for each APIService of an extension server, with its group-version and its owner "+
+			"(annotation fairlead.dev/owner).", []string{"name", "group", "version", "owner"}, nil)
 	entries := prometheus.NewDesc("fairlead_registry_entries",
-		"APIServices in the table by kind: local, remote, or refused because a remote claims a protected group.", []string{"kind"}, nil)
+		"APIServices in the table by kind: local, remote, or refused because a remote claims a protected group.",
+		[]string{"kind"}, nil)
 	generation := prometheus.NewDesc("fairlead_registry_generation", "Number of the current table, from 1.", nil, nil)
 	problems := prometheus.NewDesc("fairlead_registry_problems",
 		"Faults of APIServices and of their source that are worked around and should be fixed.", nil, nil)

@@ -18,8 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
-// policies follow the policy. Its file must be valid at the start. Later faults, and those of a
-// ConfigMap, leave the last valid policy in force.
+// policies follow the policy. Its file must be valid at the start. Later, and of a ConfigMap, the last valid one stays.
 type policies struct {
 	of         *Registry
 	files      *directory.Directory // nil means a ConfigMap
@@ -30,8 +29,7 @@ type policies struct {
 	last       *routings          // valid, or empty if none was
 }
 
-// SetPolicy sets the policy of a file, or says what is wrong with it. Unknown are the places of
-// routes for APIServices that the input does not have.
+// SetPolicy sets the policy of a file, or says what is wrong with it. Unknown are its routes of missing APIServices.
 func (in *Input) SetPolicy(objects []directory.Object) (faults, unknown []directory.Fault) {
 	o := *in.Options
 	o.AllowURLs = true // as for any file of this process
@@ -81,8 +79,10 @@ func (p *policies) run(ctx context.Context) error {
 		if p.files != nil {
 			return p.files.Run(ctx, take)
 		}
-		changed := func(data map[string][]byte, err error) { take(p.decode(data, err)) } //nolint:contextcheck // as in directory.Run
-		return p.of.watch(ctx, p.ref, changed, func() { changed(nil, errors.New("the local apiserver forbids to read it")) })
+		//nolint:contextcheck // as in directory.Run
+		changed := func(data map[string][]byte, err error) { take(p.decode(data, err)) }
+		forbidden := errors.New("the local apiserver forbids to read it")
+		return p.of.watch(ctx, p.ref, changed, func() { changed(nil, forbidden) })
 	})
 	return g.Wait() //nolint:wrapcheck // that of ctx
 }
@@ -113,8 +113,8 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 			}
 		}
 	}
-	if len(faults) > 0 && p.last.of == nil {
-		faults[0].Message += "; no valid policy was read since the start: no route and no rule is in force" // one line has both
+	if len(faults) > 0 && p.last.of == nil { // one line has both
+		faults[0].Message += "; no valid policy was read since the start: no route and no rule is in force"
 	}
 	if p.last.labels != nil {
 		p.following.Do(func() { g.Go(func() error { p.follow(ctx); return ctx.Err() }) })

@@ -52,8 +52,7 @@ type Config struct {
 	// Directory is the directory of manifests (--registry=dir:PATH). Every .yaml, .yml and .json file in it and below
 	// it is read, except names that begin with a dot. Empty means that APIServices come from Client.
 	Directory string
-	// Policy is the file or directory of the policy, or configmap:<namespace>/<name>, of which each
-	// key is a file. Empty means that there is none.
+	// Policy is the file or directory of the policy, or configmap:<namespace>/<name>, of which each key is a file.
 	Policy string
 	// CacheFile stores the last known APIServices of etcd, for a start at which etcd cannot be read. Empty means none.
 	CacheFile string
@@ -136,7 +135,8 @@ func (r *Registry) Watch(ctx context.Context, ref types.NamespacedName, changed 
 }
 
 // watch is Watch. It calls denied if the local apiserver forbids to read the ConfigMap.
-func (r *Registry) watch(ctx context.Context, ref types.NamespacedName, changed func(map[string][]byte, error), denied func()) error {
+func (r *Registry) watch(ctx context.Context, ref types.NamespacedName,
+	changed func(map[string][]byte, error), denied func()) error {
 	return r.sources.watch(ctx, ref, func(cm *corev1.ConfigMap) {
 		if cm == nil {
 			changed(nil, fmt.Errorf("getting ConfigMap %s: %w", ref, fs.ErrNotExist))

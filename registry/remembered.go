@@ -94,7 +94,8 @@ func (m *remembered) read() (list *apiregistrationv1.APIServiceList, err error) 
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("%s is not a regular file", m.path)
 	case info.Mode().Perm()&0o077 != 0:
-		return nil, fmt.Errorf("%s has mode %04o, so that other users can read or write it: want 0600", m.path, info.Mode().Perm())
+		return nil, fmt.Errorf("%s has mode %04o, so that other users can read or write it: want 0600",
+			m.path, info.Mode().Perm())
 	case known && owner != os.Geteuid():
 		return nil, fmt.Errorf("%s belongs to user %d, but this process runs as user %d", m.path, owner, os.Geteuid())
 	case info.Size() > maxRemembered:

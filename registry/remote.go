@@ -46,7 +46,8 @@ func (b *builder) remote(e *Entry, s *annotated, old *Entry) {
 		e.Problems = append(e.Problems, "endpoint refused: "+refused)
 	}
 	if r.unused > 0 {
-		e.Problems = append(e.Problems, fmt.Sprintf("its Service has more than %d endpoints: the others are not used", maxEndpoints))
+		e.Problems = append(e.Problems,
+			fmt.Sprintf("its Service has more than %d endpoints: the others are not used", maxEndpoints))
 	}
 	if e.kept.ca != nil && e.kept.ca.problem != "" {
 		e.Problems = append(e.Problems, "caBundle: "+e.kept.ca.problem)
@@ -55,7 +56,8 @@ func (b *builder) remote(e *Entry, s *annotated, old *Entry) {
 	b.apply(e)
 	e.Verdict = b.verdict(e, why, old)
 	if strings.HasPrefix(e.FrontSays, string(corev1.ConditionFalse)) && e.Verdict.Status != corev1.ConditionFalse {
-		e.Problems = append(e.Problems, "the cluster sends it to service "+e.Front+", and its own condition says: "+e.FrontSays)
+		e.Problems = append(e.Problems,
+			"the cluster sends it to service "+e.Front+", and its own condition says: "+e.FrontSays)
 	}
 }
 
@@ -174,7 +176,8 @@ func failed(e *Entry) Verdict {
 	}
 	first := &e.Endpoints[at]
 	message := first.Message
-	if !strings.HasPrefix(message, "failing or missing response from ") && !strings.HasPrefix(message, "timed out waiting for ") {
+	if !strings.HasPrefix(message, "failing or missing response from ") &&
+		!strings.HasPrefix(message, "timed out waiting for ") {
 		message = "failing or missing response from https://" + first.Address + e.Path() + ": " + message
 	}
 	return fault(ReasonFailedDiscoveryCheck, "%s", message)
@@ -184,8 +187,7 @@ const maxCause = 1024 // bytes: the longest of Go's TLS errors with a few names 
 
 // normalizeCause removes from an error what differs from probe to probe: the local address of "read tcp
 // 10.0.0.1:34567->10.0.0.2:443", and the time T of "current time T is after T2" in crypto/x509's error for an expired
-// certificate. Otherwise a backend that keeps failing in the same way would make a new table every time. It also bounds
-// the text, some of which the backend chose.
+// certificate: a backend that keeps failing in the same way must make no new tables. It also bounds a backend's text.
 func normalizeCause(message string) string {
 	message = printable.Cut(message, maxCause)
 	if before, rest, ok := strings.Cut(message, "current time "); ok {
@@ -208,7 +210,8 @@ func (b *builder) backend(e *Entry, s *annotated, old *Entry) *Backend {
 	if s.urls.given() {
 		fresh = s.urls.backend()
 	} else {
-		fresh = Backend{Service: ref.Name, Port: ptr.Deref(ref.Port, defaultPort), ServerName: ref.Name + "." + ref.Namespace + ".svc"}
+		fresh.Service, fresh.Port = ref.Name, ptr.Deref(ref.Port, defaultPort)
+		fresh.ServerName = ref.Name + "." + ref.Namespace + ".svc"
 	}
 	if ref != nil {
 		fresh.Namespace, fresh.CAFrom = ref.Namespace, s.caFrom
@@ -224,7 +227,8 @@ func (b *builder) backend(e *Entry, s *annotated, old *Entry) *Backend {
 	if e.kept.ca = b.bundle(raw, e.kept.ca); e.kept.ca != nil {
 		fresh.CABundle = e.kept.ca.pem
 	}
-	if old != nil && old.Backend != nil && (old.Backend.CABundle != fresh.CABundle || old.Backend.CAFrom != fresh.CAFrom) {
+	if old != nil && old.Backend != nil &&
+		(old.Backend.CABundle != fresh.CABundle || old.Backend.CAFrom != fresh.CAFrom) {
 		e.kept.ownedUntil = b.in.Now.Add(e.Settings.CAOverlap)
 	}
 	if b.over(e.kept.ownedUntil) {

@@ -16,9 +16,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
-// resolver finds the endpoints of one APIService's Service. The order of its checks, their reasons
-// and their messages are those of kube-aggregator's availability controller
-// (pkg/controllers/status/remote) and of its resolvers (k8s.io/apiserver/pkg/util/proxy).
+// resolver finds the endpoints of an APIService's Service. Its checks, their order, reasons and messages are those of
+// kube-aggregator's availability controller (pkg/controllers/status/remote) and k8s.io/apiserver/pkg/util/proxy.
 type resolver struct {
 	options *Options
 	ref     *apiregistrationv1.ServiceReference
@@ -33,8 +32,9 @@ type resolver struct {
 
 // resolve finds them. Its result says why there is none, in kube-aggregator's words. Zero means no fault.
 func (r *resolver) resolve() Verdict {
+	name, in := r.ref.Name, r.ref.Namespace
 	if r.service == nil {
-		return fault(ReasonServiceNotFound, "service/%s in %q is not present", r.ref.Name, r.ref.Namespace)
+		return fault(ReasonServiceNotFound, "service/%s in %q is not present", name, in)
 	}
 	at := slices.IndexFunc(r.service.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == r.port })
 	port, found := "", at >= 0
@@ -46,26 +46,26 @@ func (r *resolver) resolve() Verdict {
 	ready := func(s *discoveryv1.EndpointSlice) bool { return slices.ContainsFunc(s.Endpoints, usable) }
 	switch {
 	case ofClusterIP && !found:
-		return fault(ReasonServicePortError, "service/%s in %q is not listening on port %d", r.ref.Name, r.ref.Namespace, r.port)
+		return fault(ReasonServicePortError, "service/%s in %q is not listening on port %d", name, in, r.port)
 	case ofClusterIP && len(r.slices) == 0:
-		return fault(ReasonEndpointsNotFound, "cannot find endpointslices for service/%s in %q", r.ref.Name, r.ref.Namespace)
+		return fault(ReasonEndpointsNotFound, "cannot find endpointslices for service/%s in %q", name, in)
 	case ofClusterIP && !slices.ContainsFunc(r.slices, func(s *discoveryv1.EndpointSlice) bool {
 		return slicePort(s, port) != 0 && ready(s)
 	}):
 		if slices.ContainsFunc(r.slices, ready) {
 			return fault(ReasonMissingEndpoints, "ready endpointslices have no port with name %q, of service/%s in %q",
-				port, r.ref.Name, r.ref.Namespace)
+				port, name, in)
 		}
 		return fault(ReasonMissingEndpoints, "endpointslices for service/%s in %q have no addresses with port name %q",
-			r.ref.Name, r.ref.Namespace, port)
+			name, in, port)
 	case kind == corev1.ServiceTypeExternalName:
 		return r.one(r.service.Spec.ExternalName, "external name")
-	case kind != corev1.ServiceTypeClusterIP && kind != corev1.ServiceTypeNodePort && kind != corev1.ServiceTypeLoadBalancer:
+	case !ofClusterIP && kind != corev1.ServiceTypeNodePort && kind != corev1.ServiceTypeLoadBalancer:
 		return fault(ReasonFailedDiscoveryCheck, "unsupported service type %q", kind)
 	case r.options.ClusterIPRouting && r.service.Spec.ClusterIP == corev1.ClusterIPNone:
 		return fault(ReasonFailedDiscoveryCheck, "cannot route to service with ClusterIP \"None\"")
 	case !found:
-		return fault(ReasonFailedDiscoveryCheck, "no service port %d found for service %q", r.port, r.ref.Name)
+		return fault(ReasonFailedDiscoveryCheck, "no service port %d found for service %q", r.port, name)
 	case r.options.ClusterIPRouting:
 		return r.one(r.service.Spec.ClusterIP, "cluster IP")
 	}
@@ -83,7 +83,8 @@ func (r *resolver) one(host, what string) Verdict {
 		return fault(ReasonFailedDiscoveryCheck, "service/%s in %q has no %s", r.ref.Name, r.ref.Namespace, what)
 	}
 	if why := r.options.Reach.Refusal(host, r.port); why != "" {
-		return fault(ReasonFailedDiscoveryCheck, "the %s of service/%s in %q is refused: %s", what, r.ref.Name, r.ref.Namespace, why)
+		return fault(ReasonFailedDiscoveryCheck, "the %s of service/%s in %q is refused: %s",
+			what, r.ref.Name, r.ref.Namespace, why)
 	}
 	r.endpoints = []Endpoint{{Address: net.JoinHostPort(host, strconv.Itoa(int(r.port)))}}
 	return Verdict{}
@@ -121,7 +122,8 @@ func (r *resolver) fromSlices(port string) Verdict {
 		r.endpoints = r.endpoints[:len(r.endpoints)-r.unused]
 		return Verdict{}
 	case len(r.refused) > 0:
-		return fault(ReasonMissingEndpoints, "endpointslices for service/%s in %q have only addresses that are refused: %s",
+		return fault(ReasonMissingEndpoints,
+			"endpointslices for service/%s in %q have only addresses that are refused: %s",
 			r.ref.Name, r.ref.Namespace, strings.Join(r.refused, ", "))
 	}
 	return fault(ReasonFailedDiscoveryCheck, "no endpoints available for service %q", r.ref.Name)
@@ -159,7 +161,8 @@ func (r *resolver) add(to *family, e *discoveryv1.Endpoint, port int32) {
 	terminating := ptr.Deref(e.Conditions.Terminating, false)
 	to.near, to.unhinted = to.near || near && !terminating, to.unhinted || len(zones) == 0 && !terminating
 	to.endpoints = append(to.endpoints, Endpoint{
-		Address: net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(port))), Terminating: terminating, Far: len(zones) > 0 && !near,
+		Address: net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(port))), Terminating: terminating,
+		Far: len(zones) > 0 && !near,
 	})
 }
 

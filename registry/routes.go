@@ -30,8 +30,7 @@ func (e *Entry) For(r *policy.Request) *Entry {
 	return cmp.Or(e.StandIn, e)
 }
 
-// united reports whether several servers have the group-version, and one can be asked: if none can,
-// its document is 503, like that of any other.
+// united reports whether several servers have the group-version, and one can be asked: else its document is 503.
 func (e *Entry) united() bool {
 	return e.Verdict.Available() && len(e.Further) > 0 ||
 		slices.ContainsFunc(e.Further, func(f *Entry) bool { return f.Verdict.Available() })
@@ -64,8 +63,7 @@ type routings struct {
 // where formats a place in the policy.
 func where(at directory.Fault) string { return fmt.Sprintf("%s:%d", at.File, at.Line) }
 
-// unknown returns a fault for each route of an APIService that does not exist, by file and line,
-// and one if the namespaces' labels may not be read.
+// unknown returns a fault for each route of an unknown APIService, by file and line, and one if labels are forbidden.
 func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faults []directory.Fault) {
 	for name, r := range p.of {
 		if known[name] == nil {
@@ -79,7 +77,8 @@ func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faul
 	})
 	if p.labels != nil && p.known.Forbidden.Load() {
 		at := *p.labels
-		at.Message = at.Field + ".when.namespaceLabels: the local apiserver forbids to list and watch namespaces, so none matches"
+		at.Message = at.Field + ".when.namespaceLabels: " +
+			"the local apiserver forbids to list and watch namespaces, so none matches"
 		faults = append(faults, at)
 	}
 	return faults
@@ -95,16 +94,18 @@ const (
 )
 
 // compile makes routings of a policy's objects, empty ones with what is wrong. Limits go on where prev's are.
-func (o *Options) compile(objects []directory.Object, known *policy.Namespaces, prev *policy.Gates) (*routings, []directory.Fault) {
-	p := &routings{
+func (o *Options) compile(
+	objects []directory.Object, known *policy.Namespaces, prev *policy.Gates,
+) (p *routings, faults []directory.Fault) {
+	p = &routings{
 		of: make(map[string]*routing), users: make(map[types.NamespacedName][]string),
 		known: known, rules: policy.NewGates(prev),
 	}
-	var faults []directory.Fault
 	for i := range objects {
 		doc, ok := objects[i].Value.(*policy.Policy)
 		if !ok {
-			faults = append(faults, objects[i].Fault("a policy has only objects of apiVersion fairlead.dev/v1, kind Policy"))
+			faults = append(faults,
+				objects[i].Fault("a policy has only objects of apiVersion fairlead.dev/v1, kind Policy"))
 			continue
 		}
 		if n := len(p.of) + len(doc.Routes); n > maxRoutes {
@@ -138,14 +139,15 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces, 
 // add adds a route of a document.
 func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *field.Path) (wrong field.ErrorList) {
 	version, group, _ := strings.Cut(r.APIService, ".")
-	name, to := at.Child("apiService"), &routing{at: doc.FaultAt(at.String(), ""), hidden: r.Hidden}
+	to := &routing{at: doc.FaultAt(at.String(), ""), hidden: r.Hidden}
+	bad := func(why string) { wrong = append(wrong, field.Invalid(at.Child("apiService"), r.APIService, why)) }
 	switch other := p.of[r.APIService]; {
 	case version == "" || r.APIService == version:
-		wrong = append(wrong, field.Invalid(name, r.APIService, "it is not <version>.<group>, such as v1beta1.metrics.k8s.io"))
+		bad("it is not <version>.<group>, such as v1beta1.metrics.k8s.io")
 	case other != nil:
-		wrong = append(wrong, field.Invalid(name, r.APIService, "it has a route at "+where(other.at)))
+		bad("it has a route at " + where(other.at))
 	case group == "" || group == apiregistration:
-		wrong = append(wrong, field.Invalid(name, r.APIService, "the cluster cannot be without it"))
+		bad("the cluster cannot be without it")
 	case r.Hidden == (len(r.Backends) > 0):
 		wrong = append(wrong, field.Required(at.Child("backends"), "either backends, or hidden: true"))
 	case len(r.Backends) > maxBackends:
@@ -195,14 +197,14 @@ func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong 
 		wrong = append(wrong, field.Invalid(at.Child(child), bounded(value), message))
 	}
 	var s annotated
-	for _, key := range slices.Sorted(maps.Keys(annotations)) {
-		name, ours := strings.CutPrefix(key, prefix)
-		err := s.set(name, annotations[key])
+	for _, k := range slices.Sorted(maps.Keys(annotations)) {
+		name, ours := strings.CutPrefix(k, prefix)
+		err := s.set(name, annotations[k])
 		if !ours || strings.HasPrefix(name, "service") || name == "ca-bundle" || name == "insecure-skip-tls-verify" {
 			err = fmt.Errorf("it is no setting of a backend")
 		}
 		if err != nil {
-			wrong = append(wrong, field.Invalid(at.Child("annotations").Key(key), bounded(annotations[key]), err.Error()))
+			wrong = append(wrong, field.Invalid(at.Child("annotations").Key(k), bounded(annotations[k]), err.Error()))
 		}
 	}
 	s.urls.check(o, b.Service, s.caFrom)
@@ -216,7 +218,8 @@ func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong 
 	case b.Service != nil && b.Service.Port != nil && len(validation.IsValidPortNum(int(*b.Service.Port))) > 0:
 		bad("service", behind.Format(b.Service), "the port is not between 1 and 65535")
 	case isLocal(f.object):
-		bad("service", behind.Format(b.Service), "it is the local apiserver's: only extension servers can be further backends")
+		bad("service", behind.Format(b.Service),
+			"it is the local apiserver's: only extension servers can be further backends")
 	case len(b.CABundle) > 0 && parseBundle(b.CABundle).unusable:
 		bad("caBundle", "", parseBundle(b.CABundle).problem)
 	case b.InsecureSkipTLSVerify && len(b.CABundle) > 0:
@@ -252,7 +255,8 @@ func (b *builder) route(e, old *Entry) {
 		object := f.object.DeepCopy()
 		object.Name, object.UID = e.Name+"/"+f.name, e.Object.UID
 		object.Spec.Group, object.Spec.Version = e.GroupVersion.Group, e.GroupVersion.Version
-		object.Spec.GroupPriorityMinimum, object.Spec.VersionPriority = e.Object.Spec.GroupPriorityMinimum, e.Object.Spec.VersionPriority
+		object.Spec.GroupPriorityMinimum = e.Object.Spec.GroupPriorityMinimum
+		object.Spec.VersionPriority = e.Object.Spec.VersionPriority
 		var was *Entry
 		if at := slices.IndexFunc(old.Further, func(f *Entry) bool { return f.Name == object.Name }); at >= 0 {
 			was = old.Further[at]

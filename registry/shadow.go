@@ -27,9 +27,8 @@ const (
 	shadowTimeout = 10 * time.Second
 )
 
-// shadows finds the CustomResourceDefinitions that APIServices shadow. Two APIServices of a cluster
-// cannot claim one group-version, because it is their name, but a definition and an APIService can.
-// The objects of the definition then exist and are unreachable.
+// shadows finds the CustomResourceDefinitions that APIServices shadow. No two APIServices of a cluster can claim one
+// group-version, which is their name, but a definition and an APIService can. Its objects are then unreachable.
 type shadows struct {
 	of     *Registry
 	client rest.Interface
@@ -94,8 +93,8 @@ func (b *builder) front(e *Entry, byURL bool) (loop Verdict) {
 		e.Front = behind.Format(ref)
 	}
 	if known && own.Name != "" && nameOf(ref) != own {
-		e.Problems = append(e.Problems, fmt.Sprintf("annotation %s counts, but the spec names %s, which is not Fairlead's: "+
-			"adopt it again, or remove the annotation", behind.Service, behind.Format(ref)))
+		e.Problems = append(e.Problems, fmt.Sprintf("annotation %s counts, but the spec names %s, "+
+			"which is not Fairlead's: adopt it again, or remove the annotation", behind.Service, behind.Format(ref)))
 	}
 	if c := helper.GetAPIServiceConditionByType(e.Object, apiregistrationv1.Available); c != nil && e.Front != "" {
 		e.FrontSays = fmt.Sprintf("%s, %s: %s", c.Status, c.Reason, c.Message)

@@ -86,9 +86,8 @@ func (m *sources) run(ctx context.Context, to *changes) error {
 		g.Go(func() error { l.reflect(ctx); return ctx.Err() })
 	}
 	if m.files || m.cluster == nil {
-		g.Go(func() error {
-			return m.Run(ctx, func(objects []directory.Object, faults []directory.Fault) { to.replaceAll(as, objects, faults) })
-		})
+		take := func(objects []directory.Object, faults []directory.Fault) { to.replaceAll(as, objects, faults) }
+		g.Go(func() error { return m.Run(ctx, take) })
 	}
 	_ = g.Wait()
 	return context.Cause(ctx)
@@ -99,13 +98,13 @@ func (m *sources) serviceListers(to *changes) []*lister {
 	if m.cluster == nil || m.files && !m.withCluster {
 		return nil
 	}
-	services, slices := kindService, kindSlice
+	c, services, slices := m.cluster, kindService, kindSlice
 	if m.withCluster {
 		services, slices = kindFallbackService, kindFallbackSlice
 	}
 	lists := []*lister{
-		m.cluster.lister(to, services, &corev1.Service{}, m.cluster.api.CoreV1().RESTClient(), "services"),
-		m.cluster.lister(to, slices, &discoveryv1.EndpointSlice{}, m.cluster.api.DiscoveryV1().RESTClient(), "endpointslices"),
+		c.lister(to, services, &corev1.Service{}, c.api.CoreV1().RESTClient(), "services"),
+		c.lister(to, slices, &discoveryv1.EndpointSlice{}, c.api.DiscoveryV1().RESTClient(), "endpointslices"),
 	}
 	for _, l := range lists {
 		if m.withCluster {
@@ -115,9 +114,8 @@ func (m *sources) serviceListers(to *changes) []*lister {
 	return lists
 }
 
-// watch watches one ConfigMap until ctx ends. It calls f from one goroutine, with nil if the
-// ConfigMap does not exist: that of the directory or, if that does not have it, of the cluster. It
-// calls denied if only the local apiserver has it, and forbids to read it.
+// watch watches one ConfigMap until ctx ends: that of the directory or, if that has none, of the cluster. It calls f
+// from one goroutine, with nil if there is none, and denied if only the local apiserver has it, and forbids to read it.
 func (m *sources) watch(ctx context.Context, ref types.NamespacedName, f func(*corev1.ConfigMap), denied func()) error {
 	clients := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: "extension-apiserver-authentication"}
 	if m.cluster != nil && (!m.files || ref == clients) {
@@ -151,8 +149,7 @@ func (r *Registry) Roles() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRol
 	return r.sources.Roles()
 }
 
-// asLocal turns an APIService of an extension server into a Local one: requests go to the local
-// apiserver's own aggregator, which knows its availability.
+// asLocal makes an extension server's APIService Local: the local apiserver's own aggregator knows its availability.
 func asLocal(o runtime.Object) {
 	a, ok := o.(*apiregistrationv1.APIService)
 	if !ok {

@@ -68,7 +68,8 @@ func (t *Table) GroupsWith(more []*Entry) []*Group {
 // of makes a table of other entries at the same moment.
 func (t *Table) of(entries []*Entry) *Table {
 	b := builder{prev: &Table{}, groups: make(map[string]*Group), moved: true}
-	other := &Table{generation: t.generation, complete: t.complete, policy: t.policy, superseded: t.superseded, entries: entries}
+	other := &Table{generation: t.generation, complete: t.complete, policy: t.policy, superseded: t.superseded}
+	other.entries = entries
 	for _, e := range entries {
 		b.regroup(nil, e)
 	}

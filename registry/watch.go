@@ -58,9 +58,9 @@ func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, f func(*c
 // one returns what follows one object, and delivers nil while it does not exist.
 func (c *cluster) one(example runtime.Object, from cache.Getter, resource string, ref types.NamespacedName,
 	deliver func(runtime.Object)) *lister {
+	named := fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name)
 	return &lister{
-		example: example, log: c.log,
-		from: cache.NewListWatchFromClient(from, resource, ref.Namespace, fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name)),
+		example: example, log: c.log, from: cache.NewListWatchFromClient(from, resource, ref.Namespace, named),
 		// The server may ignore the field selector, so the name is checked again.
 		set: func(name types.NamespacedName, o runtime.Object) {
 			if name == ref {
@@ -71,8 +71,7 @@ func (c *cluster) one(example runtime.Object, from cache.Getter, resource string
 	}
 }
 
-// lister lists and watches one kind, and passes on what it reads. To its reflector it is a
-// cache.ReflectorStore and TransformingStore.
+// lister passes on what it lists and watches of a kind. To its reflector it is a ReflectorStore and TransformingStore.
 type lister struct {
 	example runtime.Object
 	from    *cache.ListWatch
@@ -86,9 +85,8 @@ type lister struct {
 	absent func()               // called if the kind is not served and never was. Nil: this is an ordinary fault
 	denied func()               // called if reading the kind is forbidden and never succeeded. Nil: as for absent
 
-	// torn says that many changes may share one revision, that of one transaction of etcd (`etcdctl
-	// del --prefix`). A watch that ends early may have delivered only some of them, and the next
-	// one would begin after that revision, so the kind is relisted.
+	// torn says that many changes may share one revision, of one transaction of etcd (`etcdctl del --prefix`). A watch
+	// that ends early may have delivered only some, and the next would begin after it, so the kind is relisted.
 	torn  bool
 	until time.Time // when the last watch ends regularly; only the reflector's goroutine uses it
 
@@ -214,7 +212,8 @@ func strip(o runtime.Object) {
 			o.Status = apiregistrationv1.APIServiceStatus{}
 		}
 	case *corev1.Service:
-		o.ObjectMeta = metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
+		m := &o.ObjectMeta
+		*m = metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}
 		o.Spec.Selector, o.Status = nil, corev1.ServiceStatus{}
 	case *discoveryv1.EndpointSlice:
 		o.ObjectMeta = metav1.ObjectMeta{

@@ -9,9 +9,8 @@ type group struct {
 	versions map[string]int32
 }
 
-// groups are those that kube-apiserver v1.37 registers for itself (cmd/kube-apiserver/app/aggregator.go and
-// pkg/controlplane/apiserver/aggregator.go). apiregistration.k8s.io has no APIService and comes first, above the
-// highest priority of one (20000).
+// groups are those that kube-apiserver v1.37 registers for itself (aggregator.go in cmd/kube-apiserver/app and
+// pkg/controlplane/apiserver). apiregistration.k8s.io has no APIService and comes first, above the highest (20000).
 var groups = map[string]group{ //nolint:gochecknoglobals // nothing writes it
 	"apiregistration.k8s.io":       {20001, map[string]int32{"v1": 1}},
 	"":                             {18000, map[string]int32{"v1": 1}},
@@ -33,10 +32,12 @@ var groups = map[string]group{ //nolint:gochecknoglobals // nothing writes it
 	"node.k8s.io":                  {16300, map[string]int32{"v1": 15, "v1alpha1": 1, "v1beta1": 9}},
 	"discovery.k8s.io":             {16200, map[string]int32{"v1": 15, "v1beta1": 12}},
 	"resource.k8s.io":              {16200, map[string]int32{"v1": 21, "v1beta2": 15, "v1beta1": 9, "v1alpha3": 1}},
-	"flowcontrol.apiserver.k8s.io": {16100, map[string]int32{"v1": 21, "v1beta3": 18, "v1beta2": 15, "v1beta1": 12, "v1alpha1": 9}},
-	"internal.apiserver.k8s.io":    {16000, map[string]int32{"v1alpha1": 9}},
-	"storagemigration.k8s.io":      {15800, map[string]int32{"v1": 15, "v1beta1": 9}},
-	"lifecycle.k8s.io":             {15700, map[string]int32{"v1alpha1": 1}},
+	"flowcontrol.apiserver.k8s.io": {16100, map[string]int32{
+		"v1": 21, "v1beta3": 18, "v1beta2": 15, "v1beta1": 12, "v1alpha1": 9,
+	}},
+	"internal.apiserver.k8s.io": {16000, map[string]int32{"v1alpha1": 9}},
+	"storagemigration.k8s.io":   {15800, map[string]int32{"v1": 15, "v1beta1": 9}},
+	"lifecycle.k8s.io":          {15700, map[string]int32{"v1alpha1": 1}},
 }
 
 // Group reports whether a group is built in.

@@ -48,8 +48,8 @@ func Parse(data []byte) ([]*x509.Certificate, error) {
 	if unread > Named {
 		errs = append(errs, fmt.Errorf("parsing %d more certificates failed, too", unread-Named))
 	}
-	if blocks < begun {
-		errs = append(errs, fmt.Errorf("reading bundle: %d of %d certificates are broken or cut short", begun-blocks, begun))
+	if broken := begun - blocks; broken > 0 {
+		errs = append(errs, fmt.Errorf("reading bundle: %d of %d certificates are broken or cut short", broken, begun))
 	}
 	if len(certs) == 0 && len(errs) == 0 {
 		errs = append(errs, errors.New("reading bundle: no PEM certificate in it"))

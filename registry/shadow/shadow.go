@@ -25,9 +25,9 @@ const (
 
 // Find asks an apiserver which CustomResourceDefinitions also serve the claimed group-versions, and returns the name of
 // one definition for each such group-version. An error means that the result is unknown.
-func Find(ctx context.Context, client rest.Interface, claimed []schema.GroupVersion) (map[schema.GroupVersion]string, error) {
+func Find(ctx context.Context, api rest.Interface, gvs []schema.GroupVersion) (map[schema.GroupVersion]string, error) {
 	groups, found := make(map[string]bool), make(map[schema.GroupVersion]string)
-	for _, gv := range claimed {
+	for _, gv := range gvs {
 		groups[gv.Group] = true
 	}
 	if len(groups) == 0 {
@@ -35,7 +35,7 @@ func Find(ctx context.Context, client rest.Interface, claimed []schema.GroupVers
 	}
 	var list metav1.PartialObjectMetadataList
 	// Names only, from the apiserver's cache: a thousand definitions in full would be 20 MB.
-	err := getDefinitions(ctx, client, definitions, "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", &list)
+	err := getDefinitions(ctx, api, "", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", &list)
 	if apierrors.IsNotFound(err) {
 		return found, nil // an apiserver without definitions
 	}
@@ -58,7 +58,8 @@ func Find(ctx context.Context, client rest.Interface, claimed []schema.GroupVers
 				} `json:"versions"`
 			} `json:"spec"`
 		}
-		if err := getDefinitions(ctx, client, definitions+"/"+name, "application/json", &definition); err != nil && !apierrors.IsNotFound(err) {
+		err := getDefinitions(ctx, api, "/"+name, "application/json", &definition)
+		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, err
 		}
 		for _, v := range definition.Spec.Versions {
@@ -68,12 +69,12 @@ func Find(ctx context.Context, client rest.Interface, claimed []schema.GroupVers
 			}
 		}
 	}
-	maps.DeleteFunc(found, func(gv schema.GroupVersion, _ string) bool { return !slices.Contains(claimed, gv) })
+	maps.DeleteFunc(found, func(gv schema.GroupVersion, _ string) bool { return !slices.Contains(gvs, gv) })
 	return found, nil
 }
 
-func getDefinitions(ctx context.Context, client rest.Interface, path, accept string, into any) error {
-	result := client.Get().AbsPath(path).Param("resourceVersion", "0").SetHeader("Accept", accept).Do(ctx)
+func getDefinitions(ctx context.Context, api rest.Interface, name, accept string, into any) error {
+	result := api.Get().AbsPath(definitions+name).Param("resourceVersion", "0").SetHeader("Accept", accept).Do(ctx)
 	if err := result.Error(); err != nil { // DoRaw would replace the apiserver's error by "unknown"
 		return fmt.Errorf("reading definitions of custom resources: %w", err)
 	}
