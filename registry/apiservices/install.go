@@ -69,11 +69,12 @@ func (s *Server) install(container *restful.Container, served *endpoints.APIGrou
 	installOpenAPI(container, s.paths, v2, v3)
 
 	gv := metav1.GroupVersionForDiscovery{GroupVersion: apiregistrationv1.SchemeGroupVersion.String(), Version: "v1"}
-	group := metav1.APIGroup{Name: apiregistrationv1.GroupName, Versions: []metav1.GroupVersionForDiscovery{gv}, PreferredVersion: gv}
+	group := metav1.APIGroup{Name: apiregistrationv1.GroupName, PreferredVersion: gv}
+	group.Versions = []metav1.GroupVersionForDiscovery{gv}
 	core := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		none := &metav1.APIVersions{Versions: []string{}, ServerAddressByClientCIDRs: []metav1.ServerAddressByClientCIDR{}}
+		o := &metav1.APIVersions{Versions: []string{}, ServerAddressByClientCIDRs: []metav1.ServerAddressByClientCIDR{}}
 		responsewriters.WriteObjectNegotiated(s.codecs, negotiation.DefaultEndpointRestrictions, metav1.Unversioned,
-			w, r, http.StatusOK, none, false)
+			w, r, http.StatusOK, o, false)
 	})
 	empty := aggregated.NewResourceManager("api")
 	s.paths.Handle("/api", aggregated.WrapAggregatedDiscoveryToHandler(core, empty, empty))

@@ -30,14 +30,14 @@ func openAPI(scheme *runtime.Scheme) (*common.Config, *common.OpenAPIV3Config) {
 		ProtocolList:          []string{"https"},
 		Info:                  info,
 		DefaultResponse:       &spec.Response{ResponseProps: spec.ResponseProps{Description: "Default Response."}},
-		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // k8s.io/apiserver has no other yet
+		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // there is no other yet
 		GetDefinitionName:     names.GetDefinitionName,
 		GetDefinitions:        generated.GetOpenAPIDefinitions,
 	}
 	v3 := &common.OpenAPIV3Config{
 		Info:                  info,
 		DefaultResponse:       &spec3.Response{ResponseProps: spec3.ResponseProps{Description: "Default Response."}},
-		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // k8s.io/apiserver has no other yet
+		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // as above
 		GetDefinitionName:     names.GetDefinitionName,
 		GetDefinitions:        generated.GetOpenAPIDefinitions,
 	}
@@ -49,7 +49,8 @@ func openAPI(scheme *runtime.Scheme) (*common.Config, *common.OpenAPIV3Config) {
 }
 
 func managedTypes(v3 *common.OpenAPIV3Config) managedfields.TypeConverter {
-	schemas := made(builder3.BuildOpenAPIDefinitionsForResources(v3, util.GetCanonicalTypeName(&apiregistrationv1.APIService{})))
+	kind := util.GetCanonicalTypeName(&apiregistrationv1.APIService{})
+	schemas := made(builder3.BuildOpenAPIDefinitionsForResources(v3, kind))
 	return made(managedfields.NewTypeConverter(schemas, false))
 }
 
@@ -59,9 +60,9 @@ func made[T any](v T, err error) T {
 	return v
 }
 
-// installOpenAPI serves the documents, for registry/documents/openapi.
-func installOpenAPI(container *restful.Container, to *mux.PathRecorderMux, v2 *common.Config, v3 *common.OpenAPIV3Config) {
-	services := restfuladapter.AdaptWebServices(container.RegisteredWebServices())
+// installOpenAPI serves the documents, for registry/documents/openapi of this process only.
+func installOpenAPI(from *restful.Container, to *mux.PathRecorderMux, v2 *common.Config, v3 *common.OpenAPIV3Config) {
+	services := restfuladapter.AdaptWebServices(from.RegisteredWebServices())
 	whole := made(builder.BuildOpenAPISpecFromRoutes(services, v2))
 	whole.Definitions = handler.PruneDefaults(whole.Definitions)
 	for path, document := range map[string]any{
@@ -69,6 +70,6 @@ func installOpenAPI(container *restful.Container, to *mux.PathRecorderMux, v2 *c
 		"/openapi/v3" + root + "/v1": made(builder3.BuildOpenAPISpecFromRoutes(services, v3)),
 	} {
 		body := made(json.Marshal(document))
-		to.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(body) }) // only this process reads it
+		to.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(body) })
 	}
 }

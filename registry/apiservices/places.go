@@ -16,8 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 )
 
-// places bound the requests in flight, by kind. No user gets more than a quarter. Places are not
-// lent, because two slow clients could then hold all.
+// places bound the requests in flight, by kind, and each user to a quarter. None is lent: two clients could hold all.
 type places struct {
 	writes, reads, lists, watches, bodies bound.Places
 

@@ -33,9 +33,8 @@ func handling(ctx context.Context) context.Context {
 	return ctx
 }
 
-// flushing adds what k8s.io/apiserver requires of a writer to stream a watch: http.Flusher, which
-// its own wrappers keep only together with http.CloseNotifier (pkg/endpoints/responsewriter).
-// Net/http's writers have that, but most others dropped it when it was deprecated.
+// flushing adds http.Flusher, which k8s.io/apiserver needs to stream a watch, and its own wrappers keep only together
+// with http.CloseNotifier (pkg/endpoints/responsewriter). That is deprecated: few writers except net/http's have it.
 type flushing struct {
 	http.ResponseWriter
 	ctx context.Context

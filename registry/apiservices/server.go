@@ -6,9 +6,8 @@
 // discovery and OpenAPI are Kubernetes' own. The documents of all groups are registry/documents'. Without
 // a local apiserver, it also answers in its place: /api, /version, and 404 for all other paths.
 //
-// Concurrency: one writer (Run) follows the table and publishes immutable states; each request
-// reads one of them. Package etcd has its own rules. Requests are authorized before they come here,
-// except an apply that creates an object.
+// Concurrency: one writer (Run) follows the table and publishes immutable states; each request reads one of them.
+// Package etcd has its own rules. Requests are authorized before, except an apply that creates an object.
 package apiservices
 
 import (
@@ -61,15 +60,15 @@ type Server struct {
 func New(c Config) (*Server, error) {
 	scheme := newScheme()
 	s := &Server{
-		cfg:    c,
-		codecs: serializer.NewCodecFactory(scheme),
-		paths:  mux.NewPathRecorderMux("apiservices"),
+		cfg: c, codecs: serializer.NewCodecFactory(scheme), paths: mux.NewPathRecorderMux("apiservices"),
 		places: &places{bodyTime: 30 * time.Second},
-		info:   &request.RequestInfoFactory{APIPrefixes: sets.NewString("apis", "api"), GrouplessAPIPrefixes: sets.NewString("api")},
+		info: &request.RequestInfoFactory{
+			APIPrefixes: sets.NewString("apis", "api"), GrouplessAPIPrefixes: sets.NewString("api"),
+		},
 	}
 	container := restful.NewContainer()
 	container.Router(restful.CurlyRouter{})
-	container.RecoverHandler(func(panicked any, w http.ResponseWriter) { panic(panicked) }) // Fairlead's own recovery answers
+	container.RecoverHandler(func(panicked any, w http.ResponseWriter) { panic(panicked) }) // Fairlead recovers it
 	// As in k8s.io/apiserver/pkg/server/handler.go.
 	container.ServiceErrorHandler(func(e restful.ServiceError, r *restful.Request, w *restful.Response) {
 		err := apierrors.NewGenericServerResponse(e.Code, "", schema.GroupResource{}, "", e.Message, 0, false)
@@ -118,15 +117,16 @@ func (s *Server) Elect(ctx context.Context, name string, lead func(context.Conte
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w = &flushing{w, r.Context()}
 	path := r.URL.Path
-	if r.Method != http.MethodGet && r.Method != http.MethodHead && (s.store != nil || !strings.HasPrefix(path+"/", root+"/v1/")) {
+	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
+	if !reads && (s.store != nil || !strings.HasPrefix(path+"/", root+"/v1/")) {
 		if !strings.HasPrefix(path+"/", root+"/") {
 			s.fail(w, r, notFound())
 			return
 		}
 		err := apierrors.NewMethodNotSupported(apiregistrationv1.Resource("apiservices"), strings.ToLower(r.Method))
 		if s.store != nil {
-			err.ErrStatus.Message = "APIServices are read from a directory (--registry=dir:) and cannot be changed here: " +
-				"change the manifest"
+			err.ErrStatus.Message = "APIServices are read from a directory (--registry=dir:) " +
+				"and cannot be changed here: change the manifest"
 		}
 		w.Header().Set("Allow", "GET, HEAD") // RFC 9110 §15.5.6
 		s.fail(w, r, err)
@@ -153,7 +153,8 @@ func (s *Server) serveObjects(w http.ResponseWriter, r *http.Request) {
 	case s.store != nil && s.store.rest.ReadinessCheckFunc() != nil:
 		s.fail(w, r, unread())
 		return
-	case !info.IsResourceRequest || info.Resource != "apiservices" || len(parts) > 3 || len(parts) == 3 && parts[2] != "status":
+	case !info.IsResourceRequest || info.Resource != "apiservices" ||
+		len(parts) > 3 || len(parts) == 3 && parts[2] != "status":
 		s.fail(w, r, notFound())
 		return
 	}

@@ -30,8 +30,7 @@ type state struct {
 	superseded chan struct{} // closed once a newer state is stored
 }
 
-// history is how many changes the cache may be behind before it must relist. 10,000 is one change
-// of every object of the largest supported table.
+// history is how far the cache may be behind before it must relist: a change of every object of the largest table.
 const history = 10_000
 
 // store holds the current state. It is the storage below k8s.io/apiserver's watch cache.

@@ -52,8 +52,7 @@ func (table) Status(context.Context, string) (*clientv3.StatusResponse, error) {
 	return &clientv3.StatusResponse{Version: "3.6.0"}, nil
 }
 
-// known checks the resourceVersion of a request. One from the future is of another replica or an
-// earlier process. The error then makes client-go relist.
+// known checks a request's resourceVersion. For one from the future, another process's, the error makes clients relist.
 func (s *store) known(_ context.Context, text string) error {
 	revision, err := s.Versioner().ParseResourceVersion(text)
 	if err != nil {
@@ -136,7 +135,8 @@ func (s *store) Watch(ctx context.Context, _ string, o storage.ListOptions) (wat
 		for {
 			state := s.state()
 			if at < state.floor {
-				send(watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired("too old resource version").ErrStatus})
+				expired := apierrors.NewResourceExpired("too old resource version")
+				send(watch.Event{Type: watch.Error, Object: &expired.ErrStatus})
 				return
 			}
 			for _, e := range state.events[min(at, state.revision)-state.floor:] {

@@ -47,9 +47,8 @@ func Format(ref *apiregistrationv1.ServiceReference) string {
 	return fmt.Sprintf("%s/%s:%d", ref.Namespace, ref.Name, ptr.Deref(ref.Port, 443)) // the API's default
 }
 
-// Server returns the Service of the extension server: that of the spec itself, unless the
-// cluster sends the APIService to Fairlead. Nil means none: what is Local stays so, whatever its
-// annotations say, which kube-apiserver does not correct as it does the spec.
+// Server returns the Service of the extension server: the spec's, unless the cluster sends the APIService to Fairlead.
+// Nil means none: what is Local stays so, whatever the annotations say: kube-apiserver corrects only the spec.
 func Server(a *apiregistrationv1.APIService) *apiregistrationv1.ServiceReference {
 	if ref, err := Parse(a.Annotations[Service]); err == nil && a.Spec.Service != nil {
 		return ref

@@ -1,5 +1,4 @@
-// Package directory reads the registry from a directory of manifests (--registry=dir:PATH) and
-// watches it. Its child package manifest decodes them.
+// Package directory reads and watches a directory of manifests (--registry=dir:PATH). Package manifest decodes them.
 //
 // Run is the only writer. It publishes the objects that the table is made from to its caller, and keeps ConfigMaps and
 // roles itself, in one immutable state behind an atomic pointer: any goroutine may call Watch and Roles.
@@ -65,8 +64,7 @@ func Load(path string) (objects []Object, faults []Fault) {
 	return unique(objects, faults)
 }
 
-// Directory watches a directory of manifests. Watch and Roles may be called before Run, but nothing
-// is known until Run has read the directory.
+// Directory watches a directory of manifests. Watch and Roles may be called before Run, but know nothing before it.
 type Directory struct {
 	cfg     Config
 	parent  string // real name of the directory that contains path
@@ -118,8 +116,8 @@ func (d *Directory) Run(ctx context.Context, publish func([]Object, []Fault)) er
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := notify.New(notify.Config{Quiet: gather, Logger: d.cfg.Logger, Ignore: func(path string) bool { // siblings of the directory
-		return filepath.Dir(path) == d.parent && d.base != "" && filepath.Base(path) != d.base
+	w := notify.New(notify.Config{Quiet: gather, Logger: d.cfg.Logger, Ignore: func(path string) bool {
+		return filepath.Dir(path) == d.parent && d.base != "" && filepath.Base(path) != d.base // a sibling
 	}})
 	following.Go(func() { w.Run(ctx) })
 	for first := true; ; {
@@ -137,7 +135,7 @@ func (d *Directory) Run(ctx context.Context, publish func([]Object, []Fault)) er
 		again := true
 		// If nothing could be read, publish no empty registry: every path would get 404.
 		if lost := first && len(found.broken) > 0 && len(found.files) == 0; !lost {
-			again = d.read(found, first) //nolint:contextcheck // kube-aggregator's validation asks for a context and waits for nothing
+			again = d.read(found, first) //nolint:contextcheck // kube-aggregator's validation waits for nothing
 			d.publish(publish, found.faults)
 			first = false
 		}

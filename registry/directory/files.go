@@ -88,8 +88,7 @@ func (l *listing) walk(path string, above ...string) {
 		name := filepath.Join(path, e.Name())
 		switch {
 		case strings.HasPrefix(e.Name(), "."):
-			// Editors' swap files, version control, and ..data of a ConfigMap's mount: links in the
-			// mount point itself lead to its files and folders.
+			// Editors' swap files, version control, ..data of a ConfigMap's mount: links beside it lead to its content.
 		case isDirectory(e, name) && len(above) <= maxDepth:
 			l.walk(name, above...)
 		case isDirectory(e, name):
@@ -216,8 +215,8 @@ func (f *file) unsettled(old *file) bool {
 
 // unchanged reports whether a file is certainly the same as when it was read.
 func (f *file) unchanged(info fs.FileInfo) bool {
-	return f.info != nil && os.SameFile(f.info, info) && f.info.Size() == info.Size() && f.info.ModTime().Equal(info.ModTime()) &&
-		f.readAt.Sub(info.ModTime()) > clockTick
+	return f.info != nil && os.SameFile(f.info, info) && f.info.Size() == info.Size() &&
+		f.info.ModTime().Equal(info.ModTime()) && f.readAt.Sub(info.ModTime()) > clockTick
 }
 
 // Read reads a manifest.

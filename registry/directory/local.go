@@ -97,15 +97,13 @@ func (l *Local) objects(list *metav1.APIGroupList) map[types.NamespacedName]runt
 			if made[name] = l.made[name]; made[name] != nil {
 				continue
 			}
-			automanaged := "true"
-			group, version, ok := builtin.Priorities(schema.GroupVersion{Group: g.Name, Version: v.Version})
-			if ok {
-				automanaged = "onstart"
-			}
+			group, version, known := builtin.Priorities(schema.GroupVersion{Group: g.Name, Version: v.Version})
+			automanaged := map[bool]string{true: "onstart", false: "true"}[known]
 			made[name] = &apiregistrationv1.APIService{
 				ObjectMeta: metav1.ObjectMeta{
 					Name: name.Name, Labels: map[string]string{Automanaged: automanaged},
-					UID: uidOf("APIService " + name.Name), CreationTimestamp: metav1.NewTime(l.begun.Truncate(time.Second)),
+					UID:               uidOf("APIService " + name.Name),
+					CreationTimestamp: metav1.NewTime(l.begun.Truncate(time.Second)),
 				},
 				Spec: apiregistrationv1.APIServiceSpec{
 					Group: g.Name, Version: v.Version, GroupPriorityMinimum: group, VersionPriority: version,
@@ -145,9 +143,9 @@ func newShown() *shown {
 }
 
 func (d *Directory) show(now *shown) {
-	now.read = true
 	old := d.shown.Load()
-	if now.generation = old.generation; !old.read || !maps.Equal(old.roles, now.roles) || !slices.Equal(old.bindings, now.bindings) {
+	now.read, now.generation = true, old.generation
+	if !old.read || !maps.Equal(old.roles, now.roles) || !slices.Equal(old.bindings, now.bindings) {
 		now.generation++
 	}
 	d.shown.Store(now)

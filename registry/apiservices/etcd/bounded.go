@@ -129,7 +129,8 @@ func (b *bounded) detectRestores(ctx context.Context, cached *cacher.Cacher) {
 		}
 		was, err := cached.LastSyncResourceVersion()
 		if is, unknown := b.now(ctx); err == nil && unknown == nil && is < was {
-			klog.ErrorS(nil, "etcd's revision has decreased, as after a restore: everything is relisted", "was", was, "is", is)
+			klog.ErrorS(nil, "etcd's revision has decreased, as after a restore: everything is relisted",
+				"was", was, "is", is)
 			b.watches.Swap(newWatches()).end()
 		}
 	}, detectEvery)
@@ -142,8 +143,7 @@ func (b *bounded) now(ctx context.Context) (uint64, error) {
 	return b.GetCurrentResourceVersion(ctx)
 }
 
-// notFuture returns an error for a revision from the future, after which the client relists. While
-// etcd is unreachable it allows all revisions.
+// notFuture returns an error for a revision from the future: the client relists. It allows all while etcd is away.
 func (b *bounded) notFuture(ctx context.Context, from string) error {
 	wanted, err := b.Versioner().ParseResourceVersion(from)
 	if err != nil || wanted == 0 {

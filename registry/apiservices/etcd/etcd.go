@@ -35,8 +35,7 @@ import (
 type Config struct {
 	Endpoints []string // the URLs of etcd's members
 	Prefix    string   // the prefix of all keys. Empty means /registry
-	// CAFile, CertFile and KeyFile are PEM files, read anew for each connection. Empty means the
-	// system's roots, and no client certificate.
+	// CAFile, CertFile and KeyFile are PEM files, read for each connection. Empty: the system's roots, no certificate.
 	CAFile, CertFile, KeyFile string
 }
 
@@ -128,7 +127,8 @@ func (s *Store) Elect(ctx context.Context, name string, lead func(context.Contex
 
 // elect leads once.
 func (s *Store) elect(ctx context.Context, name string, lead func(context.Context)) error {
-	session, err := concurrency.NewSession(s.client.Client, concurrency.WithTTL(leaseSeconds), concurrency.WithContext(ctx))
+	session, err := concurrency.NewSession(s.client.Client,
+		concurrency.WithTTL(leaseSeconds), concurrency.WithContext(ctx))
 	if err != nil {
 		return err
 	}

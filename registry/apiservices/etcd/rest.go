@@ -30,7 +30,8 @@ func one() runtime.Object { return &apiregistration.APIService{} }
 // codec returns kube-apiserver's codec for this group (kubernetes pkg/controlplane/apiserver/aggregator.go): it writes
 // v1 as JSON, independently of --storage-media-type, and also reads protobuf.
 func codec(scheme *runtime.Scheme) runtime.Codec {
-	return serializer.NewCodecFactory(scheme).LegacyCodec(apiregistrationv1.SchemeGroupVersion, v1beta1.SchemeGroupVersion)
+	codecs := serializer.NewCodecFactory(scheme)
+	return codecs.LegacyCodec(apiregistrationv1.SchemeGroupVersion, v1beta1.SchemeGroupVersion)
 }
 
 func (s *Store) open(scheme *runtime.Scheme, prefix string) (*bounded, func(), error) {
@@ -76,7 +77,8 @@ func (r REST) ConvertToTable(ctx context.Context, o, options runtime.Object) (*m
 func Over(scheme *runtime.Scheme, raw storage.Interface) (r REST, cached *cacher.Cacher) {
 	config := storagebackend.Config{
 		Codec: codec(scheme), EventsHistoryWindow: storagebackend.DefaultEventsHistoryWindow,
-		EncodeVersioner: runtime.NewMultiGroupVersioner(apiregistrationv1.SchemeGroupVersion, schema.GroupKind{Group: v1beta1.GroupName}),
+		EncodeVersioner: runtime.NewMultiGroupVersioner(apiregistrationv1.SchemeGroupVersion,
+			schema.GroupKind{Group: v1beta1.GroupName}),
 	}
 	r.REST = restetcd.NewREST(scheme, generic.RESTOptions{
 		StorageConfig:           config.ForResource(apiregistration.Resource("apiservices")),

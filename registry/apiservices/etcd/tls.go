@@ -33,7 +33,7 @@ func (b *reloading) ClientHandshake(ctx context.Context, authority string,
 		safe, info, err = credentials.NewTLS(config).ClientHandshake(ctx, authority, c)
 	}
 	if err != nil {
-		klog.ErrorS(err, "no TLS connection to etcd", "address", c.RemoteAddr().String()) // gRPC's backoff limits how often
+		klog.ErrorS(err, "no TLS connection to etcd", "address", c.RemoteAddr().String()) // gRPC limits how often
 	}
 	return safe, info, err
 }

@@ -38,8 +38,8 @@ func (v *vetting) TransformFromStorage(_ context.Context, data []byte, of value.
 	if fault == nil {
 		return data, false, nil
 	}
-	name = strings.ReplaceAll(name, "/", ":")                                      // no valid object can have such a name
-	id := uuid.NewHash(sha256.New(), uuid.Nil, of.AuthenticatedData(), 8).String() // of the key (RFC 9562 §5.8): a patch requires one
+	name = strings.ReplaceAll(name, "/", ":")                                      // no valid object has such a name
+	id := uuid.NewHash(sha256.New(), uuid.Nil, of.AuthenticatedData(), 8).String() // of the key: a patch requires one
 	why := printable.Cut(fault.Error(), maxFault)
 	stand, err := json.Marshal(&apiregistrationv1.APIService{
 		TypeMeta:   metav1.TypeMeta{APIVersion: apiregistrationv1.SchemeGroupVersion.String(), Kind: "APIService"},

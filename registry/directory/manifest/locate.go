@@ -32,7 +32,8 @@ func split(data []byte) (docs []*document) {
 		}
 	}
 	for whole := range bytes.Lines(data) {
-		if m := string(whole[:min(3, len(whole))]); (m == "---" || m == "...") && (len(whole) == 3 || strings.IndexByte(" \t\r\n", whole[3]) >= 0) {
+		if m := string(whole[:min(3, len(whole))]); (m == "---" || m == "...") &&
+			(len(whole) == 3 || strings.IndexByte(" \t\r\n", whole[3]) >= 0) {
 			add()
 			// The rest of the marker's line, usually a comment, belongs to the next document. The marker is cut out.
 			begin, first = at+len(whole)-len(bytes.TrimLeft(whole[3:], "\t")), line
@@ -82,14 +83,16 @@ func (d *document) decodeFaults(err error, at string) []Fault {
 		case runtime.IsMissingVersion(err):
 			return []Fault{d.fault(at+"apiVersion", "Required value")}
 		case runtime.IsNotRegisteredError(err):
-			return []Fault{d.fault(at+"kind", "unknown kind or version: "+strings.SplitN(cause(err).Error(), " in scheme", 2)[0])}
+			what, _, _ := strings.Cut(cause(err).Error(), " in scheme")
+			return []Fault{d.fault(at+"kind", "unknown kind or version: "+what)}
 		}
 		text := cause(err).Error()
 		if strings.HasPrefix(text, "couldn't get version/kind") {
 			text = "not a Kubernetes object"
 		}
 		if path := find(`Go struct field [^.]+\.(\S+) of type`, text); path != "" {
-			return []Fault{d.fault(at+path, fmt.Sprintf("cannot read a %s as %s", find(`unmarshal (\S+)`, text), find(`of type (\S+)`, text)))}
+			is, want := find(`unmarshal (\S+)`, text), find(`of type (\S+)`, text)
+			return []Fault{d.fault(at+path, fmt.Sprintf("cannot read a %s as %s", is, want))}
 		}
 		return []Fault{d.fault(strings.TrimSuffix(at, "."), text)}
 	}
@@ -101,8 +104,7 @@ func (d *document) decodeFaults(err error, at string) []Fault {
 	return faults
 }
 
-// lineOf returns the line of a field in the file, or of the nearest enclosing field. It parses the
-// document again, only for faults and Lists.
+// lineOf returns the file's line of a field, or of the nearest around it. It parses again, only for faults and Lists.
 func (d *document) lineOf(path string) int {
 	if path == "" {
 		return d.line

@@ -1,6 +1,5 @@
-// Package manifest decodes Kubernetes objects from files: YAML or JSON, several to a file, strictly
-// decoded, defaulted and validated by Kubernetes' own rules. Every fault has file, line and field,
-// because its reader has an editor open and no API server to ask.
+// Package manifest decodes Kubernetes objects from files: YAML or JSON, several to a file, strictly decoded, defaulted
+// and validated by Kubernetes' own rules. Every fault has file, line and field: its reader has an editor open.
 //
 // A Decoder is safe for concurrent use. This package reads and watches no files: its parent does.
 package manifest
@@ -30,9 +29,8 @@ import (
 
 // Object is one object of a file.
 type Object struct {
-	// Value is a *v1.APIService, *v1.Service, *v1.EndpointSlice, *v1.ConfigMap, *v1.Secret,
-	// *v1.ClusterRole or *v1.ClusterRoleBinding, defaulted. From Decode it is valid. Or it is a
-	// *policy.Policy, which registry validates, and makes faults by FaultAt.
+	// Value is a *v1.APIService, *v1.Service, *v1.EndpointSlice, *v1.ConfigMap, *v1.Secret, *v1.ClusterRole or
+	// *v1.ClusterRoleBinding, defaulted, valid from Decode; or a *policy.Policy, which registry validates: see FaultAt.
 	Value interface {
 		runtime.Object
 		metav1.Object
@@ -54,8 +52,8 @@ func (o *Object) FaultAt(path, message string) Fault {
 }
 
 // Fault makes a fault about conflicting claims of the object.
-func (o *Object) Fault(what string) Fault {
-	return Fault{File: o.File, Line: o.Line, Field: "metadata.name", Message: "metadata.name: " + o.Name() + ": " + what}
+func (o *Object) Fault(why string) Fault {
+	return Fault{File: o.File, Line: o.Line, Field: "metadata.name", Message: "metadata.name: " + o.Name() + ": " + why}
 }
 
 // Fault is one fault of a file.
@@ -91,7 +89,8 @@ func NewDecoder() *Decoder {
 	all := runtime.NewSchemeBuilder(apiregistration.AddToScheme, apiregistrationv1.AddToScheme, corev1.AddToScheme,
 		discoveryv1.AddToScheme, rbacv1.AddToScheme, policy.AddToScheme)
 	utilruntime.Must(all.AddToScheme(scheme)) // it fails only for types that exclude each other
-	return &Decoder{scheme: scheme, strict: serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()}
+	codecs := serializer.NewCodecFactory(scheme, serializer.EnableStrict)
+	return &Decoder{scheme: scheme, strict: codecs.UniversalDeserializer()}
 }
 
 // IsFile reports whether a file of this name is read as manifests.

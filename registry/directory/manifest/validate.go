@@ -93,13 +93,13 @@ func (v *violations) service(o *corev1.Service) {
 	headless := o.Spec.ClusterIP == corev1.ClusterIPNone
 	oneOf(v, spec.Child("type"), o.Spec.Type, corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName,
 		corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort)
-	if external {
-		v.invalid(spec.Child("externalName"), o.Spec.ExternalName, utilvalidation.IsDNS1123Subdomain(o.Spec.ExternalName))
+	if name := o.Spec.ExternalName; external {
+		v.invalid(spec.Child("externalName"), name, utilvalidation.IsDNS1123Subdomain(name))
 	}
-	if ip := o.Spec.ClusterIP; ip != "" && !headless {
+	if ip, at := o.Spec.ClusterIP, spec.Child("clusterIP"); ip != "" && !headless {
 		_, err := netip.ParseAddr(ip)
-		v.add(external, field.Forbidden(spec.Child("clusterIP"), "may not be set for ExternalName services"))
-		v.add(!external && err != nil, field.Invalid(spec.Child("clusterIP"), ip, "must be empty, \"None\", or a valid IP address"))
+		v.add(external, field.Forbidden(at, "may not be set for ExternalName services"))
+		v.add(!external && err != nil, field.Invalid(at, ip, "must be empty, \"None\", or a valid IP address"))
 	}
 	v.add(len(o.Spec.Ports) == 0 && !external && !headless, field.Required(spec.Child("ports"), ""))
 	names, numbers := sets.New[string](), sets.New[string]()
@@ -138,7 +138,8 @@ func (v *violations) slice(o *discoveryv1.EndpointSlice) {
 	if kind := field.NewPath("addressType"); o.AddressType == "" {
 		v.add(true, field.Required(kind, ""))
 	} else {
-		oneOf(v, kind, o.AddressType, discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6)
+		oneOf(v, kind, o.AddressType,
+			discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6)
 	}
 	endpoints := field.NewPath("endpoints")
 	if len(o.Endpoints) > maxEndpoints {
@@ -192,9 +193,10 @@ func (v *violations) addresses(addresses []string, kind discoveryv1.AddressType,
 	}
 }
 
-// data validates a ConfigMap or a Secret: two maps with the names of their fields. No key may be in
-// both, unless the first map overrides the second one.
-func (v *violations) data(o *metav1.ObjectMeta, texts, data string, text map[string]string, raw map[string][]byte, overrides bool) {
+// data validates a ConfigMap or a Secret, which may have equally many bytes: two maps with the names of their fields.
+// No key may be in both, unless the first map overrides the second one.
+func (v *violations) data(o *metav1.ObjectMeta, texts, data string, text map[string]string, raw map[string][]byte,
+	overrides bool) {
 	v.metadata(o, true, apivalidation.NameIsDNSSubdomain)
 	total := 0
 	for k, value := range text {
@@ -208,7 +210,7 @@ func (v *violations) data(o *metav1.ObjectMeta, texts, data string, text map[str
 		v.invalid(field.NewPath(data).Key(k), k, utilvalidation.IsConfigMapKey(k))
 		total += len(value)
 	}
-	v.add(total > corev1.MaxSecretSize, field.TooLong(field.NewPath("data"), "", corev1.MaxSecretSize)) // of ConfigMaps, too
+	v.add(total > corev1.MaxSecretSize, field.TooLong(field.NewPath("data"), "", corev1.MaxSecretSize))
 }
 
 // roleName validates names of roles and bindings: they are path segments, and may have colons.
@@ -219,11 +221,11 @@ func roleName(name string, prefix bool) []string {
 	return content.IsPathSegmentName(name)
 }
 
-// role applies the rules of pkg/apis/rbac/validation. Aggregated roles are refused, because the
-// controller that aggregates them does not run here.
+// role applies the rules of pkg/apis/rbac/validation. Aggregated roles are refused: no controller aggregates them here.
 func (v *violations) role(o *rbacv1.ClusterRole) {
 	v.metadata(&o.ObjectMeta, false, roleName)
-	v.add(o.AggregationRule != nil, field.Forbidden(field.NewPath("aggregationRule"), "nothing aggregates roles here: list the rules"))
+	v.add(o.AggregationRule != nil,
+		field.Forbidden(field.NewPath("aggregationRule"), "nothing aggregates roles here: list the rules"))
 	for i := range o.Rules {
 		r, at := &o.Rules[i], field.NewPath("rules").Index(i)
 		v.add(len(r.Verbs) == 0, field.Required(at.Child("verbs"), "verbs must contain at least one value"))
@@ -233,8 +235,10 @@ func (v *violations) role(o *rbacv1.ClusterRole) {
 					"rules cannot apply to both regular resources and non-resource URLs"))
 			continue
 		}
-		v.add(len(r.APIGroups) == 0, field.Required(at.Child("apiGroups"), "resource rules must supply at least one api group"))
-		v.add(len(r.Resources) == 0, field.Required(at.Child("resources"), "resource rules must supply at least one resource"))
+		v.add(len(r.APIGroups) == 0,
+			field.Required(at.Child("apiGroups"), "resource rules must supply at least one api group"))
+		v.add(len(r.Resources) == 0,
+			field.Required(at.Child("resources"), "resource rules must supply at least one resource"))
 	}
 }
 
@@ -245,9 +249,7 @@ func (v *violations) binding(o *rbacv1.ClusterRoleBinding) {
 	oneOf(v, ref.Child("apiGroup"), role.APIGroup, rbacv1.GroupName)
 	oneOf(v, ref.Child("kind"), role.Kind, "ClusterRole")
 	v.add(role.Name == "", field.Required(ref.Child("name"), ""))
-	if role.Name != "" {
-		v.invalid(ref.Child("name"), role.Name, roleName(role.Name, false))
-	}
+	v.invalid(ref.Child("name"), role.Name, roleName(role.Name, false))
 	for i := range o.Subjects {
 		s, at := &o.Subjects[i], field.NewPath("subjects").Index(i)
 		v.add(s.Name == "", field.Required(at.Child("name"), ""))
