@@ -49,8 +49,7 @@ type claim struct {
 	target *target
 	name   string // the APIService's
 	at     *url.URL
-	// Its series, looked up once. A forgotten claim goes on counting into series that are no longer
-	// exported: it cannot bring them back.
+	// Its series, looked up once: a forgotten claim counts into those no longer exported, and brings none back.
 	passed, failed prometheus.Counter
 	gauge          prometheus.Gauge
 
@@ -125,7 +124,7 @@ func (c *claim) take(f finding) {
 	c.asking = false
 	c.target.prober.metrics.duration.Observe(f.took.Seconds())
 	missed := !c.due.IsZero()
-	if c.mustReport && !missed && !c.target.hinted.Load() { // else the next probe answers: the hint is newer than this one
+	if c.mustReport && !missed && !c.target.hinted.Load() { // else the next probe answers: the hint is newer
 		c.mustReport = false
 		c.restate.Store(true)
 	}
@@ -178,8 +177,7 @@ func (c *claim) retry() time.Duration {
 	return min(max(pause, alike*share/oneMore), lastRetry)
 }
 
-// weights weigh the targets that fail in one way, by Backend: oneMore for a target with one failing
-// claim, and one more for each further claim.
+// weights weigh the targets that fail in one way, by Backend: oneMore for the first failing claim, one for each other.
 type weights struct {
 	mu sync.Mutex                  // guards by
 	by map[*registry.Backend]int64 // only those with some weight
@@ -207,7 +205,8 @@ func (w *weights) of(b *registry.Backend) int64 {
 func (c *claim) sendReport() {
 	c.report.Slow = c.latency.slow.Load() && c.report.Health == registry.Healthy
 	stale := c.failures > 0 && c.report.Health == registry.Healthy // do not confirm it to whoever sent a hint
-	if c.report.Health == registry.Unprobed || c.report.Endpoint == c.reported.Endpoint && (stale || !c.restate.Load()) {
+	if c.report.Health == registry.Unprobed ||
+		c.report.Endpoint == c.reported.Endpoint && (stale || !c.restate.Load()) {
 		return
 	}
 	c.restate.Store(false)

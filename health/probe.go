@@ -101,8 +101,7 @@ func inTime(err error, latency, timeout time.Duration) error {
 // errUnread is the refusal of a server that has accepted us before it restarted.
 var errUnread = errors.New("it has just started, and may not have read its rules yet")
 
-// get requests a group-version's document, or a server's readiness, and returns how long the response's head took. A
-// bad response is an error.
+// get requests a document, or a server's readiness, and returns how long the head took. A bad response is an error.
 func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response, error)) (time.Duration, error) {
 	config := &c.target.prober.config
 	header := http.Header{"X-Remote-User": {"system:kube-aggregator"}, "X-Remote-Group": {"system:masters"}}

@@ -8,11 +8,9 @@
 // light check on that connection that got no response. None of them ejects an endpoint. Only two failed probes do, each
 // on a connection dialled for it.
 //
-// A table may name servers that serve no group-version: the local apiservers. They are asked for
-// /readyz over HTTP/2, by the same rules.
+// A table may name servers that serve no group-version: the local apiservers. Over HTTP/2 they are asked for /readyz.
 //
-// Checks, Relay and Draining are this process's own health: /livez and /readyz of the admin port
-// and what load balancers see on the main port.
+// Checks, Relay and Draining are this process's own health: the admin port's /livez and /readyz, and the main port's.
 //
 // The concurrency rule: all state of a target and its claims belongs to the target's goroutine, and rounds deliver
 // their findings to it. A round's connections belong to the round until it ends. Other goroutines set flags of the
@@ -51,13 +49,11 @@ type Config struct {
 	// Report takes what was found out about an endpoint. It is called only when something has
 	// changed, and after a Signal. It may be called by many goroutines.
 	Report func(registry.Report)
-	// TLS returns the client configuration for a Backend, with the proxy client certificate: by
-	// what its Owner trusts or, without one, what all that have the Backend trust. If an error (or
-	// an error of the verification that it sets up) has a method Reason() string, the report has
-	// this reason and the error's text as its whole message. The result is cloned, never changed.
+	// TLS returns the client configuration for a Backend, with the proxy client certificate: by what its Owner trusts
+	// or, without one, what all that have the Backend trust. If an error (or one of the verification that it sets up)
+	// has a method Reason() string, the report has that and the text as its message. The result is not changed.
 	TLS func(owner string, b *registry.Backend) (*tls.Config, error)
-	// Dial opens the connections of probes, or refuses to, as for live traffic: a probe carries our
-	// client certificate and asks as system:masters.
+	// Dial opens a probe's connection, or refuses to, as for live traffic: it has our certificate, and privileges.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Authorization returns this field for each probe. Nil means the identity that kube-aggregator
 	// sends, user system:kube-aggregator in group system:masters.
@@ -139,9 +135,8 @@ func (p *Prober) Last(apiService, address string) (ended time.Time, took time.Du
 	return time.Time{}, 0, ""
 }
 
-// Serves describes the resources that a URL serves of an APIService's group-version: how many, and
-// a hash of their names. It is empty if that is unknown or less than a minute old, and for those of
-// a Service: replicas may differ while they are rolled out.
+// Serves describes the resources that a URL serves of an APIService's group-version: how many, and a hash of the names.
+// It is empty if that is unknown or not a minute old, and for those of a Service: replicas may differ in a rollout.
 func (p *Prober) Serves(apiService, address string) string {
 	if c := (*p.index.Load())[apiService][address]; c != nil {
 		if s := c.serves.Load(); s != nil && time.Since(s.since) >= settled {
@@ -198,8 +193,7 @@ func (s *set) apply(ctx context.Context, entries []*registry.Entry) {
 	}
 }
 
-// probed reports whether an entry's endpoints are probed. Those of a protected group are not:
-// nothing is ever sent there, not even our certificate.
+// probed reports whether an entry's endpoints are probed. Nothing is ever sent to those of a protected group.
 func probed(e *registry.Entry) bool {
 	return !e.Local() && e.Verdict.Reason != registry.ReasonProtectedGroup
 }

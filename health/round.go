@@ -108,7 +108,7 @@ func (r *round) run(ctx context.Context, asked []*claim) {
 				stall.Reset(after)
 			case <-answered:
 				answered = nil
-				r.room = max(1, min(l.conn.Available()+l.conn.InFlight(), atOneTime)) // SETTINGS came before the response
+				r.room = max(1, min(l.conn.Available()+l.conn.InFlight(), atOneTime)) // SETTINGS came before it
 				most = max(most, r.room)
 			case <-stall.C:
 				// Where all requests hang, all claims are to be probed soon.
@@ -190,14 +190,14 @@ func (r *round) alone(ctx context.Context, c *claim, elapsed time.Duration) find
 
 // hedge runs first, and in parallel second, when there is no result after a while and two failures
 // would change a verdict. One pass is enough. After a quick failure comes the next round.
-func hedge(ctx context.Context, after time.Duration, changes bool, first, second func(context.Context) finding) finding {
+func hedge(ctx context.Context, wait time.Duration, changes bool, first, second func(context.Context) finding) finding {
 	if !changes {
 		return first(ctx)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	other := make(chan finding, 1)
-	timer := time.AfterFunc(after, func() {
+	timer := time.AfterFunc(wait, func() {
 		f := second(ctx)
 		if f.err == nil {
 			cancel() // the first is no longer needed, but still awaited

@@ -41,8 +41,7 @@ type key struct {
 	server   bool // it is probed for readiness, not for group-versions
 }
 
-// target is one endpoint of a Backend: when it is dialled and which claims are probed there. The
-// fields below state belong to its goroutine.
+// target is one endpoint of a Backend: when it is dialled, for which claims. All below state belongs to its goroutine.
 type target struct {
 	prober  *Prober
 	key     key
