@@ -58,8 +58,7 @@ func (p *Places) Take(s Source, n, most int64) (Place, bool) {
 	return Place{of: p, source: s, n: n, counted: counted}, true
 }
 
-// TakeOf takes a place for s, which has no Conn, if it holds less than most, whatever others hold.
-// It is for Places that do not lend.
+// TakeOf takes a place, of Places that do not lend, for s, which has no Conn, if that holds less than most.
 func (p *Places) TakeOf(s Source, most int64) (Place, bool) {
 	if !p.count(s, 1, most*quarter, 0) {
 		return Place{}, false
@@ -141,8 +140,7 @@ type Source struct {
 	Conn string
 }
 
-// Caller returns the Source of a request from remote (address and port) by u. Without a user, or
-// with the anonymous one, it is a stranger's.
+// Caller returns the Source of a request from remote (address and port) by u: a stranger's if that is nil or anonymous.
 func Caller(u user.Info, remote string) Source {
 	if u != nil && u.GetName() != user.Anonymous {
 		return Source{User: u.GetName()}

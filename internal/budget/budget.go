@@ -71,8 +71,7 @@ func (b *Budget) Sent(n int, whole bool) {
 // Retries are counted in thousandths.
 const (
 	oneRetry = 1000
-	// RetryShare of the requests may be retried: a backend that fails a fifth is ill, and one that
-	// fails all must not get three times the load.
+	// RetryShare of the requests may be retried: a backend that fails all must not get three times the load.
 	RetryShare = 0.2
 	// retryFloor is the number of free retries a second, so that a quiet backend gets some.
 	retryFloor = 10

@@ -2,9 +2,8 @@
 // and by user, agent, resource and source alone. Its memory is fixed. Of many rows it keeps the
 // heaviest (Misra and Gries, with Anderson et al.'s purge of a half at once).
 //
-// The concurrency rule: a request is counted under its stripe's mutex, in a map that is flushed
-// into the sketches elsewhere. Callers is safe for concurrent use. It keeps nothing of a request
-// but copies of bounded length, and tokens that its owner lets it have.
+// The concurrency rule: a request is counted under its stripe's mutex, in a map that is flushed into the sketches
+// elsewhere. Callers is safe for concurrent use. Of a request it keeps only bounded copies, and its owner's tokens.
 package busiest
 
 import (
@@ -46,7 +45,9 @@ type stripe struct {
 // New returns Callers.
 func New() *Callers {
 	c := &Callers{seed: maphash.MakeSeed(), wake: make(chan struct{}, 1), open: map[string]*row{}}
-	c.windows = [...]window{{"minute", 10 * time.Second, []*slot{newSlot()}}, {"hour", 10 * time.Minute, []*slot{newSlot()}}}
+	c.windows = [...]window{
+		{"minute", 10 * time.Second, []*slot{newSlot()}}, {"hour", 10 * time.Minute, []*slot{newSlot()}},
+	}
 	for i := range c.stripes {
 		c.stripes[i].now, c.stripes[i].spare = map[string]*row{}, map[string]*row{}
 	}

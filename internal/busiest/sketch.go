@@ -61,7 +61,9 @@ const user, agent, source, verb, server, resource, fields, views = 0, 1, 2, 3, 4
 // viewed returns the keys of a caller's row in the views.
 func viewed(key string) [views]string {
 	f := strings.SplitN(key, "\x00", fields)
-	return [views]string{key, only(user, f[user]), only(agent, f[agent]), only(resource, f[resource]), only(source, f[source])}
+	return [views]string{
+		key, only(user, f[user]), only(agent, f[agent]), only(resource, f[resource]), only(source, f[source]),
+	}
 }
 
 // only returns the key with one field.

@@ -16,9 +16,8 @@ const (
 	fraction = 4                // the part of the memory for connections: caches and garbage need the rest
 	assumed  = 2 << 30          // the memory of a process that has no memory limit
 	logEvery = 10 * time.Second // the shortest time between two log messages about refusals
-	// shares is how many holders could fill the memory that is left: a holder of more than one
-	// share has to wait. A single holder is stopped at a fifth of the limit, ten holders at a
-	// fourteenth each, so there is always room for those that hold little.
+	// shares is how many holders could fill the memory that is left: a holder of more than one share has to wait. One
+	// is stopped at a fifth of the limit, ten at a fourteenth each: there is always room for those that hold little.
 	shares = 4
 	// Least is what every connection may hold, whatever others hold: half of one write to a connection.
 	Least = 64 << 10
@@ -50,8 +49,7 @@ const (
 	refusals
 )
 
-// New returns a bound of limit bytes. Zero means a quarter of the memory that the process may use,
-// or of 2 GiB if the process has no memory limit.
+// New returns a bound of limit bytes. Zero means a quarter of the process's memory limit, or of 2 GiB without one.
 func New(limit int64) *Bound {
 	if limit <= 0 {
 		// Go's memory limit: GOMEMLIMIT, or what the process set from its container's.
@@ -97,12 +95,10 @@ func (b *Bound) Limit() int64 { return b.limit }
 // Over returns by how many bytes the limit is exceeded; zero means that it is not.
 func (b *Bound) Over() int64 { return max(0, b.held.Load()-b.limit) }
 
-// Room returns the most that one connection's peer may be promised. All promises together are at
-// most half of the limit, so that they can be kept.
+// Room returns the most that one connection's peer may be promised. All promises are at most half of the limit.
 func (b *Bound) Room() int64 { return b.limit / shares }
 
-// Promise reserves n more bytes of windows for peers, if as much remains for what peers do send. A
-// negative n releases bytes and is always granted.
+// Promise reserves n more bytes of windows for peers, if as much remains for what they send. It grants any negative n.
 func (b *Bound) Promise(n int64) bool {
 	if n > 0 && (b.held.Load() > b.limit/2 || b.promised.Load()+n > b.limit/2) {
 		return false
@@ -133,10 +129,12 @@ func (b *Bound) Log(log *slog.Logger) {
 func (b *Bound) Metrics() []prometheus.Collector {
 	all := []prometheus.Collector{
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "fairlead_memory_held_bytes", Help: "Bytes held for connections: input, output, heads and bodies that wait.",
+			Name: "fairlead_memory_held_bytes",
+			Help: "Bytes held for connections: input, output, heads and bodies that wait.",
 		}, func() float64 { return float64(b.held.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "fairlead_memory_limit_bytes", Help: "Limit of fairlead_memory_held_bytes: a quarter of the memory limit.",
+			Name: "fairlead_memory_limit_bytes",
+			Help: "Limit of fairlead_memory_held_bytes: a quarter of the memory limit.",
 		}, func() float64 { return float64(b.limit) }),
 	}
 	for what, label := range [refusals]string{"stream", "connection", "body", "head"} {

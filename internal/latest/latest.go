@@ -17,10 +17,10 @@ import (
 // Tables has the current table: of a *registry.Registry, a *registry.Table. It is never nil.
 type Tables[T any] interface{ Table() T }
 
-// Of yields the state that load returns, and then the current one each time it is superseded or
-// wake delivers, until ctx ends. A state that is replaced while the loop body runs is skipped. Wake
-// lets the body run without a new state. Nil means that it never does.
-func Of[S interface{ Superseded() <-chan struct{} }](ctx context.Context, load func() S, wake <-chan time.Time) iter.Seq[S] {
+// Of yields the state that load returns, and then the current one each time it is superseded or wake delivers, until
+// ctx ends. A state that is replaced while the loop body runs is skipped. A nil wake never delivers.
+func Of[S interface{ Superseded() <-chan struct{} }](ctx context.Context,
+	load func() S, wake <-chan time.Time) iter.Seq[S] {
 	return func(yield func(S) bool) {
 		for {
 			now := load()
@@ -83,7 +83,8 @@ type State[E Element] interface {
 }
 
 // Changes is like Of, and yields with each state its changes since the one yielded before: at first everything.
-func Changes[S State[E], E Element](ctx context.Context, load func() S, wake <-chan time.Time) iter.Seq2[S, []Change[E]] {
+func Changes[S State[E], E Element](ctx context.Context,
+	load func() S, wake <-chan time.Time) iter.Seq2[S, []Change[E]] {
 	return func(yield func(S, []Change[E]) bool) {
 		var last []E
 		for now := range Of(ctx, load, wake) {

@@ -1,7 +1,6 @@
 // Package memo caches answers for a limited time, bounded in entries and bytes.
 //
-// Reads take no lock and do not allocate. Writes take one mutex for a few sets of eight entries;
-// there is one write for each answer from elsewhere.
+// Reads take no lock and do not allocate. Writes, one for each answer from elsewhere, take one mutex for a few sets.
 package memo
 
 import (
@@ -19,8 +18,7 @@ type Config struct {
 	Entries int // the maximum number of entries: Ways times a power of two. Zero means Ways
 	Bytes   int // the maximum size of all entries. Zero means that nothing is kept
 	Largest int // the size up to which an entry is kept. Zero means any
-	// Generation returns the generation of the source of the values: entries of another generation
-	// are dropped. Nil means that it is always 0.
+	// Generation returns that of the source of the values: entries of another one are dropped. Nil: it is always 0.
 	Generation func() uint64
 }
 

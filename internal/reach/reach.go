@@ -25,11 +25,9 @@ import (
 type Rules struct {
 	// AllowLoopback allows loopback (--allow-loopback-backends, and dir:). An egress proxy then also gets names.
 	AllowLoopback bool
-	// Operator says that the operator of this process has chosen the addresses, as for the local
-	// apiserver. Only Self is refused then.
+	// Operator says that the operator has chosen the addresses, as the local apiserver's: only Self is refused.
 	Operator bool
-	// Self are the addresses on which this process listens: requests to them would loop. IPv4
-	// addresses are not mapped, and there are no zones.
+	// Self are the addresses on which this process listens: requests would loop. IPv4 is not mapped; none has a zone.
 	Self []netip.AddrPort
 	// Via dials through an egress proxy. Nil means directly. It may outlast its context, as the
 	// gRPC dialer does, by up to 30 s, and no longer: probes and requests do not wait for it.
