@@ -92,7 +92,8 @@ func (f *Findings) CheckProxyClient(chain []*x509.Certificate, authentication ma
 		}
 		return
 	}
-	f.expiry(object, chain[0], "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
+	f.expiry(object, chain[0], "certificate",
+		"renew it; Fairlead loads a new pair from the same files without a restart")
 	if authentication == nil {
 		f.Warn(object,
 			"allow reading ConfigMap kube-system/extension-apiserver-authentication "+

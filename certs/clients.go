@@ -42,8 +42,7 @@ type clientTrust struct {
 // Generation counts the changes of client trust. Results of another generation must be verified again.
 func (c *Clients) Generation() uint64 { return c.current.Load().generation }
 
-// Headers returns the header names in the cluster's authentication ConfigMap, nil if there is none.
-// Until known is true, they are not read yet.
+// Headers returns the header names in the cluster's authentication ConfigMap, nil if there is none. Known: it was read.
 func (c *Clients) Headers() (names *HeaderNames, known bool) {
 	known = c.known.Load() // before the names: those that are known are loaded
 	if h := c.headers.Load(); h != nil {

@@ -109,12 +109,12 @@ func newServingNames(fallback *tls.Certificate, sni []*Pair) *servingNames {
 	return n
 }
 
-// certificateNames returns the names of a certificate. The common name counts here, as upstream: it
-// only selects the pair, the client verifies it.
+// certificateNames returns a certificate's names. The common name counts, as upstream: it only selects the pair.
 func certificateNames(c *tls.Certificate) []string {
 	var names []string
 	cn := c.Leaf.Subject.CommonName
-	if _, err := netip.ParseAddr(cn); err != nil && (cn == "*" || len(validation.IsDNS1123Subdomain(strings.TrimPrefix(cn, "*."))) == 0) {
+	_, err := netip.ParseAddr(cn)
+	if err != nil && (cn == "*" || len(validation.IsDNS1123Subdomain(strings.TrimPrefix(cn, "*."))) == 0) {
 		names = append(names, cn)
 	}
 	return append(names, c.Leaf.DNSNames...)

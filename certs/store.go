@@ -44,8 +44,7 @@ type Config struct {
 	// ClientCA is the file of the bundle that verifies users. Empty means that no certificate
 	// authenticates a user, unless the ConfigMap is trusted.
 	ClientCA string
-	// RequestHeaderCA is the file of the bundle that verifies front proxies. Empty means that there
-	// are none, unless the ConfigMap is trusted.
+	// RequestHeaderCA is the file of the bundle that verifies front proxies. Empty: none, or a trusted ConfigMap's.
 	RequestHeaderCA string
 	// AllowedNames are the common names that front proxies may have. Empty means all that
 	// RequestHeaderCA signed, or those of a trusted ConfigMap.
@@ -68,8 +67,7 @@ type Config struct {
 type File struct {
 	Use  string // names it in status and metrics: "kubeconfig"
 	Path string // the file
-	// Take parses the content and puts it in force. After an error the former content stays. New
-	// calls it first, later one goroutine of Run.
+	// Take parses the content and puts it in force. After an error the former stays. New calls it first, later Run.
 	Take func(data []byte) error
 	// Held returns the certificates in it that are in force. Nil means that it has none.
 	Held func() []*x509.Certificate
@@ -92,8 +90,7 @@ type Store struct {
 	mu sync.Mutex
 }
 
-// New reads every file once. A file that cannot be read or parsed is an error, because there is no
-// last good value yet. Run reads the ConfigMap.
+// New reads every file once. A bad one is an error: there is no last good value yet. Run reads the ConfigMap.
 func New(cfg Config) (*Store, error) {
 	s := &Store{cfg: cfg, logger: cfg.Log(), pair: NewPair(), proxy: NewPair()}
 	s.clients = newClients(cfg, s.rebuild)
@@ -143,9 +140,9 @@ func (s *Store) sources() {
 			take:   func(data [][]byte) error { return f.Take(data[0]) },
 		})
 	}
-	if c.ConfigMap != (types.NamespacedName{}) {
+	if ref := c.ConfigMap; ref != (types.NamespacedName{}) {
 		s.followed = append(s.followed, &followed{
-			use: "authentication-configmap", source: "ConfigMap " + c.ConfigMap.String(), whole: s.clients.takeConfigMap,
+			use: "authentication-configmap", source: "ConfigMap " + ref.String(), whole: s.clients.takeConfigMap,
 		})
 	}
 }

@@ -34,8 +34,7 @@ type backend struct {
 	of      *Trust
 	current atomic.Pointer[view] // set by setLocked, keepLocked and apply
 
-	// mu guards the fields below and serializes changes of current. It is held for verification
-	// (some 100 µs for a chain), never for I/O.
+	// mu guards the fields below and changes of current. It is held for verification (some 100 µs), never for I/O.
 	mu      sync.Mutex
 	spec    *registry.Backend
 	all     *backend // the shared trust of spec; nil means none, or that this is it

@@ -169,8 +169,7 @@ func newMetrics() metrics {
 	}
 }
 
-// count updates upstream's two counters. Upstream counts requests, this counts handshakes: a
-// certificate is presented once per connection.
+// count updates upstream's two counters, by handshake, not by request: a connection presents one certificate.
 func (t *Trust) count(chain []*x509.Certificate, err *Error) {
 	if !hasSAN(chain[0]) {
 		t.metrics.missingSAN.Inc()
@@ -221,8 +220,8 @@ func (t *Trust) logSaid() {
 
 func (t *Trust) gauges() metric.Gauges {
 	expiry := prometheus.NewDesc("fairlead_certificate_backend_expiration_timestamp_seconds",
-		"When a certificate of a backend expires: a CA of its bundle (kind ca) or what an endpoint presented (kind leaf).",
-		[]string{"apiservice", "kind", "subject", "fingerprint"}, nil)
+		"When a certificate of a backend expires: a CA of its bundle (kind ca) "+
+			"or what an endpoint presented (kind leaf).", []string{"apiservice", "kind", "subject", "fingerprint"}, nil)
 	overlap := prometheus.NewDesc("fairlead_certificate_backend_overlap",
 		"1 while replaced roots are trusted in addition to the bundle and an endpoint still needs them, 0 otherwise.",
 		[]string{"apiservice"}, nil)

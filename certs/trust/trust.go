@@ -91,8 +91,7 @@ func New(cfg Config) *Trust {
 	t.local = t.newBackend(localName)
 	t.local.source = "system"
 	t.local.current.Store(&view{anyName: true, current: &roots{}, changed: time.Now()})
-	// The system's roots are read from disk on first use: do that here, not under a lock. If there
-	// are none, the empty pool refuses every server.
+	// The system's roots are read from disk on first use: here, not under a lock. If there are none, all is refused.
 	if _, err := x509.SystemCertPool(); err != nil {
 		cfg.Logger.Warn("reading system roots", "err", err)
 	}

@@ -49,9 +49,9 @@ func (v *view) against(r *roots, chain []*x509.Certificate, now time.Time) (veri
 	}
 	var best verified
 	for _, path := range paths {
-		until := slices.MinFunc(path, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) }).NotAfter
-		if until.After(best.until) {
-			best = verified{root: path[len(path)-1], until: until}
+		first := slices.MinFunc(path, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
+		if first.NotAfter.After(best.until) {
+			best = verified{root: path[len(path)-1], until: first.NotAfter}
 		}
 	}
 	return best, nil
@@ -170,8 +170,7 @@ func hasSAN(c *x509.Certificate) bool {
 	})
 }
 
-// usesSHA1 reports whether a certificate that is not self-signed has a SHA-1 signature. A root's
-// own signature proves nothing and is not checked.
+// usesSHA1 reports whether a certificate that is not self-signed, as a root is, has a SHA-1 signature.
 func usesSHA1(chain []*x509.Certificate) bool {
 	return slices.ContainsFunc(chain, func(c *x509.Certificate) bool {
 		return isSHA1(c.SignatureAlgorithm) && string(c.RawIssuer) != string(c.RawSubject)

@@ -160,7 +160,8 @@ func (r *roots) system() bool { return r.pool == nil }
 
 // same reports whether both have the same certificates, and ignored the same part of the bundle.
 func (r *roots) same(o *roots) bool {
-	return r.system() == o.system() && r.warning == o.warning && slices.EqualFunc(r.certs, o.certs, (*x509.Certificate).Equal)
+	return r.system() == o.system() && r.warning == o.warning &&
+		slices.EqualFunc(r.certs, o.certs, (*x509.Certificate).Equal)
 }
 
 // shares reports whether both have a CA in common: then the newer one is an edit of the older, not

@@ -39,8 +39,7 @@ func (w Watch) Keep(
 	}
 }
 
-// watches are the watches of objects with backends' bundles: one per object, whatever the number
-// of references. Only Run's goroutine calls sync.
+// watches are the watches of objects with backends' bundles, one per object. Only Run's goroutine calls sync.
 type watches struct {
 	t       *Trust
 	running map[types.NamespacedName]context.CancelFunc
