@@ -24,7 +24,8 @@ func (a *Attributes) words() [9]string {
 		return [9]string{a.Verb, a.Path}
 	}
 	return [9]string{
-		a.Verb, a.APIGroup, a.APIVersion, a.Resource, a.Subresource, a.Namespace, a.Name, a.FieldSelector, a.LabelSelector,
+		a.Verb, a.APIGroup, a.APIVersion, a.Resource, a.Subresource, a.Namespace, a.Name,
+		a.FieldSelector, a.LabelSelector,
 	}
 }
 

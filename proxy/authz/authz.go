@@ -95,7 +95,8 @@ const (
 	maxCached = 10000
 )
 
-var errNotReady = errors.New("authorizing: refused by a local apiserver that is not ready, which may not have read its rules yet")
+var errNotReady = errors.New(
+	"authorizing: refused by a local apiserver that is not ready, which may not have read its rules yet")
 
 // New checks a Config and returns an Authorizer for it.
 func New(cfg Config) (*Authorizer, error) {
@@ -132,7 +133,8 @@ func New(cfg Config) (*Authorizer, error) {
 
 // shortcut reports whether all is allowed, or, without a user, refused: by what needs no cache, review or path.
 func (z *Authorizer) shortcut(a *Attributes) bool {
-	return a.User == nil || slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup) || z.cfg.LeaveRemotes && a.Remote
+	return a.User == nil || z.cfg.LeaveRemotes && a.Remote ||
+		slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup)
 }
 
 // Cached decides without I/O, if possible. It keeps nothing of a.

@@ -13,8 +13,7 @@ import (
 	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 )
 
-// SubjectAccessReview returns a Config.Review that asks the local apiserver with k8s.io/apiserver's
-// client and its retries (five, from 500 ms).
+// SubjectAccessReview returns a Config.Review that asks the local apiserver with k8s.io/apiserver's client and retries.
 func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
 	review func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error),
 ) {
@@ -39,7 +38,7 @@ func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
 // Upstream returns the Authorizer for k8s.io/apiserver's filters, with the same short-cuts and cache. Their attributes
 // have parsed selectors. The cache has unparsed ones, so questions with selectors are not cached.
 func (z *Authorizer) Upstream() authorizer.Authorizer {
-	return authorizer.AuthorizerFunc(func(ctx context.Context, attr authorizer.Attributes) (authorizer.Decision, string, error) {
+	decide := func(ctx context.Context, attr authorizer.Attributes) (authorizer.Decision, string, error) {
 		a := &Attributes{User: attr.GetUser(), RequestInfo: request.RequestInfo{
 			Verb: attr.GetVerb(), IsResourceRequest: attr.IsResourceRequest(), Path: attr.GetPath(),
 			APIGroup: attr.GetAPIGroup(), APIVersion: attr.GetAPIVersion(),
@@ -60,5 +59,6 @@ func (z *Authorizer) Upstream() authorizer.Authorizer {
 			return authorizer.DecisionAllow, d.Reason, nil
 		}
 		return authorizer.DecisionNoOpinion, d.Reason, err
-	})
+	}
+	return authorizer.AuthorizerFunc(decide)
 }

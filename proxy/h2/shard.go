@@ -47,7 +47,8 @@ func newShard(ctx context.Context, cfg *Config, links *sync.WaitGroup, bufs *buf
 			links.Go(func() { sh.connect(ep, dialled) })
 		},
 		Caught: func(v any, stack []byte) {
-			cfg.Logger.Error("engine panicked", "panic", fmt.Sprint(v), "stack", string(stack)) //fairlead:boundary after a panic
+			//fairlead:boundary after a panic
+			cfg.Logger.Error("engine panicked", "panic", fmt.Sprint(v), "stack", string(stack))
 		},
 		Memory: cfg.Memory, MaxStreams: cfg.MaxStreams,
 	})

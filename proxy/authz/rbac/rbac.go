@@ -49,7 +49,8 @@ func (z *Authorizer) Authorize(_ context.Context, a authorizer.Attributes) (auth
 		}
 		if ok, _ := validation.Covers(role.Rules, wanted); ok {
 			s := &b.Subjects[at]
-			why := fmt.Sprintf("RBAC: allowed by ClusterRoleBinding %q of ClusterRole %q to %s %q", b.Name, role.Name, s.Kind, s.Name)
+			why := fmt.Sprintf("RBAC: allowed by ClusterRoleBinding %q of ClusterRole %q to %s %q",
+				b.Name, role.Name, s.Kind, s.Name)
 			return authorizer.DecisionAllow, why, nil
 		}
 	}
