@@ -83,11 +83,12 @@ func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
 	}
 	r.Message = strings.TrimSpace(r.Message)
 	unprintable := strings.ContainsFunc(r.Message, func(c rune) bool { return !unicode.IsPrint(c) })
-	if len(r.Message) > maxMessage || unprintable {
-		bad("message", r.Message[:min(len(r.Message), maxAgent)], fmt.Sprintf("one line of at most %d bytes", maxMessage))
+	if text := r.Message; len(text) > maxMessage || unprintable {
+		bad("message", text[:min(len(text), maxAgent)], fmt.Sprintf("one line of at most %d bytes", maxMessage))
 	}
 	m := &r.Match
-	if len(m.Subjects)+len(m.ResourceRules)+len(m.NonResourceRules)+len(r.UserAgents)+len(r.Sources) == 0 && !r.WholeLists {
+	conditions := len(m.Subjects) + len(m.ResourceRules) + len(m.NonResourceRules) + len(r.UserAgents) + len(r.Sources)
+	if conditions == 0 && !r.WholeLists {
 		wrong = append(wrong, field.Required(at.Child("match"), "a condition: without one it would match all requests"))
 	}
 	wrong = append(wrong, r.checkMatch(at.Child("match"))...)
@@ -142,8 +143,8 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 		few(at.Child("resourceRules"), len(m.ResourceRules)+len(m.NonResourceRules), maxRulesOfMatch)...)
 	for i, s := range m.Subjects {
 		if _, ok := subject(&s); !ok {
-			wrong = append(wrong, field.Invalid(at.Child("subjects").Index(i), s.Kind,
-				"kind User, Group or ServiceAccount, with the field user.name, group.name, or serviceAccount.namespace and name"))
+			wrong = append(wrong, field.Invalid(at.Child("subjects").Index(i), s.Kind, "kind User, Group or "+
+				"ServiceAccount, with the field user.name, group.name, or serviceAccount.namespace and name"))
 		}
 	}
 	values := func(at *field.Path, values []string, otherwise string) {
@@ -176,11 +177,12 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 	for i, nr := range m.NonResourceRules {
 		at := at.Child("nonResourceRules").Index(i)
 		values(at.Child("verbs"), nr.Verbs, "")
-		values(at.Child("nonResourceURLs"), nr.NonResourceURLs, "")
+		urls := at.Child("nonResourceURLs")
+		values(urls, nr.NonResourceURLs, "")
 		for j, u := range nr.NonResourceURLs {
 			if u != "*" && !strings.HasPrefix(u, "/") || strings.Count(u, "/") > maxDepth ||
 				strings.Contains(strings.TrimSuffix(u, "/*"), "*") && u != "*" {
-				wrong = append(wrong, field.Invalid(at.Child("nonResourceURLs").Index(j), u, `a path, or one that ends in "/*"`))
+				wrong = append(wrong, field.Invalid(urls.Index(j), u, `a path, or one that ends in "/*"`))
 			}
 		}
 	}
@@ -205,14 +207,14 @@ func subject(s *flowcontrolv1.Subject) (k key, ok bool) {
 
 // checkValues returns what is wrong with a list of values or prefixes.
 func checkValues(at *field.Path, values []string) field.ErrorList {
-	wrong := few(at, len(values), maxValues)
+	errs := few(at, len(values), maxValues)
 	if values != nil && len(values) == 0 {
-		wrong = append(wrong, field.Required(at, "it is empty, so nothing would match"))
+		errs = append(errs, field.Required(at, "it is empty, so nothing would match"))
 	}
 	for i, v := range values {
 		if v == "" || strings.Contains(strings.TrimSuffix(v, "*"), "*") {
-			wrong = append(wrong, field.Invalid(at.Index(i), v[:min(len(v), 64)], "a value, or a prefix that ends in *"))
+			errs = append(errs, field.Invalid(at.Index(i), v[:min(len(v), 64)], "a value, or a prefix that ends in *"))
 		}
 	}
-	return wrong
+	return errs
 }

@@ -21,9 +21,8 @@ import (
 // Gates are the compiled rules of a policy, in its order. They are immutable but for the limits' state. Nil has none.
 //
 // A rule is compiled to alternatives, one for each of its resourceRules and nonResourceRules, and an alternative to
-// conditions: sets of keys, of which a request must have one each. An alternative is found by the one of its conditions
-// whose keys the fewest others share. So the cost is that of the alternatives that share a key with the request in
-// their rarest condition, however many there are.
+// conditions: sets of keys, of which a request must have one each. An alternative is found by its rarest condition, the
+// one whose keys the fewest others share. So the cost is that of those that share such a key with the request.
 type Gates struct {
 	// Map is the ConfigMap that the policy is in, if it is. Its own requests pass: nobody locks out who may correct it.
 	Map types.NamespacedName
@@ -103,7 +102,8 @@ func (g *Gates) Add(r *AccessRule, where string, at *field.Path) field.ErrorList
 	}
 	g.ByUser = g.ByUser || g.ids[byUser] != nil || g.ids[byGroup] != nil || g.ids[byAccounts] != nil ||
 		(r.Action == Rate || r.Action == InFlight) && !r.Shared
-	g.Agents, g.Sources, g.Lists = g.Agents || r.UserAgents != nil, g.Sources || r.Sources != nil, g.Lists || r.WholeLists
+	g.Agents, g.Sources = g.Agents || r.UserAgents != nil, g.Sources || r.Sources != nil
+	g.Lists = g.Lists || r.WholeLists
 	g.all, g.byName[r.Name] = append(g.all, c), c
 	return nil
 }
@@ -237,8 +237,7 @@ type bucket struct {
 }
 
 const (
-	// maxBuckets bounds the callers of all rules of kind Rate: more than a large cluster has nodes
-	// and controllers, in at most bucketBytes.
+	// maxBuckets bounds the callers of all rules of kind Rate: more than a large cluster's nodes and controllers.
 	maxBuckets  = 1 << 15
 	bucketBytes = 16 << 20
 	bucketSize  = 256 // with its limiter
@@ -260,7 +259,8 @@ func (g *Gates) stateOf(c, old *Gate) *state {
 	case c.Shared:
 		s.all = c.limiter()
 	case g.buckets == nil:
-		g.buckets = &buckets{Cache: memo.New[bucket, *rate.Limiter](memo.Config{Entries: maxBuckets, Bytes: bucketBytes})}
+		bounds := memo.Config{Entries: maxBuckets, Bytes: bucketBytes}
+		g.buckets = &buckets{Cache: memo.New[bucket, *rate.Limiter](bounds)}
 	}
 	return s
 }
@@ -283,8 +283,9 @@ func (b *buckets) of(c *Gate, from bound.Source, now time.Time) *rate.Limiter {
 	if e = b.Get(k, now); e != nil {
 		l = e.Value
 	}
-	k.from = bound.Source{User: strings.Clone(from.User), Address: strings.Clone(from.Address)} // not the request's memory
-	b.Put(&memo.Entry[bucket, *rate.Limiter]{Key: k, Value: l, Size: bucketSize + len(from.User), Until: now.Add(bucketTime)})
+	k.from = bound.Source{User: strings.Clone(from.User), Address: strings.Clone(from.Address)} // not the request's
+	size, until := bucketSize+len(from.User), now.Add(bucketTime)
+	b.Put(&memo.Entry[bucket, *rate.Limiter]{Key: k, Value: l, Size: size, Until: until})
 	return l
 }
 
@@ -302,7 +303,7 @@ func (c *Gate) Enter(from bound.Source, now time.Time) (p bound.Place, wait time
 		if !c.Shared {
 			l = c.buckets.of(c, from, now)
 		}
-		if ok = l.AllowN(now, 1); !ok { // a Reservation that is canceled would not be given back if there are later ones
+		if ok = l.AllowN(now, 1); !ok { // a canceled Reservation would not be given back if there are later ones
 			wait = time.Duration((1 - l.TokensAt(now)) / c.PerSecond * float64(time.Second))
 		}
 	case InFlight:

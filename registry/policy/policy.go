@@ -112,6 +112,7 @@ func (w *When) lists(f func(field string, values []string)) {
 
 // fails returns the first field that does not match, NamespaceLabels aside. Empty: all do.
 func (w *When) fails(r *Request) string {
+	listed := func(group string) bool { return matches(w.Groups, group) }
 	switch {
 	case w.Namespaces != nil && !matches(w.Namespaces, r.Namespace):
 		return "namespaces"
@@ -121,7 +122,7 @@ func (w *When) fails(r *Request) string {
 		return "names"
 	case w.Users != nil && (r.User == nil || !matches(w.Users, r.User.GetName())):
 		return "users"
-	case w.Groups != nil && (r.User == nil || !slices.ContainsFunc(r.User.GetGroups(), func(g string) bool { return matches(w.Groups, g) })):
+	case w.Groups != nil && (r.User == nil || !slices.ContainsFunc(r.User.GetGroups(), listed)):
 		return "groups"
 	case w.UserAgents != nil && !matches(w.UserAgents, r.UserAgent):
 		return "userAgents"
@@ -228,12 +229,12 @@ func (b *Backend) Rule(where string, at *field.Path, known *Namespaces) (r *Rule
 	if !given {
 		wrong = append(wrong, field.Required(at, "a condition: without one it would get all requests"))
 	}
-	if b.When.NamespaceLabels != nil && known == nil {
-		wrong = append(wrong, field.Forbidden(at.Child("namespaceLabels"), "there is no local apiserver, which has namespaces"))
-	} else if b.When.NamespaceLabels != nil {
+	if l, at := b.When.NamespaceLabels, at.Child("namespaceLabels"); l != nil && known == nil {
+		wrong = append(wrong, field.Forbidden(at, "there is no local apiserver, which has namespaces"))
+	} else if l != nil {
 		var err error
-		if r.namespaces, err = metav1.LabelSelectorAsSelector(b.When.NamespaceLabels); err != nil {
-			wrong = append(wrong, field.Invalid(at.Child("namespaceLabels"), "", err.Error()))
+		if r.namespaces, err = metav1.LabelSelectorAsSelector(l); err != nil {
+			wrong = append(wrong, field.Invalid(at, "", err.Error()))
 		}
 	}
 	return r, wrong
