@@ -22,8 +22,7 @@ const (
 	// so. A backend that fails for long is asked as often as a healthy one.
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = every
-	// leastGap is the least time between requests caused by changes: a rollout of ten endpoints
-	// causes one request, and a new group-version waits for nothing.
+	// leastGap is the least time between requests caused by changes: a rollout of ten endpoints causes one request.
 	leastGap = 100 * time.Millisecond
 )
 
@@ -40,9 +39,11 @@ type backend[S, L any] struct {
 	failing Reason // why the last request failed, owned by the goroutine
 }
 
+type change = latest.Change[*registry.Entry]
+
 // update applies a table: it starts, ends and wakes goroutines, and waits for none. They all end
 // with ctx. It returns the table's backends; those that have left it are still stored.
-func (s *Sources[S, L]) update(ctx context.Context, t *registry.Table, changes []latest.Change[*registry.Entry]) *backends[S, L] {
+func (s *Sources[S, L]) update(ctx context.Context, t *registry.Table, changes []change) *backends[S, L] {
 	groups := make(map[*registry.Backend][]*registry.Entry)
 	for _, e := range t.Servers() {
 		groups[e.Backend] = append(groups[e.Backend], e)
@@ -107,13 +108,14 @@ func (b *backend[S, L]) keep(former *S) {
 // worthAsking reports whether a backend's documents may have changed: it has another group-version or other endpoints,
 // has recovered, is no longer alone or alone again, or its APIService has changed, as an operator may ask by.
 func worthAsking(old, now []*registry.Entry) bool {
-	return slices.ContainsFunc(latest.Diff(old, now), func(c latest.Change[*registry.Entry]) bool {
+	sameAddress := func(a, b registry.Endpoint) bool { return a.Address == b.Address }
+	return slices.ContainsFunc(latest.Diff(old, now), func(c change) bool {
 		if c.Old == nil || c.New == nil {
 			return c.Old == nil
 		}
 		return c.New.Verdict.Available() && !c.Old.Verdict.Available() || c.New.Edited(c.Old) ||
 			(len(c.New.Further) > 0) != (len(c.Old.Further) > 0) ||
-			!slices.EqualFunc(c.Old.Endpoints, c.New.Endpoints, func(a, b registry.Endpoint) bool { return a.Address == b.Address })
+			!slices.EqualFunc(c.Old.Endpoints, c.New.Endpoints, sameAddress)
 	})
 }
 

@@ -1,7 +1,6 @@
-// Package documents has the common part of all merged documents. One goroutine per backend of the
-// table asks the backend at once when it is new, has changed or has recovered, and otherwise from
-// time to time. One goroutine for each local apiserver asks it after hints of a change. One
-// publishes the results. documents/discovery and documents/openapi are the two kinds of documents.
+// Package documents has the common part of all merged documents. One goroutine per backend of the table asks it at once
+// when it is new, has changed or has recovered, and otherwise from time to time. One for each local apiserver asks it
+// after hints of a change. One publishes the results. documents/discovery and documents/openapi are the two kinds.
 //
 // The concurrency rule: the goroutine of Sources.Run publishes. A backend's goroutine stores its result as an immutable
 // value behind an atomic pointer. No goroutine waits for another one's backend, so a hung backend delays only itself.
@@ -68,8 +67,7 @@ type Kind[S, L any] struct {
 	Ask func(ctx context.Context, known *S, entries []*registry.Entry) (next *S, changed bool, err error)
 	// Join returns s with the parts of former that s lacks, or that were answered later. Both are of one Service.
 	Join func(s, former *S) *S
-	// AskLocal asks a local apiserver once, stores its next states in known, which is nil before,
-	// and calls Touch if one changes the document.
+	// AskLocal asks a local apiserver, stores its states in known, which is nil before, and calls Touch for changes.
 	AskLocal func(ctx context.Context, server string, known *atomic.Pointer[L]) error
 	// Publish makes the documents of the current state. It is called when that or the table has changed, except for
 	// endpoints and, without Verdicts, for verdicts. It returns when to call it again anyway. Zero means never.
@@ -152,7 +150,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 	complete, asked := false, false // the local apiservers are asked first because they are new
 	for t, changes := range latest.Changes(ctx, s.cfg.Tables.Table, s.changed) {
 		begun := time.Now()
-		if asked && slices.ContainsFunc(changes, func(c latest.Change[*registry.Entry]) bool { return c.New.Moved(c.Old) }) {
+		if asked && slices.ContainsFunc(changes, func(c change) bool { return c.New.Moved(c.Old) }) {
 			s.LocalChanged("")
 		}
 		asked = true
@@ -171,7 +169,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 }
 
 // matters reports whether a change of the table may change the document.
-func (s *Sources[S, L]) matters(c latest.Change[*registry.Entry]) bool {
+func (s *Sources[S, L]) matters(c change) bool {
 	if c.Old == nil || c.New == nil || c.Old.Backend != c.New.Backend || c.Old.Kind() != c.New.Kind() ||
 		c.Old.Hidden != c.New.Hidden ||
 		!slices.EqualFunc(c.Old.Further, c.New.Further, func(a, b *registry.Entry) bool { return a.Name == b.Name }) {
@@ -231,14 +229,14 @@ func (f Freshness) Of(e *registry.Entry, err error) Freshness {
 const resultOK = "ok"
 
 // note counts a request by its result, and logs when it fails in another way than the last one.
-func (s *Sources[S, L]) note(err error, failing *Reason, of string, which slog.Attr) {
+func (s *Sources[S, L]) note(err error, failing *Reason, of string, who slog.Attr) {
 	reason := reasonOf(err)
 	s.polls.WithLabelValues(string(cmp.Or(reason, resultOK))).Inc()
 	switch {
 	case err != nil && reason != *failing:
-		s.log.Warn(s.kind.Name+" of "+of+" cannot be used, the last good one stays", which, "reason", reason, "err", err)
+		s.log.Warn(s.kind.Name+" of "+of+" cannot be used, the last good one stays", who, "reason", reason, "err", err)
 	case err == nil && *failing != "":
-		s.log.Info(s.kind.Name+" of "+of+" can be used again", which)
+		s.log.Info(s.kind.Name+" of "+of+" can be used again", who)
 	}
 	*failing = reason
 }
@@ -247,13 +245,14 @@ func (s *Sources[S, L]) note(err error, failing *Reason, of string, which slog.A
 func (k *Kind[S, L]) gauges() metric.Gauges {
 	name := "fairlead_" + strings.ToLower(k.Name)
 	failing := prometheus.NewDesc(name+"_failing",
-		fmt.Sprintf("1 while a remote APIService's part of %s is not confirmed by its backend, by reason.", k.Name),
+		"1 while a remote APIService's part of "+k.Name+" is not confirmed by its backend, by reason.",
 		[]string{"name", "reason"}, nil)
 	age := prometheus.NewDesc(name+"_age_seconds",
-		fmt.Sprintf("Time since a remote APIService's backend last confirmed its part of %s. Absent if it never did.", k.Name),
+		"Time since a remote APIService's backend last confirmed its part of "+k.Name+". Absent if it never did.",
 		[]string{"name"}, nil)
 	bytes := prometheus.NewDesc(name+"_document_bytes", k.SizesHelp, []string{"document"}, nil)
-	return metric.Gauges{All: []*prometheus.Desc{failing, age, bytes}, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
+	all := []*prometheus.Desc{failing, age, bytes}
+	return metric.Gauges{All: all, Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
 		now := time.Now()
 		k.Status(func(f Freshness) {
 			if f.Reason != "" {

@@ -77,8 +77,7 @@ func (s *Sources[S, L]) followLocal(ctx context.Context, server string) {
 }
 
 const (
-	// firstRewatch and lastRewatch are the pauses between watches, doubling. A watcher also asks
-	// from time to time, so little is lost meanwhile.
+	// firstRewatch and lastRewatch are the pauses between watches, doubling. A watcher also asks from time to time.
 	firstRewatch = time.Second
 	lastRewatch  = 30 * time.Second
 	// metadataOnly saves sending the objects: the schemas of a thousand custom resources are tens of megabytes.
@@ -104,20 +103,19 @@ func Watch(ctx context.Context, do Do, path string, changed func()) error {
 // watchOnce watches until the server ends it.
 func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
 	// Begin now: without a resourceVersion the server would first send all objects.
-	a, err := Get(ctx, do, Question{Path: path, Query: "limit=1", Accept: "application/json;as=PartialObjectMetadataList" + metadataOnly})
+	q := Question{Path: path, Query: "limit=1", Accept: "application/json;as=PartialObjectMetadataList" + metadataOnly}
+	a, err := Get(ctx, do, q)
 	if err != nil {
 		return err
 	}
 	var list struct{ Metadata metav1.ListMeta }
-	if err := json.Unmarshal(a.Body, &list); err != nil || a.Status != http.StatusOK || list.Metadata.ResourceVersion == "" {
+	err = json.Unmarshal(a.Body, &list)
+	if err != nil || a.Status != http.StatusOK || list.Metadata.ResourceVersion == "" {
 		return errors.Join(err, fmt.Errorf("listing %s: %d %s", path, a.Status, http.StatusText(a.Status)))
 	}
 	changed() // for changes before the watch began
-	q := Question{
-		Path:   path,
-		Query:  "watch=true&resourceVersion=" + list.Metadata.ResourceVersion,
-		Accept: "application/json;as=PartialObjectMetadata" + metadataOnly,
-	}
+	q.Query = "watch=true&resourceVersion=" + list.Metadata.ResourceVersion
+	q.Accept = "application/json;as=PartialObjectMetadata" + metadataOnly
 	res, err := do(ctx, newRequest(ctx, q))
 	if err != nil {
 		return fmt.Errorf("watching %s: %w", path, err)
@@ -170,8 +168,7 @@ func Newer(a, b string) int {
 	return cmp.Compare(b, a)
 }
 
-// LocalChanged hints that a local apiserver's documents may have changed, as after a change of a
-// CRD; of all if server is empty. It never blocks.
+// LocalChanged hints that a local apiserver's documents, or all if server is empty, may have changed. It never blocks.
 func (s *Sources[S, L]) LocalChanged(server string) {
 	for name, l := range s.locals.Range {
 		if server == "" || server == name {

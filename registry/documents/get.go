@@ -72,9 +72,8 @@ func brief(err error) error {
 // CustomResourceDefinitions with the schema of a Pod some 50.
 const maxDepth = 200
 
-// Bounded returns an error if the body, as JSON, has more objects or values than that, or more than
-// 200 levels: decoded, an object of two bytes may take hundreds, and some libraries take the square
-// of the depth. It need not be valid.
+// Bounded returns an error if the body, as JSON, has more objects or values than that, or more than maxDepth levels:
+// decoded, an object of two bytes may take hundreds, and some libraries take the square of the depth.
 func (a Answer) Bounded(objects, values int) error {
 	objectsFound, valuesFound, depth, deepest, quoted := 0, 0, 0, 0, false
 	for i := 0; i < len(a.Body); i++ {
@@ -172,7 +171,8 @@ func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 		case q.Turn <- struct{}{}:
 			a.turn = q.Turn
 			timer.Reset(turnTime)
-			b := bytes.NewBuffer(append(make([]byte, 0, min(max(res.ContentLength, 2*first), limit)+bytes.MinRead), a.Body...))
+			room := min(max(res.ContentLength, 2*first), limit) + bytes.MinRead
+			b := bytes.NewBuffer(append(make([]byte, 0, room), a.Body...))
 			_, err = b.ReadFrom(io.LimitReader(res.Body, limit+1-int64(b.Len())))
 			a.Body = b.Bytes()
 		case <-ctx.Done():
@@ -195,8 +195,8 @@ func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 
 func newRequest(ctx context.Context, q Question) *http.Request {
 	req := (&http.Request{
-		Method: http.MethodGet, URL: &url.URL{Scheme: "https", Path: q.Path, RawQuery: q.Query}, Header: make(http.Header, 4),
-		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Method: http.MethodGet, URL: &url.URL{Scheme: "https", Path: q.Path, RawQuery: q.Query},
+		Header: make(http.Header, 4), Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}).WithContext(ctx)
 	req.Header.Set("Accept", q.Accept)
 	if q.ETag != "" {

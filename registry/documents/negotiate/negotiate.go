@@ -15,8 +15,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// TakesGzip reports whether a response may be compressed: lines of Accept-Encoding accept gzip or
-// *, and not with weight zero (RFC 9110 §12.5.3).
+// TakesGzip reports whether lines of Accept-Encoding accept gzip or *, not with weight zero (RFC 9110 §12.5.3).
 func TakesGzip(lines ...string) bool {
 	takes, named := false, false
 	for _, line := range lines {
@@ -80,8 +79,7 @@ func Matches(tag string, lines ...string) bool {
 // Answer is a complete response that was rendered beforehand. All requests share it, so it is immutable.
 type Answer struct {
 	Status int // the HTTP status
-	// Fields are the head: :status, then the fields with names in lower case, fields of one name
-	// next to each other. The date is not among them.
+	// Fields are the head: :status, then fields by lower-case name, those of one name in a row; the date is not there.
 	Fields []hpack.HeaderField
 	Body   []byte // the content. Nil means that there is none
 }
