@@ -39,7 +39,8 @@ func newCodecs() *codecs {
 	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage) {
 		options = append(options, serializer.WithSerializer(cbor.NewSerializerInfo))
 	}
-	c := &codecs{aggregated: serializer.NewCodecFactory(agg, options...), legacy: serializer.NewCodecFactory(legacy, options...)}
+	c := &codecs{aggregated: serializer.NewCodecFactory(agg, options...)}
+	c.legacy = serializer.NewCodecFactory(legacy, options...)
 	c.supported, _ = negotiation.MediaTypesForSerializer(c.legacy)
 	return c
 }
@@ -83,8 +84,8 @@ func decodeForeign(s runtime.NegotiatedSerializer, a *documents.Answer, into run
 }
 
 func isAggregated(h http.Header) bool {
-	_, params, err := mime.ParseMediaType(h.Get("Content-Type"))
-	return err == nil && params["g"] == "apidiscovery.k8s.io" && params["v"] == "v2" && params["as"] == "APIGroupDiscoveryList"
+	_, p, err := mime.ParseMediaType(h.Get("Content-Type"))
+	return err == nil && p["g"] == "apidiscovery.k8s.io" && p["v"] == "v2" && p["as"] == "APIGroupDiscoveryList"
 }
 
 // convert converts an APIResourceList to aggregated discovery.

@@ -37,12 +37,10 @@ import (
 // Config configures a Discovery.
 type Config struct {
 	documents.Config
-	// StaleAfter is how long the last response of a failing backend stays Current. Zero means for
-	// ever, while the APIService names the same Service.
+	// StaleAfter is how long a failing backend's last response stays Current. Zero: while the Service is the same.
 	StaleAfter time.Duration
-	// MaxBody bounds a body of a backend, and half of what all large group-versions take together.
-	// Zero means 80 MiB, or a 24th of Go's memory limit, 8 MiB at least: a group-version of 64 MiB
-	// takes some ten times that while it is decoded and rendered.
+	// MaxBody bounds a body of a backend, and half of what all large group-versions take together. Zero means 80 MiB,
+	// or a 24th of Go's memory limit, 8 MiB at least: one of 64 MiB takes some ten times that to decode and render.
 	MaxBody int64
 	// Whole leaves /apis out while a part is Stale: kube-aggregator takes that for Current, and so
 	// namespaces would go before what is in them. After a 404 it asks for each group-version.
@@ -83,12 +81,13 @@ type view struct {
 // New returns a Discovery.
 func New(cfg Config) *Discovery {
 	cfg.MaxBody = cmp.Or(cfg.MaxBody, max(8<<20, min(80<<20, debug.SetMemoryLimit(-1)/24)))
+	bounds := memo.Config{Entries: maxAccepts, Bytes: maxAccepts * maxAccept, Largest: maxAccept}
 	d := &Discovery{
 		cfg: cfg, log: cfg.Log(), codecs: newCodecs(), turn: make(chan struct{}, 1),
 		departed: make(map[schema.GroupVersion]bool), told: make(map[string]string),
 		aggregations: metric.Count("aggregator_discovery_aggregation_count_total",
 			"Counter of number of times discovery was aggregated"),
-		chosen: memo.New[string, choice](memo.Config{Entries: maxAccepts, Bytes: maxAccepts * maxAccept, Largest: maxAccept}),
+		chosen: memo.New[string, choice](bounds),
 	}
 	d.sources = documents.New(cfg.Config, documents.Kind[state, localState]{
 		Name: "discovery", Every: localEvery, Verdicts: cfg.StaleAfter > 0,
@@ -139,8 +138,8 @@ func (d *Discovery) tell(parts []part) {
 		for _, s := range p.from[1:] { // nobody was before the first
 			if now := strings.Join(s.conflicts, ", "); now != d.told[s.name] {
 				d.told[s.name] = now
-				d.log.Warn("resources of backend have another kind, scope or verbs than a server's before it, those are listed",
-					"apiservice", s.name, "resources", now)
+				d.log.Warn("resources of backend have another kind, scope or verbs than a server's before it, "+
+					"those are listed", "apiservice", s.name, "resources", now)
 			}
 		}
 	}

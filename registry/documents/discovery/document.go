@@ -34,7 +34,7 @@ type document struct {
 
 	once  sync.Once
 	known atomic.Pointer[tag] // nil before the first request
-	forms [len(medias{})][2]form
+	forms [len(media{})][2]form
 }
 
 // public lets shared caches keep a document. As in kube-apiserver, only aggregated discovery is public.
@@ -47,11 +47,11 @@ type tag struct {
 	unchanged [2]*negotiate.Answer
 }
 
-// medias are the media types, by number.
-type medias [4]string
+// media are the media types, by number.
+type media [4]string
 
-func allMedias() medias {
-	return medias{runtime.ContentTypeJSON, runtime.ContentTypeYAML, runtime.ContentTypeProtobuf, runtime.ContentTypeCBOR}
+func allMedias() media {
+	return media{runtime.ContentTypeJSON, runtime.ContentTypeYAML, runtime.ContentTypeProtobuf, runtime.ContentTypeCBOR}
 }
 
 // form is a document in one media type.
@@ -103,7 +103,8 @@ func (d *document) at(c choice) *form { return &d.forms[c.media][at(c.pretty)] }
 func (d *document) form(c choice) *form {
 	f := d.at(c)
 	f.once.Do(func() {
-		r := &http.Request{Method: http.MethodGet, URL: &url.URL{}, Header: http.Header{"Accept": {allMedias()[c.media] + d.params}}}
+		accept := allMedias()[c.media] + d.params
+		r := &http.Request{Method: http.MethodGet, URL: &url.URL{}, Header: http.Header{"Accept": {accept}}}
 		if c.pretty {
 			r.URL.RawQuery = "pretty=true"
 		}
@@ -117,7 +118,8 @@ func (d *document) form(c choice) *form {
 
 // made returns the response to a request that chose a form, with the query, User-Agent and lines of
 // Accept-Encoding and If-None-Match, if it was made before. It says which one is to be made if not.
-func (d *document) made(c choice, query, agent string, encodings, tags []string) (a *negotiate.Answer, form choice, gzip bool) {
+func (d *document) made(c choice, query, agent string,
+	encodings, tags []string) (a *negotiate.Answer, form choice, gzip bool) {
 	gzip = negotiate.TakesGzip(encodings...)
 	c.pretty = c.media == 0 && (c.pretty || wantsPretty(query, agent))
 	known := d.known.Load()
@@ -132,9 +134,11 @@ func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 	a := &d.at(c).answers[at(gzip)]
 	a.once.Do(func() {
 		f := d.form(c)
-		fields, body := append(d.common(d.tag().etag, gzip), hpack.HeaderField{Name: "content-type", Value: f.contentType}), f.body
+		fields, body := d.common(d.tag().etag, gzip), f.body
+		fields = append(fields, hpack.HeaderField{Name: "content-type", Value: f.contentType})
 		if gzip && len(body) >= leastZipped {
-			fields, body = append(fields, hpack.HeaderField{Name: "content-encoding", Value: "gzip"}), negotiate.Gzip(body)
+			fields = append(fields, hpack.HeaderField{Name: "content-encoding", Value: "gzip"})
+			body = negotiate.Gzip(body)
 		}
 		a.made.Store(negotiate.Prepare(http.StatusOK, body, fields...))
 	})
@@ -189,7 +193,8 @@ func (d *Discovery) choose(accept string) choice {
 
 // legacyChoice chooses a form of a legacy document, for which alone few ask.
 func (c *codecs) legacyChoice(accept string) choice {
-	m, ok := negotiation.NegotiateMediaTypeOptions(accept, c.legacy.SupportedMediaTypes(), negotiation.DefaultEndpointRestrictions)
+	m, ok := negotiation.NegotiateMediaTypeOptions(accept, c.legacy.SupportedMediaTypes(),
+		negotiation.DefaultEndpointRestrictions)
 	if !ok {
 		return choice{refused: true}
 	}
@@ -216,7 +221,7 @@ func produces(accept string, supported []string) bool {
 }
 
 // wantsPretty reports whether a request asks for indented text, by its query, or comes from a tool that people read.
-func wantsPretty(query, agent string) bool {
+func wantsPretty(query, tool string) bool {
 	if strings.Contains(query, "pretty") {
 		values, _ := url.ParseQuery(query) //fairlead:boundary 1 KiB, else at the desk; as far as it can be parsed
 		if v := values.Get("pretty"); v != "" {
@@ -224,5 +229,5 @@ func wantsPretty(query, agent string) bool {
 			return pretty
 		}
 	}
-	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
+	return strings.HasPrefix(tool, "curl") || strings.HasPrefix(tool, "Wget") || strings.HasPrefix(tool, "Mozilla/5.0")
 }

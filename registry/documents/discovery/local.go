@@ -68,7 +68,8 @@ func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.P
 		next.confirmed = time.Now()
 	}
 	known.Store(&next)
-	if groups != nil || core != nil || next.versions != last.versions || next.release != last.release || next.failed != last.failed {
+	if groups != nil || core != nil || next.versions != last.versions ||
+		next.release != last.release || next.failed != last.failed {
 		d.Touch()
 	}
 	return err
@@ -76,9 +77,9 @@ func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.P
 
 // acceptLocal prefers protobuf: a cluster's own document is read at every change of a CRD.
 // It wants no group-versions of peers, to which a server would proxy.
-const acceptLocal = runtime.ContentTypeProtobuf + aggregatedParams + noPeers + "," + runtime.ContentTypeJSON + aggregatedParams + noPeers
+const acceptLocal = runtime.ContentTypeProtobuf + noPeers + "," + runtime.ContentTypeJSON + noPeers
 
-const noPeers = ";profile=nopeer"
+const noPeers = aggregatedParams + ";profile=nopeer"
 
 // askOwn reads the document of the group-version that this process serves itself.
 func (d *Discovery) askOwn(ctx context.Context) error {
@@ -103,7 +104,8 @@ func byGroupVersion(list *apidiscoveryv2.APIGroupDiscoveryList) versions {
 const maxLocal = 256 << 20
 
 // list returns an aggregated document and its tag, or nil if it has not changed.
-func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
+func (d *Discovery) list(ctx context.Context, do documents.Do,
+	path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
 	a, err := documents.Get(ctx, do, documents.Question{
 		OK: true, Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal, Timeout: localTime,
 	})
@@ -113,7 +115,8 @@ func (d *Discovery) list(ctx context.Context, do documents.Do, path, tag string)
 	case a.Status == http.StatusNotModified:
 		return nil, tag, nil
 	case !isAggregated(a.Header):
-		return nil, "", a.Invalid(errors.New("the local apiserver has no aggregated discovery v2: it must be Kubernetes 1.30 or later"))
+		err = errors.New("the local apiserver has no aggregated discovery v2: it must be Kubernetes 1.30 or later")
+		return nil, "", a.Invalid(err)
 	}
 	list := &apidiscoveryv2.APIGroupDiscoveryList{}
 	media, _, _ := mime.ParseMediaType(a.Header.Get("Content-Type")) // it cannot fail: it is aggregated
@@ -141,9 +144,8 @@ func localVersions(ctx context.Context, from documents.Do, s *localState) error 
 // versions are group-versions with their resources. The core group has no name.
 type versions map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
 
-// together returns what the local apiservers serve together, in the words of the newest one, and
-// tells which of them serve what. They are in an order that does not depend on their names, so that
-// all replicas make the same documents. Nil means that none is known.
+// together returns what the local apiservers serve together, in the words of the newest one, and tells which of them
+// serve what. Their order does not depend on names: all replicas make the same documents. Nil means that none is known.
 func (d *Discovery) together(m *merge) *localState {
 	if d.cfg.Local == nil {
 		return &localState{groups: d.own}
@@ -155,18 +157,18 @@ func (d *Discovery) together(m *merge) *localState {
 			all, known = append(all, s), append(known, s.server)
 		}
 	}
-	slices.SortFunc(all, func(a, b *localState) int {
-		return cmp.Or(documents.Newer(a.release, b.release), cmp.Compare(a.groupsTag, b.groupsTag), cmp.Compare(a.coreTag, b.coreTag),
-			slices.CompareFunc(a.versions.ServerAddressByClientCIDRs, b.versions.ServerAddressByClientCIDRs,
-				func(x, y metav1.ServerAddressByClientCIDR) int {
-					return cmp.Compare(x.ServerAddress, y.ServerAddress) // by which servers with equal documents differ
-				}))
+	byAddr := func(x, y metav1.ServerAddressByClientCIDR) int { return cmp.Compare(x.ServerAddress, y.ServerAddress) }
+	slices.SortFunc(all, func(a, b *localState) int { // servers with equal documents differ in addresses
+		return cmp.Or(documents.Newer(a.release, b.release),
+			cmp.Compare(a.groupsTag, b.groupsTag), cmp.Compare(a.coreTag, b.coreTag),
+			slices.CompareFunc(a.versions.ServerAddressByClientCIDRs, b.versions.ServerAddressByClientCIDRs, byAddr))
 	})
 	if len(all) == 0 {
 		return nil
 	}
 	out, only := *all[0], (map[schema.GroupVersionResource][]string)(nil)
-	if slices.ContainsFunc(all, func(s *localState) bool { return s.groupsTag != out.groupsTag || s.coreTag != out.coreTag }) {
+	differs := func(s *localState) bool { return s.groupsTag != out.groupsTag || s.coreTag != out.coreTag }
+	if slices.ContainsFunc(all, differs) {
 		groups := make(versions)
 		for _, s := range all {
 			groups.add(s, m)
@@ -174,7 +176,8 @@ func (d *Discovery) together(m *merge) *localState {
 		var core []part
 		for _, g := range out.core.Items {
 			for _, v := range g.Versions {
-				core = append(core, part{group: g.Name, doc: groups[schema.GroupVersion{Group: g.Name, Version: v.Version}]})
+				gv := schema.GroupVersion{Group: g.Name, Version: v.Version}
+				core = append(core, part{group: g.Name, doc: groups[gv]})
 			}
 		}
 		out.groups, out.core, only = groups, listOfParts(core), lacking(all)

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -65,11 +66,12 @@ func (p part) stale() bool { return p.doc.Freshness == apidiscoveryv2.DiscoveryF
 
 // same reports whether two parts have the same content, by identity: a response is never changed, only replaced.
 func (p part) same(o part) bool {
-	return p.group == o.group && p.doc.Freshness == o.doc.Freshness && slices.EqualFunc(p.from, o.from, func(x, y served) bool {
+	sameOf := func(x, y served) bool {
 		a, b := x.doc, y.doc
 		return x.name == y.name && (a == b || a.Version == b.Version && a.Freshness == b.Freshness &&
 			len(a.Resources) == len(b.Resources) && (len(a.Resources) == 0 || &a.Resources[0] == &b.Resources[0]))
-	})
+	}
+	return p.group == o.group && p.doc.Freshness == o.doc.Freshness && slices.EqualFunc(p.from, o.from, sameOf)
 }
 
 func (m *merge) parts() []part {
@@ -142,7 +144,8 @@ func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
 
 // differ reports whether two resources of one name have another kind, scope or verbs.
 func differ(a, b *apidiscoveryv2.APIResourceDiscovery) bool {
-	return ptr.Deref(a.ResponseKind, metav1.GroupVersionKind{}).Kind != ptr.Deref(b.ResponseKind, metav1.GroupVersionKind{}).Kind ||
+	none := metav1.GroupVersionKind{}
+	return ptr.Deref(a.ResponseKind, none).Kind != ptr.Deref(b.ResponseKind, none).Kind ||
 		a.Scope != b.Scope || !slices.Equal(a.Verbs, b.Verbs) && !sets.New(a.Verbs...).Equal(sets.New(b.Verbs...))
 }
 
@@ -151,7 +154,8 @@ func listOfParts(parts []part) *apidiscoveryv2.APIGroupDiscoveryList {
 	list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{}}
 	for i, p := range parts {
 		if i == 0 || p.group != parts[i-1].group {
-			list.Items = append(list.Items, apidiscoveryv2.APIGroupDiscovery{ObjectMeta: metav1.ObjectMeta{Name: p.group}})
+			meta := metav1.ObjectMeta{Name: p.group}
+			list.Items = append(list.Items, apidiscoveryv2.APIGroupDiscovery{ObjectMeta: meta})
 		}
 		g := &list.Items[len(list.Items)-1]
 		g.Versions = append(g.Versions, *p.doc)
@@ -162,14 +166,11 @@ func listOfParts(parts []part) *apidiscoveryv2.APIGroupDiscoveryList {
 // version returns what a remote entry's backend has, whose state is s.
 func (m *merge) version(e *registry.Entry, s *state) *apidiscoveryv2.APIVersionDiscovery {
 	v := s.versions[e.GroupVersion]
-	if v.doc == nil {
-		return &apidiscoveryv2.APIVersionDiscovery{Version: e.GroupVersion.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessStale}
-	}
 	confirmed := v.err == nil && e.Verdict.Status != corev1.ConditionFalse // still
-	if m.staleAfter <= 0 || confirmed || !m.goesStale(v.confirmed) {
+	if v.doc != nil && (m.staleAfter <= 0 || confirmed || !m.goesStale(v.confirmed)) {
 		return v.doc
 	}
-	stale := *v.doc
+	stale := *cmp.Or(v.doc, &apidiscoveryv2.APIVersionDiscovery{Version: e.GroupVersion.Version})
 	stale.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
 	return &stale
 }
@@ -223,14 +224,13 @@ func groupList(t *registry.Table) *metav1.APIGroupList {
 	return list
 }
 
-// legacyGroup returns one group. Its preferred version is the first one that is not hidden,
-// available or not. Nil means that all are hidden.
+// legacyGroup returns a group, nil if all is hidden. It prefers the first version that is not, available or not.
 func legacyGroup(g *registry.Group) *metav1.APIGroup {
 	out := &metav1.APIGroup{Name: g.Name, Versions: make([]metav1.GroupVersionForDiscovery, 0, len(g.Entries))}
 	for _, e := range g.Entries {
 		if e.Hidden == "" {
-			gv := e.GroupVersion
-			out.Versions = append(out.Versions, metav1.GroupVersionForDiscovery{GroupVersion: gv.String(), Version: gv.Version})
+			v := metav1.GroupVersionForDiscovery{GroupVersion: e.GroupVersion.String(), Version: e.GroupVersion.Version}
+			out.Versions = append(out.Versions, v)
 		}
 	}
 	if len(out.Versions) == 0 {

@@ -33,17 +33,16 @@ func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 		next.groups = d.aggregated(nil, func() *apidiscoveryv2.APIGroupDiscoveryList { return listOfParts(parts) })
 	}
 	if next.legacy == nil || !sameList(old.of, t) {
-		next.legacy = &document{
-			cache: private,
-			write: func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, groupList(t)) },
-		}
+		write := func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, groupList(t)) }
+		next.legacy = &document{cache: private, write: write}
 	}
 	if l.core != nil && (next.core == nil || next.core.of != l.core) {
 		next.core = d.aggregated(l.core, func() *apidiscoveryv2.APIGroupDiscoveryList { return l.core })
 	}
 	if l.versions != nil && (next.versions == nil || next.versions.of != l.versions) {
 		// For the sake of Kubernetes 1.1 it has no apiVersion.
-		h := apidiscovery.NewLegacyRootAPIHandler(addresses(l.versions.ServerAddressByClientCIDRs), d.codecs.legacy, "/api")
+		at := addresses(l.versions.ServerAddressByClientCIDRs)
+		h := apidiscovery.NewLegacyRootAPIHandler(at, d.codecs.legacy, "/api")
 		next.versions = &document{cache: private, of: l.versions, write: h.ServeHTTP}
 	}
 	return next
@@ -67,9 +66,10 @@ func sameList(a, b *registry.Table) bool {
 	same := func(x, y *registry.Entry) bool {
 		return x == y || x.GroupVersion == y.GroupVersion && (x.Hidden == "") == (y.Hidden == "")
 	}
-	return slices.EqualFunc(a.Entries(), b.Entries(), same) && slices.EqualFunc(a.Groups(), b.Groups(), func(x, y *registry.Group) bool {
+	sameGroup := func(x, y *registry.Group) bool {
 		return x == y || x.Name == y.Name && slices.EqualFunc(x.Entries, y.Entries, same)
-	})
+	}
+	return slices.EqualFunc(a.Entries(), b.Entries(), same) && slices.EqualFunc(a.Groups(), b.Groups(), sameGroup)
 }
 
 // Ready returns why the documents cannot be served yet. Nil means that they can.
@@ -115,7 +115,8 @@ func (d *Discovery) below(docs *view, path string) (*document, error) {
 	gv, t := schema.GroupVersion{Group: group, Version: version}, d.cfg.Tables.Table()
 	g, content := t.Group(group), func() runtime.Object { return legacyGroup(t.Group(group)) }
 	at := slices.IndexFunc(docs.parts, func(p part) bool {
-		return len(p.from) > 1 && p.group == group && p.doc.Version == version && slices.ContainsFunc(p.from, served.current)
+		return len(p.from) > 1 && p.group == group && p.doc.Version == version &&
+			slices.ContainsFunc(p.from, served.current)
 	})
 	switch {
 	case group == "" || g == nil || !versioned && legacyGroup(g) == nil || versioned && t.Entry(gv) == nil:
@@ -125,7 +126,8 @@ func (d *Discovery) below(docs *view, path string) (*document, error) {
 	case versioned:
 		content = docs.parts[at].resourceList
 	}
-	return &document{cache: private, write: func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, content()) }}, nil
+	write := func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, content()) }
+	return &document{cache: private, write: write}, nil
 }
 
 // resourceList returns the legacy document of a group-version, which knows no Stale: by it clients
@@ -133,10 +135,7 @@ func (d *Discovery) below(docs *view, path string) (*document, error) {
 func (p part) resourceList() runtime.Object {
 	current := *p.doc
 	current.Freshness = apidiscoveryv2.DiscoveryFreshnessCurrent
-	whole := apidiscoveryv2.APIGroupDiscovery{
-		ObjectMeta: metav1.ObjectMeta{Name: p.group}, Versions: []apidiscoveryv2.APIVersionDiscovery{current},
-	}
-	_, lists, _ := discovery.SplitGroupsAndResources(apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{whole}})
+	_, lists, _ := discovery.SplitGroupsAndResources(*listOfParts([]part{{group: p.group, doc: &current}}))
 	list := lists[schema.GroupVersion{Group: p.group, Version: p.doc.Version}]
 	list.APIResources = append([]metav1.APIResource{}, list.APIResources...) // not null
 	return list
@@ -149,20 +148,23 @@ func (d *Discovery) serveCore(w http.ResponseWriter, r *http.Request, docs *view
 		d.writeError(w, r, errNotFound())
 	case r.Method != http.MethodGet:
 		w.Header().Set("Allow", http.MethodGet)
-		d.writeError(w, r, apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "", 0, false))
+		d.writeError(w, r, apierrors.NewGenericServerResponse(
+			http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "", 0, false))
 	case !produces(r.Header.Get("Accept"), d.codecs.supported):
 		message := "406: Not Acceptable\n\nAvailable representations: " + strings.Join(d.codecs.supported, ", ")
-		d.writeError(w, r, apierrors.NewGenericServerResponse(http.StatusNotAcceptable, "", schema.GroupResource{}, "", message, 0, false))
+		d.writeError(w, r, apierrors.NewGenericServerResponse(
+			http.StatusNotAcceptable, "", schema.GroupResource{}, "", message, 0, false))
 	default:
 		d.serve(w, r, d.choose, docs.core, docs.versions)
 	}
 }
 
-// serve writes the form of a document that a request asks for.
-func (d *Discovery) serve(w http.ResponseWriter, r *http.Request, choose func(accept string) choice, aggregated, legacy *document) {
+// serve writes the form of a document that a request asks for, or that there is none, as k8s.io/apiserver does.
+func (d *Discovery) serve(w http.ResponseWriter, r *http.Request,
+	choose func(accept string) choice, aggregated, legacy *document) {
 	c := choose(r.Header.Get("Accept")) // as kube-apiserver: the first line only
 	if c.refused {
-		status := responsewriters.ErrorToAPIStatus(negotiation.NewNotAcceptableError(d.codecs.supported)) // as k8s.io/apiserver
+		status := responsewriters.ErrorToAPIStatus(negotiation.NewNotAcceptableError(d.codecs.supported))
 		responsewriters.WriteRawJSON(int(status.Code), status, w)
 		return
 	}
@@ -209,7 +211,7 @@ func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *ne
 	default:
 		return nil
 	}
-	known := d.chosen.Get(asked.accept, time.Unix(1, 0)) // at any time: a choice stays right, and reading the clock costs 1 %
+	known := d.chosen.Get(asked.accept, time.Unix(1, 0)) // at any time: it stays right, and reading the clock costs 1 %
 	if known == nil || known.Value.refused {
 		return nil
 	}

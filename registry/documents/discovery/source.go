@@ -78,9 +78,10 @@ func (s *state) with(entries []*registry.Entry, change func(i int, v *version)) 
 }
 
 // ask asks a backend for its group-versions, by aggregated discovery if the backend supports it.
-func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.Entry) (next *state, changed bool, err error) {
+func (d *Discovery) ask(ctx context.Context, known *state, entries []*registry.Entry) (next *state, _ bool, err error) {
 	// Without the core group: if /api is remote, it is proxied as a whole.
-	entries = slices.DeleteFunc(slices.Clone(entries), func(e *registry.Entry) bool { return e.GroupVersion.Group == "" })
+	ofCore := func(e *registry.Entry) bool { return e.GroupVersion.Group == "" }
+	entries = slices.DeleteFunc(slices.Clone(entries), ofCore)
 	if len(entries) == 0 {
 		return nil, false, nil
 	}
@@ -125,8 +126,7 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 		}
 		return d.taken(old, entries, found, a.Header.Get("Etag"))
 	}
-	// 404, 406, 403 or a legacy list: the server does not support aggregated discovery. It is asked
-	// again each time, to notice when it does.
+	// 404, 406, 403 or a legacy list: the server has no aggregated discovery yet, and is asked for it each time.
 	a.Done()
 	return d.askEach(ctx, old, entries)
 }
@@ -134,7 +134,9 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 // silent reports whether the document leaves out a group-version that several servers have. Those of the custom-metrics
 // library list nothing there, only below /apis/<group>/<version>, which is then of what all have.
 func (d *Discovery) silent(entries []*registry.Entry, found versions) bool {
-	return slices.ContainsFunc(entries, func(e *registry.Entry) bool { return found[e.GroupVersion] == nil && d.several(e.GroupVersion) })
+	return slices.ContainsFunc(entries, func(e *registry.Entry) bool {
+		return found[e.GroupVersion] == nil && d.several(e.GroupVersion)
+	})
 }
 
 func (d *Discovery) several(gv schema.GroupVersion) bool {
