@@ -108,7 +108,8 @@ func (o *OpenAPI) mergeProto(b *built) (*packed, error) {
 func (o *OpenAPI) mergeText(in *inputs, sources []input) (body []byte, err error) {
 	defer guard("merging", &err)
 	merged := &spec.Swagger{SwaggerProps: spec.SwaggerProps{
-		Swagger: "2.0", Info: &spec.Info{InfoProps: spec.InfoProps{Title: "Kubernetes", Version: "unversioned"}}, Paths: &spec.Paths{},
+		Swagger: "2.0", Paths: &spec.Paths{},
+		Info: &spec.Info{InfoProps: spec.InfoProps{Title: "Kubernetes", Version: "unversioned"}},
 	}}
 	if in.local != nil {
 		sw, err := readSpec(in.local.open())
@@ -140,10 +141,10 @@ func add(merged *spec.Swagger, s input) (out *spec.Swagger, err error) {
 	if sw, err = filterRemote(sw, s.own); err != nil {
 		return nil, err
 	}
-	next := *merged
-	paths := *merged.Paths
+	next, paths := *merged, *merged.Paths
 	paths.Paths = maps.Clone(paths.Paths)
-	next.Paths, next.Definitions, next.Parameters = &paths, maps.Clone(merged.Definitions), maps.Clone(merged.Parameters)
+	next.Paths = &paths
+	next.Definitions, next.Parameters = maps.Clone(merged.Definitions), maps.Clone(merged.Parameters)
 	if err := aggregator.MergeSpecsIgnorePathConflictRenamingDefinitionsAndParameters(&next, sw); err != nil {
 		return nil, fmt.Errorf("merging: %w", err)
 	}

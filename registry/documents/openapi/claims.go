@@ -12,8 +12,7 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// claims is what the v3 index of a backend has. kube-apiserver believes it, whatever it has: of two
-// servers that have a path, it asks one by chance.
+// claims is what the v3 index of a backend has. kube-apiserver believes it: of two with a path, it asks one by chance.
 type claims struct {
 	// now and before are the last two answers' paths: kube-apiserver asks as rarely, and believes what it has read.
 	now, before []string
@@ -166,7 +165,8 @@ func (m members) add(other members, levels int) {
 		switch own, known := m[name]; {
 		case !known:
 			m[name] = its
-		case levels > 0 && !strings.HasPrefix(name, "/") && json.Unmarshal(own, &a) == nil && json.Unmarshal(its, &b) == nil && a != nil:
+		case levels > 0 && !strings.HasPrefix(name, "/") &&
+			json.Unmarshal(own, &a) == nil && json.Unmarshal(its, &b) == nil && a != nil:
 			a.add(b, levels-1)
 			m[name], _ = json.Marshal(a) // likewise
 		}

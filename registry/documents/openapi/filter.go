@@ -111,8 +111,7 @@ func isOwn(kind map[string]any, own sets.Set[schema.GroupVersion]) bool {
 	return named && ok && own.Has(schema.GroupVersion{Group: group, Version: version})
 }
 
-// maxExpansion bounds the bytes of shared parameters at each reference, and of schemas for each
-// media type. Kubernetes' own document takes 15 MB.
+// maxExpansion bounds the bytes of shared parameters at each reference, and of schemas for each media type.
 const maxExpansion = 256 << 20
 
 // ownKinds drops kinds of other group-versions from a definition. A value that is no list of kinds
@@ -149,8 +148,7 @@ func filterLocal(sw *spec.Swagger, remote []schema.GroupVersion) *spec.Swagger {
 	return out
 }
 
-// toV3 converts a v2 document to v3. The library copies a schema for each media type, so documents
-// that would grow without bound are refused.
+// toV3 converts a v2 document to v3, unless it would grow too much: the library copies a schema for each media type.
 func toV3(sw *spec.Swagger) (body []byte, err error) {
 	defer guard("converting", &err)
 	cost, largest := 0, 0
@@ -181,5 +179,5 @@ func toV3(sw *spec.Swagger) (body []byte, err error) {
 	if len(body) > maxDocument {
 		return nil, fmt.Errorf("%d bytes are too much, at most %d", len(body), maxDocument)
 	}
-	return body, documents.Answer{Body: body}.Bounded(maxObjects, maxValues) //nolint:wrapcheck // it says what was being done
+	return body, documents.Answer{Body: body}.Bounded(maxObjects, maxValues) //nolint:wrapcheck // it says what was done
 }

@@ -22,9 +22,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
-// localEvery is the time between requests for the local apiserver's documents: its index, a few
-// kilobytes, and v2, of which a 304 is as cheap. After a change it must merge v2 for us, a second
-// of CPU with a thousand CRDs; documents rests four times as long.
+// localEvery is the time between requests for the local apiserver's documents: its index, a few kilobytes, and v2, of
+// which a 304 is as cheap. After a change it must merge v2, a second of CPU with a thousand CRDs, and then we rest.
 const localEvery = 3 * time.Second
 
 // localState is what a local apiserver serves, or all of them together. It is immutable.

@@ -191,15 +191,16 @@ func (o *OpenAPI) collect(v *view) *inputs {
 		}
 		in.sources[at].own = append(in.sources[at].own, e.GroupVersion)
 	}
+	byPlace := func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) }
 	for _, at := range parts {
-		slices.SortFunc(in.sources[at].own, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
+		slices.SortFunc(in.sources[at].own, byPlace)
 	}
 	if o.own != nil {
 		own := []schema.GroupVersion{apiregistrationv1.SchemeGroupVersion}
 		in.remote = append(in.remote, own...)
 		in.sources = append(in.sources, input{name: "this process", spec: o.own.v2, own: own})
 	}
-	slices.SortFunc(in.remote, func(a, b schema.GroupVersion) int { return cmp.Compare(place[a], place[b]) })
+	slices.SortFunc(in.remote, byPlace)
 	slices.SortStableFunc(in.sources, func(a, b input) int {
 		x, y := a.own[0], b.own[0]
 		return cmp.Or(cmp.Compare(place[x], place[y]), cmp.Compare(x.String(), y.String())) // strays have no place
@@ -222,9 +223,8 @@ func places(t *registry.Table) map[schema.GroupVersion]int {
 
 // same reports whether two sets of inputs make the same document.
 func same(a, b *inputs) bool {
-	return a.local == b.local && slices.Equal(a.remote, b.remote) && slices.EqualFunc(a.sources, b.sources, func(x, y input) bool {
-		return x.spec == y.spec && slices.Equal(x.own, y.own)
-	})
+	sameSource := func(x, y input) bool { return x.spec == y.spec && slices.Equal(x.own, y.own) }
+	return a.local == b.local && slices.Equal(a.remote, b.remote) && slices.EqualFunc(a.sources, b.sources, sameSource)
 }
 
 // mergeIndex makes the v3 index. A group-version has one owner, as the table says.

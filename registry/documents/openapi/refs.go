@@ -28,7 +28,7 @@ const (
 func plainNames(sw *spec.Swagger) *spec.Swagger {
 	names := make(map[string]string)
 	out := *sw
-	maps.DeleteFunc(sw.Parameters, func(_ string, p spec.Parameter) bool { return p.Ref.String() != "" }) // it may lead to itself
+	maps.DeleteFunc(sw.Parameters, func(_ string, p spec.Parameter) bool { return p.Ref.String() != "" }) // no loops
 	out.Definitions = renamed(toDefinition, sw.Definitions, names)
 	out.Parameters = renamed(toParameter, sw.Parameters, names)
 	out.Responses = renamed(toResponse, sw.Responses, names)
@@ -49,7 +49,7 @@ func plainNames(sw *spec.Swagger) *spec.Swagger {
 		return &next
 	}
 	walker := schemamutation.Walker{RefCallback: plain, SchemaCallback: func(s *spec.Schema) *spec.Schema {
-		if to := plain(&s.Ref).String(); to != "" && !strings.HasPrefix(to, toDefinition) { // to a parameter that it may be part of
+		if to := plain(&s.Ref).String(); to != "" && !strings.HasPrefix(to, toDefinition) { // to what it may be part of
 			own := *s
 			own.Ref, s = spec.Ref{}, &own
 		}
@@ -98,7 +98,8 @@ func prune(sw *spec.Swagger, keep func(path string) bool) *spec.Swagger {
 		}
 	}
 	out.Paths.Paths = next.Paths.Paths
-	out.Definitions, out.Parameters, out.Responses = spec.Definitions{}, map[string]spec.Parameter{}, map[string]spec.Response{}
+	out.Definitions, out.Parameters = spec.Definitions{}, map[string]spec.Parameter{}
+	out.Responses = map[string]spec.Response{}
 	for more := true; more; {
 		found := make(map[string]bool)
 		schemamutation.ReplaceReferences(func(ref *spec.Ref) *spec.Ref { // which it does not follow
@@ -106,7 +107,8 @@ func prune(sw *spec.Swagger, keep func(path string) bool) *spec.Swagger {
 			return ref
 		}, &next)
 		next = spec.Swagger{SwaggerProps: spec.SwaggerProps{
-			Definitions: spec.Definitions{}, Parameters: map[string]spec.Parameter{}, Responses: map[string]spec.Response{},
+			Definitions: spec.Definitions{}, Parameters: map[string]spec.Parameter{},
+			Responses: map[string]spec.Response{},
 		}}
 		for ref := range found {
 			move(ref, toDefinition, sw.Definitions, out.Definitions, next.Definitions)
@@ -150,7 +152,8 @@ func uniqueKinds(sw *spec.Swagger) {
 	}
 	for name, d := range sw.Definitions {
 		list := kindsOf(&d)
-		own := slices.DeleteFunc(slices.Clone(list), func(kind any) bool { return named[fmt.Sprint(kind)] && !isNameOf(name, kind) })
+		others := func(kind any) bool { return named[fmt.Sprint(kind)] && !isNameOf(name, kind) }
+		own := slices.DeleteFunc(slices.Clone(list), others)
 		if len(own) < len(list) {
 			setKinds(&d, own)
 			sw.Definitions[name] = d

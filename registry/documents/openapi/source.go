@@ -24,8 +24,7 @@ import (
 )
 
 const (
-	// fetchTimeout bounds all requests of one poll of a backend. kube-apiserver takes seconds to
-	// merge a changed v2 document, so a backend may, too.
+	// fetchTimeout bounds all requests of one poll of a backend, which may take seconds to merge a changed v2 document.
 	fetchTimeout = 30 * time.Second
 	// maxIndex, maxDocument and maxSpec bound bodies of backends: an index, a v3 document and a v2
 	// document. The largest known are 150 KB, 2 MB and 5 MB, those of kube-apiserver itself.
@@ -128,7 +127,8 @@ func (o *OpenAPI) question(do documents.Do, known *state, own ...schema.GroupVer
 }
 
 // ask asks a backend for its documents. Those that it cannot give now stay as they were.
-func (o *OpenAPI) ask(whole context.Context, known *state, entries []*registry.Entry) (next *state, changed bool, err error) {
+func (o *OpenAPI) ask(whole context.Context, known *state,
+	entries []*registry.Entry) (next *state, changed bool, err error) {
 	if !latest.Sleep(whole, time.Until(known.rested)) { // it is asked after each recovery, and may recover every second
 		return nil, false, whole.Err()
 	}
@@ -191,7 +191,8 @@ func join(s, former *state) *state {
 
 // index gets the v3 index, and what it names. It reports whether the backend has one.
 func (q *question) index(ctx context.Context) (found bool, err error) {
-	a, err := documents.Get(ctx, q.do, documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxIndex, Timeout: fetchTimeout})
+	ask := documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxIndex, Timeout: fetchTimeout}
+	a, err := documents.Get(ctx, q.do, ask)
 	var failure *documents.Error
 	switch {
 	case errors.As(err, &failure) && failure.Reason == documents.ReasonTooLarge:
@@ -264,7 +265,8 @@ func (q *question) document(ctx context.Context, path string) ([]byte, error) {
 
 // spec gets the v2 document, if it has changed.
 func (q *question) spec(ctx context.Context) error {
-	ask := documents.Question{Path: "/openapi/v2", Accept: typeJSON, ETag: q.tag(), Limit: maxSpec, Timeout: fetchTimeout}
+	ask := documents.Question{Path: "/openapi/v2", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout}
+	ask.ETag = q.tag()
 	a, err := documents.Get(ctx, q.do, ask)
 	switch {
 	case err != nil:
@@ -327,7 +329,8 @@ func (q *question) begin(ctx context.Context) (release func(), err error) {
 	select {
 	case q.o.heavy <- struct{}{}:
 	case <-ctx.Done():
-		return nil, &documents.Error{Reason: documents.ReasonTimeout, Err: fmt.Errorf("waiting to read /openapi/v2: %w", ctx.Err())}
+		err = fmt.Errorf("waiting to read /openapi/v2: %w", ctx.Err())
+		return nil, &documents.Error{Reason: documents.ReasonTimeout, Err: err}
 	}
 	begun := time.Now()
 	return func() {
