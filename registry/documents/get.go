@@ -73,7 +73,7 @@ func brief(err error) error {
 const maxDepth = 200
 
 // Bounded returns an error if the body, as JSON, has more objects or values than that, or more than maxDepth levels:
-// decoded, an object of two bytes may take hundreds, and some libraries take the square of the depth.
+// decoded, an object of two bytes may take hundreds, and some libraries the square of the depth. It need not be valid.
 func (a Answer) Bounded(objects, values int) error {
 	objectsFound, valuesFound, depth, deepest, quoted := 0, 0, 0, 0, false
 	for i := 0; i < len(a.Body); i++ {
