@@ -66,12 +66,9 @@ func (p *Pair) Set(cert *tls.Certificate) {
 // take parses data (certificate, key) and puts it in force. It refuses a truncated certificate
 // file even if its first certificate is complete: clients would miss the intermediates.
 func (p *Pair) take(data [][]byte) error {
-	_, err := bundle.Parse(data[0])
-	var cert tls.Certificate
-	if err == nil {
-		cert, err = tls.X509KeyPair(data[0], data[1])
-	}
-	if err != nil {
+	_, err1 := bundle.Parse(data[0])
+	cert, err2 := tls.X509KeyPair(data[0], data[1])
+	if err := cmp.Or(err1, err2); err != nil {
 		return fmt.Errorf("parsing key pair: %w", err)
 	}
 	p.Set(&cert)

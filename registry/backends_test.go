@@ -92,6 +92,8 @@ func TestBundles(t *testing.T) {
 		"above 1 MiB":        {slices.Concat(bytes.Repeat([]byte("\n"), bundle.Max), ca), 0, ""},
 		"one and a half":     {slices.Concat(ca, other[:len(other)/2]), 1, cut},
 		"with a key":         {slices.Concat(ca, key), 1, ""},
+		"one commented out":  {slices.Concat([]byte("# "), bytes.ReplaceAll(other, []byte("\n"), []byte("\n# ")), []byte("\n"), ca), 1, ""},
+		"without a space":    {slices.Concat(ca, []byte("#"), bytes.ReplaceAll(other, []byte("\n"), []byte("\n#"))), 1, ""},
 		"another type":       {bytes.ReplaceAll(ca, []byte("CERTIFICATE"), []byte("PUBLIC KEY")), 0, ""},
 	} {
 		b := parseBundle(tc.pem)

@@ -22,8 +22,10 @@ func Parse(data []byte) ([]*x509.Certificate, error) {
 	if len(data) > Max {
 		return nil, fmt.Errorf("reading bundle: %d bytes, more than %d", len(data), Max)
 	}
-	// pem.Decode silently skips a broken block, so count the opening lines first and compare.
-	begun := bytes.Count(data, []byte("-----BEGIN CERTIFICATE-----"))
+	// pem.Decode silently skips a broken block, so count the opening lines first, without those in comments.
+	const begin = "-----BEGIN CERTIFICATE-----"
+	begun := bytes.Count(data, []byte(begin)) -
+		bytes.Count(data, []byte("#"+begin)) - bytes.Count(data, []byte("# "+begin))
 	var certs []*x509.Certificate
 	var errs []error
 	blocks, unread := 0, 0
