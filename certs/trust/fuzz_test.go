@@ -173,6 +173,9 @@ func TestIdentity(t *testing.T) {
 	check.Same(t, fmt.Sprintf("%x", sha256.Sum256(ca.Certificate.Raw))[:32], Describe(ca.Certificate).Fingerprint, "fingerprint")
 	both := newRoots([]*x509.Certificate{&renewed, again.Certificate})
 	check.Same(t, true, newRoots([]*x509.Certificate{ca.Certificate}).shares(both), "a bundle with a renewed CA shares it")
+	self, next := *ca.Certificate, renewed // cert-manager's selfSigned, with its key kept
+	self.IsCA, next.IsCA = false, false
+	check.Same(t, false, newRoots([]*x509.Certificate{&self}).shares(newRoots([]*x509.Certificate{&next})), "a renewed certificate that is no CA is another")
 }
 
 // Of a CA that was renewed with its key, the certificate that is valid for longest is the issuer.

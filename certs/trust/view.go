@@ -112,10 +112,14 @@ func drop(previous []replaced, ids sets.Set[identity]) []replaced {
 	return out
 }
 
-// identity identifies a CA by its subject and its key. A renewed CA certificate keeps both.
+// identity identifies a CA by its subject and its key. A renewed CA certificate keeps both. What is no CA vouches only
+// for itself: a self-signed certificate that is renewed with its key does not verify the former one.
 type identity [sha256.Size]byte
 
 func identify(c *x509.Certificate) identity {
+	if c.Version == 3 && !c.IsCA { // older ones do not say
+		return sha256.Sum256(c.Raw)
+	}
 	h := sha256.New()
 	// The DER of both is self-delimiting, so no separator is needed.
 	h.Write(c.RawSubject)
@@ -174,11 +178,8 @@ func (r *roots) without(drop sets.Set[identity]) *roots {
 		return r
 	}
 	left := slices.DeleteFunc(slices.Clone(r.certs), func(c *x509.Certificate) bool { return drop.Has(identify(c)) })
-	switch len(left) {
-	case 0:
+	if len(left) == 0 {
 		return nil
-	case len(r.certs):
-		return r
 	}
 	return newRoots(left)
 }
