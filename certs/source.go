@@ -168,9 +168,6 @@ func (s *Store) Status() []Status {
 	return out
 }
 
-// leaf returns the leaf of a followed pair: New has loaded it.
-func (p *Pair) leaf() []*x509.Certificate { return []*x509.Certificate{p.Certificate().Leaf} }
-
 func (s *Store) register(r prometheus.Registerer) {
 	s.reloads = metric.CountBy("fairlead_certificate_reloads_total",
 		"Changes of a followed key pair, bundle or file, by outcome (success, failure).", "use", "source", "outcome")

@@ -155,7 +155,7 @@ func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
 		use:    use,
 		source: src.Cert,
 		files:  []string{src.Cert, src.Key},
-		held:   p.leaf,
+		held:   func() []*x509.Certificate { return []*x509.Certificate{p.Certificate().Leaf} }, // New has loaded it
 		take: func(data [][]byte) error {
 			defer then()
 			return p.take(data)

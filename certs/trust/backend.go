@@ -81,13 +81,21 @@ func (t *Trust) newBackend(name string) *backend {
 func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *backend) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	now := time.Now()
+	if v := *b.current.Load(); overlap < b.overlap && len(v.previous) > 0 { // for what was replaced before, too
+		kept := live(v.previous, now.Add(b.overlap-overlap))
+		for i := range kept {
+			kept[i].until = kept[i].until.Add(overlap - b.overlap)
+		}
+		b.keepLocked(v, kept)
+		b.recheckLocked(now)
+	}
 	b.overlap, b.all = overlap, all
 	if b.spec == spec {
 		return
 	}
 	before := b.spec
 	b.spec = spec
-	now := time.Now()
 	if v := *b.current.Load(); v.name != spec.ServerName {
 		v.name = spec.ServerName
 		b.current.Store(&v)
@@ -184,7 +192,9 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 		delete(b.leaves, slices.MinFunc(slices.Collect(maps.Keys(b.leaves)), oldest))
 	}
 	if err != nil {
-		b.of.refused(b.counted, err)
+		if b.counted != "" { // else no APIService has the Backend any more; the prober logs the resulting verdict
+			b.of.metrics.refusals.WithLabelValues(b.counted, err.Reason()).Inc()
+		}
 		return err
 	}
 	if b.current.Load() != v {

@@ -179,13 +179,6 @@ func (t *Trust) count(chain []*x509.Certificate, err *Error) {
 	}
 }
 
-func (t *Trust) refused(apiService string, err *Error) {
-	if apiService == "" { // no APIService has the Backend any more
-		return
-	}
-	t.metrics.refusals.WithLabelValues(apiService, err.Reason()).Inc() // the prober logs the resulting verdict
-}
-
 func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 	if apiService == "" { // each APIService that has the bundle reports the reload
 		return

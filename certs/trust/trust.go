@@ -297,7 +297,6 @@ func (t *Trust) LocalTLS() *tls.Config {
 		MinVersion:       tls.VersionTLS12,
 		RootCAs:          t.local.current.Load().current.pool, // there always are some: only readable ones replace them
 		VerifyConnection: func(cs tls.ConnectionState) error { return t.local.handshake(cs.PeerCertificates) },
-		// No ClientSessionCache: see the package's concurrency rule.
 	}
 }
 
