@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 // own checks the certificates of the flags on their own.
@@ -70,7 +71,8 @@ func (l *linter) pair(object string, of certs.PairSource) []*x509.Certificate {
 			"the pair cannot be used: %v", err)
 		return nil
 	}
-	chain, err := certutil.CertsFromFile(of.Cert)
+	data, _ := os.ReadFile(of.Cert) // it was readable
+	chain, err := bundle.Parse(data)
 	if err != nil {
 		l.Error(object, "repair "+of.Cert, "it cannot be read: %v", err)
 	}
@@ -205,8 +207,7 @@ func (l *linter) trusts(object, address string, asked *tls.CertificateRequestInf
 
 func chainOf(ctx context.Context, dial func(ctx context.Context, network, address string) (net.Conn, error),
 	address, name string) (got shown) {
-	const limit = 5 * time.Second // as for a probe
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // as for a probe
 	defer cancel()
 	raw, err := dial(ctx, "tcp", address)
 	if err != nil {

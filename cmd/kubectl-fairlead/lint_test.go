@@ -59,6 +59,9 @@ func files(t *testing.T) (dir string, fill *strings.Replacer) {
 		leaf.CommonName = "fairlead"
 		must.Get2(clients.Issue(leaf).WriteFiles(dir, name))(t)
 	}
+	half := clients.Intermediate("middle").Issue(pki.Leaf{Names: []string{"api.example.com"}}) // of its chain
+	must.Get2(half.WriteFiles(dir, "half"))(t)
+	must.Do(t, os.WriteFile(filepath.Join(dir, "half.crt"), half.CertPEM()[:len(half.CertPEM())-40], 0o600))
 	for _, name := range []string{"one", "two", "three", "urls"} {
 		must.Do(t, os.Mkdir(filepath.Join(dir, name), 0o700))
 	}
