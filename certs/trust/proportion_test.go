@@ -35,6 +35,14 @@ func TestChainCost(t *testing.T) {
 		return ca
 	}
 	twice := root.Intermediate("a")
+	crossed := func(like *x509.Certificate) (chain []*x509.Certificate) { // the new CA is signed by itself and by the old one
+		for _, key := range []string{"leaf", "new", "new", "old"} {
+			chain = append(chain, &x509.Certificate{
+				Raw: []byte(fmt.Sprint(len(chain))), RawSubject: []byte("ca"), RawIssuer: []byte("ca"), RawSubjectPublicKeyInfo: []byte(key), Extensions: like.Extensions,
+			})
+		}
+		return chain
+	}
 	for _, tc := range []struct {
 		name  string
 		chain []*x509.Certificate
@@ -49,6 +57,8 @@ func TestChainCost(t *testing.T) {
 		{"one more for the leaf", of(deep(maxChecks-1), root.Certificate, pki.NewCA(fmt.Sprint(maxChecks-2)).Certificate), false},
 		{"an intermediate signed by two roots", of(root.Intermediate("a"), pki.NewCA("other").Intermediate("a").Certificate), true},
 		{"a file that has its CAs twice", of(twice, root.Certificate, twice.Certificate, root.Certificate), true},
+		{"a CA that is cross-signed by its namesake", crossed(root.Certificate), true},
+		{"with names, by which crypto/x509 tells them apart", crossed(root.Issue(pki.Leaf{Names: []string{"a"}}).Certificate), false},
 		{"a bundle of others", of(root, same(15)...), true},
 		{"two roots of one name", of(pki.NewCA("same"), same(2)...), true},
 		{"and of the leaf", append(pki.NewCA("same").Issue(pki.Leaf{CommonName: "same"}).Chain(), same(2)...), true},

@@ -284,9 +284,8 @@ func (t *Trust) LocalBundle(data []byte) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.source = "kubeconfig"
-	now := time.Now()
-	b.bundleLocked(data, nil, now)
-	b.recheckLocked(now)
+	b.bundleLocked(data, nil, time.Now())
+	b.recheckLocked(time.Now())
 	return nil
 }
 

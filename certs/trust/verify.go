@@ -208,19 +208,23 @@ func Bounded(chain []*x509.Certificate) error {
 	if len(chain) > maxChain {
 		return fmt.Errorf("%d certificates, more than %d", len(chain), maxChain)
 	}
-	if len(chain) > 0 && checks(chain[0], chain[1:], 0, maxChecks) < 0 {
+	if len(chain) > 0 && checks(chain[:1], chain[1:], maxChecks) < 0 {
 		return fmt.Errorf("certificates that make too many paths: more than %d signatures to check", maxChecks)
 	}
 	return nil
 }
 
-// checks subtracts from left the signature checks that path building above child may need, by names alone. It stops
-// below zero. used has the certificates that are on the path already. Of equal ones a pool keeps one.
-func checks(child *x509.Certificate, above []*x509.Certificate, used uint32, left int) int {
+// checks subtracts from left the signature checks that path building above path may need, by names alone. It stops
+// below zero. As in crypto/x509 a pool keeps one of equal certificates, and a path has a subject with its key once.
+func checks(path, above []*x509.Certificate, left int) int {
 	for i, c := range above {
-		if left >= 0 && used&(1<<i) == 0 && string(c.RawSubject) == string(child.RawIssuer) &&
-			!slices.ContainsFunc(above[:i], c.Equal) {
-			left = checks(c, above, used|1<<i, left-1)
+		same := func(o *x509.Certificate) bool {
+			return o.Equal(c) || string(o.RawSubject) == string(c.RawSubject) &&
+				string(o.RawSubjectPublicKeyInfo) == string(c.RawSubjectPublicKeyInfo) && !hasSAN(o) && !hasSAN(c)
+		}
+		if left >= 0 && string(c.RawSubject) == string(path[len(path)-1].RawIssuer) &&
+			!slices.ContainsFunc(path, same) && !slices.ContainsFunc(above[:i], c.Equal) {
+			left = checks(append(slices.Clip(path), c), above, left-1)
 		}
 	}
 	return left

@@ -88,10 +88,8 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 
 // overlapUntil returns when the last replaced roots stop being trusted. Zero means none.
 func (v *view) overlapUntil(now time.Time) (until time.Time) {
-	for _, p := range live(v.previous, now) {
-		if p.until.After(until) {
-			until = p.until
-		}
+	if all := live(v.previous, now); len(all) > 0 {
+		until = slices.MaxFunc(all, func(a, b replaced) int { return a.until.Compare(b.until) }).until
 	}
 	return until
 }

@@ -151,9 +151,8 @@ type shown struct {
 func (l *linter) ask(ctx context.Context, entries []*registry.Entry) map[*registry.Entry][]shown {
 	all := make(map[*registry.Entry][]shown)
 	rules := l.TableOptions().Reach
-	const most = 16 // concurrent handshakes
 	var g errgroup.Group
-	g.SetLimit(most)
+	g.SetLimit(16) // concurrent handshakes
 	for _, e := range entries {
 		answers := make([]shown, len(e.Endpoints))
 		all[e] = answers
