@@ -213,8 +213,8 @@ func (t *Trust) logSaid() {
 
 func (t *Trust) gauges() metric.Gauges {
 	expiry := prometheus.NewDesc("fairlead_certificate_backend_expiration_timestamp_seconds",
-		"When a certificate of a backend expires: a CA of its bundle (kind ca) "+
-			"or what an endpoint presented (kind leaf).", []string{"apiservice", "kind", "subject", "fingerprint"}, nil)
+		"When a backend's certificate expires: a CA of its bundle (kind ca) "+
+			"or a verified one of an endpoint (kind leaf).", []string{"apiservice", "kind", "subject", "fingerprint"}, nil)
 	overlap := prometheus.NewDesc("fairlead_certificate_backend_overlap",
 		"1 while replaced roots are trusted in addition to the bundle and an endpoint still needs them, 0 otherwise.",
 		[]string{"apiservice"}, nil)
@@ -226,8 +226,8 @@ func (t *Trust) gauges() metric.Gauges {
 		for _, s := range t.Status() {
 			for kind, certs := range map[string][]Certificate{"ca": s.CAs, "leaf": s.Leaves} {
 				for _, cert := range certs[:min(len(certs), maxSeries)] {
-					if cert.Refused {
-						continue // a stranger's, perhaps
+					if cert.Refused || s.Source == "none" {
+						continue // a stranger's, perhaps; or nobody verifies it, and it may expire
 					}
 					gauge(expiry, float64(cert.NotAfter.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
 				}
