@@ -154,15 +154,16 @@ func now(f func(now, t time.Time) string) func(time.Time) string {
 	return func(t time.Time) string { return f(time.Now(), t) }
 }
 
+// policy lets a page load only its own files, connect to us, and not be framed (Content Security Policy Level 3).
+const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
+	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
 func (p *Pages) render(w http.ResponseWriter, page string, v *view) {
 	var b bytes.Buffer
 	if err := p.templates.ExecuteTemplate(&b, page, v); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	// The page may load only its own files, connect to us, and not be framed (Content Security Policy Level 3).
-	const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; " +
-		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", policy)
