@@ -60,12 +60,11 @@ func (m *sources) run(ctx context.Context, to *changes) error {
 	as, lists := kindAPIService, m.serviceListers(to)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	absent := func() { cancel(errNoAPIServices) }
 	g, ctx := errgroup.WithContext(ctx)
 	if m.stored != nil {
 		stored := m.stored.apiServiceLister(to, kindAPIService)
-		if stored.torn = m.stored != m.cluster; !stored.torn {
-			stored.absent = func() { cancel(errNoAPIServices) }
-		}
+		stored.torn, stored.absent = m.stored != m.cluster, absent
 		stored.replace = func(all map[types.NamespacedName]runtime.Object) { m.remembered.seen(to, all) }
 		as, lists = kindFallback, append(lists, stored)
 		if m.remembered.path != "" {
@@ -79,7 +78,7 @@ func (m *sources) run(ctx context.Context, to *changes) error {
 		})
 	case m.cluster != m.stored && m.cluster != nil:
 		served := m.cluster.apiServiceLister(to, kindServed)
-		served.adapt = asLocal
+		served.adapt, served.absent = asLocal, absent
 		lists = append(lists, served)
 	}
 	for _, l := range lists {

@@ -336,11 +336,14 @@ func TestSourcesThatCannotBe(t *testing.T) {
 	}
 }
 
+// Whichever sources there are beside it, a cluster that has no APIServices would be waited for in vain.
 func TestClusterWithoutAggregation(t *testing.T) {
-	server := apiserver.New(apiserver.APIServices)
-	r := must.Get(New(Config{Client: server.Start(t)}))(t)
-	err := r.Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "dir:") {
-		t.Errorf("Run: %v, want an error that names dir:", err)
+	c := apiserver.New(apiserver.APIServices).Start(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for _, from := range []Config{
+		{Client: c}, {Client: c, Cluster: true, Directory: t.TempDir()}, {Client: c, Cluster: true, APIServices: apiserver.New().Start(t)},
+	} {
+		check.Fault(t, "dir:", must.Get(New(from))(t).Run(ctx), "Run")
 	}
 }

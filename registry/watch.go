@@ -25,7 +25,7 @@ import (
 
 // errNoAPIServices ends Run if the local apiserver has no aggregation API: waiting would hide a wrong setting.
 var errNoAPIServices = errors.New("the local apiserver does not serve apiregistration.k8s.io/v1: " +
-	"run kube-apiserver with its aggregator, or register APIServices from files with --registry=dir:PATH")
+	"run kube-apiserver with its aggregator, or register APIServices elsewhere alone: --registry=dir:PATH or etcd:URL")
 
 func everything(from cache.Getter, resource string) *cache.ListWatch {
 	return cache.NewListWatchFromClient(from, resource, metav1.NamespaceAll, fields.Everything())
