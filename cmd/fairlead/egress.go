@@ -41,7 +41,7 @@ func egressDialer(file string) (utilnet.DialFunc, error) {
 		}
 	}
 	selector, err := egressselector.NewEgressSelector(config)
-	if err != nil {
+	if err != nil || selector == nil { // nil means that the file lists nothing
 		return nil, err
 	}
 	return selector.Lookup(egressselector.Cluster.AsNetworkContext())

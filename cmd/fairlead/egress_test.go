@@ -106,6 +106,9 @@ func TestEgressDialerOfNothing(t *testing.T) {
 	if dial, err := egressOf(t, egressHead+"- name: etcd\n  connection:\n    proxyProtocol: Direct\n"); dial != nil || err != nil {
 		t.Errorf("other networks only: %v, want a direct dial", err)
 	}
+	if dial, err := egressOf(t, egressHead); dial != nil || err != nil {
+		t.Errorf("an empty file: %v, %v, want a direct dial", dial != nil, err)
+	}
 	_, err := egressDialer("/does/not/exist")
 	check.Fault(t, "/does/not/exist", err, "a missing file")
 	const cluster = egressHead + "- name: cluster\n  connection"
