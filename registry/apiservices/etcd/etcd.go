@@ -140,10 +140,11 @@ func (s *Store) elect(ctx context.Context, name string, lead func(context.Contex
 		_, _ = s.client.Revoke(ctx, session.Lease()) // else it expires
 	}()
 	e := concurrency.NewElection(session, path.Join("/", s.prefix, "fairlead.dev", name))
-	held := session.Ctx()                        // ends with the lease, and with ctx
-	if err := e.Campaign(held, ""); err != nil { //nolint:contextcheck // it is derived from ctx
-		return err
+	held, end := context.WithCancel(session.Ctx()) // ends with the lease, and with ctx
+	defer end()
+	defer context.AfterFunc(s.raw.watches.Load(), end)() //nolint:contextcheck // after a restore a leader's end may not be seen
+	if err = e.Campaign(held, ""); err == nil {          //nolint:contextcheck // held is derived from ctx
+		lead(held) //nolint:contextcheck // likewise
 	}
-	lead(held) //nolint:contextcheck // likewise
-	return nil
+	return err
 }
