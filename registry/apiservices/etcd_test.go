@@ -195,6 +195,7 @@ func TestCorruptObjects(t *testing.T) {
 		}
 	}
 	put("v1.noise.io", "\x00\x01\x02")
+	put("v1.secret.io", "k8s:enc:secretbox:v1:key1:\x00\x01\x02") // by kube-apiserver's --encryption-provider-config
 	put("v1.other.io", `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"v1.other.io"}}`)
 	put("v1.long.io", `{"apiVersion":"`+strings.Repeat("x", 1<<18)+`/v1","kind":"Pod","metadata":{"name":"v1.other.io"}}`)
 	put("v1.astray.io", `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v1.elsewhere.io"},"spec":{"group":"elsewhere.io","version":"v1"}}`)
@@ -209,11 +210,14 @@ func TestCorruptObjects(t *testing.T) {
 			if n := len(o.Status.Conditions[0].Message); n > 2<<10 {
 				t.Errorf("%s: a message of %d bytes", o.Name, n)
 			}
+			if o.Name == "v1.secret.io" && !strings.Contains(o.Status.Conditions[0].Message, "encrypted") {
+				t.Errorf("%s: %s", o.Name, o.Status.Conditions[0].Message)
+			}
 			if want := map[bool]string{true: "Local", false: etcd.Corrupt}[o.Name == "v1.sound.io"]; reason != want {
 				t.Errorf("%s: %s, want %s", o.Name, reason, want)
 			}
 		}
-		if len(all.Items) != 6 {
+		if len(all.Items) != 7 {
 			t.Errorf("%d objects: %v", len(all.Items), names(all))
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -35,11 +36,11 @@ func codec(scheme *runtime.Scheme) runtime.Codec {
 }
 
 func (s *Store) open(scheme *runtime.Scheme, prefix string) (*bounded, func(), error) {
-	versioner, codec := storage.APIObjectVersioner{}, codec(scheme)
+	versioner, codec, plain := storage.APIObjectVersioner{}, codec(scheme), identity.NewEncryptCheckTransformer()
 	list := func() runtime.Object { return &apiregistration.APIServiceList{} }
 	compactor := etcd3.StartCompactorPerEndpoint(s.client.Client, storagebackend.DefaultCompactInterval)
 	raw, err := etcd3.New(s.client, compactor, codec, one, list, prefix, resourcePrefix,
-		apiregistration.Resource("apiservices"), &vetting{codec, path.Join("/", prefix, resourcePrefix) + "/"},
+		apiregistration.Resource("apiservices"), &vetting{plain, codec, path.Join("/", prefix, resourcePrefix) + "/"},
 		etcd3.NewDefaultLeaseManagerConfig(), etcd3.NewDefaultDecoder(codec, versioner), versioner)
 	if err != nil {
 		compactor.Stop()

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -28,13 +29,15 @@ const maxFault = 1 << 10 // bytes of the error about an object, which may contai
 // name and an error message. It claims no group-version, so nothing is routed by it. It can be deleted or replaced by a
 // valid object, but kube-aggregator's validation rejects partial changes.
 type vetting struct {
-	codec  runtime.Codec
-	prefix string // of the keys
+	value.Transformer // kube-apiserver's without an encryption configuration
+	codec             runtime.Codec
+	prefix            string // of the keys
 }
 
-func (v *vetting) TransformFromStorage(_ context.Context, data []byte, of value.Context) ([]byte, bool, error) {
+func (v *vetting) TransformFromStorage(ctx context.Context, data []byte, of value.Context) ([]byte, bool, error) {
 	name := strings.TrimPrefix(string(of.AuthenticatedData()), v.prefix)
-	fault := v.fault(data, name)
+	_, _, encrypted := v.Transformer.TransformFromStorage(ctx, data, of)
+	fault := cmp.Or(encrypted, v.fault(data, name))
 	if fault == nil {
 		return data, false, nil
 	}
@@ -63,8 +66,4 @@ func (v *vetting) fault(data []byte, name string) error {
 		err = fmt.Errorf("its metadata.name is %q", m.GetName())
 	}
 	return err
-}
-
-func (v *vetting) TransformToStorage(_ context.Context, data []byte, _ value.Context) ([]byte, error) {
-	return data, nil
 }
