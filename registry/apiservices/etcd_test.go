@@ -163,7 +163,7 @@ func TestApply(t *testing.T) {
 }
 
 func TestProtectedGroupsAreRefused(t *testing.T) {
-	_, _, c := serveEtcd(t)
+	kv, _, c := serveEtcd(t)
 	if _, err := c.Create(t.Context(), remote("v1.apps", "mine"), metav1.CreateOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `group "apps" is protected`) {
 		t.Errorf("a remote APIService: %v", err)
 	}
@@ -178,6 +178,13 @@ func TestProtectedGroupsAreRefused(t *testing.T) {
 	o.Spec.Service, o.Annotations = nil, map[string]string{"fairlead.dev/url": "https://10.0.0.1"}
 	if _, err := c.Update(t.Context(), o, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("an update to remote by annotation: %v", err)
+	}
+	// One that a kube-apiserver on this etcd has stored can be deleted, finalizers and all.
+	must.Get(kv.Put(t.Context(), "/registry/apiregistration.k8s.io/apiservices/v2.apps", `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v2.apps","uid":"2","finalizers":["a.io/b"]},`+
+		`"spec":{"group":"apps","version":"v2","groupPriorityMinimum":1,"versionPriority":1,"insecureSkipTLSVerify":true,"service":{"namespace":"x","name":"y","port":443}}}`))(t)
+	must.Do(t, c.Delete(t.Context(), "v2.apps", metav1.DeleteOptions{}))
+	if _, err := c.Patch(t.Context(), "v2.apps", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+		t.Errorf("the end of a finalizer: %v", err)
 	}
 }
 

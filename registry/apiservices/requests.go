@@ -88,7 +88,7 @@ func unread() error {
 	return err
 }
 
-// protection rejects what the table would refuse to route: a remote that claims a protected group.
+// protection rejects a remote that claims a protected group, which no table routes, unless it is being deleted.
 type protection struct {
 	*admission.Handler
 	*registry.Options
@@ -98,7 +98,7 @@ var _ admission.ValidationInterface = protection{}
 
 func (p protection) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	o, ok := a.GetObject().(*apiregistration.APIService)
-	if !ok || a.GetSubresource() != "" || !p.Protects(o.Spec.Group) {
+	if !ok || a.GetSubresource() != "" || o.DeletionTimestamp != nil || !p.Protects(o.Spec.Group) {
 		return nil
 	}
 	if _, byURL := o.Annotations[etcd.URLAnnotation]; !byURL && o.Spec.Service == nil {
