@@ -26,6 +26,7 @@ const (
 	// shortTimeout is the timeout for shortFor after a timeout: client-go retries ten times.
 	shortTimeout = 500 * time.Millisecond
 	shortFor     = 10 * time.Second
+	tooLarge     = "message larger than max" // in gRPC's error for a request above 2 MiB. Its code is that of a full etcd
 )
 
 // bounded answers requests in bounded time even if etcd does not, with an error that clients
@@ -36,7 +37,7 @@ type bounded struct {
 	watches  atomic.Pointer[watches]   // of etcd. They end together
 }
 
-func (b *bounded) within(ctx context.Context, f func(context.Context) error) error {
+func (b *bounded) within(ctx context.Context, writes bool, f func(context.Context) error) error {
 	if _, asked := request.RequestInfoFrom(ctx); !asked {
 		return f(ctx)
 	}
@@ -60,12 +61,11 @@ func (b *bounded) within(ctx context.Context, f func(context.Context) error) err
 		klog.ErrorS(err, "etcd did not answer") // err may have addresses, which clients must not see
 	}
 	refusal := apierrors.NewServiceUnavailable("etcd did not answer, or takes no writes")
-	refusal.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+	if !writes || strings.Contains(err.Error(), "while dialing") { // else it may be done, and client-go would repeat it
+		refusal.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
+	}
 	return refusal
 }
-
-// tooLarge is in gRPC's error for a request above 2 MiB. Its code is that of a full etcd.
-const tooLarge = "message larger than max"
 
 // unavailable reports whether etcd is unreachable, without a leader, overloaded or full.
 func unavailable(err error) bool {
@@ -78,37 +78,36 @@ func unavailable(err error) bool {
 }
 
 func (b *bounded) Create(ctx context.Context, key string, o, out runtime.Object, ttl uint64) error {
-	return b.within(ctx, func(ctx context.Context) error { return b.Interface.Create(ctx, key, o, out, ttl) })
+	return b.within(ctx, true, func(ctx context.Context) error { return b.Interface.Create(ctx, key, o, out, ttl) })
 }
 
 func (b *bounded) Delete(
 	ctx context.Context, key string, out runtime.Object, p *storage.Preconditions, valid storage.ValidateObjectFunc,
 	cached runtime.Object, o storage.DeleteOptions,
 ) error {
-	return b.within(ctx, func(ctx context.Context) error {
-		return b.Interface.Delete(ctx, key, out, p, valid, cached, o)
-	})
+	do := func(ctx context.Context) error { return b.Interface.Delete(ctx, key, out, p, valid, cached, o) }
+	return b.within(ctx, true, do)
 }
 
 func (b *bounded) Get(ctx context.Context, key string, o storage.GetOptions, into runtime.Object) error {
-	return b.within(ctx, func(ctx context.Context) error { return b.Interface.Get(ctx, key, o, into) })
+	return b.within(ctx, false, func(ctx context.Context) error { return b.Interface.Get(ctx, key, o, into) })
 }
 
 func (b *bounded) GetList(ctx context.Context, key string, o storage.ListOptions, into runtime.Object) error {
-	return b.within(ctx, func(ctx context.Context) error { return b.Interface.GetList(ctx, key, o, into) })
+	return b.within(ctx, false, func(ctx context.Context) error { return b.Interface.GetList(ctx, key, o, into) })
 }
 
 func (b *bounded) GuaranteedUpdate(
 	ctx context.Context, key string, into runtime.Object, missing bool, p *storage.Preconditions,
 	update storage.UpdateFunc, cached runtime.Object,
 ) error {
-	return b.within(ctx, func(ctx context.Context) error {
+	return b.within(ctx, true, func(ctx context.Context) error {
 		return b.Interface.GuaranteedUpdate(ctx, key, into, missing, p, update, cached)
 	})
 }
 
 func (b *bounded) GetCurrentResourceVersion(ctx context.Context) (revision uint64, err error) {
-	err = b.within(ctx, func(ctx context.Context) error {
+	err = b.within(ctx, false, func(ctx context.Context) error {
 		revision, err = b.Interface.GetCurrentResourceVersion(ctx)
 		return err
 	})

@@ -28,9 +28,16 @@ import (
 // Clients are told to come back when etcd is away, slow, overloaded or full.
 func TestUnavailable(t *testing.T) {
 	for code, want := range map[codes.Code]bool{codes.Unavailable: true, codes.DeadlineExceeded: true, codes.ResourceExhausted: true, codes.Internal: false} {
-		err := new(bounded).within(asked(t), func(context.Context) error { return status.Error(code, "") })
+		err := new(bounded).within(asked(t), false, func(context.Context) error { return status.Error(code, "") })
 		if _, told := apierrors.SuggestsClientDelay(err); told != want || apierrors.IsServiceUnavailable(err) != want {
 			t.Errorf("%s: %v", code, err)
+		}
+	}
+	// A write is repeated only if it was not sent: who creates an object and gets no answer must not be told that it exists.
+	for text, want := range map[string]bool{"error reading from server: EOF": false, `connection error: desc = "transport: Error while dialing: dial tcp"`: true} {
+		err := new(bounded).within(asked(t), true, func(context.Context) error { return status.Error(codes.Unavailable, text) })
+		if _, told := apierrors.SuggestsClientDelay(err); told != want || !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("a write, %s: %v", text, err)
 		}
 	}
 }
@@ -54,7 +61,7 @@ func TestHungEtcd(t *testing.T) {
 		} {
 			time.Sleep(step.pause)
 			begun := time.Now()
-			err := b.within(asked(t), func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+			err := b.within(asked(t), false, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 			if took := time.Since(begun); took != step.want || !apierrors.IsServiceUnavailable(err) {
 				t.Errorf("request %d: %v after %s, want %s", i, err, took, step.want)
 			}
