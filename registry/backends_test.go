@@ -167,7 +167,7 @@ func TestBehind(t *testing.T) {
 			}
 			if tt.cluster != "" {
 				a.Status.Conditions = []apiregistrationv1.APIServiceCondition{
-					{Type: apiregistrationv1.Available, Status: tt.cluster, Reason: "Reason", Message: "message"},
+					{Type: apiregistrationv1.Available, Status: tt.cluster, Reason: "Reason", Message: "10.0.0.1:34567->message"}, // its own port is news each time
 				}
 			}
 			strip(a)
