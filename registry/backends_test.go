@@ -143,6 +143,10 @@ func TestBehind(t *testing.T) {
 		{"a loop", to(fairlead), "", "", fairlead + " for " + fairlead + ", anybody" + noAccess, ""},
 		{"not a Service", to("server-0"), "", "", fairlead + " for , anybody" + noAccess, "is not <namespace>/<service>:<port>"},
 		{"a URL", map[string]string{prefix + "url": "https://10.0.0.9"}, "", "", "https://10.0.0.9:443 for " + fairlead + ", anybody", ""},
+		{
+			"a URL, and the cluster does not reach Fairlead", map[string]string{prefix + "url": "https://10.0.0.9"}, "", "False",
+			"https://10.0.0.9:443 for " + fairlead + ", anybody, False, Reason: message", "and its own condition says: False, Reason: message",
+		},
 		{"another's service", to(server), "server-1", "", server + " for extensions/server-1:443, the system's", "which is not Fairlead's"},
 		{"the cluster's own apiserver", to("default/kubernetes:443"), "", "", fairlead + " for , anybody" + noAccess, "of an extension server"},
 		{"the cluster agrees", to(server), "", "True", sent + ", the system's, True, Reason: message", ""},

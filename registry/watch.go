@@ -208,7 +208,8 @@ func strip(o runtime.Object) {
 	case *apiregistrationv1.APIService:
 		// The verdict is this replica's own, and kube-aggregator's must not be mistaken for it:
 		// that of an APIService which it sends here is Entry.FrontSays.
-		if o.ManagedFields = nil; !misnamed(o) && behind.Server(o) == o.Spec.Service {
+		o.ManagedFields = nil
+		if url := o.Annotations[urlAnnotation]; url == "" && !misnamed(o) && behind.Server(o) == o.Spec.Service {
 			o.Status = apiregistrationv1.APIServiceStatus{}
 		}
 	case *corev1.Service:
