@@ -95,10 +95,7 @@ func (r *resolver) one(host, what string) Verdict {
 // kube-proxy uses them if no others are left (KEP-1669), upstream's resolver does not.
 func (r *resolver) fromSlices(port string) Verdict {
 	var preferred, others family
-	primary := discoveryv1.AddressType("")
-	if families := r.service.Spec.IPFamilies; len(families) > 0 {
-		primary = discoveryv1.AddressType(families[0])
-	}
+	primary := discoveryv1.AddressType(append(slices.Clip(r.service.Spec.IPFamilies), "")[0]) // empty if it names none
 	for _, s := range r.slices {
 		number := slicePort(s, port)
 		if number == 0 {
@@ -153,10 +150,7 @@ func (r *resolver) add(to *family, e *discoveryv1.Endpoint, port int32) {
 		}
 		return
 	}
-	var zones []discoveryv1.ForZone
-	if e.Hints != nil {
-		zones = e.Hints.ForZones
-	}
+	zones := ptr.Deref(e.Hints, discoveryv1.EndpointHints{}).ForZones
 	near := r.options.Zone != "" && slices.Contains(zones, discoveryv1.ForZone{Name: r.options.Zone})
 	terminating := ptr.Deref(e.Conditions.Terminating, false)
 	to.near, to.unhinted = to.near || near && !terminating, to.unhinted || len(zones) == 0 && !terminating

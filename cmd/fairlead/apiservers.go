@@ -22,6 +22,7 @@ import (
 type apiservers struct {
 	order atomic.Pointer[[]string] // the addresses, preferred ones first. Never nil
 	first bool                     // the first named comes back to its place; else the last used one stays preferred
+	fled  atomic.Int64             // when a request last failed at the preferred one, in nanoseconds since 1970
 	open  sync.Map                 // :: *ownConn → nothing
 }
 
@@ -67,7 +68,8 @@ func (s *apiservers) dial(ctx context.Context, network, address string) (net.Con
 	return own, nil
 }
 
-// wrap sends each request to the first server that accepts a connection, under the only name in its certificate.
+// wrap sends each request to the first server that accepts a connection, under the only name in its certificate. If the
+// request fails there, later ones go elsewhere at once: probes take longer to notice a hang than a Lease of ours lasts.
 func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 	return promhttp.RoundTripperFunc(func(r *http.Request) (res *http.Response, err error) {
 		for i, address := range *s.order.Load() {
@@ -84,9 +86,14 @@ func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 				out.Body = body
 			}
 			res, err = next.RoundTrip(out)
-			if fault := new(net.OpError); !errors.As(err, &fault) || fault.Op != "dial" {
-				return res, err //nolint:wrapcheck // a transport passes errors on
+			if fault := new(net.OpError); r.Context().Err() == nil && errors.As(err, &fault) && fault.Op == "dial" {
+				continue
 			}
+			if now := s.order.Load(); err != nil && r.Context().Err() != context.Canceled && (*now)[0] == address {
+				s.fled.Store(time.Now().UnixNano())
+				s.order.CompareAndSwap(now, new(append(slices.Clip((*now)[1:]), address)))
+			}
+			return res, err //nolint:wrapcheck // a transport passes errors on
 		}
 		return nil, err
 	})
@@ -95,14 +102,15 @@ func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 // prefer puts healthy servers first, those that leave behind the others, and unhealthy ones last,
 // to which it closes connections, unless none is healthy.
 func (s *apiservers) prefer(servers []registry.Endpoint) {
-	at := (*s.order.Load())[0]
+	const hang = 12 * time.Second // until probes have noticed one
+	at, back := (*s.order.Load())[0], s.first && time.Since(time.Unix(0, s.fled.Load())) > hang
 	rank := func(e registry.Endpoint) int {
 		switch {
 		case e.Health != registry.Healthy:
 			return 3 + int(e.Health) // unprobed, unhealthy
 		case e.Terminating:
 			return 2
-		case e.Address == at && !s.first: // no watch of ours goes back in time
+		case e.Address == at && !back: // no watch of ours goes back in time
 			return 0
 		}
 		return 1

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"context"
 	"net/http"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -76,4 +80,36 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	known(registry.Unhealthy, registry.Healthy, 0)
 	must.Get(f.reload(path))(t)
 	check.Same(t, two, review(), "after the kubeconfig has changed")
+}
+
+// A request that times out at the preferred server sends later ones to another, before probes have noticed anything:
+// a Lease does not wait for them. One whose caller has left says nothing.
+func TestOwnClientsLeaveWhatTimesOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		own, asked := &apiservers{first: true}, ""
+		own.order.Store(&[]string{"one", "two"})
+		to := own.wrap(promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
+			if asked = r.URL.Host; asked == "two" {
+				return &http.Response{Body: http.NoBody}, nil
+			}
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		}))
+		for i, want := range []string{"one", "one", "two", "two", "one"} {
+			own.prefer([]registry.Endpoint{
+				{Address: "one", Health: registry.Healthy}, {Address: "two", Health: registry.Healthy},
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+			if i == 0 {
+				cancel()
+			}
+			ask := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://x", http.NoBody))(t)
+			if res, err := to.RoundTrip(ask); err == nil {
+				_ = res.Body.Close()
+			}
+			check.Same(t, want, asked, "server asked by request %d", i)
+			cancel()
+			time.Sleep(5 * time.Second)
+		}
+	})
 }

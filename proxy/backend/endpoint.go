@@ -251,11 +251,8 @@ func (v *view) chooseNear(tick uint64, by *Stay) *endpoint {
 	}
 	// The better of two random ones: nearly as even as the best of all, and requests do not all
 	// move to an endpoint that has just become free.
-	i, j := rand.Uint32N(n), rand.Uint32N(n-1) //nolint:gosec // nobody gains by guessing
-	if j >= i {
-		j++
-	}
-	a, b := v.preferred[i], v.preferred[j]
+	i, step := rand.Uint32N(n), 1+rand.Uint32N(n-1) //nolint:gosec // nobody gains by guessing
+	a, b := v.preferred[i], v.preferred[(i+step)%n]
 	if b.load() < a.load() {
 		return b
 	}
