@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
 const (
@@ -40,26 +42,28 @@ func (l *latency) probed(d time.Duration) { l.last.Store(max(int64(d), 1)) }
 // judgeLatencies compares the endpoints of each APIService that has several until ctx ends.
 func (p *Prober) judgeLatencies(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(context.Context) {
-		now := time.Now()
 		for _, endpoints := range *p.index.Load() {
 			if len(endpoints) > 1 {
-				judge(now, endpoints)
+				judge(time.Now(), endpoints)
 			}
 		}
 	}, judgeEvery)
 }
 
 func judge(now time.Time, endpoints peers) {
-	healthy := make([]*claim, 0, len(endpoints))
+	healthy, room := make([]*claim, 0, len(endpoints)), 0 // for slow ones, twice: half of all get what others do not
 	for _, c := range endpoints {
 		c.latency.take(now)
 		if c.healthy.Load() && !c.target.key.server { // backend.Local keeps no Slow: it would be told again and again
 			healthy = append(healthy, c)
+			room += 1 - 2*int(metric.Number(c.latency.slow.Load()))
 		}
 	}
 	for _, c := range healthy {
 		value, typical := compare(healthy, c)
-		if typical > 0 && c.latency.update(now, value > slowFactor*typical && value > slowFloor, value) {
+		slow := value > max(slowFactor*typical, slowFloor) && (room > 1 || c.latency.slow.Load())
+		if typical > 0 && c.latency.update(now, slow, value) {
+			room -= 2
 			c.target.poke()
 		}
 	}
@@ -103,11 +107,8 @@ func medianOfOthers(all []*claim, c *claim, of func(*latency) time.Duration) tim
 			values = append(values, d)
 		}
 	}
-	if len(values) == 0 {
-		return 0
-	}
 	slices.Sort(values)
-	return values[(len(values)-1)/2]
+	return append(values, 0)[(len(values)-1)/2] // the zero only if there is no other
 }
 
 // update adds a comparison and reports whether it changed slow. One that agrees resets those that did not.
