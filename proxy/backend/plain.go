@@ -16,8 +16,8 @@ import (
 
 const (
 	// staleIdle closes a connection that was idle for so long. If an HTTP/1.1 server closes an idle connection, nobody
-	// knows whether it has read a request just sent. No write may use one that the server may be about to close.
-	staleIdle = 3 * time.Second
+	// knows whether it has read a request just sent, or died. Of usual servers gunicorn does so first, after 2 s.
+	staleIdle = 1500 * time.Millisecond
 	// expectTimeout is how long a request waits for 100 Continue: the local apiserver may have to ask a webhook first.
 	expectTimeout = 10 * time.Second
 	// maxDialing limits the concurrent dials to one endpoint: hundreds of handshakes at once, after
