@@ -116,6 +116,21 @@ func TestReportedProtocol(t *testing.T) {
 	})
 }
 
+// The protocol is found out anew when an endpoint has come, and when one has left: it may have been the last old one.
+func TestProtocolAfterARollout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		f.serve(place1, protoH1, nil)
+		f.serve(place2, protoH2, nil)
+		old, fresh := healthy(place1), registry.Endpoint{Address: place2}
+		for i, endpoints := range [][]registry.Endpoint{{old}, {old, fresh}, {fresh}} {
+			u := f.Upstream(f.set(endpoints...))
+			must.Do(t, u.Learn(t.Context(), 0))
+			check.Same(t, i == 2, u.HTTP2(), "HTTP/2 of %v", endpoints)
+		}
+	})
+}
+
 // The engine learns which backends speak HTTP/2, over one connection for all who ask, and wraps each connection once.
 func TestFrames(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {

@@ -184,7 +184,7 @@ func (u *Upstream) Share(write bool) *bound.Places {
 // update applies a new view: it adds new endpoints, and drains removed ones. It reports whether any were removed.
 func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 	u.mu.Lock()
-	seen := make(map[string]bool, len(list))
+	seen, known := make(map[string]bool, len(list)), len(u.endpoints)
 	var ejected, removed []*endpoint
 	for i := range list {
 		address := list[i].Address
@@ -196,14 +196,14 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 				e.via.Store(c.provide(address))
 			}
 			u.endpoints[address] = e
-			if was := u.agreement().Load(); was != nil && *was != "h2" {
-				u.agreement().CompareAndSwap(was, nil) // a new endpoint may speak HTTP/2
-			}
 		}
 	}
 	v.arrange(list, u.endpoints)
 	// Swap before draining: a new choice must not return a removed endpoint.
 	u.view.Store(v)
+	if was := u.agreement().Load(); (len(u.endpoints) > known || len(seen) < known) && was != nil && *was != "h2" {
+		u.agreement().CompareAndSwap(was, nil) // a new endpoint may speak HTTP/2, or all that are left
+	}
 	for i := range list {
 		e, out := u.endpoints[list[i].Address], list[i].Health == registry.Unhealthy && v.usable
 		e.hung.Store(list[i].Hung)
