@@ -141,9 +141,8 @@ func (t *target) dueForAll() (at time.Time, suspect bool) {
 		}
 	}
 	alarm(t.hinted.Load(), t.hintGap)
-	alarm(t.lost.Load(), t.lostGap)
+	alarm(t.lost.Load() || t.silent, t.lostGap)
 	alarm(t.renewed.Load(), alarmGap)
-	alarm(t.silent, alarmGap) // light checks are rare, and have a timeout
 	return at, suspect
 }
 
@@ -190,7 +189,7 @@ func (t *target) begin(now time.Time) (hinted, renewed bool) {
 	t.rest = pause / lightChecks
 	t.light = t.prober.beat(now.Add(t.rest))
 	hinted, renewed = t.hinted.Swap(false), t.renewed.Swap(false)
-	t.hintGap, t.lostGap = t.nextGap(t.hintGap, hinted), t.nextGap(t.lostGap, t.lost.Swap(false))
+	t.hintGap, t.lostGap = t.nextGap(t.hintGap, hinted), t.nextGap(t.lostGap, t.lost.Swap(false) || t.silent)
 	t.silent = false
 	return hinted, renewed
 }
