@@ -137,6 +137,8 @@ func TestBodies(t *testing.T) {
 		{"zipped", "rules: [{level: RequestResponse}]", "", "", list, "application/json", "gzip", "", list, nil},
 		{"without managed fields", "omitManagedFields: true\nrules: [{level: RequestResponse}]", object, "application/json", list, "application/json", "",
 			`{"metadata":{"name":"one"},"spec":1}`, `{"items":[{"metadata":{"name":"one"},"spec":1}]}`, nil},
+		{"a table without managed fields", "omitManagedFields: true\nrules: [{level: RequestResponse}]", "", "", `{"rows":[0,{"object":` + object + `}]}`, "application/json", "",
+			"", `{"rows":[0,{"object":{"metadata":{"name":"one"},"spec":1}}]}`, nil},
 		{"protobuf", "rules: [{level: RequestResponse}]", "k8s\x00", "application/vnd.kubernetes.protobuf", "k8s\x00", "application/vnd.kubernetes.protobuf", "", "", "",
 			map[string]string{annotateRequest: "not recorded: not JSON", annotateResponse: "not recorded: not JSON"}},
 		{"lies", "rules: [{level: RequestResponse}]", "{", "application/json", "[1,2", "application/json", "", "", "",

@@ -321,7 +321,7 @@ func inflate(data []byte) []byte {
 	return data
 }
 
-// withoutManagedFields removes metadata.managedFields from an object or from a list's items.
+// withoutManagedFields removes metadata.managedFields from an object, a list's items, or a Table's objects.
 func withoutManagedFields(data []byte) []byte {
 	var o map[string]any
 	d := json.NewDecoder(bytes.NewReader(data))
@@ -330,6 +330,11 @@ func withoutManagedFields(data []byte) []byte {
 		return data // a JSON patch is a list
 	}
 	items, _ := o["items"].([]any)
+	rows, _ := o["rows"].([]any) // of a Table
+	for _, row := range rows {
+		r, _ := row.(map[string]any)
+		items = append(items, r["object"])
+	}
 	for _, item := range append(items, o) {
 		m, _ := item.(map[string]any)
 		meta, _ := m["metadata"].(map[string]any)

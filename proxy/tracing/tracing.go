@@ -25,10 +25,7 @@ import (
 )
 
 // The fields of W3C Trace Context that Span.Fields sets.
-const (
-	parentHeader = "traceparent"
-	stateHeader  = "tracestate"
-)
+const parentHeader, stateHeader = "traceparent", "tracestate"
 
 // Carries reports whether Span.Fields sets a field, so that the client's is replaced. The name must be in lower case.
 func Carries(name string) bool { return name == parentHeader || name == stateHeader }
