@@ -196,6 +196,9 @@ func (x *exchange) relayBody(w http.ResponseWriter, res *http.Response) error {
 		case err == io.EOF, err != nil && left == 0: // all that was declared has come
 			return nil
 		case err != nil:
+			if e := x.ended; e != nil && e.client.Err() == nil {
+				e.broke(cmp.Or(reasonOf(err), engine.ReasonLost))
+			}
 			return err //nolint:wrapcheck // an error of the backend
 		}
 	}

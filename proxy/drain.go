@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -72,6 +73,7 @@ type endingBody struct {
 	io.ReadCloser
 	ending, request context.Context
 	events          *events
+	ended           *ended
 }
 
 func (b *endingBody) Read(p []byte) (int, error) {
@@ -81,16 +83,17 @@ func (b *endingBody) Read(p []byte) (int, error) {
 		b.events.last, b.events.newline = time.Now(), p[n-1] == '\n'
 		b.events.mu.Unlock()
 	}
-	if err != nil && (b.ending.Err() != nil || errors.Is(err, net.ErrClosed) ||
+	if err != nil && err != io.EOF && (b.ending.Err() != nil || errors.Is(err, net.ErrClosed) ||
 		errors.Is(b.request.Err(), context.DeadlineExceeded)) {
+		b.ended.broke(cmp.Or(reasonOf(b.request.Err()), engine.ReasonRetired))
 		err = io.EOF
 	}
 	return n, err
 }
 
-func (x *exchange) endCleanly(res *http.Response) {
+func (x *exchange) endCleanly(ctx context.Context, res *http.Response) {
 	if x.decision.LongRunning && !x.finite() && res.Body != nil && res.Body != http.NoBody {
-		res.Body = &endingBody{res.Body, x.p.ending, res.Request.Context(), &x.events}
+		res.Body = &endingBody{res.Body, x.p.ending, ctx, &x.events, x.ended}
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 // forward forwards a request that does not go frame by frame.
@@ -56,7 +57,7 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 		own := *r
 		own.Body, r = io.NopCloser(body), &own
 	}
-	x.ended = &ended{body: body, offEngine: !x.upstream.HTTP2() || x.head.Upgrade != ""}
+	x.ended = &ended{body: body, offEngine: !x.upstream.HTTP2() || x.head.Upgrade != "", client: r.Context()}
 	if x.ended.offEngine {
 		x.forwardHTTP1(w, r, body, from) //nolint:contextcheck // as below
 	} else {
@@ -168,7 +169,7 @@ func (x *exchange) ask(w http.ResponseWriter, r *http.Request) {
 		x.forwardFailed(w, r, err)
 		return
 	}
-	x.endCleanly(res)
+	x.endCleanly(r.Context(), res)
 	x.relay(w, res)
 }
 
@@ -233,7 +234,7 @@ func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err err
 		// The client has gone, so nothing is sent. The recorder counts it as 499.
 		panic(http.ErrAbortHandler)
 	}
-	x.ended.broke(err)
+	x.ended.broke(reasonOf(err))
 	name := x.decision.name()
 	x.p.log.Debug("forwarding", "apiservice", name, "err", err)
 	x.p.writeError(w, r, forwardError(name, err))
@@ -313,7 +314,7 @@ func (x *exchange) upgrade(w http.ResponseWriter, r *http.Request) {
 	res.Header.Set("Connection", "Upgrade")
 	res.Header.Set("Upgrade", x.head.Upgrade)
 	if limit := strangersTime(&x.decision); limit > 0 {
-		defer time.AfterFunc(limit, closeConn).Stop() // ends the session
+		defer time.AfterFunc(limit, func() { x.ended.broke(engine.ReasonDeadline); closeConn() }).Stop()
 	}
 	x.tunnel(w, res, conn, br)
 }
@@ -390,15 +391,15 @@ func (x *exchange) tunnel(w http.ResponseWriter, res *http.Response, conn net.Co
 	defer over()
 	x.p.sessions.open.Add(1)
 	defer x.p.sessions.open.Add(-1)
-	defer context.AfterFunc(x.p.sessions.ending, over)()
+	defer context.AfterFunc(x.p.sessions.ending, func() { x.ended.broke(engine.ReasonDrain); over() })()
 	res.Body = nil // the tunnel's bytes are no body
 	// The server's deadlines would end the session.
 	if client.SetDeadline(time.Time{}) != nil || res.Write(rw) != nil || rw.Flush() != nil {
 		return
 	}
 	ended := make(chan error, 2)
-	go func() { ended <- pump(conn, rw, &x.ended.up) }() // ends when either connection is closed
-	go func() { ended <- pump(client, br, &x.ended.down) }()
+	go func() { ended <- x.ended.pump(conn, rw, &x.ended.up) }() // ends when either connection is closed
+	go func() { ended <- x.ended.pump(client, br, &x.ended.down) }()
 	if err := <-ended; err != nil {
 		over()
 	}
@@ -407,10 +408,11 @@ func (x *exchange) tunnel(w http.ResponseWriter, res *http.Response, conn net.Co
 }
 
 // pump copies until the source ends. Then it closes the destination for writing; the other direction continues.
-func pump(dst net.Conn, src io.Reader, count *int64) (err error) {
+func (e *ended) pump(dst net.Conn, src io.Reader, count *int64) (err error) {
 	if *count, err = io.Copy(dst, src); err != nil {
 		return err
 	}
+	e.first.CompareAndSwap(nil, count)
 	if half, ok := dst.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}

@@ -95,7 +95,7 @@ func TestWatch(t *testing.T) {
 }
 
 // The body of a watch ends cleanly if the drain, the end of a stranger's time or the end of trust
-// in its connection has ended it, and not if its backend has.
+// in its connection has ended it, and not if its backend has. The access log says which.
 func TestEndingBody(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -105,17 +105,21 @@ func TestEndingBody(t *testing.T) {
 	for name, tc := range map[string]struct {
 		ending, request context.Context
 		err, want       error
+		why             engine.Reason
 	}{
-		"a drain":                {over, t.Context(), lost, nil},
-		"a stranger's time":      {t.Context(), timeout, lost, nil},
-		"trust":                  {t.Context(), t.Context(), &net.OpError{Op: "read", Err: net.ErrClosed}, nil},
-		"the backend":            {t.Context(), t.Context(), lost, lost},
-		"a client that has gone": {t.Context(), over, lost, lost},
+		"a drain":                {over, over, lost, nil, engine.ReasonDrain},
+		"a stranger's time":      {t.Context(), timeout, lost, nil, engine.ReasonDeadline},
+		"trust":                  {t.Context(), t.Context(), &net.OpError{Op: "read", Err: net.ErrClosed}, nil, engine.ReasonRetired},
+		"the backend":            {t.Context(), t.Context(), lost, lost, engine.ReasonNone},
+		"a client that has gone": {t.Context(), over, lost, lost, engine.ReasonNone},
 	} {
-		b := &endingBody{ReadCloser: io.NopCloser(iotest.ErrReader(tc.err)), ending: tc.ending, request: tc.request, events: &events{}}
+		e := &ended{offEngine: true}
+		e.at("192.0.2.1:443")
+		b := &endingBody{ReadCloser: io.NopCloser(iotest.ErrReader(tc.err)), ending: tc.ending, request: tc.request, events: &events{}, ended: e}
 		if _, err := io.Copy(io.Discard, b); err != tc.want { //nolint:errorlint // it is passed on as it is
 			t.Errorf("ended by %s: %v, want %v", name, err, tc.want)
 		}
+		check.Same(t, tc.why, e.o.Load().Reason, "ended by %s", name)
 	}
 	lines, p := iotest.OneByteReader(strings.NewReader(strings.Repeat("\n", 2000))), make([]byte, 8)
 	b := &endingBody{io.NopCloser(lines), t.Context(), t.Context(), &events{}}

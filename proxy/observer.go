@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/tracing"
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // observes reports whether there is an audit log or tracing.
@@ -54,12 +55,7 @@ func (x *exchange) startRecords() {
 		x.late = r
 		return
 	}
-	x.open(r)
-}
-
-// open opens the event. As in kube-apiserver's filter, the authorizer's decision is added where it was asked.
-func (x *exchange) open(r *audit.Request) {
-	x.event = x.p.cfg.Audit.Open(r)
+	x.event = p.cfg.Audit.Open(r)
 	x.named()
 }
 
@@ -103,14 +99,11 @@ func (x *exchange) endRecords(o *engine.Outcome) {
 		wrong = "the client went away before there was an answer"
 	}
 	if x.span != nil {
-		apiService := ""
-		if d.Entry != nil {
-			apiService = d.Entry.Name
-		}
-		x.span.End(o, d.Request.Verb, apiService, wrong)
+		x.span.End(o, d.Request.Verb, cmp.Or(d.Entry, &registry.Entry{}).Name, wrong)
 	}
 	if x.late != nil && x.own != nil { // this process answered instead of the local apiserver
-		x.open(x.late)
+		x.event = x.p.cfg.Audit.Open(x.late)
+		x.named()
 	}
 	if x.event == nil {
 		return

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"crypto/tls"
 	"fmt"
 	"net"
@@ -42,7 +43,9 @@ func (rec *recorder) Write(b []byte) (int, error) {
 		rec.responded(http.StatusOK)
 	}
 	n, err := rec.ResponseWriter.Write(b)
-	rec.bytes += int64(n)
+	if rec.request.Method != http.MethodHead { // else nothing is sent
+		rec.bytes += int64(n)
+	}
 	if rec.bodies {
 		rec.exchange.event.Response(b[:n])
 	}
@@ -93,18 +96,18 @@ func (rec *recorder) done() {
 			}
 		}
 	}
-	took := time.Since(x.head.Arrived)
+	took, gone := time.Since(x.head.Arrived), rec.request.Context().Err() != nil
 	if e := x.ended; e != nil {
 		if e.offEngine && x.own == nil && rec.status != 0 && rec.status != statusClientGone && !x.decision.LongRunning {
 			x.upstream.Finish(took)
 		}
 		o = *cmp.Or(e.o.Load(), &o)
 		o.Received, o.Sent, o.Placed = e.body.read.Load()+e.up, e.down, o.Placed+e.sent
+		gone = gone && e.first.Load() != &e.down // after a session that its backend has ended, it always has
 	}
-	o.Status, o.Wait, o.Duration = rec.status, rec.first, took
-	o.Sent += rec.bytes
+	o.Status, o.Sent, o.Wait, o.Duration = rec.status, o.Sent+rec.bytes, rec.first, took
 	// Only the server cancels the context: the client has gone, or its body is malformed, which counts, too, or late.
-	gone := rec.request.Context().Err() != nil && x.own != errSlowBody //nolint:errorlint // nobody wraps it
+	gone = gone && x.own != errSlowBody //nolint:errorlint // nobody wraps it
 	x.finish(&o, rec.request.Proto, gone || o.Reason == engine.ReasonClientReset)
 }
 
@@ -112,11 +115,12 @@ func (rec *recorder) done() {
 // before its client has the whole response, or after.
 type ended struct {
 	body      *uploaded
-	offEngine bool          // the engine does not carry the request
-	sent      time.Duration // from its arrival until it was sent; zero means that no line is written
-	up, down  int64         // bytes of an upgraded session
-
-	o atomic.Pointer[engine.Outcome] // nil while nothing is known
+	offEngine bool                           // the engine does not carry the request
+	sent      time.Duration                  // from its arrival until it was sent; zero means that no line is written
+	up, down  int64                          // bytes of an upgraded session
+	client    context.Context                // done when the client has gone
+	first     atomic.Pointer[int64]          // up or down: which direction of a session has ended first
+	o         atomic.Pointer[engine.Outcome] // nil while nothing is known
 }
 
 // at records the endpoint of a request over HTTP/1.1.
@@ -133,12 +137,12 @@ func (x *exchange) noteSent() {
 }
 
 // broke records why a request outside the engine has failed.
-func (e *ended) broke(err error) {
+func (e *ended) broke(why engine.Reason) {
 	if e == nil || !e.offEngine {
 		return
 	}
 	o := *cmp.Or(e.o.Load(), new(engine.Outcome))
-	o.Reason = reasonOf(err)
+	o.Reason = why
 	e.o.Store(&o)
 }
 

@@ -149,8 +149,8 @@ func TestPlanOfALine(t *testing.T) {
 				}
 			}
 			check.Same(t, want, got, "%s", line)
-			res := &http.Response{Body: io.NopCloser(strings.NewReader("")), Request: w.request(t, "GET", path, nil)}
-			x.endCleanly(res)
+			res := &http.Response{Body: io.NopCloser(strings.NewReader(""))}
+			x.endCleanly(t.Context(), res)
 			_, ends := res.Body.(*endingBody)
 			check.Same(t, plan.LongRunning && !plan.Finite, ends, "%s over HTTP/1.1: ends cleanly", line)
 		} else {

@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // The end of a drain ends every session, also one that is accepted just then. The process ends
@@ -29,7 +32,12 @@ func TestSessionsEnd(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	_ = access.Run(ended) // writes what was added
-	check.Same(t, 1, len(seen), "lines of the access log")
+	if len(seen) != 1 {
+		t.Fatalf("%d lines of the access log", len(seen))
+	}
+	if line := <-seen; !strings.Contains(line, `"end":"drain"`) {
+		t.Error(line)
+	}
 	if _, err := br.ReadByte(); err == nil {
 		t.Error("the session is still open")
 	}
@@ -37,6 +45,20 @@ func TestSessionsEnd(t *testing.T) {
 	fmt.Fprintf(late, "GET %s/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, websocket)
 	if _, err := io.ReadAll(late); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error("a session that began later is still open")
+	}
+}
+
+// A session that its backend has ended is complete, though its client has gone afterwards.
+func TestSessionIsComplete(t *testing.T) {
+	access, seen, _ := newLog(t)
+	w := newWorld(t, worldConfig{Config: Config{AccessLog: access}, remote: hijacked(func(c io.ReadWriter, _ *http.Request) {
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nbye")
+	})})
+	_, br, conn := w.raw(t, "GET "+remoteGV+"/x", websocket)
+	_, _ = io.ReadAll(br)
+	must.Do(t, conn.Close())
+	if line := <-seen; !strings.Contains(line, `"bytes":3,`) || !strings.Contains(line, `"end":"complete"`) {
+		t.Error(line)
 	}
 }
 

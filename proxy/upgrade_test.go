@@ -32,7 +32,7 @@ func TestReasonsOutsideTheEngine(t *testing.T) {
 		backend.Unreachable(): engine.ReasonNoEndpoint, errTooLong: engine.ReasonNone,
 	} {
 		e := &ended{offEngine: true}
-		e.broke(fmt.Errorf("forwarding: %w", err))
+		e.broke(reasonOf(fmt.Errorf("forwarding: %w", err)))
 		check.Same(t, want, e.o.Load().Reason, "%v", err)
 	}
 }

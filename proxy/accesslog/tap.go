@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 )
@@ -53,11 +54,7 @@ func (t *Taps) Active() bool { return t != nil && t.open.Load() != nil }
 
 // Add adds a line to the taps that match it.
 func (t *Taps) Add(line *Line) {
-	open := t.open.Load()
-	if open == nil {
-		return
-	}
-	for _, one := range *open {
+	for _, one := range ptr.Deref(t.open.Load(), nil) {
 		whose := one.user == "" || one.user == line.User || one.user == line.Impersonator
 		if whose && strings.HasPrefix(line.Path, one.path) {
 			one.add(line)
@@ -92,10 +89,7 @@ func (t *tap) take(into []byte) []byte {
 func (t *Taps) replace(one *tap, open bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var list []*tap
-	if now := t.open.Load(); now != nil {
-		list = slices.DeleteFunc(slices.Clone(*now), func(o *tap) bool { return o == one })
-	}
+	list := slices.DeleteFunc(slices.Clone(ptr.Deref(t.open.Load(), nil)), func(o *tap) bool { return o == one })
 	if open {
 		others := slices.DeleteFunc(slices.Clone(list), func(o *tap) bool { return o.by == one.by })
 		if len(list) == maxTaps || len(list)-len(others) == maxTaps-1 {
@@ -103,10 +97,8 @@ func (t *Taps) replace(one *tap, open bool) bool {
 		}
 		list = append(list, one)
 	}
-	if len(list) == 0 {
+	if t.open.Store(&list); len(list) == 0 {
 		t.open.Store(nil)
-	} else {
-		t.open.Store(&list)
 	}
 	return true
 }
