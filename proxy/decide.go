@@ -445,6 +445,7 @@ func (p *Proxy) serveImpersonated(w http.ResponseWriter, r *http.Request) {
 		p.dispatch(d, x.head)
 	}
 	x.named()
+	x.authorized()
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // of the filter's answers
 	p.serveDecision(w, r, x)
 }

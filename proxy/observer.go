@@ -59,10 +59,14 @@ func (x *exchange) startRecords() {
 	x.named()
 }
 
-// named notes the server: for an impersonated user, only the filter's end shows which rules match.
+// named notes the server, and who is impersonated: only the filter's end shows that, and so which rules match.
 func (x *exchange) named() {
-	if x.event != nil && x.decision.Entry != nil {
-		x.event.Annotate("fairlead.dev/apiservice", x.decision.Entry.Name)
+	d := &x.decision
+	if x.event != nil && d.Entry != nil {
+		x.event.Annotate("fairlead.dev/apiservice", d.Entry.Name)
+	}
+	if x.event != nil && d.Impersonator != nil {
+		x.event.Impersonated(d.User)
 	}
 }
 
@@ -108,9 +112,6 @@ func (x *exchange) endRecords(o *engine.Outcome) {
 	if x.event == nil {
 		return
 	}
-	if d.Impersonator != nil && d.User != nil {
-		x.event.Impersonated(d.User)
-	}
 	if d.Rule != nil {
 		x.event.Annotate("fairlead.dev/rule", d.Rule.Name)
 	}
@@ -123,7 +124,7 @@ func (x *exchange) endRecords(o *engine.Outcome) {
 
 // authorized adds the authorizer's decision, if it was asked, to the stages after it.
 func (x *exchange) authorized() {
-	if d := &x.decision; d.asked {
+	if d := &x.decision; d.asked && x.event != nil {
 		word := map[bool]string{true: "allow", false: "forbid"}[d.verdict.Allowed]
 		x.event.Annotate("authorization.k8s.io/decision", word)
 		x.event.Annotate("authorization.k8s.io/reason", d.verdict.Reason)
