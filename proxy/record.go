@@ -213,7 +213,7 @@ func (x *exchange) line(o *engine.Outcome, gaveUp bool) accesslog.Line {
 	end := "complete"
 	if gaveUp {
 		end = string(engine.ReasonClientLost)
-	} else if x.own != nil {
+	} else if x.own != nil || d.Action == Impersonate { // the filter has refused it
 		end = "refused-here"
 	}
 	line.End = cmp.Or(string(o.Reason), end) // the engine's reason says more

@@ -71,11 +71,10 @@ type stripe struct {
 func New(cfg Config) *Log {
 	cfg.Logger = cfg.Log()
 	l := &Log{cfg: cfg, wake: make(chan struct{}, 1), full: make(chan struct{}, 1)}
-	lost := prometheus.NewCounterFunc(prometheus.CounterOpts{
+	metric.Register(cfg.Metrics, prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "fairlead_access_log_lost_total",
 		Help: "Lines of the access log that were lost, because it could not be written, or not fast enough.",
-	}, func() float64 { return float64(l.lost.Load()) })
-	metric.Register(cfg.Metrics, lost)
+	}, func() float64 { return float64(l.lost.Load()) }))
 	return l
 }
 
