@@ -163,8 +163,7 @@ func (x *exchange) finish(o *engine.Outcome, proto string, gaveUp bool) {
 	if !tapped && !logged {
 		return
 	}
-	line := x.line(o, gaveUp)
-	line.Proto = proto
+	line := x.line(o, proto, gaveUp)
 	if logged {
 		p.cfg.AccessLog.Add(x.front.number, &line) // ordered with other lines of its connection
 	}
@@ -187,17 +186,11 @@ func (h *Head) agent() string {
 }
 
 // line returns the line of the access log. The query is left out because it can hold secrets.
-func (x *exchange) line(o *engine.Outcome, gaveUp bool) accesslog.Line {
+func (x *exchange) line(o *engine.Outcome, proto string, gaveUp bool) accesslog.Line {
 	h, d := x.head, &x.decision
 	line := accesslog.Line{
-		Method:  h.Method,
-		Path:    h.Path,
-		Verb:    d.Request.Verb,
-		Outcome: *o,
-		Ended:   h.Arrived.Add(o.Duration),
-		From:    h.RemoteIP,
-		Agent:   cmp.Or(x.agent, h.agent()),
-		AuditID: x.auditID,
+		Method: h.Method, Path: h.Path, Verb: d.Request.Verb, Proto: proto, Outcome: *o,
+		Ended: h.Arrived.Add(o.Duration), From: h.RemoteIP, Agent: cmp.Or(x.agent, h.agent()), AuditID: x.auditID,
 	}
 	if x.front.tls != 0 {
 		line.TLS = tls.VersionName(x.front.tls)

@@ -189,6 +189,8 @@ func (e *Events) report(ctx context.Context, to record.EventRecorder) {
 				last = &reported{entry: c.New}
 			case last == nil:
 				last = &reported{entry: &registry.Entry{}}
+			case c.New.Verdict.Status == "":
+				continue // its new endpoints are not probed yet: until then the last verdict counts
 			}
 			e.compare(to, last.entry.Verdict, c.New)
 			last.entry, known[c.New.Name] = c.New, last
