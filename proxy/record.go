@@ -101,7 +101,9 @@ func (rec *recorder) done() {
 		if e.offEngine && x.own == nil && rec.status != 0 && rec.status != statusClientGone && !x.decision.LongRunning {
 			x.upstream.Finish(took)
 		}
+		fault := o.Reason
 		o = *cmp.Or(e.o.Load(), &o)
+		o.Reason = cmp.Or(fault, o.Reason)
 		o.Received, o.Sent, o.Placed = e.body.read.Load()+e.up, e.down, o.Placed+e.sent
 		gone = gone && e.first.Load() != &e.down // after a session that its backend has ended, it always has
 	}
