@@ -99,7 +99,7 @@ func (x *exchange) endRecords(o *engine.Outcome) {
 	switch {
 	case x.own != nil:
 		wrong = x.own.Error()
-	case o.Status == statusClientGone:
+	case o.Status == statusClientGone && (wrong == "" || strings.HasPrefix(wrong, "client-")):
 		wrong = "the client went away before there was an answer"
 	}
 	if x.span != nil {

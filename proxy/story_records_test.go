@@ -99,6 +99,9 @@ func (s *stage) event(about, text string, q *question) string {
 	if ev.ResponseObject != nil {
 		words = append(words, string(ev.ResponseObject.Raw))
 	}
+	if ev.ResponseStatus != nil && strings.Contains(ev.ResponseStatus.Message, "client went away") && !q.leaves {
+		s.t.Errorf("%s: its client has stayed: %s", about, text)
+	}
 	remote := strings.HasPrefix(q.target, remoteGV)
 	server, further, _ := strings.Cut(ev.Annotations["fairlead.dev/apiservice"], "/")
 	if further != "" {
