@@ -134,7 +134,7 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.spec != spec {
+	if b.spec != spec || b.ended {
 		return
 	}
 	now, before := time.Now(), b.current.Load()
@@ -286,11 +286,11 @@ func (b *backend) leave(name string) {
 	}
 }
 
-// end closes every guard: the APIService was deleted, and so its trust ends.
+// end closes every guard: the APIService was deleted, and so its trust ends, and its series.
 func (b *backend) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.ended = true
+	b.ended, b.counted = true, ""
 	for g := range b.guards {
 		delete(b.guards, g)
 		close(g.lost)

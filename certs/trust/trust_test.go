@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -80,6 +81,10 @@ func TestGone(t *testing.T) {
 		check.Same(t, true, connection{lost: lost}.isLost(), "a connection to a former backend is lost")
 	}
 	check.Same(t, false, was.guarding(), "connections to a former backend are still counted")
+	if was.handshake(s.pair("next").Chain()) == nil {
+		t.Error("a foreign chain is accepted")
+	}
+	check.Same(t, 0, testutil.CollectAndCount(s.Trust.metrics.refusals), "series of a former backend")
 }
 
 // TLS works before Run for what is in the table. Run follows the table and time.
