@@ -136,18 +136,19 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time,
 	r = r.WithContext(ctx)
 	p.decideOffLoop(ctx, &x.decision, x.head, s.of(r.TLS))
 	x.startRecords() //nolint:contextcheck // a span has its own
-	x.received()
-	if rec.bodies = x.bodies(); rec.bodies && r.Body != nil && r.Body != http.NoBody {
-		r.Body = x.event.Request(r.Body, r.Header.Get("Content-Type"))
-	}
 	// An upgrade reuses no connection.
 	if r.ProtoMajor == 1 && p.leaving.Load() && x.head.Upgrade == "" {
 		w.Header().Set("Connection", "close")
 	}
-	// As in kube-apiserver, a preflight needs no credentials.
+	// As in kube-apiserver, a preflight needs no credentials, and has no event.
 	if x.decision.Action != ToLocal && r.Method == http.MethodOptions && p.browsers.allow(r) {
+		x.event = nil
 		rec.WriteHeader(http.StatusNoContent)
 		return
+	}
+	x.received()
+	if rec.bodies = x.bodies(); rec.bodies && r.Body != nil && r.Body != http.NoBody {
+		r.Body = x.event.Request(r.Body, r.Header.Get("Content-Type"))
 	}
 	p.serveDecision(rec, r, x)
 }
