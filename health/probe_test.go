@@ -5,14 +5,12 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"runtime"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,7 +22,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
-	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -278,30 +275,5 @@ func TestHalfAreNeverSlow(t *testing.T) {
 			slow += int(metric.Number(c.latency.slow.Load()))
 		}
 		check.Same(t, most, slow, "slow ones of %v", latencies)
-	}
-}
-
-// An endpoint is reported before a line tells it: while the log is blocked, nobody would learn that it is down.
-func TestReportsBeforeItLogs(t *testing.T) {
-	var log logbook.Book
-	p := New(Config{
-		Report: func(registry.Report) { check.Same(t, "", log.String(), "lines before the report") },
-		Sinks:  metric.Sinks{Logger: slog.New(slog.NewTextHandler(&log, nil))},
-	})
-	c := newClaim(newTarget(p, key{&registry.Backend{}, "10.0.0.1:443", defaultInterval, false}), &registry.Entry{Name: "v1.g"})
-	c.report.Health = registry.Unhealthy
-	c.sendReport()
-	check.Has(t, log.String(), "endpoint is unhealthy")
-}
-
-// A lack of our own descriptors is no fault of an endpoint, which may serve over connections that are open.
-func TestOwnLackOfDescriptors(t *testing.T) {
-	for err, want := range map[error]registry.Health{syscall.EMFILE: registry.Healthy, syscall.ENFILE: registry.Healthy, syscall.ECONNREFUSED: registry.Unhealthy} {
-		c := newClaim(newTarget(New(Config{}), key{&registry.Backend{}, "10.0.0.1:443", defaultInterval, false}), &registry.Entry{Name: "v1.g"})
-		c.take(finding{})
-		for range fall {
-			c.take(finding{err: &net.OpError{Op: "dial", Err: os.NewSyscallError("socket", err)}, failures: 1, undialled: true})
-		}
-		check.Same(t, want, c.report.Health, "after %v", err)
 	}
 }

@@ -122,7 +122,7 @@ func TestEndingBody(t *testing.T) {
 		check.Same(t, tc.why, e.o.Load().Reason, "ended by %s", name)
 	}
 	lines, p := iotest.OneByteReader(strings.NewReader(strings.Repeat("\n", 2000))), make([]byte, 8)
-	b := &endingBody{io.NopCloser(lines), t.Context(), t.Context(), &events{}}
+	b := &endingBody{io.NopCloser(lines), t.Context(), t.Context(), &events{}, &ended{offEngine: true}}
 	check.Same(t, 0, check.Allocations(func() { _, _ = b.Read(p) }), "allocations for an event")
 }
 

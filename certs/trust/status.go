@@ -2,9 +2,11 @@ package trust
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
+	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -185,20 +187,22 @@ func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 	}
 	if fault != nil {
 		t.metrics.reloads.WithLabelValues(apiService, "failure").Inc()
-		t.say(t.cfg.Logger.Warn, "bundle not usable, keeping the last good one for the overlap",
+		t.say(slog.LevelWarn, "bundle not usable, keeping the last good one for the overlap",
 			"apiservice", apiService, "source", source, "err", fault)
 		return
 	}
 	t.metrics.reloads.WithLabelValues(apiService, "success").Inc()
-	t.say(t.cfg.Logger.Info, "bundle loaded",
+	t.say(slog.LevelInfo, "bundle loaded",
 		"apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
 }
 
 // say has logSaid log a line when no lock is held: it is I/O, and while that blocks dials must not.
-func (t *Trust) say(log func(string, ...any), message string, args ...any) {
+func (t *Trust) say(level slog.Level, message string, args ...any) {
+	line := slog.NewRecord(time.Now(), level, message, 0)
+	line.Add(args...)
 	t.saidMu.Lock()
 	defer t.saidMu.Unlock()
-	t.said = append(t.said, func() { log(message, args...) })
+	t.said = append(t.said, line)
 }
 
 func (t *Trust) logSaid() {
@@ -206,8 +210,10 @@ func (t *Trust) logSaid() {
 	lines := t.said
 	t.said = nil
 	t.saidMu.Unlock()
-	for _, log := range lines {
-		log()
+	for _, line := range lines {
+		if ctx, h := context.Background(), t.cfg.Logger.Handler(); h.Enabled(ctx, line.Level) {
+			_ = h.Handle(ctx, line) // as slog does with an error
+		}
 	}
 }
 

@@ -29,6 +29,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -72,7 +73,7 @@ type Trust struct {
 	shared  map[*registry.Backend]*backend
 	entries []*registry.Entry // of the applied table
 	saidMu  sync.Mutex        // guards said, see say
-	said    []func()
+	said    []slog.Record
 
 	// rewatch asks Run to sync the references: another goroutine may have applied the table.
 	rewatch atomic.Bool

@@ -284,7 +284,7 @@ func (e *Engine) Ended(c *Conn, err error) {
 	if !c.cut && !c.closing && !c.drained && c.askedAt > 0 && e.now-c.askedAt < offence {
 		ep := c.pool.ep
 		gap := e.now - time.Duration(ep.offendedAt.Swap(int64(e.now)))
-		if gap > time.Hour && ep.offended.Load() < tooOften {
+		if gap > 60*time.Minute && ep.offended.Load() < tooOften {
 			ep.offended.Store(0) // so seldom it is chance: Tomcat does so after minutes
 		}
 		if gap >= TickEvery { // a kill ends all

@@ -1,0 +1,38 @@
+package proxy
+
+import (
+	"crypto/x509"
+	"log/slog"
+	"net/http"
+	"testing"
+
+	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
+)
+
+// A chain at which verification panics (like CVE-2024-24783 and CVE-2025-58188 in crypto/x509) ends
+// its own requests, not the process: over HTTP/2 a goroutine without another recover verifies it. It is logged.
+func TestChainThatPanics(t *testing.T) {
+	var log logbook.Book
+	w := newWorld(t, worldConfig{Config: Config{Sinks: metric.Sinks{Logger: slog.New(slog.NewTextHandler(&log, nil))}}})
+	a := must.Get(authn.New(authn.Config{Anonymous: true, VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
+		panic("verifying " + peer[0].Subject.CommonName)
+	}}))(t)
+	w.proxy.cfg.Authn = a
+	everyWay(t, func(t *testing.T, proto string) {
+		c := w.httpClient(t, proto, w.client.Issue(pki.Leaf{CommonName: "mallory"}))
+		for range 2 {
+			res, err := c.Do(w.request(t, "GET", "/api/v1/pods", nil))
+			if err == nil {
+				res.Body.Close()
+				check.Same(t, http.StatusInternalServerError, res.StatusCode, "status")
+			}
+		}
+		check.Has(t, log.String(), map[string]string{"http/1.1": "handler panicked", "h2": "deciding panicked"}[proto], "verifying mallory", "panics_test.go")
+		w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/api/v1/pods", nil)).want(t, http.StatusOK, "another client")
+	})
+}
