@@ -132,12 +132,16 @@ type suspicion struct {
 
 // weight returns the addition to the endpoint's load.
 func (s *suspicion) weight() int64 {
-	dialing, failed, doubted := s.dialing.Load(), s.failed.Load(), s.doubted.Load()
-	if doubted != nil && time.Since(*doubted) < doubtTime || dialing != nil && time.Since(*dialing) > slowDial ||
-		failed != nil && time.Since(*failed) < suspicionTime {
+	if dialing := s.dialing.Load(); s.failing() || dialing != nil && time.Since(*dialing) > slowDial {
 		return suspicionWeight
 	}
 	return 0
+}
+
+// failing reports whether there is more than a dial that takes long.
+func (s *suspicion) failing() bool {
+	failed, doubted := s.failed.Load(), s.doubted.Load()
+	return doubted != nil && time.Since(*doubted) < doubtTime || failed != nil && time.Since(*failed) < suspicionTime
 }
 
 // judged ends what was suspected before a probe began.

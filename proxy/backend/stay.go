@@ -139,12 +139,15 @@ func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 	}).fixed
 }
 
-// ill returns 0 if requests may stay at an endpoint, 1 if it is suspect or its server leaves, 2 if unhealthy.
+// ill returns 0 if requests may stay at an endpoint, 1 if a dial takes long, 2 if it is suspect besides or its server
+// leaves, 3 if unhealthy.
 func (e *endpoint) ill() int {
 	switch {
 	case e.out.Load():
+		return 3
+	case e.suspicion.failing() || e.server.leaves.Load():
 		return 2
-	case e.suspicion.weight() > 0 || e.server.leaves.Load():
+	case e.suspicion.weight() > 0:
 		return 1
 	}
 	return 0
@@ -166,7 +169,7 @@ func (s *Stay) pick(u *Upstream, avoid []*endpoint) *endpoint {
 		return own
 	case e == nil:
 		return v.choose(0, nil)
-	case own != nil && !tried && own.suspicion.dialing.Load() != nil:
+	case own != nil && !tried && own.ill() == 1:
 		return e // a busy server, too, lets a dial wait: only this request goes elsewhere
 	}
 	if s.at.CompareAndSwap(at, e.server) && !s.over.Load() {
