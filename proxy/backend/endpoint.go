@@ -132,10 +132,8 @@ type suspicion struct {
 
 // weight returns the addition to the endpoint's load.
 func (s *suspicion) weight() int64 {
-	if dialing := s.dialing.Load(); s.failing() || dialing != nil && time.Since(*dialing) > slowDial {
-		return suspicionWeight
-	}
-	return 0
+	dialing := s.dialing.Load()
+	return suspicionWeight * int64(metric.Number(s.failing() || dialing != nil && time.Since(*dialing) > slowDial))
 }
 
 // failing reports whether there is more than a dial that takes long.

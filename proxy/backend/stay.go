@@ -139,8 +139,7 @@ func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 	}).fixed
 }
 
-// ill returns 0 if requests may stay at an endpoint, 1 if a dial takes long, 2 if it is suspect besides or its server
-// leaves, 3 if unhealthy.
+// ill is 0 if requests may stay, 1 if only a dial takes long, 2 if it is suspect or its server leaves, 3 if unhealthy.
 func (e *endpoint) ill() int {
 	switch {
 	case e.out.Load():

@@ -18,10 +18,9 @@ func (s *stream) push(d dir, p []byte, end bool) {
 	h := &s.half[d]
 	h.end = h.end || end
 	if src := s.leg[d]; end && src != nil {
-		src.streamEnded(s.id[d], h)
-	}
-	if d == down && end && s.half[up].sentEnd {
-		s.unlinkLeg(down) // the stream is closed for the backend, however slowly the client reads
+		if src.streamEnded(s.id[d], h); d == down && s.half[up].sentEnd {
+			s.unlinkLeg(down) // the stream is closed for the backend, however slowly the client reads
+		}
 	}
 	if h.discard {
 		s.dropped(d, len(p))
