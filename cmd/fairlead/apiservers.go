@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -20,10 +21,10 @@ import (
 // apiservers routes Fairlead's own watches and reviews to a healthy local apiserver, and away from one that hangs while
 // another is healthy. A suspended process still accepts connections, and a review would wait for its timeout.
 type apiservers struct {
-	order atomic.Pointer[[]string] // the addresses, preferred ones first. Never nil
-	first bool                     // the first named comes back to its place; else the last used one stays preferred
-	fled  atomic.Int64             // when a request last failed at the preferred one, in nanoseconds since 1970
-	open  sync.Map                 // :: *ownConn → nothing
+	order atomic.Pointer[[]string]  // the addresses, preferred ones first. Never nil
+	first bool                      // the first named comes back to its place; else the last used one stays preferred
+	fled  atomic.Pointer[time.Time] // when a request last failed at the preferred one. Nil means never
+	open  sync.Map                  // :: *ownConn → nothing
 }
 
 // ownConn is a connection to a local apiserver, which may be left.
@@ -89,8 +90,9 @@ func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 			if fault := new(net.OpError); r.Context().Err() == nil && errors.As(err, &fault) && fault.Op == "dial" {
 				continue
 			}
-			if now := s.order.Load(); err != nil && r.Context().Err() != context.Canceled && (*now)[0] == address {
-				s.fled.Store(time.Now().UnixNano())
+			gone := errors.Is(r.Context().Err(), context.Canceled) // its caller, which says nothing of the server
+			if now := s.order.Load(); err != nil && !gone && (*now)[0] == address {
+				s.fled.Store(new(time.Now()))
 				s.order.CompareAndSwap(now, new(append(slices.Clip((*now)[1:]), address)))
 			}
 			return res, err //nolint:wrapcheck // a transport passes errors on
@@ -103,7 +105,7 @@ func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 // to which it closes connections, unless none is healthy.
 func (s *apiservers) prefer(servers []registry.Endpoint) {
 	const hang = 12 * time.Second // until probes have noticed one
-	at, back := (*s.order.Load())[0], s.first && time.Since(time.Unix(0, s.fled.Load())) > hang
+	at, back := (*s.order.Load())[0], s.first && time.Since(ptr.Deref(s.fled.Load(), time.Time{})) > hang
 	rank := func(e registry.Endpoint) int {
 		switch {
 		case e.Health != registry.Healthy:
