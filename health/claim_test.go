@@ -4,8 +4,10 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -35,5 +37,29 @@ func TestOwnLackOfDescriptors(t *testing.T) {
 			c.take(finding{err: &net.OpError{Op: "dial", Err: os.NewSyscallError("socket", err)}, failures: 1, undialled: true})
 		}
 		check.Same(t, want, c.report.Health, "after %v", err)
+	}
+}
+
+// At most half of the endpoints are slow: the others get their requests, and may become slow by that.
+func TestHalfAreNeverSlow(t *testing.T) {
+	for most, latencies := range map[int][]time.Duration{1: {1, 100, 100}, 2: {1, 1, 100, 100, 100}} {
+		all := peers{}
+		for i, l := range latencies {
+			k := key{&registry.Backend{}, strings.Repeat("a", i), defaultInterval, false}
+			all[k.address] = newClaim(newTarget(New(Config{}), k), &registry.Entry{Name: "v1.g"})
+			all[k.address].healthy.Store(true)
+			all[k.address].latency.probe = l * time.Millisecond
+		}
+		start, slow := time.Now(), 0
+		for s := range 30 {
+			for _, c := range all {
+				c.latency.probed(c.latency.probe)
+			}
+			judge(start.Add(time.Duration(s)*time.Second), all)
+		}
+		for _, c := range all {
+			slow += int(metric.Number(c.latency.slow.Load()))
+		}
+		check.Same(t, most, slow, "slow ones of %v", latencies)
 	}
 }

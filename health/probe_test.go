@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
-	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -251,29 +250,5 @@ func TestMedianOfOthers(t *testing.T) {
 			all = append(all, answering(0, d, false, false))
 		}
 		check.Same(t, tt.want, medianOfOthers(all, all[0], func(l *latency) time.Duration { return l.probe }), "%d among %d", tt.first, tt.others)
-	}
-}
-
-// At most half of the endpoints are slow: the others get their requests, and may become slow by that.
-func TestHalfAreNeverSlow(t *testing.T) {
-	for most, latencies := range map[int][]time.Duration{1: {1, 100, 100}, 2: {1, 1, 100, 100, 100}} {
-		all := peers{}
-		for i, l := range latencies {
-			k := key{&registry.Backend{}, strings.Repeat("a", i), defaultInterval, false}
-			all[k.address] = newClaim(newTarget(New(Config{}), k), &registry.Entry{Name: "v1.g"})
-			all[k.address].healthy.Store(true)
-			all[k.address].latency.probe = l * time.Millisecond
-		}
-		start, slow := time.Now(), 0
-		for s := range 30 {
-			for _, c := range all {
-				c.latency.probed(c.latency.probe)
-			}
-			judge(start.Add(time.Duration(s)*time.Second), all)
-		}
-		for _, c := range all {
-			slow += int(metric.Number(c.latency.slow.Load()))
-		}
-		check.Same(t, most, slow, "slow ones of %v", latencies)
 	}
 }
