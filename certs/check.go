@@ -63,8 +63,7 @@ const soon = 30 * 24 * time.Hour
 // expiry checks the dates of a certificate.
 func (f *Findings) expiry(object string, c *x509.Certificate, what, do string) {
 	now := time.Now()
-	left := c.NotAfter.Sub(now)
-	name := trust.Describe(c).Subject
+	left, name := c.NotAfter.Sub(now), trust.Describe(c).Subject
 	switch {
 	case now.Before(c.NotBefore):
 		f.Error(object, "wait, or set the clock",

@@ -186,8 +186,7 @@ const (
 
 // write is the one writer.
 func (r *Registry) write(ctx context.Context) error {
-	o := newObjects(r.awaited...)
-	pause := leastPause
+	o, pause := newObjects(r.awaited...), leastPause
 	var last time.Time
 	for {
 		var rebuild <-chan time.Time
@@ -220,8 +219,7 @@ func (r *Registry) step(o *objects) {
 	if slices.ContainsFunc(o.awaited, func(k kind) bool { return !o.read[k] }) {
 		return // the table would not be complete
 	}
-	start := time.Now()
-	prev := r.Table()
+	start, prev := time.Now(), r.Table()
 	next := Build(Input{
 		APIServices: o.apiServices,
 		Services:    o.services[kindService],

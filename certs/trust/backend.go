@@ -176,8 +176,7 @@ func (b *backend) setLocked(v *view) {
 
 // handshake verifies a new connection's chain. It is not empty: crypto/tls has refused that.
 func (b *backend) handshake(chain []*x509.Certificate) error {
-	now := time.Now()
-	v := b.current.Load()
+	now, v := time.Now(), b.current.Load()
 	got, old, err := v.verify(chain, now)
 	b.of.count(chain, err)
 	l := leaf{cert: chain[0], seen: now, refused: err != nil}

@@ -75,8 +75,7 @@ func (e *Engine) send(dst *Conn, s *stream, d dir, p []byte) int {
 
 // advance sends as much as possible of what waits in direction d.
 func (s *stream) advance(d dir) {
-	h := &s.half[d]
-	dst := s.leg[1-d]
+	h, dst := &s.half[d], s.leg[1-d]
 	switch {
 	case dst == nil || !h.head || h.sentEnd || h.discard:
 		if h.end {
@@ -106,8 +105,7 @@ func (e *Engine) pump(c *Conn) {
 
 // sendQueued sends up to one quantum of a stream.
 func (e *Engine) sendQueued(c *Conn, s *stream, d dir) {
-	h := &s.half[d]
-	total := 0
+	h, total := &s.half[d], 0
 	for total < quantum {
 		p := h.q.peek()
 		n := e.send(c, s, d, p[:min(len(p), quantum-total)])

@@ -95,8 +95,7 @@ const late = 4 * TickEvery // how late a tick may be before it counts as a stall
 // Overslept must be called before each tick. A late tick means that this process did not run: its machine was
 // suspended, or busy. What peers have sent meanwhile waits unread, so the gap does not count as their silence.
 func (e *Engine) Overslept(now time.Duration) {
-	gap := now - e.ticked - TickEvery
-	first := e.ticked == 0
+	gap, first := now-e.ticked-TickEvery, e.ticked == 0
 	e.ticked = now
 	if first || gap < late {
 		return
