@@ -26,7 +26,7 @@ const (
 	// shortTimeout is the timeout for shortFor after a timeout: client-go retries ten times.
 	shortTimeout = 500 * time.Millisecond
 	shortFor     = 10 * time.Second
-	tooLarge     = "message larger than max" // in gRPC's error for a request above 2 MiB. Its code is that of a full etcd
+	tooLarge     = "message larger than max" // in gRPC's error for a request above 2 MiB, whose code is a full etcd's
 )
 
 // bounded answers requests in bounded time even if etcd does not, with an error that clients

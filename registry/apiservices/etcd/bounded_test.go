@@ -33,7 +33,7 @@ func TestUnavailable(t *testing.T) {
 			t.Errorf("%s: %v", code, err)
 		}
 	}
-	// A write is repeated only if it was not sent: who creates an object and gets no answer must not be told that it exists.
+	// A write is repeated only if it was not sent: whose create got no answer must not be told that the object exists.
 	for text, want := range map[string]bool{"error reading from server: EOF": false, `connection error: desc = "transport: Error while dialing: dial tcp"`: true} {
 		err := new(bounded).within(asked(t), true, func(context.Context) error { return status.Error(codes.Unavailable, text) })
 		if _, told := apierrors.SuggestsClientDelay(err); told != want || !apierrors.IsServiceUnavailable(err) {

@@ -142,7 +142,7 @@ func (s *Store) elect(ctx context.Context, name string, lead func(context.Contex
 	e := concurrency.NewElection(session, path.Join("/", s.prefix, "fairlead.dev", name))
 	held, end := context.WithCancel(session.Ctx()) // ends with the lease, and with ctx
 	defer end()
-	defer context.AfterFunc(s.raw.watches.Load(), end)() //nolint:contextcheck // after a restore a leader's end may not be seen
+	defer context.AfterFunc(s.raw.watches.Load(), end)() //nolint:contextcheck // a restore may hide a leader's end
 	if err = e.Campaign(held, ""); err == nil {          //nolint:contextcheck // held is derived from ctx
 		lead(held) //nolint:contextcheck // likewise
 	}
