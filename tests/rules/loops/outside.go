@@ -53,6 +53,7 @@ var known = map[string]string{
 	"(*sync.Map).LoadOrStore": "its mutex is held for a look-up",
 	"(*sync.Cond).Broadcast":  "never waits",
 	"(*sync.Once).Do":         "what it runs is followed",
+	"k8s.io/utils/ptr.Deref":  "a choice",
 	"(*sync.WaitGroup).Add":   "counts",
 
 	"syscall.RawSyscall":                      "reads and writes sockets that do not block",
