@@ -241,9 +241,6 @@ func (a *APIService) Policy() string {
 	return ""
 }
 
-// served reports whether no requests fail although it is unavailable.
-func (a *APIService) served() bool { return a.StandIn != "" || a.Standby }
-
 func (a *APIService) hidden() bool { return a.Rule != "" && a.BackendOf == "" }
 
 // SetTrust sets Trust. An overlap of CAs is what is wrong with it, if nothing else is: it works only for a while.
@@ -415,7 +412,8 @@ func (c *Check) rank() int {
 // replica is ready, no check fails and every APIService is available and serves.
 func (s *Status) Served() (line string, ok bool) {
 	failing, unavailable, worst := s.Failing(), s.Unavailable(), Check{}
-	away := slices.DeleteFunc(slices.Clone(unavailable), (*APIService).served)
+	served := func(a *APIService) bool { return a.StandIn != "" || a.Standby } // none of its requests fails
+	away := slices.DeleteFunc(slices.Clone(unavailable), served)
 	ill := s.Those(func(a *APIService) bool { return a.Fails() != "" })
 	if len(failing) > 0 {
 		worst = failing[0]

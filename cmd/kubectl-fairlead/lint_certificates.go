@@ -37,8 +37,7 @@ func (l *linter) own() {
 	if l.Certs.ProxyClient.Cert != "" && l.kubeconfig == "" { // with a cluster, inspect checks more
 		l.proxyClient(nil)
 	}
-	before := len(l.Findings)
-	c := &l.Certs
+	before, c := len(l.Findings), &l.Certs
 	l.bundle("client CA", c.ClientCA)
 	l.bundle("request-header CA", c.RequestHeaderCA)
 	if c.ClientCA == "" || c.RequestHeaderCA == "" || len(l.Findings) > before {

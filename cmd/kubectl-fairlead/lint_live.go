@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,7 +11,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
@@ -100,13 +100,10 @@ func (l *linter) told(s *answer.Status) {
 			"it takes no requests: %s", s.Ready)
 		return
 	}
-	said := sets.New[string]()
-	for _, f := range l.Findings {
-		said.Insert(f.Object)
-	}
 	for _, a := range s.Remotes() {
 		object, down := "APIService "+a.Name, !a.Available() && a.Maintenance == ""
-		if a.Cause != "" && (!down || !said.Has(object)) {
+		said := func(f certs.Finding) bool { return f.Object == object }
+		if a.Cause != "" && (!down || !slices.ContainsFunc(l.Findings, said)) {
 			l.Add(map[bool]string{true: certs.SeverityError, false: certs.SeverityWarning}[down], object,
 				cmp.Or(a.Advice, "kubectl fairlead explain "+a.Name), "%s", a.Cause)
 		}

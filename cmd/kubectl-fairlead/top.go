@@ -18,8 +18,7 @@ func topCommand() *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
 	var form form
 	var by, window, order string
-	var limit int
-	var replicas bool
+	limit, replicas := 0, false
 	cmd := &cobra.Command{
 		Use: "top", Short: "Show who sends the requests, and what they do", Args: cobra.NoArgs,
 		Long: `Show the busiest callers of the last minute or hour: what they ask for and how often, the bytes
