@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -122,5 +123,22 @@ func TestTopOfReplicas(t *testing.T) {
 	f.lists(t, gone.address())
 	if out := run(t, "", "top", "--replicas"); !strings.HasPrefix(out, "exit 1: replica ") {
 		t.Errorf("without an answer: %s", out)
+	}
+}
+
+// An answer that could not be written is not said to be of something unavailable, which scripts wait for.
+func TestUnwritten(t *testing.T) {
+	f := newFront(t)
+	f.answers["/fairlead/status"] = []reply{{http.StatusOK, `{"notReady":"table: not complete"}`}}
+	t.Setenv("KUBECONFIG", kubeconfig(t, f.Server))
+	unwritable := must.Get(os.Open(os.DevNull))(t)
+	defer unwritable.Close()
+	for _, form := range []string{"wide", "json", "yaml"} {
+		cmd := root()
+		cmd.SetArgs([]string{"status", "-o", form})
+		cmd.SetOut(unwritable)
+		if err := cmd.ExecuteContext(t.Context()); err == nil || errors.Is(err, errUnavailable) {
+			t.Errorf("%s: error %v, want that of the write", form, err)
+		}
 	}
 }

@@ -70,7 +70,7 @@ checks fails; with --replicas, for any of them.`,
 				}
 			}
 			if printer != nil {
-				return errors.Join(encode(cmd.OutOrStdout(), printer, "Status", s), sound(s))
+				return cmp.Or(encode(cmd.OutOrStdout(), printer, "Status", s), sound(s))
 			}
 			return cmp.Or(c.show(s, o), sound(s))
 		},
