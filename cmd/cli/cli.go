@@ -83,12 +83,10 @@ func versionCommand(version string) *cobra.Command {
 		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			text := fmt.Sprintf("fairlead %s (%s)", version, runtime.Version())
-			switch form {
-			case "":
-			case "json":
+			if form == "json" {
 				text = fmt.Sprintf(`{"version": %q, "goVersion": %q, "platform": "%s/%s"}`,
 					version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
-			default:
+			} else if form != "" {
 				return usage{fmt.Errorf("--output %q is not json", form)}
 			}
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), text)

@@ -123,3 +123,14 @@ func TestAppendConflict(t *testing.T) {
 	})
 	check.Same(t, "written\n  CA \"CA\" appended\n  allowed names [\"a\" \"b\" \"fairlead\"]\n", must.Get(in.append(appender{}))(t), "appended")
 }
+
+// What is meant for the ConfigMap makes no Secret and no manifest instead.
+func TestAppendFlags(t *testing.T) {
+	f := newFront(t)
+	t.Setenv("KUBECONFIG", kubeconfig(t, f.Server))
+	for _, args := range [][]string{{"--dry-run"}, {"--remove"}, {"--layout=etcd", "--dry-run"}, {"--layout=etcd", "--append-authentication-configmap"}} {
+		out := run(t, "", append([]string{"init"}, args...)...)
+		check.Same(t, "exit 2: --remove and --dry-run need --append-authentication-configmap, which --layout excludes\n", out, "%q", args)
+	}
+	check.Same(t, 0, len(f.asked), "requests")
+}

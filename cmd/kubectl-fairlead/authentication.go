@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/fairlead-proxy/fairlead/certs"
+	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
 // The ConfigMap in which kube-apiserver tells extension servers whom to trust, and its keys for front proxies.
@@ -39,6 +40,12 @@ func (a *appender) addFlags(cmd *cobra.Command) {
 		"With --append-authentication-configmap: remove what it has appended, also earlier CAs of Fairlead.")
 	cmd.Flags().BoolVar(&a.dryRun, "dry-run", false,
 		"With --append-authentication-configmap: only say what would change.")
+	cmd.PreRunE = func(*cobra.Command, []string) (err error) { // before init makes Secrets
+		if layout := cmd.Flags().Changed("layout"); a.wanted && layout || !a.wanted && (a.remove || a.dryRun) {
+			err = errors.New("--remove and --dry-run need --append-authentication-configmap, which --layout excludes")
+		}
+		return cli.Usage(err)
+	}
 }
 
 // run changes the ConfigMap unless another writer does so meanwhile; then it reads it again.

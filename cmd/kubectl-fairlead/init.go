@@ -84,7 +84,6 @@ and the command ends with a conflict.`,
 	extensions.addFlags(cmd)
 	fs.StringSliceVar(&names, "serving-names", nil,
 		"Names and addresses that clients use for Fairlead. Empty: those in fairlead-serving, if this CA signed it.")
-	cmd.MarkFlagsMutuallyExclusive("layout", "append-authentication-configmap")
 	return cmd
 }
 
