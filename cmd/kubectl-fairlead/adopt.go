@@ -115,7 +115,7 @@ func (m *mover) adopt(ctx context.Context, a *apiregistrationv1.APIService) (err
 
 func (m *mover) release(_ context.Context, a *apiregistrationv1.APIService) (err error) {
 	// Otherwise another hand has set the spec back, as an update of its chart does.
-	if at, known := a.Annotations[behind.Service]; known && behind.Format(a.Spec.Service) == behind.Format(m.own) {
+	if at := a.Annotations[behind.Service]; behind.Format(a.Spec.Service) == behind.Format(m.own) {
 		if a.Spec.Service, err = behind.Parse(at); at == behind.Format(m.own) {
 			err = errors.New("it names Fairlead's own Service")
 		}

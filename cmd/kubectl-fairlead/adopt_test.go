@@ -201,3 +201,13 @@ func TestAdoptAgain(t *testing.T) {
 		check.Same(t, true, c.apiService().Spec.InsecureSkipTLSVerify, "not verified, as before")
 	})
 }
+
+// What leads to Fairlead and does not say where its extension server is can be neither adopted nor released.
+func TestMoveToNowhere(t *testing.T) {
+	c := &moved{object: strings.Replace(original, `"namespace":"real","name":"api"`, `"namespace":"kube-system","name":"fairlead"`, 1)}
+	for name, change := range map[string]change{"adopt": (*mover).adopt, "release": (*mover).release} {
+		_, err := c.move(t, own, change)
+		check.Fault(t, "annotation fairlead.dev/service", err, "%s", name)
+	}
+	check.Same(t, 0, c.writes, "writes")
+}
