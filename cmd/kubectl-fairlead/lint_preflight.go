@@ -174,8 +174,8 @@ func (l *linter) servers(s *survey) {
 
 // published compares the endpoints of the Service kubernetes with the nodes: by them Fairlead finds kube-apiservers.
 func (l *linter) published(s *survey) {
-	if len(s.nodes) == 0 || s.flags()["publish-kubernetes-endpoints"] != "" {
-		return // managed by somebody else, or Fairlead's own
+	if len(s.nodes) == 0 || s.flags()["publish-kubernetes-endpoints"] != "" || s.published == nil && s.unseen != nil {
+		return // managed by somebody else, Fairlead's own, or perhaps not seen
 	}
 	const object = "Service default/kubernetes"
 	const do = "name the kube-apiservers by --local-apiserver instead of --local-apiservers-from=endpointslice, " +

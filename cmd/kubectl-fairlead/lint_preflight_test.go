@@ -91,6 +91,8 @@ func TestPreflight(t *testing.T) {
 			"the condition fairlead.dev/Available is not written; grant it again: apply your kustomization with deploy/components/write-status and deploy/components/static-pod\n"},
 		{"nodes out of sight", func(c *land) { c.forbidden = "nodes" }, linter{},
 			`warning: preflight: a part was not checked: reading the control plane's nodes: nodes is forbidden: no role; use an administrator's kubeconfig` + "\n"},
+		{"endpoints out of sight", func(c *land) { c.forbidden = "endpointslices" }, linter{},
+			`warning: preflight: a part was not checked: reading the EndpointSlices of the Service kubernetes: endpointslices is forbidden: no role; use an administrator's kubeconfig` + "\n"},
 		{"reviews refused", func(c *land) { c.forbidden = "subjectaccessreviews" }, linter{},
 			"warning: user " + accountUser + ": its rights were not checked: subjectaccessreviews is forbidden: no role; use an administrator's kubeconfig, or Fairlead's own\n"},
 		{"an old release", func(c *land) { c.release = "v1.29.3+k3s1" }, linter{},
