@@ -10,6 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -86,6 +87,24 @@ rules:
 				return g.Name
 			}
 			check.Same(t, tt.want, fmt.Sprintf("%s %s %d", name(d.Rule), name(d.DryRun), statusOf(denied)), "%s %s by %s from %s", tt.method, tt.target, tt.user, tt.source)
+		}
+	}
+}
+
+// Whom this process may not impersonate it refuses, unless the cluster knows the token.
+func TestExplainNotImpersonated(t *testing.T) {
+	w := newWorld(t, worldConfig{impersonate: true})
+	root := &user.DefaultInfo{Name: "root", Groups: []string{"system:masters"}}
+	robot := &user.DefaultInfo{Name: "system:serviceaccount:a:b", Groups: []string{"system:serviceaccounts"}}
+	for _, tt := range []struct {
+		kind authn.Kind // with which root asks
+		u    user.Info
+		want int
+	}{{authn.KindCertificate, root, 403}, {authn.KindToken, root, 0}, {authn.KindToken, robot, 0}} {
+		asks := &exchange{head: &Head{RemoteIP: "192.0.2.9"}, decision: Decision{User: root, Credentials: authn.Credentials{Kind: tt.kind}}}
+		for _, target := range []string{"/api/v1/namespaces/a/pods", remoteGV + "/widgets", "/readyz"} {
+			d, denied := w.proxy.Explain(context.WithValue(t.Context(), exchangeKey{}, asks), http.MethodGet, target, "", "", tt.u)
+			check.Same(t, [2]int{tt.want, 0}, [2]int{statusOf(d.Err), statusOf(denied)}, "%s by %s: refused, and denied", target, tt.u.GetName())
 		}
 	}
 }

@@ -97,15 +97,20 @@ func (p *Proxy) Explain(ctx context.Context, method, target, agent, source strin
 	u user.Info) (d Decision, denied error) {
 	fields := []hpack.HeaderField{{Name: "user-agent", Value: agent}}
 	h := &Head{Head: wire.Head{Method: method, Fields: fields}, RemoteIP: source}
-	if x := exchangeOf(ctx); x != nil && source == "" {
+	x := exchangeOf(ctx)
+	if x != nil && source == "" {
 		h.RemoteIP = x.head.RemoteIP
 	}
 	h.SetTarget(target)
-	p.locate(&d, h)
-	if d.Err != nil {
-		return d, nil
+	// As identify, which lets the cluster's own tokens pass: those of ServiceAccounts, or of who asks about itself.
+	name, group := p.cfg.Authn.Refuses(u, strings.HasPrefix(u.GetName(), "system:serviceaccount:"))
+	token := x != nil && x.decision.Credentials.Kind == authn.KindToken && x.decision.User.GetName() == u.GetName()
+	if p.locate(&d, h); d.Err == nil && name+group != "" && !token && p.cfg.Behind == nil { // no aggregator
+		d.refuse(errNotImpersonated(u.GetName(), group))
+	} else if d.Err == nil {
+		d.User = u
 	}
-	if d.User = u; d.Action == ToHealth {
+	if d.Err != nil || d.Action == ToHealth {
 		return d, nil
 	}
 	if denied = p.permit(ctx, &d); d.learned != nil && d.learned.why != nil {
