@@ -71,8 +71,8 @@ func askEach[T any](
 			return nil
 		})
 	}
-	_ = g.Wait() // no function returns an error
-	return all, nil
+	_ = g.Wait()          // no function returns an error
+	return all, ctx.Err() // interrupted, nobody has heard of them
 }
 
 func (c *client) replicas(ctx context.Context) error {

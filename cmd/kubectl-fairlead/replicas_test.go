@@ -2,9 +2,11 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +17,7 @@ import (
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -141,4 +144,18 @@ func TestUnwritten(t *testing.T) {
 			t.Errorf("%s: error %v, want that of the write", form, err)
 		}
 	}
+}
+
+// An interrupt does not make replicas unknown, which would be exit code 3.
+func TestReplicasInterrupted(t *testing.T) {
+	f := newFront(t)
+	f.lists(t, f.address())
+	t.Setenv("KUBECONFIG", kubeconfig(t, f.Server))
+	c := must.Get(connect(genericclioptions.NewConfigFlags(true), io.Discard))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := askEach(ctx, c, func(context.Context, *client) (int, error) {
+		cancel()
+		return 0, context.Canceled
+	})
+	check.Fault(t, "context canceled", err, "asking")
 }
