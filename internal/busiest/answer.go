@@ -171,7 +171,7 @@ func (a *Answer) Table(wide bool) (summary string, table [][]string) {
 				text = strings.Replace(text, "system:serviceaccount:", "…", 1)
 			}
 			if !wide && len(text) > narrow {
-				text = text[:narrow] + "…"
+				text = strings.ToValidUTF8(text[:narrow], "") + "…"
 			}
 			table[j] = append(table[j], text)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -206,4 +207,11 @@ func TestTop(t *testing.T) {
 	check.Same(t, Counts{Requests: 9, Out: 3<<20 - 7}, all.Others, "others")
 	byRequests.Top("requests", 1)
 	check.Same(t, []Row{row("a", 10, 7)}, byRequests.Rows, "the most frequent")
+}
+
+// A narrow table cuts a name between two characters.
+func TestTableCuts(t *testing.T) {
+	a := &Answer{Rows: []Row{{Who: Who{User: "x" + strings.Repeat("ü", 16)}}}}
+	_, table := a.Table(false)
+	check.Same(t, "x"+strings.Repeat("ü", 15)+"…", table[1][0], "user")
 }
