@@ -47,11 +47,8 @@ checks fails; with --replicas, for any of them.`,
 			} else if o.replicas && len(names) > 0 {
 				err = errors.New("--replicas takes no names")
 			}
-			if err != nil {
-				return cli.Usage(err)
-			}
-			c, err := connect(flags, cmd.OutOrStdout())
-			if err != nil {
+			c, err2 := connect(flags, cmd.OutOrStdout())
+			if err := cmp.Or(cli.Usage(err), err2); err != nil {
 				return err
 			}
 			if c.names, o.all = names, o.all || len(names) > 0; o.replicas {
@@ -178,6 +175,9 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 		}
 		if len(a.Problems) == 0 && a.Cause != "" {
 			line(map[bool]string{true: warn, false: bad}[a.Available()], a.Name, ": ", a.Cause)
+			if a.BackendOf != "" && a.Advice != "" { // explain tells of requests, which another server may answer
+				line(dim, "  ", a.Advice)
+			}
 		}
 	}
 	for _, r := range s.Rules {
@@ -206,6 +206,7 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 	ill := append(s.Unavailable(), s.Those(func(a *answer.APIService) bool {
 		return a.Cause != "" || a.Healthy() < len(a.Endpoints)
 	})...)
+	ill = slices.DeleteFunc(ill, func(a *answer.APIService) bool { return a.BackendOf != "" })
 	if len(ill) > 0 { // one shows how
 		line(dim, "Cause and advice: ", called(os.Args[0]), " explain ", ill[0].Name)
 	}
@@ -227,7 +228,7 @@ func (c *client) watch(ctx context.Context, o *statusOptions) (err error) {
 	defer resp.Body.Close()
 	known := map[string]string{} // :: name → its row without ages and counters
 	events := bufio.NewScanner(resp.Body)
-	for first := true; events.Scan(); {
+	for head := 0; events.Scan(); {
 		if !strings.HasPrefix(events.Text(), "data:") {
 			continue
 		}
@@ -248,11 +249,8 @@ func (c *client) watch(ctx context.Context, o *statusOptions) (err error) {
 				changed = append(changed, a)
 			}
 		}
-		rows := c.rows(s, changed, o)
-		if !first {
-			rows = rows[1:]
-		}
-		first = false
+		rows := c.rows(s, changed, o)[head:]
+		head = 1 // it was printed
 		for _, name := range slices.Sorted(maps.Keys(gone)) {
 			delete(known, name)
 			rows = append(rows, []cell{{text: name}, {text: "-"}, {"Deleted", bad}})
