@@ -31,7 +31,7 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	target := q.Get("path")
 	if !strings.HasPrefix(target, "/") || len(target) > maxPath {
-		http.Error(w, "path must be given, and begin with a slash", http.StatusBadRequest)
+		http.Error(w, "path must begin with a slash, and be shorter than 8 KiB", http.StatusBadRequest)
 		return
 	}
 	u, ok := request.UserFrom(r.Context())

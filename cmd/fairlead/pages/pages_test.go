@@ -134,8 +134,9 @@ func TestExplain(t *testing.T) {
 		check.Has(t, body, tc.says...)
 	}
 	for _, path := range []string{"/explain", "/explain?path=apis", "/explain?path=/" + strings.Repeat("a", maxPath)} {
-		resp, _ := s.get(t, path)
+		resp, body := s.get(t, path)
 		check.Same(t, http.StatusBadRequest, resp.Code, "%.40s", path)
+		check.Has(t, body, "shorter than 8 KiB")
 	}
 }
 
