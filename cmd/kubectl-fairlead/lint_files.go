@@ -137,9 +137,9 @@ func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
 	for _, f := range faults {
 		if f.Foreign != "" {
 			l.foreign[f.Foreign]++
-			continue
+		} else {
+			l.faults([]directory.Fault{f}, "correct the manifest")
 		}
-		l.faults([]directory.Fault{f}, "correct the manifest")
 	}
 	for _, o := range objects {
 		at := fmt.Sprintf("%s:%d", file, o.Line)
@@ -199,8 +199,8 @@ func (l *linter) bundleOf(object string, b *registry.Backend,
 	}
 	cm, err := get(ref.Namespace, ref.Name)
 	if err != nil {
-		l.Error(object, "make that ConfigMap, or correct the annotation fairlead.dev/ca-from",
-			"reading its bundle: %v", err)
+		l.Error(object, "make that ConfigMap, let Fairlead read it (ClusterRole system:fairlead-ca-from), "+
+			"or correct the annotation fairlead.dev/ca-from", "reading its bundle: %v", err)
 	}
 	if err != nil || cm == nil {
 		return nil, false
