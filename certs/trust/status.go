@@ -219,8 +219,8 @@ func (t *Trust) logSaid() {
 
 func (t *Trust) gauges() metric.Gauges {
 	expiry := prometheus.NewDesc("fairlead_certificate_backend_expiration_timestamp_seconds",
-		"When a backend's certificate expires: a CA of its bundle (kind ca) "+
-			"or a verified one of an endpoint (kind leaf).", []string{"apiservice", "kind", "subject", "fingerprint"}, nil)
+		"When a backend's certificate expires: a CA of its bundle (kind ca) or a verified one "+
+			"of an endpoint (kind leaf).", []string{"apiservice", "kind", "subject", "fingerprint"}, nil)
 	overlap := prometheus.NewDesc("fairlead_certificate_backend_overlap",
 		"1 while replaced roots are trusted in addition to the bundle and an endpoint still needs them, 0 otherwise.",
 		[]string{"apiservice"}, nil)
