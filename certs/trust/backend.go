@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"crypto/x509"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -206,7 +205,7 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	switch v := b.current.Load(); {
 	case old && !b.inForce:
 		b.inForce = true
-		b.of.say(slog.LevelWarn, "backend still needs the replaced bundle",
+		b.of.say(b.of.cfg.Logger.Warn, "backend still needs the replaced bundle",
 			"apiservice", b.name, "until", got.until)
 	case !old && len(v.previous) > 0:
 		b.keepLocked(*v, nil) // an endpoint has shown a chain of the new roots
@@ -221,7 +220,7 @@ func (b *backend) keepLocked(v view, some []replaced) {
 	b.current.Store(&v)
 	if len(some) == 0 {
 		b.inForce = false
-		b.of.say(slog.LevelInfo, "replaced bundle no longer trusted", "apiservice", b.name)
+		b.of.say(b.of.cfg.Logger.Info, "replaced bundle no longer trusted", "apiservice", b.name)
 	}
 }
 

@@ -2,11 +2,9 @@ package trust
 
 import (
 	"cmp"
-	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
-	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -187,22 +185,26 @@ func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 	}
 	if fault != nil {
 		t.metrics.reloads.WithLabelValues(apiService, "failure").Inc()
-		t.say(slog.LevelWarn, "bundle not usable, keeping the last good one for the overlap",
+		t.say(t.cfg.Logger.Warn, "bundle not usable, keeping the last good one for the overlap",
 			"apiservice", apiService, "source", source, "err", fault)
 		return
 	}
 	t.metrics.reloads.WithLabelValues(apiService, "success").Inc()
-	t.say(slog.LevelInfo, "bundle loaded",
+	t.say(t.cfg.Logger.Info, "bundle loaded",
 		"apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
 }
 
+type line struct {
+	log     func(message string, args ...any) // of the level
+	message string
+	args    []any
+}
+
 // say has logSaid log a line when no lock is held: it is I/O, and while that blocks dials must not.
-func (t *Trust) say(level slog.Level, message string, args ...any) {
-	line := slog.NewRecord(time.Now(), level, message, 0)
-	line.Add(args...)
+func (t *Trust) say(log func(string, ...any), message string, args ...any) {
 	t.saidMu.Lock()
 	defer t.saidMu.Unlock()
-	t.said = append(t.said, line)
+	t.said = append(t.said, line{log, message, args})
 }
 
 func (t *Trust) logSaid() {
@@ -210,10 +212,8 @@ func (t *Trust) logSaid() {
 	lines := t.said
 	t.said = nil
 	t.saidMu.Unlock()
-	for _, line := range lines {
-		if ctx, h := context.Background(), t.cfg.Logger.Handler(); h.Enabled(ctx, line.Level) {
-			_ = h.Handle(ctx, line) // as slog does with an error
-		}
+	for _, l := range lines {
+		l.log(l.message, l.args...)
 	}
 }
 

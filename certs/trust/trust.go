@@ -29,7 +29,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -73,7 +72,7 @@ type Trust struct {
 	shared  map[*registry.Backend]*backend
 	entries []*registry.Entry // of the applied table
 	saidMu  sync.Mutex        // guards said, see say
-	said    []slog.Record
+	said    []line
 
 	// rewatch asks Run to sync the references: another goroutine may have applied the table.
 	rewatch atomic.Bool

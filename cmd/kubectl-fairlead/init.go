@@ -159,7 +159,8 @@ func (i *initiator) good(pem []byte, template *x509.Certificate) bool {
 // issue makes a key and its certificate. Without a template that is a CA's, valid for ten years.
 func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error) {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // it never fails
-	cert, ca, err, early := &x509.Certificate{}, i.ca.Leaf, error(nil), time.Now().Add(-time.Minute)
+	cert, ca, early := &x509.Certificate{}, i.ca.Leaf, time.Now().Add(-time.Minute)
+	var err error
 	if template == nil { // the time makes the name unique, so that this CA is not confused with the next one
 		as := certutil.Config{CommonName: fmt.Sprint("fairlead-ca-", early.Unix()), NotBefore: early} // clocks differ
 		cert, err = certutil.NewSelfSignedCACert(as, key)

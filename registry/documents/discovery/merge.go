@@ -152,8 +152,8 @@ func differ(a, b *apidiscoveryv2.APIResourceDiscovery) bool {
 // listOfParts returns the aggregated document in Kubernetes' type.
 func listOfParts(parts []part) *apidiscoveryv2.APIGroupDiscoveryList {
 	list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{}}
-	for i, p := range parts {
-		if i == 0 || p.group != parts[i-1].group {
+	for _, p := range parts {
+		if n := len(list.Items); n == 0 || list.Items[n-1].Name != p.group {
 			meta := metav1.ObjectMeta{Name: p.group}
 			list.Items = append(list.Items, apidiscoveryv2.APIGroupDiscovery{ObjectMeta: meta})
 		}
