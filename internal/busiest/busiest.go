@@ -46,7 +46,7 @@ type stripe struct {
 func New() *Callers {
 	c := &Callers{seed: maphash.MakeSeed(), wake: make(chan struct{}, 1), open: map[string]*row{}}
 	c.windows = [...]window{
-		{"minute", 10 * time.Second, []*slot{newSlot()}}, {"hour", 10 * time.Minute, []*slot{newSlot()}},
+		{10 * time.Second, []*slot{newSlot()}}, {10 * time.Minute, []*slot{newSlot()}}, // of a minute, and of an hour
 	}
 	for i := range c.stripes {
 		c.stripes[i].now, c.stripes[i].spare = map[string]*row{}, map[string]*row{}

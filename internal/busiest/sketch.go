@@ -95,7 +95,6 @@ func (s *slot) add(keys [views]string, r *row) {
 
 // window is a number of slots, the open one first.
 type window struct {
-	name   string
 	length time.Duration // of a slot
 	slots  []*slot
 }
