@@ -166,10 +166,10 @@ func newWatches() *watches {
 }
 
 func (b *bounded) Watch(ctx context.Context, key string, o storage.ListOptions) (watch.Interface, error) {
+	all := b.watches.Load() // before the revisions are compared: a restore in between must end the watch
 	if err := b.notFuture(ctx, o.ResourceVersion); err != nil {
 		return nil, err
 	}
-	all := b.watches.Load() // before the watch begins: a restore in between must end it
 	ctx, cancel := context.WithCancel(ctx)
 	w, err := b.Interface.Watch(ctx, key, o)
 	if err != nil {
