@@ -35,9 +35,9 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 		cfg.ServerName = host
 	}
 	start := time.Now()
-	var resolved time.Time
+	var resolved atomic.Pointer[time.Time] // several dials may look up an egress proxy's name after the server's own
 	raw, err := u.target.dial(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		DNSDone: func(httptrace.DNSDoneInfo) { resolved = time.Now() },
+		DNSDone: func(httptrace.DNSDoneInfo) { resolved.CompareAndSwap(nil, new(time.Now())) },
 	}), "tcp", address)
 	if err != nil {
 		if _, ok := errors.AsType[*net.DNSError](err); ok {
@@ -45,9 +45,9 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 		}
 		return nil, &dialError{dialConnect, err}
 	}
-	if !resolved.IsZero() {
-		u.dialMeter().histograms[phaseResolve].observe(resolved.Sub(start))
-		start = resolved
+	if at := resolved.Load(); at != nil {
+		u.dialMeter().histograms[phaseResolve].observe(at.Sub(start))
+		start = *at
 	}
 	u.dialMeter().histograms[phaseConnect].observe(time.Since(start))
 	multiplexed := slices.Contains(how.protocols, "h2")
