@@ -64,6 +64,24 @@ func TestEjected(t *testing.T) {
 	}
 }
 
+// A response that begins while its endpoint is ejected is not cut: it is whole, or another endpoint's.
+func TestEjectedAtItsAnswer(t *testing.T) {
+	f, ejected := newFixture(t, nil), make(chan struct{}, 1)
+	unhealthy := registry.Endpoint{Address: place1, Health: registry.Unhealthy}
+	f.serve(place1, protoH1, func(w http.ResponseWriter, _ *http.Request) {
+		f.set(unhealthy, healthy(place2))
+		ejected <- struct{}{}
+		_, _ = w.Write(make([]byte, 64<<10))
+	})
+	f.serve(place2, protoH1, nil)
+	for range 200 {
+		if _, _, err := f.do(f.set(unhealthy), http.MethodGet, ""); err != nil {
+			t.Fatal(err)
+		}
+		<-ejected
+	}
+}
+
 // A watch over HTTP/1.1 has no sign of life but the verdict on its endpoint. It ends when another endpoint is healthy,
 // so that its client goes on there. Without another one it ends when its endpoint is hung and it was quiet for a while:
 // not if the endpoint is only unhealthy, runs again, or still sends something.

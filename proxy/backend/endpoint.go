@@ -37,8 +37,7 @@ type endpoint struct {
 	suspicion suspicion
 	out       atomic.Bool // it is unhealthy while others are not. Set before verdict ends
 	hung      atomic.Bool // its process does not run
-	// via is the carrier's endpoint, whose HTTP/2 connections carry the requests. Nil means that
-	// the endpoint has its own. Set with Pools.mu held.
+	// via is the carrier's endpoint, whose HTTP/2 connections carry requests. Nil: it has its own. Set under Pools.mu.
 	via   atomic.Pointer[endpoint]
 	gone  context.Context // canceled by drain, with mu held
 	leave context.CancelFunc

@@ -163,7 +163,9 @@ func (c *call) try(e *endpoint) *engine.Failure {
 		}
 	})
 	res, err := p.transport.RoundTrip(c.outgoing(ctx, e.address))
-	stays()
+	if !stays() && c.safe {
+		cancel(errEjected) // as its function does, perhaps later: the response must not be cut then
+	}
 	patience.Stop()
 	if err == nil && res.StatusCode < http.StatusOK {
 		_ = res.Body.Close() // of 101, the body is the connection
