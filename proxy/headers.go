@@ -316,9 +316,9 @@ func (b *browsers) allow(r *http.Request) bool {
 	return origin != "" && len(origin) <= maxOrigin && slices.ContainsFunc(b.origins, matches)
 }
 
-// sign sets the fields with kube-apiserver's values.
+// sign sets the fields with kube-apiserver's values. Its HSTS counts before a backend's, too (RFC 6797 §8.1).
 func (b *browsers) sign(h http.Header, r *http.Request) {
-	if b.hsts != "" && h["Strict-Transport-Security"] == nil {
+	if b.hsts != "" {
 		h.Set("Strict-Transport-Security", b.hsts)
 	}
 	if b.allow(r) {

@@ -458,6 +458,7 @@ func (s *stage) act(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Audit-Id", r.Header.Get("Audit-Id"))
 		w.Header().Set("Cache-Control", "public")
 		w.Header().Set("Access-Control-Allow-Origin", "*")
+		w.Header().Set("Strict-Transport-Security", "max-age=0")
 	case word == "widget":
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, `{"kind":"Widget"}`)
