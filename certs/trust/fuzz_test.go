@@ -122,6 +122,7 @@ func TestBoundedText(t *testing.T) {
 		check.Same(t, want, subject(&x509.Certificate{Subject: pkix.Name{CommonName: name}}), "name %q", name)
 	}
 	check.Same(t, "O=ops", subject(&x509.Certificate{Subject: pkix.Name{Organization: []string{"ops"}}}), "without a common name")
+	check.Same(t, "33 parts without a common name", subject(&x509.Certificate{Subject: pkix.Name{Names: make([]pkix.AttributeTypeAndValue, maxParts+1)}}), "a long name")
 	check.Same(t, "serial 7", subject(&x509.Certificate{SerialNumber: big.NewInt(7)}), "without a name")
 }
 

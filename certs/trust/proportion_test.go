@@ -155,6 +155,9 @@ func TestInProportion(t *testing.T) {
 		verified("organizations of a certificate", 100, own, func(n int) []*x509.Certificate {
 			return leaf(pki.Leaf{Names: []string{serverName}, Organizations: strings.Split(strings.Repeat("o,", n)+"o", ",")})(n)
 		}),
+		verified("organizations of a certificate that is refused", 2000, own, func(n int) []*x509.Certificate {
+			return leaf(pki.Leaf{Names: []string{"other.svc"}, Organizations: strings.Split(strings.Repeat("o,", n)+"o", ",")})(n)
+		}),
 		verified("certificates that lead nowhere", 3, own, func(n int) []*x509.Certificate {
 			certs, _ := bundle.Parse(part(many, n))
 			return append(leaf(usual)(n), certs...)

@@ -82,10 +82,8 @@ type Trust struct {
 func New(cfg Config) *Trust {
 	cfg.Logger = cfg.Log()
 	t := &Trust{
-		cfg:      cfg,
-		metrics:  newMetrics(),
-		backends: make(map[string]*backend),
-		shared:   make(map[*registry.Backend]*backend),
+		cfg: cfg, metrics: newMetrics(),
+		backends: make(map[string]*backend), shared: make(map[*registry.Backend]*backend),
 	}
 	// crypto/tls verifies the local apiserver's name: each of its addresses may have another.
 	t.local = t.newBackend(localName)
@@ -107,9 +105,7 @@ const checkEvery = time.Second / 2
 // Run follows the table, the referenced ConfigMaps and time, until ctx ends.
 func (t *Trust) Run(ctx context.Context) error {
 	w := &watches{
-		t:       t,
-		running: make(map[types.NamespacedName]context.CancelFunc),
-		seen:    make(map[types.NamespacedName]object),
+		t: t, running: make(map[types.NamespacedName]context.CancelFunc), seen: make(map[types.NamespacedName]object),
 	}
 	defer w.done.Wait() // all watches end with ctx
 	last := time.Time{}
@@ -151,9 +147,7 @@ func (t *Trust) TLS(apiService string, b *registry.Backend) (*tls.Config, error)
 		name = ""
 	}
 	return &tls.Config{
-		ServerName:           name,
-		MinVersion:           tls.VersionTLS12,
-		GetClientCertificate: t.cfg.ClientCertificate,
+		ServerName: name, MinVersion: tls.VersionTLS12, GetClientCertificate: t.cfg.ClientCertificate,
 		// VerifyConnection does all that is skipped here, against roots that may change, and gives a reason.
 		InsecureSkipVerify: true, //nolint:gosec // see above
 		VerifyConnection:   func(cs tls.ConnectionState) error { return s.handshake(cs.PeerCertificates) },

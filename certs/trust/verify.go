@@ -1,7 +1,6 @@
 package trust
 
 import (
-	"cmp"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
@@ -35,10 +34,7 @@ func (v *view) against(r *roots, chain []*x509.Certificate, now time.Time) (veri
 		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented %v", err)
 	}
 	opts := x509.VerifyOptions{
-		DNSName:       matchingName(v.name, chain[0]),
-		Roots:         r.pool,
-		Intermediates: x509.NewCertPool(),
-		CurrentTime:   now,
+		DNSName: matchingName(v.name, chain[0]), Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now,
 	}
 	for _, c := range chain[1:] {
 		opts.Intermediates.AddCert(c)
@@ -284,10 +280,24 @@ func refuse(reason string, cause error, format string, args ...any) *Error {
 
 // subject names a certificate for an operator.
 func subject(c *x509.Certificate) string {
-	return cmp.Or(called(c.Subject), "serial "+clip(c.SerialNumber.String()))
+	if name := called(c.Subject); name != "" {
+		return name
+	}
+	return "serial " + clip(c.SerialNumber.Text(16)) // in proportion to its length, which a decimal is not
 }
 
-func called(n pkix.Name) string { return clip(cmp.Or(n.CommonName, n.String())) }
+// maxParts bounds the parts of a name that are shown. Its String takes the square of their number, which is a peer's.
+const maxParts = 32
+
+func called(n pkix.Name) string {
+	switch {
+	case n.CommonName != "":
+		return clip(n.CommonName)
+	case len(n.Names) > maxParts:
+		return fmt.Sprintf("%d parts without a common name", len(n.Names))
+	}
+	return clip(n.String())
+}
 
 // clip bounds a foreign name and makes it valid UTF-8, which a metric label must be.
 func clip(s string) string {
