@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/big"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+	"weak"
 
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -124,6 +126,18 @@ func TestBoundedText(t *testing.T) {
 	check.Same(t, "O=ops", subject(&x509.Certificate{Subject: pkix.Name{Organization: []string{"ops"}}}), "without a common name")
 	check.Same(t, "33 parts without a common name", subject(&x509.Certificate{Subject: pkix.Name{Names: make([]pkix.AttributeTypeAndValue, maxParts+1)}}), "a long name")
 	check.Same(t, "serial 7", subject(&x509.Certificate{SerialNumber: big.NewInt(7)}), "without a name")
+}
+
+// Of a peer's certificate only what is shown is kept: parsed, it may have eighty times its size.
+func TestLeavesAreNotKept(t *testing.T) {
+	b := New(Config{}).newBackend("v1.a")
+	leaf := must.Get(x509.ParseCertificate(pki.NewCA("ca").Issue(pki.Leaf{CommonName: "leaf"}).Certificate.Raw))(t)
+	kept := weak.Make(leaf)
+	_ = b.handshake([]*x509.Certificate{leaf})
+	runtime.GC()
+	if shown := b.status(time.Now()).Leaves; kept.Value() != nil || len(shown) != 1 || shown[0].Subject != "leaf" || !shown[0].Refused {
+		t.Errorf("kept besides %v: %v", shown, kept.Value() != nil)
+	}
 }
 
 // A half-written bundle is never accepted as complete, unless it ends exactly between two certificates.

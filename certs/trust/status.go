@@ -92,23 +92,18 @@ func (b *backend) status(now time.Time) Status {
 	defer b.mu.Unlock()
 	v := b.current.Load()
 	s := Status{
-		APIService:     b.name,
-		Source:         b.source,
-		Changed:        v.changed,
-		OverlapInForce: b.inForce,
-		OverlapUntil:   v.overlapUntil(now),
+		APIService: b.name, Source: b.source, Changed: v.changed,
+		OverlapInForce: b.inForce, OverlapUntil: v.overlapUntil(now),
 	}
 	if v.fault != nil {
 		s.Fault = v.fault.Message
 	}
 	liveRoots := make(map[identity]bool)
 	for _, l := range b.seen() {
-		if l.refused && now.Sub(l.seen) > refusedMemory {
+		if l.Refused && now.Sub(l.seen) > refusedMemory {
 			continue
 		}
-		d := Describe(l.cert)
-		d.Refused = l.refused
-		s.Leaves = append(s.Leaves, d)
+		s.Leaves = append(s.Leaves, l.Certificate)
 		liveRoots[l.root] = true
 	}
 	if v.current != nil {
