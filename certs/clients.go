@@ -100,9 +100,7 @@ func verify(peer []*x509.Certificate, roots *x509.CertPool) ([][]*x509.Certifica
 		return nil, err //nolint:wrapcheck // the callers wrap it
 	}
 	return peer[0].Verify(x509.VerifyOptions{
-		Roots:         roots,
-		Intermediates: pool(peer[1:]),
-		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		Roots: roots, Intermediates: pool(peer[1:]), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
@@ -173,14 +174,13 @@ func (s *Store) rebuild() {
 		protocols = protocols[1:]
 	}
 	s.serving.Store(&tls.Config{
-		MinVersion:     cmp.Or(s.cfg.MinVersion, tls.VersionTLS12), // RFC 8996 deprecated the older versions
-		CipherSuites:   s.cfg.CipherSuites,
-		NextProtos:     protocols,
-		GetCertificate: names.certificate,
-		ClientAuth:     tls.RequestClientCert,
-		ClientCAs:      s.clients.current.Load().union,
-
-		CurvePreferences: s.cfg.Curves,
+		MinVersion:   cmp.Or(s.cfg.MinVersion, tls.VersionTLS12), // RFC 8996 deprecated the older versions
+		CipherSuites: s.cfg.CipherSuites, CurvePreferences: s.cfg.Curves,
+		NextProtos: protocols, GetCertificate: names.certificate,
+		ClientAuth: tls.RequestClientCert, ClientCAs: s.clients.current.Load().union,
+		VerifyConnection: func(c tls.ConnectionState) error {
+			return trust.Light(c.PeerCertificates) //nolint:wrapcheck // says all
+		},
 		// A ticket would restore the client certificate of an earlier handshake without proof that
 		// the client still has its key, and would outlive a rotation of the serving pair. No client
 		// of an apiserver keeps tickets across processes, so disabling them costs nothing.

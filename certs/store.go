@@ -133,11 +133,8 @@ func (s *Store) sources() {
 	s.followCA("requestheader-ca", c.RequestHeaderCA, func(t *clientTrust) *[]*x509.Certificate { return &t.proxy })
 	for _, f := range c.Files {
 		s.followed = append(s.followed, &followed{
-			use:    f.Use,
-			source: f.Path,
-			files:  []string{f.Path},
-			held:   f.Held,
-			take:   func(data [][]byte) error { return f.Take(data[0]) },
+			use: f.Use, source: f.Path, files: []string{f.Path}, held: f.Held,
+			take: func(data [][]byte) error { return f.Take(data[0]) },
 		})
 	}
 	if ref := c.ConfigMap; ref != (types.NamespacedName{}) {
@@ -152,10 +149,8 @@ func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
 		return
 	}
 	s.followed = append(s.followed, &followed{
-		use:    use,
-		source: src.Cert,
-		files:  []string{src.Cert, src.Key},
-		held:   func() []*x509.Certificate { return []*x509.Certificate{p.Certificate().Leaf} }, // New has loaded it
+		use: use, source: src.Cert, files: []string{src.Cert, src.Key},
+		held: func() []*x509.Certificate { return []*x509.Certificate{p.Certificate().Leaf} }, // New has loaded it
 		take: func(data [][]byte) error {
 			defer then()
 			return p.take(data)
@@ -167,9 +162,8 @@ func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
 // the ConfigMap gives, alone: an expired one must not hide behind the other.
 func (s *Store) followCA(use, file string, of func(*clientTrust) *[]*x509.Certificate) {
 	f := &followed{
-		use:    use,
-		source: "ConfigMap " + s.cfg.ConfigMap.String(),
-		held:   func() []*x509.Certificate { return *of(s.clients.current.Load()) },
+		use: use, source: "ConfigMap " + s.cfg.ConfigMap.String(),
+		held: func() []*x509.Certificate { return *of(s.clients.current.Load()) },
 	}
 	if file != "" {
 		f.source, f.files, f.take = file, []string{file}, func(data [][]byte) error {

@@ -69,6 +69,18 @@ func TestVersions(t *testing.T) {
 	}
 }
 
+// A connection holds its client's certificate, which must not be far larger than what was sent.
+func TestHeavyCertificatesAreRefused(t *testing.T) {
+	ca := pki.NewCA("ca")
+	cert, key := must.Get2(ca.Issue(pki.Leaf{}).WriteFiles(t.TempDir(), "tls"))(t)
+	s := must.Get(New(Config{Serving: PairSource{Cert: cert, Key: key}}))(t)
+	for _, uris := range []int{100, 101} {
+		client := &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{ca.Issue(pki.Leaf{URIs: uris}).TLS()}}
+		_, _, err := cast.Shake(t, client, s.TLS())
+		check.Same(t, uris == 100, err == nil, "%d URIs are accepted", uris)
+	}
+}
+
 // Run follows the ConfigMap that is named.
 func TestRunFollowsTheConfigMap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

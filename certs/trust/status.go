@@ -70,10 +70,7 @@ type Certificate struct {
 func Describe(c *x509.Certificate) Certificate {
 	sum := sha256.Sum256(c.Raw)
 	return Certificate{
-		Subject:     subject(c),
-		Fingerprint: hex.EncodeToString(sum[:16]),
-		NotBefore:   c.NotBefore,
-		NotAfter:    c.NotAfter,
+		Subject: subject(c), Fingerprint: hex.EncodeToString(sum[:16]), NotBefore: c.NotBefore, NotAfter: c.NotAfter,
 	}
 }
 
@@ -115,11 +112,8 @@ func (b *backend) status(now time.Time) Status {
 		}
 	}
 	byExpiry := func(a, b Certificate) int {
-		return cmp.Or(
-			a.NotAfter.Compare(b.NotAfter),
-			cmp.Compare(metric.Number(a.Refused), metric.Number(b.Refused)),
-			cmp.Compare(a.Fingerprint, b.Fingerprint),
-		)
+		return cmp.Or(a.NotAfter.Compare(b.NotAfter),
+			cmp.Compare(metric.Number(a.Refused), metric.Number(b.Refused)), cmp.Compare(a.Fingerprint, b.Fingerprint))
 	}
 	slices.SortFunc(s.CAs, byExpiry)
 	s.CAs = slices.CompactFunc(s.CAs, func(a, b Certificate) bool { return a.Fingerprint == b.Fingerprint })

@@ -56,6 +56,11 @@ func TestHandshake(t *testing.T) {
 		check.Same(t, true, errors.As(err, new(x509.HostnameError)), "%s: another certificate, in a second handshake: %v", target, err)
 		refuses(client, &tls.Config{Certificates: good, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, target+": TLS 1.1")
 	}
+	for _, uris := range []int{100, 101} {
+		pair := s.cast["ca"].Issue(pki.Leaf{Names: []string{serverName}, URIs: uris}).TLS()
+		_, _, err := cast.Shake(t, must.Get(s.config("v1.a"))(t), &tls.Config{Certificates: []tls.Certificate{pair}})
+		check.Same(t, uris == 100, err == nil, "%d URIs are accepted", uris)
+	}
 	check.Same(t, true, s.LocalBundle([]byte("x")) != nil, "a bundle of one byte is refused for the local apiserver")
 	_, err := VerifyChain([]byte("x"), serverName, s.pair("ca").Chain())
 	if e, ok := errors.AsType[*Error](err); !ok || e.Reason() != reasonInvalidBundle {

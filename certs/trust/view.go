@@ -32,6 +32,9 @@ type replaced struct {
 
 // verify checks a chain at now. old says that only replaced roots verified it.
 func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, old bool, err *Error) {
+	if heavy := Light(chain); heavy != nil {
+		return verified{}, false, refuse(reasonInvalidCertificate, nil, "the server presented %v", heavy)
+	}
 	if v.insecure {
 		return verified{}, false, nil
 	}
@@ -59,8 +62,7 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 // with returns the view after the bundle became next, or unreadable (next nil). The overlap begins.
 func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.Time) *view {
 	n := *v
-	n.insecure = false
-	n.current, n.fault, n.changed = next, fault, now
+	n.insecure, n.current, n.fault, n.changed = false, next, fault, now
 	n.previous = live(v.previous, now)
 	old := v.current
 	switch {

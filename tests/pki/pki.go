@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"time"
@@ -88,6 +89,8 @@ type Leaf struct {
 	UIDs []string
 	// Names are its DNS names and IP addresses. Nil: none, not even CommonName.
 	Names []string
+	// URIs is how many empty URIs it has besides. Zero: none.
+	URIs int
 	// NotBefore and NotAfter bound its validity. Zero: an hour ago, in a day.
 	NotBefore, NotAfter time.Time
 	// Usage is the extended key usage. Nil: TLS client and server.
@@ -129,6 +132,9 @@ func (ca *CA) Issue(leaf Leaf) *Pair {
 		} else {
 			template.DNSNames = append(template.DNSNames, name)
 		}
+	}
+	for range leaf.URIs {
+		template.URIs = append(template.URIs, &url.URL{})
 	}
 	key := newKey()
 	return &Pair{Certificate: sign(template, ca.Certificate, key, ca.key), key: key, chain: ca.chain}
