@@ -94,6 +94,8 @@ func TestBundles(t *testing.T) {
 		"with a key":         {slices.Concat(ca, key), 1, ""},
 		"one commented out":  {slices.Concat([]byte("# "), bytes.ReplaceAll(other, []byte("\n"), []byte("\n# ")), []byte("\n"), ca), 1, ""},
 		"without a space":    {slices.Concat(ca, []byte("#"), bytes.ReplaceAll(other, []byte("\n"), []byte("\n#"))), 1, ""},
+		"a hundred URIs":     {pki.NewCA("ca").Issue(pki.Leaf{URIs: bundle.MaxURIs}).CertPEM(), 1, ""},
+		"one more URI":       {pki.NewCA("ca").Issue(pki.Leaf{URIs: bundle.MaxURIs + 1}).CertPEM(), 0, ""},
 		"another type":       {bytes.ReplaceAll(ca, []byte("CERTIFICATE"), []byte("PUBLIC KEY")), 0, ""},
 	} {
 		b := parseBundle(tc.pem)

@@ -22,13 +22,10 @@ type Status struct {
 	// "configmap <namespace>/<name>/<key>" or "kubeconfig".
 	Source string `json:"source"`
 	// Changed is when the bundle was last replaced or became unreadable.
-	Changed time.Time `json:"changed"`
-	// Fault is why the newest bundle is not used. Empty means that it is.
-	Fault string `json:"fault,omitempty"`
-	// Warning says which part of the bundle was ignored. Empty means none.
-	Warning string `json:"warning,omitempty"`
-	// OverlapUntil is when the last replaced roots stop being trusted. Zero means none.
-	OverlapUntil time.Time `json:"overlapUntil,omitzero"`
+	Changed      time.Time `json:"changed"`
+	Fault        string    `json:"fault,omitempty"`       // why the newest bundle is not used. Empty means that it is
+	Warning      string    `json:"warning,omitempty"`     // which part of the bundle was ignored. Empty means none
+	OverlapUntil time.Time `json:"overlapUntil,omitzero"` // when the last replaced roots stop being trusted. Zero: none
 	// OverlapInForce says that an endpoint still presents a chain that only replaced roots verify.
 	OverlapInForce bool `json:"overlapInForce,omitempty"`
 	// CAs are the bundle's certificates, empty for the system's roots and without verification.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
 // verified is the result of verifying a chain.
@@ -197,14 +198,12 @@ const (
 	maxChecks = 8
 )
 
-// Light refuses certificates that take far more than was sent, as long as a connection is open: crypto/x509 makes 144
-// bytes of the two of an empty URI. Real ones have one, if any.
+// Light refuses a peer's certificates that take far more than was sent, for as long as its connection is open.
 func Light(chain []*x509.Certificate) error {
-	const most = 100
 	n := 0
 	for _, c := range chain {
-		if n += len(c.URIs); n > most {
-			return fmt.Errorf("more than %d URIs in certificates", most)
+		if n += len(c.URIs); n > bundle.MaxURIs {
+			return fmt.Errorf("more than %d URIs in certificates", bundle.MaxURIs)
 		}
 	}
 	return nil

@@ -10,8 +10,12 @@ import (
 	"fmt"
 )
 
-// Max bounds a bundle. etcd refuses objects above 1.5 MiB, and a bundle of every public CA has a quarter of this.
-const Max = 1 << 20
+const (
+	// Max bounds a bundle. etcd refuses objects above 1.5 MiB, and a bundle of every public CA has a quarter of this.
+	Max = 1 << 20
+	// MaxURIs bounds those of a certificate: of an empty one's two bytes crypto/x509 makes 144. Real ones have one.
+	MaxURIs = 100
+)
 
 // Parse parses the certificates of a PEM bundle. Like kube-apiserver, it ignores other blocks and text between.
 //
@@ -39,6 +43,9 @@ func Parse(data []byte) ([]*x509.Certificate, error) {
 		}
 		blocks++
 		c, err := x509.ParseCertificate(block.Bytes)
+		if err == nil && len(c.URIs) > MaxURIs {
+			err = fmt.Errorf("it has more than %d URIs", MaxURIs)
+		}
 		if err != nil {
 			if unread++; unread <= Named {
 				errs = append(errs, fmt.Errorf("parsing certificate %d: %w", blocks, err))
