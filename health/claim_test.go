@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,6 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 )
 
 // An endpoint is reported before a line tells it: while the log is blocked, nobody would learn that it is down.
@@ -38,6 +41,28 @@ func TestOwnLackOfDescriptors(t *testing.T) {
 		}
 		check.Same(t, want, c.report.Health, "after %v", err)
 	}
+}
+
+func sorted(values ...time.Duration) []time.Duration { return slices.Sorted(slices.Values(values)) }
+
+// Whoever writes the EndpointSlices of a Service decides how many latencies are compared.
+func TestInProportion(t *testing.T) {
+	prober := New(Config{})
+	proportion.Check(t, proportion.Row{Name: "endpoints", N: 200, Of: func(n int) (int, func() any) {
+		all := peers{}
+		for i := range n {
+			k := key{&registry.Backend{}, strconv.Itoa(i), defaultInterval, false}
+			all[k.address] = newClaim(newTarget(prober, k), &registry.Entry{Name: "v1.g"})
+			all[k.address].healthy.Store(true)
+		}
+		return 64 * n, func() any {
+			for _, c := range all {
+				c.latency.probed(time.Duration(len(c.target.key.address)) * time.Millisecond)
+			}
+			judge(time.Now(), all)
+			return nil // it keeps nothing
+		}
+	}})
 }
 
 // At most half of the endpoints are slow: the others get their requests, and may become slow by that.

@@ -51,16 +51,20 @@ func (p *Prober) judgeLatencies(ctx context.Context) {
 }
 
 func judge(now time.Time, endpoints peers) {
-	healthy, room := make([]*claim, 0, len(endpoints)), 0 // for slow ones, twice: half of all get what others do not
+	healthy, room := make([]*claim, 0, len(endpoints)), 0   // for slow ones, twice: half of all get what others do not
+	lives, probes := []time.Duration{0}, []time.Duration{0} // see medianOfOthers
 	for _, c := range endpoints {
 		c.latency.take(now)
 		if c.healthy.Load() && !c.target.key.server { // backend.Local keeps no Slow: it would be told again and again
 			healthy = append(healthy, c)
+			lives, probes = append(lives, c.latency.live), append(probes, c.latency.probe)
 			room += 1 - 2*int(metric.Number(c.latency.slow.Load()))
 		}
 	}
+	slices.Sort(lives)
+	slices.Sort(probes)
 	for _, c := range healthy {
-		value, typical := compare(healthy, c)
+		value, typical := compare(&c.latency, lives, probes)
 		slow := value > max(slowFactor*typical, slowFloor) && (room > 1 || c.latency.slow.Load())
 		if typical > 0 && c.latency.update(now, slow, value) {
 			room -= 2
@@ -85,30 +89,28 @@ func (l *latency) take(now time.Time) {
 // compare returns the latency of an endpoint and the median of its peers: of live traffic where both
 // sides have some, else of probes. Typical is zero when nothing is new. Where there is live traffic
 // probes do not count: a discovery document may be cheap where everything else is slow.
-func compare(all []*claim, c *claim) (value, typical time.Duration) {
-	l := &c.latency
+func compare(l *latency, lives, probes []time.Duration) (value, typical time.Duration) {
 	if l.live > 0 {
-		typical = medianOfOthers(all, c, func(o *latency) time.Duration { return o.live })
+		typical = medianOfOthers(lives, l.live)
 	}
 	switch {
 	case typical > 0 && l.newLive:
 		return l.live, typical
 	case typical == 0 && l.newProbe:
-		return l.probe, medianOfOthers(all, c, func(o *latency) time.Duration { return o.probe })
+		return l.probe, medianOfOthers(probes, l.probe)
 	}
 	return 0, 0
 }
 
-// medianOfOthers returns zero if no other has a value, of an even number the lower middle one.
-func medianOfOthers(all []*claim, c *claim, of func(*latency) time.Duration) time.Duration {
-	values := make([]time.Duration, 0, len(all))
-	for _, o := range all {
-		if d := of(&o.latency); o != c && d > 0 {
-			values = append(values, d)
-		}
+// medianOfOthers returns that of sorted values, without own and zeros, of which there is one at least: zero if there is
+// no other, of an even number the lower middle one.
+func medianOfOthers(all []time.Duration, own time.Duration) time.Duration {
+	first, _ := slices.BinarySearch(all, 1)
+	at := first + (len(all)-first-2)>>1 // without others the last zero: a shift rounds down
+	if own <= all[at] {
+		at++
 	}
-	slices.Sort(values)
-	return append(values, 0)[(len(values)-1)/2] // the zero only if there is no other
+	return all[at]
 }
 
 // update adds a comparison and reports whether it changed slow. One that agrees resets those that did not.

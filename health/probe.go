@@ -70,13 +70,11 @@ func (t *target) open(ctx context.Context, elapsed time.Duration) (f finding) {
 // try probes a claim once, on l.
 func (t *target) try(ctx context.Context, c *claim, l *probeConn) finding {
 	client := http.Client{
-		Transport: l,
-		Timeout:   max(probeTimeout-l.took, time.Millisecond), // zero would mean no timeout
+		Transport: l, Timeout: max(probeTimeout-l.took, time.Millisecond), // zero would mean no timeout
 		// A redirect is a bad response (kube-aggregator, remote_available_controller.go).
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	start := time.Now()
-	var f finding
+	start, f := time.Now(), finding{}
 	f.latency, f.err = c.get(ctx, func(r *http.Request) (*http.Response, error) {
 		resp, err := client.Do(r)
 		f.http2 = err == nil && resp.ProtoMajor == 2

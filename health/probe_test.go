@@ -227,7 +227,8 @@ func TestCompare(t *testing.T) {
 		{answering(0, 1, false, true), 1, 2},
 		{answering(0, 1, false, false), 0, 0},
 	} {
-		value, typical := compare([]*claim{tt.of, answering(4, 2, false, false), answering(4, 2, false, false)}, tt.of)
+		l := &tt.of.latency
+		value, typical := compare(l, sorted(0, 4, 4, l.live), sorted(0, 2, 2, l.probe))
 		check.Same(t, [2]time.Duration{tt.value, tt.typical}, [2]time.Duration{value, typical}, "of %s and %s", tt.of.latency.live, tt.of.latency.probe)
 	}
 }
@@ -244,11 +245,10 @@ func TestMedianOfOthers(t *testing.T) {
 		{100, []time.Duration{0, 20}, 20},
 		{100, []time.Duration{20, 30}, 20},
 		{1, []time.Duration{20, 30, 40}, 30},
+		{30, []time.Duration{0, 0, 30, 40}, 30},
+		{20, []time.Duration{20, 20}, 20},
 	} {
-		all := []*claim{answering(0, tt.first, false, false)}
-		for _, d := range tt.others {
-			all = append(all, answering(0, d, false, false))
-		}
-		check.Same(t, tt.want, medianOfOthers(all, all[0], func(l *latency) time.Duration { return l.probe }), "%d among %d", tt.first, tt.others)
+		all := append([]time.Duration{0, tt.first}, tt.others...)
+		check.Same(t, tt.want, medianOfOthers(sorted(all...), tt.first), "%d among %d", tt.first, tt.others)
 	}
 }
