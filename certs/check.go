@@ -94,9 +94,8 @@ func (f *Findings) CheckProxyClient(chain []*x509.Certificate, authentication ma
 	f.expiry(object, chain[0], "certificate",
 		"renew it; Fairlead loads a new pair from the same files without a restart")
 	if authentication == nil {
-		f.Warn(object,
-			"allow reading ConfigMap kube-system/extension-apiserver-authentication "+
-				"(Role extension-apiserver-authentication-reader)",
+		f.Warn(object, "allow reading ConfigMap kube-system/extension-apiserver-authentication "+
+			"(Role extension-apiserver-authentication-reader)",
 			"it could not be compared with the cluster's request-header CA")
 		return
 	}
@@ -208,8 +207,7 @@ func (f *Findings) CheckBackend(object string, b *registry.Backend, data []byte,
 		return
 	}
 	cas := f.bundle(object, data)
-	used := make(map[string]bool)
-	sound := true
+	used, sound := make(map[string]bool), true
 	for _, endpoint := range slices.Sorted(maps.Keys(live)) {
 		root, err := trust.VerifyChain(data, b.ServerName, live[endpoint])
 		if err != nil {
@@ -269,9 +267,8 @@ func remedy(err *trust.Error, name string) string {
 }
 
 func subjects(cas []*x509.Certificate) string {
-	const shown = 3 // a line has no room for more
 	var names []string
-	for _, c := range cas[:min(len(cas), shown)] {
+	for _, c := range cas[:min(len(cas), 3)] { // a line has no room for more
 		names = append(names, fmt.Sprintf("%q", trust.Describe(c).Subject))
 	}
 	return strings.Join(names, ", ")

@@ -105,8 +105,7 @@ func New(cfg Config) (*Store, error) {
 	}
 	if cfg.TrustConfigMap {
 		s.logger.Warn("the authentication ConfigMap is trusted: kube-apiserver never takes a CA out of it, "+
-			"so a CA that was removed from its flags stays trusted here",
-			"configmap", cfg.ConfigMap.String())
+			"so a CA that was removed from its flags stays trusted here", "configmap", cfg.ConfigMap.String())
 	}
 	s.register(cfg.Metrics)
 	return s, nil
