@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -57,9 +58,10 @@ type leaf struct {
 
 // guarded is an open connection whose chain must stay valid.
 type guarded struct {
-	chain []*x509.Certificate
-	until time.Time     // when to check the chain again. Zero means only when the view changes
-	lost  chan struct{} // closed once, by checkLocked or end; Conn.watch in proxy/backend waits for it
+	chain   []*x509.Certificate
+	until   time.Time     // when to check the chain again. Zero means only when the view changes
+	expired bool          // only time has ended its validity, at until
+	lost    chan struct{} // one slot, for that; closed once, by checkLocked or end. See Trust.Guard
 }
 
 func (t *Trust) newBackend(name string) *backend {
@@ -222,14 +224,14 @@ func (b *backend) keepLocked(v view, some []replaced) {
 
 // guard adds an open connection, see Trust.Guard.
 func (b *backend) guard(chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
-	g := &guarded{chain: chain, lost: make(chan struct{})}
+	g := &guarded{chain: chain, until: chain[0].NotAfter, lost: make(chan struct{}, 1)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ended {
 		close(g.lost)
 	} else {
 		b.guards[g] = struct{}{}
-		b.checkLocked(g, b.current.Load(), time.Now())
+		b.checkLocked(g, time.Now())
 	}
 	return g.lost, func() {
 		b.mu.Lock()
@@ -245,22 +247,31 @@ func (b *backend) unused() bool {
 	return len(b.users)+len(b.guards) == 0
 }
 
-// recheckLocked ends the guards whose chain the current view does not verify.
+// recheckLocked checks all guards when the view has changed.
 func (b *backend) recheckLocked(now time.Time) {
-	v := b.current.Load()
 	for g := range b.guards {
-		b.checkLocked(g, v, now)
+		b.checkLocked(g, now)
 	}
 }
 
-func (b *backend) checkLocked(g *guarded, v *view, now time.Time) {
+// checkLocked ends a guard whose chain the current view does not verify, nor would have before it expired: who has been
+// let in stays while the CA is trusted.
+func (b *backend) checkLocked(g *guarded, now time.Time) {
+	v := b.current.Load()
 	got, _, err := v.verify(g.chain, now)
-	if err != nil {
-		delete(b.guards, g)
-		close(g.lost)
+	if err == nil {
+		g.until, g.expired = got.until, false
 		return
 	}
-	g.until = got.until
+	if now.After(g.until) {
+		if _, _, err = v.verify(g.chain, g.until); err == nil {
+			g.expired = true
+			latest.Wake(g.lost)
+			return
+		}
+	}
+	delete(b.guards, g)
+	close(g.lost)
 }
 
 // join adds an APIService that has spec.
@@ -299,10 +310,11 @@ func (b *backend) tick(now time.Time) {
 	v := b.current.Load()
 	if kept := live(v.previous, now); len(kept) < len(v.previous) {
 		b.keepLocked(*v, kept)
+		b.recheckLocked(now)
 	}
 	for g := range b.guards {
-		if !g.until.IsZero() && !now.Before(g.until) {
-			b.checkLocked(g, v, now)
+		if !g.expired && !g.until.IsZero() && !now.Before(g.until) {
+			b.checkLocked(g, now)
 		}
 	}
 	maps.DeleteFunc(b.leaves, func(_ [sha256.Size]byte, l leaf) bool { return now.Sub(l.seen) > leafMemory })

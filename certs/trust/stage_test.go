@@ -111,12 +111,17 @@ type connection struct {
 	release func()
 }
 
+// isLost reports whether its watches must end. That its chain has expired does not matter.
 func (c connection) isLost() bool {
-	select {
-	case <-c.lost:
-		return true
-	default:
-		return false
+	for {
+		select {
+		case _, expired := <-c.lost:
+			if !expired {
+				return true
+			}
+		default:
+			return false
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 )
@@ -87,6 +88,10 @@ func (s *stage) do(at string, words ...string) {
 			if s.open[c].isLost() != (words[0] == "lost") {
 				s.t.Errorf("%s: connection %s is lost: %v", at, c, s.open[c].isLost())
 			}
+		}
+	case "expired": // connection..., since it was last held
+		for _, c := range words[1 : len(words)-1] {
+			check.Same(s.t, 1, len(s.open[c].lost), "%s: values for connection %s", at, c)
 		}
 	case "unguarded": // nothing is left of closed connections
 		for _, b := range append(s.both(), s.local) {

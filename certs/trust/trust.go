@@ -155,11 +155,11 @@ func (t *Trust) TLS(apiService string, b *registry.Backend) (*tls.Config, error)
 	}, nil
 }
 
-// Guard watches an open connection to b whose server presented chain, leaf first. lost is closed when the APIService
-// (or b, if apiService is empty) no longer trusts the chain: from then on the connection must take no new stream, and
-// its watches must end within 5 s. It is closed at once if the chain does not verify now, so call Guard after the
-// handshake. lost is also closed when the APIService is deleted; if apiService is empty only time closes it. release
-// ends the guard. It must be called when the connection closes, and may be called more than once.
+// Guard watches an open connection to b whose server presented chain, leaf first. lost has a value when the chain has
+// expired: from then on the connection must take no new stream. It is closed when the APIService no longer trusts the
+// chain, or is deleted: then watches must end within 5 s, too. If apiService is empty, b's trust counts: it does not
+// end. lost is closed at once if the chain does not verify, so call Guard after the handshake. release ends the guard.
+// It must be called when the connection closes, and may be called more than once.
 func (t *Trust) Guard(
 	apiService string, b *registry.Backend, chain []*x509.Certificate,
 ) (lost <-chan struct{}, release func()) {

@@ -272,9 +272,10 @@ func (c *Conn) watch(how *dialing, over, changed, lost, stop <-chan struct{}) {
 			changed = nil
 			drain()
 			continue
-		case <-lost:
-			drain()
-			changed, lost, grace = nil, nil, time.After(watchGrace)
+		case _, expired := <-lost:
+			if drain(); !expired {
+				lost, grace = nil, time.After(watchGrace)
+			}
 			continue
 		case <-grace:
 		case <-stop:

@@ -256,6 +256,8 @@ func TestHeldConnections(t *testing.T) {
 		synctest.Wait()
 		check.Same(t, 2, len(s.guarded), "guards of two connections")
 		ends.end()
+		synctest.Wait()
+		s.lost <- struct{}{} // the other's chain expires, which ends no watch
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		s.Pools.mu.Lock()
