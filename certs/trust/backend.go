@@ -80,11 +80,11 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 	defer b.mu.Unlock()
 	now := time.Now()
 	if v := *b.current.Load(); overlap < b.overlap && len(v.previous) > 0 { // for what was replaced before, too
-		kept := live(v.previous, now.Add(b.overlap-overlap))
+		kept := slices.Clone(v.previous)
 		for i := range kept {
-			kept[i].until = kept[i].until.Add(overlap - b.overlap)
+			kept[i].lasts = min(kept[i].lasts, overlap)
 		}
-		b.keepLocked(v, kept)
+		b.keepLocked(v, live(kept, now))
 		b.recheckLocked(now)
 	}
 	b.overlap, b.all = overlap, all

@@ -27,8 +27,11 @@ type view struct {
 
 type replaced struct {
 	roots *roots
-	until time.Time
+	since time.Time
+	lasts time.Duration // their overlap
 }
+
+func (p replaced) until() time.Time { return p.since.Add(p.lasts) }
 
 // verify checks a chain at now. old says that only replaced roots verified it.
 func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, old bool, err *Error) {
@@ -46,12 +49,12 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 		err = refuse(reasonInvalidBundle, nil, "there is no CA bundle")
 	}
 	for _, p := range slices.Backward(v.previous) {
-		if !now.Before(p.until) {
+		if !now.Before(p.until()) {
 			continue
 		}
 		if got, olderr := v.against(p.roots, chain, now); olderr == nil {
-			if p.until.Before(got.until) {
-				got.until = p.until
+			if p.until().Before(got.until) {
+				got.until = p.until()
 			}
 			return got, true, nil
 		}
@@ -79,7 +82,7 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 	case next != nil && old.shares(next):
 		n.previous = drop(n.previous, old.ids)
 	default:
-		n.previous = append(n.previous, replaced{old, now.Add(overlap)})
+		n.previous = append(n.previous, replaced{old, now, overlap})
 	}
 	if overlap <= 0 {
 		n.previous = nil
@@ -91,14 +94,14 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 // overlapUntil returns when the last replaced roots stop being trusted. Zero means none.
 func (v *view) overlapUntil(now time.Time) (until time.Time) {
 	if all := live(v.previous, now); len(all) > 0 {
-		until = slices.MaxFunc(all, func(a, b replaced) int { return a.until.Compare(b.until) }).until
+		until = slices.MaxFunc(all, func(a, b replaced) int { return a.until().Compare(b.until()) }).until()
 	}
 	return until
 }
 
 // live returns a copy of the replaced roots that have not expired.
 func live(previous []replaced, now time.Time) []replaced {
-	return slices.DeleteFunc(slices.Clone(previous), func(p replaced) bool { return !now.Before(p.until) })
+	return slices.DeleteFunc(slices.Clone(previous), func(p replaced) bool { return !now.Before(p.until()) })
 }
 
 // drop removes an edited bundle's CAs from the replaced roots: the new one has those still trusted.
@@ -106,7 +109,7 @@ func drop(previous []replaced, ids sets.Set[identity]) []replaced {
 	var out []replaced
 	for _, p := range previous {
 		if r := p.roots.without(ids); r != nil {
-			out = append(out, replaced{r, p.until})
+			out = append(out, replaced{r, p.since, p.lasts})
 		}
 	}
 	return out
