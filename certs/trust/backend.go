@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// maxLeaves bounds the leaves remembered per backend, those seen last: the status page shows no more.
+	// maxLeaves bounds the leaves remembered per backend, those seen last of each CA: the status page shows no more.
 	maxLeaves = 16
 	// leafMemory is how long a leaf is remembered after it was last presented. The prober dials
 	// every endpoint anew within seconds, so five minutes without it mean that it is gone.
@@ -185,8 +185,13 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	defer b.mu.Unlock()
 	b.leaves[sha256.Sum256(chain[0].Raw)] = l
 	if len(b.leaves) > maxLeaves {
-		oldest := func(x, y [sha256.Size]byte) int { return b.leaves[x].seen.Compare(b.leaves[y].seen) }
-		delete(b.leaves, slices.MinFunc(slices.Collect(maps.Keys(b.leaves)), oldest))
+		n := make(map[identity]int) // by root: who removes a CA looks whether it still has any
+		for _, l := range b.leaves {
+			n[l.root]++
+		}
+		delete(b.leaves, slices.MinFunc(slices.Collect(maps.Keys(b.leaves)), func(x, y [sha256.Size]byte) int {
+			return cmp.Or(n[b.leaves[y].root]-n[b.leaves[x].root], b.leaves[x].seen.Compare(b.leaves[y].seen))
+		}))
 	}
 	if err != nil {
 		if b.counted != "" { // else no APIService has the Backend any more; the prober logs the resulting verdict

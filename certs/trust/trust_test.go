@@ -144,7 +144,8 @@ func TestNothingToVerifyBy(t *testing.T) {
 	check.Same(t, true, err != nil, "a chain is refused without roots")
 }
 
-// Status and metrics are bounded, and have first what expires first. The leaves that were presented last stay.
+// Status and metrics are bounded, and have first what expires first. The leaves that were presented last
+// stay, and one of each CA does.
 func TestStatusIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, root := newStage(t, Config{}), pki.NewCA("root")
@@ -155,6 +156,7 @@ func TestStatusIsBounded(t *testing.T) {
 			s.cast[names[i]] = root.IntermediateUntil(names[i], end(i))
 		}
 		s.set("v1.a", "bundle="+strings.Join(names, "|"))
+		must.Do(t, s.dial("v1.a", s.cast["1"].Issue(pki.Leaf{CommonName: "other", Names: []string{serverName}})))
 		for i := range maxLeaves + 2 {
 			time.Sleep(time.Nanosecond)
 			leaf := s.cast["0"].Issue(pki.Leaf{CommonName: fmt.Sprint(i), Names: []string{serverName}, NotAfter: end(i)})
@@ -172,6 +174,7 @@ func TestStatusIsBounded(t *testing.T) {
 			t.Errorf("%d leaves, the first two %v", len(one.Leaves), old)
 		}
 		metrics := s.shown("metrics")
+		check.Has(t, metrics, `kind="leaf",subject="other"`)
 		for _, hidden := range []string{"0", "1"} { // they expire last
 			check.Same(t, false, strings.Contains(metrics, `kind="ca",subject="`+hidden+`"`), "CA %s is shown in:\n%s", hidden, metrics)
 		}
