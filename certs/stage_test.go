@@ -143,7 +143,10 @@ func (s *stage) configMap(changes []string) map[string][]byte {
 
 // chain is a certificate's, which is sent so often, or none.
 func (s *stage) chain(certificate string) []*x509.Certificate {
-	if certificate == "-" {
+	switch certificate {
+	case "-":
+		return []*x509.Certificate{}
+	case "unreached":
 		return nil
 	}
 	certificate, times, _ := strings.Cut(certificate, "*")

@@ -167,11 +167,12 @@ func (l *linter) ask(ctx context.Context, entries []*registry.Entry) map[*regist
 	return all
 }
 
-// presented returns the chain of each endpoint that could be reached. Of others it warns: Fairlead may run elsewhere.
+// presented returns the chain of each endpoint, nil if that was not reached. Then it warns: Fairlead may run elsewhere.
 func (l *linter) presented(e *registry.Entry, answers []shown) map[string][]*x509.Certificate {
 	chains := make(map[string][]*x509.Certificate)
 	for i, answer := range answers {
 		address := e.Endpoints[i].Address
+		chains[address] = answer.chain
 		if answer.err != nil {
 			do := joined("; there, ", "run lint where Fairlead runs", advice.For(answer.err.Error()))
 			if l.byClusterIP {
@@ -181,7 +182,6 @@ func (l *linter) presented(e *registry.Entry, answers []shown) map[string][]*x50
 			l.Warn("APIService "+e.Name, do, "endpoint %s: asking for its certificate: %v", address, answer.err)
 			continue
 		}
-		chains[address] = answer.chain
 		if l.proxy != nil {
 			l.trusts("APIService "+e.Name, address, answer.asked)
 		}
