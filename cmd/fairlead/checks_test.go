@@ -120,6 +120,7 @@ func TestOwnChecks(t *testing.T) {
 func TestCertificatesJudged(t *testing.T) {
 	now := time.Now()
 	good := []trust.Certificate{{Subject: "good", NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour)}}
+	early := []trust.Certificate{{Subject: "early", NotBefore: now.Add(time.Hour), NotAfter: now.Add(2 * time.Hour)}}
 	old := []trust.Certificate{{Subject: "old", NotBefore: now.Add(-2 * time.Hour), NotAfter: now.Add(-time.Hour)}}
 	value := func(use string, c []trust.Certificate) certs.Status {
 		return certs.Status{Use: use, Source: "x", Certificates: c}
@@ -136,6 +137,7 @@ func TestCertificatesJudged(t *testing.T) {
 		{"the default pair", []certs.Status{value("serving", old), value("sni", old), value("sni", good)}, some, true, false},
 		{"an SNI pair", []certs.Status{value("serving", good), value("sni", old)}, some, true, false},
 		{"all pairs", []certs.Status{value("serving", old), value("sni", old)}, some, true, true},
+		{"all pairs, and one is not valid yet", []certs.Status{value("serving", old), value("sni", early)}, some, true, false},
 		{"all of them, without a default pair", []certs.Status{value("sni", old)}, some, true, true},
 		{"refused, and the last good one is used", []certs.Status{{Use: "serving", Err: "no key", Certificates: good}}, "", true, false},
 		{"the ConfigMap's client CA", []certs.Status{value("serving", good), value("authentication-configmap", append(old, good...)), value("client-ca", old), value("requestheader-ca", good)}, refused, true, false},
