@@ -152,7 +152,7 @@ func TestKubeconfigRenewsCredential(t *testing.T) {
 	for _, f := range k.files() {
 		must.Do(t, f.Take(nil))
 	}
-	must.Do(t, k.credential.look(k.credential.offered.Load())) // as Run does
+	must.Do(t, k.credential.look(t.Context(), k.credential.offered.Load(), false, nil)) // as Run does
 	check.Same(t, "Bearer y", k.credential.Authorization(), "credential")
 }
 

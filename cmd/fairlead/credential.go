@@ -35,6 +35,9 @@ type source struct {
 	config *rest.Config
 	ask    http.RoundTripper // returns what client-go's wrappers make of a request. It never sends it
 	tls    *tls.Config       // has the client certificate of a pair, a file or a plugin
+	own    string            // the header's value that get has found
+	pair   *tls.Certificate  // that get has found
+	got    chan error        // the result of a running get, one slot. Nil: none runs. look's
 }
 
 func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*credential, error) {
@@ -42,15 +45,17 @@ func newCredential(ctx context.Context, c *rest.Config, log *slog.Logger) (*cred
 	if err := k.take(c); err != nil {
 		return nil, cli.Usage(err)
 	}
-	looked := make(chan error, 1)
-	go func() { looked <- k.look(k.offered.Load()) }() // ends with the plugin, or with the process
-	select {
-	case err := <-looked:
-		return k, cli.Usage(err)
-	case <-ctx.Done():
-		return nil, fmt.Errorf("waiting for our own credential: %w", ctx.Err())
+	defer time.AfterFunc(patience, func() { log.Warn("still waiting for our own credential", "err", errSilent) }).Stop()
+	err := k.look(ctx, k.offered.Load(), false, nil)
+	if ctx.Err() == nil {
+		err = cli.Usage(err)
 	}
+	return k, err
 }
+
+const patience = 10 * time.Second // client-go waits for a plugin forever
+
+var errSilent = errors.New("the kubeconfig's plugin does not answer")
 
 // take offers Run another configuration. It runs no plugin, which may hang: its caller also follows other files.
 func (k *credential) take(c *rest.Config) error {
@@ -83,31 +88,57 @@ func newSource(c *rest.Config, status int) (*source, error) {
 	return &source{config: c, ask: ask, tls: cmp.Or(tc, &tls.Config{})}, nil
 }
 
-// look obtains a source's credential and puts both in force. Only newCredential and Run call it.
-func (k *credential) look(s *source) error {
-	const slow = 10 * time.Second // client-go waits for a plugin forever
-	defer time.AfterFunc(slow, func() {
-		k.log.Warn("still waiting for our own credential: the kubeconfig's plugin does not answer")
-	}).Stop()
-	own, err := s.authorization()
-	if err != nil {
-		return err
+// look obtains a source's credential and puts both in force, unless it is late. Only newCredential and Run call it.
+func (k *credential) look(ctx context.Context, s *source, anew bool, late <-chan time.Time) error {
+	if s.got == nil { // one goroutine for each source, that ends with its plugin, or with the process
+		got := make(chan error, 1)
+		s.got = got
+		go func() { got <- s.get(anew) }()
 	}
-	pair := &tls.Certificate{}
-	if get := s.tls.GetClientCertificate; get != nil {
-		if pair, err = get(&tls.CertificateRequestInfo{}); err != nil {
-			return fmt.Errorf("getting our own certificate: %w", err)
+	select {
+	case err := <-s.got:
+		if s.got = nil; err != nil {
+			return err
 		}
+	case <-late:
+		return errSilent
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for our own credential: %w", ctx.Err())
 	}
-	if own == "" && len(pair.Certificate) == 0 {
+	if s.own == "" && len(s.pair.Certificate) == 0 {
 		return errors.New("reading kubeconfig: it has no credential to impersonate callers with")
 	}
 	k.source.Store(s)
 	k.offered.CompareAndSwap(s, nil)
-	k.authorization.Store(&own)
+	k.authorization.Store(new(s.own))
 	was, _ := k.pair.GetClientCertificate(nil)
-	if !slices.EqualFunc(was.Certificate, pair.Certificate, slices.Equal[[]byte]) {
-		k.pair.Set(pair)
+	if !slices.EqualFunc(was.Certificate, s.pair.Certificate, slices.Equal[[]byte]) {
+		k.pair.Set(s.pair)
+	}
+	return nil
+}
+
+// get asks client-go, which reads files and runs a plugin again (anew) if it is told of a 401.
+func (s *source) get(anew bool) (err error) {
+	if anew {
+		refused, err1 := newSource(s.config, http.StatusUnauthorized)
+		fresh, err2 := newSource(s.config, http.StatusOK)
+		if err = errors.Join(err1, err2); err != nil {
+			return err
+		}
+		if _, err = refused.authorization(); err != nil {
+			return err
+		}
+		s.ask, s.tls = fresh.ask, fresh.tls
+	}
+	if s.own, err = s.authorization(); err != nil {
+		return err
+	}
+	s.pair = &tls.Certificate{}
+	if get := s.tls.GetClientCertificate; get != nil {
+		if s.pair, err = get(&tls.CertificateRequestInfo{}); err != nil {
+			return fmt.Errorf("getting our own certificate: %w", err)
+		}
 	}
 	return nil
 }
@@ -119,18 +150,6 @@ func (s *source) authorization() (string, error) {
 		return "", fmt.Errorf("getting our own credential: %w", err)
 	}
 	return res.Header.Get("Authorization"), nil
-}
-
-// again makes a source that reads files and runs a plugin again, by reporting a 401 to client-go.
-func (s *source) again() (*source, error) {
-	refused, err := newSource(s.config, http.StatusUnauthorized)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := refused.authorization(); err != nil {
-		return nil, err
-	}
-	return newSource(s.config, http.StatusOK)
 }
 
 // Run keeps the credential current until ctx ends.
@@ -149,24 +168,21 @@ func (k *credential) Run(ctx context.Context) error {
 		if failed && time.Since(renewed) < renewEvery {
 			continue
 		}
-		s, err := cmp.Or(k.offered.Load(), k.source.Load()), error(nil)
+		s, anew := cmp.Or(k.offered.Load(), k.source.Load()), false
 		if time.Since(renewed) >= renewEvery {
 			select {
 			case <-k.rejected:
 				k.log.Warn("the local apiserver rejects our own credential: getting a new one")
-				renewed = time.Now()
-				s, err = s.again()
+				renewed, anew = time.Now(), true
 			default:
 			}
 		}
-		if err == nil {
-			err = k.look(s)
-		}
-		if failed = err != nil; failed {
+		err := k.look(ctx, s, anew, time.After(patience))
+		if failed = err != nil && ctx.Err() == nil; failed {
 			renewed = time.Now()
 			k.log.Error("cannot get our own credential: keeping the last one", "err", err)
 			if last := k.source.Load(); s != last { // what is offered may fail for ever, while the last token expires
-				_ = k.look(last)
+				_ = k.look(ctx, last, false, time.After(patience))
 			}
 		}
 	}

@@ -7,13 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
@@ -149,6 +152,31 @@ func TestPluginThatHangs(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("it still waits")
 	}
+}
+
+// While a plugin hangs, another kubeconfig is taken. The plugin is asked once, and what it says at last is too late.
+func TestKubeconfigWhileAPluginHangs(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		k := must.Get(credentialOf(t, dir, `"token":"t1"`))(t)
+		var asked atomic.Int32
+		answer := make(chan struct{})
+		k.source.Load().ask = promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
+			asked.Add(1)
+			<-answer
+			return &http.Response{Header: http.Header{"Authorization": {"Bearer late"}}, Body: http.NoBody, Request: r}, nil
+		})
+		stop := must.Run(t, k.Run)
+		time.Sleep(time.Minute)
+		must.Do(t, k.take(kubeconfigOf(t, dir, `"token":"t2"`)))
+		time.Sleep(time.Minute)
+		check.Same(t, "Bearer t2", k.Authorization(), "while the plugin hangs")
+		close(answer)
+		time.Sleep(time.Minute)
+		check.Same(t, "Bearer t2", k.Authorization(), "when it answers")
+		check.Same(t, int32(1), asked.Load(), "times that it was asked")
+		stop()
+	})
 }
 
 // A refused credential is renewed soon, but not more often than cloud providers tolerate. If the
