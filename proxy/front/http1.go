@@ -186,7 +186,8 @@ type plain struct {
 
 	// For the goroutine of the connection only.
 	head  wire.TextHead
-	ended bool // the head is complete: the rest is not counted
+	// ended: the head is complete, the rest is not counted. Of a body read to its end net/http reads on while it closes.
+	ended atomic.Bool
 
 	mu       sync.Mutex // guards what follows
 	begun    time.Time  // when it became idle, or its head began; zero during a request. Written as head is
@@ -277,7 +278,8 @@ func (c *plain) hold(n int64) bool {
 // changed is http.Server.ConnState: it says when a head begins, and when it was read.
 func changed(c net.Conn, state http.ConnState) {
 	p, begun := c.(*plain), time.Time{} //nolint:forcetypeassert // Port's listener returns nothing else
-	if p.ended = state != http.StateNew && state != http.StateIdle; !p.ended {
+	head := state == http.StateNew || state == http.StateIdle
+	if p.ended.Store(!head); head {
 		p.hold(0)
 		p.head, begun = wire.TextHead{}, time.Now()
 	}
@@ -286,7 +288,7 @@ func changed(c net.Conn, state http.ConnState) {
 
 // Read reads a part of a head, and waits until there is room for what it becomes.
 func (c *plain) Read(p []byte) (int, error) {
-	if c.ended {
+	if c.ended.Load() {
 		return c.Conn.Read(p) //nolint:wrapcheck // from the wrapped connection
 	}
 	n, err := c.readHead(p)
@@ -296,7 +298,8 @@ func (c *plain) Read(p []byte) (int, error) {
 	if c.head.Bytes == 0 {
 		c.begin(time.Now())
 	}
-	_, c.ended = c.head.Read(p[:n])
+	_, ended := c.head.Read(p[:n])
+	c.ended.Store(ended)
 	if c.head.Over() {
 		return 0, c.refuse(http.StatusRequestHeaderFieldsTooLarge)
 	}
