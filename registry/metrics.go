@@ -68,8 +68,8 @@ func gauges(table func() *Table) metric.Gauges {
 	unavailable := prometheus.NewDesc("aggregator_unavailable_apiservice",
 		"Gauge of APIServices which are marked as unavailable broken down by APIService name.", []string{"name"}, nil)
 	info := prometheus.NewDesc("fairlead_apiservice_info",
-		"1 for each APIService of an extension server, with its group-version and its owner "+
-			"(annotation fairlead.dev/owner).", []string{"name", "group", "version", "owner"}, nil)
+		"1 for each APIService of an extension server, with its group-version and its annotations "+
+			"fairlead.dev/owner and maintenance.", []string{"name", "group", "version", "owner", "maintenance"}, nil)
 	entries := prometheus.NewDesc("fairlead_registry_entries",
 		"APIServices in the table by kind: local, remote, or refused because a remote claims a protected group.",
 		[]string{"kind"}, nil)
@@ -92,7 +92,8 @@ func gauges(table func() *Table) metric.Gauges {
 				gauge(unavailable, metric.Number(!e.Verdict.Available()), e.Name)
 			}
 			if !e.Local() {
-				gauge(info, 1, e.Name, e.GroupVersion.Group, e.GroupVersion.Version, e.Settings.Owner)
+				of, s := e.GroupVersion, &e.Settings
+				gauge(info, 1, e.Name, of.Group, of.Version, s.Owner, s.Maintenance)
 			}
 		}
 		faulty := make(map[string]int)
@@ -112,6 +113,5 @@ func gauges(table func() *Table) metric.Gauges {
 		gauge(generation, float64(t.generation))
 		gauge(problems, float64(faults))
 	}
-	all := []*prometheus.Desc{unavailable, info, entries, generation, problems, files}
-	return metric.Gauges{All: all, Make: gauges}
+	return metric.Gauges{All: []*prometheus.Desc{unavailable, info, entries, generation, problems, files}, Make: gauges}
 }
