@@ -177,9 +177,10 @@ func (s *Store) register(r prometheus.Registerer) {
 		s.reloads.WithLabelValues(f.use, f.source, "failure")
 	}
 	labels := []string{"use", "source"}
+	each := append(labels, "subject", "fingerprint")
 	expiry := prometheus.NewDesc("fairlead_certificate_expiration_timestamp_seconds",
-		"When a certificate in force expires: the leaf of a pair, each CA of a bundle.",
-		append(labels, "subject", "fingerprint"), nil)
+		"When a certificate in force expires: the leaf of a pair, each CA of a bundle.", each, nil)
+	begin := prometheus.NewDesc("fairlead_certificate_not_before_timestamp_seconds", "When it became valid.", each, nil)
 	valid := prometheus.NewDesc("fairlead_certificate_reload_valid",
 		"1 while the last value read is in force, 0 while the last good value is used instead.", labels, nil)
 	change := prometheus.NewDesc("fairlead_certificate_change_timestamp_seconds",
@@ -187,7 +188,6 @@ func (s *Store) register(r prometheus.Registerer) {
 	gauges := func(gauge func(*prometheus.Desc, float64, ...string)) {
 		type series struct{ use, source, fingerprint string }
 		seen := make(map[series]bool)
-		const maxSeries = 16 // of expiry, of one bundle
 		for _, st := range s.Status() {
 			// A source or a certificate may be there twice: a duplicate series would fail the whole scrape.
 			if key := (series{st.Use, st.Source, ""}); !seen[key] {
@@ -197,15 +197,16 @@ func (s *Store) register(r prometheus.Registerer) {
 					gauge(change, float64(st.Changed.Unix()), st.Use, st.Source)
 				}
 			}
-			for _, cert := range st.Certificates[:min(len(st.Certificates), maxSeries)] {
+			for _, cert := range st.Certificates[:min(len(st.Certificates), 16)] { // a bundle may have every public CA
 				if key := (series{st.Use, st.Source, cert.Fingerprint}); !seen[key] {
 					seen[key] = true
 					gauge(expiry, float64(cert.NotAfter.Unix()), st.Use, st.Source, cert.Subject, cert.Fingerprint)
+					gauge(begin, float64(cert.NotBefore.Unix()), st.Use, st.Source, cert.Subject, cert.Fingerprint)
 				}
 			}
 		}
 	}
-	metric.Register(r, s.reloads, metric.Gauges{All: []*prometheus.Desc{expiry, valid, change}, Make: gauges})
+	metric.Register(r, s.reloads, metric.Gauges{All: []*prometheus.Desc{expiry, begin, valid, change}, Make: gauges})
 }
 
 const (

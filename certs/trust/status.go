@@ -130,10 +130,6 @@ func (b *backend) seen() map[[sha256.Size]byte]leaf {
 	return seen
 }
 
-// maxSeries bounds the expiry series of one bundle; the CAs that expire first are shown. A bundle
-// of every public CA would make 150 for each APIService.
-const maxSeries = 16
-
 // metrics are those of events. Gauges are made from Status.
 type metrics struct {
 	missingSAN, sha1  prometheus.Counter
@@ -204,9 +200,12 @@ func (t *Trust) logSaid() {
 }
 
 func (t *Trust) gauges() metric.Gauges {
+	labels := []string{"apiservice", "kind", "subject", "fingerprint"}
 	expiry := prometheus.NewDesc("fairlead_certificate_backend_expiration_timestamp_seconds",
-		"When a backend's certificate expires: a CA of its bundle (kind ca) or a verified one "+
-			"of an endpoint (kind leaf).", []string{"apiservice", "kind", "subject", "fingerprint"}, nil)
+		"When a backend's certificate expires: a verified one of an endpoint (kind leaf) or the CA of its bundle "+
+			"that verifies it (kind ca; while there is none, the one that expires last).", labels, nil)
+	begin := prometheus.NewDesc("fairlead_certificate_backend_not_before_timestamp_seconds",
+		"When it became valid.", labels, nil)
 	overlap := prometheus.NewDesc("fairlead_certificate_backend_overlap",
 		"1 while replaced roots are trusted in addition to the bundle and an endpoint still needs them, 0 otherwise.",
 		[]string{"apiservice"}, nil)
@@ -216,12 +215,16 @@ func (t *Trust) gauges() metric.Gauges {
 		"When the bundle was last replaced or became unreadable.", []string{"apiservice"}, nil)
 	gauges := func(gauge func(*prometheus.Desc, float64, ...string)) {
 		for _, s := range t.Status() {
+			inUse := slices.ContainsFunc(s.CAs, func(c Certificate) bool { return c.Live })
 			for kind, certs := range map[string][]Certificate{"ca": s.CAs, "leaf": s.Leaves} {
-				for _, cert := range certs[:min(len(certs), maxSeries)] {
-					if cert.Refused || s.Source == "none" {
-						continue // a stranger's, perhaps; or nobody verifies it, and it may expire
+				for i, cert := range certs {
+					// A bundle of every public CA has those that expire, unnoticed.
+					spare := kind == "ca" && !cert.Live && (inUse || i < len(certs)-1)
+					if cert.Refused || spare || s.Source == "none" {
+						continue // a stranger's, perhaps; or nobody needs it, and it may expire
 					}
 					gauge(expiry, float64(cert.NotAfter.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
+					gauge(begin, float64(cert.NotBefore.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
 				}
 			}
 			gauge(overlap, metric.Number(s.OverlapInForce), s.APIService)
@@ -231,5 +234,5 @@ func (t *Trust) gauges() metric.Gauges {
 			}
 		}
 	}
-	return metric.Gauges{All: []*prometheus.Desc{expiry, overlap, valid, change}, Make: gauges}
+	return metric.Gauges{All: []*prometheus.Desc{expiry, begin, overlap, valid, change}, Make: gauges}
 }

@@ -185,7 +185,7 @@ type plain struct {
 	gone      context.CancelFunc // ends the connection's context; nil before net/http has it
 
 	// For the goroutine of the connection only.
-	head  wire.TextHead
+	head wire.TextHead
 	// ended: the head is complete, the rest is not counted. Of a body read to its end net/http reads on while it closes.
 	ended atomic.Bool
 

@@ -134,7 +134,7 @@ func testFire(t *testing.T, w *world, token string) {
 		{
 			"FairleadCertificateExpiring", `source="` + spare.CertFile + `"`,
 			`fairlead_certificate_expiration_timestamp_seconds{source="` + spare.CertFile + `"}`,
-			func() { serving("spare", 48*time.Hour) }, func() { serving("spare", long) },
+			func() { serving("spare", 15*time.Minute) }, func() { serving("spare", long) },
 		},
 		{
 			"FairleadReloadFailing", `source="` + broken.CertFile + `"`,
