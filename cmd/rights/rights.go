@@ -180,6 +180,7 @@ func roles(f Features) []role {
 			{f.APIServices, 8, "list watch", aggregation, "apiservices", "", "", noTable},
 			{f.Services, 9, "list watch", "", "services", "", "", noBackends},
 			{sliced, 10, "list watch", discovery, "endpointslices", "", "", noBackends},
+			{f.Entrypoint && !sliced, 10, "list", discovery, "endpointslices", fallback, "", noEndpoints},
 			{f.Services, 12, "get list", extensions, "customresourcedefinitions", "", "", noShadows},
 			{true, 14, "create", authentication, "tokenreviews", "", "", noTokens},
 			{f.Requests, 15, "create", authorization, "subjectaccessreviews", "", "", noRequests},

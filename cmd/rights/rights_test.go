@@ -134,6 +134,19 @@ func TestNeeded(t *testing.T) {
 	}
 }
 
+// The entrypoint lists the EndpointSlices of the Service kubernetes, also where the registry does not.
+func TestEntrypointLists(t *testing.T) {
+	for _, f := range []Features{{Entrypoint: true}, {Entrypoint: true, Services: true}} {
+		lists := 0
+		for _, r := range Needed(f) {
+			if r.Verb == "list" && r.Resource == "endpointslices" {
+				lists++
+			}
+		}
+		check.Same(t, 1, lists, "rights to list EndpointSlices with %+v", f)
+	}
+}
+
 func TestAttributes(t *testing.T) {
 	want := &authorizationv1.ResourceAttributes{Verb: "patch", Group: "apiregistration.k8s.io", Version: "*", Resource: "apiservices", Subresource: "status"}
 	for _, r := range Needed(Features{Status: true}) {
