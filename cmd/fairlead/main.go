@@ -128,8 +128,8 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	return slog.New(h)
 }
 
-// dropGone drops what k8s.io/apiserver logs when a client disconnects early, and of queries that it cannot read or that
-// make a SubjectAccessReview fail: clients could fill the log. The check reviews tells of reviews that fail.
+// dropGone drops what k8s.io/apiserver logs of clients that disconnect early, and of queries that it cannot read or
+// that make a SubjectAccessReview fail (see the check reviews): clients could fill the log. The registry logs outages.
 type dropGone struct{ slog.Handler }
 
 func (p dropGone) Handle(ctx context.Context, r slog.Record) error {
@@ -137,6 +137,7 @@ func (p dropGone) Handle(ctx context.Context, r slog.Record) error {
 		strings.HasPrefix(r.Message, "Failed to make webhook authorizer request")
 	r.Attrs(func(a slog.Attr) bool {
 		err, ok := a.Value.Any().(error)
+		gone = gone || r.Message == "Failed to watch" && a.Equal(slog.String("reflector", "registry"))
 		gone = gone || ok && (apiservices.ClientGone(err) ||
 			strings.HasPrefix(err.Error(), "failed to build impersonation cache key"))
 		return !gone

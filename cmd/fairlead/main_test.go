@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -47,6 +49,13 @@ func TestLogOfClientsThatGo(t *testing.T) {
 	}
 	klog.ErrorS(context.DeadlineExceeded, "another one")
 	check.Has(t, logged.String()[before:], "another one")
+	for _, name := range []string{"registry", "another"} { // what the registry logs once, its reflectors repeat
+		o := cache.ReflectorOptions{Name: name}
+		r := cache.NewReflectorWithOptions(&cache.ListWatch{}, &corev1.Service{}, cache.NewStore(cache.MetaNamespaceKeyFunc), o)
+		cache.DefaultWatchErrorHandler(t.Context(), r, errors.New(name+" has no server"))
+	}
+	check.Has(t, logged.String()[before:], "another has no server")
+	check.Same(t, false, strings.Contains(logged.String()[before:], "registry has no server"), "a failure of the registry's is repeated")
 }
 
 type small struct {
