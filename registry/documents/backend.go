@@ -125,7 +125,6 @@ func Askable(e *registry.Entry) bool {
 	return len(e.Endpoints) > 0 && e.Verdict.Status != corev1.ConditionFalse
 }
 
-// run asks until ctx ends.
 func (b *backend[S, L]) run(ctx context.Context) {
 	retry := retries(firstRetry, lastRetry)
 	for {

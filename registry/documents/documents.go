@@ -36,8 +36,7 @@ type Do = func(ctx context.Context, r *http.Request) (*http.Response, error)
 
 // Config is common to all documents. Tables and From are required; with a local apiserver Local, Each and Only, too.
 type Config struct {
-	// Tables has the current table. Required.
-	Tables latest.Tables[*registry.Table]
+	Tables latest.Tables[*registry.Table] // the current table
 	// From sends requests to a remote entry's backend, under an identity that may read its documents. Required.
 	From func(e *registry.Entry) Do
 	// Local sends requests to a local apiserver, likewise. Nil means that there is none.
@@ -184,11 +183,8 @@ func (s *Sources[S, L]) matters(c change) bool {
 func (s *Sources[S, L]) ask(ctx context.Context, b *backend[S, L], entries []*registry.Entry) error {
 	was := b.known.Load()
 	next, changed, err := s.kind.Ask(ctx, was, entries)
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil || next == nil {
 		return ctx.Err() // the backend has left the table: ignore its response
-	case next == nil:
-		return nil
 	}
 	for !b.known.CompareAndSwap(was, next) { // it got a former backend's state meanwhile
 		was = b.known.Load()

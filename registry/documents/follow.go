@@ -100,7 +100,6 @@ func Watch(ctx context.Context, do Do, path string, changed func()) error {
 	}
 }
 
-// watchOnce watches until the server ends it.
 func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
 	// Begin now: without a resourceVersion the server would first send all objects.
 	q := Question{Path: path, Query: "limit=1", Accept: "application/json;as=PartialObjectMetadataList" + metadataOnly}

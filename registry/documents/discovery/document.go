@@ -96,7 +96,6 @@ func (d *document) common(etag string, gzip bool) []hpack.HeaderField {
 	}
 }
 
-// at returns the slot of a form.
 func (d *document) at(c choice) *form { return &d.forms[c.media][at(c.pretty)] }
 
 // form returns a form, which it renders on first use.

@@ -168,7 +168,6 @@ func pack(body []byte) *packed {
 	return &packed{zipped: negotiate.Gzip(body), size: len(body), hash: negotiate.Hash(body), made: time.Now()}
 }
 
-// open returns the uncompressed document.
 func (p *packed) open() []byte {
 	out := make([]byte, p.size)
 	_, _ = io.ReadFull(&plain{of: p}, out) // it cannot fail: pack has compressed it

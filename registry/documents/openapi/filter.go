@@ -98,7 +98,6 @@ func filterRemote(sw *spec.Swagger, versions []schema.GroupVersion) (out *spec.S
 	return out, nil
 }
 
-// operations returns those that a path has.
 func operations(item *spec.PathItem) []*spec.Operation {
 	all := []*spec.Operation{item.Get, item.Put, item.Post, item.Delete, item.Options, item.Head, item.Patch}
 	return slices.DeleteFunc(all, func(o *spec.Operation) bool { return o == nil })

@@ -157,7 +157,6 @@ func (o *OpenAPI) remote(v *view, gv schema.GroupVersion) *document {
 	return o.united(gv, of)
 }
 
-// collect finds the inputs of v2.
 func (o *OpenAPI) collect(v *view) *inputs {
 	in, place := &inputs{local: v.local.spec}, places(v.table)
 	for _, p := range v.parts { // of which some may be remotes, as its server's own aggregator has them

@@ -119,7 +119,6 @@ func groupVersionOf(path string) (schema.GroupVersion, bool) {
 	return schema.GroupVersion{}, false
 }
 
-// itemOf returns a document's item of the index.
 func itemOf(path, hash string) handler3.OpenAPIV3DiscoveryGroupVersion {
 	u := url.URL{Path: "/openapi/v3/" + path, RawQuery: url.Values{"hash": {hash}}.Encode()}
 	return handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: u.String()}

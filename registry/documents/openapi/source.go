@@ -231,11 +231,9 @@ func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Disco
 			continue
 		}
 		body, err := q.document(ctx, "/openapi/v3/"+pathOf(gv))
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		if errs = append(errs, err); err == nil {
+			q.now[i].v3 = q.o.newDocument(gv, old, body)
 		}
-		q.now[i].v3 = q.o.newDocument(gv, old, body)
 	}
 	return errors.Join(errs...)
 }
