@@ -332,21 +332,18 @@ func (o *objects) faults() []directory.Fault {
 		})
 	}
 	for name := range o.several {
-		theirs, counts := o.apiService(kindServed, name), o.apiServices[name.Name]
+		counts, file := o.apiServices[name.Name], o.files[name.Name]
 		if a := o.apiService(kindFallback, name); a != nil && counts != a && claimant(a)+claimant(counts) != "" {
 			ignored(name, "the directory")
 		}
-		if theirs == nil {
+		theirs, claim := o.apiService(kindServed, name), claimant(counts)
+		if theirs == nil || claim == "" {
 			continue
 		}
-		automanaged := theirs.Labels[directory.Automanaged] != ""
-		file, inFile := o.files[name.Name]
-		a, _ := file.Value.(*apiregistrationv1.APIService)
-		switch claim := claimant(cmp.Or(a, counts)); {
-		case claim == "":
-		case inFile && automanaged:
+		switch automanaged := theirs.Labels[directory.Automanaged] != ""; {
+		case file.Value == counts && automanaged:
 			list = append(list, file.Fault("the local apiserver serves it too, and "+claim+" claims it"))
-		case inFile: // somebody has made both
+		case file.Value == counts: // somebody has made both
 			note := file.Fault("the cluster has one, too, which is ignored: the directory's counts")
 			note.Note = true
 			list = append(list, note)
