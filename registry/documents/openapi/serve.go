@@ -86,7 +86,7 @@ func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 			return
 		}
 		w.Header().Set("Cache-Control", "public, immutable")
-		w.Header().Set("Expires", time.Now().AddDate(1, 0, 0).Format(time.RFC1123))
+		w.Header().Set("Expires", time.Now().UTC().AddDate(1, 0, 0).Format(http.TimeFormat))
 	}
 	d.serve(w, r, form, subtypeProto3)
 }
