@@ -131,7 +131,7 @@ func (c *claim) take(f finding) {
 	if f.err == nil {
 		c.passed.Inc()
 		c.failures, c.trouble, c.report.Began, c.report.HTTP2 = 0, none, c.started, f.http2
-		c.report.Health, c.report.Hung, c.report.Reason, c.report.Message = registry.Healthy, false, "", ""
+		c.report.Endpoint = registry.Endpoint{Address: c.target.key.address, Health: registry.Healthy}
 		c.latency.probed(f.latency)
 		c.last.Store(&probe{time.Now(), f.took, ""})
 		return
@@ -147,7 +147,7 @@ func (c *claim) take(f finding) {
 	}
 	if c.failures >= fall {
 		c.report.Health, c.report.Began = registry.Unhealthy, c.started
-		c.report.Reason, c.report.Message = reason, message
+		c.report.Reason, c.report.Message, c.report.Gone = reason, message, errors.Is(f.err, errGone)
 	}
 	how := answered
 	switch {

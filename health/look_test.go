@@ -19,6 +19,7 @@ import (
 //
 //	healthy, unhealthy [N-M…] what was reported last about all APIServices at the first address, or some
 //	hung                    that the first one's process does not run; unhealthy: it may
+//	gone                    that the first one's server has no such group-version; unhealthy: it may
 //	out, back <range>       the time until all are unhealthy, or healthy, from now on
 //	reports <range>         in all
 //	dials, requests <N> <range>   to the first address, or for an APIService, since the last mark
@@ -39,6 +40,8 @@ func (w *world) look(words []string) bool {
 		w.lookAt(words[0] == "healthy", words[1:len(words)-1])
 	case "hung":
 		check.Same(w.t, true, w.of(first).Hung, "%s: hung", w.line)
+	case "gone":
+		check.Same(w.t, true, w.of(first).Gone, "%s: gone", w.line)
 	case "out":
 		w.until(registry.Unhealthy, words[1])
 	case "back":

@@ -96,8 +96,9 @@ func inTime(err error, latency, timeout time.Duration) error {
 	return err
 }
 
-// errUnread is the refusal of a server that has accepted us before it restarted.
-var errUnread = errors.New("it has just started, and may not have read its rules yet")
+// errUnread is the refusal of a server that has accepted us before it restarted, errGone the status of one that has no
+// such group-version.
+var errUnread, errGone = errors.New("it has just started, and may not have read its rules yet"), errors.New("404")
 
 // get requests a document, or a server's readiness, and returns how long the head took. A bad response is an error.
 func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response, error)) (time.Duration, error) {
@@ -127,6 +128,8 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 		c.accepted.Store(true)
 		c.read(resp.Body)
 		return latency, nil
+	case !c.target.key.server && code == http.StatusNotFound:
+		return latency, fmt.Errorf("bad status from %v: %w%s", c.at, errGone, sentence(resp.Body))
 	case !c.target.key.server:
 		return latency, fmt.Errorf("bad status from %v: %d%s", c.at, code, sentence(resp.Body))
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:

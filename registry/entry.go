@@ -141,16 +141,16 @@ func (b *Backend) NameAt(address string) string {
 
 // Endpoint is one address of an Entry's Backend.
 type Endpoint struct {
-	Address     string // the host:port to dial
-	Terminating bool   // used only when no other is left
-	Far         bool   // for other zones than this replica's (EndpointSlice hints): used while no other is healthy
-	Health      Health // the result of the probes
-	Slow        bool   // gets a trickle (1 %) of requests: its latency is far above the peers' median
-	// Hung says that the endpoint accepts connections and does no TLS handshakes: its process does not run.
-	Hung    bool
-	Reason  string    // why it is Unhealthy: ReasonFailedDiscoveryCheck or ReasonInvalidCABundle
-	Message string    // the cause when Unhealthy, for the operator
-	Since   time.Time // when Health last changed. Zero means never
+	Address     string    // the host:port to dial
+	Terminating bool      // used only when no other is left
+	Far         bool      // for other zones than this replica's (EndpointSlice hints): used while no other is healthy
+	Health      Health    // the result of the probes
+	Slow        bool      // gets a trickle (1 %) of requests: its latency is far above the peers' median
+	Hung        bool      // it accepts connections and does no TLS handshakes: its process does not run
+	Gone        bool      // it answers, and has the group-version no longer (404)
+	Reason      string    // why it is Unhealthy: ReasonFailedDiscoveryCheck or ReasonInvalidCABundle
+	Message     string    // the cause when Unhealthy, for the operator
+	Since       time.Time // when Health last changed. Zero means never
 }
 
 // Settings are those of an APIService's fairlead.dev/ annotations, with the flags' defaults (Options.Defaults).

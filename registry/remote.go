@@ -110,7 +110,7 @@ func (b *builder) apply(e *Entry) {
 		if to.Health != r.Health {
 			to.Health, to.Since = r.Health, b.in.Now
 		}
-		to.Slow, to.Hung, to.Reason, to.Message = r.Slow, r.Hung, "", ""
+		to.Slow, to.Hung, to.Gone, to.Reason, to.Message = r.Slow, r.Hung, r.Gone, "", ""
 		if r.Health == Unhealthy {
 			to.Reason, to.Message = ReasonFailedDiscoveryCheck, normalizeCause(r.Message)
 			if r.Reason == ReasonInvalidCABundle { // one of two: metrics have a series for each
@@ -176,8 +176,7 @@ func failed(e *Entry) Verdict {
 	}
 	first := &e.Endpoints[at]
 	message := first.Message
-	if !strings.HasPrefix(message, "failing or missing response from ") &&
-		!strings.HasPrefix(message, "timed out waiting for ") {
+	if !strings.HasPrefix(message, "failing or missing response from ") {
 		message = "failing or missing response from https://" + first.Address + e.Path() + ": " + message
 	}
 	return fault(ReasonFailedDiscoveryCheck, "%s", message)

@@ -106,23 +106,30 @@ func (b *backend[S, L]) keep(former *S) {
 }
 
 // worthAsking reports whether a backend's documents may have changed: it has another group-version or other endpoints,
-// has recovered, is no longer alone or alone again, or its APIService has changed, as an operator may ask by.
+// has recovered, lost one, is no longer alone or alone again, or its APIService has changed, as an operator may ask by.
 func worthAsking(old, now []*registry.Entry) bool {
 	sameAddress := func(a, b registry.Endpoint) bool { return a.Address == b.Address }
 	return slices.ContainsFunc(latest.Diff(old, now), func(c change) bool {
 		if c.Old == nil || c.New == nil {
 			return c.Old == nil
 		}
-		return c.New.Verdict.Available() && !c.Old.Verdict.Available() || c.New.Edited(c.Old) ||
-			(len(c.New.Further) > 0) != (len(c.Old.Further) > 0) ||
+		return c.New.Verdict.Available() && !c.Old.Verdict.Available() || gone(c.New) && !gone(c.Old) ||
+			c.New.Edited(c.Old) || (len(c.New.Further) > 0) != (len(c.Old.Further) > 0) ||
 			!slices.EqualFunc(c.Old.Endpoints, c.New.Endpoints, sameAddress)
 	})
 }
 
-// Askable reports whether a backend may be asked for an entry: it has endpoints, and is not known
-// to be unavailable. An entry that was never probed may be asked for.
+// Askable reports whether a backend may be asked for an entry: it has endpoints, and is not known to be unavailable,
+// or is because it has no such group-version. An entry that was never probed may be asked for.
 func Askable(e *registry.Entry) bool {
-	return len(e.Endpoints) > 0 && e.Verdict.Status != corev1.ConditionFalse
+	return len(e.Endpoints) > 0 && (e.Verdict.Status != corev1.ConditionFalse || gone(e))
+}
+
+// gone reports whether all of a backend answers, and has an entry's group-version no longer. Then its documents are
+// right without that, as after an upgrade: what it had is kept only while it is silent or in doubt.
+func gone(e *registry.Entry) bool {
+	return e.Verdict.Reason == registry.ReasonFailedDiscoveryCheck &&
+		!slices.ContainsFunc(e.Endpoints, func(o registry.Endpoint) bool { return !o.Gone })
 }
 
 func (b *backend[S, L]) run(ctx context.Context) {

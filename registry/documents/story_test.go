@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
@@ -154,5 +155,16 @@ func TestAskable(t *testing.T) {
 		if e.Endpoints = nil; documents.Askable(e) {
 			t.Errorf("with a verdict of %q, without an endpoint", verdict)
 		}
+	}
+	for _, tt := range []struct {
+		reason    string
+		all, want bool // all endpoints answer that they have no such group-version
+	}{
+		{registry.ReasonFailedDiscoveryCheck, true, true},
+		{registry.ReasonFailedDiscoveryCheck, false, false},
+		{registry.ReasonMaintenance, true, false},
+	} {
+		e := &registry.Entry{Endpoints: []registry.Endpoint{{Gone: true}, {Gone: tt.all}}, Verdict: registry.Verdict{Status: corev1.ConditionFalse, Reason: tt.reason}}
+		check.Same(t, tt.want, documents.Askable(e), "%+v", tt)
 	}
 }

@@ -6,7 +6,7 @@
 // remote (its own aggregator lists those, too). A remote one comes only from its backend, which has its own goroutine
 // (registry/documents) and is believed only about its own group-versions. A backend that fails keeps its last known
 // resources as Current: client-go ignores Stale ones, which makes namespaces hang. In this it deliberately differs from
-// kube-aggregator. It is safe: where a deletable resource cannot be listed, deletion waits.
+// kube-aggregator. It is safe: where a deletable resource cannot be listed, deletion waits. A live one is believed.
 //
 // The concurrency rule: one goroutine, Run's, merges and renders. Documents are immutable behind one atomic pointer, so
 // a request waits for nothing. A rarely used form is rendered from the document once, on first request.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -17,6 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/builtin"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
@@ -166,7 +166,7 @@ func listOfParts(parts []part) *apidiscoveryv2.APIGroupDiscoveryList {
 // version returns what a remote entry's backend has, whose state is s.
 func (m *merge) version(e *registry.Entry, s *state) *apidiscoveryv2.APIVersionDiscovery {
 	v := s.versions[e.GroupVersion]
-	confirmed := v.err == nil && e.Verdict.Status != corev1.ConditionFalse // still
+	confirmed := v.err == nil && documents.Askable(e) // still
 	if v.doc != nil && (m.staleAfter <= 0 || confirmed || !m.goesStale(v.confirmed)) {
 		return v.doc
 	}

@@ -31,7 +31,7 @@ import (
 //	route <apiservice> [hidden|<service>…]         what the policy says of it: its further backends
 //	unserve <service>                              its Service is deleted
 //	delete <apiservice>
-//	report <apiservice> healthy|unhealthy
+//	report <apiservice> healthy|unhealthy|gone
 //	pass <duration>
 //	asked <server> <least> <most> [path]   number of requests since the last step of this kind; it depends on jitter
 //	<METHOD> <file> <path> [<field>=<value>…]   a response; $tag is the ETag of the last one
@@ -135,7 +135,7 @@ func (s *Scene) step(at string, words []string) {
 		delete(s.Input.APIServices, words[1])
 		s.Build()
 	case "report":
-		s.Report(words[1], words[2] == "healthy")
+		s.Report(words[1], words[2])
 	case "pass":
 		s.Pass(must.Get(time.ParseDuration(words[1]))(s))
 	case "asked":
@@ -152,7 +152,7 @@ func (s *Scene) step(at string, words []string) {
 }
 
 // Report passes the result of a probe of an APIService's first endpoint to the table.
-func (s *Scene) Report(name string, healthy bool) {
+func (s *Scene) Report(name, result string) {
 	s.Helper()
 	at := slices.IndexFunc(s.Table().Servers(), func(e *registry.Entry) bool { return e.Name == name })
 	if at < 0 {
@@ -160,8 +160,8 @@ func (s *Scene) Report(name string, healthy bool) {
 	}
 	e := s.Table().Servers()[at]
 	r := registry.Report{Name: name, Backend: e.Backend, Endpoint: registry.Endpoint{Address: e.Endpoints[0].Address, Health: registry.Healthy}}
-	if !healthy {
-		r.Health, r.Reason, r.Message = registry.Unhealthy, registry.ReasonFailedDiscoveryCheck, "no"
+	if result != "healthy" {
+		r.Health, r.Reason, r.Message, r.Gone = registry.Unhealthy, registry.ReasonFailedDiscoveryCheck, "no", result == "gone"
 	}
 	s.Build(r)
 }
