@@ -144,8 +144,8 @@ func localVersions(ctx context.Context, from documents.Do, s *localState) error 
 // versions are group-versions with their resources. The core group has no name.
 type versions map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
 
-// together returns what the local apiservers serve together, in the words of the newest one, and tells which of them
-// serve what. Their order does not depend on names: all replicas make the same documents. Nil means that none is known.
+// together returns what the local apiservers serve together, in the words of the newest that answers, and tells who
+// serves what. Their order does not depend on names: all replicas make the same documents. Nil means that none is known.
 func (d *Discovery) together(m *merge) *localState {
 	if d.cfg.Local == nil {
 		return &localState{groups: d.own}
@@ -159,7 +159,7 @@ func (d *Discovery) together(m *merge) *localState {
 	}
 	byAddr := func(x, y metav1.ServerAddressByClientCIDR) int { return cmp.Compare(x.ServerAddress, y.ServerAddress) }
 	slices.SortFunc(all, func(a, b *localState) int { // servers with equal documents differ in addresses
-		return cmp.Or(documents.Newer(a.release, b.release),
+		return cmp.Or(at(a.failed)-at(b.failed), documents.Newer(a.release, b.release),
 			cmp.Compare(a.groupsTag, b.groupsTag), cmp.Compare(a.coreTag, b.coreTag),
 			slices.CompareFunc(a.versions.ServerAddressByClientCIDRs, b.versions.ServerAddressByClientCIDRs, byAddr))
 	})
