@@ -47,8 +47,14 @@ type localState struct {
 func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.Pointer[localState]) error {
 	last := cmp.Or(known.Load(), &localState{server: server})
 	next, from := *last, d.cfg.Local(server)
-	err := d.cfg.Release(ctx, server, &next.release)
-	groups, tag, err2 := d.list(ctx, from, "/apis", last.groupsTag)
+	if err := d.cfg.Release(ctx, server, &next.release); err != nil { // the other requests might wait for a minute
+		next.failed = true
+		if known.Store(&next); !last.failed {
+			d.Touch()
+		}
+		return err
+	}
+	groups, tag, err := d.list(ctx, from, "/apis", last.groupsTag)
 	if groups != nil {
 		next.groups, next.groupsTag = byGroupVersion(groups), tag
 		if d.own != nil {
@@ -58,12 +64,12 @@ func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.P
 			maps.Copy(next.groups, d.own)
 		}
 	}
-	core, tag, err3 := d.list(ctx, from, "/api", last.coreTag)
+	core, tag, err2 := d.list(ctx, from, "/api", last.coreTag)
 	if core != nil {
 		core.TypeMeta = metav1.TypeMeta{} // encoding sets it
 		next.core, next.coreTag = core, tag
 	}
-	err = errors.Join(err, err2, err3, localVersions(ctx, from, &next))
+	err = errors.Join(err, err2, localVersions(ctx, from, &next))
 	if next.failed = err != nil; !next.failed {
 		next.confirmed = time.Now()
 	}

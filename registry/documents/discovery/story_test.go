@@ -22,7 +22,7 @@ import (
 // The steps of these stories, beside those of scene.Tell:
 //
 //	local <gv>=<resource>,… …           what the local apiserver serves from now on
-//	server <name> <release> <gv>=… …    what one of several local apiservers serves; without a release: refuses
+//	server <name> <release> <gv>=… …    what one of several local apiservers serves; without a release: refuses, or hangs
 //	leave <name>                        that server is none any more
 //	address <host>:<port>               its own, from the next local on
 //	alone                               there is no local apiserver
@@ -42,8 +42,8 @@ func TestStories(t *testing.T) {
 				if !slices.Contains(s.servers, words[0]) {
 					s.servers = append(s.servers, words[0])
 				}
-				if len(words) == 1 {
-					s.Set(words[0], nil)
+				if len(words) < 3 {
+					s.Set(words[0], map[bool]http.HandlerFunc{true: hanging}[len(words) == 2])
 					return
 				}
 				says := serving(listOf(words[2:]...), words[0])
