@@ -90,6 +90,8 @@ type Sources[S, L any] struct {
 	locals   sync.Map               // name → *local[L]
 	backends atomic.Pointer[backends[S, L]]
 	running  sync.WaitGroup // the backends' goroutines
+	// Departed are group-versions that have left the table; true: they were remote. Publish forgets some.
+	Departed map[schema.GroupVersion]bool
 }
 
 // New makes the Sources of a kind of document.
@@ -101,6 +103,7 @@ func New[S, L any](cfg Config, kind Kind[S, L]) *Sources[S, L] {
 			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus),
 			string(ReasonTooLarge), string(ReasonInvalid)),
 	}
+	s.Departed = make(map[schema.GroupVersion]bool)
 	s.backends.Store(&backends[S, L]{})
 	metric.Register(cfg.Metrics, append(kind.Metrics, s.polls, kind.gauges())...)
 	return s
@@ -154,6 +157,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 		}
 		asked = true
 		now := s.update(ctx, t, changes)
+		s.depart(changes)
 		news := s.touched.Swap(false) || complete != t.Complete() || slices.ContainsFunc(changes, s.matters)
 		if complete = t.Complete(); news {
 			if at := s.kind.Publish(t); !at.IsZero() {
@@ -165,6 +169,18 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 		latest.Sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
 	return ctx.Err()
+}
+
+// depart records which group-versions have left the table: remote ones, and those whose APIService was deleted. One
+// without a resourceVersion is made of what a local apiserver serves: another one may still serve that.
+func (s *Sources[S, L]) depart(changes []change) {
+	for _, c := range changes {
+		if c.New != nil {
+			delete(s.Departed, c.New.GroupVersion)
+		} else if remote := !c.Old.Local(); remote || c.Old.Object.ResourceVersion != "" {
+			s.Departed[c.Old.GroupVersion] = remote
+		}
+	}
 }
 
 // matters reports whether a change of the table may change the document.

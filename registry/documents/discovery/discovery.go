@@ -27,7 +27,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/memo"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -64,10 +63,8 @@ type Discovery struct {
 	chosen *memo.Cache[string, choice] // by Accept
 
 	// The fields below belong to Run's goroutine.
-	told     map[string]string // :: server → its conflicts
-	departed map[schema.GroupVersion]bool
-	last     *registry.Table
-	began    time.Time // when only backends were missing. Zero: not yet
+	told  map[string]string // :: server → its conflicts
+	began time.Time         // when only backends were missing. Zero: not yet
 }
 
 // view has all documents of one moment.
@@ -83,8 +80,7 @@ func New(cfg Config) *Discovery {
 	cfg.MaxBody = cmp.Or(cfg.MaxBody, max(8<<20, min(80<<20, debug.SetMemoryLimit(-1)/24)))
 	bounds := memo.Config{Entries: maxAccepts, Bytes: maxAccepts * maxAccept, Largest: maxAccept}
 	d := &Discovery{
-		cfg: cfg, log: cfg.Log(), codecs: newCodecs(), turn: make(chan struct{}, 1),
-		departed: make(map[schema.GroupVersion]bool), told: make(map[string]string),
+		cfg: cfg, log: cfg.Log(), codecs: newCodecs(), turn: make(chan struct{}, 1), told: make(map[string]string),
 		aggregations: metric.Count("aggregator_discovery_aggregation_count_total",
 			"Counter of number of times discovery was aggregated"),
 		chosen: memo.New[string, choice](bounds),
@@ -101,7 +97,6 @@ func New(cfg Config) *Discovery {
 		SizesHelp: "Size of the merged discovery documents as JSON, uncompressed.",
 		Metrics:   []prometheus.Collector{d.aggregations},
 	})
-	d.last = cfg.Tables.Table()
 	return d
 }
 
@@ -111,9 +106,8 @@ const settling = 2 * time.Second
 
 // publish merges and renders the current state. It returns when to do so again even without a change. Zero means never.
 func (d *Discovery) publish(t *registry.Table) time.Time {
-	d.depart(t)
 	m := &merge{
-		table: t, sources: d.Known, departed: d.departed, lost: make(map[schema.GroupVersion]bool),
+		table: t, sources: d.Known, departed: d.Departed, lost: make(map[schema.GroupVersion]bool),
 		staleAfter: d.cfg.StaleAfter, now: time.Now(),
 	}
 	l := d.together(m)
@@ -124,7 +118,7 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 	if until := d.began.Add(settling); d.view.Load() == nil && time.Now().Before(until) && !d.settled(t) {
 		return until
 	}
-	maps.DeleteFunc(d.departed, func(gv schema.GroupVersion, _ bool) bool { return l.groups[gv] == nil })
+	maps.DeleteFunc(d.Departed, func(gv schema.GroupVersion, _ bool) bool { return l.groups[gv] == nil })
 	m.local = l.groups
 	next := d.render(m, l, d.view.Load())
 	d.tell(next.parts)
@@ -143,19 +137,6 @@ func (d *Discovery) tell(parts []part) {
 			}
 		}
 	}
-}
-
-// depart records which group-versions have left the table: remote ones, and those whose APIService was deleted. One
-// without a resourceVersion is made of what a local apiserver serves: another one may still serve that.
-func (d *Discovery) depart(t *registry.Table) {
-	for _, c := range latest.Diff(d.last.Entries(), t.Entries()) {
-		if c.New != nil {
-			delete(d.departed, c.New.GroupVersion)
-		} else if remote := !c.Old.Local(); remote || c.Old.Object.ResourceVersion != "" {
-			d.departed[c.Old.GroupVersion] = remote
-		}
-	}
-	d.last = t
 }
 
 // settled reports whether each local apiserver, and each backend that can be asked, has been asked.

@@ -150,8 +150,8 @@ func localVersions(ctx context.Context, from documents.Do, s *localState) error 
 // versions are group-versions with their resources. The core group has no name.
 type versions map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
 
-// together returns what the local apiservers serve together, in the words of the newest that answers, and tells who
-// serves what. Their order does not depend on names: all replicas make the same documents. Nil means that none is known.
+// together returns what the local apiservers serve together, in the words of the newest that answers, and tells who has
+// what. Their order does not depend on names: all replicas make the same documents. Nil means that none is known.
 func (d *Discovery) together(m *merge) *localState {
 	if d.cfg.Local == nil {
 		return &localState{groups: d.own}

@@ -71,6 +71,10 @@ func (o *OpenAPI) together(t *registry.Table) (*localState, []input) {
 			all, known = append(all, s), append(known, s.server)
 		}
 	}
+	maps.DeleteFunc(o.Departed, func(gv schema.GroupVersion, _ bool) bool {
+		has := func(s *localState) bool { return s.index[pathOf(gv)].ServerRelativeURL != "" }
+		return !slices.ContainsFunc(all, has)
+	})
 	if len(all) == 0 {
 		return &localState{}, nil
 	}
@@ -87,7 +91,7 @@ func (o *OpenAPI) together(t *registry.Table) (*localState, []input) {
 		for _, path := range slices.Sorted(maps.Keys(s.index)) {
 			item := s.index[path]
 			gv, ok := groupVersionOf(path)
-			if s.away && ok && t.Entry(gv) == nil {
+			if _, left := o.Departed[gv]; s.away && left && t.Entry(gv) == nil {
 				continue // its APIService was deleted meanwhile, as in discovery
 			}
 			if _, known := out.index[path]; !known {

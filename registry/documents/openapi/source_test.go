@@ -86,7 +86,7 @@ func TestNewestAway(t *testing.T) {
 		}
 		for name, release := range servers {
 			says := saying(http.StatusOK, fmt.Sprintf(`{"gitVersion":%q}`, release))
-			kinds := []kind{define("apps/v1", name), define(name+".example.com/v1", "own")}
+			kinds := []kind{define("apps/v1", name), define(name+".example.com/v1", "own"), define("unclaimed."+name+".example.com/v1", "own")}
 			s.Set(name, only("/version", says, serving(kinds...)))
 			s.Claim(kinds[1].gv, "", 1000, 100)
 		}
@@ -98,8 +98,10 @@ func TestNewestAway(t *testing.T) {
 		s.Pass(10 * time.Second)
 		check.Same(t, []string{"old"}, has[document], "whose it is while the newest is away")
 		for _, want := range []bool{true, false} {
-			got := strings.Contains(s.Get("/openapi/v3", nil).Body.String(), "apis/new.example.com/v1")
+			index := s.Get("/openapi/v3", nil).Body.String()
+			got := strings.Contains(index, "apis/new.example.com/v1")
 			check.Same(t, want, got, "the index has what the newest alone has, until its APIService is deleted")
+			check.Same(t, true, strings.Contains(index, "apis/unclaimed.new.example.com/v1"), "and what has none, as with a directory")
 			delete(s.Input.APIServices, "v1.new.example.com")
 			s.Build()
 			s.Pass(time.Second)
