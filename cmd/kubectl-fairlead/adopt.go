@@ -78,8 +78,7 @@ func moveCommand(use, short, long string, change change) *cobra.Command {
 	cmd.Flags().StringVar(&own, "service", "kube-system/fairlead:443", "Fairlead's Service, NAMESPACE/NAME:PORT.")
 	cmd.Flags().StringVar(&m.caFile, "ca-file", "", "CA bundle that verifies Fairlead's serving certificate for "+
 		"<service>.<namespace>.svc. Empty: ca.crt of the Secret fairlead-serving beside the Service.")
-	cmd.Flags().BoolVar(&m.dryRun, "dry-run", false,
-		"Check and show the change, and let the server check it, but make none.")
+	cmd.Flags().BoolVar(&m.dryRun, "dry-run", false, "Show the change, and let the server check it, but make none.")
 	cmd.Flags().DurationVar(&m.patience, "wait", time.Minute, "How long to wait until the APIService has been "+
 		"available for 5 s. 0: not at all, and nothing is undone for that.")
 	groupFlags(cmd, flags)

@@ -29,15 +29,7 @@ func explainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "explain PATH|RESOURCE|APISERVICE", Args: cobra.ExactArgs(1),
 		Short: "Explain where a request goes, why, as which user, and what is wrong there",
-		Long: `Explain which APIService claims a path and why, which endpoints serve it, whether the user is
-allowed, which identity and timeout the request gets, and what is wrong if it fails.
-
-The argument is a path (/apis/metrics.k8s.io/v1beta1/nodes), a resource as kubectl knows it
-(nodes.metrics.k8s.io), or an APIService (v1beta1.metrics.k8s.io). With --as the
-request is another user's, and you need permission to create subjectaccessreviews.
-
-Exit code 0: the request is forwarded or answered. 1: Fairlead did not answer. 2: usage error.
-3: the request is refused.`,
+		Long:  long("explain"),
 		Example: `  fairlead explain v1beta1.metrics.k8s.io
   fairlead explain '/apis/metrics.k8s.io/v1beta1/pods?watch=true'
   kubectl fairlead explain nodes.metrics.k8s.io --as=system:serviceaccount:default:reader`,

@@ -42,18 +42,7 @@ func initCommand() *cobra.Command {
 	w := &installer{}
 	cmd := &cobra.Command{
 		Use: "init", Short: "Write the manifests of an installation, or make Fairlead's own CA and certificates",
-		Long: `With --layout: make a preflight (as lint does), ask what it cannot know, if there is a terminal,
-and write a kustomization of the manifests that ship, for this cluster: free ports, all
-kube-apiservers. It changes nothing in the cluster. You can run it again at any time: it says what
-differs, and keeps what it replaces.
-
-Without: make the Secrets that deploy/overlays/managed mounts, for clusters whose request-header CA is not
-available: a CA in fairlead-ca, and two certificates that it signs. fairlead-front-proxy-client
-identifies Fairlead to extension servers (CN fairlead); fairlead-serving is for --serving-names.
-
-You can run it again at any time: a certificate is renewed when less than a third of its year is
-left, or when its CA or a name has changed. If another program owns a Secret, it stays unchanged,
-and the command ends with a conflict.`,
+		Long: long("init"),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rc, err := flags.ToRESTConfig()

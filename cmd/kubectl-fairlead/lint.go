@@ -56,23 +56,7 @@ func lintCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lint [FILE…]",
 		Short: "Find what is wrong, or soon will be, or is to be done before Fairlead is installed",
-		Long: `Find what is wrong, or soon will be, and print what to do about it, one line for each finding.
-
-Without arguments it checks the cluster that kubectl would use ($KUBECONFIG, ~/.kube/config), also
-before Fairlead is installed, and changes nothing: the release, the rights of Fairlead's account,
-ports and addresses of control-plane nodes, kube-apiserver's flags and certificates, and each
-APIService. What is still to be done is printed as "to do" and is no fault. It sees all of that with
-an administrator's kubeconfig, and with Fairlead's own the rights and the APIServices.
-
-FILE is a manifest, a directory of them, or - for standard input, such as helm template writes: each
-APIService in it is checked without a cluster, against the Services and ConfigMaps in the same files;
-objects that Fairlead does not read are ignored. Directories alone, without --kubeconfig, are checked as
---registry=dir: reads them, which allows URLs (fairlead.dev/url) and loopback. With --kubeconfig the
-cluster's own APIServices are checked: their bundles against the certificates that their backends
-present now, and the certificates of the other flags (as for serve) against what the cluster trusts.
-With both, lint also reports APIServices that a file and the cluster send to different backends.
-
-Exit code 0: nothing is wrong, though there may be warnings. 1: something is. 2: usage error.`,
+		Long:  long("lint"),
 		Example: `  kubectl fairlead lint
   helm template metrics-server | fairlead lint -
   fairlead lint --kubeconfig=/etc/kubernetes/fairlead.conf --allow-loopback-backends`,

@@ -10,6 +10,7 @@ package main
 
 import (
 	"context"
+	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -58,6 +59,16 @@ func called(self string) string {
 		return name
 	}
 	return "kubectl fairlead"
+}
+
+// help has what the commands say of themselves.
+//
+//go:embed help/*.txt
+var help embed.FS
+
+func long(command string) string {
+	text, _ := help.ReadFile("help/" + command + ".txt") // each caller has one
+	return strings.TrimSpace(string(text))
 }
 
 type client struct {

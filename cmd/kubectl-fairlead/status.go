@@ -33,13 +33,7 @@ func statusCommand() *cobra.Command {
 	o := &statusOptions{}
 	cmd := &cobra.Command{
 		Use: "status [NAME…]", Short: "Show the APIServices in order, and whether each can be used",
-		Long: `Show the APIServices as the Fairlead behind the kubeconfig's server sees them, in their order, with
-verdict, cause, endpoints and certificates. With names only those APIServices are shown, and count
-for the exit code.
-
-Exit code 0: every APIService can be used. 1: Fairlead did not answer. 2: usage error. 3: an
-APIService is unavailable or fails its requests (5xx), this Fairlead is not ready or one of its
-checks fails; with --replicas, for any of them.`,
+		Long: long("status"),
 		RunE: func(cmd *cobra.Command, names []string) error {
 			printer, err := o.form.printer()
 			if err == nil && (o.watch || o.replicas) && printer != nil || o.watch && o.replicas {

@@ -21,11 +21,7 @@ func topCommand() *cobra.Command {
 	limit, replicas := 0, false
 	cmd := &cobra.Command{
 		Use: "top", Short: "Show who sends the requests, and what they do", Args: cobra.NoArgs,
-		Long: `Show the busiest callers of the last minute or hour: what they ask for and how often, the bytes
-that they send (IN) and get (OUT), the watches and sessions that they have open, their slowest
-request, errors (5xx) and refusals (401, 403, 429). A request counts when it ends.
-
-It needs the ClusterRole system:fairlead-tap.`,
+		Long: long("top"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			printer, err1 := form.printer()
 			c, err2 := connect(flags, cmd.OutOrStdout())
@@ -60,8 +56,7 @@ It needs the ClusterRole system:fairlead-tap.`,
 	cmd.Flags().StringVar(&order, "sort", "weight",
 		"Most first: weight (bytes, and 4 KiB a request), requests, bytes, watches, errors, refused or slowest.")
 	cmd.Flags().IntVar(&limit, "limit", 20, "The most rows, up to 100.")
-	cmd.Flags().BoolVar(&replicas, "replicas", false,
-		"Ask each replica of Fairlead, on its admin port, and add their rows up.")
+	cmd.Flags().BoolVar(&replicas, "replicas", false, "Ask each replica, on its admin port, and add their rows up.")
 	form.addFlags(cmd)
 	groupFlags(cmd, flags)
 	return cmd
