@@ -130,9 +130,17 @@ func (i *initiator) ensure(ctx context.Context, name string, template *x509.Cert
 	if err != nil {
 		return nil, fmt.Errorf("making a certificate for Secret %s: %w", name, err)
 	}
-	// Without force, so that another owner's Secret is a conflict.
-	secret := applycorev1.Secret(name, i.namespace).WithType(corev1.SecretTypeTLS).WithData(data)
-	if _, err := i.secrets.Apply(ctx, secret, metav1.ApplyOptions{FieldManager: "kubectl-fairlead"}); err != nil {
+	if template == nil { // a CA with which another init signs already stays
+		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeTLS, Data: data}
+		_, err = i.secrets.Create(ctx, secret, metav1.CreateOptions{FieldManager: "kubectl-fairlead"})
+		if apierrors.IsAlreadyExists(err) {
+			return i.ensure(ctx, name, nil)
+		}
+	} else { // without force, so that another owner's Secret is a conflict
+		secret := applycorev1.Secret(name, i.namespace).WithType(corev1.SecretTypeTLS).WithData(data)
+		_, err = i.secrets.Apply(ctx, secret, metav1.ApplyOptions{FieldManager: "kubectl-fairlead"})
+	}
+	if err != nil {
 		return nil, fmt.Errorf("writing Secret %s: %w", name, err)
 	}
 	_, err = fmt.Fprintf(i.out, "secret/%s written\n", name)

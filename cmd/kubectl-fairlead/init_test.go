@@ -11,8 +11,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -94,6 +97,18 @@ func TestInitRefusesURLs(t *testing.T) {
 		}
 	}
 	check.Same(t, "ca written\nfront-proxy-client written\nserving written\n", in.init("*.Example.com", "a_b", "2001:db8::1"), "the first run that was not refused")
+}
+
+// Of two that run at once, both sign with one CA: that of the first stays.
+func TestInitTwiceAtOnce(t *testing.T) {
+	in, first := &installation{t, fake.NewClientset()}, true
+	in.init()
+	in.cluster.PrependReactor("get", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+		early := first // the first question comes before the other one has written
+		first = false
+		return early, nil, apierrors.NewNotFound(corev1.Resource("secrets"), "fairlead-ca")
+	})
+	check.Same(t, "ca unchanged\nfront-proxy-client unchanged\n", in.init(), "the second one")
 }
 
 func TestInitWithoutItsCA(t *testing.T) {
