@@ -38,11 +38,14 @@ func (a *appender) addFlags(cmd *cobra.Command) {
 		"Fairlead's certificate: append its CA and name to ConfigMap kube-system/extension-apiserver-authentication.")
 	cmd.Flags().BoolVar(&a.remove, "remove", false,
 		"With --append-authentication-configmap: remove what it has appended, also earlier CAs of Fairlead.")
-	cmd.Flags().BoolVar(&a.dryRun, "dry-run", false,
-		"With --append-authentication-configmap: only say what would change.")
+	cmd.Flags().BoolVar(&a.dryRun, "dry-run", false, "With --append-authentication-configmap: only say the changes.")
 	cmd.PreRunE = func(*cobra.Command, []string) (err error) { // before init makes Secrets
-		if layout := cmd.Flags().Changed("layout"); a.wanted && layout || !a.wanted && (a.remove || a.dryRun) {
+		layout, reads := cmd.Flags().Changed("layout"), []string{"out", "deploy", "components", "secure-port",
+			"admin-secure-port", "local-apiservers-from", "etcd-servers", "yes"}
+		if a.wanted && layout || !a.wanted && (a.remove || a.dryRun) {
 			err = errors.New("--remove and --dry-run need --append-authentication-configmap, which --layout excludes")
+		} else if n := slices.IndexFunc(reads, cmd.Flags().Changed); n >= 0 && !layout {
+			err = errors.New("--" + reads[n] + " needs --layout") // who gives it wants no Secrets
 		}
 		return cli.Usage(err)
 	}

@@ -51,6 +51,7 @@ func initCommand() *cobra.Command {
 			}
 			if w.layout != "" {
 				w.in, w.print, w.names = cmd.InOrStdin(), cmd.OutOrStdout(), names
+				w.cluster = [2]string{*flags.KubeConfig, *flags.Context}
 				return w.run(cmd.Context(), rc)
 			}
 			c, err := corev1client.NewForConfig(rc)

@@ -99,6 +99,11 @@ func TestInitRefusesURLs(t *testing.T) {
 	check.Same(t, "ca written\nfront-proxy-client written\nserving written\n", in.init("*.Example.com", "a_b", "2001:db8::1"), "the first run that was not refused")
 }
 
+// Who gives a flag of layouts wants no Secrets.
+func TestInitRefusesFlagsOfLayouts(t *testing.T) {
+	check.Same(t, "exit 2: --out needs --layout\n", run(t, "", "init", "--out=x"), "init --out=x")
+}
+
 // Of two that run at once, both sign with one CA: that of the first stays.
 func TestInitTwiceAtOnce(t *testing.T) {
 	in, first := &installation{t, fake.NewClientset()}, true

@@ -10,12 +10,12 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
-	"golang.org/x/term"
 	"k8s.io/client-go/rest"
 	cliflag "k8s.io/component-base/cli/flag"
 	"sigs.k8s.io/kustomize/api/types"
@@ -60,6 +60,7 @@ type installer struct {
 	components, etcd, names          []string
 	ports                            [2]int32 // secure and admin. 0: those of the manifests, or others that are free
 	yes                              bool
+	cluster                          [2]string // --kubeconfig and --context, which the next commands need, too
 
 	in    io.Reader
 	lines *bufio.Scanner // of a terminal. Nil: there is none
@@ -73,13 +74,10 @@ func (i *installer) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&i.layout, "layout", "", "How Fairlead is to run: control-plane, static-pod, load-balancer, "+
 		"managed, behind or etcd. Empty: make Secrets.")
 	fs.StringVar(&i.out, "out", "fairlead", "Folder that is written.")
-	fs.StringVar(&i.deploy, "deploy", "deploy",
-		"Folder of the manifests that ship: of this repository, or of a release.")
-	fs.StringSliceVar(&i.components, "components", nil,
-		"Folders of deploy/components to add, such as audit,events,monitoring.")
+	fs.StringVar(&i.deploy, "deploy", "deploy", "Folder of the manifests that ship, of a release or the source.")
+	fs.StringSliceVar(&i.components, "components", nil, "Folders of deploy/components to add, such as audit,events.")
 	fs.Int32Var(&i.ports[0], "secure-port", 0, "Port on control-plane nodes. 0: 8443, or another one that is free.")
-	fs.Int32Var(&i.ports[1], "admin-secure-port", 0,
-		"Admin port on control-plane nodes. 0: 8444, or another one that is free.")
+	fs.Int32Var(&i.ports[1], "admin-secure-port", 0, "Admin port there. 0: 8444, or another one that is free.")
 	fs.StringVar(&i.serversFrom, "local-apiservers-from", "",
 		"How replicas on nodes find all kube-apiservers: endpointslice, lease, or nodes (each present node is named). "+
 			"Empty: lease with the component entrypoint, endpointslice if it names each node, or else nodes.")
@@ -113,8 +111,9 @@ func (i *installer) run(ctx context.Context, cfg *rest.Config) error {
 	if err := i.validate(); err != nil {
 		return cli.Usage(err)
 	}
-	if file, ok := i.in.(*os.File); ok && !i.yes && term.IsTerminal(int(file.Fd())) {
-		i.lines = bufio.NewScanner(file)
+	if !i.yes && isTerminal(i.in) {
+		signal.Reset(os.Interrupt) // at a prompt it ends the process: nothing watches the context
+		i.lines = bufio.NewScanner(i.in)
 	}
 	i.found = newLinter(&cliflag.NamedFlagSets{})
 	if i.layout == "managed" || i.layout == "behind" {
@@ -165,7 +164,7 @@ func (i *installer) choose() error {
 		i.servers(s)
 		return i.choosePorts(s)
 	}
-	return nil
+	return checkNames(i.names)
 }
 
 // choosePorts finds ports that nothing else uses on the control plane's nodes.
@@ -240,7 +239,14 @@ func (i *installer) write() error {
 		return err
 	}
 	commands, _ := next.ReadFile("next/" + i.layout + ".sh") // every layout has one
-	words := strings.NewReplacer("DEPLOY", i.deploy, "OUT", i.out, "NAMES", strings.Join(i.names, ","))
+	cluster := ""
+	for n, value := range i.cluster {
+		if value != "" {
+			cluster += fmt.Sprintf(" --%s=%q", []string{"kubeconfig", "context"}[n], value)
+		}
+	}
+	names := strings.Join(i.names, ",")
+	words := strings.NewReplacer("DEPLOY", i.deploy, "OUT", i.out, "NAMES", names, " FLAGS", cluster)
 	_, err := words.WriteString(i.print, "\nNext:\n"+string(commands))
 	return err
 }

@@ -96,7 +96,7 @@ func TestLayouts(t *testing.T) {
 			"--advertise-address=$(HOST_IP) --emit-events --local-apiservers-from=lease --publish-kubernetes-endpoints --write-status", `(?s)name: system:fairlead-status\nsubjects:\n- kind: ServiceAccount\n.*?- apiGroup: rbac.authorization.k8s.io\n +kind: User\n +name: system:fairlead`, "(?s)< ../../deploy/systemd/fairlead-kubeconfig.*systemctl start fairlead-kubeconfig.service"},
 		{"behind a load balancer", installer{layout: "load-balancer"}, nil, nil, "", "kind: Deployment", "create secret tls fairlead-front-proxy-client"},
 		{"managed", installer{layout: "managed", names: []string{"a.example.com", "b"}, components: []string{"renew"}}, nil, nil, "", "kind: CronJob", "init --serving-names=a.example.com,b\n"},
-		{"behind", installer{layout: "behind"}, nil, nil, "", "--behind=kube-system/fairlead", "kubectl fairlead adopt NAME\n"},
+		{"behind", installer{layout: "behind", cluster: [2]string{"a b", "kind"}}, nil, nil, "", "--behind=kube-system/fairlead", `apply -k OUT --kubeconfig="a b" --context="kind"\n(?s:.*)kubectl fairlead adopt NAME --kubeconfig="a b" --context="kind"\n`},
 		{"managed, with an answer", installer{layout: "managed"}, nil, []string{"front.example.com"}, "", "system:fairlead-impersonate", "init --serving-names=front.example.com\n"},
 		{"etcd", installer{layout: "etcd", etcd: []string{"https://e1:2379", "https://e2:2379"}}, nil, nil, "--registry=etcd:https://e1:2379,https://e2:2379,dir:/etc/fairlead/registry", "name: fairlead-etcd-front", "fairlead-etcd-client"},
 	} {
@@ -192,6 +192,7 @@ func TestLayoutErrors(t *testing.T) {
 		{"a component of others", installer{layout: "static-pod", components: []string{"audit"}}, nil, nil, "component audit is not for static pods"},
 		{"ports of an address of its own", installer{layout: "managed", ports: [2]int32{1, 0}}, nil, nil, "are for control-plane and static-pod"},
 		{"no such way", installer{layout: "control-plane", serversFrom: "DNS"}, nil, nil, `"DNS" is none of endpointslice, lease, nodes`},
+		{"a URL as a name", installer{layout: "managed", names: []string{"https://front"}}, nil, nil, `--serving-names: "https://front" is neither a DNS name nor an IP address`},
 		{"no etcd", installer{layout: "etcd"}, nil, nil, "--layout=etcd needs --etcd-servers"},
 		{"no nodes", installer{layout: "static-pod"}, func(c *land) { c.nodes = nil }, nil, "no node with the label node-role.kubernetes.io/control-plane was seen, on which --layout=static-pod would run"},
 		{"one port for both", installer{layout: "static-pod", ports: [2]int32{8444, 0}}, nil, nil, "--secure-port and --admin-secure-port are both 8444"},

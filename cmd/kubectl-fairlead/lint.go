@@ -25,6 +25,7 @@ type linter struct {
 	cli.Shared // flags of serve
 	certs.Findings
 	kubeconfig string
+	context    string // of the kubeconfig
 	account    string // whose rights are asked for. Empty: Fairlead's
 	current    bool   // nothing is given, so the cluster that kubectl would use is checked
 
@@ -82,10 +83,9 @@ func lintCommand() *cobra.Command {
 	}
 	fs.StringVar(&l.kubeconfig, "kubeconfig", "", "Kubeconfig of the local apiserver. Empty: no cluster is checked; "+
 		"but if nothing else is given to check, the one that kubectl would use.")
-	fs.StringVar(&l.account, "account", "",
-		"User whose rights are asked for. Empty: the one that Fairlead's manifests use.")
-	fs.StringVarP(&l.namespace, "namespace", "n", "default",
-		"Namespace of objects without one in files, as for kubectl apply.")
+	fs.StringVar(&l.context, "context", "", "Context of that kubeconfig. Empty: its current one.")
+	fs.StringVar(&l.account, "account", "", "User whose rights are asked for. Empty: that of Fairlead's manifests.")
+	fs.StringVarP(&l.namespace, "namespace", "n", "default", "Namespace of objects in files that name none.")
 	fs.StringVarP(&l.output, "output", "o", "text", "Output format: text (a line for each finding) or json (a list).")
 	fs.StringSliceVar(&l.names, "serving-names", nil,
 		"Names and addresses that clients use for Fairlead; the serving certificate must be valid for each.")
@@ -117,6 +117,7 @@ func (l *linter) validate(files []string) error {
 		l.current = !clientcmd.IsEmptyConfig(err)
 		f.If(!l.current && l.Policy == "", "nothing to check: give files, --kubeconfig or certificates")
 	}
+	f.If(l.context != "" && l.kubeconfig == "" && !l.current, "--context needs --kubeconfig")
 	return errors.Join(*f...)
 }
 

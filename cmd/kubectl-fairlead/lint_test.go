@@ -100,3 +100,10 @@ func TestLintAsksFairlead(t *testing.T) {
 	check.Same(t, "error: Fairlead's check rights: may not list; kubectl fairlead status\nerror: Fairlead: it takes no requests: table: not complete; "+
 		"give lint a kubeconfig of kube-apiserver's own address: nothing else was checked\n", reported(l), "findings at one that is not ready")
 }
+
+// The context of the kubeconfig is the one that is given.
+func TestLintContext(t *testing.T) {
+	_, err := (&linter{kubeconfig: kubeconfig(t, newFront(t).Server), context: "other"}).config()
+	check.Fault(t, `context "other" does not exist`, err, "a context that the kubeconfig lacks")
+	check.Same(t, "exit 2: --context needs --kubeconfig\n", run(t, "", "lint", "--context=c", "-"), "a context for files alone")
+}

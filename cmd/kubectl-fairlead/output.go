@@ -27,9 +27,13 @@ type palette struct{ on bool } // colours words if it is on
 
 // paletteFor colours only for a terminal that is not dumb, without NO_COLOR (https://no-color.org).
 func paletteFor(w io.Writer) palette {
-	f, ok := w.(*os.File)
 	_, no := os.LookupEnv("NO_COLOR")
-	return palette{on: ok && !no && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(f.Fd()))}
+	return palette{on: !no && os.Getenv("TERM") != "dumb" && isTerminal(w)}
+}
+
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 // The codes of colours. All cells of a table have one, of equal length, so that it stays aligned.

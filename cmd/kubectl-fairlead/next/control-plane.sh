@@ -1,3 +1,3 @@
-kubectl apply -k OUT
-kubectl -n kube-system rollout status daemonset fairlead
-kubectl fairlead lint
+kubectl apply -k OUT FLAGS
+kubectl -n kube-system rollout status daemonset fairlead FLAGS
+kubectl fairlead lint FLAGS

@@ -1,3 +1,3 @@
-kubectl fairlead init --serving-names=NAMES
-kubectl apply -k OUT
-kubectl fairlead lint
+kubectl fairlead init --serving-names=NAMES FLAGS
+kubectl apply -k OUT FLAGS
+kubectl fairlead lint FLAGS
