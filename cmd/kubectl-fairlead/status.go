@@ -48,9 +48,6 @@ func statusCommand() *cobra.Command {
 			if c.names, o.all = names, o.all || len(names) > 0; o.replicas {
 				return c.replicas(cmd.Context())
 			}
-			if o.watch {
-				return c.watch(cmd.Context(), o)
-			}
 			s, err := c.status(cmd.Context())
 			if err != nil {
 				return err
@@ -60,6 +57,9 @@ func statusCommand() *cobra.Command {
 					return fmt.Errorf("there is no APIService %q", name)
 				}
 			}
+			if o.watch {
+				return c.watch(cmd.Context(), o)
+			}
 			if printer != nil {
 				return cmp.Or(encode(cmd.OutOrStdout(), printer, "Status", s), sound(s))
 			}
@@ -68,8 +68,7 @@ func statusCommand() *cobra.Command {
 	}
 	cmd.ValidArgsFunction = completion(flags, math.MaxInt)
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "Show what changes until interrupted.")
-	cmd.Flags().BoolVar(&o.replicas, "replicas", false,
-		"Ask each replica of Fairlead, on its admin port, and show where they differ.")
+	cmd.Flags().BoolVar(&o.replicas, "replicas", false, "Ask each replica, on its admin port, and show what differs.")
 	cmd.Flags().BoolVarP(&o.all, "all", "a", false, "Show the Local APIServices too.")
 	o.form.addFlags(cmd)
 	groupFlags(cmd, flags)
