@@ -30,7 +30,7 @@ const (
 	kindSlice
 	// kindFallback are the directory's APIServices where etcd's, kindAPIService, come first.
 	kindFallback
-	// kindServed are Local APIServices, of what the local apiserver serves. They come last.
+	// kindServed are what the local apiserver serves: Local, but for what it sends to Fairlead. They come last.
 	kindServed
 	// kindFallbackService and kindFallbackSlice are a cluster's, and count if the directory has neither of that name.
 	kindFallbackService

@@ -16,6 +16,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/registry/behind"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -141,13 +142,24 @@ func TestReportOfAFormerBackend(t *testing.T) {
 	check.Same(t, Healthy, step().named(good.Name).Endpoints[0].Health, "health")
 }
 
+// What the cluster's aggregator sends to this Fairlead is not left to that aggregator, nor may the cluster name URLs.
+func TestAdoptedIsNotLocal(t *testing.T) {
+	a := remoteService("a.io", "v1", "fairlead")
+	a.Annotations = map[string]string{behind.Service: "x/server:443", urlAnnotation: "https://example.com"}
+	for _, front := range []types.NamespacedName{nameOf(a.Spec.Service), {}} {
+		(&sources{front: front}).asLocal(a)
+		check.Same(t, front.Name == "", isLocal(a), "behind %s: it is Local", front)
+		check.Same(t, "", a.Annotations[urlAnnotation], "behind %s: URL", front)
+	}
+}
+
 // What the writer looks at for each table does not grow with what the local apiserver serves, only
 // with what others have, too.
 func TestFaultsOfSeveralSources(t *testing.T) {
 	o, served := newObjects(), make(map[types.NamespacedName]runtime.Object)
 	for i := range 1000 {
 		a := remoteService(fmt.Sprintf("g%d.io", i), "v1", "server")
-		asLocal(a)
+		(&sources{}).asLocal(a)
 		served[types.NamespacedName{Name: a.Name}] = a
 	}
 	name := types.NamespacedName{Name: "v1.g7.io"}

@@ -23,18 +23,19 @@ import (
 type sources struct {
 	*directory.Directory
 
-	cluster     *cluster         // reads the local apiserver. Nil means that there is none
-	local       *directory.Local // has its group-versions as APIServices. Nil means that those of cluster count
-	stored      *cluster         // reads the APIServices in etcd, or is cluster. Nil means that the directory has them
-	files       bool             // there is a directory
-	withCluster bool             // the cluster's APIServices and Services count if the directory lacks their names
-	remembered  *remembered      // the file with the last known APIServices of etcd
+	cluster     *cluster             // reads the local apiserver. Nil means that there is none
+	local       *directory.Local     // has its group-versions as APIServices. Nil means that those of cluster count
+	stored      *cluster             // reads the APIServices in etcd, or is cluster. Nil: the directory has them
+	files       bool                 // there is a directory
+	withCluster bool                 // the cluster's APIServices and Services count if the directory lacks their names
+	remembered  *remembered          // the file with the last known APIServices of etcd
+	front       types.NamespacedName // as in Options
 }
 
 func newSources(c Config) (m *sources, err error) {
 	m = &sources{
 		files: c.Directory != "", withCluster: c.Cluster && c.Directory != "",
-		remembered: &remembered{path: c.CacheFile, log: c.Logger},
+		remembered: &remembered{path: c.CacheFile, log: c.Logger}, front: c.Options.Front,
 	}
 	if c.Client != nil {
 		m.cluster, err = newCluster(c.Client, c.Logger)
@@ -78,7 +79,7 @@ func (m *sources) run(ctx context.Context, to *changes) error {
 		})
 	case m.cluster != m.stored && m.cluster != nil:
 		served := m.cluster.apiServiceLister(to, kindServed)
-		served.adapt, served.absent = asLocal, absent
+		served.adapt, served.absent = m.asLocal, absent
 		lists = append(lists, served)
 	}
 	for _, l := range lists {
@@ -149,13 +150,18 @@ func (r *Registry) Roles() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRol
 }
 
 // asLocal makes an extension server's APIService Local: the local apiserver's own aggregator knows its availability.
-func asLocal(o runtime.Object) {
+// One that this aggregator sends to Fairlead stays as it is: there it would only come back.
+func (m *sources) asLocal(o runtime.Object) {
 	a, ok := o.(*apiregistrationv1.APIService)
 	if !ok {
+		return
+	}
+	a.ResourceVersion = "" // it would not fit the lists of this process
+	if ref := a.Spec.Service; ref != nil && nameOf(ref) == m.front {
+		delete(a.Annotations, urlAnnotation) // files may choose where this process connects, not the cluster
 		return
 	}
 	// The annotations apply only where requests are forwarded to the extension server.
 	maps.DeleteFunc(a.Annotations, func(key, _ string) bool { return strings.HasPrefix(key, prefix) })
 	a.Spec.Service, a.Spec.CABundle, a.Spec.InsecureSkipTLSVerify = nil, nil, false
-	a.ResourceVersion = "" // it would not fit the lists of this process
 }
