@@ -217,8 +217,9 @@ func TestLocalTellsChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := must.Get(NewLocal(&rest.Config{Host: "http://localhost"}, slog.New(slog.DiscardHandler)))(t)
 		var list atomic.Pointer[metav1.APIGroupList]
+		var asked atomic.Int64
 		l.groups = func(context.Context) (*metav1.APIGroupList, error) {
-			if list.Load() == nil {
+			if asked.Add(1); list.Load() == nil {
 				return nil, context.DeadlineExceeded
 			}
 			return list.Load(), nil
@@ -241,9 +242,13 @@ func TestLocalTellsChanges(t *testing.T) {
 			{"another group", groups("c.io"), localInterval, 2},
 		} {
 			list.Store(step.serve)
+			asked.Store(0)
 			time.Sleep(step.wait)
 			synctest.Wait()
 			check.Same(t, step.want, len(sent), "%s: lists sent", step.name)
+			if most := int64(step.wait / localInterval); step.want > 0 && asked.Load() > most+1 {
+				t.Errorf("%s: asked %d times in %s", step.name, asked.Load(), step.wait)
+			}
 		}
 	})
 }

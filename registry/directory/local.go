@@ -39,8 +39,8 @@ type Local struct {
 // registered: only listings and the report of shadowed groups depend on this.
 const localInterval = 10 * time.Second
 
-// localAgain is the same after a failure: the group-versions of an apiserver that starts later than
-// this process are missing in the legacy list of groups until then.
+// localAgain is the same until it has answered: the table is not complete before, so everybody waits. Later failures
+// change nothing, as the last answer counts.
 const localAgain = 250 * time.Millisecond
 
 // NewLocal returns what registers those of the apiserver that c connects to.
@@ -78,7 +78,7 @@ func (l *Local) Run(ctx context.Context, serve func(map[types.NamespacedName]run
 				serve(now)
 			}
 		}
-		if failing = err != nil; failing {
+		if failing = err != nil; l.made == nil {
 			wait = localAgain
 		}
 		latest.Sleep(ctx, wait)
