@@ -62,8 +62,7 @@ func explainCommand() *cobra.Command {
 // completion completes at most so many names of APIServices. It cannot show errors.
 func completion(flags *genericclioptions.ConfigFlags, most int) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) (names []string, _ cobra.ShellCompDirective) {
-		c, err := connect(flags, io.Discard)
-		if err == nil && len(args) < most {
+		if c, err := connect(flags, io.Discard); err == nil && len(args) < most {
 			s, _ := c.status(cmd.Context())
 			for _, a := range s.APIServices {
 				names = append(names, printable.Line(a.Name))

@@ -116,6 +116,14 @@ func tell(t *testing.T, script *story.Story) {
 	}
 }
 
+// A file to which a link leads is watched where it is.
+func TestLinkedFileIsWatched(t *testing.T) {
+	dir, third := t.TempDir(), t.TempDir()
+	must.Do(t, os.WriteFile(filepath.Join(third, "f"), nil, 0o600))
+	must.Do(t, os.Symlink(filepath.Join(third, "f"), filepath.Join(dir, "a.yaml")))
+	check.Same(t, []string{dir, third}, list(dir).directories, "directories")
+}
+
 // A file that could not be read is read again, although nothing that a directory shows need change
 // before it can be: its mode and owner, or how many files are open.
 func TestUnreadIsReadAgain(t *testing.T) {

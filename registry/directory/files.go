@@ -99,6 +99,12 @@ func (l *listing) walk(path string, above ...string) {
 			return
 		default:
 			l.files = append(l.files, name)
+			if e.Type() == fs.ModeSymlink { // a change of the file is one in its own directory
+				real, err := filepath.EvalSymlinks(name)
+				if dir := filepath.Dir(real); err == nil && !slices.Contains(l.directories, dir) {
+					l.directories = append(l.directories, dir)
+				}
+			}
 		}
 	}
 }
