@@ -45,7 +45,9 @@ func build(ctx context.Context, o options, stderr io.Writer) (*harbour, error) {
 	}
 	h := &harbour{
 		options: o, clients: pki.NewCA("users"), fronts: pki.NewCA("front-proxies"), servers: pki.NewCA("servers"),
-		front: cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", o.port), CAFile: filepath.Join(o.dir, "pki", "servers.crt")},
+		front: cluster.Endpoint{
+			URL: fmt.Sprintf("https://127.0.0.1:%d", o.port), CAFile: filepath.Join(o.dir, "pki", "servers.crt"),
+		},
 	}
 	for _, dir := range []string{"pki", "registry"} {
 		if err := os.MkdirAll(h.file(dir), 0o700); err != nil {
@@ -81,7 +83,8 @@ func reserve(ctx context.Context, port *int, stderr io.Writer) error {
 // only Fairlead's client certificate.
 func (h *harbour) startServers(ctx context.Context) error {
 	h.tides = tides.New(tides.Config{
-		Certificate: h.servers.Issue(pki.Leaf{CommonName: "tides", Names: []string{"tides.harbour.svc"}}).TLS(), FrontProxies: h.fronts.Pool(),
+		Certificate:  h.servers.Issue(pki.Leaf{CommonName: "tides", Names: []string{"tides.harbour.svc"}}).TLS(),
+		FrontProxies: h.fronts.Pool(),
 	})
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -90,7 +93,8 @@ func (h *harbour) startServers(ctx context.Context) error {
 	h.tides.Addr = l.Addr().String()
 	go func() { _ = h.tides.ServeTLS(l, "", "") }()  // ends with close
 	h.widgets, err = extension.New(extension.Config{ //nolint:contextcheck // close ends it
-		GroupVersions: []string{"widgets.example.com/v1"}, CA: h.servers, Names: []string{"widgets.harbour.svc"}, Objects: 3,
+		GroupVersions: []string{"widgets.example.com/v1"}, Objects: 3,
+		CA: h.servers, Names: []string{"widgets.harbour.svc"},
 		RequestHeaderCA: h.fronts.Pool(), RejectWith: http.StatusUnauthorized,
 	})
 	return err
@@ -126,11 +130,13 @@ func (h *harbour) writeRegistry() error {
 		return err
 	}
 	ca := strings.ReplaceAll(strings.TrimSpace(string(h.servers.PEM())), "\n", "\n    ")
-	trust := "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: harbour, name: serving}\ndata:\n  ca.crt: |\n    " + ca + "\n"
+	trust := "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: harbour, name: serving}\n" +
+		"data:\n  ca.crt: |\n    " + ca + "\n"
 	if err := h.writeManifest("trust.yaml", trust); err != nil {
 		return err
 	}
-	return h.writeManifest("endpoints.yaml", endpoints("tides", h.tides.Addr)+"---\n"+endpoints("widgets", h.widgets.Addr()))
+	both := endpoints("tides", h.tides.Addr) + "---\n" + endpoints("widgets", h.widgets.Addr())
+	return h.writeManifest("endpoints.yaml", both)
 }
 
 func endpoints(service, address string) string {
@@ -164,11 +170,14 @@ func (h *harbour) writeUsers() error {
 		cred  *cluster.Credentials
 	}{"admin": {"system:masters", &h.admin}, "sailor": {"crew", &h.sailor}} {
 		var err error
-		if u.cred.Pair, err = h.pair(h.clients, name, pki.Leaf{CommonName: name, Organizations: []string{u.group}}); err != nil {
+		leaf := pki.Leaf{CommonName: name, Organizations: []string{u.group}}
+		if u.cred.Pair, err = h.pair(h.clients, name, leaf); err != nil {
 			return err
 		}
 	}
-	return errors.Join(h.front.WriteKubeconfig(h.file("kubeconfig"), h.admin), h.front.WriteKubeconfig(h.file("kubeconfig-sailor"), h.sailor))
+	return errors.Join(
+		h.front.WriteKubeconfig(h.file("kubeconfig"), h.admin),
+		h.front.WriteKubeconfig(h.file("kubeconfig-sailor"), h.sailor))
 }
 
 // pair writes a key pair to files.
@@ -179,15 +188,18 @@ func (h *harbour) pair(ca *pki.CA, name string, leaf pki.Leaf) (cluster.Pair, er
 
 // fairleadArgs returns what the example demonstrates: the flags of a Fairlead in front of a folder.
 func (h *harbour) fairleadArgs() ([]string, error) {
-	serving, err1 := h.pair(h.servers, "fairlead", pki.Leaf{CommonName: "fairlead", Names: []string{"127.0.0.1", "localhost"}})
+	names := []string{"127.0.0.1", "localhost"}
+	serving, err1 := h.pair(h.servers, "fairlead", pki.Leaf{CommonName: "fairlead", Names: names})
 	client, err2 := h.pair(h.fronts, "front-proxy-client", pki.Leaf{CommonName: "front-proxy-client"})
 	clients := h.file(filepath.Join("pki", "users.crt"))
 	if err := errors.Join(err1, err2, os.WriteFile(clients, h.clients.PEM(), 0o600)); err != nil {
 		return nil, err
 	}
 	return []string{
-		"serve", "--registry=dir:" + h.file("registry"), "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", h.port), fmt.Sprintf("--admin-secure-port=%d", h.adminPort),
-		"--tls-cert-file=" + serving.CertFile, "--tls-private-key-file=" + serving.KeyFile, "--client-ca-file=" + clients,
+		"serve", "--registry=dir:" + h.file("registry"), "--bind-address=127.0.0.1",
+		fmt.Sprintf("--secure-port=%d", h.port), fmt.Sprintf("--admin-secure-port=%d", h.adminPort),
+		"--tls-cert-file=" + serving.CertFile, "--tls-private-key-file=" + serving.KeyFile,
+		"--client-ca-file=" + clients,
 		"--proxy-client-cert-file=" + client.CertFile, "--proxy-client-key-file=" + client.KeyFile,
 	}, nil
 }
@@ -201,13 +213,18 @@ func (h *harbour) waitReady(ctx context.Context, p *process) error {
 		return err
 	}
 	client := &http.Client{Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{RootCAs: h.servers.Pool(), Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true,
+		TLSClientConfig: &tls.Config{
+			RootCAs: h.servers.Pool(), Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12,
+		},
+		ForceAttemptHTTP2: true,
 	}}
 	defer client.CloseIdleConnections()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		err := errors.Join(get(ctx, client, h.front.URL+"/apis/tides.example.com/v1/tides"), get(ctx, client, h.front.URL+"/apis/widgets.example.com/v1/widgets"))
+		err := errors.Join(
+			get(ctx, client, h.front.URL+"/apis/tides.example.com/v1/tides"),
+			get(ctx, client, h.front.URL+"/apis/widgets.example.com/v1/widgets"))
 		if err == nil {
 			return nil
 		}

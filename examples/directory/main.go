@@ -99,7 +99,8 @@ func lock(dir string) (unlock func(), err error) {
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("locking %s (another example uses this folder; for a second one: make example EXAMPLEARGS=-dir=FOLDER): %w", f.Name(), err)
+		return nil, fmt.Errorf("locking %s (another example uses this folder; for a second one: "+
+			"make example EXAMPLEARGS=-dir=FOLDER): %w", f.Name(), err)
 	}
 	return func() { _ = f.Close() }, nil
 }

@@ -84,7 +84,10 @@ func New(cfg Config) *http.Server {
 		Handler:           mux,
 		ReadHeaderTimeout: 10 * time.Second, // far more than a front proxy in the same cluster needs
 		TLSConfig: &tls.Config{
-			Certificates: []tls.Certificate{cfg.Certificate}, ClientCAs: cfg.FrontProxies, ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12,
+			Certificates: []tls.Certificate{cfg.Certificate},
+			ClientCAs:    cfg.FrontProxies,
+			ClientAuth:   tls.RequireAndVerifyClientCert,
+			MinVersion:   tls.VersionTLS12,
 		},
 	}
 }
@@ -103,11 +106,15 @@ func (s *server) harbours(r *http.Request) []Tide {
 		height float64
 		delay  time.Duration
 	}{{"brest", 310, 0}, {"dover", 335, 7 * time.Hour}, {"hamburg", 190, 4*time.Hour + 10*time.Minute}} {
-		angle := 2 * math.Pi * float64((time.Duration(s.now().UnixMilli())*time.Millisecond-h.delay)%period) / float64(period)
+		since := (time.Duration(s.now().UnixMilli())*time.Millisecond - h.delay) % period
+		angle := 2 * math.Pi * float64(since) / float64(period)
 		all = append(all, Tide{
 			TypeMeta:   metav1.TypeMeta{APIVersion: groupVersion, Kind: "Tide"},
 			ObjectMeta: metav1.ObjectMeta{Name: h.name},
-			Status:     TideStatus{Centimetres: int(h.height * math.Cos(angle)), Rising: math.Sin(angle) < 0, AskedBy: r.Header.Get("X-Remote-User")},
+			Status: TideStatus{
+				Centimetres: int(h.height * math.Cos(angle)), Rising: math.Sin(angle) < 0,
+				AskedBy: r.Header.Get("X-Remote-User"),
+			},
 		})
 	}
 	return all
@@ -119,7 +126,9 @@ func (s *server) list(w http.ResponseWriter, r *http.Request) {
 		reply(w, runtime.ContentTypeJSON, table(all))
 		return
 	}
-	reply(w, runtime.ContentTypeJSON, tideList{TypeMeta: metav1.TypeMeta{APIVersion: groupVersion, Kind: "TideList"}, Items: all})
+	reply(w, runtime.ContentTypeJSON, tideList{
+		TypeMeta: metav1.TypeMeta{APIVersion: groupVersion, Kind: "TideList"}, Items: all,
+	})
 }
 
 func (s *server) get(w http.ResponseWriter, r *http.Request) {
@@ -134,7 +143,8 @@ func (s *server) get(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound, fmt.Sprintf("tides.%s %q not found", group, r.PathValue("name")))
+	message := fmt.Sprintf("tides.%s %q not found", group, r.PathValue("name"))
+	refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound, message)
 }
 
 // asksTable reports whether the client prefers a table, as kubectl get does.
@@ -146,7 +156,9 @@ func table(tides []Tide) metav1.Table {
 	t := metav1.Table{
 		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "Table"},
 		ColumnDefinitions: []metav1.TableColumnDefinition{
-			{Name: "Name", Type: "string", Format: "name"}, {Name: "Centimetres", Type: "integer"}, {Name: "Going", Type: "string"},
+			{Name: "Name", Type: "string", Format: "name"},
+			{Name: "Centimetres", Type: "integer"},
+			{Name: "Going", Type: "string"},
 		},
 	}
 	for i := range tides {
@@ -155,13 +167,17 @@ func table(tides []Tide) metav1.Table {
 			going = "up"
 		}
 		meta := metav1.PartialObjectMetadata{
-			TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"}, ObjectMeta: tides[i].ObjectMeta,
+			TypeMeta:   metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
+			ObjectMeta: tides[i].ObjectMeta,
 		}
 		data, err := json.Marshal(meta)
 		if err != nil {
 			panic(err) // cannot happen: it is only a name
 		}
-		t.Rows = append(t.Rows, metav1.TableRow{Cells: []any{tides[i].Name, tides[i].Status.Centimetres, going}, Object: runtime.RawExtension{Raw: data}})
+		t.Rows = append(t.Rows, metav1.TableRow{
+			Cells:  []any{tides[i].Name, tides[i].Status.Centimetres, going},
+			Object: runtime.RawExtension{Raw: data},
+		})
 	}
 	return t
 }
@@ -169,14 +185,16 @@ func table(tides []Tide) metav1.Table {
 // groups serves aggregated discovery: Fairlead requests nothing else at /apis, and makes the older
 // forms from it.
 func (s *server) groups(w http.ResponseWriter, _ *http.Request) {
-	reply(w, "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList", apidiscoveryv2.APIGroupDiscoveryList{
+	const form = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+	reply(w, form, apidiscoveryv2.APIGroupDiscoveryList{
 		TypeMeta: metav1.TypeMeta{APIVersion: "apidiscovery.k8s.io/v2", Kind: "APIGroupDiscoveryList"},
 		Items: []apidiscoveryv2.APIGroupDiscovery{{
 			ObjectMeta: metav1.ObjectMeta{Name: group},
 			Versions: []apidiscoveryv2.APIVersionDiscovery{{
 				Version: "v1", Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
 				Resources: []apidiscoveryv2.APIResourceDiscovery{{
-					Resource: "tides", SingularResource: "tide", ShortNames: []string{"td"}, Scope: apidiscoveryv2.ScopeCluster, Verbs: verbs(),
+					Resource: "tides", SingularResource: "tide", ShortNames: []string{"td"},
+					Scope: apidiscoveryv2.ScopeCluster, Verbs: verbs(),
 					ResponseKind: &metav1.GroupVersionKind{Group: group, Version: "v1", Kind: "Tide"},
 				}},
 			}},
@@ -188,7 +206,9 @@ func (s *server) groups(w http.ResponseWriter, _ *http.Request) {
 func (s *server) resources(w http.ResponseWriter, _ *http.Request) {
 	reply(w, runtime.ContentTypeJSON, metav1.APIResourceList{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: groupVersion,
-		APIResources: []metav1.APIResource{{Name: "tides", SingularName: "tide", ShortNames: []string{"td"}, Kind: "Tide", Verbs: verbs()}},
+		APIResources: []metav1.APIResource{
+			{Name: "tides", SingularName: "tide", ShortNames: []string{"td"}, Kind: "Tide", Verbs: verbs()},
+		},
 	})
 }
 
@@ -203,6 +223,7 @@ func refuse(w http.ResponseWriter, code int32, reason metav1.StatusReason, messa
 	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	w.WriteHeader(int(code))
 	_ = json.NewEncoder(w).Encode(metav1.Status{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message,
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+		Status:   metav1.StatusFailure, Code: code, Reason: reason, Message: message,
 	})
 }
