@@ -88,11 +88,11 @@ Two Fairleads keep APIServices in etcd. There is no kube-apiserver.
 Try:
 
   export KUBECONFIG="%[6]s" PATH="%[8]s:$PATH"
-  kubectl apply -f %[9]s
+  kubectl apply -f "%[9]s"
   kubectl wait --for=condition=Available apiservice/v1.widgets.example.com
   kubectl get widgets                                   # served by the extension server
-  kubectl --kubeconfig %[6]s-2 get widgets   # through the other Fairlead
-  kubectl --kubeconfig %[6]s-2 get apiservices -w   # meanwhile delete it
+  kubectl --kubeconfig "%[6]s-2" get widgets   # through the other Fairlead
+  kubectl --kubeconfig "%[6]s-2" get apiservices -w   # meanwhile delete it
 
 Ctrl-C ends everything.
 `, one.Endpoint.URL, two.Endpoint.URL, one.Admin.URL, two.Admin.URL, c.EtcdURLs()[0], kubeconfig, filepath.Join(c.Dir(), "*.log"), o.path(), manifest), errors.Join(err1, err2, err3, err4)

@@ -17,7 +17,7 @@ func TestStandalone(t *testing.T) {
 	d, printed := startDev(t, "-standalone")
 	want := []string{"v1.widgets.example.com created", "condition met", "widget-002", "widget-002", "v1.widgets.example.com"}
 	for line := range strings.Lines(printed) {
-		words := strings.Fields(strings.Split(line, "#")[0])
+		words := strings.Fields(strings.ReplaceAll(strings.Split(line, "#")[0], `"`, "")) // this folder has no blank
 		if len(words) < 2 || words[0] != "kubectl" {
 			continue
 		}
