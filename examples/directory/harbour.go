@@ -274,8 +274,8 @@ Try:
   kubectl explain tides.status
   kubectl get widgets -A
   kubectl delete widget widget-000
-  kubectl --kubeconfig %[3]s-sailor get tide dover -o yaml
-  kubectl --kubeconfig %[3]s-sailor delete widget widget-001   # forbidden
+  kubectl --kubeconfig "%[3]s-sailor" get tide dover -o yaml
+  kubectl --kubeconfig "%[3]s-sailor" delete widget widget-001   # forbidden
 
 Ctrl-C ends everything.
 `, h.front.URL, h.file("registry"), h.file("kubeconfig"), h.file("fairlead.log"), filepath.Dir(h.fairlead))

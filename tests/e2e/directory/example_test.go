@@ -54,7 +54,7 @@ func testExample(t *testing.T, _ *world) {
 	want := map[string]string{ // :: suggested command → text that its output must contain
 		"kubectl get apiservices": "harbour/tides     True", "kubectl api-resources": "tides.example.com/v1", "kubectl get tides": "dover", "kubectl explain tides.status": "askedBy",
 		"kubectl get widgets -A": "widget-002", "kubectl fairlead status": "Users are served.", "kubectl delete widget widget-000": "deleted",
-		"kubectl --kubeconfig " + dir + "/kubeconfig-sailor get tide dover -o yaml": "askedBy: sailor",
+		`kubectl --kubeconfig "` + dir + `/kubeconfig-sailor" get tide dover -o yaml`: "askedBy: sailor",
 	}
 	for line := range strings.Lines(out.String()) {
 		command, comment, _ := strings.Cut(strings.TrimSpace(line), "#")
