@@ -189,6 +189,7 @@ func (i *installer) choosePorts(s *survey) error {
 		}
 	}
 	f := &cli.Faults{}
+	f.If(slices.Min(i.ports[:]) < 1 || slices.Max(i.ports[:]) > 65535, "a port is a number from 1 to 65535")
 	f.If(i.ports[0] == i.ports[1], "--secure-port and --admin-secure-port are both %d", i.ports[0])
 	return errors.Join(*f...)
 }

@@ -196,6 +196,7 @@ func TestLayoutErrors(t *testing.T) {
 		{"no etcd", installer{layout: "etcd"}, nil, nil, "--layout=etcd needs --etcd-servers"},
 		{"no nodes", installer{layout: "static-pod"}, func(c *land) { c.nodes = nil }, nil, "no node with the label node-role.kubernetes.io/control-plane was seen, on which --layout=static-pod would run"},
 		{"one port for both", installer{layout: "static-pod", ports: [2]int32{8444, 0}}, nil, nil, "--secure-port and --admin-secure-port are both 8444"},
+		{"a port that is none", installer{layout: "control-plane", ports: [2]int32{65536, 0}}, nil, nil, "a port is a number from 1 to 65535"},
 		{"a port that is taken", installer{layout: "static-pod", ports: [2]int32{0, 7443}}, func(c *land) { c.pods = append(c.pods, static("cp1", "x", "--port=7443")) }, nil, "--admin-secure-port: port 7443 is used by pod kube-system/x-cp1 on cp1"},
 		{"an answer that is taken", installer{layout: "static-pod"}, func(c *land) { c.pods = append(c.pods, static("cp1", "x", "--port=8443", "--metrics-port=7443")) }, []string{"7443"}, "--secure-port: port 7443 is used by pod kube-system/x-cp1 on cp1"},
 		{"an answer that is none", installer{layout: "static-pod"}, func(c *land) { c.pods = append(c.pods, static("cp1", "x", "--port=8443")) }, []string{"any"}, "--secure-port: expected integer"},
