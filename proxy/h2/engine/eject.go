@@ -45,10 +45,24 @@ func (s *stream) repick() bool {
 }
 
 // repickOther has a request choose another endpoint. It reports false if there is none.
-func (s *stream) repickOther() (moved bool) {
+func (s *stream) repickOther() bool { return s.move(append(slices.Clip(s.sending.tried), s.ep)) }
+
+// tires has a request that waits for a dial choose again, once. A dial that takes long makes an endpoint the worse
+// choice, but has not failed: no client must leave its own one for it.
+func (s *stream) tires() bool {
+	to := s.sending
+	if to.tired || s.e.now-to.since < impatience {
+		return false
+	}
+	to.tired = true
+	return s.move(to.tried)
+}
+
+// move has a request choose an endpoint, if possible none of tried. It reports false if that has the same connections.
+func (s *stream) move(tried []*Endpoint) (moved bool) {
 	defer s.e.rescueStream(s)
 	moved = true //nolint:wastedassign // choosing may panic: then the stream has ended
-	ep := s.plan.Forward.Pick(s.sending.client, append(slices.Clip(s.sending.tried), s.ep))
+	ep := s.plan.Forward.Pick(s.sending.client, tried)
 	if ep == nil {
 		return false
 	}

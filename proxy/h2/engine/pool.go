@@ -22,6 +22,7 @@ type pool struct {
 	conns   []*Conn // the first with room is used: filling one before the next makes larger batches
 	waiting list
 	dialing int
+	dialAt  time.Duration // when a dial last began or ended
 	// perConn is how many streams a connection takes, from the last SETTINGS; known means that some have come, else it
 	// is one. A connection gets no more before its own: the backend would refuse them.
 	perConn int
@@ -42,6 +43,7 @@ const (
 	// firstRedial and maxRedial bound the backoff after failed dials while a connection exists.
 	firstRedial = 250 * time.Millisecond
 	maxRedial   = time.Second
+	impatience  = 500 * time.Millisecond // how long a request waits for a dial, as over HTTP/1.1, see tires
 )
 
 var errNoEndpoint = errors.New("no endpoint to send to")
@@ -93,7 +95,7 @@ func (e *Engine) put(s *stream, ep *Endpoint) {
 			return
 		}
 	}
-	s.sending.until = cmp.Or(s.sending.until, e.now+waitTime)
+	s.sending.since, s.sending.until = e.now, cmp.Or(s.sending.until, e.now+waitTime)
 	p.waiting.push(&s.wait)
 	p.grow()
 }
@@ -160,6 +162,7 @@ func (p *pool) grow() {
 	for need > 0 && p.dialing < maxDialing && len(p.conns)+p.dialing < limit {
 		need -= each
 		p.dialing++
+		p.dialAt = p.e.now
 		p.e.callLater(func() { p.e.Dial(p.ep, p.dialled) })
 	}
 }
@@ -168,6 +171,7 @@ func (p *pool) grow() {
 func (p *pool) dialled(err error) (c *Conn) {
 	e := p.e
 	p.dialing--
+	p.dialAt = e.now
 	if err != nil {
 		defer e.rescue(nil)
 		p.ep.Failed(err)
@@ -273,6 +277,9 @@ func (p *pool) tick() {
 	}
 	for _, s := range over {
 		s.answerNoRoom(p)
+	}
+	if p.dialing > 0 && e.now-p.dialAt >= impatience {
+		e.moveWaiting(p, (*stream).tires)
 	}
 	e.forgetPool(p)
 }

@@ -24,6 +24,9 @@ func TestPoolModel(t *testing.T) {
 		m := &poolModel{r: r, rnd: rnd, eps: []*Endpoint{r.ep, r.endpoint("other")}[:1+rnd.IntN(2)]}
 		r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
 			p := r.forward(m.eps...)
+			if rnd.IntN(2) == 0 { // none of them stays the better choice
+				p.Forward.Pick = func(any, []*Endpoint) *Endpoint { r.inFlight++; return m.eps[rnd.IntN(len(m.eps))] }
+			}
 			p.LongRunning, p.Apart, p.Owner = rnd.IntN(3) == 0, rnd.IntN(4) == 0, []string{"", "ann", "bob"}[rnd.IntN(3)]
 			p.Deadline = time.Duration(rnd.IntN(2)) * time.Minute
 			return p, true
@@ -145,6 +148,10 @@ func (m *poolModel) check() {
 		for n := p.waiting.first; n != nil; n = n.next {
 			if u := n.s.sending.until; u == 0 || u > e.now+waitTime || u < e.now-TickEvery {
 				m.r.t.Errorf("a stream waits until %v at %v", u, e.now)
+			}
+			to := n.s.sending
+			if waited := e.now - max(to.since, p.dialAt); p.dialing > 0 && !to.tired && waited > impatience+TickEvery {
+				m.r.t.Errorf("a stream has waited for a dial for %v, and not looked elsewhere", waited)
 			}
 		}
 	}

@@ -99,6 +99,7 @@ type sending struct {
 	fields    []hpack.HeaderField // the head as forwarded, pseudo-fields first
 	tried     []*Endpoint
 	until     time.Duration // when waiting for room on a connection ends; 0 means it has not waited
+	since     time.Duration // when it began to wait for the present endpoint's
 	slot      int           // the connection's number of streams when the request was sent, including it
 	dialUntil time.Duration // when waiting for an endpoint that can be dialled ends; 0 means no dial has failed yet
 	wait      time.Duration // this and the following are the Plan's
@@ -106,6 +107,7 @@ type sending struct {
 	budget    func() bool
 	client    any
 	stays     bool
+	tired     bool // it has looked elsewhere, see tires
 	retries   int8
 	again     bool
 	named     bool // :authority is the endpoint's name
