@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/hold"
@@ -238,8 +239,7 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 			failed.err = fmt.Errorf("%w: %w", errPatience, failed.err)
 		}
 		u.shared.log.Debug("dialling", "backend", u.name, "endpoint", e.address, "err", failed)
-		// A canceled dial says nothing about the endpoint, nor does an unreadable bundle.
-		if u.shared.ctx.Err() == nil && ctx.Err() != context.Canceled && failed.phase != dialTrust {
+		if u.shared.ctx.Err() == nil && ctx.Err() != context.Canceled && !ours(failed) {
 			if e.server == nil { // else signal makes it suspect, in all pools
 				e.suspicion.failed.Store(new(time.Now()))
 			}
@@ -295,6 +295,13 @@ type dialError struct {
 
 func (e *dialError) Error() string { return dialResultNames[e.phase] + ": " + e.err.Error() }
 func (e *dialError) Unwrap() error { return e.err }
+
+// ours reports whether err says nothing about an endpoint: of a canceled dial, an unreadable bundle, our open files.
+func ours(err error) bool {
+	d, ok := errors.AsType[*dialError](err)
+	return ok && d.phase == dialTrust || errors.Is(err, context.Canceled) ||
+		errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+}
 
 // alertOf returns the TLS alert that the peer sent, or nil.
 func alertOf(err error) error {

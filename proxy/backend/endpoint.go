@@ -2,7 +2,9 @@ package backend
 
 import (
 	"context"
+	"errors"
 	"hash/maphash"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -67,8 +69,19 @@ func (e *endpoint) state() (verdict context.Context, out bool) {
 // lost makes the endpoint suspect until a probe has judged it.
 func (e *endpoint) lost() { e.suspicion.doubted.Store(new(time.Now())) }
 
-// failed is lost, and has the endpoint probed.
-func (e *endpoint) failed(err error) { e.lost(); e.up.target.signal(e.address, err) }
+// failed has the endpoint probed. A lost connection also makes it suspect, unless nothing was sent on it. A failed dial
+// is dialOwned's to judge; those who share it only learn of it.
+func (e *endpoint) failed(err error, idle bool) {
+	switch _, dial := errors.AsType[*dialError](err); {
+	case ours(err), dial && e.via.Load() == nil:
+		return
+	case idle && errors.Is(err, io.EOF): // it may close those that are not used
+		err = errIdle
+	case !dial:
+		e.lost()
+	}
+	e.up.target.signal(e.address, err)
+}
 
 func (e *endpoint) tell(g *engine.GoAway) {
 	const sayAgain = 10 * time.Second // the time between lines of log about an endpoint's GOAWAYs: users cause them

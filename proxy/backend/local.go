@@ -234,7 +234,7 @@ func (l *Local) publishLocked(all []*localServer) {
 
 // signal asks for a probe. A server that one pool has lost is suspect in all pools. A busy one may only dial slowly.
 func (l *Local) signal(address string, err error) {
-	if s := l.servers.Load().find(address); s != nil && !errors.Is(err, errPatience) {
+	if s := l.servers.Load().find(address); s != nil && !errors.Is(err, errPatience) && !errors.Is(err, errIdle) {
 		for _, e := range s.of {
 			e.lost()
 		}

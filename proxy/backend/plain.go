@@ -193,7 +193,7 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 	//nolint:errorlint // nobody wraps them
 	within := err == errHugeHead || err == io.EOF && (c.last.Load() || n > 0 && !c.long.Load())
 	if err != nil && !within && c.closed.Err() == nil && !errors.Is(err, context.Canceled) {
-		c.ended.Do(func() { c.at.failed(errLost) })
+		c.ended.Do(func() { c.at.failed(errLost, false) })
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }

@@ -398,6 +398,7 @@ var (
 	errNotFinal   = errors.New("the backend switched protocols unasked, or sent a status below 100")
 	errHugeHead   = errors.New("the head of the response is too large") // before net/http has read the rest
 	errLost       = errors.New("the connection was lost")
+	errIdle       = errors.New("the server has closed an idle connection")
 	errPatience   = errors.New("waiting for a connection took too long")
 	errEjected    = errors.New("the endpoint is unhealthy")
 )

@@ -34,7 +34,7 @@ func Example() {
 		conn := tls.Client(wrap(raw), trust)
 		return conn, func() {}, conn.HandshakeContext(ctx)
 	}
-	endpoint := &engine.Endpoint{Name: backend.Listener.Addr().String(), Release: func() {}, Failed: func(error) {}, Told: func(*engine.GoAway) {}}
+	endpoint := &engine.Endpoint{Name: backend.Listener.Addr().String(), Release: func() {}, Failed: func(error, bool) {}, Told: func(*engine.GoAway) {}}
 	upstream := &engine.Upstream{Pick: func(any, []*engine.Endpoint) *engine.Endpoint { return endpoint }, Retried: func(engine.Reason) {}}
 	server := h2.New(h2.Config{Dial: dial, Decide: func(_ *h2.ConnInfo, h *wire.Head, _ func(engine.Plan)) (engine.Plan, bool) {
 		return engine.Plan{

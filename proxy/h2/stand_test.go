@@ -97,7 +97,7 @@ func through(driver string, c net.Conn) net.Conn {
 
 // endpoint returns one at addr, with a long PING timeout for a busy machine.
 func endpoint(addr string) *engine.Endpoint {
-	return &engine.Endpoint{Name: addr, PingTimeout: time.Minute, Release: func() {}, Failed: func(error) {}, Told: func(*engine.GoAway) {}}
+	return &engine.Endpoint{Name: addr, PingTimeout: time.Minute, Release: func() {}, Failed: func(error, bool) {}, Told: func(*engine.GoAway) {}}
 }
 
 // dial connects to the address in an endpoint's name, with ALPN h2.

@@ -123,7 +123,7 @@ func (e *Engine) failedSharers(c *Conn, err error) {
 	for _, s := range c.streams {
 		if s.shared() && !notified[s.ep] {
 			notified[s.ep] = true
-			s.ep.Failed(err)
+			s.ep.Failed(err, false)
 		}
 	}
 }

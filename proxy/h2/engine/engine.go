@@ -254,7 +254,7 @@ func (e *Engine) orphan(c *Conn, s *stream, err error) {
 func (e *Engine) lose(c *Conn, err error) {
 	defer e.rescue(c)
 	if c.pool != nil && !c.closing && (!c.drained || len(c.streams) > 0) {
-		c.pool.ep.Failed(err)
+		c.pool.ep.Failed(err, len(c.streams) == 0)
 		e.failedSharers(c, err)
 	}
 	e.close(c, err)

@@ -174,7 +174,7 @@ func (p *pool) dialled(err error) (c *Conn) {
 	p.dialAt = e.now
 	if err != nil {
 		defer e.rescue(nil)
-		p.ep.Failed(err)
+		p.ep.Failed(err, false)
 		p.failed(err)
 		return nil
 	}
@@ -209,7 +209,7 @@ func (p *pool) failed(err error) {
 	for s := range p.waiting.drain { // streams that come back here for a retry have their own dial
 		if s.ep.Via != nil && !notified[s.ep] {
 			notified[s.ep] = true
-			s.ep.Failed(err)
+			s.ep.Failed(err, false)
 		}
 		s.release()
 		s.failed(failure{reason: ReasonDial, err: err, unprocessed: true})

@@ -104,7 +104,7 @@ func newRig(t testing.TB, change ...func(*Engine)) *rig {
 }
 
 func (r *rig) endpoint(name string) *Endpoint {
-	return &Endpoint{Name: name, Release: func() { r.inFlight-- }, Failed: func(error) { r.failed++ }, Told: func(*GoAway) {}}
+	return &Endpoint{Name: name, Release: func() { r.inFlight-- }, Failed: func(error, bool) { r.failed++ }, Told: func(*GoAway) {}}
 }
 
 // failing is the status with which a request fails: an empty answer.

@@ -66,6 +66,7 @@ type teller struct {
 	picked    map[string]func() *Endpoint // by each upstream
 	endpoints map[string]*Endpoint
 	failures  map[string]int // calls of Endpoint.Failed
+	idle      bool           // the last one was for a connection without requests
 	parked    []func(Plan)
 	left      []string
 	says      []string
@@ -141,7 +142,7 @@ func (s *teller) named(name string) *Endpoint {
 		if strings.HasSuffix(name, "/panics") {
 			ep.Release = func() { s.inFlight--; panic("releasing") }
 		}
-		ep.Failed = func(error) { s.failures[name]++ }
+		ep.Failed = func(_ error, idle bool) { s.failures[name]++; s.idle = idle }
 		ep.Told = func(g *GoAway) { s.says = append(s.says, g.Error()) }
 		s.endpoints[name] = ep
 	}
@@ -416,6 +417,7 @@ func (s *teller) value(what string) any {
 		"left":     func() any { return strings.Join(s.left, ",") },
 		"failed":   func() any { return s.failures[of] },                                          // times that an endpoint's failure was reported
 		"said":     func() any { return strings.ReplaceAll(strings.Join(s.says, ","), " ", "_") }, // the GOAWAYs that were reported
+		"idle":     func() any { return s.idle },
 		"inflight": func() any { return s.inFlight },
 		"outcomes": func() any { return len(s.outcomes) },
 		"count":    func() any { return s.count(of) },
