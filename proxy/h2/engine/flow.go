@@ -129,6 +129,8 @@ func (e *Engine) sendQueued(c *Conn, s *stream, d dir) {
 	switch {
 	case h.q.size == 0 && h.end:
 		e.sendEnd(c, s, d)
+	case h.end && s.draining && min(h.window, c.window) <= 0:
+		s.review()
 	case h.q.size > 0 && h.window > 0:
 		c.ready.push(&h.ready)
 	}
