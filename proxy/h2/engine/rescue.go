@@ -97,6 +97,7 @@ func (s *stream) dropStream() {
 		if c == nil {
 			continue
 		}
+		c.streamEnded(s.id[side], &s.half[side])
 		delete(c.streams, s.id[side])
 		c.idleSince = s.e.now
 		if !c.closing {

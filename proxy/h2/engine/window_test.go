@@ -67,6 +67,15 @@ func TestMeasurementsEnd(t *testing.T) {
 	check.Same(t, 0, m.received(6+far, 1), "what it took, not measured")
 }
 
+// A stream that a panic ends has no wide window promised any more.
+func TestPanicKeepsNoPromise(t *testing.T) {
+	r, _, b := asked(t)
+	s := b.c.streams[1]
+	b.c.widen(&s.half[down], 1<<20)
+	s.dropStream()
+	check.Same(t, true, r.e.Memory.Promise(r.e.Memory.Limit()/2), "as much as may be promised can be")
+}
+
 // A window is used well if it lasts for at most eight round trips, and grows if for two or fewer.
 // The shortest time so far is taken for a round trip, unless no round trip takes it. It grows at most to widest.
 func TestJudge(t *testing.T) {
