@@ -83,7 +83,7 @@ func (e *Engine) settingsFrame(c *Conn, h http2.FrameHeader, p []byte) (err *con
 		err = c.spend(len(p) / 6)
 	}
 	if err != nil || h.Flags.Has(http2.FlagSettingsAck) {
-		c.settingsAcked = true
+		c.settingsAcked = c.settingsAcked || err == nil
 		return err
 	}
 	window := c.peerWindow
