@@ -237,7 +237,7 @@ func (e *Engine) takeBack(c *Conn, last uint32) *connError {
 	}
 	for s := range c.ordered(func(s *stream) bool { return s.id[down] > last }) {
 		s.unlinkLeg(down)
-		s.failed(e.blame(c, s, failure{reason: ReasonRefused, err: err, unprocessed: true}))
+		s.failed(e.blame(c, s, failure{reason: ReasonRefused, err: err, unprocessed: true, free: c.told == nil}))
 	}
 	return nil
 }
@@ -249,6 +249,7 @@ type failure struct {
 	code        http2.ErrCode // the backend's, if it reset the stream
 	unprocessed bool          // no backend has processed the request
 	unacked     bool          // the backend has not even acknowledged our SETTINGS, which it handles first
+	free        bool          // the backend ends its connection in order: that is no failure
 	final       bool          // a retry would not help
 }
 
@@ -300,8 +301,8 @@ func (s *stream) mayRetry(f failure) bool {
 	if f.final || to == nil || s.half[up].q.lost || s.tries >= to.retries {
 		return false
 	}
-	if f.reason == ReasonDial {
-		return true // no backend was involved
+	if f.reason == ReasonDial || f.free {
+		return true // no backend was involved, or it only ends a connection
 	}
 	return (f.unprocessed || to.again || f.unacked && to.safe()) && (to.budget == nil || to.budget())
 }
