@@ -70,10 +70,10 @@ func TestChangesOfABackend(t *testing.T) {
 		}{
 			{registry.Backend{Service: "svc"}, 2},
 			{registry.Backend{Service: "svc", CABundle: "other"}, 2},
-			{registry.Backend{Service: "other"}, 3},
-			{registry.Backend{Service: "other", PingTimeout: 3 * time.Second}, 4},
-			{registry.Backend{Service: "other", PingTimeout: time.Second}, 5},
-			{registry.Backend{Service: "other", HTTP1: true}, 6},
+			{registry.Backend{Service: "other"}, 4}, // another Service may speak another protocol
+			{registry.Backend{Service: "other", PingTimeout: 3 * time.Second}, 5},
+			{registry.Backend{Service: "other", PingTimeout: time.Second}, 6},
+			{registry.Backend{Service: "other", HTTP1: true}, 7},
 		} {
 			f.backend = &tt.backend
 			f.policy.MaxInFlight = 10 + i // makes a new entry each time

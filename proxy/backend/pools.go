@@ -169,7 +169,6 @@ func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
 		return
 	}
 	if old != b {
-		r.spec.Store(b)
 		p.move(r, b) // before the entry is published: its requests must not use the old connections
 	}
 	v := &view{
@@ -255,7 +254,7 @@ type carrier struct {
 
 // move moves r's requests to the connections of another Backend.
 func (p *Pools) move(r *remote, to *registry.Backend) {
-	agreed := r.agreement().Load()
+	from, agreed := r.spec.Swap(to), r.agreement().Load()
 	p.detach(r)
 	if to.HTTP1 {
 		return
@@ -266,7 +265,9 @@ func (p *Pools) move(r *remote, to *registry.Backend) {
 		p.carriers[to] = c
 	}
 	c.members[r] = struct{}{}
-	c.agreed.CompareAndSwap(nil, agreed)
+	if from != nil && from.SameService(to) { // another one may not speak it
+		c.agreed.CompareAndSwap(nil, agreed)
+	}
 	r.carrier.Store(c)
 	for _, e := range r.snapshot() {
 		e.via.Store(c.provide(e.address))
