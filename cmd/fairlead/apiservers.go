@@ -24,6 +24,7 @@ type apiservers struct {
 	order atomic.Pointer[[]string]  // the addresses, preferred ones first. Never nil
 	first bool                      // the first named comes back to its place; else the last used one stays preferred
 	fled  atomic.Pointer[time.Time] // when a request last failed at the preferred one. Nil means never
+	alone atomic.Bool               // only one is healthy
 	open  sync.Map                  // :: *ownConn → nothing
 }
 
@@ -91,7 +92,7 @@ func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 				continue
 			}
 			gone := errors.Is(r.Context().Err(), context.Canceled) // its caller, which says nothing of the server
-			if now := s.order.Load(); err != nil && !gone && (*now)[0] == address {
+			if now := s.order.Load(); err != nil && !gone && (*now)[0] == address && !s.alone.Load() {
 				s.fled.Store(new(time.Now()))
 				s.order.CompareAndSwap(now, new(append(slices.Clip((*now)[1:]), address)))
 			}
@@ -119,7 +120,8 @@ func (s *apiservers) prefer(servers []registry.Endpoint) {
 	}
 	byRank := func(a, b registry.Endpoint) int { return rank(a) - rank(b) }
 	servers = slices.SortedStableFunc(slices.Values(servers), byRank)
-	if len(servers) == 0 || servers[0].Health != registry.Healthy {
+	well := slices.IndexFunc(servers, func(e registry.Endpoint) bool { return e.Health != registry.Healthy })
+	if s.alone.Store(well == 1); len(servers) == 0 || well == 0 {
 		return
 	}
 	order, leave := make([]string, 0, len(servers)), map[string]bool{}

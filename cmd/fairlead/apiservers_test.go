@@ -95,10 +95,14 @@ func TestOwnClientsLeaveWhatTimesOut(t *testing.T) {
 			<-r.Context().Done()
 			return nil, r.Context().Err()
 		}))
-		for i, want := range []string{"one", "one", "two", "two", "one"} {
-			own.prefer([]registry.Endpoint{
-				{Address: "one", Health: registry.Healthy}, {Address: "two", Health: registry.Healthy},
-			})
+		two := registry.Endpoint{Address: "two", Health: registry.Healthy}
+		for i, want := range []string{"one", "one", "two", "two", "one", "one", "one"} {
+			if i == 5 { // there is no other any more
+				two.Health = registry.Unhealthy
+			}
+			if i < 6 { // and nothing prefers one before the next request
+				own.prefer([]registry.Endpoint{{Address: "one", Health: registry.Healthy}, two})
+			}
 			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 			if i == 0 {
 				cancel()
