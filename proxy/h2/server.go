@@ -62,6 +62,7 @@ type Server struct {
 	cfg    Config
 	shards []*shard
 	next   atomic.Uint32
+	warned atomic.Int64 // when a connection could last not be served, in seconds
 	links  sync.WaitGroup
 	cancel context.CancelFunc
 }
@@ -117,8 +118,10 @@ func (s *Server) Serve(ctx context.Context, conn *tls.Conn) {
 	info := &ConnInfo{Context: ctx, Remote: conn.RemoteAddr(), TLS: conn.ConnectionState()}
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	l, err := sh.newLink(conn)
-	if err != nil {
-		s.cfg.Logger.Warn("serving a client", "err", err)
+	if err != nil { // usually there are too many open files, and thousands of clients
+		if now, was := time.Now().Unix(), s.warned.Load(); now-was >= 10 && s.warned.CompareAndSwap(was, now) {
+			s.cfg.Logger.Warn("serving a client", "err", err)
+		}
 		return
 	}
 	l.info = info

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"slices"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -53,6 +55,23 @@ func (s *stand) begun(res *http.Response) *http.Response {
 	s.t.Helper()
 	must.Get(io.ReadFull(res.Body, make([]byte, len("begun "))))(s.t)
 	return res
+}
+
+// Connections that cannot be served, as with too many open files, are logged now and then, not each.
+func TestUnservedIsLoggedSeldom(t *testing.T) {
+	var log strings.Builder
+	s := New(Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = s.Run(ctx) })
+	conn, _ := sockets(t)
+	must.Do(t, conn.Close())
+	for range 3 {
+		s.Serve(t.Context(), tls.Client(Wrap(conn), &tls.Config{}))
+	}
+	stop()
+	running.Wait()
+	check.Same(t, 1, strings.Count(log.String(), "serving a client"), "lines of %s", log.String())
 }
 
 // A drain ends the watches of clients and guests cleanly, and waits for clients' other requests.
