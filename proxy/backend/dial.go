@@ -249,6 +249,7 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	}
 	m.dials[dialOK].Add(1)
 	e.suspicion.failed.Store(nil)
+	u.took.Store(int64(time.Since(begun)))
 	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)
 	c := &Conn{Conn: tc, how: how, at: e}
 	c.closed, c.end = context.WithCancel(context.Background())

@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 )
 
@@ -224,6 +225,32 @@ func TestBlackhole(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A handshake with a distant server takes longer than requests wait for a hanging one. That is noticed once.
+func TestPatienceWithDistance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const far = 600 * time.Millisecond
+		f := newFixture(t, func(cfg *Config) {
+			dial := cfg.Dial
+			cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+				select {
+				case <-time.After(far):
+					return dial(ctx, network, address)
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}
+		})
+		f.serve(place1, protoH1, nil)
+		f.serve(place2, protoH1, nil)
+		u := f.Upstream(f.set(healthy(place1), healthy(place2)))
+		for _, want := range []time.Duration{impatience + far, far, far} {
+			start := time.Now()
+			must.Do(t, dials()["upgrade"](t, u))
+			check.Same(t, want, time.Since(start), "time until a session begins")
+		}
+	})
 }
 
 // The caller's deadline limits everything, including the wait for a connection.

@@ -128,7 +128,7 @@ func (c *call) elsewhere(e *endpoint) bool {
 // patience returns how long to wait for a connection.
 func (c *call) patience(e *endpoint) time.Duration {
 	if c.elsewhere(e) {
-		return impatience
+		return impatience + min(time.Duration(c.u.took.Load()), impatience) // it may be far away
 	}
 	return queueTimeout
 }

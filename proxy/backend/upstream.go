@@ -48,6 +48,7 @@ type Upstream struct {
 
 	view  atomic.Pointer[view]
 	picks atomic.Uint64
+	took  atomic.Int64 // the last dial that succeeded, in nanoseconds
 	// agreed is what the last connection that offered HTTP/2 agreed on by ALPN, perhaps nothing. Nil: there was none.
 	agreed   atomic.Pointer[string]
 	learning singleflight.Group
