@@ -65,8 +65,8 @@ type target struct {
 	first   time.Time     // when the first claim is due by itself; zero means none is
 	silent  bool          // a light check got no response
 	room    int           // how many concurrent requests the server last allowed. One until it has said so
-	// hintGap and lostGap are the least times from a round to one that such an alarm causes.
-	hintGap, lostGap time.Duration
+	// These are the least times from a round to one that such an alarm causes.
+	hintGap, lostGap, silentGap time.Duration
 
 	// watch is a connection of the round that began at watched, left open after a claim passed on it. Nil means none.
 	watch   *http.ClientConn
@@ -79,7 +79,7 @@ type target struct {
 func newTarget(p *Prober, k key) *target {
 	return &target{
 		prober: p, key: k, members: map[*claim]struct{}{}, wake: make(chan struct{}, 1), findings: make(chan func()),
-		due: time.Now(), room: 1, hintGap: alarmGap, lostGap: alarmGap,
+		due: time.Now(), room: 1, hintGap: alarmGap, lostGap: alarmGap, silentGap: alarmGap,
 	}
 }
 
@@ -141,7 +141,8 @@ func (t *target) dueForAll() (at time.Time, suspect bool) {
 		}
 	}
 	alarm(t.hinted.Load(), t.hintGap)
-	alarm(t.lost.Load() || t.silent, t.lostGap)
+	alarm(t.lost.Load(), t.lostGap)
+	alarm(t.silent, t.silentGap)
 	alarm(t.renewed.Load(), alarmGap)
 	return at, suspect
 }
@@ -189,8 +190,8 @@ func (t *target) begin(now time.Time) (hinted, renewed bool) {
 	t.rest = pause / lightChecks
 	t.light = t.prober.beat(now.Add(t.rest))
 	hinted, renewed = t.hinted.Swap(false), t.renewed.Swap(false)
-	t.hintGap, t.lostGap = t.nextGap(t.hintGap, hinted), t.nextGap(t.lostGap, t.lost.Swap(false) || t.silent)
-	t.silent = false
+	t.hintGap, t.lostGap = t.nextGap(t.hintGap, hinted), t.nextGap(t.lostGap, t.lost.Swap(false))
+	t.silentGap, t.silent = t.nextGap(t.silentGap, t.silent), false
 	return hinted, renewed
 }
 
@@ -240,7 +241,7 @@ func (t *target) take(c *claim, f finding, of time.Time) {
 		return
 	}
 	if f.err != nil && c.failures == 0 {
-		t.hintGap, t.lostGap = alarmGap, alarmGap // a claim that failed before would prove no alarm right
+		t.hintGap, t.lostGap, t.silentGap = alarmGap, alarmGap, alarmGap // one that failed before proves no alarm right
 	}
 	c.take(f)
 	c.sendReport()
