@@ -22,6 +22,11 @@ const (
 	// lightChecks is how many checks the time between two probes is divided into, the probe included: at most 4 s pass
 	// (12 s / 3) before one, so a hanging endpoint is ejected within 4 + 0.5 + 5.25 s, under the promised 12.
 	lightChecks = 3
+	// lightTimeout is how long a light check may stay unanswered before the endpoint is probed. It decides nothing, so
+	// it may be short. And it must be: the kernel sends no keep-alive while a request is under way, so a host whose
+	// packets vanish may get a light check just before the 2 s after which keep-alive would have failed. It is then
+	// ejected within 2 s + 0.5 s + 0.25 s + 2 s (dialTimeout), where 5 s are promised.
+	lightTimeout = 500 * time.Millisecond
 	// beat aligns the timers of healthy targets: waking up for each of a thousand costs more than
 	// probing. The work of one beat takes some 20 ms for 2,000 endpoints.
 	beat = 100 * time.Millisecond
@@ -278,12 +283,6 @@ func earlier(a, b time.Time) time.Time {
 	}
 	return a
 }
-
-// lightTimeout is how long a light check may stay unanswered before the endpoint is probed. It decides nothing, so it
-// may be short. And it must be: the kernel sends no keep-alive while a request is under way, so a host whose packets
-// vanish may get a light check just before the 2 s after which keep-alive would have failed. It is then ejected within
-// 2 s + 0.5 s + 0.25 s + 2 s (dialTimeout), where 5 s are promised.
-const lightTimeout = 500 * time.Millisecond
 
 // keep takes over a connection on which a claim has passed, if its round is later than that of the watched one, and
 // closes it if not. Blocked in a read, the connection sees the process die at once. The next round's connection

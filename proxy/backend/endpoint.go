@@ -125,6 +125,7 @@ func (e *endpoint) eject() {
 }
 
 const (
+	slowEvery = 128 // the share of all slow endpoints: one request in 128, below 1 %, is enough to notice a recovery
 	// slowDial is when an unfinished dial makes its endpoint suspect: far above a handshake between
 	// neighboring continents, far below dialTimeout.
 	slowDial = 250 * time.Millisecond
@@ -175,8 +176,6 @@ func (e *endpoint) load() int64 {
 	}
 	return n
 }
-
-const slowEvery = 128 // the share of all slow endpoints: one request in 128, below 1 %, is enough to notice a recovery
 
 // view is the set of endpoints for choosing. It is immutable.
 type view struct {

@@ -24,6 +24,9 @@ const (
 	// a server has died, would all exceed dialTimeout.
 	maxDialing = 16
 	hungTime   = 10 * time.Second // how long a long-running request must be quiet to end when its endpoint is hung
+	// quickBody is the longest body that surely fits into a server's window. The kernel does not distinguish a server
+	// that is gone from one that does not read: a longer body is limited by its request's deadline only.
+	quickBody = 32 << 10
 )
 
 // plain is net/http's pool of HTTP/1.1 connections to an endpoint: of backends without HTTP/2, and for PoolUnproven.
@@ -140,10 +143,6 @@ type pooled struct {
 	begun  bool        // a part of the request was sent
 	broken atomic.Bool // the rest was not, see Write
 }
-
-// quickBody is the longest body that surely fits into a server's window. The kernel does not distinguish a server that
-// is gone from one that does not read: a longer body is limited by its request's deadline only.
-const quickBody = 32 << 10
 
 // use prepares the connection for a request with a body of n bytes, -1 if unknown. Requests do not overlap.
 func (c *pooled) use(n int64, long bool) {

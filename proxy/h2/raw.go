@@ -41,12 +41,11 @@ type rawConn struct {
 	encrypting bool   // engine output is being encrypted into out; its writer will write out
 }
 
-const rawBuffer = 64 << 10 // how much is read from a socket at once: four records; more gained little
-
-// earlyBuffer is how much is read at once before a loop owns the connection: handshake messages are short.
-const earlyBuffer = 2 << 10
-
-const recordHeader = 5 // RFC 8446 §5.1
+const (
+	rawBuffer    = 64 << 10 // how much is read from a socket at once: four records; more gained little
+	earlyBuffer  = 2 << 10  // the same before a loop owns the connection: handshake messages are short
+	recordHeader = 5        // RFC 8446 §5.1
+)
 
 // Wrap returns the connection to put below TLS: a Server serves no other. One that wraps another without changing its
 // bytes should have a method Wraps() net.Conn: then the engine uses the socket itself, and closes the wrapper after it.

@@ -129,7 +129,9 @@ func (c *Conn) finalHead(s *stream, end bool, lists ...[]hpack.HeaderField) {
 	idle := !c.dirty && !c.flushing && !c.closing && len(c.out) < maxDelayed
 	c.writeHeaders(s.id[up], end, lists...)
 	if idle && s.bodyFollows() && s.half[down].window > 0 && c.window > 0 {
-		c.delay()
+		last := len(c.e.dirty) - 1 // the touch is undone: the output waits for the next one
+		c.e.dirty = slices.Delete(c.e.dirty, last, last+1)
+		c.dirty, c.delayed = false, true
 	}
 }
 
@@ -304,14 +306,11 @@ func (s *stream) mayRetry(f failure) bool {
 	if f.reason == ReasonDial || f.free {
 		return true // no backend was involved, or it only ends a connection
 	}
-	return (f.unprocessed || to.again || f.unacked && to.safe()) && (to.budget == nil || to.budget())
-}
-
-// safe reports whether a request changes nothing at the backend (RFC 9110 §9.2.1). Watches are safe, too. They are not
-// retried once they may have begun, but net/http's servers close a connection, with all requests on it, whose SETTINGS
-// they did not read within two seconds. A crowd of clients can keep a server as busy as that.
-func (to *sending) safe() bool {
-	return len(to.fields) > 0 && (to.fields[0].Value == "GET" || to.fields[0].Value == "HEAD")
+	// Safe requests change nothing at the backend (RFC 9110 §9.2.1). Watches are safe, too. They are not retried once
+	// they may have begun, but net/http's servers close a connection, with all requests on it, whose SETTINGS they did
+	// not read within two seconds. A crowd of clients can keep a server as busy as that.
+	safe := len(to.fields) > 0 && (to.fields[0].Value == "GET" || to.fields[0].Value == "HEAD")
+	return (f.unprocessed || to.again || f.unacked && safe) && (to.budget == nil || to.budget())
 }
 
 // retry sends the whole request again, to another endpoint if there is one.

@@ -60,8 +60,7 @@ func (e *Engine) tells(c *Conn, p []byte) {
 		return
 	}
 	told := &GoAway{Code: code, Text: string(p[8:min(len(p), 8+maxTold)]), at: e.now}
-	told.last = binary.BigEndian.Uint32(p) & topStreamID
-	c.told = told
+	c.told, told.last = told, binary.BigEndian.Uint32(p)&topStreamID
 	if code == http2.ErrCodeEnhanceYourCalm && c.askedAt > 0 {
 		c.pool.ep.offended.Add(tooOften)
 	}

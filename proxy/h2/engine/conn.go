@@ -148,8 +148,6 @@ func (e *Engine) newConn(side dir) *Conn {
 	return c
 }
 
-const assumedStreams = 100 // how many streams are opened before the peer's SETTINGS come, as in net/http
-
 // touch has the driver write the connection's output: see Collect.
 func (c *Conn) touch() {
 	if !c.dirty {
@@ -161,14 +159,6 @@ func (c *Conn) touch() {
 			c.out = make([]byte, 0, 4096)
 		}
 	}
-}
-
-// delay undoes the last touch: the output waits for the next one.
-func (c *Conn) delay() {
-	n := len(c.e.dirty) - 1
-	c.e.dirty[n] = nil
-	c.e.dirty = c.e.dirty[:n]
-	c.dirty, c.delayed = false, true
 }
 
 // take returns the output for the driver to write.
@@ -185,10 +175,6 @@ func (c *Conn) take() []byte {
 
 // Over reports whether the client must read before it may send more.
 func (c *Conn) Over() bool { return c.side == up && len(c.out)+c.inflight > pauseLimit && !c.closing }
-
-// pauseLimit is the output of a client's connection beyond which nothing is read from it: a client that does not read
-// answers cannot send requests. DATA alone stays below the limit; heads and resets could exceed it.
-const pauseLimit = 256 << 10
 
 // Closing reports whether the connection is being closed: further input need not be decrypted.
 func (c *Conn) Closing() bool { return c.closing }
@@ -331,8 +317,12 @@ func (c *Conn) rememberReset(id uint32) {
 func (c *Conn) wasReset(id uint32) bool { return slices.Contains(c.resets, id) }
 
 const (
-	minMaxFrame = 1 << 14 // RFC 9113 §4.2: the size every endpoint accepts
-	maxMaxFrame = 1<<24 - 1
+	// pauseLimit is the output of a client's connection beyond which nothing is read from it: a client that does not
+	// read answers cannot send requests. DATA alone stays below the limit; heads and resets could exceed it.
+	pauseLimit     = 256 << 10
+	assumedStreams = 100     // how many streams are opened before the peer's SETTINGS come, as in net/http
+	minMaxFrame    = 1 << 14 // RFC 9113 §4.2: the size every endpoint accepts
+	maxMaxFrame    = 1<<24 - 1
 	// largeFrame is accepted from backends, and sent at most: DATA is forwarded as it comes, more only saves headers.
 	largeFrame    = 64 << 10
 	maxWindow     = 1<<31 - 1 // §6.9.1
@@ -341,12 +331,7 @@ const (
 )
 
 // maxFrame is the largest frame that is accepted on a side.
-func (d dir) maxFrame() int {
-	if d == up {
-		return minMaxFrame
-	}
-	return largeFrame
-}
+func (d dir) maxFrame() int { return [2]int{minMaxFrame, largeFrame}[d] }
 
 // padding returns the bytes before and after a padded DATA's or HEADERS' content (§6.1, §6.2); p begins the payload.
 func padding(h http2.FrameHeader, p []byte) (before, after int, err *connError) {

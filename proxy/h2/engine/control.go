@@ -204,9 +204,7 @@ func (e *Engine) windowFrame(c *Conn, h http2.FrameHeader, p []byte) *connError 
 		c.window += n
 		c.chokedAt = 0
 		e.pump(c)
-		if c.pool != nil {
-			c.pool.serve()
-		}
+		c.pool.serve()
 		return nil
 	}
 	s := c.streams[h.StreamID]

@@ -50,12 +50,9 @@ func (s *stream) repickOther() bool { return s.move(append(slices.Clip(s.sending
 // tires has a request that waits for a dial choose again, once. A dial that takes long makes an endpoint the worse
 // choice, but has not failed: no client must leave its own one for it.
 func (s *stream) tires() bool {
-	to := s.sending
-	if to.tired || s.e.now-to.since < impatience {
-		return false
-	}
-	to.tired = true
-	return s.move(to.tried)
+	to, was := s.sending, s.sending.tired
+	to.tired = was || s.e.now-to.since >= impatience
+	return to.tired && !was && s.move(to.tried)
 }
 
 // move has a request choose an endpoint, if possible none of tried. It reports false if that has the same connections.

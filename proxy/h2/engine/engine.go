@@ -312,7 +312,9 @@ const (
 	awayGap = 4 * TickEvery // ends a series of SendAway calls: a caller in a series calls every 250 ms
 	// awayRefuses is how long it then refuses requests that could reach no backend. Load balancers notice within
 	// seconds, and a Go client repeats it after 0, 1 and 2 s. Later ones get the error: there may be no other replica.
-	awayRefuses = 5 * time.Second
+	awayRefuses    = 5 * time.Second
+	sentAwayAtOnce = 64         // bounds how long the shard's mutex is held: two frames and a write take some 10 µs
+	drainPing      = "farewell" // the content of the PING that follows the first GOAWAY
 )
 
 // refuses reports whether to reset a request that reached no backend with REFUSED_STREAM, because its client is sent
@@ -322,9 +324,6 @@ func (s *stream) refuses() bool {
 	away := s.e.awayAt > 0 && s.e.now-s.e.awayAt <= awayGap && s.e.now-s.e.awayFrom < awayRefuses
 	return away && s.sent == 0 && c != nil && c.goAway != goAwayNone
 }
-
-// sentAwayAtOnce bounds how long the shard's mutex is held: two frames and a write take some 10 µs.
-const sentAwayAtOnce = 64
 
 // SendAway sends GOAWAY to clients that have sent requests, a few at a time. It reports whether there are more.
 func (e *Engine) SendAway() (more bool) {
@@ -344,9 +343,6 @@ func (e *Engine) SendAway() (more bool) {
 	}
 	return false
 }
-
-// drainPing is the content of the PING that follows the first GOAWAY.
-const drainPing = "farewell"
 
 // finalGoAway tells the client which streams are handled. After them the connection is closed.
 func (e *Engine) finalGoAway(c *Conn) {

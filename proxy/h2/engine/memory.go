@@ -56,10 +56,7 @@ func (c *Conn) crowded(n int) bool {
 // headLimit is the largest field list accepted on a side. Backends' answers need less than requests with groups.
 func (e *Engine) headLimit(side dir) int {
 	const answers = 256 << 10
-	if side == down {
-		return min(e.fields.Max, answers)
-	}
-	return e.fields.Max
+	return [2]int{e.fields.Max, min(e.fields.Max, answers)}[side]
 }
 
 // weigh counts the stream's queues for the client's connection. Call it when they have changed.

@@ -125,8 +125,8 @@ type Endpoint struct {
 
 	Release func()        // undoes Pick's count, once per Pick. It must not block
 	Told    func(*GoAway) // reports a GOAWAY with an error code, the first one of a connection. It must not block
-	// Failed reports a failed dial, handshake or ping, or a broken connection, idle if it carried nothing: a hint, not a
-	// verdict. It is called at once, under the shard's mutex, so the next Pick knows. It must not block.
+	// Failed reports a failed dial, handshake or ping, or a broken connection, idle if it carried nothing: a hint, not
+	// a verdict. It is called at once, under the shard's mutex, so the next Pick knows. It must not block.
 	Failed func(err error, idle bool)
 
 	// PingTimeout is the silence after which a connection with a request that waits for its answer

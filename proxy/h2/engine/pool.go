@@ -43,7 +43,10 @@ const (
 	// firstRedial and maxRedial bound the backoff after failed dials while a connection exists.
 	firstRedial = 250 * time.Millisecond
 	maxRedial   = time.Second
-	impatience  = 500 * time.Millisecond // how long a request waits for a dial, as over HTTP/1.1, see tires
+	// chokeTime is how long a connection's window may be used up, far above a round trip. The backend may wait for one
+	// request's reader: the bodies of others must use another connection.
+	chokeTime  = time.Second
+	impatience = 500 * time.Millisecond // how long a request waits for a dial, as over HTTP/1.1, see tires
 )
 
 var errNoEndpoint = errors.New("no endpoint to send to")
@@ -102,10 +105,8 @@ func (e *Engine) put(s *stream, ep *Endpoint) {
 
 // leaveWait removes the stream from the list on which it waits for a connection.
 func (e *Engine) leaveWait(s *stream) {
-	if s.wait.in != nil {
-		s.wait.unlink()
-		s.release()
-	}
+	s.wait.unlink()
+	s.release()
 }
 
 // conn returns a connection that takes another stream.
@@ -128,10 +129,6 @@ func (c *Conn) slots(assumed int) int {
 	}
 	return max(0, assumed-len(c.streams)-len(c.late))
 }
-
-// chokeTime is how long a connection's window may be used up, far above a round trip. The backend
-// may wait for one request's reader: the bodies of others must use another connection.
-const chokeTime = time.Second
 
 // expected returns how many streams a new connection will probably take.
 func (p *pool) expected() int {
@@ -232,8 +229,11 @@ func (p *pool) freesSlots() bool {
 	return false
 }
 
-// serve sends waiting streams on connections that may have room now.
+// serve sends waiting streams on connections that may have room now. A client's connection has no pool.
 func (p *pool) serve() {
+	if p == nil || p.waiting.n == 0 {
+		return
+	}
 	for c := p.conn(); c != nil && p.waiting.n > 0; c = p.conn() {
 		p.e.open(p.waiting.pop(), c)
 	}

@@ -39,7 +39,7 @@ func (e *Engine) Feed(c *Conn, p []byte) []byte {
 		n, err := e.feedFrame(c, p)
 		if err != nil {
 			e.fail(c, err)
-			return nil
+			break
 		}
 		p = p[n:]
 	}
@@ -60,8 +60,7 @@ func (e *Engine) feedFrame(c *Conn, p []byte) (int, *connError) {
 			return 0, errFrameTooLarge
 		}
 		if len(p) >= need {
-			e.handle(c, h, p[wire.FrameHeaderLen:need])
-			return need, nil
+			return need, e.handle(c, h, p[wire.FrameHeaderLen:need])
 		}
 	}
 	taken := 0
@@ -73,11 +72,11 @@ func (e *Engine) feedFrame(c *Conn, p []byte) (int, *connError) {
 		if len(c.in) == need {
 			b := c.in
 			c.in = nil // an idle connection holds no buffer
-			e.handle(c, h, b[wire.FrameHeaderLen:])
+			err := e.handle(c, h, b[wire.FrameHeaderLen:])
 			if cap(b) <= smallFrame && !c.closing {
 				c.in = b[:0]
 			}
-			return taken, nil
+			return taken, err
 		}
 		n := min(need-len(c.in), len(p)-taken)
 		if n == 0 {
@@ -94,17 +93,15 @@ var errFrameTooLarge = &connError{http2.ErrCodeFrameSize, "frame larger than our
 const smallFrame = 1 << 10
 
 // handle handles a whole frame, or the beginning of a DATA frame.
-func (e *Engine) handle(c *Conn, h http2.FrameHeader, p []byte) {
+func (e *Engine) handle(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	if !c.started {
 		if h.Type != http2.FrameSettings || h.Flags.Has(http2.FlagSettingsAck) { // §3.4
-			e.fail(c, &connError{http2.ErrCodeProtocol, "first frame is not SETTINGS"})
-			return
+			return &connError{http2.ErrCodeProtocol, "first frame is not SETTINGS"}
 		}
 		c.started = true
 	}
 	if c.blockID != 0 && (h.Type != http2.FrameContinuation || h.StreamID != c.blockID) { // §6.10
-		e.fail(c, &connError{http2.ErrCodeProtocol, "field block interrupted"})
-		return
+		return &connError{http2.ErrCodeProtocol, "field block interrupted"}
 	}
 	if h.StreamID != 0 {
 		e.work.frames++
@@ -112,37 +109,32 @@ func (e *Engine) handle(c *Conn, h http2.FrameHeader, p []byte) {
 	}
 	if h.Type != http2.FrameData { // whose price depends on its stream
 		if err := c.spend(budget.Frame); err != nil {
-			e.fail(c, err)
-			return
+			return err
 		}
 	}
-	var err *connError
 	switch h.Type {
 	case http2.FrameData:
-		err = e.dataBegin(c, h, p)
+		return e.dataBegin(c, h, p)
 	case http2.FrameHeaders:
-		err = e.headersFrame(c, h, p)
+		return e.headersFrame(c, h, p)
 	case http2.FrameContinuation:
-		err = e.continuationFrame(c, h, p)
+		return e.continuationFrame(c, h, p)
 	case http2.FrameRSTStream:
-		err = e.resetFrame(c, h, p)
+		return e.resetFrame(c, h, p)
 	case http2.FrameSettings:
-		err = e.settingsFrame(c, h, p)
+		return e.settingsFrame(c, h, p)
 	case http2.FramePing:
-		err = e.pingFrame(c, h, p)
+		return e.pingFrame(c, h, p)
 	case http2.FrameGoAway:
-		err = e.goAwayFrame(c, h, p)
+		return e.goAwayFrame(c, h, p)
 	case http2.FrameWindowUpdate:
-		err = e.windowFrame(c, h, p)
+		return e.windowFrame(c, h, p)
 	case http2.FramePriority:
-		err = e.priorityFrame(c, h, p)
+		return e.priorityFrame(c, h, p)
 	case http2.FramePushPromise: // not allowed for clients, and disabled for backends (§8.4)
-		err = &connError{http2.ErrCodeProtocol, "PUSH_PROMISE"}
-	default: // §4.1: unknown types are ignored
+		return &connError{http2.ErrCodeProtocol, "PUSH_PROMISE"}
 	}
-	if err != nil {
-		e.fail(c, err)
-	}
+	return nil // §4.1: unknown types are ignored
 }
 
 // dataBegin accounts for a DATA frame; p has the pad length, if it is padded. Its content follows through feedData.
@@ -294,7 +286,12 @@ func (e *Engine) continuationFrame(c *Conn, h http2.FrameHeader, p []byte) *conn
 	if len(c.block)+len(p) > e.headLimit(c.side) || c.crowded(len(p)) {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "field block too large"}
 	}
-	e.growBlock(c, len(p))
+	// A block that outgrows its own buffer takes the kept one, from an eighth of its size on and if it has room: a peer
+	// holds what it has sent, not what another one sent before.
+	n := len(c.block) + len(p)
+	if n > cap(c.block) && n <= cap(e.block) && cap(e.block) <= 8*n && !c.crowded(cap(e.block)) {
+		c.block, e.block = append(e.block[:0], c.block...), nil
+	}
 	c.block = append(c.block, p...)
 	if !h.Flags.Has(http2.FlagContinuationEndHeaders) {
 		return nil
@@ -302,14 +299,6 @@ func (e *Engine) continuationFrame(c *Conn, h http2.FrameHeader, p []byte) *conn
 	err := e.fieldBlock(c, c.block, false)
 	e.freeBlock(c)
 	return err
-}
-
-// growBlock takes the kept buffer for a block that n more bytes make larger than its own one, from an eighth of its
-// size on and if it has room: a peer holds what it has sent, not what another one sent before.
-func (e *Engine) growBlock(c *Conn, n int) {
-	if n += len(c.block); n > cap(c.block) && n <= cap(e.block) && cap(e.block) <= 8*n && !c.crowded(cap(e.block)) {
-		c.block, e.block = append(e.block[:0], c.block...), nil
-	}
 }
 
 // freeBlock keeps the buffer of a connection's field block for the next one: at 1 MiB each, those

@@ -142,7 +142,7 @@ func (s *stream) freeSending() {
 	}
 	s.sending = nil
 	to.freed.free()
-	if len(s.e.sendings) < maxFreeSendings {
+	if len(s.e.sendings) < maxFreeStreams {
 		clear(to.fields)
 		clear(to.tried)
 		*to = sending{fields: to.fields[:0], tried: to.tried[:0], freed: true}
@@ -157,9 +157,6 @@ func (s *stream) countHead(n int) {
 		s.head = int32(n)
 	}
 }
-
-// maxFreeSendings bounds a shard's free list, some 20 fields of 40 bytes each: for requests as maxFreeStreams.
-const maxFreeSendings = 1024
 
 // ticket connects a parked stream with its plan. It outlives the stream, whose memory is reused.
 type ticket struct {
@@ -198,7 +195,7 @@ func (e *Engine) freshStream() *stream {
 	return s
 }
 
-const maxFreeStreams = 1024 // bounds a shard's free list, about 0.5 MiB
+const maxFreeStreams = 1024 // bounds a shard's free lists: about 0.5 MiB, and 20 fields of 40 bytes each for requests
 
 // endIfDone ends the stream if it has no leg, handler, guest or wait left. It must be called after
 // one of them has gone; s must not be used afterwards.
@@ -280,9 +277,7 @@ func (s *stream) unlinkLeg(side dir) {
 		s.release()
 	}
 	s.e.closeIfDone(c)
-	if c.pool != nil && c.pool.waiting.n > 0 {
-		c.pool.serve()
-	}
+	c.pool.serve()
 }
 
 // reset sends RST_STREAM on one side and removes the stream from it.
@@ -376,11 +371,9 @@ func (n *node) unlink() {
 	n.next, n.prev, n.in = nil, nil, nil
 }
 
+// pop removes the first stream. There must be one.
 func (l *list) pop() *stream {
 	n := l.first
-	if n == nil {
-		return nil
-	}
 	n.unlink()
 	return n.s
 }

@@ -13,9 +13,12 @@ import (
 const (
 	never time.Duration = 1<<63 - 1 // later than any time
 	// TickEvery is the resolution of all timers: deadlines are seconds, and 4 ticks a second are cheap.
-	TickEvery  = 250 * time.Millisecond
-	restEvery  = 2 * TickEvery // enough while no frames of streams come: timeouts and PINGs take seconds
-	wheelSlots = 256           // times TickEvery is 64 s, above the usual deadline of 60 s: most are checked once
+	TickEvery     = 250 * time.Millisecond
+	restEvery     = 2 * TickEvery // enough while no frames of streams come: timeouts and PINGs take seconds
+	late          = 4 * TickEvery // how late a tick may be before it counts as a stall: peers' timeouts are seconds
+	wheelSlots    = 256           // times TickEvery is 64 s, above the usual deadline of 60 s: most are checked once
+	eventGap      = TickEvery     // the silence after which a watch's last event is complete: its bytes come together
+	eventPatience = 3 * TickEvery // bounds the wait for the end of an event: a drain gives watches a second to end
 )
 
 // wheel holds the streams' timers in slots by the tick they expire at. Setting and clearing take constant time.
@@ -89,8 +92,6 @@ func (e *Engine) Pace() time.Duration {
 	}
 	return 0
 }
-
-const late = 4 * TickEvery // how late a tick may be before it counts as a stall: peers' timeouts are seconds
 
 // Overslept must be called before each tick. A late tick means that this process did not run: its machine was
 // suspended, or busy. What peers have sent meanwhile waits unread, so the gap does not count as their silence.
@@ -330,11 +331,6 @@ func (s *stream) endLongRunning(r Reason) {
 	s.reset(down, http2.ErrCodeCancel)
 	s.push(down, nil, true)
 }
-
-const (
-	eventGap      = TickEvery     // the silence after which a watch's last event is complete: its bytes come together
-	eventPatience = 3 * TickEvery // bounds the wait for the end of an event: a drain gives watches a second to end
-)
 
 // AmidEvent reports whether a long-running response should continue a little, because its last bytes may be only part
 // of an event: waited is how long it was put off, silence how old they are. A client that sees the end within an event

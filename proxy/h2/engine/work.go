@@ -102,9 +102,7 @@ func (c *Conn) Wrote(buf []byte, err error) {
 		c.closingAt = c.e.now // the linger time begins here
 	}
 	c.e.pump(c)
-	if c.pool != nil && c.pool.waiting.n > 0 {
-		c.pool.serve()
-	}
+	c.pool.serve()
 	if len(c.out) > 0 || c.closing {
 		c.touch()
 	}
