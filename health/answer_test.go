@@ -146,9 +146,9 @@ func (w *world) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 }
 
 // serve runs an HTTPS server on a host until the test ends: with HTTP/2 or, by alpn, with another protocol or none.
-func (w *world) serve(h *host, alpn string, streams int) {
+func (w *world) serve(h *host, alpn string, streams int, idle time.Duration) {
 	s := &http.Server{
-		Handler: w, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: streams},
+		Handler: w, IdleTimeout: idle, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: streams},
 		TLSConfig:   &tls.Config{Certificates: []tls.Certificate{w.pair}, ClientAuth: tls.RequireAnyClientCert},
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 	}

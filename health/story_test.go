@@ -23,7 +23,7 @@ import (
 //	anew  <option>…         claims=N APIServices with one Backend, or copies=N with one each; servers (without
 //	                        a group-version), local or protected; at=N addresses, of which served=N have a
 //	                        server; watched=N; http1; over=http1,http2: it is told with each; each=A,B: with
-//	                        each in place of $each; a server's streams=N, alpn=P, name=N or expired certificate; owner=N
+//	                        each in place of $each; a server's streams=N, idle=D, alpn=P, name=N or expired certificate; owner=N
 //	run                     starts the Prober
 //	host <state> [address]  see host.set
 //	answer <word>…          see answer; other answers are only added for nth=N, every=N, claim=N and at=N

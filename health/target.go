@@ -36,6 +36,9 @@ const (
 	alarmGap = 250 * time.Millisecond
 	// together is how much earlier a failing claim is probed if a round begins: half a firstRetry.
 	together = firstRetry / 2
+	// atOnce is not zero: under the race detector Go 1.26.8 crashes in maybeRunChan when a timer of a
+	// synctest bubble is due as it is selected on.
+	atOnce = time.Nanosecond
 )
 
 // key identifies a target. APIServices with one Backend and interval are probed on one connection.
@@ -69,6 +72,7 @@ type target struct {
 	due     time.Time     // of the next such round
 	first   time.Time     // when the first claim is due by itself; zero means none is
 	silent  bool          // a light check got no response
+	old     bool          // the last claim that was probed has passed, over HTTP/1.1
 	room    int           // how many concurrent requests the server last allowed. One until it has said so
 	// These are the least times from a round to one that such an alarm causes.
 	hintGap, lostGap, silentGap time.Duration
@@ -95,10 +99,6 @@ func (t *target) set(flag *atomic.Bool) {
 }
 
 func (t *target) poke() { latest.Wake(t.wake) }
-
-// atOnce is not zero: under the race detector Go 1.26.8 crashes in maybeRunChan when a timer of a
-// synctest bubble is due as it is selected on.
-const atOnce = time.Nanosecond
 
 func (t *target) run(ctx context.Context) {
 	defer t.unwatch()
@@ -196,6 +196,9 @@ func (t *target) begin(now time.Time) (hinted, renewed bool) {
 	t.light = t.prober.beat(now.Add(t.rest))
 	hinted, renewed = t.hinted.Swap(false), t.renewed.Swap(false)
 	t.hintGap, t.lostGap = t.nextGap(t.hintGap, hinted), t.nextGap(t.lostGap, t.lost.Swap(false))
+	if t.old { // its server may close idle connections within seconds: then no light check would find out that it hangs
+		t.lostGap = min(t.lostGap, t.rest)
+	}
 	t.silentGap, t.silent = t.nextGap(t.silentGap, t.silent), false
 	return hinted, renewed
 }
@@ -248,6 +251,7 @@ func (t *target) take(c *claim, f finding, of time.Time) {
 	if f.err != nil && c.failures == 0 {
 		t.hintGap, t.lostGap, t.silentGap = alarmGap, alarmGap, alarmGap // one that failed before proves no alarm right
 	}
+	t.old = f.err == nil && !f.http2
 	c.take(f)
 	c.sendReport()
 	t.first = earlier(t.first, c.due)

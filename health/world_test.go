@@ -105,7 +105,7 @@ func newWorld(t *testing.T, options ...string) *world {
 		w.all = append(w.all, e)
 	}
 	for _, endpoint := range w.all[0].Endpoints[:number("served")] {
-		w.serve(w.host(endpoint.Address), o["alpn"], number("streams"))
+		w.serve(w.host(endpoint.Address), o["alpn"], number("streams"), time.Duration(number("idle")))
 	}
 	w.entries = w.all
 	c := Config{
