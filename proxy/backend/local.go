@@ -53,6 +53,9 @@ const (
 	// then get 503 with Retry-After, and client-go retries ten times.
 	defaultWait = 2 * time.Second
 	restart     = 10 * time.Second // the usual time of a restart. After it, no request waits any more
+	// keptServer is how long a local apiserver that is named no longer keeps its share of the
+	// documents, as one that is down does: an upgrade of a control-plane node takes minutes.
+	keptServer = 15 * time.Minute
 )
 
 // LocalConfig configures a Local (kube.connect in cmd/fairlead). Required: Servers, TLS, IdentityChanged, Dial, Signal.
@@ -241,10 +244,6 @@ func (l *Local) signal(address string, err error) {
 	}
 	l.cfg.Signal(address, err)
 }
-
-// keptServer is how long a local apiserver that is named no longer keeps its share of the
-// documents, as one that is down does: an upgrade of a control-plane node takes minutes.
-const keptServer = 15 * time.Minute
 
 // servers are the local apiservers at one moment. It is immutable.
 type servers struct {

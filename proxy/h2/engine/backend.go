@@ -334,7 +334,8 @@ func (s *stream) resend() {
 
 // answerFailure answers a request that could not be forwarded.
 func (s *stream) answerFailure() {
-	s.e.leaveWait(s)
+	s.wait.unlink()
+	s.release()
 	if s.plan.Fail != nil {
 		s.serveInstead(s.plan.Fail(s.outcome()))
 		return

@@ -16,10 +16,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// maxHeads bounds the bytes of the unanswered requests' heads of one client, here or in output for
-// backends: 16 KiB for each of 250 streams, of which tokens and groups fill a tenth.
-const maxHeads = 4 << 20
-
 // requestBlock handles a field block from a client: a request, or trailers. The fields are in e.fields.
 func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError {
 	if s := c.streams[id]; s != nil {

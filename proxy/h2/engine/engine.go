@@ -53,6 +53,12 @@ const (
 	// maxHeader is the largest field list, counted as for SETTINGS_MAX_HEADER_LIST_SIZE, and encoded
 	// block, as in kube-apiserver: a front proxy may name thousands of groups.
 	maxHeader = 1 << 20
+	// maxHeads bounds the bytes of the unanswered requests' heads of one client, here or in output for
+	// backends: 16 KiB for each of 250 streams, of which tokens and groups fill a tenth.
+	maxHeads = 4 << 20
+	// guestBuffer is how much of a guest's request body is queued before its caller has to wait, and
+	// the largest response body that Take returns as a whole.
+	guestBuffer = 64 << 10
 )
 
 // Engine is the state of one shard: clients' connections, and those to backends to forward their streams.

@@ -159,10 +159,6 @@ func (e *Engine) checkGuests() {
 	}
 }
 
-// guestBuffer is how much of a guest's request body is queued before its caller has to wait, and
-// the largest response body that Take returns as a whole.
-const guestBuffer = 64 << 10
-
 // Pass accepts a part of the request's body, with reading's error. It reports whether to go on, and to wait for room.
 func (g *Guest) Pass(p []byte, err error) (more, wait bool) {
 	s := g.s

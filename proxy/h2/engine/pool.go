@@ -103,12 +103,6 @@ func (e *Engine) put(s *stream, ep *Endpoint) {
 	p.grow()
 }
 
-// leaveWait removes the stream from the list on which it waits for a connection.
-func (e *Engine) leaveWait(s *stream) {
-	s.wait.unlink()
-	s.release()
-}
-
 // conn returns a connection that takes another stream.
 func (p *pool) conn() *Conn {
 	for _, c := range p.conns {

@@ -9,9 +9,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// turnHeads is how many of a client's field blocks are handled in one turn: about half a millisecond under the mutex.
-// Sixteen connections may each send 250 requests at once; others' requests are served after 64 of each.
-const turnHeads = 64
+const (
+	// turnHeads is how many of a client's field blocks are handled in one turn: about half a millisecond under the
+	// mutex. Sixteen connections may each send 250 requests at once; others' requests are served after 64 of each.
+	turnHeads  = 64
+	smallFrame = 1 << 10 // the largest buffer kept for the next frame in two parts: most control frames and heads fit
+)
 
 // Feed handles bytes that came in on c. It returns the bytes that are left for another turn, with
 // which the next input must begin. The input may be split anywhere.
@@ -88,9 +91,6 @@ func (e *Engine) feedFrame(c *Conn, p []byte) (int, *connError) {
 }
 
 var errFrameTooLarge = &connError{http2.ErrCodeFrameSize, "frame larger than our SETTINGS_MAX_FRAME_SIZE"} // §4.2
-
-// smallFrame is the largest buffer kept for the next frame that comes in two parts: most control frames and heads fit.
-const smallFrame = 1 << 10
 
 // handle handles a whole frame, or the beginning of a DATA frame.
 func (e *Engine) handle(c *Conn, h http2.FrameHeader, p []byte) *connError {

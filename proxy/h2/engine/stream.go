@@ -309,7 +309,8 @@ func (s *stream) abort(r Reason, err error, code http2.ErrCode) {
 	}
 	s.reset(up, code)
 	s.reset(down, http2.ErrCodeCancel)
-	s.e.leaveWait(s)
+	s.wait.unlink() // if it waits for a connection
+	s.release()
 	s.stopLocal()
 	s.stopGuest()
 	s.endIfDone()
