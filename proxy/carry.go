@@ -240,6 +240,7 @@ type exchange struct {
 	decision Decision
 	upstream *backend.Upstream // carries the request once it is forwarded
 	relayed  bool              // the request is for the health relay
+	parked   bool              // over HTTP/2: decided while its stream may end
 	held     place
 	places   [2]bound.Place // of the rule and of the dry run, see admit
 	auditID  string

@@ -87,7 +87,8 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 			l.p.log.Error("deciding panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			x.held.leave()
 			x.leave()
-			plan = engine.Plan{Serve: l.p.answer(errPanicked)}
+			x.decision.learned = &learned{err: errPanicked} // for what still lacks a look-up
+			plan = x.offEngine()
 		}
 	}()
 	l.p.decideOffLoop(ctx, &x.decision, x.head, &x.front.conn)

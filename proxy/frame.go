@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
@@ -109,7 +110,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) 
 	x.front, x.stay = conn, conn.stay
 	*x.head = Head{Head: *h, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: c.Now}
 	if x.head.costly() || l.p.browsers.concern(x.head) {
-		return engine.Plan{Serve: x.offEngine()}, true
+		return x.offEngine(), true
 	}
 	x.decision.Set = conn.set
 	_, lacks := l.p.decide(&x.decision, x.head, &conn.conn, x.head.Arrived).(Need) //nolint:errorlint // nobody wraps it
@@ -117,7 +118,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) 
 	if !lacks {
 		return l.plan(x), true
 	}
-	x.decision.Set = nil
+	x.decision.Set, x.parked = nil, true
 	x.head.Fields = append(x.head.Fields[:0:0], h.Fields...) // valid only during this call
 	go func() { resume(l.decideParked(x)) }()
 	return engine.Plan{}, false
@@ -144,13 +145,15 @@ func (l *frames) plan(x *exchange) engine.Plan {
 	http2 := u != nil && u.HTTP2() && (l.p.browsers.hsts == "" || d.Action != ToRemote)
 	if http2 && l.p.givenUp.overLimit(d, x.head) {
 		if !x.plain() { // else cheaper than by Proxy.ServeHTTP
-			return engine.Plan{Serve: x.offEngine(), Unwelcome: true}
+			plan := x.offEngine()
+			plan.Unwelcome = true
+			return plan
 		}
 		l.p.givenUp.refused.Inc()
 		return x.unwelcome(l.p.givenUp.answer, errGivenUp)
 	}
 	if !http2 || x.bodies() { // or its protocol is not known yet: exchange.forward learns it
-		return engine.Plan{Serve: x.offEngine(), GoAway: l.p.goAway()}
+		return x.offEngine()
 	}
 	x.received()
 	if err := x.admit(); err != nil {
@@ -236,16 +239,32 @@ func (x *exchange) onEnd(o engine.Outcome) {
 	x.p.frames.recycle(x)
 }
 
-// offEngine recycles the request and returns its handler, which decides again, with what is
-// learned. The request still arrived when its first head did, before a TokenReview.
-func (x *exchange) offEngine() http.Handler {
+// offEngine returns the plan of a request that Proxy.ServeHTTP takes over. It decides again, with what is learned. The
+// request still arrived when its first head did, before a TokenReview. A parked one's stream may have ended meanwhile:
+// whichever of its handler and Done comes first records it.
+func (x *exchange) offEngine() engine.Plan {
 	p, arrived, known := x.p, x.head.Arrived, x.decision.learned
-	x.p.frames.recycle(x)
-	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { p.serve(w, req, arrived, known) })
+	serve := func(w http.ResponseWriter, req *http.Request) { p.serve(w, req, arrived, known) }
+	if !x.parked {
+		p.frames.recycle(x)
+		return engine.Plan{Serve: http.HandlerFunc(serve), GoAway: p.goAway()}
+	}
+	left := new(atomic.Pointer[exchange])
+	left.Store(x)
+	return engine.Plan{Serve: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if left.Swap(nil) != nil {
+			serve(w, req)
+		}
+	}), Done: func(o engine.Outcome) {
+		if x := left.Swap(nil); x != nil {
+			x.received()
+			x.onEnd(o)
+		}
+	}, GoAway: p.goAway()}
 }
 
 func (l *frames) recycle(x *exchange) {
-	*x.head, x.decision, x.auditID, x.agent = Head{}, Decision{}, "", ""
+	*x.head, x.decision, x.auditID, x.agent, x.parked = Head{}, Decision{}, "", "", false
 	x.upstream, x.front, x.stay, x.span, x.event, x.late, x.own = nil, nil, nil, nil, nil, nil, nil
 	l.requests.Put(x)
 }

@@ -18,7 +18,8 @@ import (
 // its own requests, not the process: over HTTP/2 a goroutine without another recover verifies it. It is logged.
 func TestChainThatPanics(t *testing.T) {
 	var log logbook.Book
-	w := newWorld(t, worldConfig{Config: Config{Sinks: metric.Sinks{Logger: slog.New(slog.NewTextHandler(&log, nil))}}})
+	access, seen, _ := newLog(t)
+	w := newWorld(t, worldConfig{Config: Config{AccessLog: access, Sinks: metric.Sinks{Logger: slog.New(slog.NewTextHandler(&log, nil))}}})
 	a := must.Get(authn.New(authn.Config{Anonymous: true, VerifyClient: func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 		panic("verifying " + peer[0].Subject.CommonName)
 	}}))(t)
@@ -31,8 +32,10 @@ func TestChainThatPanics(t *testing.T) {
 				res.Body.Close()
 				check.Same(t, http.StatusInternalServerError, res.StatusCode, "status")
 			}
+			check.Has(t, <-seen, `"status":500`)
 		}
 		check.Has(t, log.String(), map[string]string{"http/1.1": "handler panicked", "h2": "deciding panicked"}[proto], "verifying mallory", "panics_test.go")
 		w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/api/v1/pods", nil)).want(t, http.StatusOK, "another client")
+		<-seen
 	})
 }
