@@ -119,7 +119,7 @@ func (x *exchange) endRecords(o *engine.Outcome) {
 		x.event.Annotate("fairlead.dev/dry-run-rule", d.DryRun.Name)
 	}
 	x.authorized()
-	x.event.Completed(o.Status, wrong)
+	x.event.Completed(o.Status, wrong, apierrors.ReasonForError(x.own))
 }
 
 // authorized adds the authorizer's decision, if it was asked, to the stages after it.

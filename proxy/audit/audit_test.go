@@ -58,16 +58,19 @@ func TestStages(t *testing.T) {
 		do           func(e *Event)
 		want         []string
 	}{
-		{"ordinary", metadata, false, func(e *Event) { e.Received(); e.Started(200); e.Completed(200, "") }, []string{"RequestReceived Metadata", "ResponseComplete Metadata 200"}},
-		{"watch", metadata, true, func(e *Event) { e.Received(); e.Started(200); e.Completed(200, "") },
+		{"ordinary", metadata, false, func(e *Event) { e.Received(); e.Started(200); e.Completed(200, "", "") }, []string{"RequestReceived Metadata", "ResponseComplete Metadata 200"}},
+		{"watch", metadata, true, func(e *Event) { e.Received(); e.Started(200); e.Completed(200, "", "") },
 			[]string{"RequestReceived Metadata", "ResponseStarted Metadata 200", "ResponseComplete Metadata 200"}},
-		{"watch without a head", metadata, true, func(e *Event) { e.Received(); e.Completed(499, "gone") },
+		{"watch without a head", metadata, true, func(e *Event) { e.Received(); e.Completed(499, "gone", "") },
 			[]string{"RequestReceived Metadata", "ResponseStarted Metadata 499 Failure", "ResponseComplete Metadata 499 Failure"}},
-		{"omitted", "omitStages: [RequestReceived]\nrules: [{level: Request, omitStages: [ResponseStarted]}]", true, func(e *Event) { e.Received(); e.Started(200); e.Completed(503, "x") },
-			[]string{"ResponseComplete Request 503 Failure"}},
-		{"refused", metadata, false, func(e *Event) { e.Refused(401, "no") }, []string{"ResponseStarted Metadata 401 Failure"}},
+		{"omitted", "omitStages: [RequestReceived]\nrules: [{level: Request, omitStages: [ResponseStarted]}]", true, func(e *Event) {
+			e.Received()
+			e.Started(200)
+			e.Completed(503, "x", "ServiceUnavailable")
+		}, []string{"ResponseComplete Request 503 Failure ServiceUnavailable"}},
+		{"refused", metadata, false, func(e *Event) { e.Refused(401, "no") }, []string{"ResponseStarted Metadata 401 Failure Unauthorized"}},
 		{"left out", "rules: [{level: None, users: [bob], verbs: [get]}, {level: Metadata}]", false, nil, nil},
-		{"panic", metadata, false, func(e *Event) { e.Received(); e.Panicked() }, []string{"RequestReceived Metadata", "Panic Metadata 500 Failure"}},
+		{"panic", metadata, false, func(e *Event) { e.Received(); e.Panicked() }, []string{"RequestReceived Metadata", "Panic Metadata 500 Failure InternalError"}},
 	} {
 		var out bytes.Buffer
 		l := New(Config{Policy: evaluator(t, tc.policy), Writer: &out})
@@ -80,9 +83,12 @@ func TestStages(t *testing.T) {
 		for _, ev := range events(t, l, &out) {
 			words := []string{string(ev.Stage), string(ev.Level)}
 			if s := ev.ResponseStatus; s != nil {
-				words = append(words, strings.Fields(fmt.Sprint(s.Code, " ", s.Status))...)
+				words = append(words, strings.Fields(fmt.Sprint(s.Code, " ", s.Status, " ", s.Reason))...)
 			}
 			got = append(got, strings.Join(words, " "))
+			if ev.Stage == auditv1.StageRequestReceived {
+				check.Same(t, ev.RequestReceivedTimestamp.UnixMicro(), ev.StageTimestamp.UnixMicro(), "%s: time of the head", tc.name)
+			}
 		}
 		check.Same(t, tc.want, got, "%s: stages", tc.name)
 	}
@@ -91,11 +97,11 @@ func TestStages(t *testing.T) {
 func TestMetadata(t *testing.T) {
 	var out bytes.Buffer
 	l := atLevel(t, "Metadata", &out)
-	l.Open(&Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/readyz"}}).Completed(200, "") // by nobody
+	l.Open(&Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/readyz"}}).Completed(200, "", "") // by nobody
 	e := l.Open(widget("get"))
 	e.Impersonated(&user.DefaultInfo{Name: "jane"})
 	e.Annotate("k", "v")
-	e.Completed(200, "")
+	e.Completed(200, "", "")
 	both := events(t, l, &out)
 	check.Same(t, "", both[0].User.Username, "user of a request without one")
 	ev := both[1]
@@ -137,6 +143,7 @@ func TestBodies(t *testing.T) {
 		{"zipped", "rules: [{level: RequestResponse}]", "", "", list, "application/json", "gzip", "", list, nil},
 		{"without managed fields", "omitManagedFields: true\nrules: [{level: RequestResponse}]", object, "application/json", list, "application/json", "",
 			`{"metadata":{"name":"one"},"spec":1}`, `{"items":[{"metadata":{"name":"one"},"spec":1}]}`, nil},
+		{"a patch of managed fields", "omitManagedFields: true\nrules: [{level: Request}]", object, "application/merge-patch+json", "", "", "", object, "", nil},
 		{"a table without managed fields", "omitManagedFields: true\nrules: [{level: RequestResponse}]", "", "", `{"rows":[0,{"object":` + object + `}]}`, "application/json", "",
 			"", `{"rows":[0,{"object":{"metadata":{"name":"one"},"spec":1}}]}`, nil},
 		{"protobuf", "rules: [{level: RequestResponse}]", "k8s\x00", "application/vnd.kubernetes.protobuf", "k8s\x00", "application/vnd.kubernetes.protobuf", "", "", "",
@@ -162,7 +169,7 @@ func TestBodies(t *testing.T) {
 			}
 			e.Response([]byte(response[:len(response)/2]))
 			e.Response([]byte(response[len(response)/2:]))
-			e.Completed(200, "")
+			e.Completed(200, "", "")
 			ev := events(t, l, &out)[0]
 			for want, got := range map[string]*runtime.Unknown{"request " + tc.wantRequest: ev.RequestObject, "response " + tc.wantResponse: ev.ResponseObject} {
 				side, body, _ := strings.Cut(want, " ")
@@ -189,7 +196,7 @@ func TestLosses(t *testing.T) {
 	const total = 2*queued + 5000
 	e := l.Open(widget("get"))
 	for range total {
-		e.Completed(200, "")
+		e.Completed(200, "", "")
 	}
 	if lost := testutil.ToFloat64(l.lost); lost < 1000 {
 		t.Errorf("%v events were lost while the writer was blocked", lost)
@@ -217,7 +224,7 @@ func TestLongLine(t *testing.T) {
 	var out narrow
 	l := atLevel(t, "RequestResponse", &out)
 	for _, body := range []string{"1", `"` + strings.Repeat("<", maxBody-2) + `"`, "2"} {
-		update(l, "bob", body).Completed(200, "")
+		update(l, "bob", body).Completed(200, "", "")
 	}
 	var got []string
 	for _, ev := range events(t, l, &out) {
@@ -236,7 +243,7 @@ func TestWaitingEvents(t *testing.T) {
 	l := atLevel(t, "RequestResponse", io.Discard)
 	body := `"` + strings.Repeat("x", 1000_000) + `"`
 	for range 100 {
-		update(l, "bob", body).Completed(200, "")
+		update(l, "bob", body).Completed(200, "", "")
 	}
 	if n, lost := len(l.queue), testutil.ToFloat64(l.lost); n != (maxWaiting-maxWaiting/32)/len(body) || lost != float64(100-n) {
 		t.Errorf("%d queued, %v lost", n, lost)
@@ -244,7 +251,7 @@ func TestWaitingEvents(t *testing.T) {
 	check.Same(t, int64(len(l.queue)), l.places.Held(), "places of events in the queue")
 	for n, want := range map[int]int64{longText - 1: 0, longText: longText} {
 		l := atLevel(t, "Metadata", io.Discard)
-		l.Open(&Request{Path: "/"}).Completed(403, strings.Repeat("x", n-len("/")-(&auditv1.Event{}).User.Size()))
+		l.Open(&Request{Path: "/"}).Completed(403, strings.Repeat("x", n-len("/")-(&auditv1.Event{}).User.Size()), "")
 		check.Same(t, want, l.waiting.Held(), "size of an event with %d bytes of text", n)
 	}
 	long := strings.Repeat("x", 200<<10)
@@ -259,11 +266,11 @@ func TestWaitingEvents(t *testing.T) {
 			if tc.as != nil {
 				e.Impersonated(tc.as)
 			}
-			e.Completed(403, tc.message)
+			e.Completed(403, tc.message, "")
 		}
 		waiting := len(l.queue)
 		for range 400 {
-			l.Open(widget("get")).Completed(200, "")
+			l.Open(widget("get")).Completed(200, "", "")
 		}
 		if n := len(l.queue) - waiting; waiting > maxWaiting/len(long) || n != 400 {
 			t.Errorf("%d long events wait, and %d of 400 ordinary ones behind them", waiting, n)
@@ -295,7 +302,7 @@ func TestCapturedBodies(t *testing.T) {
 		if i%3 == 0 {
 			e.Panicked()
 		} else {
-			e.Completed(200, "")
+			e.Completed(200, "", "")
 		}
 		_, _ = e.request.Write([]byte("late"))
 	}

@@ -6,9 +6,9 @@ import (
 	"encoding/json"
 	"io"
 	"maps"
-	"mime"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -104,7 +104,7 @@ func (e *Event) Received() { e.stage(auditinternal.StageRequestReceived) }
 
 // Refused emits the only stage of a request without a user: ResponseStarted, as kube-apiserver.
 func (e *Event) Refused(code int, message string) {
-	e.status(code, message)
+	e.status(code, message, metav1.StatusReasonUnauthorized)
 	e.stage(auditinternal.StageResponseStarted)
 }
 
@@ -114,17 +114,17 @@ func (e *Event) Started(code int) {
 		return
 	}
 	e.started = true
-	e.status(code, "")
+	e.status(code, "", "")
 	e.stage(auditinternal.StageResponseStarted)
 }
 
 // Impersonated records the effective user of an impersonating caller.
 func (e *Event) Impersonated(as user.Info) { e.ev.ImpersonatedUser = new(describe(as)) }
 
-// Completed emits the stage ResponseComplete. The message is empty for an ordinary end.
-func (e *Event) Completed(code int, message string) {
+// Completed emits the stage ResponseComplete. The message is empty for an ordinary end, the reason for others' answers.
+func (e *Event) Completed(code int, message string, reason metav1.StatusReason) {
 	e.Started(code)
-	e.status(code, message)
+	e.status(code, message, reason)
 	// The types of extension servers are unknown here, so only JSON can be read. Their clients rarely use anything
 	// else, because protobuf exists only for built-in types and generated clients.
 	e.ev.RequestObject = e.object(&e.request, annotateRequest)    //fairlead:boundary those with bodies end elsewhere
@@ -136,12 +136,12 @@ func (e *Event) Completed(code int, message string) {
 func (e *Event) Panicked() {
 	e.request.end()
 	e.response.end()
-	e.status(http.StatusInternalServerError, "the request's handler panicked")
+	e.status(http.StatusInternalServerError, "the request's handler panicked", metav1.StatusReasonInternalError)
 	e.stage(auditinternal.StagePanic)
 }
 
-func (e *Event) status(code int, message string) {
-	s := &metav1.Status{Code: int32(code), Message: message} //nolint:gosec // an HTTP status
+func (e *Event) status(code int, message string, reason metav1.StatusReason) {
+	s := &metav1.Status{Code: int32(code), Message: message, Reason: reason} //nolint:gosec // an HTTP status
 	if code >= http.StatusBadRequest {
 		s.Status = metav1.StatusFailure
 	}
@@ -153,7 +153,10 @@ func (e *Event) stage(stage auditinternal.Stage) {
 		return
 	}
 	ev := e.ev
-	ev.Stage, ev.StageTimestamp, ev.Annotations = stage, metav1.NewMicroTime(time.Now()), maps.Clone(e.ev.Annotations)
+	if ev.StageTimestamp = ev.RequestReceivedTimestamp; stage != auditinternal.StageRequestReceived {
+		ev.StageTimestamp = metav1.NewMicroTime(time.Now())
+	}
+	ev.Stage, ev.Annotations = stage, maps.Clone(e.ev.Annotations)
 	e.log.emit(&ev, e.from)
 }
 
@@ -285,20 +288,15 @@ func (e *Event) object(c *copied, annotation string) *runtime.Unknown {
 	if c.encoding == "gzip" {
 		data = inflate(data)
 	}
-	media, _, err := mime.ParseMediaType(c.contentType)
-	// The type of an apply is called YAML, but clients write JSON.
-	types := []string{
-		"application/json", "application/json-patch+json", "application/merge-patch+json",
-		"application/strategic-merge-patch+json", "application/apply-patch+yaml",
-	}
-	switch {
+	switch { // whatever its type: that of an apply is called YAML, but clients write JSON
 	case len(data) == 0:
 	case len(data) > maxBody:
 		why = tooLong
-	case err != nil || !slices.Contains(types, media) || !json.Valid(data):
+	case !json.Valid(data):
 		why = "not recorded: not JSON"
 	default:
-		if e.cfg.OmitManagedFields && bytes.Contains(data, []byte("managedFields")) {
+		whole := !strings.Contains(c.contentType, "patch") // a patch is recorded as it is, as in kube-apiserver
+		if e.cfg.OmitManagedFields && whole && bytes.Contains(data, []byte("managedFields")) {
 			e.log.reading.Lock()
 			data = withoutManagedFields(data)
 			e.log.reading.Unlock()
@@ -327,7 +325,7 @@ func withoutManagedFields(data []byte) []byte {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
 	if d.Decode(&o) != nil {
-		return data // a JSON patch is a list
+		return data // a list
 	}
 	items, _ := o["items"].([]any)
 	rows, _ := o["rows"].([]any) // of a Table

@@ -67,10 +67,10 @@ func TestLossesOfOneSource(t *testing.T) {
 			noisy = append(noisy, open(tc.noisy, address))
 		}
 		for i := range 2 * queued {
-			noisy[i%len(noisy)].Completed(200, "")
+			noisy[i%len(noisy)].Completed(200, "", "")
 		}
 		lost := testutil.ToFloat64(l.lost)
-		open(tc.other, tc.at).Completed(200, "")
+		open(tc.other, tc.at).Completed(200, "", "")
 		if now := testutil.ToFloat64(l.lost); lost < queued || now != lost {
 			t.Errorf("%q at %v: %v lost, then %v: an event of another source was lost, too", tc.noisy, tc.addresses, lost, now)
 		}

@@ -26,7 +26,7 @@ func TestInProportion(t *testing.T) {
 		for part := body; len(part) > 0; part = part[min(len(part), 100):] { // as frames bring it
 			e.Response(part[:min(len(part), 100)])
 		}
-		e.Completed(200, "")
+		e.Completed(200, "", "")
 		for {
 			select {
 			case waiting := <-l.queue:
@@ -101,7 +101,7 @@ func TestBodiesInMemory(t *testing.T) {
 			r.From.User = fmt.Sprint(i)
 			e := l.Open(r)
 			_, _ = io.Copy(io.Discard, e.Request(io.NopCloser(bytes.NewReader(body)), "application/json"))
-			e.Completed(200, "")
+			e.Completed(200, "", "")
 			check.Same(t, "", e.ev.Annotations[annotateRequest], "why a body is missing")
 		})
 	}
