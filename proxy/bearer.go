@@ -39,11 +39,10 @@ func (p *Proxy) bearer(d *Decision, h *Head) (user.Info, error) {
 		p.metrics.unknown.Inc()
 		return nil, nil
 	}
-	u, known := p.cfg.Authn.Cached(&d.Credentials, d.Request.Path)
-	if !known {
-		return nil, needBearer
+	if u, known := p.cfg.Authn.Cached(&d.Credentials, d.Request.Path); known {
+		return u, nil
 	}
-	return u, nil
+	return nil, needBearer
 }
 
 // askBearer looks up the user of a token. While others are answered, a flood of reviews makes nobody unknown.

@@ -51,7 +51,6 @@ func (x *exchange) begin() {
 	}
 }
 
-// count counts a request that has ended.
 func (x *exchange) count(o *engine.Outcome) {
 	if x.close != nil {
 		x.close()

@@ -290,7 +290,6 @@ func (x *exchange) sends(removes func(string) bool) (remove func(string) bool, s
 	return func(name string) bool { return tracing.Carries(name) || removes(name) }, x.span.Fields(x.decision.Set)
 }
 
-// plan returns the engine's plan for a decision to forward.
 func (x *exchange) plan() engine.Plan {
 	d := &x.decision
 	remove, set := x.sends(x.remove)

@@ -230,7 +230,6 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 	p.finish(d, h)
 }
 
-// authenticate sets d.User to the caller.
 func (p *Proxy) authenticate(d *Decision) error {
 	if l := d.learned; l != nil && l.user != nil && l.caller.Same(&d.Credentials) {
 		d.User = l.user
@@ -402,11 +401,9 @@ func (p *Proxy) impersonation(next http.Handler) http.Handler {
 	authorize := p.cfg.Authz.Upstream().Authorize
 	may := func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		decision, reason, err := authorize(ctx, a)
-		switch {
-		case err == nil:
-		case full(err):
+		if full(err) {
 			err = forbidden(errReviews)
-		default:
+		} else if err != nil {
 			p.log.Debug("authorizing an impersonation", "err", err)
 			err = forbidden(errAuthorizing)
 		}

@@ -47,11 +47,10 @@ func (h *Head) costly() bool { return h.Size > quickHead || len(h.RawQuery) > qu
 
 // turn waits for a turn at the desk, in one of its queues.
 func turn(ctx context.Context, q *bound.Queue, h *Head) (leave func(), err error) {
-	leave, err = q.Enter(ctx, bound.Stranger(h.Remote), 1)
-	if err != nil {
-		return nil, errBusy("the front door")
+	if leave, err = q.Enter(ctx, bound.Stranger(h.Remote), 1); err != nil {
+		err = errBusy("the front door")
 	}
-	return leave, nil
+	return leave, err
 }
 
 // decideParked decides on a goroutine that may block, and ends with the look-ups' own timeouts. A panic there would end
@@ -88,7 +87,7 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 			x.held.leave()
 			x.leave()
 			x.decision.learned = &learned{err: errPanicked} // for what still lacks a look-up
-			plan = x.offEngine()
+			plan = x.offEngine(false)
 		}
 	}()
 	l.p.decideOffLoop(ctx, &x.decision, x.head, &x.front.conn)
@@ -145,7 +144,7 @@ func (p *Proxy) settle(ctx context.Context, d *Decision, h *Head, c *authn.Conn,
 
 // decideOffLoop decides on a goroutine that may wait. It decides a long head at the desk.
 func (p *Proxy) decideOffLoop(ctx context.Context, d *Decision, h *Head, c *authn.Conn) {
-	err := p.settle(ctx, d, h, c, func() error {
+	if err := p.settle(ctx, d, h, c, func() error {
 		if h.costly() {
 			leave, err := turn(ctx, p.desk.heads, h)
 			if err != nil {
@@ -154,8 +153,7 @@ func (p *Proxy) decideOffLoop(ctx context.Context, d *Decision, h *Head, c *auth
 			defer leave()
 		}
 		return p.decide(d, h, c, time.Time{})
-	})
-	if err != nil {
+	}); err != nil {
 		d.refuse(err)
 	}
 }

@@ -32,9 +32,8 @@ const retrySoon = 1
 const recent = 10 * time.Second
 
 func statusError(code int32, reason metav1.StatusReason, message string) *apierrors.StatusError {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message,
-	}}
+	s := metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message}
+	return &apierrors.StatusError{ErrStatus: s}
 }
 
 func badGateway(name, why string) error {

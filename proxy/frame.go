@@ -110,7 +110,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) 
 	x.front, x.stay = conn, conn.stay
 	*x.head = Head{Head: *h, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: c.Now}
 	if x.head.costly() || l.p.browsers.concern(x.head) {
-		return x.offEngine(), true
+		return x.offEngine(false), true
 	}
 	x.decision.Set = conn.set
 	_, lacks := l.p.decide(&x.decision, x.head, &conn.conn, x.head.Arrived).(Need) //nolint:errorlint // nobody wraps it
@@ -124,7 +124,6 @@ func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) 
 	return engine.Plan{}, false
 }
 
-// plan returns the engine's plan for the decision.
 func (l *frames) plan(x *exchange) engine.Plan {
 	d := &x.decision
 	x.startRecords()
@@ -145,15 +144,13 @@ func (l *frames) plan(x *exchange) engine.Plan {
 	http2 := u != nil && u.HTTP2() && (l.p.browsers.hsts == "" || d.Action != ToRemote)
 	if http2 && l.p.givenUp.overLimit(d, x.head) {
 		if !x.plain() { // else cheaper than by Proxy.ServeHTTP
-			plan := x.offEngine()
-			plan.Unwelcome = true
-			return plan
+			return x.offEngine(true)
 		}
 		l.p.givenUp.refused.Inc()
 		return x.unwelcome(l.p.givenUp.answer, errGivenUp)
 	}
 	if !http2 || x.bodies() { // or its protocol is not known yet: exchange.forward learns it
-		return x.offEngine()
+		return x.offEngine(false)
 	}
 	x.received()
 	if err := x.admit(); err != nil {
@@ -242,12 +239,12 @@ func (x *exchange) onEnd(o engine.Outcome) {
 // offEngine returns the plan of a request that Proxy.ServeHTTP takes over. It decides again, with what is learned. The
 // request still arrived when its first head did, before a TokenReview. A parked one's stream may have ended meanwhile:
 // whichever of its handler and Done comes first records it.
-func (x *exchange) offEngine() engine.Plan {
+func (x *exchange) offEngine(unwelcome bool) engine.Plan {
 	p, arrived, known := x.p, x.head.Arrived, x.decision.learned
 	serve := func(w http.ResponseWriter, req *http.Request) { p.serve(w, req, arrived, known) }
 	if !x.parked {
 		p.frames.recycle(x)
-		return engine.Plan{Serve: http.HandlerFunc(serve), GoAway: p.goAway()}
+		return engine.Plan{Serve: http.HandlerFunc(serve), GoAway: p.goAway(), Unwelcome: unwelcome}
 	}
 	left := new(atomic.Pointer[exchange])
 	left.Store(x)
@@ -260,15 +257,11 @@ func (x *exchange) offEngine() engine.Plan {
 			x.received()
 			x.onEnd(o)
 		}
-	}, GoAway: p.goAway()}
+	}, GoAway: p.goAway(), Unwelcome: unwelcome}
 }
 
 func (l *frames) recycle(x *exchange) {
 	*x.head, x.decision, x.auditID, x.agent, x.parked = Head{}, Decision{}, "", "", false
 	x.upstream, x.front, x.stay, x.span, x.event, x.late, x.own = nil, nil, nil, nil, nil, nil, nil
 	l.requests.Put(x)
-}
-
-func (p *Proxy) answer(err error) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.writeError(w, r, err) })
 }

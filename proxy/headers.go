@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -71,9 +72,7 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 		if f := h.list("x-forwarded-for"); f != "" {
 			client = f + ", " + client
 		}
-		if f := h.get("x-forwarded-host"); f != "" {
-			host = f
-		}
+		host = cmp.Or(h.get("x-forwarded-host"), host)
 	}
 	return append(set,
 		hpack.HeaderField{Name: "x-forwarded-for", Value: client},

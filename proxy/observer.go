@@ -20,7 +20,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// observes reports whether there is an audit log or tracing.
 func (p *Proxy) observes() bool { return p.cfg.Audit != nil || p.cfg.Tracer != nil }
 
 // startRecords adds the audit ID with which a request is forwarded and answered, and starts the records that have it:

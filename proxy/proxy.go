@@ -101,7 +101,9 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Health != nil {
 		p.health = cfg.Health(p.health)
 	}
-	notFound := p.answer(errNotFound)
+	notFound := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.writeError(w, r, errNotFound)
+	}))
 	p.health, p.cfg.Pages = cmp.Or(p.health, notFound), cmp.Or(cfg.Pages, notFound)
 	return p, nil
 }

@@ -193,8 +193,7 @@ func (r *Request) proxied() bool { return r.Subresource == "proxy" || r.Verb == 
 // longRunning reports whether a request has no time limit: for kube-apiserver's verbs and subresources, its profiler,
 // and the subresources that the APIService declares (kubernetes/kubernetes#73421).
 func (r *Request) longRunning(declared []string) bool {
-	switch r.Verb {
-	case "watch", "proxy":
+	if r.Verb == "watch" || r.proxied() {
 		return true
 	}
 	if !r.IsResourceRequest {
@@ -203,7 +202,7 @@ func (r *Request) longRunning(declared []string) bool {
 	switch r.Subresource {
 	case "":
 		return false
-	case "attach", "exec", "proxy", "log", "portforward":
+	case "attach", "exec", "log", "portforward":
 		return true
 	}
 	return slices.Contains(declared, r.Subresource)

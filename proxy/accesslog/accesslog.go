@@ -138,10 +138,9 @@ func (l *Log) flush() {
 				}
 			}
 		}
-		if cap(p) > 2*soon {
-			p = nil // grown in a burst that may be over
+		if s.spare = p; cap(p) > 2*soon {
+			s.spare = nil // grown in a burst that may be over
 		}
-		s.spare = p
 	}
 	if lost := l.lost.Load(); lost > l.logged && time.Now().After(l.next) {
 		l.cfg.Logger.Warn("access log lost lines", "lines", lost-l.logged)

@@ -220,8 +220,7 @@ func Mask(rawQuery string) string {
 func secret(name string) bool {
 	words := []string{
 		"token", "passw", "secret", "credential", "authorization", "bearer",
-		"signature", "apikey", "api_key", "api-key",
-		"assertion", "jwt",
+		"signature", "apikey", "api_key", "api-key", "assertion", "jwt",
 	}
 	return name == "sig" || name == "code" || name == "key" ||
 		slices.ContainsFunc(words, func(w string) bool { return strings.Contains(name, w) })
