@@ -252,6 +252,8 @@ func (b *responseBody) Read(p []byte) (int, error) {
 		err = net.ErrClosed
 	case err == io.EOF && b.request.Err() != nil: //nolint:errorlint // readers do not wrap it
 		err = context.Cause(b.request) // the server may have ended its body for the end of its connection
+	case b.request.Err() == nil && !isConnectionError(err): // such as chunks without a length
+		err = fail(engine.ReasonBadResponse, "", err)
 	}
 	b.once.Do(b.done)
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
