@@ -230,7 +230,7 @@ func TestGuestsStayWithinBound(t *testing.T) {
 	for range 32 {
 		guests = append(guests, s.guest("GET", "/", nil).Body.(*guestBody).g)
 	}
-	if o := <-s.ended; o.Err == nil || !strings.Contains(o.Err.Error(), "free memory") {
+	if o := <-s.ended; o.Reason != engine.ReasonMemory || o.Err == nil || !strings.Contains(o.Err.Error(), "free memory") {
 		t.Errorf("outcome %+v", o)
 	}
 	sh := s.server.shards[0]

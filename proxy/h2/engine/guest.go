@@ -100,7 +100,8 @@ func (s *stream) stopGuest() {
 	if g == nil {
 		return
 	}
-	for q := &s.half[down].q; q.size > 0 && len(g.rest) < hold.Least && s.reason != ReasonClientReset; {
+	reads := s.reason != ReasonClientReset && s.reason != ReasonMemory
+	for q := &s.half[down].q; reads && q.size > 0 && len(g.rest) < hold.Least; {
 		p := q.peek()
 		g.rest = append(g.rest, p...)
 		q.read(s.e, len(p))

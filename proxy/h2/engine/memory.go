@@ -117,7 +117,7 @@ func (e *Engine) shed() {
 		c, s := e.largest()
 		switch {
 		case s != nil:
-			s.abort(ReasonClientReset, errMemory, http2.ErrCodeCancel)
+			s.abort(ReasonMemory, errMemory, http2.ErrCodeCancel)
 		case c != nil:
 			e.cutOff(c, errMemory)
 		default:

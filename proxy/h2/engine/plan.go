@@ -80,6 +80,7 @@ const (
 	ReasonDeadline    Reason = "deadline"     // Plan.Deadline passed
 	ReasonClientReset Reason = "client-reset" // the client reset the stream or broke the protocol on it
 	ReasonClientLost  Reason = "client-lost"  // the client's connection has ended
+	ReasonMemory      Reason = "memory"       // over HTTP/1.1: too much memory was held, the most by its bodies
 	ReasonDrain       Reason = "drain"        // this process is shutting down
 	ReasonAbort       Reason = "abort"        // the handler panicked
 	ReasonRetired     Reason = "retired"      // the endpoint was retired and its grace is over

@@ -299,7 +299,7 @@ func (s *stream) reset(side dir, code http2.ErrCode) {
 // abort ends the stream on both sides: the client gets code, the backend gets CANCEL.
 func (s *stream) abort(r Reason, err error, code http2.ErrCode) {
 	switch r {
-	case ReasonDeadline, ReasonDrain, ReasonAbort, ReasonRetired:
+	case ReasonDeadline, ReasonDrain, ReasonAbort, ReasonRetired, ReasonMemory:
 		s.e.Count.reset(resetByEngine)
 	default: // a peer's reset was counted when its frame came
 	}
