@@ -46,9 +46,8 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 			denied = d.Err
 		}
 		if denied != nil {
-			code := map[bool]int{true: http.StatusServiceUnavailable, false: http.StatusForbidden}
-			failed := apierrors.IsServiceUnavailable(denied)
-			http.Error(w, "explaining a request of another user: "+denied.Error(), code[failed])
+			code := map[bool]int{true: http.StatusForbidden, false: http.StatusServiceUnavailable}
+			http.Error(w, "explaining a request of another user: "+denied.Error(), code[apierrors.IsForbidden(denied)])
 			return
 		}
 		u = subject(name, q.Get("uid"), q["group"])
@@ -68,7 +67,7 @@ func subject(name, uid string, groups []string) user.Info {
 		u.Groups = serviceaccount.MakeGroupNames(namespace)
 	}
 	all := user.AllAuthenticated
-	if name == user.Anonymous {
+	if name == user.Anonymous || slices.Contains(groups, user.AllUnauthenticated) {
 		all = user.AllUnauthenticated
 	}
 	u.Groups = append(slices.Clone(u.Groups), all)
