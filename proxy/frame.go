@@ -213,9 +213,7 @@ func (x *exchange) answerFields() []hpack.HeaderField {
 
 // dropBuffers drops references to the connection's buffers: the request may last for hours.
 func (x *exchange) dropBuffers() {
-	if x.head.Fields != nil {
-		x.agent = x.head.agent()
-	}
+	x.agent = cmp.Or(x.agent, x.head.agent())
 	x.decision.Set, x.head.Fields, x.decision.learned = nil, nil, nil
 }
 

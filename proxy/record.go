@@ -140,12 +140,11 @@ func (x *exchange) noteSent() {
 
 // broke records why a request outside the engine has failed.
 func (e *ended) broke(why engine.Reason) {
-	if e == nil || !e.offEngine {
-		return
+	if e != nil && e.offEngine {
+		o := *cmp.Or(e.o.Load(), new(engine.Outcome))
+		o.Reason = why
+		e.o.Store(&o)
 	}
-	o := *cmp.Or(e.o.Load(), new(engine.Outcome))
-	o.Reason = why
-	e.o.Store(&o)
 }
 
 // finish ends every request over proto: it counts the request, and logs it where that is wanted. What only the engine
