@@ -63,6 +63,24 @@ func TestOwnedForTheOverlap(t *testing.T) {
 	})
 }
 
+// A Local APIService whose new server fails its first probes has become unavailable, as upstream counts.
+func TestOutageOfAFormerLocal(t *testing.T) {
+	in := manyRemotes(1)
+	name, remote := "v1.group0.example.com", in.APIServices["v1.group0.example.com"]
+	in.APIServices[name] = remoteService("group0.example.com", "v1", "")
+	local := Build(in, nil)
+	in.APIServices[name] = remote
+	unprobed := Build(in, local)
+	e := unprobed.named(name)
+	for _, at := range e.Endpoints {
+		in.Reports = append(in.Reports, Report{Name: name, Backend: e.Backend, Endpoint: Endpoint{Address: at.Address, Health: Unhealthy}})
+	}
+	for table, want := range map[*Table]uint64{local: 0, unprobed: 0, Build(in, unprobed): 1} {
+		failed := table.named(name).outages[slices.Index(unavailableReasons[:], ReasonFailedDiscoveryCheck)]
+		check.Same(t, want, failed, "outages with verdict %q", table.named(name).Verdict.Reason)
+	}
+}
+
 // Another CA or TLS name does not make it another server.
 func TestSameService(t *testing.T) {
 	was := Backend{Namespace: "x", Service: "a", Port: 443, ServerName: "a"}

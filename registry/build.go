@@ -32,6 +32,7 @@ const defaultPort = 443 // of spec.service.port (v1 defaulting)
 // kept is what Build remembers of an entry, and nobody else reads.
 type kept struct {
 	ca         *parsedBundle // the object's parsed caBundle. Nil means none
+	up         bool          // it was available when last that was known: its probes may have begun anew
 	ownedUntil time.Time     // when the Backend loses the Owner that it has because its CA was replaced. Zero: none
 }
 
@@ -152,7 +153,7 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 		GroupVersion: schema.GroupVersion{Group: object.Spec.Group, Version: object.Spec.Version},
 	}
 	if old != nil {
-		*e.kept = *old.kept
+		*e.kept, e.outages = *old.kept, old.outages
 	}
 	s := readAnnotations(object.Annotations, b.settings)
 	e.Settings, e.Problems = s.settings, s.problems
@@ -184,14 +185,12 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 	case status != "":
 		e.Verdict.Since = b.in.Now
 	}
-	if old != nil {
-		e.outages = old.outages
-		// As upstream, only the step from available to unavailable counts.
-		at := slices.Index(unavailableReasons[:], e.Verdict.Reason)
-		if at >= 0 && old.Verdict.Available() && !e.Verdict.Available() {
-			e.outages[at]++
-		}
+	// As upstream, only the step from available to unavailable counts.
+	at := slices.Index(unavailableReasons[:], e.Verdict.Reason)
+	if at >= 0 && e.kept.up && !e.Verdict.Available() {
+		e.outages[at]++
 	}
+	e.kept.up = e.Verdict.Available() || e.kept.up && e.Verdict.Status == ""
 	b.route(e, old)
 	if old != nil && unchanged(old, e) {
 		*old.kept = *e.kept
