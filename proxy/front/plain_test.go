@@ -174,6 +174,22 @@ func TestHandshakesGetRoom(t *testing.T) {
 	must.Soon(t, 10*time.Second, "all is given back", func() bool { return held() == 0 })
 }
 
+// A connection whose handshake panics is no longer one of its address, whose share it would keep in memory for ever.
+func TestHandshakePanics(t *testing.T) {
+	memory := hold.New(4 << 20)
+	p, _ := plaintext(t, memory, func(http.ResponseWriter, *http.Request) {})
+	p.cfg.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { panic("a fault") }, MinVersion: tls.VersionTLS12}
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	go func() {
+		_ = tls.Client(theirs, &tls.Config{ServerName: "any", MinVersion: tls.VersionTLS12}).HandshakeContext(t.Context())
+	}()
+	first := memory.Source("192.0.2.1")
+	p.greet(piped{ours, "192.0.2.1"})
+	first.Leave()
+	check.Same(t, true, first != memory.Source("192.0.2.1"), "its address is forgotten")
+}
+
 // Connections over HTTP/1.1, and their requests, have places in memory, the last ones not for one
 // address. Those without a request for a moment make room for others of their address, and for all
 // if all is taken, but none with a request. Nobody waits for clients that do not read.

@@ -75,9 +75,7 @@ func New(c Config) *Port {
 		ConnState:         changed,
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
-		// MaxHeaderBytes is kube-apiserver's: a front proxy may name a user with thousands of groups.
-		MaxHeaderBytes: http.DefaultMaxHeaderBytes,
-		ErrorLog:       slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	return p
 }
@@ -117,7 +115,9 @@ func (p *Port) greet(raw net.Conn) {
 	defer func() { // a panic of one connection does not end the process, as in net/http
 		if v := recover(); v != nil {
 			p.cfg.Logger.Error("serving a connection panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
-			_ = conn.NetConn().Close()
+			if _ = conn.NetConn().Close(); c.source != nil { // else it was not introduced
+				c.leave()
+			}
 		}
 	}()
 	err := p.introduce(ctx, raw)
