@@ -22,7 +22,8 @@ import (
 func (p *Proxy) Guard(page http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x, conn := &exchange{p: p, head: headOf(r, time.Now()), page: page}, slotOf(r.Context()).of(r.TLS)
-		x.head.Upgrade = "" // a page has none
+		defer (&recorder{request: r, exchange: x}).done() // for panics
+		x.head.Upgrade = ""                               // a page has none
 		d := &x.decision
 		d.Action, d.route = ToPage, registry.RouteOwn
 		d.Request = parseRequest(x.head.Method, x.head.Path, x.head.RawQuery)

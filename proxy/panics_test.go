@@ -14,6 +14,19 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
+// A page of the admin port that panics is logged, too: net/http's own line is at a level that nobody reads.
+func TestPageThatPanics(t *testing.T) {
+	var log logbook.Book
+	w := newWorld(t, worldConfig{Config: Config{Sinks: metric.Sinks{Logger: slog.New(slog.NewTextHandler(&log, nil))}}})
+	guarded := w.guard(t, w.proxy, func(http.ResponseWriter, *http.Request) { panic("a fault") })
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, guarded.URL, nil))(t)
+	if res, err := w.httpClient(t, "http/1.1", w.client.Issue(pki.Leaf{CommonName: "alice"})).Do(r); err == nil {
+		res.Body.Close()
+		t.Errorf("answered with %d", res.StatusCode)
+	}
+	check.Has(t, log.String(), "handler panicked", "a fault", "panics_test.go")
+}
+
 // A chain at which verification panics (like CVE-2024-24783 and CVE-2025-58188 in crypto/x509) ends
 // its own requests, not the process: over HTTP/2 a goroutine without another recover verifies it. It is logged.
 func TestChainThatPanics(t *testing.T) {

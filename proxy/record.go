@@ -110,7 +110,9 @@ func (rec *recorder) done() {
 	o.Status, o.Sent, o.Wait, o.Duration = rec.status, o.Sent+rec.bytes, rec.first, took
 	// Only the server cancels the context: the client has gone, or its body is malformed, which counts, too, or late.
 	gone = gone && x.own != errSlowBody //nolint:errorlint // nobody wraps it
-	x.finish(&o, rec.request.Proto, gone || o.Reason == engine.ReasonClientReset)
+	if x.front != nil {                 // else it is one of the admin port, which has no records
+		x.finish(&o, rec.request.Proto, gone || o.Reason == engine.ReasonClientReset)
+	}
 }
 
 // ended is the outcome of a request that ServeHTTP has forwarded. The engine may end the request

@@ -128,7 +128,6 @@ func (b *builder) revise(name string) {
 	}
 }
 
-// table makes the result of Build.
 func (b *builder) table(prev *Table) *Table {
 	if prev != nil && len(b.groups) == 0 && prev.complete == b.in.Complete && prev.rebuildAt.Equal(b.rebuildAt) &&
 		prev.policy == b.in.policy && slices.Equal(prev.problems, b.in.Problems) {
@@ -211,7 +210,6 @@ func isLocal(object *apiregistrationv1.APIService) bool {
 	return ref == nil || nameOf(ref) == own && ptr.Deref(ref.Port, defaultPort) == defaultPort
 }
 
-// local fills an entry that the local apiserver serves.
 func (b *builder) local(e *Entry) {
 	const message = "Local APIServices are always available"
 	e.Verdict = Verdict{Status: corev1.ConditionTrue, Reason: ReasonLocal, Message: message}
