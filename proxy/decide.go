@@ -77,9 +77,6 @@ func (p *Proxy) decide(d *Decision, h *Head, c *authn.Conn, now time.Time) error
 	} else {
 		p.locate(d, h)
 	}
-	if d.Err == nil && p.rejecting.Load() && !p.ownHealth(h.Path) {
-		d.refuse(errShuttingDown)
-	}
 	if d.Err != nil {
 		return d.Err
 	}
@@ -129,6 +126,8 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 	if !t.Complete() && m.Route != registry.RouteOwn &&
 		(strings.HasPrefix(h.Path, "/api") || strings.HasPrefix(h.Path, "/openapi")) {
 		d.refuse(errNotReady)
+	} else if p.rejecting.Load() && !p.ownHealth(h.Path) {
+		d.refuse(errShuttingDown)
 	}
 }
 

@@ -44,6 +44,8 @@ func TestExplainAtTheLimit(t *testing.T) {
 	before := w.upstream().Limits()
 	want("the backend has no place for a watch", 0, 429)
 	check.Same(t, before[0].Refused, w.upstream().Limits()[0].Refused, "refused requests")
+	w.proxy.RejectNew()
+	want("it drains", 429, 429)
 }
 
 // A rule stands before the local apiserver, which authorizes what passes. To explain counts none.
