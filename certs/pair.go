@@ -123,9 +123,7 @@ func certificateNames(c *tls.Certificate) []string {
 func (n *servingNames) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	name := strings.ToLower(strings.TrimSuffix(hello.ServerName, "."))
 	if name == "" && hello.Conn != nil {
-		if host, _, err := net.SplitHostPort(hello.Conn.LocalAddr().String()); err == nil {
-			name = host
-		}
+		name, _, _ = net.SplitHostPort(hello.Conn.LocalAddr().String())
 	}
 	if c := cmp.Or(n.lookup(name), n.fallback); c != nil {
 		return c, nil
