@@ -38,7 +38,7 @@ func TestLintKubeconfig(t *testing.T) {
 func TestLintFlags(t *testing.T) {
 	shared := pflag.NewFlagSet("", pflag.ContinueOnError)
 	new(cli.Shared).AddFlags(func(string) *pflag.FlagSet { return shared })
-	others := []string{"account", "kubeconfig", "namespace", "output", "serving-names"}
+	others := []string{"account", "context", "kubeconfig", "namespace", "output", "serving-names"}
 	lintCommand().Flags().VisitAll(func(f *pflag.Flag) {
 		if serves := shared.Lookup(f.Name); (serves == nil) != slices.Contains(others, f.Name) || serves != nil && serves.DefValue != f.DefValue {
 			t.Errorf("--%s, by default %q", f.Name, f.DefValue)

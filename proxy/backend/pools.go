@@ -25,8 +25,8 @@ type Config struct {
 	// the APIService for which it is dialed, or empty for all that have the Backend. The caller may change the result.
 	TLS func(apiService string, b *registry.Backend) (*tls.Config, error)
 	// Guard watches a connection whose server presented chain. lost is closed when the chain is no longer trusted by
-	// the APIService, or by b if apiService is empty; a value says that it has only expired: requests and watches go on,
-	// new ones need another connection. release is called when the connection has ended.
+	// the APIService, or by b if apiService is empty; a value says that it has only expired: what goes on there may,
+	// new requests need another connection. release is called when the connection has ended.
 	Guard func(apiService string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func())
 	// IdentityChanged returns a channel that is closed when the proxy client certificate is
 	// replaced; the next call returns a new one. All connections then drain.

@@ -184,10 +184,8 @@ type plain struct {
 	place     bound.Place
 	gone      context.CancelFunc // ends the connection's context; nil before net/http has it
 
-	// For the goroutine of the connection only.
-	head wire.TextHead
-	// ended: the head is complete, the rest is not counted. Of a body read to its end net/http reads on while it closes.
-	ended atomic.Bool
+	head  wire.TextHead // for the goroutine of the connection only
+	ended atomic.Bool   // the head is complete, the rest is not counted. net/http may still read while it closes
 
 	mu       sync.Mutex // guards what follows
 	begun    time.Time  // when it became idle, or its head began; zero during a request. Written as head is

@@ -16,8 +16,6 @@ import (
 	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
 	"k8s.io/klog/v2"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
@@ -85,39 +83,6 @@ func TestRevisionFromTheFuture(t *testing.T) {
 		if err := s.Known(asked(t), version); apierrors.IsResourceExpired(err) != expired || !expired && err != nil {
 			t.Errorf("from %q: %v", version, err)
 		}
-	}
-}
-
-// restored is a storage that is found to be restored just after its revision was read.
-type restored struct {
-	storage.Interface
-	b     *bounded
-	ended <-chan struct{} // of the watch
-}
-
-func (*restored) Versioner() storage.Versioner { return storage.APIObjectVersioner{} }
-
-func (r *restored) GetCurrentResourceVersion(context.Context) (uint64, error) {
-	r.b.watches.Swap(newWatches()).end()
-	return 7, nil
-}
-
-func (r *restored) Watch(ctx context.Context, _ string, _ storage.ListOptions) (watch.Interface, error) {
-	r.ended = ctx.Done()
-	return watch.NewEmptyWatch(), nil
-}
-
-// A restore ends a watch that has been compared with the revision before it.
-func TestRestoreWhileAWatchBegins(t *testing.T) {
-	r := &restored{b: new(bounded)}
-	r.b.Interface = r
-	r.b.watches.Store(newWatches())
-	w := must.Get(r.b.Watch(t.Context(), "", storage.ListOptions{ResourceVersion: "7"}))(t)
-	defer w.Stop()
-	select {
-	case <-r.ended:
-	case <-time.After(10 * time.Second):
-		t.Error("the watch goes on")
 	}
 }
 
