@@ -75,8 +75,12 @@ type Proxy struct {
 
 // New returns a Proxy that is ready to serve.
 func New(cfg Config) (*Proxy, error) {
+	browsers, err := newBrowsers(cfg.AllowedOrigins, cfg.HSTS)
+	if err != nil {
+		return nil, err
+	}
 	p := &Proxy{
-		cfg: cfg, log: cfg.Log(),
+		cfg: cfg, log: cfg.Log(), browsers: browsers,
 		copies:   sync.Pool{New: func() any { return new(make([]byte, 32<<10)) }}, // httputil.ReverseProxy's size
 		instance: rand.Text()[:16], givenUp: newGivenUp(), callers: busiest.New(), desk: newDesk(),
 		limits:        limits{reads: newLimit(cfg.MaxInFlight, false), writes: newLimit(cfg.MaxMutating, true)},
@@ -87,10 +91,6 @@ func New(cfg Config) (*Proxy, error) {
 	p.scrapers = memo.New[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers})
 	unsure := memo.Config{Entries: maxUncertain, Bytes: uncertainBytes, Largest: uncertainBytes / 64}
 	p.unsure = memo.New[authn.Token, struct{}](unsure)
-	var err error
-	if p.browsers, err = newBrowsers(cfg.AllowedOrigins, cfg.HSTS); err != nil {
-		return nil, err
-	}
 	p.metrics = newMetrics(cfg.Metrics, cfg.Tables, p.active(), p.givenUp.refused)
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.sessions.ending, p.sessions.end = context.WithCancel(context.Background())

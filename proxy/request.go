@@ -130,10 +130,9 @@ func parsePath(method, path string) (r Request, viaPath bool) {
 	if rest == "" { // fewer than four segments (three for core): at most the document of a group-version
 		return nonResource, false
 	}
-	first, after, _ := strings.Cut(rest, "/")
-	viaPath = first == "watch" || first == "proxy"
-	if viaPath {
-		if !strings.Contains(rest, "/") {
+	first, after, more := strings.Cut(rest, "/")
+	if viaPath = first == "watch" || first == "proxy"; viaPath {
+		if !more {
 			return nonResource, false
 		}
 		r.Verb, rest = first, after
@@ -146,12 +145,10 @@ func parsePath(method, path string) (r Request, viaPath bool) {
 func (r *Request) parseObject(rest string) {
 	first, after, _ := strings.Cut(rest, "/")
 	if first == "namespaces" {
-		var deeper string
-		r.Namespace, deeper, _ = strings.Cut(after, "/")
-		if strings.Contains(after, "/") {
-			if next, _, _ := strings.Cut(deeper, "/"); next != "status" && next != "finalize" {
-				rest = deeper
-			}
+		namespace, deeper, more := strings.Cut(after, "/")
+		r.Namespace = namespace
+		if next, _, _ := strings.Cut(deeper, "/"); more && next != "status" && next != "finalize" {
+			rest = deeper
 		}
 	}
 	var more string

@@ -177,10 +177,9 @@ func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
 		maxLongRunning: int64(e.Settings.MaxLongRunning),
 		pingTimeout:    b.PingTimeout,
 	}
-	if fewer := r.update(v, e.Endpoints); fewer {
-		if c := r.carrier.Load(); c != nil {
-			p.shrunk[c] = struct{}{}
-		}
+	fewer := r.update(v, e.Endpoints)
+	if c := r.carrier.Load(); fewer && c != nil {
+		p.shrunk[c] = struct{}{}
 	}
 	p.byEntry.Delete(was.entry)
 	p.byEntry.Store(e, r.Upstream)

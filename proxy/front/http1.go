@@ -200,8 +200,7 @@ func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
 	if p, ok := raw.(*placed); ok {
 		p.counts = func(n int) bool {
 			read += n
-			ok = c.hold(c.held + 2*int64(n))
-			if !ok {
+			if ok = c.hold(c.held + 2*int64(n)); !ok {
 				c.all.memory.Refuse(hold.Connection)
 			}
 			return ok

@@ -303,7 +303,6 @@ func (w *writer) Write(p []byte) (int, error) {
 	if w.declared >= 0 && w.written > w.declared {
 		return 0, http.ErrContentLength
 	}
-	n := len(p)
 	room := writerBuffer
 	if w.declared > writerBuffer && w.declared <= localBuffer && !w.sent {
 		room = int(w.declared)
@@ -315,12 +314,12 @@ func (w *writer) Write(p []byte) (int, error) {
 		if err := w.flush(p); err != nil {
 			return 0, err
 		}
-		return n, nil
+		return len(p), nil
 	}
 	if !w.head || len(w.buf) == 0 { // of a HEAD response only the first bytes are used, for the content type
 		w.buf = append(w.buf, p[:min(len(p), room)]...)
 	}
-	return n, nil
+	return len(p), nil
 }
 
 // FlushError implements http.ResponseController's method: it sends everything written so far.
