@@ -323,9 +323,8 @@ func (b *browsers) sign(h http.Header, r *http.Request) {
 	if b.allow(r) {
 		h.Set("Access-Control-Allow-Origin", r.Header.Get("Origin"))
 		h.Set("Access-Control-Allow-Methods", "POST, GET, OPTIONS, PUT, DELETE, PATCH")
-		h.Set("Access-Control-Allow-Headers",
-			"Content-Type, Content-Length, Accept-Encoding, X-CSRF-Token, Authorization, "+
-				"X-Requested-With, If-Modified-Since")
+		h.Set("Access-Control-Allow-Headers", "Content-Type, Content-Length, Accept-Encoding, X-CSRF-Token, "+
+			"Authorization, X-Requested-With, If-Modified-Since")
 		h.Set("Access-Control-Expose-Headers", "Date")
 		h.Set("Access-Control-Allow-Credentials", "true")
 	}

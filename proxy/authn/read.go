@@ -49,9 +49,8 @@ type Credentials struct {
 	// once per request. If zero, Cached and Pool read it.
 	Now time.Time
 
-	second Token // the WebSocket token beside a bearer token. It is tried if the first fails
-	// issued and alsoIssued are the result of Config.Issued for both. Set by FindIssuer.
-	issued, alsoIssued bool
+	second             Token // the WebSocket token beside a bearer token. It is tried if the first fails
+	issued, alsoIssued bool  // the result of Config.Issued for both. Set by FindIssuer
 	generation         uint64
 }
 

@@ -83,8 +83,7 @@ const (
 	// maxBytes limits their total size: a result may have up to maxCached bytes that its caller
 	// chose, and a front proxy's user of up to a whole head.
 	maxBytes = 128 << 20
-	// overhead is the size of a result in addition to its texts.
-	overhead = 256
+	overhead = 256 // the size of a result in addition to its texts
 )
 
 // cache has results until they expire, by their key's hash. Keys are compared, too: a collision only costs a place.
@@ -120,10 +119,7 @@ func (c *cache) get(a *Attributes) (Decision, bool) {
 
 func (c *cache) put(key string, d Decision, until time.Time, generation uint64) {
 	c.Put(&memo.Entry[uint64, answer]{
-		Key:        maphash.String(c.seed, key),
-		Value:      answer{key, d},
-		Size:       overhead + len(key) + len(d.Reason),
-		Until:      until,
-		Generation: generation,
+		Key: maphash.String(c.seed, key), Value: answer{key, d}, Size: overhead + len(key) + len(d.Reason),
+		Until: until, Generation: generation,
 	})
 }

@@ -54,8 +54,7 @@ type Config struct {
 
 // Attributes are the question: a user and its request.
 type Attributes struct {
-	// User sends the request. Nil is refused.
-	User user.Info
+	User user.Info // sends the request. Nil is refused
 	// RequestInfo has the query's selectors, unparsed. Of a path, only the verb (the method in
 	// lower case) and the path (decoded) count; of a resource, the path does not.
 	request.RequestInfo
@@ -67,10 +66,8 @@ type Attributes struct {
 
 // Decision is the result. The zero Decision refuses.
 type Decision struct {
-	// Allowed says whether the user may do it.
-	Allowed bool
-	// Reason is the authorizer's, for the message of the 403 and the log. It is often empty.
-	Reason string
+	Allowed bool   // whether the user may do it
+	Reason  string // the authorizer's, for the message of the 403 and the log. It is often empty
 }
 
 // Authorizer authorizes requests. Make one with New.
@@ -88,9 +85,8 @@ const (
 	// maxReviews limits the concurrent SubjectAccessReviews: at a millisecond or two, tens of thousands a second.
 	maxReviews = 64
 	// maxWaiting limits the running and waiting ones, with a quarter for one user; more are refused at once.
-	maxWaiting = 4096
-	// reviewTimeout limits one SubjectAccessReview with its retries, as upstream.
-	reviewTimeout = 10 * time.Second
+	maxWaiting    = 4096
+	reviewTimeout = 10 * time.Second // limits one SubjectAccessReview with its retries, as upstream
 	// maxCached is the size of attributes from which on no result is cached, as upstream: callers could fill any.
 	maxCached = 10000
 )

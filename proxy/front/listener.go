@@ -90,9 +90,8 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 		done:       make(chan struct{}),
 		stalls: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_accept_stalls_total",
-			Help: "Times that a port accepted no new connection for a while: " +
-				"its limit was reached, or accepting failed. " +
-				"One that lasts counts once a minute.",
+			Help: "Times that a port accepted no new connection for a while: its limit was reached, " +
+				"or accepting failed. One that lasts counts once a minute.",
 			ConstLabels: labels,
 		}),
 	}

@@ -249,12 +249,10 @@ func metrics(shards []*shard) (all []prometheus.Collector) {
 	}
 	show("streams", "Streams of clients that the engine has under way.",
 		nil, func(n *engine.Counters) *atomic.Int64 { return &n.Streams })
-	show("flood_closes_total", "Connections closed because the peer caused "+
-		"too much work without requests (ENHANCE_YOUR_CALM).",
-		nil, func(n *engine.Counters) *atomic.Int64 { return &n.Floods })
+	show("flood_closes_total", "Connections closed because the peer caused too much work "+
+		"without requests (ENHANCE_YOUR_CALM).", nil, func(n *engine.Counters) *atomic.Int64 { return &n.Floods })
 	show("panics_total", "Panics that the engine survived: each closed the connection that it was working for. "+
-		"The log has the stack.",
-		nil, func(n *engine.Counters) *atomic.Int64 { return &n.Panics })
+		"The log has the stack.", nil, func(n *engine.Counters) *atomic.Int64 { return &n.Panics })
 	const buffered = "Memory for data that waits to be forwarded: bodies in streams, output of connections."
 	show("buffered_bytes", buffered, labels{"where": "streams"},
 		func(n *engine.Counters) *atomic.Int64 { return &n.Queued })
