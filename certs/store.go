@@ -85,9 +85,7 @@ type Store struct {
 	proxy   *Pair
 	clients *Clients
 	serving atomic.Pointer[tls.Config] // made by rebuild
-
-	// mu orders the changes of serving.
-	mu sync.Mutex
+	mu      sync.Mutex                 // orders the changes of serving
 }
 
 // New reads every file once. A bad one is an error: there is no last good value yet. Run reads the ConfigMap.

@@ -291,8 +291,7 @@ func (o *objects) use(of types.NamespacedName) {
 			o.misnamed[of] = found
 		}
 	}
-	name := of.Name
-	old := o.apiServices[name]
+	name, old := of.Name, o.apiServices[of.Name]
 	if old == a {
 		return
 	}

@@ -259,12 +259,11 @@ func (o *oddity) add(c byte) {
 
 // end ends the segment, at a plain slash or at a byte that only some servers treat as one.
 func (o *oddity) end(plain bool) {
-	switch {
-	case o.dots == o.length && o.dots <= 2:
+	if o.dots == o.length && o.dots <= 2 {
 		o.dotted = true
 		o.depth -= o.dots - 1
 		o.climbs = o.climbs || o.depth < o.settled-1
-	default:
+	} else {
 		root := o.length <= len(o.text) && isRoot(string(o.text[:o.length]))
 		o.first = o.first || root && !o.named
 		o.root = o.root || root
@@ -295,8 +294,7 @@ func isRoot(segment string) bool {
 // settledAfter returns how many slashes precede the part of a path that no longer selects anything.
 // Escapes and empty segments are normal there, for example %2F in a name.
 func settledAfter(path string) int {
-	root, _, _ := strings.Cut(path[1:], "/")
-	switch root {
+	switch root, _, _ := strings.Cut(path[1:], "/"); root {
 	case "apis":
 		return 4 // /apis/<group>/<version>/
 	case "api":

@@ -101,12 +101,7 @@ func New(c Config) (*Registry, error) {
 
 // newRegistry makes a registry over sources.
 func newRegistry(c Config, from *sources) *Registry {
-	r := &Registry{
-		sources: from,
-		options: &c.Options,
-		log:     c.Log(),
-		changes: newChanges(),
-	}
+	r := &Registry{sources: from, options: &c.Options, log: c.Log(), changes: newChanges()}
 	if c.Policy != "" {
 		r.awaited = append(r.awaited, kindPolicy)
 	}

@@ -70,14 +70,13 @@ func (b *builder) carry(e, old *Entry) {
 	at := byAddress(old.Endpoints)
 	for i := range e.Endpoints {
 		to := &e.Endpoints[i]
-		if was := at[to.Address]; was != nil {
-			if was.Health == Unhealthy && !old.Backend.trustsLike(e.Backend, to.Address) {
-				continue // it was judged by another trust, which may have been the cause
-			}
-			kept := *was
-			kept.Terminating, kept.Far = to.Terminating, to.Far
-			*to = kept
+		was := at[to.Address]
+		if was == nil || was.Health == Unhealthy && !old.Backend.trustsLike(e.Backend, to.Address) {
+			continue // it is new, or was judged by another trust, which may have been the cause
 		}
+		kept := *was
+		kept.Terminating, kept.Far = to.Terminating, to.Far
+		*to = kept
 	}
 }
 
@@ -277,11 +276,8 @@ func (b *builder) intern(fresh *Backend) *Backend {
 	return fresh
 }
 
-// over reports whether an entry's ownedUntil has passed. If not, the table is rebuilt then.
+// over reports whether a time has passed, as zero has. If not, the table is rebuilt then.
 func (b *builder) over(until time.Time) bool {
-	if until.IsZero() {
-		return false
-	}
 	if !b.in.Now.Before(until) {
 		return true
 	}

@@ -133,8 +133,7 @@ func (l *lister) note(ctx context.Context, err error) {
 		text = "error: " + err.Error() // an apiserver's Status may have no message
 	}
 	news := text != l.last
-	l.last = text
-	l.served = known || err == nil // from now on a 404 means that the apiserver is starting
+	l.last, l.served = text, known || err == nil // from now on a 404 means that the apiserver is starting
 	l.mu.Unlock()
 	switch {
 	case apierrors.IsNotFound(err) && !known && l.absent != nil:

@@ -154,14 +154,12 @@ func (b *backend) bundleLocked(data []byte, err error, now time.Time) {
 
 // takeLocked sets the backend's roots to next, or to none if fault is set.
 func (b *backend) takeLocked(next *roots, fault *Error, now time.Time) {
-	switch v := b.current.Load(); {
-	case fault != nil && v.fault != nil && fault.Message == v.fault.Message:
+	v := b.current.Load()
+	if fault != nil && v.fault != nil && fault.Message == v.fault.Message ||
+		next != nil && v.current != nil && v.current.same(next) {
 		return
-	case next != nil && v.current != nil && v.current.same(next):
-		return
-	default:
-		b.setLocked(v.with(next, fault, b.overlap, now))
 	}
+	b.setLocked(v.with(next, fault, b.overlap, now))
 	b.of.reloaded(b.name, b.source, fault, next)
 }
 

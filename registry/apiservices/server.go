@@ -148,13 +148,12 @@ func (s *Server) serveObjects(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, apierrors.NewBadRequest(err.Error()))
 		return
 	}
-	parts := info.Parts
 	switch {
 	case s.store != nil && s.store.rest.ReadinessCheckFunc() != nil:
 		s.fail(w, r, unread())
 		return
 	case !info.IsResourceRequest || info.Resource != "apiservices" ||
-		len(parts) > 3 || len(parts) == 3 && parts[2] != "status":
+		len(info.Parts) > 3 || len(info.Parts) == 3 && info.Parts[2] != "status":
 		s.fail(w, r, notFound())
 		return
 	}
