@@ -99,7 +99,6 @@ func New(c Config) (*Registry, error) {
 	return r, err
 }
 
-// newRegistry makes a registry over sources.
 func newRegistry(c Config, from *sources) *Registry {
 	r := &Registry{sources: from, options: &c.Options, log: c.Log(), changes: newChanges()}
 	if c.Policy != "" {

@@ -136,7 +136,6 @@ func (o *Options) compile(
 	return p, nil
 }
 
-// add adds a route of a document.
 func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *field.Path) (wrong field.ErrorList) {
 	version, group, _ := strings.Cut(r.APIService, ".")
 	to := &routing{at: doc.FaultAt(at.String(), ""), hidden: r.Hidden}

@@ -61,11 +61,7 @@ func (s *store) stop() {
 func (s *store) follow(changes []latest.Change[*registry.Entry]) {
 	old := s.state()
 	next := &state{
-		read:       true,
-		revision:   old.revision,
-		objects:    slices.Clone(old.objects),
-		events:     old.events,
-		floor:      old.floor,
+		read: true, revision: old.revision, objects: slices.Clone(old.objects), events: old.events, floor: old.floor,
 		superseded: make(chan struct{}),
 	}
 	// The result must not depend on the table's order.
@@ -104,11 +100,9 @@ func (s *state) update(e *registry.Entry, before *apiregistration.APIService) *a
 	object.Status.Conditions = nil      // until a check has ended
 	if v := e.Verdict; v.Status != "" { // as kube-aggregator would write it
 		object.Status.Conditions = []apiregistration.APIServiceCondition{{
-			Type:               apiregistration.Available,
-			Status:             apiregistration.ConditionStatus(v.Status),
+			Type: apiregistration.Available, Status: apiregistration.ConditionStatus(v.Status),
+			Reason: v.Reason, Message: v.Message,
 			LastTransitionTime: metav1.NewTime(v.Since.Truncate(time.Second)), // the wire has no fractions
-			Reason:             v.Reason,
-			Message:            v.Message,
 		}}
 	}
 	if before == nil {

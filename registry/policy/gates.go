@@ -266,8 +266,7 @@ func (g *Gates) stateOf(c, old *Gate) *state {
 }
 
 func (r *AccessRule) limiter() *rate.Limiter {
-	burst := cmp.Or(int(r.Burst), int(math.Ceil(r.PerSecond)))
-	return rate.NewLimiter(rate.Limit(r.PerSecond), burst)
+	return rate.NewLimiter(rate.Limit(r.PerSecond), cmp.Or(int(r.Burst), int(math.Ceil(r.PerSecond))))
 }
 
 // of returns the limiter of a caller.

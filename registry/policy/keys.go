@@ -21,7 +21,6 @@ type key struct {
 // dimension is what a key is a value of.
 type dimension uint8
 
-// The dimensions.
 const (
 	byUser dimension = iota
 	byGroup

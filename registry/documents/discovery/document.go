@@ -121,8 +121,7 @@ func (d *document) made(c choice, query, agent string,
 	encodings, tags []string) (a *negotiate.Answer, form choice, gzip bool) {
 	gzip = negotiate.TakesGzip(encodings...)
 	c.pretty = c.media == 0 && (c.pretty || wantsPretty(query, agent))
-	known := d.known.Load()
-	if known != nil && negotiate.Matches(known.etag, tags...) {
+	if known := d.known.Load(); known != nil && negotiate.Matches(known.etag, tags...) {
 		return known.unchanged[at(gzip)], c, gzip
 	}
 	return d.at(c).answers[at(gzip)].made.Load(), c, gzip
