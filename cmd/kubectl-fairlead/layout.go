@@ -240,14 +240,14 @@ func (i *installer) write() error {
 		return err
 	}
 	commands, _ := next.ReadFile("next/" + i.layout + ".sh") // every layout has one
-	cluster := ""
+	var cluster strings.Builder
 	for n, value := range i.cluster {
 		if value != "" {
-			cluster += fmt.Sprintf(" --%s=%q", []string{"kubeconfig", "context"}[n], value)
+			fmt.Fprintf(&cluster, " --%s=%q", []string{"kubeconfig", "context"}[n], value)
 		}
 	}
 	names := strings.Join(i.names, ",")
-	words := strings.NewReplacer("DEPLOY", i.deploy, "OUT", i.out, "NAMES", names, " FLAGS", cluster)
+	words := strings.NewReplacer("DEPLOY", i.deploy, "OUT", i.out, "NAMES", names, " FLAGS", cluster.String())
 	_, err := words.WriteString(i.print, "\nNext:\n"+string(commands))
 	return err
 }
