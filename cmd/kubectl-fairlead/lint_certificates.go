@@ -180,9 +180,7 @@ func (l *linter) presented(e *registry.Entry, answers []shown) map[string][]*x50
 					"set --enable-aggregator-routing=false"
 			}
 			l.Warn("APIService "+e.Name, do, "endpoint %s: asking for its certificate: %v", address, answer.err)
-			continue
-		}
-		if l.proxy != nil {
+		} else if l.proxy != nil {
 			l.trusts("APIService "+e.Name, address, answer.asked)
 		}
 	}

@@ -62,16 +62,14 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 
 // subject returns a user with its implicit groups, as in impersonation.
 func subject(name, uid string, groups []string) user.Info {
-	u := &user.DefaultInfo{Name: name, UID: uid, Groups: groups}
 	if namespace, _, err := serviceaccount.SplitUsername(name); err == nil && len(groups) == 0 {
-		u.Groups = serviceaccount.MakeGroupNames(namespace)
+		groups = serviceaccount.MakeGroupNames(namespace)
 	}
 	all := user.AllAuthenticated
 	if name == user.Anonymous || slices.Contains(groups, user.AllUnauthenticated) {
 		all = user.AllUnauthenticated
 	}
-	u.Groups = append(slices.Clone(u.Groups), all)
-	return u
+	return &user.DefaultInfo{Name: name, UID: uid, Groups: append(slices.Clone(groups), all)}
 }
 
 func (p *Pages) explain(ctx context.Context, method, target, agent, source string, u user.Info) *answer.Explanation {

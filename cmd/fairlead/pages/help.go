@@ -87,10 +87,8 @@ func Brief(message string) string {
 	if !ok {
 		return message
 	}
-	if strings.HasPrefix(found, `Get "`) {
-		if _, why, ok := strings.Cut(found, `": `); ok {
-			found = why
-		}
+	if _, why, ok := strings.Cut(found, `": `); ok && strings.HasPrefix(found, `Get "`) {
+		found = why
 	}
 	return head + found
 }

@@ -104,10 +104,9 @@ func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	rc := http.NewResponseController(w)
 	const eventGap = time.Second       // more frequent redraws only cost
 	const heartbeat = 15 * time.Second // of silence: then a comment keeps proxies from closing the stream
-	tick := time.Tick(time.Second)     // the process may drain
 	var generation uint64              // last sent
 	var sent time.Time
-	for t := range latest.Of(r.Context(), p.cfg.Registry.Table, tick) {
+	for t := range latest.Of(r.Context(), p.cfg.Registry.Table, time.Tick(time.Second)) { // the process may drain
 		if p.cfg.Ready.Draining.Load() {
 			return
 		}

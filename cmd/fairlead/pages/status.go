@@ -97,8 +97,7 @@ func (tr *traffic) of(name string) *answer.Traffic {
 	return out
 }
 
-func total(counts []uint64) uint64 {
-	n := uint64(0)
+func total(counts []uint64) (n uint64) {
 	for _, c := range counts {
 		n += c
 	}

@@ -214,14 +214,13 @@ func (w *written) mayWrite(want condition) time.Time {
 
 // wanted returns the condition that an entry should have, or zero for none. Until it is known, the condition stays.
 func (t *term) wanted(e *registry.Entry) (want condition, known bool) {
+	v := e.Verdict
 	switch ours := t.writer.condition == conditionType; {
 	case !ours && e.Object.ResourceVersion == "": // read from a file, not stored
 		return condition{}, false
 	case ours && e.Local():
 		return condition{}, true
-	}
-	v := e.Verdict
-	if v.Status == "" {
+	case v.Status == "":
 		return condition{}, false
 	}
 	return condition{apiregistrationv1.ConditionStatus(v.Status), v.Reason, printable.Line(v.Message)}, true
