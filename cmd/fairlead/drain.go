@@ -31,8 +31,7 @@ func (s *server) drain() {
 	}
 	s.log.Info("draining: unready", "delay", delay)
 	time.Sleep(delay) //nolint:forbidigo // load balancers need this time to notice, and give no sign
-	watches := time.AfterFunc(s.o.watchGrace, s.proxy.EndLongRunning)
-	defer watches.Stop()
+	defer time.AfterFunc(s.o.watchGrace, s.proxy.EndLongRunning).Stop()
 	ctx, cancel := context.WithTimeout(context.Background(), s.o.drainLimit())
 	defer cancel()
 	if s.o.sendRetryAfter {

@@ -68,9 +68,7 @@ func pluginCommand(name, short string) *cobra.Command {
 	return &cobra.Command{
 		Use: name, Short: short, DisableFlagParsing: true,
 		Long: short + ".\n\nIt is run by " + plugin + ": see fairlead " + name + " --help.",
-		RunE: func(_ *cobra.Command, args []string) error {
-			return becomePlugin(slices.Concat([]string{name}, args))
-		},
+		RunE: func(_ *cobra.Command, args []string) error { return becomePlugin(slices.Concat([]string{name}, args)) },
 		ValidArgsFunction: func(_ *cobra.Command, args []string, last string) ([]string, cobra.ShellCompDirective) {
 			_ = becomePlugin(slices.Concat([]string{cobra.ShellCompRequestCmd, name}, args, []string{last}))
 			return nil, cobra.ShellCompDirectiveError // reached only if the plugin cannot run

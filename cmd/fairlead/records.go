@@ -101,12 +101,11 @@ type records struct {
 }
 
 // closeRecords closes the logs after their loops have ended, and sends the last spans.
-func (r *records) closeRecords() error {
-	var faults []error
+func (r *records) closeRecords() (err error) {
 	for _, end := range r.closing {
-		faults = append(faults, end())
+		err = errors.Join(err, end())
 	}
-	return errors.Join(faults...)
+	return err
 }
 
 // open opens a log for appending, until closeRecords. "-" is standard output, which stays open.

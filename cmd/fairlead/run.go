@@ -66,8 +66,7 @@ func run(ctx context.Context, o *options, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	err = s.serve(ctx)
-	return errors.Join(err, p.closeRecords())
+	return errors.Join(s.serve(ctx), p.closeRecords())
 }
 
 // serve runs all loops until ctx ends or one of them fails. They run until the drain has ended.

@@ -203,26 +203,25 @@ func (g *group) slice(name string) *discoveryv1.EndpointSlice {
 
 // writeSlices writes one EndpointSlice for each family and port, and deletes our other ones.
 func (p *Publisher) writeSlices(
-	ctx context.Context, have []discoveryv1.EndpointSlice, zones map[netip.AddrPort]string) error {
+	ctx context.Context, have []discoveryv1.EndpointSlice, zones map[netip.AddrPort]string) (err error) {
 	old := map[string]*discoveryv1.EndpointSlice{} // :: name → one that is not wanted
 	for i := range have {
 		old[have[i].Name] = &have[i]
 	}
-	var faults []error
 	for i, g := range groups(zones) {
 		name := service
 		if i > 0 {
 			name = fmt.Sprintf("%s-%d", service, i) // predictable, for a Role's resourceNames
 		}
-		faults = append(faults, p.writeSlice(ctx, old[name], g.slice(name)))
+		err = errors.Join(err, p.writeSlice(ctx, old[name], g.slice(name)))
 		delete(old, name)
 	}
 	for _, s := range old {
 		if s.Labels[discoveryv1.LabelManagedBy] == Manager {
-			faults = append(faults, p.deleteSlice(ctx, s))
+			err = errors.Join(err, p.deleteSlice(ctx, s))
 		}
 	}
-	return errors.Join(faults...)
+	return err
 }
 
 func (p *Publisher) writeSlice(ctx context.Context, have, want *discoveryv1.EndpointSlice) error {
