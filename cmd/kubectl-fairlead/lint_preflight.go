@@ -118,13 +118,12 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 }
 
 func (l *linter) ports(s *survey) {
-	flags := s.flags()
 	if len(s.replicas) > 0 && !s.replicas[0].Spec.HostNetwork {
 		return // it has an address of its own
 	}
 	for i, flag := range []string{"secure-port", "admin-secure-port"} {
 		port := []int32{securePort, adminPort}[i]
-		if given, err := strconv.ParseInt(flags[flag], 10, 32); err == nil {
+		if given, err := strconv.ParseInt(s.flags()[flag], 10, 32); err == nil {
 			port = int32(given)
 		}
 		for _, by := range s.taken(port) {
