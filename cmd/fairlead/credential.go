@@ -181,8 +181,8 @@ func (k *credential) Run(ctx context.Context) error {
 		if failed = err != nil && ctx.Err() == nil; failed {
 			renewed = time.Now()
 			k.log.Error("cannot get our own credential: keeping the last one", "err", err)
-			if last := k.source.Load(); s != last { // what is offered may fail for ever, while the last token expires
-				_ = k.look(ctx, last, false, time.After(patience))
+			if last := k.source.Load(); s != last { // its token may expire, or be refused, while what is offered fails
+				_ = k.look(ctx, last, anew, time.After(patience))
 			}
 		}
 	}

@@ -230,3 +230,19 @@ func TestUselessKubeconfig(t *testing.T) {
 		check.Same(t, "Bearer t3", k.Authorization(), "with a good one")
 	})
 }
+
+// Beside a useless kubeconfig, too, the plugin of the last one runs again when its token was refused.
+func TestRefusedBesideUselessKubeconfig(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	user, says, _ := writePlugin(t, dir)
+	says(`"token":"t1"`)
+	synctest.Test(t, func(t *testing.T) {
+		k := must.Get(credentialOf(t, dir, user))(t)
+		must.Run(t, k.Run)
+		must.Do(t, k.take(kubeconfigOf(t, other, `"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":"/nowhere/useless","interactiveMode":"Never"}`)))
+		says(`"token":"t2"`)
+		k.renew()
+		time.Sleep(time.Minute)
+		check.Same(t, "Bearer t2", k.Authorization(), "with a useless kubeconfig")
+	})
+}
