@@ -195,9 +195,9 @@ func (x *exchange) acceptsJSON() bool {
 // plain reports whether a refusal needs nothing but its response.
 func (x *exchange) plain() bool { return !x.p.observes() && x.head.Method != http.MethodHead }
 
-// unwelcome sends a prepared response and charges the connection for it.
+// unwelcome sends a prepared response and charges the connection for it. No rule was asked.
 func (x *exchange) unwelcome(a *engine.Answer, err error) engine.Plan {
-	x.own = err
+	x.own, x.decision.Rule, x.decision.DryRun = err, nil, nil
 	return engine.Plan{Answer: a, Set: x.answerFields(), Done: x.done, Unwelcome: true, Deadline: x.p.pageTime}
 }
 
@@ -252,6 +252,7 @@ func (x *exchange) offEngine(unwelcome bool) engine.Plan {
 		}
 	}), Done: func(o engine.Outcome) {
 		if x := left.Swap(nil); x != nil {
+			x.decision.Rule, x.decision.DryRun = nil, nil // they were not asked
 			x.received()
 			x.onEnd(o)
 		}

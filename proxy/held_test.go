@@ -6,14 +6,17 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/policy"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
@@ -138,5 +141,40 @@ func TestPlacesOfRulesComeBack(t *testing.T) {
 				return len(taken) == int(g.Max)
 			})
 		}
+	}
+}
+
+// A request that leaves the engine after a look-up has one line: of its handler, or of its stream that has ended. Then no
+// rule was asked.
+func TestResetWhileParked(t *testing.T) {
+	const rules = `apiVersion: fairlead.dev/v1
+kind: Policy
+rules:
+- {name: tried, match: {nonResourceRules: [{verbs: ["*"], nonResourceURLs: ["*"]}]}, action: Rate, perSecond: 100, dryRun: true}
+- {name: all, match: {nonResourceRules: [{verbs: ["*"], nonResourceURLs: ["*"]}]}, action: Rate, perSecond: 100}
+`
+	for first, want := range map[string]string{"handler": `"status":404`, "end": `"end":"client-reset"`} {
+		access, seen, stop := newLog(t)
+		events, stages, flush := newAudit(t, "rules: [{level: Metadata}]")
+		w := newWorld(t, worldConfig{
+			Config: Config{AccessLog: access, Audit: events, Documents: http.NotFoundHandler()},
+			also:   func(in *registry.Input) { scene.SetPolicy(t, in, "p.yaml", rules) },
+		})
+		plan := w.planOf(t, &asBob("/apis", "").Head)
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/apis", nil)
+		r.Header.Set("Authorization", "Bearer token-of-bob")
+		if first == "handler" {
+			plan.Serve.ServeHTTP(httptest.NewRecorder(), r)
+		}
+		plan.Done(engine.Outcome{Reason: engine.ReasonClientReset, Duration: time.Second})
+		plan.Serve.ServeHTTP(httptest.NewRecorder(), r)
+		stop()
+		flush()
+		check.Same(t, 1, len(seen), "lines, first its %s", first)
+		check.Same(t, 2, len(stages), "stages, first its %s", first)
+		line := <-seen
+		check.Has(t, line, want, `"user":"bob"`)
+		check.Same(t, first == "handler", strings.Contains(line, `"rule":"all"`), "the rule was asked: %s", line)
+		check.Same(t, false, strings.Contains(line, "dryrun"), "a dry run would have refused: %s", line)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -116,26 +114,4 @@ func statusOf(err error) int {
 		return int(status.Status().Code)
 	}
 	return 0
-}
-
-// A request that leaves the engine after a look-up has one line: of its handler, or of its stream that has ended.
-func TestResetWhileParked(t *testing.T) {
-	for first, want := range map[string]string{"handler": `"status":404`, "end": `"end":"client-reset"`} {
-		access, seen, stop := newLog(t)
-		events, stages, flush := newAudit(t, "rules: [{level: Metadata}]")
-		w := newWorld(t, worldConfig{Config: Config{AccessLog: access, Audit: events, Documents: http.NotFoundHandler()}})
-		plan := w.planOf(t, &asBob("/apis", "").Head)
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/apis", nil)
-		r.Header.Set("Authorization", "Bearer token-of-bob")
-		if first == "handler" {
-			plan.Serve.ServeHTTP(httptest.NewRecorder(), r)
-		}
-		plan.Done(engine.Outcome{Reason: engine.ReasonClientReset, Duration: time.Second})
-		plan.Serve.ServeHTTP(httptest.NewRecorder(), r)
-		stop()
-		flush()
-		check.Same(t, 1, len(seen), "lines, first its %s", first)
-		check.Same(t, 2, len(stages), "stages, first its %s", first)
-		check.Has(t, <-seen, want, `"user":"bob"`)
-	}
 }
