@@ -144,8 +144,8 @@ func TestPlacesOfRulesComeBack(t *testing.T) {
 	}
 }
 
-// A request that leaves the engine after a look-up has one line: of its handler, or of its stream that has ended. Then no
-// rule was asked.
+// A request that leaves the engine after a look-up has one line: of its handler, or of its stream that has ended.
+// Then no rule was asked.
 func TestResetWhileParked(t *testing.T) {
 	const rules = `apiVersion: fairlead.dev/v1
 kind: Policy
