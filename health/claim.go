@@ -5,12 +5,12 @@ import (
 	"net/url"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/internal/reach"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -142,7 +142,7 @@ func (c *claim) take(f finding) {
 	}
 	reason, message := explain(f.err, c.at.String())
 	c.last.Store(&probe{time.Now(), f.took, message})
-	if !errors.Is(f.err, syscall.EMFILE) && !errors.Is(f.err, syscall.ENFILE) { // ours: open connections to it may work
+	if !reach.Exhausted(f.err) { // open connections to it may work
 		c.failures += f.failures
 	}
 	if c.failures >= fall {

@@ -8,6 +8,7 @@ package reach
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -242,4 +243,10 @@ func first(
 		}
 	}
 	return nil, errs[0]
+}
+
+// Exhausted reports whether a dial failed because this process, or its machine, has too many open files. That says
+// nothing about the address.
+func Exhausted(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }

@@ -13,10 +13,10 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/hold"
+	"github.com/fairlead-proxy/fairlead/internal/reach"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
@@ -300,8 +300,7 @@ func (e *dialError) Unwrap() error { return e.err }
 // ours reports whether err says nothing about an endpoint: of a canceled dial, an unreadable bundle, our open files.
 func ours(err error) bool {
 	d, ok := errors.AsType[*dialError](err)
-	return ok && d.phase == dialTrust || errors.Is(err, context.Canceled) ||
-		errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+	return ok && d.phase == dialTrust || errors.Is(err, context.Canceled) || reach.Exhausted(err)
 }
 
 // alertOf returns the TLS alert that the peer sent, or nil.
