@@ -145,8 +145,15 @@ type suspicion struct {
 
 // weight returns the addition to the endpoint's load.
 func (s *suspicion) weight() int64 {
-	dialing := s.dialing.Load()
-	return suspicionWeight * int64(metric.Number(s.failing() || dialing != nil && time.Since(*dialing) > slowDial))
+	if s.failing() || s.dialsLong() {
+		return suspicionWeight
+	}
+	return 0
+}
+
+func (s *suspicion) dialsLong() bool {
+	since := s.dialing.Load()
+	return since != nil && time.Since(*since) > slowDial
 }
 
 // failing reports whether there is more than a dial that takes long.

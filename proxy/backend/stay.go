@@ -146,7 +146,7 @@ func (e *endpoint) ill() int {
 		return 3
 	case e.suspicion.failing() || e.server.leaves.Load():
 		return 2
-	case e.suspicion.weight() > 0:
+	case e.suspicion.dialsLong():
 		return 1
 	}
 	return 0
