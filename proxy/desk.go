@@ -56,8 +56,10 @@ func turn(ctx context.Context, q *bound.Queue, h *Head) (leave func(), err error
 // decideParked decides on a goroutine that may block, and ends with the look-ups' own timeouts. A panic there would end
 // the process, for example one caused by a stranger's certificate chain (CVE-2025-58188).
 func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
-	unneeded := x.decision.Err == needBearer //nolint:errorlint // nobody wraps it
-	limit := map[bool]time.Duration{true: callerTime, false: parkTimeout}[unneeded]
+	limit, unneeded := parkTimeout, x.decision.Err == needBearer //nolint:errorlint // nobody wraps it
+	if unneeded {
+		limit = callerTime
+	}
 	ctx, cancel := context.WithDeadline(context.Background(), x.head.Arrived.Add(limit))
 	defer cancel()
 	n := parkedSize + x.head.Size
@@ -85,7 +87,7 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 			x.held.leave()
 			x.leave()
 			x.decision.learned = &learned{err: errPanicked} // for what still lacks a look-up
-			plan = x.offEngine(false)
+			plan = x.offEngine()
 		}
 	}()
 	l.p.decideOffLoop(ctx, &x.decision, x.head, &x.front.conn)

@@ -110,7 +110,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) 
 	x.front, x.stay = conn, conn.stay
 	*x.head = Head{Head: *h, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: c.Now}
 	if x.head.costly() || l.p.browsers.concern(x.head) {
-		return x.offEngine(false), true
+		return x.offEngine(), true
 	}
 	x.decision.Set = conn.set
 	_, lacks := l.p.decide(&x.decision, x.head, &conn.conn, x.head.Arrived).(Need) //nolint:errorlint // nobody wraps it
@@ -144,13 +144,15 @@ func (l *frames) plan(x *exchange) engine.Plan {
 	http2 := u != nil && u.HTTP2() && (l.p.browsers.hsts == "" || d.Action != ToRemote)
 	if http2 && l.p.givenUp.overLimit(d, x.head) {
 		if !x.plain() { // else cheaper than by Proxy.ServeHTTP
-			return x.offEngine(true)
+			plan := x.offEngine()
+			plan.Unwelcome = true
+			return plan
 		}
 		l.p.givenUp.refused.Inc()
 		return x.unwelcome(l.p.givenUp.answer, errGivenUp)
 	}
 	if !http2 || x.bodies() { // or its protocol is not known yet: exchange.forward learns it
-		return x.offEngine(false)
+		return x.offEngine()
 	}
 	x.received()
 	if err := x.admit(); err != nil {
@@ -237,26 +239,29 @@ func (x *exchange) onEnd(o engine.Outcome) {
 // offEngine returns the plan of a request that Proxy.ServeHTTP takes over. It decides again, with what is learned. The
 // request still arrived when its first head did, before a TokenReview. A parked one's stream may have ended meanwhile:
 // whichever of its handler and Done comes first records it.
-func (x *exchange) offEngine(unwelcome bool) engine.Plan {
+func (x *exchange) offEngine() engine.Plan {
 	p, arrived, known := x.p, x.head.Arrived, x.decision.learned
 	serve := func(w http.ResponseWriter, req *http.Request) { p.serve(w, req, arrived, known) }
+	plan := engine.Plan{Serve: http.HandlerFunc(serve), GoAway: p.goAway()}
 	if !x.parked {
 		p.frames.recycle(x)
-		return engine.Plan{Serve: http.HandlerFunc(serve), GoAway: p.goAway(), Unwelcome: unwelcome}
+		return plan
 	}
 	left := new(atomic.Pointer[exchange])
 	left.Store(x)
-	return engine.Plan{Serve: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	plan.Serve = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if left.Swap(nil) != nil {
 			serve(w, req)
 		}
-	}), Done: func(o engine.Outcome) {
+	})
+	plan.Done = func(o engine.Outcome) {
 		if x := left.Swap(nil); x != nil {
 			x.decision.Rule, x.decision.DryRun = nil, nil // they were not asked
 			x.received()
 			x.onEnd(o)
 		}
-	}, GoAway: p.goAway(), Unwelcome: unwelcome}
+	}
+	return plan
 }
 
 func (l *frames) recycle(x *exchange) {
