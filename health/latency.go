@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
-
-	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
 const (
@@ -51,23 +49,26 @@ func (p *Prober) judgeLatencies(ctx context.Context) {
 }
 
 func judge(now time.Time, endpoints peers) {
-	healthy, room := make([]*claim, 0, len(endpoints)), 0   // for slow ones, twice: half of all get what others do not
+	healthy, slows := make([]*claim, 0, len(endpoints)), 0
 	lives, probes := []time.Duration{0}, []time.Duration{0} // see medianOfOthers
 	for _, c := range endpoints {
 		c.latency.take(now)
 		if c.healthy.Load() && !c.target.key.server { // backend.Local keeps no Slow: it would be told again and again
 			healthy = append(healthy, c)
 			lives, probes = append(lives, c.latency.live), append(probes, c.latency.probe)
-			room += 1 - 2*int(metric.Number(c.latency.slow.Load()))
+			if c.latency.slow.Load() {
+				slows++
+			}
 		}
 	}
 	slices.Sort(lives)
 	slices.Sort(probes)
 	for _, c := range healthy {
 		value, typical := compare(&c.latency, lives, probes)
-		slow := value > max(slowFactor*typical, slowFloor) && (room > 1 || c.latency.slow.Load())
+		room := 2*(slows+1) <= len(healthy) // half of all get what the others do not
+		slow := value > max(slowFactor*typical, slowFloor) && (room || c.latency.slow.Load())
 		if typical > 0 && c.latency.update(now, slow, value) {
-			room -= 2
+			slows++ // also for one that is no longer slow: the others become so a second later
 			c.target.poke()
 		}
 	}
