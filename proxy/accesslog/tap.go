@@ -97,8 +97,10 @@ func (t *Taps) replace(one *tap, open bool) bool {
 		}
 		list = append(list, one)
 	}
-	if t.open.Store(&list); len(list) == 0 {
+	if len(list) == 0 {
 		t.open.Store(nil)
+	} else {
+		t.open.Store(&list)
 	}
 	return true
 }
