@@ -331,7 +331,12 @@ const (
 )
 
 // maxFrame is the largest frame that is accepted on a side.
-func (d dir) maxFrame() int { return [2]int{minMaxFrame, largeFrame}[d] }
+func (d dir) maxFrame() int {
+	if d == up {
+		return minMaxFrame
+	}
+	return largeFrame
+}
 
 // padding returns the bytes before and after a padded DATA's or HEADERS' content (§6.1, §6.2); p begins the payload.
 func padding(h http2.FrameHeader, p []byte) (before, after int, err *connError) {

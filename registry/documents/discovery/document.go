@@ -20,7 +20,6 @@ import (
 	"k8s.io/apiserver/pkg/util/responsewriter"
 
 	"github.com/fairlead-proxy/fairlead/internal/memo"
-	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
@@ -144,7 +143,12 @@ func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 }
 
 // at returns the index of the plain one, or of the other one, compressed or indented.
-func at(other bool) int { return int(metric.Number(other)) }
+func at(other bool) int {
+	if other {
+		return 1
+	}
+	return 0
+}
 
 // addresses are the local apiserver's addresses, as it reports them.
 type addresses []metav1.ServerAddressByClientCIDR
