@@ -27,7 +27,7 @@ func newLocal(t *testing.T, h http.HandlerFunc) *stand {
 }
 
 func TestLocalDeadlines(t *testing.T) {
-	got := make(chan error, 1)
+	got, headed := make(chan error, 1), make(chan struct{})
 	s := newLocal(t, func(w http.ResponseWriter, r *http.Request) {
 		c, soon := http.NewResponseController(w), time.Now().Add(20*time.Millisecond)
 		var err error
@@ -45,7 +45,9 @@ func TestLocalDeadlines(t *testing.T) {
 			err = c.SetWriteDeadline(time.Time{})
 			_, _ = io.WriteString(w, "fine")
 		case "/write":
-			_ = c.SetWriteDeadline(soon)
+			_ = c.Flush()
+			<-headed
+			_ = c.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
 			for err == nil {
 				_, err = w.Write(make([]byte, 32<<10))
 			}
@@ -68,6 +70,7 @@ func TestLocalDeadlines(t *testing.T) {
 	s.reads(s.do("GET", "/cleared", nil), "fine")
 	must.Do(t, <-got)
 	res := s.do("GET", "/write", nil) // the body is not read before the deadline
+	close(headed)
 	if err := <-got; !errors.Is(err, errStreamGone) {
 		t.Errorf("writing ended with %v", err)
 	}
