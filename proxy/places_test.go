@@ -25,12 +25,12 @@ func TestSlowBody(t *testing.T) {
 	for _, target := range []string{"/api/v1/namespaces/x/pods", "/api/v1/namespaces/x/pods/y/exec"} {
 		access, seen, _ := newLog(t)
 		w := newWorld(t, worldConfig{Config: Config{AccessLog: access}})
-		w.proxy.bodyTime = 50 * time.Millisecond
 		everyWay(t, func(t *testing.T, proto string) {
 			w.do(t, w.httpClient(t, proto, nil), w.by(t, "", "POST", target, strings.NewReader("body"))).want(t, 200, "in time", target)
 			<-seen
 		})
 		w.settled(t)
+		w.proxy.bodyTime = 50 * time.Millisecond
 		fillUp(t, w.proxy.cfg.Local.Upstream(backend.PoolUnproven), false, true)
 		everyWay(t, func(t *testing.T, proto string) {
 			body, unsent := io.Pipe()
@@ -50,7 +50,10 @@ func TestSlowOtherBody(t *testing.T) {
 	w := newWorld(t, worldConfig{remoteHTTP1: true})
 	w.proxy.bodyTime = 10 * time.Millisecond
 	everyWay(t, func(t *testing.T, proto string) {
-		for _, tc := range []struct{ sent, length, want int }{{5, 5, 200}, {1 << 20, 1 << 20, 200}, {0, 5, 504}} {
+		for _, tc := range []struct {
+			sent, length, want int
+			timeout            string
+		}{{5, 5, 200, "30s"}, {1 << 20, 1 << 20, 200, "30s"}, {0, 5, 504, "1s"}} {
 			body, unsent := io.Pipe()
 			defer unsent.Close()
 			time.AfterFunc(10*w.proxy.bodyTime, func() {
@@ -58,7 +61,7 @@ func TestSlowOtherBody(t *testing.T) {
 					_ = unsent.Close()
 				}
 			})
-			r := w.as(t, "bob", "POST", remoteGV+"/widgets?timeout=1s", body)
+			r := w.as(t, "bob", "POST", remoteGV+"/widgets?timeout="+tc.timeout, body)
 			r.ContentLength = int64(tc.length)
 			w.do(t, w.httpClient(t, proto, nil), r).want(t, tc.want, tc.sent, tc.length)
 			if tc.want == http.StatusOK {
@@ -179,6 +182,7 @@ func TestUnreadResponse(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	for _, http1 := range []bool{true, false} {
 		everyWay(t, func(t *testing.T, proto string) {
+			t.Parallel()
 			w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(rw http.ResponseWriter, _ *http.Request) {
 				for p := make([]byte, 1<<20); ; { // more than any window and socket holds
 					if _, err := rw.Write(p); err != nil {
@@ -187,7 +191,7 @@ func TestUnreadResponse(t *testing.T) {
 				}
 			}})
 			w.proxy.unreadRest = 50 * time.Millisecond
-			res := must.Get(w.httpClient(t, proto, nil).Do(w.as(t, "bob", "GET", remoteGV+"/widgets?timeout=1s", nil)))(t)
+			res := must.Get(w.httpClient(t, proto, nil).Do(w.as(t, "bob", "GET", remoteGV+"/widgets?timeout=2s", nil)))(t) // enough for its head
 			defer res.Body.Close()
 			must.Soon(t, 10*time.Second, "the place is free", func() bool { return w.proxy.UnderWay() == 0 })
 			if n, err := io.Copy(io.Discard, res.Body); err == nil {
