@@ -198,6 +198,9 @@ func TestConnectionFaults(t *testing.T) {
 			if out := got(t, c, "GET", s.URL()+"/healthz", "", patience); !strings.Contains(out, want) {
 				t.Errorf("a new connection: %s, want %s", out, want)
 			}
+			if kind != extension.Freeze {
+				patience = long
+			}
 			out, ended := got(t, old, "GET", s.URL()+"/healthz", "", patience), kind == extension.Dead || kind == extension.Freeze
 			if (out == "200 ok") == ended {
 				t.Errorf("an open connection: %s", out)
