@@ -20,6 +20,12 @@ import (
 // one that leaves again gets none. Clients that connect all the time see nothing of it.
 func TestHandOver(t *testing.T) {
 	for host, at := range map[string]string{"127.0.0.1": "127.0.0.1", "::1": "::1", "0.0.0.0": "127.0.0.1", "::": "::1"} {
+		probe, err := net.Listen("tcp", net.JoinHostPort(at, "0"))
+		if err != nil {
+			t.Logf("a machine without IPv6: %v", err)
+			continue
+		}
+		_ = probe.Close()
 		t.Run(host, func(t *testing.T) {
 			t.Parallel()
 			s, port := serve(t, 100, http.NotFoundHandler()), 0
@@ -75,7 +81,7 @@ func TestHandOver(t *testing.T) {
 			more(0, 1)
 			check.Same(t, settle, a.HandOver(), "how long the first must still accept")
 			handed := time.Now()
-			must.Soon(t, 2*settle, "that time is over", func() bool { return time.Since(handed) > settle })
+			must.Soon(t, time.Minute, "that time is over", func() bool { return time.Since(handed) > settle })
 			must.Do(t, first.Shutdown(t.Context(), 0))
 			c, third := start(2)
 			more(1, 0, 2)
