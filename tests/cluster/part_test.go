@@ -18,11 +18,11 @@ import (
 )
 
 // start runs a shell script in a cluster without a control plane. The script is ready when it has made the file ready.
-func start(t *testing.T, script string) (*Cluster, *Part, error) {
+func start(t *testing.T, most time.Duration, script string) (*Cluster, *Part, error) {
 	t.Helper()
 	c := &Cluster{dir: t.TempDir(), deaths: make(chan error, 8)}
 	t.Cleanup(func() { must.Do(t, c.Close()) })
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // enough to start it on a busy machine
+	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
 	ready := filepath.Join(c.dir, "ready")
 	p, err := c.Run(ctx, Command{
@@ -40,7 +40,7 @@ func dead(pid int) bool {
 
 // An unexpected end is reported with the log, a requested one is not. A part's children end with it.
 func TestDeaths(t *testing.T) {
-	c, p, err := start(t, "echo last words; sleep 600 & echo $! > child; : > ready; wait") // touch may outlive it
+	c, p, err := start(t, time.Minute, "echo last words; sleep 600 & echo $! > child; : > ready; wait") // touch may outlive it
 	must.Do(t, err)
 	first, child := p.PID(), must.Get(strconv.Atoi(strings.TrimSpace(string(must.Get(os.ReadFile(filepath.Join(c.dir, "child")))(t)))))(t)
 	must.Do(t, p.Restart(t.Context()))
@@ -58,7 +58,7 @@ func TestDeaths(t *testing.T) {
 }
 
 func TestNotReadyInTime(t *testing.T) {
-	_, p, err := start(t, "echo thinking; exec sleep 600")
+	_, p, err := start(t, 2*time.Second, "echo thinking; exec sleep 600") // enough to start it on a busy machine
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no such file") || !strings.Contains(err.Error(), "thinking") || !dead(p.PID()) {
 		t.Errorf("got %v, want the deadline, the last error of Ready, and the log", err)
 	}
@@ -67,7 +67,7 @@ func TestNotReadyInTime(t *testing.T) {
 // TestParentDeath runs this test again as a parent of a process, and kills it.
 func TestParentDeath(t *testing.T) {
 	if os.Getenv("FAIRLEAD_TEST_PARENT") != "" {
-		c, p, err := start(t, "touch ready; exec sleep 600")
+		c, p, err := start(t, time.Minute, "touch ready; exec sleep 600")
 		must.Do(t, err)
 		fmt.Println("child", p.PID())
 		<-c.deaths // never received: the parent is killed
