@@ -250,6 +250,7 @@ func (l *live) await(at, file string, most time.Duration) {
 		select {
 		case <-l.table.Superseded():
 		case <-late:
+			l.table = l.registry.Table()
 			l.story.Expect(l, at, file, l.shown())
 			return
 		}
