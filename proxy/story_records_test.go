@@ -44,7 +44,7 @@ func (s *stage) line(about, text string, q *question) string {
 	must.Do(s.t, json.Unmarshal([]byte(text), &all))
 	must.Do(s.t, json.Unmarshal([]byte(text), &at))
 	waited := at.Waited <= at.First && at.First <= at.Took && at.Waited > 0
-	if age := time.Since(at.Time); age < 0 || age > time.Minute || at.Took <= 0 || at.First > at.Took || (at.First > 0 && at.Waited > 0 || q.afresh) && !waited {
+	if age := time.Since(at.Time); age.Abs() > time.Minute || at.Took <= 0 || at.First > at.Took || (at.First > 0 && at.Waited > 0 || q.afresh) && !waited {
 		s.t.Errorf("%s: the times are wrong: %s", about, text)
 	}
 	path, _, _ := strings.Cut(q.target, "?")
