@@ -155,10 +155,10 @@ func TestRulesAreShown(t *testing.T) {
 	for i := range 100 {
 		fmt.Fprintf(&many, "- {name: more-%d, userAgents: [x], action: Allow}\n", i)
 	}
-	s := newStand(t, someRules+many.String())
+	s, now := newStand(t, someRules+many.String()), time.Now()
 	for _, g := range s.registry.Table().Rules().All()[1:4] {
 		for range 5 {
-			_, _, _ = g.Enter(bound.Source{User: "bob"}, time.Now())
+			_, _, _ = g.Enter(bound.Source{User: "bob"}, now)
 		}
 	}
 	_, body := s.get(t, "/status")
