@@ -124,7 +124,7 @@ func pings(t *testing.T) http.Handler {
 func TestKeyUpdateFlood(t *testing.T) { onDrivers(t, testKeyUpdateFlood) }
 
 func testKeyUpdateFlood(t *testing.T, driver string) {
-	s := newStand(t, driver, pings(t), nil)
+	s := newStand(t, driver, pings(t), nil, func(cfg *Config) { cfg.Shards = 1 })
 	c, _ := dialRecords(t, s)
 	began, sent := time.Now(), 0
 	go func() { _, _ = io.Copy(io.Discard, c.NetConn()) }() // discard what TLS answers
