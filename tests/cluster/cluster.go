@@ -140,8 +140,9 @@ func (c *Cluster) boot(ctx context.Context) (err error) {
 	if c.cfg.APIServers > 0 {
 		try.Get(c.cfg.tool(ctx, "kube-apiserver"))
 	}
-	// 1 min: an idle machine with two cores needs about 4 s, and no test machine is fifteen times as slow.
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	// 5 min: an idle machine with two cores needs about 4 s for one, but suites start six kube-apiservers at once,
+	// perhaps on slow cores beside a compiler. A program that ends is noticed at once.
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	if c.PKI, err = newPKI(filepath.Join(c.dir, "pki"), c.cfg.AdminGroup); err != nil {
 		return fmt.Errorf("making keys: %w", err)
