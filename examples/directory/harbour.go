@@ -206,7 +206,7 @@ func (h *harbour) fairleadArgs() ([]string, error) {
 
 // waitReady waits until both extension servers answer through Fairlead.
 func (h *harbour) waitReady(ctx context.Context, p *process) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // it takes one or two
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute) // it takes a second or two, and more on slow cores
 	defer cancel()
 	pair, err := tls.LoadX509KeyPair(h.admin.Pair.CertFile, h.admin.Pair.KeyFile)
 	if err != nil {
@@ -222,9 +222,12 @@ func (h *harbour) waitReady(ctx context.Context, p *process) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		err := errors.Join(
-			get(ctx, client, h.front.URL+"/apis/tides.example.com/v1/tides"),
-			get(ctx, client, h.front.URL+"/apis/widgets.example.com/v1/widgets"))
+		err := h.front.Probed(h.admin, "v1.tides.example.com", "v1.widgets.example.com")(ctx)
+		if err == nil { // earlier requests would be failures, which kubectl fairlead status shows for a minute
+			err = errors.Join(
+				get(ctx, client, h.front.URL+"/apis/tides.example.com/v1/tides"),
+				get(ctx, client, h.front.URL+"/apis/widgets.example.com/v1/widgets"))
+		}
 		if err == nil {
 			return nil
 		}

@@ -148,6 +148,11 @@ func (c *Cluster) ExtensionArgs(b *Backend) (e Endpoint, args []string, err erro
 	}, nil
 }
 
+// WaitProbed waits until f's probes of the APIServices have passed.
+func (c *Cluster) WaitProbed(ctx context.Context, f *Front, names ...string) error {
+	return eventually(ctx, f.Endpoint.Probed(c.Admin(), names...), f.Part.Done())
+}
+
 // WaitAvailable waits until e answers for every given group-version.
 func (c *Cluster) WaitAvailable(ctx context.Context, e Endpoint, groupVersions ...string) error {
 	for _, gv := range groupVersions {

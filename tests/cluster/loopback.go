@@ -2,9 +2,11 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // freePorts returns n unused ports of Config.Loopback below the range for outgoing connections
@@ -47,6 +50,34 @@ func (e Endpoint) Serves(path string, c Credentials) func(context.Context) error
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a server that hangs is not ready
 		defer cancel()
 		return ask.Serves(ctx, client, e.URL+path)
+	}
+}
+
+// Probed returns a Command.Ready that checks whether a Fairlead's probes of these APIServices have passed. It sends no
+// requests for them: those that come too early get 503, of which kubectl fairlead status tells for a minute, and fails.
+func (e Endpoint) Probed(c Credentials, names ...string) func(context.Context) error {
+	return func(ctx context.Context) (err error) {
+		defer try.Catch(&err)
+		client := try.Get(rest.HTTPClientFor(e.RESTConfig(c)))
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a server that hangs is not ready
+		defer cancel()
+		var status struct {
+			APIServices []struct {
+				Name    string
+				Verdict struct{ Status, Reason, Message string }
+			}
+		}
+		try.Do(json.Unmarshal([]byte(try.Get(ask.Get(ctx, client, e.URL+"/fairlead/status"))), &status))
+		left := slices.Clone(names)
+		for _, a := range status.APIServices {
+			if a.Verdict.Status == "True" {
+				left = slices.DeleteFunc(left, func(name string) bool { return name == a.Name })
+			}
+		}
+		if len(left) > 0 {
+			return fmt.Errorf("not available: %v of %+v", left, status.APIServices)
+		}
+		return nil
 	}
 }
 

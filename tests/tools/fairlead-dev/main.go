@@ -183,7 +183,7 @@ func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer)
 		return "", nil, err
 	}
 	tell(stderr, "the sample extension server is ready and registered")
-	if err := c.WaitAvailable(ctx, front.Endpoint, "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"); err != nil {
+	if err := c.WaitProbed(ctx, front, "v1beta1.wardle.example.com", "v1alpha1.wardle.example.com"); err != nil {
 		return "", nil, fmt.Errorf("%w\n%s", err, front.Part.Tail())
 	}
 	if err := createFlunders(ctx, front.Endpoint.RESTConfig(c.Admin())); err != nil {
