@@ -166,7 +166,7 @@ func (q *quay) thrifty(t *testing.T, pair cluster.Pair, token func() string) *ht
 // testFlood sends a thousand different bad tokens a second while others work. kube-apiserver answers an unauthenticated
 // HTTP/2 request by closing the connection: if Fairlead shared it, the watches of others would end.
 func testFlood(t *testing.T, q *quay) {
-	const badTokens, lasts = 1000, 10 * time.Second
+	const badTokens, lasts = 1000, 10 // a second, seconds
 	alice, ns := q.StaticToken("alice"), q.namespace(t)
 	local, remote := q.server.URL+"/api/v1/namespaces/"+ns+"/configmaps", q.server.URL+widget
 	q.admin(t).Run(t, "create", "rolebinding", "readers", "-n", ns, "--clusterrole=view", "--user=alice")
@@ -192,14 +192,13 @@ func testFlood(t *testing.T, q *quay) {
 	get := func(i int) (string, string, string) { return http.MethodGet, []string{local, remote}[i/4%2], "" }
 	work := (&volley.Load{Every: 25 * time.Millisecond, Clients: users, Make: get}).Start(t)
 	flood := (&volley.Load{Every: time.Second / badTokens, Clients: intruders, Make: get}).Start(t)
-	suite.Pause(t, lasts)
+	suite.Eventually(t, 2*time.Minute, "the bad tokens are sent", func() (bool, string) { // slow cores take longer than lasts
+		return sent.Load() >= badTokens*lasts, fmt.Sprint(sent.Load())
+	})
 	refused := flood.Stop()
 	volley.Judge(t, refused, 0, func(s *volley.Shot) bool {
 		return !slices.Contains([]int{http.StatusUnauthorized, http.StatusTooManyRequests, http.StatusServiceUnavailable}, s.Code)
 	})
-	if want := badTokens * int(lasts/time.Second) * 9 / 10; len(refused) < want {
-		t.Errorf("%d bad tokens were sent, want %d", len(refused), want)
-	}
 	volley.Judge(t, work.Stop(), 0, func(s *volley.Shot) bool { return s.Code != http.StatusOK || s.Err != nil })
 	if n := ended.Load(); n != 0 {
 		t.Errorf("%d of 4 watches ended", n)
