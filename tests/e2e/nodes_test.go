@@ -191,9 +191,9 @@ func testMetricsServer(t *testing.T, w *world) {
 	b := cluster.Backend{Namespace: "kube-system", Service: "metrics-server", GroupVersions: []string{"metrics.k8s.io/v1beta1"}}
 	must.Get(w.StartExtension(ctx, "metrics-server", &b))(t)
 	kc := w.admin(t)
-	kc.Cache = t.TempDir()
 	var nodes suite.Answer
-	suite.Eventually(t, time.Minute, "kubectl top nodes answers", func() (bool, string) {
+	suite.Eventually(t, 2*time.Minute, "kubectl top nodes answers", func() (bool, string) {
+		kc.Cache = t.TempDir() // it remembers for hours that there was no such group
 		nodes = kc.Try(t, "", "top", "nodes")
 		return nodes.Code == 0, nodes.Errs
 	})
@@ -205,7 +205,7 @@ func testMetricsServer(t *testing.T, w *world) {
 		}
 	})
 	t.Run("top pods", func(t *testing.T) {
-		suite.Eventually(t, time.Minute, "kubectl top pods answers", func() (bool, string) { // a pod must have run for a whole period
+		suite.Eventually(t, 2*time.Minute, "kubectl top pods answers", func() (bool, string) { // a pod must have run for a whole period
 			a := kc.Try(t, "", "top", "pods", "-n", "moorings", "--containers")
 			return a.Code == 0 && regexp.MustCompile(`^POD NAME CPU\(cores\) MEMORY\(bytes\) buoy main 10[01]m 64Mi$`).MatchString(row(a.Out)), a.Out + a.Errs
 		})
