@@ -72,7 +72,7 @@ func underConnects(t *testing.T, w *cluster.Cluster, e cluster.Endpoint, old *cl
 	for range 8 {
 		clients.Go(func() {
 			for made.Add(1) <= connects || !ended.Load() {
-				c := &http.Client{Transport: &http.Transport{TLSClientConfig: config.Clone(), DisableKeepAlives: true}, Timeout: 10 * time.Second}
+				c := &http.Client{Transport: &http.Transport{TLSClientConfig: config.Clone(), DisableKeepAlives: true}, Timeout: time.Minute}
 				res, err := c.Get(e.URL + "/version")
 				if err == nil {
 					_, err = io.Copy(io.Discard, res.Body)
