@@ -42,7 +42,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int, etcd string, more .
 	defer try.Catch(&err)
 	more = slices.Concat(c.cfg.APIServerArgs, more)
 	path, host := try.Get(c.cfg.tool(ctx, "kube-apiserver")), lastOf(more, "--bind-address=", c.cfg.Loopback)
-	port := lastOf(more, "--secure-port=", strconv.Itoa(try.Get(c.cfg.freePorts(1))[0]))
+	port := lastOf(more, "--secure-port=", strconv.Itoa(try.Get(c.cfg.FreePorts(1))[0]))
 	name := numbered("kube-apiserver", i)
 	serving := try.Get(c.PKI.Serving.Issue(name, Leaf{User: name, Names: []string{
 		host, name, try.Get(os.Hostname()), "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "10.96.0.1", "fd00:96::1",
@@ -148,7 +148,7 @@ func (c *Cluster) bindAdmin(ctx context.Context) (err error) {
 // are appended to its arguments: controllers add up, other flags override.
 func (c *Cluster) StartControllerManager(ctx context.Context, through Endpoint, more ...string) (p *Part, err error) {
 	defer try.Catch(&err)
-	path, port := try.Get(c.cfg.tool(ctx, "kube-controller-manager")), try.Get(c.cfg.freePorts(1))[0]
+	path, port := try.Get(c.cfg.tool(ctx, "kube-controller-manager")), try.Get(c.cfg.FreePorts(1))[0]
 	kubeconfig := try.Get(c.Kubeconfig(through, "kube-controller-manager", Leaf{User: "system:kube-controller-manager"}))
 	const controllers = "namespace-controller,garbage-collector-controller,serviceaccount-controller,serviceaccount-token-controller," +
 		"root-ca-certificate-publisher-controller,resourcequota-controller,clusterrole-aggregation-controller," +

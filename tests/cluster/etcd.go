@@ -20,7 +20,7 @@ func (c *Cluster) EtcdURLs() []string { return strings.Split(c.etcdURL, ",") }
 // startEtcd starts all members at once: none becomes ready before a majority runs.
 func (c *Cluster) startEtcd(ctx context.Context) (err error) {
 	defer try.Catch(&err)
-	path, ports := try.Get(c.cfg.tool(ctx, "etcd")), try.Get(c.cfg.freePorts(2*c.cfg.Members))
+	path, ports := try.Get(c.cfg.tool(ctx, "etcd")), try.Get(c.cfg.FreePorts(2*c.cfg.Members))
 	var clients, peers []string
 	for i := range c.cfg.Members {
 		clients = append(clients, url("http", c.cfg.Loopback, ports[2*i]))

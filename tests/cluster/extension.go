@@ -140,7 +140,7 @@ func (c *Cluster) ExtensionArgs(b *Backend) (e Endpoint, args []string, err erro
 	// It uses an identity of its own to ask kube-apiserver about callers (TokenReview,
 	// SubjectAccessReview, the request-header ConfigMap).
 	kubeconfig := try.Get(c.Kubeconfig(c.Endpoint(), name+"-client", Leaf{User: b.Service, Groups: []string{mastersGroup}}))
-	b.Port = try.Get(c.cfg.freePorts(1))[0]
+	b.Port = try.Get(c.cfg.FreePorts(1))[0]
 	return Endpoint{URL: url("https", host, b.Port), CAFile: c.PKI.Serving.CertFile}, []string{
 		"--bind-address=" + host, fmt.Sprintf("--secure-port=%d", b.Port),
 		"--tls-cert-file=" + serving.CertFile, "--tls-private-key-file=" + serving.KeyFile,

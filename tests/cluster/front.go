@@ -53,7 +53,7 @@ type Front struct {
 // StartFairlead starts f with all files that it needs from the PKI, and waits until it is ready.
 func (c *Cluster) StartFairlead(ctx context.Context, f Fairlead) (running *Front, err error) {
 	defer try.Catch(&err)
-	free := try.Get(c.cfg.freePorts(2))
+	free := try.Get(c.cfg.FreePorts(2))
 	f.Name, f.Address = cmp.Or(f.Name, "fairlead"), cmp.Or(f.Address, c.cfg.Loopback)
 	f.Port, f.AdminPort = cmp.Or(f.Port, free[0]), cmp.Or(f.AdminPort, free[1])
 	serving := try.Get(c.PKI.Serving.Issue(f.Name, Leaf{User: f.Name, Names: []string{

@@ -17,9 +17,9 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
-// freePorts returns n unused ports of Config.Loopback below the range for outgoing connections
+// FreePorts returns n unused ports of Config.Loopback below the range for outgoing connections
 // (32768 and up), so that none of those takes one before its server listens.
-func (c Config) freePorts(n int) ([]int, error) {
+func (c Config) FreePorts(n int) ([]int, error) {
 	const low, high = 11000, 32000
 	var ports []int
 	for range 100 * n { // most tries succeed: a machine listens on few of 21,000 ports

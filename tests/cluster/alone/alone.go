@@ -6,7 +6,6 @@ package alone
 
 import (
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -54,13 +53,7 @@ func Bundle(t *testing.T, ca *pki.CA) string {
 // Ports returns free ports of 127.0.0.1.
 func Ports(t *testing.T, n int) []int {
 	t.Helper()
-	ports := make([]int, n)
-	for i := range ports {
-		l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-		defer l.Close()
-		ports[i] = l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it is one
-	}
-	return ports
+	return must.Get(cluster.Config{Loopback: "127.0.0.1"}.FreePorts(n))(t)
 }
 
 // Door is a running Fairlead.
