@@ -64,7 +64,8 @@ func TestGroups(t *testing.T) {
 	})
 	t.Run("exec", func(t *testing.T) {
 		for _, door := range []cluster.Endpoint{w.server, filtered.Endpoint} {
-			dave := w.as(t, door, user(300))
+			dave := w.as(t, door, user(300)) // the controller manager fills the role edit, some time after it has begun
+			dave.Soon(t, "the role has all rights", "auth", "can-i", "create", "pods", "--subresource=exec", "-n", "moorings")
 			check.Same(t, "yes\n", dave.Run(t, "exec", "-n", "moorings", "buoy", "--", "echo", "yes"), "exec")
 			dave.Env = []string{"KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false"}
 			check.Same(t, "yes\n", dave.Run(t, "exec", "-n", "moorings", "buoy", "--", "echo", "yes"), "exec by SPDY")
