@@ -124,7 +124,7 @@ func newWorld(t *testing.T, lane, fairlead string) *world {
 	w.front = must.Get(c.StartFairlead(ctx, cluster.Fairlead{Path: fairlead, Args: args}))(t)
 	w.server = w.front.Endpoint
 	must.Get(c.StartControllerManager(ctx, w.server))(t)
-	soon, cancel := context.WithTimeout(ctx, 30*time.Second)
+	soon, cancel := context.WithTimeout(ctx, 2*time.Minute) // lanes start at once, with ten programs
 	defer cancel()
 	must.Do(t, c.WaitAvailable(soon, w.server, "wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"))
 	rc := w.server.RESTConfig(c.Admin())

@@ -74,6 +74,7 @@ func testEncodings(t *testing.T, w *world) {
 				t.Parallel()
 				ns, ctx := w.namespace(t), t.Context()
 				p.objects = w.dynamic.Resource(p.gvr).Namespace(ns)
+				w.admin(t).Soon(t, "nobody else makes a ConfigMap there", "get", "-n", ns, "configmap/kube-root-ca.crt")
 				for i, e := range []cluster.Endpoint{behind, w.server} {
 					p.clients[i] = &http.Client{Transport: transport(t, e, w.Admin().Pair, proto)}
 					p.urls[i] = e.URL + root + "/namespaces/" + ns + "/" + p.name
@@ -190,8 +191,8 @@ func (p *pair) watch(ctx context.Context, t *testing.T, header http.Header, from
 	t.Helper()
 	both := make([]*stream, 0, 2)
 	for i, c := range p.clients {
-		// 15 s are enough for the slowest machine. "ends" waits for them once.
-		res, err := ask.Open(ctx, c, p.urls[i]+"?watch=true&timeoutSeconds=15"+from, header)
+		// 30 s are enough for the slowest machine. "ends" waits for them once.
+		res, err := ask.Open(ctx, c, p.urls[i]+"?watch=true&timeoutSeconds=30"+from, header)
 		if err == nil {
 			both = append(both, &stream{Response: res, decode: decoder(t, res.Header, res.Body)})
 		} else if p.gates || !strings.HasPrefix(err.Error(), "406 ") {

@@ -54,7 +54,7 @@ func newQuay(t *testing.T, w *world) *quay {
 	kc := w.admin(t)
 	kc.Run(t, "create", "clusterrole", "widgets", "--verb=*", "--resource=*.widgets.example.com")
 	kc.Run(t, "create", "clusterrolebinding", "widgets", "--clusterrole=widgets", "--group=system:authenticated")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for _, e := range []cluster.Endpoint{w.server, w.EndpointOf(0)} {
 		must.Do(t, w.WaitAvailable(ctx, e, widgetsGV))
