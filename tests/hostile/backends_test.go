@@ -72,11 +72,16 @@ func testBackends(t *testing.T, d *door) {
 					backend.s.Forget()
 					c := client(d.w.as("victim"), from)
 					defer c.CloseIdleConnections()
-					got := d.taste(t, c, m.fault.Path+"?timeout=2s")
+					deadline := "?timeout=2s"
+					if slices.Equal(m.want, []int{http.StatusOK}) { // slow cores may take longer for 32 MiB
+						deadline = ""
+					}
+					got := d.taste(t, c, m.fault.Path+deadline)
 					if !slices.Contains(m.want, got) {
 						t.Errorf("answered %d, want one of %v", got, m.want)
 					}
-					if n := len(backend.s.Requests()); n > 8 { // three tries, and the prober's
+					tries := slices.DeleteFunc(backend.s.Requests(), func(r extension.Request) bool { return !strings.HasPrefix(r.Target, m.fault.Path) })
+					if n := len(tries); n > 8 { // the prober has requests, too, the more the longer it takes
 						t.Errorf("the backend received %d requests", n)
 					}
 					must.Do(t, backend.s.Set())
@@ -99,7 +104,7 @@ func testBackends(t *testing.T, d *door) {
 // well or is endless, and broken if it broke off. It must not contain forged data.
 func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second) // less than the minute of a request without a deadline
 	defer cancel()
 	defer func() {
 		if ctx.Err() != nil {

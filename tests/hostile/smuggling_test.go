@@ -96,7 +96,7 @@ func (d *door) raw(t *testing.T) *tls.Conn {
 	c.NextProtos = []string{"http/1.1"}
 	conn := must.Get((&tls.Dialer{Config: c}).DialContext(t.Context(), "tcp", d.Front))(t)
 	t.Cleanup(func() { _ = conn.Close() })
-	must.Do(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
+	must.Do(t, conn.SetDeadline(time.Now().Add(time.Minute)))
 	return conn.(*tls.Conn) //nolint:forcetypeassert // a tls.Dialer makes no other
 }
 

@@ -44,6 +44,7 @@ func testLocal(t *testing.T, shared *world) {
 	put(t, registry, server, "apps", "")
 	direct := kubectl.As(t, c.Endpoint(), c.Admin())
 	direct.Feed(t, crd, "apply", "-f", "-")
+	direct.Soon(t, "the kind is served", "get", "boats.sea.example.com", "-A") // so that Fairlead lists it from its start
 	d := w.open(t, registry, append(browsers, "--kubeconfig="+direct.Kubeconfig)...)
 	k := kubectl.As(t, d.front, c.Admin())
 	d.becomes(t, d.root, widgets, http.StatusOK)

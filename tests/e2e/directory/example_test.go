@@ -83,7 +83,7 @@ func testExample(t *testing.T, _ *world) {
 		file := filepath.Join(dir, "registry", "widgets.yaml")
 		text := must.Get(os.ReadFile(file))(t)
 		suite.Put(t, file, strings.Replace(string(text), "annotations:", "annotations:\n    fairlead.dev/maintenance: hull repairs", 1))
-		suite.Eventually(t, 10*time.Second, "in maintenance", func() (bool, string) {
+		suite.Eventually(t, 30*time.Second, "in maintenance", func() (bool, string) {
 			a := k.Try(t, "", "get", "widgets", "-A")
 			return strings.Contains(a.Errs, "hull repairs"), a.Errs
 		})

@@ -59,7 +59,7 @@ func testIdentity(t *testing.T, w *world) {
 		registered := filepath.Join(registry, "widgets.example.com.yaml")
 		suite.Put(t, filepath.Join(dir, "tokens.csv"), "bob-token\n")
 		suite.Put(t, registered, "kind: [\n")
-		suite.Eventually(t, 10*time.Second, "reported", func() (bool, string) {
+		suite.Eventually(t, 30*time.Second, "reported", func() (bool, string) {
 			_, body := alone.Get(t, d.root, "https://"+d.Admin+"/metrics")
 			counted := strings.Contains(body, fmt.Sprintf("fairlead_registry_file_problems{file=%q}", registered))
 			return counted && strings.Contains(d.Log.String(), "line 1 has 1 columns"), body + d.Log.String()
