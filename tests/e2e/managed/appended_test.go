@@ -21,6 +21,8 @@ const (
 	appendCommand = "kubectl fairlead init --append-authentication-configmap"
 	bundleKey     = "requestheader-client-ca-file"
 	namesKey      = "requestheader-allowed-names"
+
+	reconciled = 3 * time.Minute // each kube-apiserver writes once a minute, and again after a conflict
 )
 
 // TestAppended lets a sample extension server without flags trust Fairlead by the cluster's
@@ -36,7 +38,7 @@ func TestAppended(t *testing.T) {
 	// The server refuses requests with 401. Once Fairlead's probes have found that out, it does so with 503.
 	served := func(t *testing.T, want bool) {
 		t.Helper()
-		took := suite.Eventually(t, 90*time.Second, fmt.Sprint("served: ", want), func() (bool, string) {
+		took := suite.Eventually(t, reconciled, fmt.Sprint("served: ", want), func() (bool, string) {
 			code, body := w.ask(t, w.front, dave, "GET", flunders, "")
 			return want && code == http.StatusOK || !want && (code == http.StatusUnauthorized || code == http.StatusServiceUnavailable), fmt.Sprint(code, " ", body)
 		})
@@ -45,7 +47,7 @@ func TestAppended(t *testing.T) {
 	ca := string(must.Get(w.core.CoreV1().Secrets("kube-system").Get(t.Context(), "fairlead-ca", metav1.GetOptions{}))(t).Data["tls.crt"])
 	trusts := func(t *testing.T, bundle string, names ...string) {
 		t.Helper()
-		suite.Eventually(t, 90*time.Second, "in the ConfigMap", func() (bool, string) {
+		suite.Eventually(t, reconciled, "in the ConfigMap", func() (bool, string) {
 			data := w.shared(t).Data
 			for _, n := range names {
 				if !strings.Contains(data[namesKey], `"`+n+`"`) {

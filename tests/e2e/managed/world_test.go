@@ -51,10 +51,7 @@ func newWorld(t *testing.T, clouds int) *world {
 	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, Clouds: clouds, Audit: true})
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(w.kubeconfig, w.StaticToken("admin")))
 	w.core = must.Get(kubernetes.NewForConfig(w.Cluster.Endpoint().RESTConfig(w.Admin())))(t)
-	suite.Eventually(t, 30*time.Second, "namespace kube-system", func() (bool, string) {
-		_, err := w.core.CoreV1().Namespaces().Get(t.Context(), "kube-system", metav1.GetOptions{})
-		return err == nil, fmt.Sprint(err)
-	})
+	w.shared(t) // the last that a new kube-apiserver makes of what the commands read
 	w.users = must.Get(w.PKI.NewAuthority("own-users-ca"))(t)
 	w.fronts = must.Get(w.PKI.NewAuthority("own-fronts-ca"))(t)
 	must.Do(t, os.WriteFile(filepath.Join(w.folder, "client-ca.crt"), w.users.CA.PEM(), 0o600))
@@ -78,7 +75,7 @@ func (w *world) follow(t *testing.T, block string, more ...string) suite.Answer 
 	if w.front != nil {
 		block = strings.ReplaceAll(block, "https://localhost:6443", w.front.Endpoint.URL)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // a block takes seconds
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", block)
 	cmd.Dir, cmd.Env = w.folder, append(os.Environ(), "HOME="+w.folder, "KUBECONFIG="+w.kubeconfig, "PATH="+w.folder+":"+os.Getenv("PATH"))
@@ -111,7 +108,7 @@ func (w *world) start(t *testing.T, name string, more ...string) *cluster.Front 
 		Endpoint: cluster.Endpoint{URL: fmt.Sprintf("https://localhost:%d", ports[0]), CAFile: ca},
 		Admin:    cluster.Endpoint{URL: fmt.Sprintf("https://localhost:%d", ports[1]), CAFile: ca},
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // with all rights, it is ready within two seconds
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // with all rights, it is ready within two seconds
 	defer cancel()
 	f.Part = must.Get(w.Run(ctx, cluster.Command{Name: name, Path: w.fairlead, Args: args, Ready: f.Admin.Serves("/readyz", cluster.Credentials{})}))(t)
 	return f
