@@ -148,7 +148,7 @@ func testControllers(t *testing.T, w *world) {
 		for _, k := range kinds() {
 			must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).Create(t.Context(), k.object("inside", "x"), metav1.CreateOptions{}))(t)
 		}
-		kc.Run(t, "delete", "namespace", ns, "--timeout=90s") // returns when the namespace is gone
+		kc.Run(t, "delete", "namespace", ns, "--timeout=4m") // returns when the namespace is gone
 		for _, k := range kinds() {
 			list := must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{}))(t)
 			if len(list.Items) > 0 {
@@ -186,7 +186,7 @@ func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPr
 	witness.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: parent.GetAPIVersion(), Kind: parent.GetKind(), Name: "nobody", UID: "none"}})
 	must.Get(owneds.Create(t.Context(), witness, metav1.CreateOptions{}))(t)
 	gone := func(from dynamic.ResourceInterface, name string) {
-		suite.Eventually(t, time.Minute, name+" is gone", func() (bool, string) {
+		suite.Eventually(t, 3*time.Minute, name+" is gone", func() (bool, string) {
 			_, err := from.Get(t.Context(), name, metav1.GetOptions{})
 			return apierrors.IsNotFound(err), fmt.Sprint(err)
 		})
@@ -198,7 +198,7 @@ func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPr
 		gone(owneds, "child")
 		return
 	}
-	suite.Eventually(t, time.Minute, "the child has no owner", func() (bool, string) {
+	suite.Eventually(t, 3*time.Minute, "the child has no owner", func() (bool, string) {
 		left, err := owneds.Get(t.Context(), "child", metav1.GetOptions{})
 		return err == nil && len(left.GetOwnerReferences()) == 0, fmt.Sprint(left, err)
 	})

@@ -51,8 +51,8 @@ func (u User) Command(ctx context.Context, args ...string) *exec.Cmd {
 // Try runs kubectl with stdin.
 func (u User) Try(t *testing.T, stdin string, args ...string) suite.Answer {
 	t.Helper()
-	// 2 min: no command takes a second, except deletions that wait for controllers.
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	// 5 min: no command takes a second, except deletions that wait for controllers, which may just have begun.
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	return suite.Run(t, u.Command(ctx, args...), stdin)
 }
@@ -101,7 +101,7 @@ func (u User) Says(t *testing.T, code int, stdin, args string, want ...string) {
 func (u User) Soon(t *testing.T, what string, args ...string) string {
 	t.Helper()
 	var a suite.Answer
-	suite.Eventually(t, time.Minute, what, func() (bool, string) {
+	suite.Eventually(t, 2*time.Minute, what, func() (bool, string) {
 		a = u.Try(t, "", args...)
 		return a.Code == 0, a.Errs
 	})
