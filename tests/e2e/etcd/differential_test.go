@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/scheme"
@@ -105,7 +106,10 @@ func (c *comparison) compare(t *testing.T, at string, o operation) {
 	}
 	var answers [2]string
 	for i, s := range c.sides {
-		answers[i] = s.ask(t, o)
+		suite.Eventually(t, time.Minute, o.words["until"], func() (bool, string) {
+			answers[i] = s.ask(t, o)
+			return strings.Contains(answers[i], o.words["until"]), answers[i]
+		})
 	}
 	if want := o.words["want"]; want != "" {
 		if !strings.Contains(answers[1], want) {
