@@ -3,13 +3,15 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // Each command that fairlead-dev suggests prints what it should.
@@ -27,15 +29,16 @@ func TestStandalone(t *testing.T) {
 		t.Run(strings.ReplaceAll(strings.Join(words[1:], " "), d.dir, ""), func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), filepath.Join(d.dir, words[0]), words[1:]...)
 			cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(d.dir, "kubeconfig"))
-			var out bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &out, &out
+			out := &logbook.Book{}
+			cmd.Stdout, cmd.Stderr = out, out
+			must.Do(t, cmd.Start())
 			watches := words[len(words)-1] == "-w"
-			if watches {
-				late := time.AfterFunc(5*time.Second, func() { _ = cmd.Process.Signal(os.Interrupt) })
-				defer late.Stop()
+			if watches { // until somebody interrupts it
+				must.Soon(t, time.Minute, want[0], func() bool { return strings.Contains(out.String(), want[0]) })
+				must.Do(t, cmd.Process.Signal(os.Interrupt))
 			}
-			if err := cmd.Run(); err != nil && !watches || !strings.Contains(out.String(), want[0]) {
-				t.Errorf("%v, want %q:\n%s", err, want[0], out.String())
+			if err := cmd.Wait(); err != nil && !watches || !strings.Contains(out.String(), want[0]) {
+				t.Errorf("%v, want %q:\n%s", err, want[0], out)
 			}
 		})
 		want = want[1:]
