@@ -169,7 +169,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 // raise starts the parts around the control plane, waits until they work, and returns what to try.
 func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (text string, front *cluster.Front, err error) {
 	config := cluster.Fairlead{Path: o.fairlead, Port: free(o.port, stderr), AdminPort: free(o.adminPort, stderr), Args: o.args}
-	start, cancel := context.WithTimeout(ctx, time.Minute) // it takes a second or two
+	start, cancel := context.WithTimeout(ctx, 5*time.Minute) // it takes a second or two, and more on busy cores
 	defer cancel()
 	if front, err = c.StartFairlead(start, config); err != nil {
 		return "", nil, err
@@ -177,7 +177,7 @@ func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer)
 	if err := o.buildRest(ctx, front, stderr, "kubectl", "sample-apiserver"); err != nil {
 		return "", nil, err
 	}
-	ctx, cancel = context.WithTimeout(ctx, time.Minute) // as long as that
+	ctx, cancel = context.WithTimeout(ctx, 5*time.Minute) // some seconds, and more on busy cores
 	defer cancel()
 	if _, err := c.StartSampleAPIServer(ctx); err != nil {
 		return "", nil, err

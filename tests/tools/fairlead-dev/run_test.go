@@ -43,7 +43,7 @@ func startDev(t *testing.T, args ...string) (dev, string) {
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", dir, "../../../cmd/fairlead", "../../../cmd/kubectl-fairlead").CombinedOutput(); err != nil {
 		t.Fatalf("building fairlead: %v\n%s", err, out)
 	}
-	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Minute) // of all that the test does
 	d := dev{dir: filepath.Join(dir, "dev"), stop: stop, result: make(chan error, 1), progress: make(chan string, 1000)}
 	r, w := io.Pipe()
 	go func() {

@@ -34,7 +34,7 @@ func raiseStandalone(ctx context.Context, c *cluster.Cluster, o options, stderr 
 	}
 	context.AfterFunc(ctx, server.Close)
 	tell(stderr, "the extension server is ready")
-	start, cancel := context.WithTimeout(ctx, time.Minute) // they take a second or two
+	start, cancel := context.WithTimeout(ctx, 5*time.Minute) // they take a second or two, and more on busy cores
 	defer cancel()
 	one, err := c.StartFairlead(start, cluster.Fairlead{Path: o.fairlead, Name: "fairlead-1", Port: free(o.port, stderr), AdminPort: free(o.adminPort, stderr), Registry: c.Registry(), Args: o.args})
 	if err != nil {
