@@ -124,7 +124,7 @@ e2e: parts ## End-to-end tests on real parts; fails if fewer cases ran than the 
 .PHONY: managed directory etcd differential
 managed: parts ## docs/managed.md, step by step
 	$(call suite,-timeout 20m)
-directory: parts ## Fairlead without a cluster: APIServices from a folder
+directory: parts build ## Fairlead without a cluster: APIServices from a folder
 	$(call suite,-timeout 15m)
 etcd: parts ## APIServices in etcd
 	$(call suite,-timeout 15m)

@@ -27,7 +27,7 @@ import (
 // testExample runs make example, and then every command that it suggests.
 func testExample(t *testing.T, _ *world) {
 	dir := filepath.Join(t.TempDir(), "example")
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)                // it compiles first
+	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Minute)               // it may compile first
 	taken := must.Get(new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0"))(t) // so the example must find another port
 	t.Cleanup(func() { _ = taken.Close() })
 	defer cancel()
@@ -38,7 +38,7 @@ func testExample(t *testing.T, _ *world) {
 	must.Do(t, cmd.Start())
 	interrupt := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	t.Cleanup(func() { _ = interrupt() }) // it has exited already, unless the test failed before
-	suite.Eventually(t, 5*time.Minute, "it is running", func() (bool, string) {
+	suite.Eventually(t, 10*time.Minute, "it is running", func() (bool, string) {
 		return strings.Contains(out.String(), "Ctrl-C ends everything."), out.String() + errs.String()
 	})
 
