@@ -41,7 +41,7 @@ func TestPortSharing(t *testing.T) {
 	}
 	first := start(0)
 	here := underConnects(t, w, front.Endpoint, first, "msg=ready", start)
-	must.Do(t, front.Part.Stop(time.Minute)) // a kube-apiserver waits a minute for its watches
+	must.Do(t, front.Part.Stop(5*time.Minute)) // a kube-apiserver waits a minute for its watches
 	there := underConnects(t, w, w.Endpoint(), w.APIServers[0], "Serving securely", func(int) *cluster.Part {
 		must.Do(t, w.AddAPIServer(t.Context(), w.EtcdURLs()[0], fmt.Sprint("--secure-port=", portOf(t, w.Endpoint()))))
 		return w.APIServers[len(w.APIServers)-1]
@@ -95,12 +95,12 @@ func underConnects(t *testing.T, w *cluster.Cluster, e cluster.Endpoint, old *cl
 	}
 	for n := range replaced {
 		next := start(n + 1)
-		suite.Eventually(t, time.Minute, next.Name()+" is ready", func() (bool, string) {
+		suite.Eventually(t, 5*time.Minute, next.Name()+" is ready", func() (bool, string) {
 			log := must.Get(os.ReadFile(next.LogFile()))(t)
 			return bytes.Contains(log, []byte(ready)), ""
 		})
 		must.Do(t, old.Signal(syscall.SIGTERM))
-		suite.Eventually(t, time.Minute, old.Name()+" has ended", func() (bool, string) { return old.Ended(), "" })
+		suite.Eventually(t, 5*time.Minute, old.Name()+" has ended", func() (bool, string) { return old.Ended(), "" })
 		old = next
 	}
 	ended.Store(true)
