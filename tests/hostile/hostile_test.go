@@ -189,7 +189,7 @@ func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	// As a user of wheel, because Fairlead cannot impersonate system:masters.
 	wheel := client(h.tls(h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"wheel"}})), "h2")
 	defer wheel.CloseIdleConnections()
-	suite.Eventually(t, 30*time.Second, "mirror served", func() (bool, string) {
+	suite.Eventually(t, 2*time.Minute, "mirror served", func() (bool, string) {
 		status, body := alone.Get(t, wheel, h.front.Endpoint.URL+"/apis/mirror.example.com/v1")
 		return status == http.StatusOK, body
 	})

@@ -118,7 +118,7 @@ func (u User) Watch(t *testing.T, args ...string) (sees func(words ...string)) {
 	t.Cleanup(func() { _ = cmd.Wait() }) // killed
 	return func(words ...string) {
 		t.Helper()
-		suite.Eventually(t, 30*time.Second, strings.Join(words, " "), func() (bool, string) {
+		suite.Eventually(t, time.Minute, strings.Join(words, " "), func() (bool, string) {
 			return slices.ContainsFunc(strings.Split(seen.String(), "\n"), func(line string) bool {
 				fields := strings.Fields(line)
 				return slices.Equal(fields[:min(len(words), len(fields))], words)

@@ -50,7 +50,7 @@ func testLocal(t *testing.T, shared *world) {
 	d.becomes(t, d.root, widgets, http.StatusOK)
 	for name, want := range map[string]string{"v1.batch": "17400/15 ", "v1.sea.example.com": "1000/100 "} {
 		t.Run(name+" registers itself", func(t *testing.T) {
-			suite.Eventually(t, 30*time.Second, "registered", func() (bool, string) {
+			suite.Eventually(t, time.Minute, "registered", func() (bool, string) {
 				a := k.Try(t, "", "get", "apiservice", name, "-o", "jsonpath={.spec.groupPriorityMinimum}/{.spec.versionPriority} {.metadata.labels}")
 				return strings.HasPrefix(a.Out, want) && strings.Contains(a.Out, "automanaged"), a.Out + a.Errs
 			})
@@ -102,7 +102,7 @@ func testLocal(t *testing.T, shared *world) {
 	t.Run("a shadowed CRD", func(t *testing.T) {
 		put(t, registry, server, "sea.example.com", "")
 		d.becomes(t, d.root, "/apis/sea.example.com/v1/widgets", http.StatusOK)
-		suite.Eventually(t, 30*time.Second, "reported", func() (bool, string) {
+		suite.Eventually(t, time.Minute, "reported", func() (bool, string) {
 			_, body := d.ask(t, d.root, "/fairlead/status")
 			return strings.Contains(body, "the local apiserver serves it too"), body
 		})
@@ -121,12 +121,12 @@ func testClaimed(t *testing.T, shared *world) {
 	}))
 	const path = "/apis/apps/v1beta1/widgets"
 	root := w.client(t, c.Admin())
-	suite.Eventually(t, 30*time.Second, "obeyed by kube-apiserver itself", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "obeyed by kube-apiserver itself", func() (bool, string) {
 		status, body := alone.Get(t, root, c.Endpoint().URL+path)
 		return status == http.StatusOK, body
 	})
 	front := must.Get(c.StartFairlead(t.Context(), cluster.Fairlead{Path: w.bin}))(t)
-	suite.Eventually(t, 30*time.Second, "refused", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "refused", func() (bool, string) {
 		status, body := alone.Get(t, root, front.Endpoint.URL+path)
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "ProtectedGroup"), body
 	})

@@ -25,7 +25,7 @@ func testKubectl(t *testing.T, w *world) {
 	put(t, registry, w.extension(t, "gadgets.example.com/v1"), "gadgets.example.com", "")
 	d := w.open(t, registry)
 	k := kubectl.As(t, d.front, w.user(t, "root", "system:masters"))
-	suite.Eventually(t, 30*time.Second, "both available", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "both available", func() (bool, string) {
 		a := k.Try(t, "", "get", "apiservices")
 		return strings.Count(a.Out, "True") == 2, a.Out + a.Errs
 	})

@@ -255,7 +255,7 @@ func testFull(t *testing.T, w *world) {
 	s.routed(t)
 	garbage := strings.Repeat("x", 256<<10)
 	var revision int64
-	suite.Eventually(t, 30*time.Second, "full", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "full", func() (bool, string) {
 		res, err := s.kv.Put(t.Context(), "garbage", garbage)
 		if err == nil {
 			revision = res.Header.Revision
@@ -280,7 +280,7 @@ func testRestart(t *testing.T, w *world) {
 	file := filepath.Join(t.TempDir(), "registry")
 	with, without := s.open(t, s.Registry(), "--registry-cache-file="+file), s.open(t, s.Registry())
 	s.routed(t)
-	suite.Eventually(t, 30*time.Second, "the file is written", func() (bool, string) {
+	suite.Eventually(t, time.Minute, "the file is written", func() (bool, string) {
 		data, err := os.ReadFile(file)
 		return err == nil && strings.Contains(string(data), widgetsAPI), fmt.Sprint(err)
 	})

@@ -130,7 +130,7 @@ func testKubectl(t *testing.T, w *world) {
 	}{
 		{1, "diff -f " + file, "+kind: APIService"},
 		{0, "apply -f " + file, "created"},
-		{0, "wait --for=condition=Available --timeout=20s apiservice/" + widgetsAPI, "condition met"},
+		{0, "wait --for=condition=Available --timeout=2m apiservice/" + widgetsAPI, "condition met"},
 		{0, "apply -f " + file, "unchanged"},
 		{0, "diff -f " + file, ""},
 		{0, "apply --server-side --field-manager=one --force-conflicts -f " + file, "serverside-applied"},
@@ -157,7 +157,7 @@ func testKubectl(t *testing.T, w *world) {
 func (s *site) accepts(t *testing.T, name string) {
 	t.Helper()
 	server := s.everything(t)
-	suite.Eventually(t, 40*time.Second, "a write is accepted", func() (bool, string) {
+	suite.Eventually(t, 2*time.Minute, "a write is accepted", func() (bool, string) {
 		_, err := s.doors[0].services.Create(t.Context(), s.remote(name, server), metav1.CreateOptions{})
 		return err == nil, fmt.Sprint(err)
 	})

@@ -119,7 +119,7 @@ func (d *door) ask(t *testing.T, method, path, body string) ask.Reply {
 // becomes waits until a GET has the status.
 func (d *door) becomes(t *testing.T, path string, status int) {
 	t.Helper()
-	suite.Eventually(t, 30*time.Second, fmt.Sprintf("%s %s %d", d.Part.Name(), path, status), func() (bool, string) {
+	suite.Eventually(t, time.Minute, fmt.Sprintf("%s %s %d", d.Part.Name(), path, status), func() (bool, string) {
 		res := d.ask(t, http.MethodGet, path, "")
 		return res.Code == status, fmt.Sprintf("%d %.300s\n%s", res.Code, res.Body, d.Part.Tail())
 	})
