@@ -99,7 +99,7 @@ func logs(t *testing.T, m mooring) {
 	if out := m.who.Run(t, m.kubectl("logs", "buoy", "--tail=2")...); out != "second\nthird\n" {
 		t.Errorf("the last two lines: %q", out)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // as any kubectl
 	defer cancel()
 	cmd := m.who.Command(ctx, m.kubectl("logs", "buoy", "-f", "--tail=1")...)
 	out := must.Get(cmd.StdoutPipe())(t)
@@ -154,7 +154,7 @@ func portForward(t *testing.T, m mooring) {
 		_, _ = w.Write(must.Get(io.ReadAll(r.Body))(t))
 	}))
 	t.Cleanup(echo.Close)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // as any kubectl
 	defer cancel()
 	cmd := m.who.Command(ctx, m.kubectl("port-forward", "pod/buoy", echo.URL[strings.LastIndex(echo.URL, ":"):], "--address=127.0.0.1")...)
 	var errs bytes.Buffer
