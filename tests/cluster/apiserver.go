@@ -130,17 +130,20 @@ func lastOf(args []string, flag, otherwise string) string {
 	return otherwise
 }
 
-// bindAdmin binds Config.AdminGroup to cluster-admin.
+// bindAdmin binds Config.AdminGroup to cluster-admin, and waits until each kube-apiserver knows.
 func (c *Cluster) bindAdmin(ctx context.Context) (err error) {
 	defer try.Catch(&err)
 	master := try.Get(c.PKI.Client.Issue("master", Leaf{User: "master", Groups: []string{mastersGroup}}))
 	core := try.Get(kubernetes.NewForConfig(c.Endpoint().RESTConfig(Credentials{Pair: master})))
-	_, err = core.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+	try.Get(core.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: c.cfg.AdminGroup},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: c.cfg.AdminGroup}},
-	}, metav1.CreateOptions{})
-	return err
+	}, metav1.CreateOptions{}))
+	for i := range c.urls {
+		try.Do(eventually(ctx, c.EndpointOf(i).Serves("/api/v1/namespaces", c.Admin()), nil))
+	}
+	return nil
 }
 
 // StartControllerManager starts kube-controller-manager as a client of through, with the controllers that a cluster
