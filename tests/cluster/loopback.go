@@ -18,7 +18,8 @@ import (
 )
 
 // FreePorts returns n unused ports of Config.Loopback below the range for outgoing connections
-// (32768 and up), so that none of those takes one before its server listens.
+// (32768 and up), so that none of those takes one before its server listens. Nor does another call in any process:
+// until this one ends it holds UDP's port of the same number, which no server uses.
 func (c Config) FreePorts(n int) ([]int, error) {
 	const low, high = 11000, 32000
 	var ports []int
@@ -28,7 +29,16 @@ func (c Config) FreePorts(n int) ([]int, error) {
 		if err != nil {
 			continue
 		}
-		defer func() { _ = l.Close() }() // keeps the port in use until return, so that none is returned twice
+		_ = l.Close()
+		held, err := net.ListenPacket("udp", l.Addr().String())
+		if err != nil {
+			continue
+		}
+		go func() { // ends with the process, and keeps held from the collector, which would close it
+			for err := error(nil); err == nil; {
+				_, _, err = held.ReadFrom(make([]byte, 1))
+			}
+		}()
 		if ports = append(ports, port); len(ports) == n {
 			return ports, nil
 		}
