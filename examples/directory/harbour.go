@@ -67,16 +67,19 @@ func build(ctx context.Context, o options, stderr io.Writer) (*harbour, error) {
 
 // reserve replaces a port that is in use, or 0, by a free one.
 func reserve(ctx context.Context, port *int, stderr io.Writer) error {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", *port))
-	if err != nil {
+	if *port != 0 {
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", *port))
+		if err == nil {
+			return l.Close()
+		}
 		_, _ = fmt.Fprintf(stderr, "example: port %d is in use, so Fairlead gets a free one\n", *port)
-		l, err = new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	}
+	free, err := cluster.Config{Loopback: "127.0.0.1"}.FreePorts(1)
 	if err != nil {
 		return fmt.Errorf("choosing a port: %w", err)
 	}
-	*port = l.Addr().(*net.TCPAddr).Port
-	return l.Close()
+	*port = free[0]
+	return nil
 }
 
 // startServers starts a hand-written extension server and the one that the tests use. Both accept
