@@ -186,13 +186,15 @@ func newHarbour(t *testing.T, w *world, impersonates bool) *harbour {
 	h.kubectl.Run(t, "create", "clusterrolebinding", "mirror", "--clusterrole=mirror", "--group=system:authenticated")
 	h.kubectl.Run(t, "create", "clusterrolebinding", "wheel", "--clusterrole=cluster-admin", "--group=wheel")
 	h.kubectl.Run(t, "create", "serviceaccount", "robot")
-	// As a user of wheel, because Fairlead cannot impersonate system:masters.
-	wheel := client(h.tls(h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "root", Organizations: []string{"wheel"}})), "h2")
-	defer wheel.CloseIdleConnections()
-	suite.Eventually(t, 2*time.Minute, "mirror served", func() (bool, string) {
-		status, body := alone.Get(t, wheel, h.front.Endpoint.URL+"/apis/mirror.example.com/v1")
-		return status == http.StatusOK, body
-	})
+	// As a user of wheel, because Fairlead cannot impersonate system:masters, and as one who has only the other role.
+	for _, groups := range [][]string{{"wheel"}, nil} {
+		c := client(h.tls(h.PKI.Client.CA.Issue(pki.Leaf{CommonName: "first", Organizations: groups})), "h2")
+		defer c.CloseIdleConnections()
+		suite.Eventually(t, 2*time.Minute, fmt.Sprint("mirror served to ", groups), func() (bool, string) {
+			status, body := alone.Get(t, c, h.front.Endpoint.URL+echoes+"1")
+			return status == http.StatusOK, body
+		})
+	}
 	return h
 }
 
