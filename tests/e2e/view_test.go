@@ -160,6 +160,12 @@ func testListed(t *testing.T, w *views) {
 	}
 	t.Logf("%d group-versions asked for", asked)
 	for _, path := range []string{"/apis", "/api", "/openapi/v3", "/openapi/v2"} {
+		for _, front := range []*cluster.Front{w.front, w.replica} { // OpenAPI comes after readiness
+			suite.Eventually(t, soon, path+" is served", func() (bool, string) {
+				err := ask.Serves(t.Context(), suite.Client(t, front.Endpoint, w.Admin()), front.Endpoint.URL+path)
+				return err == nil, fmt.Sprint(err)
+			})
+		}
 		suite.Eventually(t, soon, "both replicas have the same "+path, func() (bool, string) {
 			a, b := w.get(t, w.front, path), w.get(t, w.replica, path)
 			return a == b, fmt.Sprintf("%d and %d bytes", len(a), len(b))
