@@ -111,7 +111,7 @@ quick: ## Packages changed since BASE (main): gofmt, vet, lint of the changes, u
 unit: ## Unit tests, once: under the race detector, and without it for code that differs without it
 	@# ./tests/rules and ./tests/rules/loops are the rules, which verify checks. Bounds of allocations and memory hold without the race detector, under which proxy/h2 has other system calls, too.
 	go test -race -timeout 20m -json $$(go list ./... | grep -Ev '/tests/rules(/loops)?$$') | $(call count,unit,-q -want tests/tools/count/UNIT)
-	go test -json ./proxy/... ./internal/... ./registry/... | $(call count,unit-plain,-q)
+	go test -timeout 20m -json ./proxy/... ./internal/... ./registry/... | $(call count,unit-plain,-q)
 
 .PHONY: parts
 parts: ## Build the real parts that the end-to-end tests need
@@ -305,7 +305,7 @@ verify: tidy-diff lint ## Everything that needs no test run: tidy modules, linte
 	GOARCH=arm64 go vet ./proxy/h2 # whose system calls have constants of their own there
 	GOOS=windows go vet ./cmd/kubectl-fairlead # which is released for it
 	go vet -C tests/tools/oci ./...
-	go test -count=1 ./tests/rules ./tests/rules/loops
+	go test -count=1 -timeout 30m ./tests/rules ./tests/rules/loops
 	"$$($(TOOLS) actionlint)"
 	@$(vulncheck); test $$code != 1
 	@$(MAKE) --no-print-directory size
