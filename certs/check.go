@@ -60,7 +60,6 @@ func (f *Findings) Add(severity, object, do, format string, args ...any) {
 // short-lived certificate is renewed sooner, so a quarter of its lifetime is enough.
 const soon = 30 * 24 * time.Hour
 
-// expiry checks the dates of a certificate.
 func (f *Findings) expiry(object string, c *x509.Certificate, what, do string) {
 	now := time.Now()
 	left, name := c.NotAfter.Sub(now), trust.Describe(c).Subject
@@ -228,7 +227,6 @@ func (f *Findings) CheckBackend(object string, b *registry.Backend, data []byte,
 	}
 }
 
-// bundle checks an APIService's bundle by itself.
 func (f *Findings) bundle(object string, data []byte) []*x509.Certificate {
 	if len(data) == 0 {
 		return nil // the system's roots
@@ -251,7 +249,6 @@ func (f *Findings) bundle(object string, data []byte) []*x509.Certificate {
 	return cas
 }
 
-// remedy returns the advice for a chain that does not verify.
 func remedy(err *trust.Error, name string) string {
 	named := fmt.Sprintf("have the backend's certificate issued for %q, "+
 		"or name the one that it has in the annotation fairlead.dev/tls-server-name", name)

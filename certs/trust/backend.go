@@ -277,7 +277,6 @@ func (b *backend) checkLocked(g *guarded, now time.Time) {
 	close(g.lost)
 }
 
-// join adds an APIService that has spec.
 func (b *backend) join(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -285,7 +284,6 @@ func (b *backend) join(name string) {
 	b.counted = cmp.Or(b.counted, name)
 }
 
-// leave removes an APIService that no longer has spec.
 func (b *backend) leave(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

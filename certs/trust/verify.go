@@ -15,7 +15,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
-// verified is the result of verifying a chain.
 type verified struct {
 	root  *x509.Certificate // the anchor that the best path ends in
 	until time.Time         // the earliest NotAfter of the path that lasts longest. Zero: not verified (insecure)
@@ -284,13 +283,11 @@ func (e *Error) Unwrap() error { return e.Err }
 // InvalidCertificate. It is a method for packages that may not import this one.
 func (e *Error) Reason() string { return e.reason }
 
-// refuse makes an Error of one line.
 func refuse(reason string, cause error, format string, args ...any) *Error {
 	text := printable.Cut(printable.Line(fmt.Sprintf(format, args...)), maxMessage-len("…"))
 	return &Error{reason: reason, Message: text, Err: cause}
 }
 
-// subject names a certificate for an operator.
 func subject(c *x509.Certificate) string {
 	if name := called(c.Subject); name != "" {
 		return name
@@ -316,7 +313,6 @@ func clip(s string) string {
 	return printable.Cut(strings.ToValidUTF8(s, "�"), 80) // a label is read by people
 }
 
-// list shows the first few of many names.
 func list(names []string) string {
 	const shown = 5 // the message still fits a line of a terminal
 	quoted := make([]string, 0, shown)

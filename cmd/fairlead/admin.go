@@ -44,7 +44,6 @@ func (s *server) adminPages() http.Handler {
 	return mux
 }
 
-// makePages makes the pages, on the admin port and below /fairlead/ on the front door.
 func (s *server) makePages() {
 	own := answer.Status{Version: version, Replica: s.host, Cluster: clusterName(s.o.kubeconfig)}
 	if s.kube != nil {

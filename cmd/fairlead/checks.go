@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/cmd/rights"
 	"github.com/fairlead-proxy/fairlead/health"
+	"github.com/fairlead-proxy/fairlead/proxy/authn/tokens"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/directory"
 )
@@ -38,7 +39,7 @@ type checks struct {
 // the process itself. A check is a gate only if nobody is served without it: what all replicas lack
 // alike must not take all of them out of a load balancer (docs/decisions/0042). The check of critical
 // APIServices may be a gate although others are served, because it never takes all replicas out (0049).
-func (s *server) makeChecks() {
+func (s *server) makeChecks(jwts *tokens.Tokens) {
 	all := []needs.Check{
 		{Name: "table", Gate: tableReady(s.registry.Table)},
 		{Name: "discovery", Gate: func(*http.Request) error { return s.discovery.Ready() }},
@@ -60,6 +61,10 @@ func (s *server) makeChecks() {
 	}
 	if s.o.registry.etcd != nil {
 		all = append(all, needs.Check{Name: "etcd", Look: s.askEtcd()})
+	}
+	if s.o.authConfig != "" {
+		look := func(time.Time) answer.Check { return lookIssuers(jwts.Faults()) }
+		all = append(all, needs.Check{Name: "issuers", Look: look})
 	}
 	all = append(all, []needs.Check{
 		{
@@ -134,7 +139,6 @@ func problem(all []directory.Fault) answer.Check {
 	return answer.Check{}
 }
 
-// askEtcd reads the APIServices from etcd itself, again and again.
 func (s *server) askEtcd() (look func(time.Time) answer.Check) {
 	reads := &needs.Outcome{}
 	const pause, limit = 10 * time.Second, 5 * time.Second // a member that restarts is missed by one read at most

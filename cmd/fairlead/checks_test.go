@@ -67,6 +67,14 @@ func TestNoted(t *testing.T) {
 	}
 }
 
+// Users with tokens of an issuer that has given no keys notice that. Those of the former configuration notice nothing.
+func TestIssuersJudged(t *testing.T) {
+	away := errors.New("connection refused")
+	check.Same(t, "", lookIssuers(nil, nil).Status, "all keys are known")
+	check.Same(t, "Users with tokens of an issuer get 503", lookIssuers(away, away).Users, "no keys")
+	check.Same(t, "the new --authentication-config is not active, the former one is: connection refused", lookIssuers(nil, away).Message, "a new one")
+}
+
 // An intended double is no fault of the registry; it hides none either.
 func TestNotesPass(t *testing.T) {
 	note, fault := directory.Fault{File: "a.yaml", Message: "the cluster has one, too", Note: true}, directory.Fault{File: "b.yaml", Message: "broken"}

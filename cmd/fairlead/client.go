@@ -111,7 +111,6 @@ type follower struct {
 	log     *slog.Logger
 }
 
-// follow returns the configuration of clients that follow the kubeconfig from which c was read.
 func follow(c *rest.Config, log *slog.Logger) (*follower, *rest.Config, error) {
 	f := &follower{first: c, log: log}
 	return f, &rest.Config{

@@ -89,7 +89,6 @@ func (s *server) makeAPIServices(o *registry.Options) (err error) {
 	return err
 }
 
-// servePages answers with what Fairlead itself serves on the main port.
 func (s *server) servePages(w http.ResponseWriter, r *http.Request) {
 	if s.apiServices == nil || r.URL.Path == answer.Below || strings.HasPrefix(r.URL.Path, answer.Below+"/") {
 		s.pages.ServeHTTP(w, r)

@@ -70,7 +70,6 @@ func (s *server) serveDocument(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// rendered implements proxy.Config.Ready.
 func (s *server) rendered(h *proxy.Head) *engine.Answer {
 	if h.Path == "/api" && s.kube == nil {
 		return nil
@@ -78,7 +77,6 @@ func (s *server) rendered(h *proxy.Head) *engine.Answer {
 	return (*engine.Answer)(s.discovery.Rendered(h.Path, h.RawQuery, h.Fields))
 }
 
-// asAggregator gives one of our own requests kube-aggregator's identity, which servers know.
 func asAggregator(r *http.Request) *http.Request {
 	r.Header["X-Remote-User"] = []string{"system:kube-aggregator"}
 	r.Header["X-Remote-Group"] = []string{"system:masters"}
@@ -111,7 +109,6 @@ func (s *server) fromLocal(server string) documents.Do {
 	}
 }
 
-// asOurselves gives one of our own requests the identity that the local apiserver knows us by.
 func (k *kube) asOurselves(r *http.Request) *http.Request {
 	if k.credential == nil {
 		return asAggregator(r)

@@ -58,7 +58,6 @@ func (s *server) drain() {
 	s.log.Info("drained")
 }
 
-// drainLimit is how long requests and watches under way may take to end.
 func (o *options) drainLimit() time.Duration {
 	return max(cmp.Or(o.requestTimeout, time.Minute), o.watchGrace+time.Second) // 0 is the default, as in the table
 }

@@ -52,7 +52,6 @@ func (o *options) validateEtcd(f *cli.Faults) {
 	f.If(o.cacheFile != "" && o.registry.etcd == nil, "--registry-cache-file needs --registry=etcd:URL,…")
 }
 
-// ownClient returns a client of the APIServices that this process serves, as the server itself.
 func ownClient(server http.Handler) *rest.Config {
 	self := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
 	return &rest.Config{

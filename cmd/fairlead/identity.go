@@ -71,7 +71,6 @@ func (p *process) makeTokens() (*tokens.Tokens, []certs.File) {
 	return tokens, files
 }
 
-// makeAuthn makes the authenticator. The local apiserver verifies tokens; without one, the token files do.
 func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) {
 	c, clients := s.o.authn, s.certs.Clients()
 	c.VerifyClient, c.VerifyFrontProxy = clients.VerifyUser, clients.VerifyFrontProxy

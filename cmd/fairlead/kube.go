@@ -108,7 +108,6 @@ func (k *kube) tls(withCertificate bool) (*tls.Config, error) {
 	return tc, nil
 }
 
-// files returns the files to follow: the kubeconfig, and the CA that it or the pod names.
 func (k *kube) files() []certs.File {
 	if k == nil {
 		return nil
@@ -143,7 +142,6 @@ func (k *kube) files() []certs.File {
 	return files
 }
 
-// probed are the local apiservers as a table.
 type probed struct {
 	entry      registry.Entry
 	superseded <-chan struct{}

@@ -64,6 +64,14 @@ func (s *server) lookReviews(passed time.Time) answer.Check {
 		failed(s.tokens.Err(passed), "Users with tokens get 503 from extension servers", "TokenReviews fail: ", do))
 }
 
+// lookIssuers returns what Faults of package tokens says. While the former configuration stays, its users are served.
+func lookIssuers(keys, dropped error) answer.Check {
+	const do = "correct issuer.url or certificateAuthority there, or have this machine reach it: it is asked again"
+	return cmp.Or(
+		failed(keys, "Users with tokens of an issuer get 503", "--authentication-config: ", do),
+		failed(dropped, "", "the new --authentication-config is not active, the former one is: ", do))
+}
+
 // faultOf returns what is wrong with a followed certificate, bundle or file. Nil means nothing.
 func faultOf(st *certs.Status, now time.Time) error {
 	valid := func(c trust.Certificate) bool { return !now.Before(c.NotBefore) && !now.After(c.NotAfter) }

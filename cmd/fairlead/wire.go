@@ -131,7 +131,7 @@ func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
 
 func (s *server) makeProxy(tokens *tokens.Tokens) error {
 	s.makeDocuments()
-	s.makeChecks()
+	s.makeChecks(tokens)
 	who, err := s.makeAuthn(tokens)
 	if err != nil {
 		return err

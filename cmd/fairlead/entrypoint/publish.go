@@ -135,7 +135,6 @@ func (p *Publisher) writeEndpoints(ctx context.Context, have *corev1.Endpoints, 
 	return nil
 }
 
-// content returns the content of Endpoints in canonical order.
 func content(e *corev1.Endpoints) string {
 	var list []string
 	for _, s := range e.Subsets {
@@ -256,7 +255,6 @@ func (p *Publisher) deleteSlice(ctx context.Context, s *discoveryv1.EndpointSlic
 	return nil
 }
 
-// sliceContent returns the content of an EndpointSlice in canonical order.
 func sliceContent(s *discoveryv1.EndpointSlice) string {
 	var list []string
 	for _, p := range s.Ports {

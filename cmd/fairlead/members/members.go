@@ -174,7 +174,6 @@ func (m *Members) observe(all []coordinationv1.Lease, wrote bool, now time.Time)
 	return alive, dead
 }
 
-// renew extends our Lease.
 func (m *Members) renew(ctx context.Context, mine *coordinationv1.Lease, annotations map[string]string) error {
 	leases := m.config.Client.CoordinationV1().Leases(metav1.NamespaceSystem)
 	lease := cmp.Or(mine, &coordinationv1.Lease{}).DeepCopy()

@@ -129,7 +129,8 @@ func (t *Tokens) Run(ctx context.Context) error {
 		case <-again:
 		}
 		again = nil
-		if err := t.replace(ctx); err != nil && ctx.Err() == nil {
+		err := t.replace(ctx)
+		if t.dropped.Store(&err); err != nil && ctx.Err() == nil {
 			t.log.Error("authentication configuration not activated, the previous one stays", "err", err)
 			again = time.After(t.pause)
 		}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
@@ -35,6 +36,7 @@ type Tokens struct {
 	generation atomic.Uint64
 	taken      atomic.Pointer[apiserver.AuthenticationConfiguration] // last
 	changed    chan struct{}                                         // has an element until Run has seen what was taken
+	dropped    atomic.Pointer[error]                                 // why what was taken last is not active
 	// wait and pause are waitForKeys and retryAfter, except in tests.
 	wait, pause time.Duration
 }
@@ -98,6 +100,14 @@ func (t *Tokens) Anonymous() (configured, allowed bool, paths []string) {
 
 // Generation changes whenever Review's result may change.
 func (t *Tokens) Generation() uint64 { return t.generation.Load() }
+
+// Faults returns why JWTs of active issuers cannot be verified, and why the configuration taken last is not active.
+func (t *Tokens) Faults() (keys, dropped error) {
+	if i := t.issuers.Load(); i != nil {
+		keys = i.err()
+	}
+	return keys, ptr.Deref(t.dropped.Load(), nil)
+}
 
 // Review authenticates a token: by the file, then by the issuers. An error means that its issuer's keys are still
 // missing, so the token cannot be verified. A JWT that its issuer's rules refuse is reported as not authenticated.
