@@ -210,7 +210,6 @@ func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
 	t.applied.Store(generation)
 }
 
-// take applies a remote entry that is new or has changed.
 func (t *Trust) take(e *registry.Entry) {
 	s := t.backends[e.Name]
 	if s == nil {

@@ -57,7 +57,6 @@ type object struct {
 	err  error
 }
 
-// use is one backend's reference.
 type use struct {
 	backend *backend
 	spec    *registry.Backend

@@ -104,7 +104,7 @@ func (p *Pages) explanation(
 	}
 	x.Identity = identity(&d, u)
 	x.Timeout = timeout(&d)
-	if x.Cause, x.Advice = diagnose(&d); x.Cause == "" && d.Action == proxy.ToLocal {
+	if x.Cause, x.Advice = diagnose(&d, x.APIService); x.Cause == "" && d.Action == proxy.ToLocal {
 		p.explainLocal(x)
 	} else if x.Cause == "" && x.APIService != nil {
 		x.Cause, x.Advice = x.APIService.Cause, x.APIService.Advice

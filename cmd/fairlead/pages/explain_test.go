@@ -49,7 +49,7 @@ func TestDiagnose(t *testing.T) {
 			Backend: &registry.Backend{Namespace: "x", Service: "s", Port: 443},
 			Verdict: registry.Verdict{Status: corev1.ConditionFalse, Reason: tc.reason, Message: tc.message},
 		}
-		cause, advice := diagnose(&proxy.Decision{Entry: e})
+		cause, advice := diagnose(&proxy.Decision{Entry: e}, &answer.APIService{Verdict: e.Verdict})
 		check.Same(t, tc.message, cause, "%s: cause", tc.reason)
 		check.Has(t, advice, tc.want)
 		check.Same(t, tc.want == "", advice == "", "%s %q: no advice", tc.reason, tc.message)
@@ -215,4 +215,12 @@ func TestFailingRequests(t *testing.T) {
 		check.Same(t, "100% of its requests in the last minute got 5xx (1.0/s)"+also, a.Cause, "cause")
 		check.Has(t, a.Advice+a.Command+a.Runbook, "log of the backend", "/fairlead/tap?path=/apis/", "FairleadBackendErrors.md")
 	}
+	// A limit is said, too, if it is full because an endpoint is dead.
+	e.Problems, e.Endpoints = nil, []registry.Endpoint{{Health: registry.Unhealthy, Message: "EOF"}}
+	a := &answer.APIService{Verdict: e.Verdict, Endpoints: []answer.Endpoint{{Health: "unhealthy"}}, Limits: []bound.Limit{{Name: "inflight", Refused: 7}}}
+	help(a, e)
+	const full = "limit inflight; 7 requests got 429 in the last two minutes; 1 of 1 endpoints are unhealthy and get no requests: EOF"
+	check.Same(t, full, a.Cause, "cause of a full one")
+	cause, do := diagnose(&proxy.Decision{Entry: e}, a)
+	check.Same(t, full+limited("inflight"), cause+do, "what explain says of it")
 }

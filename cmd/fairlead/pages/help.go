@@ -16,6 +16,10 @@ const Runbooks = "https://github.com/fairlead-proxy/fairlead/blob/main/docs/runb
 // help adds what is wrong with an APIService and what to do, or nothing if all is well.
 func help(a *answer.APIService, e *registry.Entry) {
 	judged(a, e)
+	if len(a.Limits) > 0 && a.Available() { // often because an endpoint is dead
+		a.Cause = strings.TrimSuffix(a.Limits[0].String()+"; "+a.Cause, "; ")
+		a.Advice, a.Runbook = limited(a.Limits[0].Name), Runbooks+"FairleadSaturated.md"
+	}
 	if fails := a.Fails(); fails != "" {
 		a.Cause = strings.TrimSuffix(fails+"; "+a.Cause, "; ")
 		a.Runbook, a.Command = Runbooks+"FairleadBackendErrors.md", command(e)
@@ -24,17 +28,13 @@ func help(a *answer.APIService, e *registry.Entry) {
 	}
 }
 
-// judged adds what is wrong by the verdict, the limits and the endpoints.
+// judged adds what is wrong by the verdict and the endpoints.
 func judged(a *answer.APIService, e *registry.Entry) {
 	if e.Local() || e.Verdict.Available() && e.Settings.Maintenance == "" &&
 		len(e.Problems) == 0 && a.Healthy() == len(a.Endpoints) {
-		switch serve := different(a.Endpoints); {
-		case serve != "":
+		if serve := different(a.Endpoints); serve != "" {
 			a.Cause = "its URLs lead to different servers, so that some requests get 404: " + serve
 			a.Advice = "requests are spread over the URLs of fairlead.dev/url: name replicas of one server only"
-		case len(a.Limits) > 0:
-			a.Cause, a.Advice = a.Limits[0].String(), limited(a.Limits[0].Name)
-			a.Runbook = Runbooks + "FairleadSaturated.md"
 		}
 		return
 	}
@@ -118,10 +118,12 @@ func command(e *registry.Entry) string {
 	return "kubectl get apiservice " + e.Name + " -o yaml"
 }
 
-// diagnose returns what is wrong with the entry that a request leads to, and what to check.
-func diagnose(d *proxy.Decision) (cause, do string) {
+// diagnose returns what is wrong with the entry that a request leads to, which a describes, and what to check.
+func diagnose(d *proxy.Decision, a *answer.APIService) (cause, do string) {
 	if d.Entry != nil && d.Entry.Hidden != "" {
 		return "the policy hides it (" + d.Entry.Hidden + ")", ""
+	} else if d.Entry != nil && a.Available() && a.Cause != "" {
+		return a.Cause, a.Advice
 	} else if d.Entry != nil {
 		return diagnoseEntry(d.Entry)
 	} else if d.Err != nil {
