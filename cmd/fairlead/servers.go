@@ -48,7 +48,7 @@ func (k *kube) follows(find func(context.Context) ([]string, error)) func(contex
 			k.pools.Follow(k.inOrder(addresses))
 			latest.Wake(k.news)
 		}
-		if fault != said && ctx.Err() == nil {
+		if fault != "" && fault != said && ctx.Err() == nil {
 			k.log.Warn("finding local apiservers: all stay", "from", k.o.serversFrom, "err", fault)
 		}
 		said = fault

@@ -67,7 +67,8 @@ func TestFollowServers(t *testing.T) {
 			fairlead, slice("kubernetes", discoveryv1.AddressTypeIPv4, https, "127.0.0.1", "169.254.169.254", "10.0.0.7"), slice("names", discoveryv1.AddressTypeFQDN, https, "kubernetes.example.com"),
 		}, "10.0.0.3:6443 10.0.0.2:6443"},
 	} {
-		k := &kube{process: &process{o: &options{}, log: slog.New(slog.DiscardHandler), news: make(chan struct{}, 1)}, servers: []string{"10.0.0.3:6443", "10.0.0.2:6443"}}
+		var log strings.Builder
+		k := &kube{process: &process{o: &options{}, log: slog.New(slog.NewTextHandler(&log, nil)), news: make(chan struct{}, 1)}, servers: []string{"10.0.0.3:6443", "10.0.0.2:6443"}}
 		k.pools = must.Get(backend.NewLocal(backend.LocalConfig{
 			Servers: k.servers, TLS: k.tls, IdentityChanged: func() <-chan struct{} { return nil }, Dial: k.own.dial, Signal: func(string, error) {},
 		}))(t)
@@ -84,9 +85,13 @@ func TestFollowServers(t *testing.T) {
 		}
 		follow(t.Context())
 		check.Same(t, tc.want, named(), "%s", tc.name)
-		core.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("down") })
+		down := true
+		core.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) { return down, nil, errors.New("down") })
 		follow(t.Context())
 		check.Same(t, tc.want, named(), "%s, when it cannot be read", tc.name)
+		down = false
+		follow(t.Context())
+		check.Same(t, false, strings.Contains(log.String(), `err=""`), "%s: a warning that nothing is wrong", tc.name)
 	}
 }
 
