@@ -133,7 +133,7 @@ func (p *Pages) explanation(
 func (p *Pages) blame(x *answer.Explanation, refused, impersonated bool) {
 	for _, c := range p.cfg.Process().Failing() {
 		others := c.Name == "certificates" || c.Name == "authentication-configmap" || impersonated && c.Name == "rights"
-		if (refused || x.Cause == "" && others) && (c.Gates || c.Users != "") {
+		if (refused && x.Code/100 != 4 || x.Cause == "" && others) && (c.Gates || c.Users != "") {
 			x.Cause, x.Advice = c.Name+": "+c.Message, cmp.Or(c.Advice, x.Advice)
 			return
 		}

@@ -123,6 +123,7 @@ func TestExplanation(t *testing.T) {
 		{"no review, and no check fails", nil, nil, document, unavailable, "refused 503: not now; " + reach},
 		{"no review, and users notice no check", nil, []answer.Check{disk}, document, unavailable, "refused 503: not now; " + reach},
 		{"refused", nil, []answer.Check{rights}, proxy.Decision{Err: unavailable, Entry: local}, nil, "refused 503: " + right},
+		{"refused for what it asks, while a check fails", nil, []answer.Check{rights}, proxy.Decision{Err: apierrors.NewBadRequest("an odd path")}, nil, "refused 400: an odd path; "},
 		{"a backend", nil, []answer.Check{rights}, proxy.Decision{Err: unavailable, Entry: remote}, nil, "refused 503: lost; "},
 		{"forwarded", nil, []answer.Check{rights}, forwarded, nil, "local 0: ; "},
 		{"impersonated", nil, []answer.Check{rights}, impersonated, nil, "local 0: " + right},
