@@ -108,7 +108,6 @@ func (w *watches) changed(ctx context.Context, ref types.NamespacedName, o objec
 	deliver(w.t.references()[ref], o)
 }
 
-// deliver hands each backend its key of the object.
 func deliver(uses []use, o object) {
 	for _, u := range uses {
 		data, err := o.data[u.key], o.err

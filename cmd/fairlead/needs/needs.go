@@ -216,6 +216,7 @@ func (c *Clock) Look(time.Time) answer.Check {
 	switch fault := c.fault.Load(); {
 	case fault != nil:
 		found.Message = "the local apiserver's certificate is not valid at this machine's time: " + (*fault).Error()
+		found.Advice = "renew that certificate if it has expired, or else " + found.Advice
 	case ahead > maxAhead:
 		found.Message = fmt.Sprintf("this machine's clock is %s ahead of the local apiserver's", ahead)
 	case ahead < -maxAhead:

@@ -272,6 +272,7 @@ func TestClock(t *testing.T) {
 			}
 			check.Same(t, tt.want, c.Look(time.Now()).Message, "%s", tt.name)
 			check.Same(t, tt.want != "", c.Look(time.Now()).Status == Failed, "%s: failed", tt.name)
+			check.Same(t, tt.err != nil, strings.HasPrefix(c.Look(time.Now()).Advice, "renew that certificate"), "%s: advice", tt.name)
 		}
 	})
 }
