@@ -81,7 +81,6 @@ type client struct {
 	names     []string // of the APIServices in a status. Empty means all
 }
 
-// connect reads the kubeconfig as kubectl does.
 func connect(flags *genericclioptions.ConfigFlags, out io.Writer) (*client, error) {
 	rc, err := flags.ToRESTConfig()
 	if err != nil {
@@ -127,7 +126,11 @@ func (c *client) open(ctx context.Context, path string, query url.Values) (*http
 	if json.Unmarshal(text, &status) == nil && status.Message != "" {
 		text = []byte(status.Message)
 	}
-	return nil, fmt.Errorf("asking %s: %s: %s", path, resp.Status, strings.TrimSpace(string(text)))
+	do := ""
+	if strings.Contains(string(text), " cannot get path ") { // kube-apiserver says so, too
+		do = "; bind ClusterRole system:fairlead-viewer (top: system:fairlead-tap), or see --server: is it Fairlead?"
+	}
+	return nil, fmt.Errorf("asking %s: %s: %s%s", path, resp.Status, strings.TrimSpace(string(text)), do)
 }
 
 func (c *client) get(ctx context.Context, path string, query url.Values, into any) error {

@@ -98,7 +98,6 @@ func (f *form) printer() (printers.ResourcePrinter, error) {
 	return p, cli.Usage(err)
 }
 
-// encode prints a document as an object with a version and a kind.
 func encode(w io.Writer, p printers.ResourcePrinter, kind string, v any) error {
 	var object map[string]any
 	data, err := json.Marshal(v)
@@ -117,7 +116,6 @@ func groupFlags(cmd *cobra.Command, flags *genericclioptions.ConfigFlags) {
 	cli.Flags(cmd, groups)
 }
 
-// differ prints the lines that only one of two texts has.
 func differ(out io.Writer, before, after string) {
 	was, is := sets.New(slices.Collect(strings.Lines(before))...), sets.New(slices.Collect(strings.Lines(after))...)
 	lacks := func(sign, text string, other sets.Set[string]) {

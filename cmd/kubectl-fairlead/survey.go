@@ -121,7 +121,6 @@ func flagsOf(p *corev1.Pod) map[string]string {
 	return flags
 }
 
-// flags returns those of any replica of Fairlead.
 func (s *survey) flags() map[string]string {
 	if len(s.replicas) == 0 {
 		return nil
