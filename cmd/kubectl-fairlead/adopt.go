@@ -216,7 +216,6 @@ func pathTo(name string) string {
 	return "/apis/apiregistration.k8s.io/v1/apiservices/" + url.PathEscape(name)
 }
 
-// yamlOf returns what of an APIService may change.
 func yamlOf(a *apiregistrationv1.APIService) string {
 	text, _ := yaml.Marshal(map[string]any{"annotations": a.Annotations, "spec": a.Spec}) // it came as JSON
 	return string(text)

@@ -137,7 +137,7 @@ func (a *appender) change(data map[string]string, ca *x509.Certificate, name str
 func (l *linter) authentication(ctx context.Context, client corev1client.CoreV1Interface) (map[string][]byte, bool) {
 	cm, err := client.ConfigMaps(metav1.NamespaceSystem).Get(ctx, authenticationMap, metav1.GetOptions{})
 	if network := net.Error(nil); errors.As(err, &network) {
-		l.Error("local apiserver", ownAddress, "it cannot be reached: %v", err)
+		l.Error("local apiserver", doFor(err, grant), "it cannot be reached: %v", err)
 		return nil, false
 	}
 	if err != nil {
@@ -152,7 +152,6 @@ func (l *linter) authentication(ctx context.Context, client corev1client.CoreV1I
 	return authentication, true
 }
 
-// proxyClient compares the proxy client certificate with the cluster's authentication ConfigMap.
 func (l *linter) proxyClient(authentication map[string][]byte) {
 	if l.Certs.ProxyClient.Cert == "" {
 		if authentication != nil && !l.impersonates() {

@@ -128,7 +128,6 @@ func count(n int, of string) string {
 	return fmt.Sprintf("%d %ss", n, of)
 }
 
-// report prints the findings. It returns an error if one has severity error.
 func (l *linter) report(out io.Writer) error {
 	counts := map[string]int{} // :: severity → findings
 	for _, f := range l.Findings {

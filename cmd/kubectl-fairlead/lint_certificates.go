@@ -25,7 +25,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
-// own checks the certificates of the flags on their own.
 func (l *linter) own() {
 	if l.Certs.Serving.Cert != "" {
 		l.serving("serving certificate", l.Certs.Serving, l.names)

@@ -24,7 +24,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
-// set holds the objects of the files, and their positions.
 type set struct {
 	in       registry.Input
 	maps     map[types.NamespacedName]*corev1.ConfigMap
@@ -213,7 +212,6 @@ func (l *linter) bundleOf(object string, b *registry.Backend,
 	return []byte(data), data != ""
 }
 
-// problems reports what the table itself finds wrong with an entry, mostly annotations.
 func (l *linter) problems(e *registry.Entry, at string) {
 	for _, p := range e.Problems {
 		if strings.HasPrefix(p, "caBundle: ") {

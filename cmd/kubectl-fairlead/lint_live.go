@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -30,8 +31,9 @@ const (
 	sameFlags = "give lint the same flags as serve (--allow-loopback-backends, --enable-aggregator-routing, " +
 		"--behind); if they are the same, correct the Service"
 	grant = "give the kubeconfig's user the ClusterRole of Fairlead"
+	login = "renew the kubeconfig's credential: the server does not accept it"
 	// ownAddress is the advice for a server that does not answer like a kube-apiserver.
-	ownAddress = "check that the kubeconfig names kube-apiserver's own address, and that it runs"
+	ownAddress = "check that the kubeconfig names kube-apiserver's own address, and that it and its etcd run"
 )
 
 // config reads --kubeconfig, or what kubectl would: $KUBECONFIG, ~/.kube/config, a pod's account.
@@ -126,8 +128,13 @@ func (l *linter) readable(ctx context.Context, client rest.Interface) bool {
 
 // doFor returns what to do about err: allow, if rights are missing.
 func doFor(err error, allow string) string {
-	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+	switch text := err.Error(); {
+	case apierrors.IsForbidden(err):
 		return allow
+	case apierrors.IsUnauthorized(err):
+		return login
+	case strings.Contains(text, "x509: "):
+		return cmp.Or(advice.For(text), ownAddress)
 	}
 	return ownAddress
 }

@@ -85,7 +85,7 @@ func TestLintUnreadableCluster(t *testing.T) {
 		do            string
 	}{
 		{"no rights", apiserver.Services, http.StatusForbidden, grant},
-		{"unknown user", apiserver.APIServices, http.StatusUnauthorized, grant},
+		{"unknown user", apiserver.APIServices, http.StatusUnauthorized, login},
 		{"a front door without Services", apiserver.Services, http.StatusNotFound, ownAddress},
 		{"overloaded", apiserver.Slices, http.StatusServiceUnavailable, ownAddress},
 	} {
@@ -103,6 +103,7 @@ func TestLintUnreadableCluster(t *testing.T) {
 			t.Errorf("%s: after %s:\n%s", tt.name, time.Since(begun), out)
 		}
 	}
+	check.Has(t, doFor(tls.RecordHeaderError{Msg: "x509: certificate signed by unknown authority"}, grant), "certificate-authority of the kubeconfig")
 }
 
 // All backends are asked at once: each of these presents its certificate when all have been asked,
