@@ -77,7 +77,6 @@ type claim struct {
 	mustReport bool            // report the next result even if unchanged, because of a hint
 }
 
-// probe is the result of the last probe of an endpoint.
 type probe struct {
 	ended time.Time
 	took  time.Duration // dial and handshake included

@@ -140,7 +140,8 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 	line := func(colour string, words ...string) {
 		fmt.Fprintln(&b, c.palette.paint(colour, printable.Line(strings.Join(words, ""))))
 	}
-	if text, ok := s.Served(); len(s.Checks) > 0 { // an older Fairlead does not say so
+	// An older Fairlead has no checks. That those named serve says nothing of the others.
+	if text, ok := s.Served(); len(s.Checks) > 0 && (!ok || len(c.names) == 0) {
 		line(map[bool]string{true: good, false: bad}[ok], text)
 	}
 	shown := o.shown(s)
