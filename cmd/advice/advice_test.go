@@ -20,6 +20,8 @@ func TestFor(t *testing.T) {
 		`Get "https://10.0.0.1:6443/readyz": tls: failed to verify certificate: x509: certificate signed by unknown authority`:                                  "certificate-authority",
 		`Get "https://10.0.0.1:6443/readyz": tls: failed to verify certificate: x509: certificate is valid for 10.0.0.2, not 10.0.0.1`:                          "--local-apiserver",
 		"tls: failed to verify certificate: x509: certificate has expired or is not yet valid: current time 2026-11-29T16:00:00Z is after 2026-01-01T00:00:00Z": "clock",
+		"bad status from https://10.0.0.1:6443/readyz: 500: [+]ping ok\n[-]etcd failed: reason withheld\n":                                                      "does not reach its etcd",
+		"bad status from https://10.0.0.1:5000/apis/x/v1: 503: not yet":                                                                                         "an error of its own",
 		"something else": "",
 	} {
 		check.Has(t, For(message), want)

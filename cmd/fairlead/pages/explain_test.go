@@ -218,10 +218,11 @@ func TestFailingRequests(t *testing.T) {
 	}
 	// A limit is said, too, if it is full because an endpoint is dead.
 	e.Problems, e.Endpoints = nil, []registry.Endpoint{{Health: registry.Unhealthy, Message: "EOF"}}
-	a := &answer.APIService{Verdict: e.Verdict, Endpoints: []answer.Endpoint{{Health: "unhealthy"}}, Limits: []bound.Limit{{Name: "inflight", Refused: 7}}}
+	a := &answer.APIService{Group: "x", Version: "v1", Verdict: e.Verdict, Endpoints: []answer.Endpoint{{Health: "unhealthy"}}, Limits: []bound.Limit{{Name: "inflight", Refused: 7}}}
 	help(a, e)
 	const full = "limit inflight; 7 requests got 429 in the last two minutes; 1 of 1 endpoints are unhealthy and get no requests: EOF"
 	check.Same(t, full, a.Cause, "cause of a full one")
 	cause, do := diagnose(&proxy.Decision{Entry: e}, a)
-	check.Same(t, full+limited("inflight"), cause+do, "what explain says of it")
+	check.Same(t, full+a.Advice, cause+do, "what explain says of it")
+	check.Has(t, a.Advice, "'/fairlead/tap?path=/apis/x/v1/&seconds=1'")
 }

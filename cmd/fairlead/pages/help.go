@@ -18,7 +18,7 @@ func help(a *answer.APIService, e *registry.Entry) {
 	judged(a, e)
 	if len(a.Limits) > 0 && a.Available() { // often because an endpoint is dead
 		a.Cause = strings.TrimSuffix(a.Limits[0].String()+"; "+a.Cause, "; ")
-		a.Advice, a.Runbook = limited(a.Limits[0].Name), Runbooks+"FairleadSaturated.md"
+		a.Advice, a.Runbook = limited(a), Runbooks+"FairleadSaturated.md"
 	}
 	if fails := a.Fails(); fails != "" {
 		a.Cause = strings.TrimSuffix(fails+"; "+a.Cause, "; ")
@@ -68,10 +68,10 @@ func different(all []answer.Endpoint) string {
 	return strings.Join(each, ", ")
 }
 
-func limited(limit string) string {
-	const theirs = "have who sends most send fewer at once " +
-		"(kubectl get --raw '/fairlead/tap?path=/apis/…' shows requests with their agents), or "
-	switch limit {
+func limited(a *answer.APIService) string {
+	theirs := "have who sends most send fewer at once (kubectl get --raw '/fairlead/tap?path=" + a.Path() +
+		"/&seconds=1' shows requests with their agents), or "
+	switch limit := a.Limits[0].Name; limit {
 	case "inflight", "longrunning":
 		return theirs + "scale the backend out and raise fairlead.dev/max-" + limit + " of the APIService"
 	case "server":
