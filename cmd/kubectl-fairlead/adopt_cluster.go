@@ -75,7 +75,6 @@ func ours(a *apiregistrationv1.APIService) map[string]any {
 	}
 }
 
-// runs returns an error if Fairlead's Service has nobody behind it.
 func (m *mover) runs(ctx context.Context) error {
 	list := &discoveryv1.EndpointSliceList{}
 	query := url.Values{"labelSelector": {discoveryv1.LabelServiceName + "=" + m.own.Name}}

@@ -34,6 +34,9 @@ func (l *linter) preflight(ctx context.Context, s *survey, kube kubernetes.Inter
 		l.LocalIdentity = cli.Impersonate
 	}
 	l.Behind = cmp.Or(l.Behind, s.flags()["behind"])
+	if _, inMap := cli.PolicyMap(s.flags()["policy"]); inMap { // a file is on another machine
+		l.Policy = cmp.Or(l.Policy, s.flags()["policy"])
+	}
 	if len(s.unseen) > 0 {
 		l.Warn("preflight", "use an administrator's kubeconfig", "a part was not checked: %v", errors.Join(s.unseen...))
 	}

@@ -199,6 +199,17 @@ func TestPreflightNames(t *testing.T) {
 	}
 }
 
+// The policy in a ConfigMap that replicas follow is checked without a flag.
+func TestPreflightPolicy(t *testing.T) {
+	for given, want := range map[string]string{"": "configmap:kube-system/fairlead-policy", "policy.yaml": "policy.yaml"} {
+		c, l := newLand(t), &linter{Shared: cli.Shared{Policy: given}}
+		c.bound()
+		c.pods = append(c.pods, runs("cp1", "--policy=configmap:kube-system/fairlead-policy"))
+		check.Same(t, "", c.find(t, l), "found")
+		check.Same(t, want, l.Policy, "policy, with %q", given)
+	}
+}
+
 // What preflight calls tested is tested, and its ports are those of the manifests.
 func TestPreflightKnowsTheProject(t *testing.T) {
 	makefile := string(must.Get(os.ReadFile("../../Makefile"))(t))

@@ -50,7 +50,6 @@ type written struct {
 	lostLast  time.Time     // when it last did
 }
 
-// term is one period of leading.
 type term struct {
 	writer  *Writer
 	entries map[string]*written        // :: APIService → what the apiserver has. Nil until the first list
@@ -203,7 +202,6 @@ func (t *term) replace(ctx context.Context, e *registry.Entry, have *written, wa
 	have.pause, have.notBefore = 0, time.Now().Add(spacing)
 }
 
-// mayWrite returns when the wanted condition may be written.
 func (w *written) mayWrite(want condition) time.Time {
 	if want.status == w.status && want.reason == w.reason {
 		const rewording = 30 * time.Second // two alternating errors would otherwise cost one write a second forever
