@@ -67,7 +67,6 @@ func (t *target) open(ctx context.Context, elapsed time.Duration) (f finding) {
 	return f
 }
 
-// try probes a claim once, on l.
 func (t *target) try(ctx context.Context, c *claim, l *probeConn) finding {
 	client := http.Client{
 		Transport: l, Timeout: max(probeTimeout-l.took, time.Millisecond), // zero would mean no timeout

@@ -139,7 +139,6 @@ func doFor(err error, allow string) string {
 	return ownAddress
 }
 
-// table reads the cluster exactly as serve does.
 func (l *linter) table(ctx context.Context, cfg *rest.Config) (*registry.Table, error) {
 	c := registry.Config{Client: cfg, Policy: l.Policy, Options: l.TableOptions()}
 	r, err := registry.New(c) //nolint:contextcheck // it validates

@@ -127,8 +127,11 @@ func (c *client) open(ctx context.Context, path string, query url.Values) (*http
 		text = []byte(status.Message)
 	}
 	do := ""
-	if strings.Contains(string(text), " cannot get path ") { // kube-apiserver says so, too
+	switch message := string(text); {
+	case strings.Contains(message, " cannot get path "): // kube-apiserver says so, too
 		do = "; bind ClusterRole system:fairlead-viewer (top: system:fairlead-tap), or see --server: is it Fairlead?"
+	case strings.Contains(message, " could not be auth"): // no review is answered
+		do = "; ask with a certificate of system:masters (kubeadm: --kubeconfig=/etc/kubernetes/super-admin.conf)"
 	}
 	return nil, fmt.Errorf("asking %s: %s: %s%s", path, resp.Status, strings.TrimSpace(string(text)), do)
 }

@@ -64,7 +64,6 @@ func (h *history) changed(was, is *registry.Entry, now time.Time) {
 	h.endpoints[is.Name] = kept
 }
 
-// of returns the changes of an APIService's endpoints, by address.
 func (h *history) of(name string) map[string][]answer.Change {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -171,7 +171,6 @@ func (p *Pages) render(w http.ResponseWriter, page string, v *view) {
 	_, _ = w.Write([]byte(printable.Lines(b.String()))) // the client may have gone
 }
 
-// stamp formats a time, with the date if it is not today.
 func stamp(now, t time.Time) string {
 	if now, t = now.UTC(), t.UTC(); now.Format(time.DateOnly) != t.Format(time.DateOnly) {
 		return t.Format("Jan _2 15:04")
