@@ -37,8 +37,8 @@ func Of(e *registry.Entry) string {
 		registry.ReasonEndpointsNotFound: service + " has no EndpointSlice: does it have a selector, " +
 			"and do pods match it?",
 		registry.ReasonMissingEndpoints: unusable,
-		registry.ReasonInvalidCABundle: "spec.caBundle (or the ConfigMap of fairlead.dev/ca-from) contains no usable " +
-			"certificate: check what injects it",
+		registry.ReasonInvalidCABundle: "spec.caBundle has no usable certificate: check what injects it; or the " +
+			"object of fairlead.dev/ca-from has none, is gone, or forbidden (ClusterRole system:fairlead-ca-from)",
 		registry.ReasonInvalidURL: "correct the annotation fairlead.dev/url of the APIService; " +
 			"if it is intended, see --allow-url-backends and --allow-loopback-backends",
 		registry.ReasonProtectedGroup: "only Kubernetes itself may serve this group; " +

@@ -32,7 +32,7 @@ func TestDiagnose(t *testing.T) {
 		{registry.ReasonEndpointsAccessError, "", "cannot be used as it is"},
 		{registry.ReasonEndpointsNotFound, "", "selector"},
 		{registry.ReasonMissingEndpoints, "", "pods ready"}, {registry.ReasonMissingEndpoints, `ready endpointslices have no port with name ""`, "no port"},
-		{registry.ReasonInvalidCABundle, "", "caBundle"},
+		{registry.ReasonInvalidCABundle, "", "caBundle"}, {registry.ReasonInvalidCABundle, "reading the CA bundle from ConfigMap a/b: the local apiserver forbids to read it", "system:fairlead-ca-from"},
 		{registry.ReasonProtectedGroup, "", "--protected-groups"},
 		{registry.ReasonInvalidURL, "", "--allow-url-backends"},
 		{registry.ReasonFailedDiscoveryCheck, "failing: UnknownAuthority: the backend's certificate", "not signed by spec.caBundle"},
