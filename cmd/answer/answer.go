@@ -409,12 +409,13 @@ func (c *Check) rank() int {
 }
 
 // Served says in one line whether users can be served, and if not, why. It is ok only if this
-// replica is ready, no check fails and every APIService is available and serves.
+// replica is ready, no check fails and every APIService is available, serves and is at no limit.
 func (s *Status) Served() (line string, ok bool) {
 	failing, unavailable, worst := s.Failing(), s.Unavailable(), Check{}
 	served := func(a *APIService) bool { return a.StandIn != "" || a.Standby } // none of its requests fails
 	away := slices.DeleteFunc(slices.Clone(unavailable), served)
 	ill := s.Those(func(a *APIService) bool { return a.Fails() != "" })
+	full := s.Those(func(a *APIService) bool { return len(a.Limits) > 0 && a.Limits[0].Refused >= 6 }) // in two minutes
 	if len(failing) > 0 {
 		worst = failing[0]
 	}
@@ -435,6 +436,8 @@ func (s *Status) Served() (line string, ok bool) {
 		return fmt.Sprintf("Users are served, but get 503 from %s and %d more", away[0].Name, len(away)-1), false
 	case len(ill) > 0:
 		return "Users are served, but " + ill[0].Name + ": " + ill[0].Fails(), false
+	case len(full) > 0:
+		return "Users are served, but " + full[0].Name + ": " + full[0].Limits[0].String(), false
 	case worst.Failed():
 		return "Users are served, but " + worst.Name + ": " + worst.Message, false
 	case len(unavailable) > 0:

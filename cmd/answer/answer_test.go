@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs/trust"
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
@@ -67,6 +68,9 @@ func TestServed(t *testing.T) {
 	down, closed := APIService{Name: "v1.down"}, APIService{Name: "v1.closed", Verdict: up.Verdict, Maintenance: "moving"}
 	saved, spare := APIService{Name: "v1.saved", StandIn: "v1.up/spare"}, APIService{Name: "v1.up/spare", BackendOf: "v1.up", Rule: "p:1", Standby: true}
 	ill := APIService{Name: "v1.ill", Verdict: up.Verdict, Traffic: &Traffic{Rate: 10, Errors: .5}}
+	at := func(refused int64) APIService {
+		return APIService{Name: "v1.full", Verdict: up.Verdict, Limits: []bound.Limit{{Name: "inflight", Refused: refused}}}
+	}
 	hidden, further := APIService{Name: "v1.hidden", Rule: "p:3"}, APIService{Name: "v1.up/further", BackendOf: "v1.up", Rule: "p:2"}
 	gate, noticed, other := Check{"table", "failed", time.Time{}, "not read", "", true, "", "", ""}, Check{Name: "rights", Status: "failed", Message: "none", Users: "Users get 503"}, Check{Name: "clock", Status: "failed", Message: "late"}
 	for _, c := range []struct {
@@ -79,6 +83,9 @@ func TestServed(t *testing.T) {
 		{Status{APIServices: []APIService{closed, up, down, down}}, "Users are served, but get 503 from v1.closed and 2 more"},
 		{Status{APIServices: []APIService{hidden, up}}, "Users are served."},
 		{Status{APIServices: []APIService{up, ill}}, "Users are served, but v1.ill: 5% of its requests in the last minute got 5xx (0.5/s)"},
+		{Status{APIServices: []APIService{at(5)}}, "Users are served."},
+		{Status{APIServices: []APIService{at(6)}}, "Users are served, but v1.full: limit inflight; 6 requests got 429 in the last two minutes"},
+		{Status{APIServices: []APIService{at(6), ill}}, "Users are served, but v1.ill: 5% of its requests in the last minute got 5xx (0.5/s)"},
 		{Status{APIServices: []APIService{ill, down}}, "Users are served, but get 503 from v1.down"},
 		{Status{APIServices: []APIService{saved, up}}, "Users are served, but v1.saved is unavailable"},
 		{Status{APIServices: []APIService{up, spare}}, "Users are served, but v1.up/spare is unavailable"},

@@ -167,7 +167,6 @@ func (i *installer) choose() error {
 	return checkNames(i.names)
 }
 
-// choosePorts finds ports that nothing else uses on the control plane's nodes.
 func (i *installer) choosePorts(s *survey) error {
 	for n, ships := range []int32{securePort, adminPort} {
 		flag := []string{"secure-port", "admin-secure-port"}[n]

@@ -102,7 +102,6 @@ func (l *linter) faults(all []directory.Fault, do string) {
 
 func place(f directory.Fault) string { return fmt.Sprintf("%s:%d", f.File, max(f.Line, 1)) }
 
-// expand returns a file itself, or the manifests below a directory.
 func (l *linter) expand(path string) []string {
 	if path == "-" || !isFolder(path) {
 		return []string{path}
@@ -186,7 +185,6 @@ func (l *linter) entry(e *registry.Entry, at string, s *set) {
 	}
 }
 
-// bundleOf returns a backend's bundle: its own, or that of the ConfigMap which it names.
 func (l *linter) bundleOf(object string, b *registry.Backend,
 	get func(namespace, name string) (*corev1.ConfigMap, error)) ([]byte, bool) {
 	if b.CAFrom == "" {
