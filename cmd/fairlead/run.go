@@ -139,7 +139,6 @@ func (p *process) listen(ctx context.Context) (l ports, err error) {
 	return l, err
 }
 
-// close closes the ports of a process that ends with another error.
 func (l ports) close() {
 	for _, l := range []*front.Listener{l.front, l.admin} {
 		if l != nil {

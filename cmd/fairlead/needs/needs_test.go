@@ -180,6 +180,7 @@ func TestCredential(t *testing.T) {
 		r.last.Store(r.ask(t.Context()))
 		check.Same(t, tt.rights, r.Of("").Status, "%s: rights", tt.name)
 		check.Same(t, tt.credential, r.Credential().Status, "%s: credential", tt.name)
+		check.Same(t, tt.credential == Failed, strings.Contains(r.Credential().Advice, "restart the pod"), "%s: advice for a pod", tt.name)
 	}
 }
 

@@ -151,8 +151,9 @@ func (r *Rights) Credential() answer.Check {
 	case apierrors.IsUnauthorized(err):
 		return answer.Check{
 			Status: Failed, Message: "the local apiserver rejects Fairlead's own credential (401)",
-			Users:  "Users without system:masters get 503 for what is not in the caches",
-			Advice: "renew the certificate or the token of the kubeconfig: its file is followed",
+			Users: "Users without system:masters get 503 for what is not in the caches",
+			Advice: "renew the certificate or the token of the kubeconfig: its file is followed; " +
+				"without one, restart the pod if its ServiceAccount was made anew",
 		}
 	case err != nil && !apierrors.IsForbidden(err):
 		return answer.Check{Status: Unknown}
