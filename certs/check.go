@@ -102,7 +102,6 @@ func (f *Findings) CheckProxyClient(chain []*x509.Certificate, authentication ma
 	f.headers(object, authentication)
 }
 
-// frontProxy checks the chain as an extension server does.
 func (f *Findings) frontProxy(object string, chain []*x509.Certificate, authentication map[string][]byte) {
 	cas, err := bundle.Parse(authentication["requestheader-client-ca-file"])
 	if err != nil {
@@ -142,7 +141,6 @@ func (f *Findings) frontProxy(object string, chain []*x509.Certificate, authenti
 	}
 }
 
-// headers compares the header names that the cluster trusts with those that Fairlead sends.
 func (f *Findings) headers(object string, authentication map[string][]byte) {
 	h, err := parseHeaders(authentication)
 	if err != nil {

@@ -70,7 +70,6 @@ func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// withheld returns the checks without their reasons.
 func withheld(all []healthz.HealthChecker) (checks []healthz.HealthChecker) {
 	for _, k := range all {
 		checks = append(checks, healthz.NamedCheck(k.Name(), func(r *http.Request) error {

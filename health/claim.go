@@ -83,7 +83,6 @@ type probe struct {
 	fault string        // empty means that it passed
 }
 
-// trouble is how an endpoint fails.
 type trouble uint8
 
 const (

@@ -56,7 +56,6 @@ type leaf struct {
 	seen time.Time
 }
 
-// guarded is an open connection whose chain must stay valid.
 type guarded struct {
 	chain   []*x509.Certificate
 	until   time.Time     // when to check the chain again. Zero means only when the view changes

@@ -247,14 +247,12 @@ func (t *Trust) drop(e, now *registry.Entry) {
 	}
 }
 
-// both returns the trust of each APIService and of each Backend that may be shared.
 func (t *Trust) both() []*backend {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return slices.AppendSeq(slices.Collect(maps.Values(t.backends)), maps.Values(t.shared))
 }
 
-// all returns the backends sorted by the names of their APIServices.
 func (t *Trust) all() []*backend {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -51,7 +51,6 @@ type watches struct {
 	seen map[types.NamespacedName]object
 }
 
-// object is the last known state of one object with bundles.
 type object struct {
 	data map[string][]byte
 	err  error

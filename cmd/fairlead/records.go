@@ -91,7 +91,6 @@ func (p *process) makeAudit() error {
 	return nil
 }
 
-// records are the logs and traces to which requests are written.
 type records struct {
 	accessLog               *accesslog.Log // nil means no access log
 	taps                    accesslog.Taps

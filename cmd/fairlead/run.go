@@ -49,7 +49,6 @@ func newProcess(o *options, log *slog.Logger) *process {
 	}
 }
 
-// every returns a loop that calls f, and again after each pause, until ctx ends.
 func every(pause time.Duration, f func(context.Context)) func(context.Context) error {
 	return func(ctx context.Context) error {
 		wait.UntilWithContext(ctx, f, pause)

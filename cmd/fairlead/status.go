@@ -21,7 +21,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// makeStatus makes the writer of fairlead.dev/Available, and the reporter of changed verdicts as Events.
 func (s *server) makeStatus() error {
 	c := status.Config{
 		Table:    func() latest.State[*registry.Entry] { return s.registry.Table() },

@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
-// annotations are those that adopt writes and release removes.
 func annotations() []string { return []string{behind.Service, behind.Bundle, behind.Insecure} }
 
 // errChanged means that another hand was faster: its change is kept.

@@ -94,7 +94,6 @@ func (c *client) explain(ctx context.Context, subject string, query url.Values, 
 	return err
 }
 
-// pathOf returns the path for an argument: a path, the name of an APIService, or a resource.
 func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 	if strings.HasPrefix(subject, "/") {
 		return subject, nil

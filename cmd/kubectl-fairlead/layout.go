@@ -132,7 +132,6 @@ func (i *installer) run(ctx context.Context, cfg *rest.Config) error {
 	return i.write()
 }
 
-// sure asks a question whose answer is no unless somebody says yes.
 func (i *installer) sure(question string) bool {
 	return i.yes || strings.HasPrefix(strings.ToLower(i.ask(question, "no")), "y")
 }
@@ -215,7 +214,6 @@ func (i *installer) servers(s *survey) {
 	}
 }
 
-// write writes the kustomization and, for a static pod, another one.
 func (i *installer) write() error {
 	to := layouts()[i.layout]
 	own := types.Kustomization{Resources: []string{to.resource}, Components: under("components", i.components)}

@@ -95,7 +95,6 @@ func lintCommand() *cobra.Command {
 
 func (l *linter) impersonates() bool { return l.LocalIdentity == cli.Impersonate }
 
-// validate reports every fault of the command line; a missing file is one.
 func (l *linter) validate(files []string) error {
 	f := &cli.Faults{}
 	f.If(l.output != "text" && l.output != "json", "--output %q is neither text nor json", l.output)
@@ -151,7 +150,6 @@ func (l *linter) report(out io.Writer) error {
 	return nil
 }
 
-// checkNames refuses --serving-names that no client could verify, such as URLs.
 func checkNames(names []string) error {
 	for _, name := range names {
 		if name == "" || net.ParseIP(name) == nil && strings.ContainsAny(name, ":/[ ") {

@@ -86,6 +86,7 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 			l.backend(ctx, client, e, answers[e])
 		}
 	}
+	l.bundles(ctx, kube, entries)
 	l.doubled(entries)
 	l.shadowed(ctx, client.RESTClient(), t.Entries())
 }
@@ -160,7 +161,6 @@ func (l *linter) table(ctx context.Context, cfg *rest.Config) (*registry.Table, 
 	return nil, context.Cause(ctx)
 }
 
-// backend checks one APIService's bundle against what its endpoints present now.
 func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interface, e *registry.Entry, answers []shown) {
 	object, b := "APIService "+e.Name, e.Backend
 	switch e.Verdict.Reason {

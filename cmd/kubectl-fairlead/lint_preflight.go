@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/rights"
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 const (
@@ -47,7 +48,7 @@ func (l *linter) preflight(ctx context.Context, s *survey, kube kubernetes.Inter
 			"its release %s is not among those that Fairlead is tested with, %s to %s",
 			s.release, oldestRelease, newestRelease)
 	}
-	l.rights(ctx, s, kube)
+	l.rights(ctx, s, kube, l.needed(s))
 	l.ports(s)
 	l.servers(s)
 	l.published(s)
@@ -62,7 +63,17 @@ func (s *survey) pending() string {
 	return certs.SeverityToDo
 }
 
-func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interface) {
+func (l *linter) needed(s *survey) []rights.Right {
+	flags, f := s.flags(), rights.Shipped()
+	f.Impersonation = l.impersonates() && (l.Behind == "" || flags["client-ca-file"] != "")
+	f.Status, f.Events = flags["write-status"] != "", flags["emit-events"] != ""
+	f.Entrypoint, f.Critical = flags["publish-kubernetes-endpoints"] != "", flags["critical-apiservices"] != ""
+	f.Servers = flags["local-apiservers-from"]
+	f.Policy, _ = cli.PolicyMap(flags["policy"])
+	return rights.Needed(f)
+}
+
+func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interface, all []rights.Right) {
 	account := cmp.Or(l.account, accountUser)
 	if l.account == "" && (s.user == podUser || s.flags()["kubeconfig"] != "") {
 		account = podUser
@@ -71,13 +82,6 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 	if namespace, _, err := serviceaccount.SplitUsername(account); err == nil {
 		groups = append(groups, serviceaccount.MakeGroupNames(namespace)...)
 	}
-	flags, f := s.flags(), rights.Shipped()
-	f.Impersonation = l.impersonates() && (l.Behind == "" || flags["client-ca-file"] != "")
-	f.Status, f.Events = flags["write-status"] != "", flags["emit-events"] != ""
-	f.Entrypoint, f.Critical = flags["publish-kubernetes-endpoints"] != "", flags["critical-apiservices"] != ""
-	f.Servers = flags["local-apiservers-from"]
-	f.Policy, _ = cli.PolicyMap(flags["policy"])
-	all := rights.Needed(f)
 	var missing []rights.Right
 	for _, r := range all {
 		own, other := &authorizationv1.SelfSubjectAccessReview{}, &authorizationv1.SubjectAccessReview{}
@@ -111,12 +115,32 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 		} else if account == podUser {
 			folder = "deploy/static-pod"
 		}
+		if strings.HasSuffix(r.Role, "-ca-from") { // which no manifest binds
+			folder, do = r.Namespace, "kubectl -n %s create rolebinding fairlead-ca-from "+
+				"--clusterrole=system:fairlead-ca-from --user="+account
+		}
 		severity, names := certs.SeverityError, ""
 		if r.Narrow {
 			severity, names = certs.SeverityWarning, " of every name, which is right if only some are granted"
 		}
 		l.Add(severity, r.Manifest+": "+r.Role, "grant it again: "+fmt.Sprintf(do, folder),
 			"%s may not %s%s: %s", account, r, names, r.For)
+	}
+}
+
+// bundles asks for the right to read what APIServices name for their CAs: who runs lint may have it, and Fairlead not.
+func (l *linter) bundles(ctx context.Context, kube kubernetes.Interface, entries []*registry.Entry) {
+	var all []string
+	for _, e := range entries {
+		if !e.Local() && e.Backend.CAFrom != "" {
+			ref, _ := e.Backend.Reference()
+			all = append(all, ref.String())
+		}
+	}
+	f := rights.Features{Bundles: slices.Compact(slices.Sorted(slices.Values(all)))}
+	other := func(r rights.Right) bool { return !strings.HasSuffix(r.Role, "-ca-from") } // asked for by preflight
+	if l.survey.installed {
+		l.rights(ctx, l.survey, kube, slices.DeleteFunc(rights.Needed(f), other))
 	}
 }
 
@@ -137,7 +161,6 @@ func (l *linter) ports(s *survey) {
 	}
 }
 
-// servers compares the kube-apiservers, where they run as pods.
 func (l *linter) servers(s *survey) {
 	all := map[string]map[string]string{} // :: node → flag → value
 	for i := range s.pods {

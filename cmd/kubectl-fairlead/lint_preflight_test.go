@@ -20,6 +20,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/rights"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -208,6 +209,18 @@ func TestPreflightPolicy(t *testing.T) {
 		check.Same(t, "", c.find(t, l), "found")
 		check.Same(t, want, l.Policy, "policy, with %q", given)
 	}
+}
+
+// The right to read what APIServices name for their CAs is asked for too: an administrator may have it, and Fairlead not.
+func TestPreflightBundles(t *testing.T) {
+	c, l := newLand(t), &linter{output: "text"}
+	c.bound()
+	c.granted = func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Verb != "list" }
+	kube, e := c.client(), &registry.Entry{Backend: &registry.Backend{Namespace: "ext", CAFrom: "ca/ca.crt"}}
+	l.survey = look(t.Context(), &rest.Config{Host: c.server}, kube)
+	l.bundles(t.Context(), kube, []*registry.Entry{e, {}, {Backend: &registry.Backend{}}, e})
+	check.Same(t, "error: deploy/base/rbac.yaml:35: ClusterRole system:fairlead-ca-from: "+accountUser+" may not list configmaps ca in namespace ext: APIServices with the annotation fairlead.dev/ca-from are not verified; "+
+		"grant it again: kubectl -n ext create rolebinding fairlead-ca-from --clusterrole=system:fairlead-ca-from --user="+accountUser+"\n", reported(l), "found")
 }
 
 // What preflight calls tested is tested, and its ports are those of the manifests.

@@ -55,7 +55,6 @@ func cells(texts ...string) (row []cell) {
 	return row
 }
 
-// table writes rows in aligned columns, as kubectl does.
 func (p palette) table(w io.Writer, rows [][]cell) error {
 	const gap = 3 // kubectl's
 	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
@@ -108,7 +107,6 @@ func encode(w io.Writer, p printers.ResourcePrinter, kind string, v any) error {
 	return p.PrintObj(&unstructured.Unstructured{Object: object}, printable.JSON(w)) // YAML and templates, too
 }
 
-// groupFlags separates kubectl's connection flags from a command's own in help.
 func groupFlags(cmd *cobra.Command, flags *genericclioptions.ConfigFlags) {
 	var groups cliflag.NamedFlagSets
 	groups.FlagSet(cmd.Name()).AddFlagSet(cmd.Flags())

@@ -134,7 +134,6 @@ func expires(now, t time.Time) cell {
 	return cell{answer.Left(now, t), map[string]string{"bad": bad, "warn": warn}[answer.Urgency(now, t)]}
 }
 
-// show prints the table and what concerns this replica as a whole.
 func (c *client) show(s *answer.Status, o *statusOptions) error {
 	var b strings.Builder
 	line := func(colour string, words ...string) {

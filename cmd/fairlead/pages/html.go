@@ -127,7 +127,6 @@ func (v *view) Rows() []*answer.APIService {
 	return list[from:min(from+pageSize, l.Found)]
 }
 
-// rank returns how urgent an APIService is; 0 is the most urgent.
 func (v *view) rank(a *answer.APIService) int {
 	switch {
 	case a.Verdict.Status == "False" && a.Maintenance == "":

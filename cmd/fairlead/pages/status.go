@@ -167,7 +167,6 @@ func (p *Pages) status() *answer.Status {
 	return s
 }
 
-// details adds what is known about APIServices by their names, and the local apiservers.
 func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) {
 	s.LocalServers = p.localServers(p.cfg.LocalServers())
 	for _, x := range p.cfg.Trust() {

@@ -66,7 +66,6 @@ type term struct {
 	seen map[string]*apiregistrationv1.APIService // :: APIService → its state, without spec. Bounded by their number
 }
 
-// run writes conditions that differ, until ctx ends.
 func (t *term) run(ctx context.Context) {
 	t.wake, t.end, t.seen = make(chan time.Time, 1), func() {}, map[string]*apiregistrationv1.APIService{}
 	timer := time.AfterFunc(relist, func() { latest.Wake(t.wake) }) // reset below
