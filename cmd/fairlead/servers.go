@@ -34,8 +34,8 @@ const (
 // be used all stay as they are: a read that fails, or sees an empty list, takes no server away.
 func (k *kube) follows(find func(context.Context) ([]string, error)) func(context.Context) {
 	said := ""
-	return func(ctx context.Context) {
-		ctx, cancel := context.WithTimeout(ctx, 2*followEvery)
+	return func(all context.Context) {
+		ctx, cancel := context.WithTimeout(all, 2*followEvery)
 		defer cancel()
 		addresses, err := find(ctx)
 		fault := ""
@@ -48,7 +48,7 @@ func (k *kube) follows(find func(context.Context) ([]string, error)) func(contex
 			k.pools.Follow(k.inOrder(addresses))
 			latest.Wake(k.news)
 		}
-		if fault != "" && fault != said && ctx.Err() == nil {
+		if fault != "" && fault != said && all.Err() == nil {
 			k.log.Warn("finding local apiservers: all stay", "from", k.o.serversFrom, "err", fault)
 		}
 		said = fault

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -93,6 +95,16 @@ func TestFollowServers(t *testing.T) {
 		follow(t.Context())
 		check.Same(t, false, strings.Contains(log.String(), `err=""`), "%s: a warning that nothing is wrong", tc.name)
 	}
+}
+
+// A look-up that hangs is a fault like others.
+func TestFollowHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		k := &kube{process: &process{o: &options{}, log: slog.New(slog.NewTextHandler(&log, nil))}}
+		k.follows(func(ctx context.Context) ([]string, error) { <-ctx.Done(); return nil, ctx.Err() })(t.Context())
+		check.Has(t, log.String(), "finding local apiservers: all stay", "deadline exceeded")
+	})
 }
 
 // Fairlead's own clients use a server that is known to work before one that was only named: that
