@@ -4,7 +4,6 @@ package behind
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"net/http"
 	"os"
@@ -24,7 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
-	"github.com/fairlead-proxy/fairlead/tests/servers/kubelet"
 )
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
@@ -43,7 +41,7 @@ const (
 // alone: first where that reaches no extension server, then where it does.
 func TestBehind(t *testing.T) {
 	w := newWorld(t)
-	must.Do(t, w.node(t).Join(t.Context(), w.core, "harbour"))
+	must.Get(w.StartNode(t.Context(), w.Endpoint(), "harbour", controlPlane))(t)
 	w.sample(t)
 	adapter := w.adapter(t)
 	w.metrics(t)
@@ -70,16 +68,6 @@ func TestBehind(t *testing.T) {
 		{Name: "replicas", Run: testReplicas},
 		{Name: "gone", Run: func(t *testing.T, w *world) { testGone(t, w, adapter) }},
 	}.Run(t, w)
-}
-
-// node starts a stub kubelet that metrics-server can scrape.
-func (w *world) node(t *testing.T) *kubelet.Kubelet {
-	t.Helper()
-	serving := must.Get(w.PKI.Serving.Issue("kubelet", cluster.Leaf{User: "system:node:harbour", Names: []string{controlPlane}}))(t)
-	pair := must.Get(tls.LoadX509KeyPair(serving.CertFile, serving.KeyFile))(t)
-	k := must.Get(kubelet.New(kubelet.Config{Address: controlPlane, Certificate: pair, ClientCAs: suite.Pool(t, w.PKI.Client.CertFile), Dir: t.TempDir()}))(t)
-	t.Cleanup(k.Close)
-	return k
 }
 
 // testAlone shows what fails with the aggregator alone, which reaches no extension server.
@@ -194,9 +182,9 @@ func testReplicas(t *testing.T, w *world) {
 	w.succeed(t, "adopt", beta)
 	w.succeed(t, "release", alpha)
 	wrong := must.Get(w.PKI.NewAuthority("another-serving-ca"))(t)
-	issue := func(t *testing.T, a *cluster.Authority, i int) {
+	issue := func(t *testing.T, a *cluster.Authority) {
 		t.Helper()
-		must.Get(a.Issue(fmt.Sprint("sample-apiserver", 3+i), cluster.Leaf{User: "api", Names: []string{"api.wardle.svc"}}))(t)
+		must.Get(a.Issue("sample-apiserver3", cluster.Leaf{User: "api", Names: []string{"api.wardle.svc"}}))(t)
 	}
 	restart := func(t *testing.T, p *cluster.Part) {
 		t.Helper()
@@ -221,35 +209,20 @@ func testReplicas(t *testing.T, w *world) {
 		}},
 		{"a wrong certificate", func(t *testing.T) {
 			t.Helper()
-			issue(t, wrong, 0)
+			issue(t, wrong)
 			restart(t, w.samples[0])
 			suite.Pause(t, 5*time.Second)
-			issue(t, w.PKI.Serving, 0)
+			issue(t, w.PKI.Serving)
 			restart(t, w.samples[0])
-		}},
-		{"its CA rotated", func(t *testing.T) { // by an operator who first adds the new CA
-			t.Helper()
-			both := string(must.Get(os.ReadFile(w.PKI.Serving.CertFile))(t)) + string(wrong.CA.PEM())
-			w.trust(t, both)
-			suite.Pause(t, time.Second)
-			for i, s := range w.samples {
-				issue(t, wrong, i)
-				s.Kill()
-				killed := time.Now()
-				must.Do(t, s.Restart(t.Context()))
-				w.allHealthy(t, fmt.Sprint("10.80.0.", 3+i), killed)
-			}
-			w.trust(t, string(wrong.CA.PEM()))
-			suite.Pause(t, 5*time.Second)
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w.allHealthy(t, "", time.Time{})
+			w.allHealthy(t)
 			through := w.load(t, flunders, http.MethodGet) // nobody repeats a POST that a server may have read
 			alone := w.load(t, strings.Replace(flunders, "v1beta1", "v1alpha1", 1), http.MethodGet)
 			suite.Pause(t, time.Second)
 			tt.do(t)
-			w.allHealthy(t, "", time.Time{})
+			w.allHealthy(t)
 			if ended(t, "through Fairlead", through) > 0 {
 				t.Error("requests have failed")
 			}

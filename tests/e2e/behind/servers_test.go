@@ -14,9 +14,6 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/relay"
@@ -83,9 +80,8 @@ func (w *world) extension(t *testing.T, b *cluster.Backend, program string, more
 	return parts
 }
 
-// allHealthy waits until each Fairlead finds both samples healthy, the one at an address by a probe since then: until
-// that has ended, Fairlead avoids it like the next one that dies.
-func (w *world) allHealthy(t *testing.T, address string, since time.Time) {
+// allHealthy waits until each Fairlead finds both samples healthy.
+func (w *world) allHealthy(t *testing.T) {
 	t.Helper()
 	for _, f := range w.fronts {
 		suite.Eventually(t, 20*time.Second, "all are healthy", func() (bool, string) {
@@ -95,20 +91,8 @@ func (w *world) allHealthy(t *testing.T, address string, since time.Time) {
 			must.Do(t, json.Unmarshal([]byte(r.Body), &status))
 			list := status.APIServices[slices.IndexFunc(status.APIServices, func(a answer.APIService) bool { return a.Name == beta })].Endpoints
 			return len(list) == len(w.samples) && !slices.ContainsFunc(list, func(e answer.Endpoint) bool {
-				return e.Health != "healthy" || e.ProbeError != "" || strings.HasPrefix(e.Address, address+":") && e.Probed.Before(since)
+				return e.Health != "healthy" || e.ProbeError != ""
 			}), fmt.Sprintf("%+v", list)
 		})
-	}
-}
-
-// trust changes the CAs that Fairlead and the aggregator trust for the samples.
-func (w *world) trust(t *testing.T, pem string) {
-	t.Helper()
-	for name, change := range map[string]any{
-		beta:  map[string]any{"metadata": map[string]any{"annotations": map[string]any{"fairlead.dev/ca-bundle": pem}}},
-		alpha: map[string]any{"spec": map[string]any{"caBundle": []byte(pem)}},
-	} {
-		patch := must.Get(json.Marshal(change))(t)
-		must.Get(w.objects.Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}))(t)
 	}
 }

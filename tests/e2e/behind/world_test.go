@@ -172,3 +172,8 @@ func (w *world) apply(t *testing.T, text string) {
 		t.Fatal(a.Errs)
 	}
 }
+
+func (w *world) autoscale(t *testing.T) {
+	t.Helper()
+	w.apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: scaled}}\n---"+manifests.Autoscaled("scaled"))
+}
