@@ -3,19 +3,14 @@
 package faults
 
 import (
-	"context"
 	"fmt"
 	"net/http"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
-	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
@@ -43,11 +38,21 @@ func TestRecovery(t *testing.T) {
 	t.Logf("commit %s", suite.Commit(t))
 	front := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead}))(t).Endpoint
 	for _, tc := range []struct {
-		name  string
-		start func(*testing.T) server
-	}{{"sample-apiserver", w.sample}, {"custom-metrics test-adapter", w.adapter}} {
-		t.Run(tc.name, func(t *testing.T) {
-			s := tc.start(t)
+		program string
+		backend cluster.Backend
+		path    string
+	}{
+		{"sample-apiserver", cluster.Backend{
+			Namespace: "wardle", Service: "api", GroupVersions: []string{"wardle.example.com/v1beta1", "wardle.example.com/v1alpha1"},
+		}, "/apis/wardle.example.com/v1beta1/flunders"},
+		{"test-adapter", cluster.Backend{
+			Namespace: "custom-metrics", Service: "adapter", GroupVersions: []string{"custom.metrics.k8s.io/v1beta2", "external.metrics.k8s.io/v1beta1"},
+		}, "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/my-external-metric"},
+	} {
+		t.Run(tc.program, func(t *testing.T) {
+			suite.Tool(t, tc.program) // built before the time limit starts
+			part := must.Get(w.StartExtension(t.Context(), tc.program, &tc.backend))(t)
+			s := server{part, cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", tc.backend.Port), CAFile: w.PKI.Serving.CertFile}, tc.path}
 			var late []string
 			for i, down := range []time.Duration{2, 5, 10, 2, 5, 10, 2, 5, 10, 2} {
 				if got := w.restart(t, front, s, down*time.Second, i%2 == 0); got > most {
@@ -93,42 +98,6 @@ func (w *world) restart(t *testing.T, front cluster.Endpoint, s server, down tim
 		t.Errorf("down %s: %d requests failed after the first answer", down, relapses)
 	}
 	return ours.Sub(at)
-}
-
-// sample starts Kubernetes' sample extension server.
-func (w *world) sample(t *testing.T) server {
-	t.Helper()
-	suite.Tool(t, "sample-apiserver") // built before the time limit starts
-	part := must.Get(w.StartSampleAPIServer(t.Context()))(t)
-	service := must.Get(w.core.CoreV1().Services("wardle").Get(t.Context(), "api", metav1.GetOptions{}))(t)
-	return server{
-		part: part,
-		e:    cluster.Endpoint{URL: fmt.Sprintf("https://127.0.0.1:%d", service.Spec.Ports[0].Port), CAFile: w.PKI.Serving.CertFile},
-		path: "/apis/wardle.example.com/v1beta1/flunders",
-	}
-}
-
-// adapter starts the test server of the custom-metrics library.
-func (w *world) adapter(t *testing.T) server {
-	t.Helper()
-	path := suite.Tool(t, "test-adapter")
-	b := cluster.Backend{
-		Namespace: "custom-metrics", Service: "adapter", CAFile: w.PKI.Serving.CertFile,
-		GroupVersions: []string{"custom.metrics.k8s.io/v1beta2", "external.metrics.k8s.io/v1beta1"},
-	}
-	e, args, err := w.ExtensionArgs(&b)
-	must.Do(t, err)
-	for i, a := range args {
-		if kubeconfig, ok := strings.CutPrefix(a, "--kubeconfig="); ok {
-			args[i] = "--lister-kubeconfig=" + kubeconfig
-		}
-	}
-	client := suite.Client(t, e, w.Admin())
-	part := must.Get(w.Run(t.Context(), cluster.Command{Name: "test-adapter", Path: path, Args: args, Ready: func(ctx context.Context) error {
-		return ask.Serves(ctx, client, e.URL+"/readyz")
-	}}))(t)
-	must.Do(t, w.Register(t.Context(), b))
-	return server{part: part, e: e, path: "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/my-external-metric"}
 }
 
 // poll starts to request a URL.
