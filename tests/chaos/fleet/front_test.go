@@ -5,13 +5,11 @@ package fleet
 import (
 	"fmt"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
@@ -19,43 +17,17 @@ import (
 // frontPort is HAProxy's port. The network namespace is this package's own, and package cluster uses ports from 11000.
 const frontPort = 10443
 
-// configuration is that of kubeadm's documentation, in TCP mode, with more frequent checks: 0.5 s, twice.
-const configuration = `
-global
-    maxconn 4000
-defaults
-    mode tcp
-    timeout connect 1s
-    timeout check 1s
-    timeout client 1h
-    timeout server 1h
-    retries 3
-    option redispatch 1
-frontend front
-    bind 127.0.0.1:%d
-    default_backend servers
-backend servers
-    balance roundrobin
-    option httpchk GET /readyz
-    default-server check check-ssl verify none inter 500ms fall 2 rise 2
-`
-
-// point starts HAProxy in front of these servers, or restarts it with them. All connections end.
+// point starts HAProxy in front of these servers, or again with them. All connections end.
 func (w *world) point(t *testing.T, servers ...cluster.Endpoint) {
 	t.Helper()
-	file := filepath.Join(w.Dir(), "haproxy.cfg")
-	text := fmt.Sprintf(configuration, frontPort)
-	for i, s := range servers {
-		text += fmt.Sprintf("    server server%d %s\n", i, strings.TrimPrefix(s.URL, "https://"))
-	}
-	suite.Put(t, file, text)
 	if w.haproxy != nil {
-		must.Do(t, w.haproxy.Restart(t.Context()))
-		return
+		w.haproxy.Kill()
 	}
-	w.haproxy = must.Get(w.Run(t.Context(), cluster.Command{
-		Name: "haproxy", Path: "haproxy", Args: []string{"-db", "-f", file}, Ready: w.front.Serves("/readyz", w.Admin()),
-	}))(t)
+	text := fmt.Sprintf("listen front\n    bind 127.0.0.1:%d\n", frontPort)
+	for i, s := range servers {
+		text += fmt.Sprintf("    server server%d %s check\n", i, strings.TrimPrefix(s.URL, "https://"))
+	}
+	w.haproxy = must.Get(w.StartHAProxy(t.Context(), "haproxy", text, w.front.Serves("/readyz", w.Admin())))(t)
 }
 
 const (
