@@ -223,9 +223,9 @@ critical: parts netns ## Three nodes, of which one has its pod network late, beh
 
 .PHONY: routes
 routes: parts netns ## Several metrics servers behind one APIService: autoscalers on prometheus-adapter and KEDA, one killed at a time; a standby (5 min, and 15 for building KEDA once; root, otherwise idle)
-	$(TOOLS) -q test-adapter prometheus-adapter keda-adapter keda-operator # before the tests: their network has no way out
+	$(TOOLS) -q prometheus-adapter keda-adapter keda-operator # before the tests: their network has no way out
 	@go mod download -C tests/tools/keda github.com/kedacore/keda/v2 # for its CRDs
-	$(call needs,prometheus curl,prometheus curl)
+	$(call needs,prometheus,prometheus)
 	$(call suite,-timeout 30m) -v
 
 .PHONY: konnectivity

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 
@@ -29,9 +28,6 @@ type Backend struct {
 	// Addresses are its endpoints, not on loopback. The Service is headless: kube-apiserver's own aggregator cannot
 	// dial it, so all that the backend receives comes from Fairlead. All of one family. Nil: localhost.
 	Addresses []string
-
-	// Netns is the network namespace (of ip netns) of its processes. Empty: that of this process.
-	Netns string
 
 	// GroupVersions have the form metrics.k8s.io/v1beta1, the preferred version first.
 	GroupVersions []string
@@ -115,15 +111,11 @@ func (c *Cluster) StartExtension(ctx context.Context, program string, b *Backend
 	default: // of the custom-metrics library
 		args[slices.Index(args, "--kubeconfig="+kubeconfig)] = "--lister-kubeconfig=" + kubeconfig
 	}
-	if b.Netns != "" {
-		ready = func(ctx context.Context) error { // nobody else may reach it
-			return exec.CommandContext(ctx, "ip", "netns", "exec", b.Netns, "curl", "-sfk", e.URL+"/livez").Run()
-		}
-	} else if b.Addresses != nil {
+	if b.Addresses != nil {
 		ready = Listens(strings.TrimPrefix(e.URL, "https://"))
 	}
 	p = try.Get(c.Run(ctx, Command{
-		Name: program + "." + b.Namespace, Path: path, Args: append(args, more...), Env: []string{"KUBECONFIG=" + kubeconfig}, Netns: b.Netns, Ready: ready,
+		Name: program + "." + b.Namespace, Path: path, Args: append(args, more...), Env: []string{"KUBECONFIG=" + kubeconfig}, Ready: ready,
 	}))
 	return p, c.Register(ctx, *b)
 }

@@ -17,10 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/fairlead-proxy/fairlead/tests/cluster"
-	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
-	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -71,40 +68,6 @@ func TestTwoMetricServers(t *testing.T) {
 			tt.queue(tt.replicas)
 			w.has(t, tt.goes, tt.replicas)
 			w.documents(t, "orders_waiting", "externalmetrics")
-			must.Do(t, tt.killed.Restart(t.Context()))
-			w.active(t, tt.gone, "True")
-			steady()
-		})
-	}
-}
-
-// TestTwoAdapters gives each of two servers of one program a namespace. The program always listens
-// on port 8080, so the second one runs elsewhere.
-func TestTwoAdapters(t *testing.T) {
-	netns.Up(t)
-	netns.Hide(t, "/run/netns")
-	netns.Add(t, "elsewhere", here, there)
-	w := newWorld(t, "--bind-address="+here)
-	first := w.serve(t, "test-adapter", &cluster.Backend{Namespace: "first", Service: "adapter-one", GroupVersions: []string{external}})
-	second := w.serve(t, "test-adapter", &cluster.Backend{Namespace: "second", Service: "adapter-two", Netns: "elsewhere", Addresses: []string{there}})
-	w.routes(t, external, w.route(t, second.backend, "when: {namespaces: [second]}"))
-	w.scale(t)
-	a, b := scaler{"first", "web", "web"}, scaler{"second", "web", "web"}
-	for _, s := range []scaler{a, b} {
-		w.kubectl.Feed(t, manifests.Autoscaled(s.namespace), "apply", "--server-side", "-f", "-")
-		w.has(t, s, 3)
-	}
-	for _, tt := range []struct {
-		killed     server
-		gone, goes scaler
-	}{{second, b, a}, {first, a, b}} {
-		t.Run(tt.killed.backend.Service+" is killed", func(t *testing.T) {
-			steady := w.steady(t, tt.goes)
-			tt.killed.Kill()
-			w.active(t, tt.gone, "False")
-			w.run(t, "-n", tt.goes.namespace, "scale", "deployment", "web", "--replicas=1")
-			w.has(t, tt.goes, 3)
-			w.documents(t, "externalmetrics")
 			must.Do(t, tt.killed.Restart(t.Context()))
 			w.active(t, tt.gone, "True")
 			steady()

@@ -46,13 +46,13 @@ type world struct {
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-func newWorld(t *testing.T, args ...string) *world {
+func newWorld(t *testing.T) *world {
 	t.Helper()
 	netns.Up(t)
 	dir := suite.Folder(t, "routes")
 	w := &world{dir: dir, policy: filepath.Join(dir, "policy.yaml")}
 	fairlead := suite.Build(t, dir, "cmd/kubectl-fairlead")
-	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: append(args, "--advertise-address="+here)})
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--advertise-address=10.81.0.1"}})
 	w.core = must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
 	w.routes(t, external)
 	w.front = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: fairlead, Args: []string{"--policy=" + w.policy}}))(t)
@@ -90,9 +90,6 @@ func (w *world) serve(t *testing.T, program string, b *cluster.Backend, more ...
 	suite.Tool(t, program) // built before the time limit starts
 	return server{must.Get(w.StartExtension(t.Context(), program, b, more...))(t), b}
 }
-
-// Hosts of a network between this namespace and the namespace elsewhere.
-const here, there = "10.81.0.1", "10.81.0.2"
 
 // run runs kubectl through Fairlead.
 func (w *world) run(t *testing.T, words ...string) suite.Answer {
