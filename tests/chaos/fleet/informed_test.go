@@ -10,9 +10,9 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -38,31 +38,16 @@ func (w *world) inform(t *testing.T) *informed {
 	t.Helper()
 	seen, stop := &informed{}, make(chan struct{})
 	t.Cleanup(func() { close(stop) })
-	for i, of := range []func(informers.SharedInformerFactory) cache.SharedIndexInformer{
-		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Core().V1().ConfigMaps().Informer()
-		},
-		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Core().V1().Secrets().Informer()
-		},
-		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Core().V1().Nodes().Informer()
-		},
-		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Core().V1().Namespaces().Informer()
-		},
-		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Coordination().V1().Leases().Informer()
-		},
-		func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
-			return f.Resource().V1().ResourceClaims().Informer()
-		},
+	for i, of := range []schema.GroupVersionResource{
+		{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "secrets"}, {Version: "v1", Resource: "nodes"}, {Version: "v1", Resource: "namespaces"},
+		{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}, {Group: "resource.k8s.io", Version: "v1", Resource: "resourceclaims"},
 	} {
 		config := w.front.RESTConfig(w.Admin())
 		config.UserAgent, config.Dial = fmt.Sprintf("informer-%d", i), (&net.Dialer{}).DialContext
 		config.Wrap(seen.wrap)
 		f := informers.NewSharedInformerFactory(must.Get(kubernetes.NewForConfig(config))(t), 0)
-		go of(f).Run(stop) // ends with the test
+		must.Get(f.ForResource(of))(t).Informer()
+		f.Start(stop) // ends with the test
 		f.WaitForCacheSync(stop)
 	}
 	return seen
