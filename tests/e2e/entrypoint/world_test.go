@@ -42,13 +42,13 @@ type world struct {
 	core       kubernetes.Interface
 }
 
-func newWorld(t *testing.T, args ...string) *world {
+func newWorld(t *testing.T) *world {
 	t.Helper()
 	netns.Up(t, "10.79.0.0/16", clusterIP+"/32")
 	netns.Hide(t, "/run/secrets") // where a pod's credentials are
 	dir := suite.Folder(t, "entrypoint")
 	w := &world{fairlead: suite.Build(t, filepath.Join(dir, "bin"))}
-	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: append(args, "--endpoint-reconciler-type=none", "--advertise-address=10.79.0.9")})
+	w.Cluster = suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--endpoint-reconciler-type=none", "--advertise-address=10.79.0.9"}})
 	w.core = must.Get(kubernetes.NewForConfig(w.Endpoint().RESTConfig(w.Admin())))(t)
 	w.kubeconfig = must.Get(w.Account(t.Context(), w.Endpoint(), w.deploy(t), "entrypoint"))(t)
 	return w

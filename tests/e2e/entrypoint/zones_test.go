@@ -71,9 +71,8 @@ func (w *world) zones(t *testing.T) (all []*place) {
 }
 
 // Requests stay in the zone of a replica while that has a healthy endpoint, and clients of kube-proxy in theirs.
-// kube-apiserver's own aggregator, in the same case, spreads requests over all zones and fails those to a dead one.
 func TestZones(t *testing.T) {
-	w := newWorld(t, "--enable-aggregator-routing=true")
+	w := newWorld(t)
 	all := w.zones(t)
 	a, b := w.start(t, "a", "10.79.0.1", "--zone=a"), w.start(t, "b", "10.79.0.2", "--zone=b")
 	w.publishes(t, 5*time.Second, "10.79.0.1:8443", "10.79.0.2:8443")
@@ -81,7 +80,7 @@ func TestZones(t *testing.T) {
 		return suite.Eventually(t, 30*time.Second, what, ok)
 	}
 	plain := must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: w.fairlead, Name: "plain", Address: "10.79.0.4", Port: port, Args: []string{"--kubeconfig=" + w.kubeconfig}}))(t)
-	doors := map[string]cluster.Endpoint{"plain": plain.Endpoint, "zone a": a.Endpoint, "zone b": b.Endpoint, "aggregator": w.Endpoint()}
+	doors := map[string]cluster.Endpoint{"plain": plain.Endpoint, "zone a": a.Endpoint, "zone b": b.Endpoint}
 	for name, door := range doors {
 		soon(name+" serves it", func() (bool, string) {
 			err := ask.Serves(t.Context(), suite.Client(t, door, w.Admin()), door.URL+widgets)
@@ -126,18 +125,15 @@ func TestZones(t *testing.T) {
 	steady := func() { suite.Pause(t, 4*time.Second) }
 	for name := range doors {
 		got, failed, _ := during(name, steady)
-		inZone := got["a1"] + got["a2"]
 		switch {
 		case failed > 0:
 			t.Errorf("%s: %d failed", name, failed)
-		case name == "zone a" && got["b1"]+got["b2"] > 0, name == "zone b" && inZone > 0:
+		case name == "zone a" && got["b1"]+got["b2"] > 0, name == "zone b" && got["a1"]+got["a2"] > 0:
 			t.Errorf("%s: requests left the zone: %v", name, got)
-		case name == "aggregator" && (inZone == 0 || got["b1"]+got["b2"] == 0):
-			t.Errorf("the aggregator has zones by now: %v", got)
 		}
 	}
 	for _, how := range []extension.Kind{extension.Dead, extension.Freeze} {
-		for _, name := range []string{"zone a", "plain", "aggregator"} {
+		for _, name := range []string{"zone a", "plain"} {
 			t.Run(string(how)+" "+name, func(t *testing.T) {
 				got, failed, shots := during(name, func() {
 					suite.Pause(t, time.Second)
@@ -161,9 +157,6 @@ func TestZones(t *testing.T) {
 					})
 					t.Logf("back in the zone after %s", back)
 				})
-				if name == "aggregator" {
-					return // what it does is only counted
-				}
 				volley.Judge(t, shots, 0, (*volley.Shot).Failed)
 				if got["b1"]+got["b2"] == 0 {
 					t.Errorf("the other zone did not help: %v, %d failed", got, failed)
