@@ -173,7 +173,25 @@ func (w *world) apply(t *testing.T, text string) {
 	}
 }
 
+// autoscale makes a Deployment of one replica and a HorizontalPodAutoscaler that has three of it: by the metric
+// my-external-metric of the adapter.
 func (w *world) autoscale(t *testing.T) {
 	t.Helper()
-	w.apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: scaled}}\n---"+manifests.Autoscaled("scaled"))
+	w.apply(t, `
+{apiVersion: v1, kind: Namespace, metadata: {name: scaled}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {namespace: scaled, name: web}
+spec: {replicas: 1, selector: {matchLabels: {app: web}}, template: {metadata: {labels: {app: web}}, spec: {containers: [{name: web, image: web}]}}}
+---
+apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata: {namespace: scaled, name: web}
+spec:
+  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: web}
+  minReplicas: 1
+  maxReplicas: 3
+  metrics: [{type: External, external: {metric: {name: my-external-metric}, target: {type: AverageValue, averageValue: "1"}}}]
+`)
 }
