@@ -143,7 +143,6 @@ func (e *extension) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// startBackend starts the extension server and registers it.
 func (w *world) startBackend(ctx context.Context) {
 	pair := w.serving("extension", "extension.bench.svc", "localhost", "127.0.0.1")
 	w.backend = freeAddress(ctx)

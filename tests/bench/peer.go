@@ -88,7 +88,6 @@ func (w *world) have(ctx context.Context, name string) *peer {
 	return p
 }
 
-// another starts a Fairlead with its own arguments.
 func (w *world) another(ctx context.Context, name string, args ...string) *peer {
 	p := w.launch(ctx, name, args...)
 	try.Do(w.WaitAvailable(ctx, p.front.Endpoint, group+"/v1"))
@@ -156,7 +155,6 @@ func joined(pair cluster.Pair, file string) string {
 	return file
 }
 
-// serving issues a server's certificate.
 func (w *world) serving(user string, names ...string) cluster.Pair {
 	return try.Get(w.PKI.Serving.Issue("bench-"+user, cluster.Leaf{User: user, Names: names}))
 }

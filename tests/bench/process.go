@@ -57,7 +57,6 @@ func (p *peer) resident(kind string) float64 {
 	return try.Get(strconv.ParseFloat(strings.Fields(rest)[0], 64))
 }
 
-// machine describes the machine of the measurement.
 func machine() string {
 	info, _ := os.ReadFile("/proc/cpuinfo") // empty if unknown, as other load
 	_, model, _ := strings.Cut(string(info), "model name\t: ")

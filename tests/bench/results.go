@@ -58,7 +58,6 @@ func (r *results) of(scenario, peer string) *series {
 	return (*r)[i]
 }
 
-// add adds the next round.
 func (r *results) add(scenario, peer string, s sample) {
 	of := r.of(scenario, peer)
 	of.samples = append(of.samples, s)

@@ -127,7 +127,6 @@ func (w *world) measure(ctx context.Context, p *peer, c load.Config) (s sample, 
 	return newSample(before, l.Snapshot(), cpu)
 }
 
-// pause lets a load run.
 func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

@@ -56,7 +56,6 @@ func identities(ctx context.Context, w *world) {
 	w.compare(ctx, "identity", list, func(*peer) load.Config { return c })
 }
 
-// as returns the same peer with another name.
 func (p *peer) as(name string) *peer {
 	other := *p
 	other.name = name

@@ -56,7 +56,6 @@ type run struct {
 // errExited is why a process ended that has not failed.
 var errExited = errors.New("exit status 0")
 
-// start launches the program and waits until it is ready.
 func (p *Part) start(ctx context.Context) error {
 	line := append([]string{p.cmd.Path}, p.cmd.Args...)
 	if p.cmd.Netns != "" {

@@ -52,7 +52,6 @@ type Leaf struct {
 	NotAfter time.Time
 }
 
-// newPKI creates a PKI in dir.
 func newPKI(dir, adminGroup string) (p *PKI, err error) {
 	defer try.Catch(&err)
 	try.Do(os.MkdirAll(dir, 0o700))

@@ -215,7 +215,6 @@ func (p *pair) watch(ctx context.Context, t *testing.T, header http.Header, from
 	return both[1]
 }
 
-// stream is a watch.
 type stream struct {
 	*http.Response
 

@@ -32,7 +32,6 @@ func testKubectl(t *testing.T, w *world) {
 	}
 }
 
-// step is a command and what it must print.
 type step struct {
 	name  string
 	args  string // after "kubectl", divided by blanks
@@ -112,7 +111,6 @@ func kinds() []kind {
 	}
 }
 
-// object returns an object with the value.
 func (k kind) object(name, value string) *unstructured.Unstructured {
 	field := map[string]any{k.path[1]: value}
 	maps.Copy(field, k.fixed)
@@ -130,7 +128,6 @@ func (k kind) manifest(name, value string) string {
 	return string(data)
 }
 
-// patch returns a merge patch that sets the value.
 func (k kind) patch(value string) string {
 	return fmt.Sprintf(`{%q:{%q:%q}}`, k.path[0], k.path[1], value)
 }

@@ -63,7 +63,6 @@ func newQuay(t *testing.T, w *world) *quay {
 	return q
 }
 
-// visit is a request of a client.
 type visit struct {
 	proto              string // h2 or http/1.1
 	pair               cluster.Pair

@@ -74,7 +74,6 @@ func testSlow(t *testing.T, d *door) {
 	}
 }
 
-// outlive returns how long a lame peer's connection lives.
 func (d *door) outlive(ctx context.Context, l lame) (took time.Duration, err error) {
 	defer try.Catch(&err)
 	ctx, cancel := context.WithTimeout(ctx, 70*time.Second)

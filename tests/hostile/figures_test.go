@@ -41,7 +41,6 @@ func memory(t *testing.T, pid int) (now, peak int64) {
 	return now << 10, peak << 10
 }
 
-// forgetPeak resets memory's peak.
 func forgetPeak(t *testing.T, pid int) {
 	t.Helper()
 	must.Do(t, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0))

@@ -92,13 +92,11 @@ func (w *world) extension(t *testing.T, svc string, record int) *extension.Serve
 	})
 }
 
-// register registers a server as the service svc.
 func (d *door) register(t *testing.T, svc string, s *extension.Server, annotations string) {
 	t.Helper()
 	suite.Put(t, filepath.Join(d.registry, svc+".yaml"), manifests.At(svc+".example.com", "v1", s.Addr(), s.CA.PEM(), annotations))
 }
 
-// widgets is the path of a service's objects.
 func widgets(svc string) string { return "/apis/" + svc + ".example.com/v1/namespaces/default/widgets" }
 
 // The APIs of a door: innocent users request others, attacks target.
@@ -135,7 +133,6 @@ func (w *world) open(t *testing.T, more ...string) *door {
 	return d
 }
 
-// serves waits until a path is served.
 func (d *door) serves(t *testing.T, path string) {
 	t.Helper()
 	suite.Eventually(t, time.Minute, "serving "+path, func() (bool, string) {

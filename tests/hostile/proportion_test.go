@@ -46,7 +46,6 @@ const (
 	proportionMemory = 128 * mib
 )
 
-// attack is one head, of a client or of a backend.
 type attack struct {
 	name string
 	// over is the client's protocol, or the backend's.

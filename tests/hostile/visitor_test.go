@@ -31,7 +31,6 @@ type visitor struct {
 	clients *http.Client
 }
 
-// visit makes a visitor.
 func (d *door) visit(t *testing.T, from string) *visitor {
 	t.Helper()
 	v := &visitor{t: t, d: d, from: &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}}
@@ -58,7 +57,6 @@ func (v *visitor) dressed() *tls.Config {
 	return c
 }
 
-// frames sends a head over HTTP/2.
 func (v *visitor) frames(h *proportion.Head) int {
 	if v.wire == nil {
 		w, err := connectBy(v.t.Context(), v.from, v.d.Front, v.dressed(), true)
@@ -89,7 +87,6 @@ func (v *visitor) frames(h *proportion.Head) int {
 	return 0
 }
 
-// text sends a head over HTTP/1.1.
 func (v *visitor) text(h *proportion.Head) int {
 	if v.conn == nil {
 		conn, err := tls.DialWithDialer(v.from, "tcp", v.d.Front, v.dressed())

@@ -113,7 +113,6 @@ func (w *wire) answered(status int) {
 	}
 }
 
-// head encodes a request's fields.
 func (w *wire) head(method, path string, fields ...string) []byte {
 	w.block.Reset()
 	all := append([]string{":method", method, ":scheme", "https", ":authority", "localhost", ":path", path}, fields...)
@@ -123,7 +122,6 @@ func (w *wire) head(method, path string, fields ...string) []byte {
 	return w.block.Bytes()
 }
 
-// ask opens a stream and returns its number.
 func (w *wire) ask(method, path string, end bool, fields ...string) (uint32, error) {
 	id := w.next
 	w.next += 2

@@ -16,7 +16,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// call is what a client does.
 type call struct {
 	name, method, query string
 	body                string            // declared, chunked or slow. Empty: none

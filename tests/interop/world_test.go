@@ -64,7 +64,6 @@ type server struct {
 	program   func(dir string, port int, pair cluster.Pair, plain int) []string
 }
 
-// servers are the servers of the table.
 var servers = []server{
 	{name: "node-http2", program: script("node", "server.js", "http2")},
 	{name: "node-http2-10mb", apart: true, program: script("node", "server.js", "http2-10mb")},
@@ -170,7 +169,6 @@ func begin(t *testing.T) *world {
 	return w
 }
 
-// compile makes the classes of testdata.
 func compile(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(classes) })
 	if out, err := exec.CommandContext(t.Context(), "javac", "-nowarn", "-cp", jars(), "-d", classes, "testdata/Server.java", "testdata/Client.java").CombinedOutput(); err != nil {
@@ -209,7 +207,6 @@ type client struct {
 	raw     bool // prints the body, and nothing of its own but the status at its end
 }
 
-// clients are the clients of the table.
 var clients = []client{
 	{name: "curl-h1", raw: true, program: curl("--http1.1")},
 	{name: "curl-h2", raw: true, program: curl("--http2")},

@@ -77,7 +77,6 @@ func (c *conn) flush() error {
 	return nil
 }
 
-// visit makes visits, one after the other.
 func (c *conn) visit() {
 	for {
 		began := time.Now()
@@ -91,13 +90,11 @@ func (c *conn) visit() {
 	}
 }
 
-// count counts a correct answer.
 func (c *conn) count(began, now time.Time) {
 	c.done.Add(1)
 	c.took = append(c.took, now.Sub(began))
 }
 
-// send sends the requests that f asks.
 func (c *conn) send(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -99,7 +99,6 @@ type watching struct {
 	who, target string
 }
 
-// begin starts requests.
 func (l *load) begin(t *testing.T) {
 	t.Helper()
 	l.alive(t)

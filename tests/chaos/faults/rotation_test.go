@@ -66,7 +66,6 @@ func testRotation(t *testing.T, d *door) {
 
 func (s *stage) remotes() []*remote { return []*remote{s.steady, s.inline, s.overlap} }
 
-// emit sends an event to every watch.
 func (s *stage) emit(ctx context.Context) {
 	for _, r := range s.remotes() {
 		r.servers[0].Emit()

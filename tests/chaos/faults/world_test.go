@@ -71,7 +71,6 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) in(name string) string { return filepath.Join(w.Dir(), name) }
 
-// name returns a new name.
 func (w *world) name(kind string) string { return fmt.Sprint(kind, w.numbers.Add(1)) }
 
 // bundle is a file of CAs. first is rotated away; lasting stays.

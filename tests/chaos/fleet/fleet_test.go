@@ -34,7 +34,6 @@ const (
 	draining = 2 * time.Minute
 )
 
-// world is the control plane and its clients.
 type world struct {
 	*cluster.Cluster
 	bin       string
@@ -125,7 +124,6 @@ func newWorld(t *testing.T, cfg cluster.Config, nodes int) *world {
 	return w
 }
 
-// servers returns the kube-apiservers.
 func (w *world) servers() (all []cluster.Endpoint) {
 	for i := range w.APIServers {
 		all = append(all, w.EndpointOf(i))
@@ -138,7 +136,6 @@ func (w *world) look(t *testing.T, i int) {
 	w.core = must.Get(kubernetes.NewForConfig(w.EndpointOf(i).RESTConfig(w.Admin())))(t)
 }
 
-// furnish creates the objects that the load requests.
 func (w *world) furnish(t *testing.T) {
 	t.Helper()
 	const namespace = "fleet"

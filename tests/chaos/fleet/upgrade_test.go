@@ -63,7 +63,6 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// upgrade does it all under load.
 func (w *world) upgrade(t *testing.T, older, newer string, fairleads []*cluster.Part) (cost toll) {
 	t.Helper()
 	w.look(t, 0)

@@ -20,7 +20,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
 
-// backends are incidents of extension servers.
 func backends() []row {
 	return []row{
 		{name: "wrong caBundle", want: `v1\.mistrusted\.example\.com.*until \d\d:\d\d`, then: `v1\.mistrusted\.example\.com .*False`, alerts: "FairleadBackendErrors", set: mistrusted},

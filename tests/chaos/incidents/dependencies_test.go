@@ -19,7 +19,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// dependencies are incidents of what Fairlead depends on.
 func dependencies() []row {
 	return []row{
 		{

@@ -19,7 +19,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// row is an incident.
 type row struct {
 	name string
 	// set prepares it.

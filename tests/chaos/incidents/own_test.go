@@ -25,7 +25,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// own are incidents of what Fairlead itself needs.
 func own() []row {
 	return []row{
 		{

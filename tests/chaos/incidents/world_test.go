@@ -87,7 +87,6 @@ func (w *world) lasting(t *testing.T, i int) {
 	must.Get(w.PKI.Serving.Issue(w.APIServers[i].Name(), cluster.Leaf{User: "kube-apiserver", Names: []string{host, "localhost"}, NotAfter: inLong()}))(t)
 }
 
-// run runs another program than kubectl.
 func run(t *testing.T, name string, args ...string) suite.Answer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -172,7 +171,6 @@ func (w *world) account(t *testing.T, name string) {
 	w.kubectl.Run(t, "apply", "-k", dir)
 }
 
-// kubeconfig returns one with a token of that account.
 func (w *world) kubeconfig(t *testing.T, e cluster.Endpoint, name string) string {
 	t.Helper()
 	file := filepath.Join(w.Dir(), "account-"+name+".kubeconfig")

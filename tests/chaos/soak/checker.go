@@ -94,7 +94,6 @@ func (c *checker) executed(r receipt, sum string) {
 	c.testLocked(ownAnswer, sum == w.want.Sum, "%s executed %s with a body that its client did not send", r.Server, r.ID)
 }
 
-// end records a request that has ended.
 func (c *checker) end(x exchange) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -33,7 +33,6 @@ const (
 	stallAfter = 15 * time.Second
 )
 
-// class is a kind of requests.
 type class struct {
 	name string
 	// weight is the percentage of requests in this class.
@@ -73,7 +72,6 @@ func classes() []class {
 	}
 }
 
-// task is a request to make, and its record.
 type task struct {
 	exchange
 
@@ -160,7 +158,6 @@ func (t *task) locate(g *group, name string, r *rand.Rand) {
 	t.path += fmt.Sprintf("?size=%d", t.size)
 }
 
-// request sends a request and records how it ended.
 func (w *world) request(ctx context.Context) {
 	t := w.draw(false)
 	if t.Sum != "" {

@@ -132,7 +132,6 @@ type side struct {
 // report has the time of the whole run, the answers of 2xx, and the time of the slowest request.
 var report = regexp.MustCompile(`(?s)finished in (\S+),.*status codes: (\d+) 2xx.*time for request: +\S+ +(\S+) `)
 
-// run requests the side's URL, and records the results.
 func (s *side) run(t *testing.T, l load, token string) {
 	t.Helper()
 	// Longer than the minute that Fairlead and kube-apiserver give a request, so that a request that hangs is counted.

@@ -129,7 +129,6 @@ func TestBalancer(t *testing.T) {
 	}
 }
 
-// balance starts HAProxy, and returns its doors.
 func balance(t *testing.T, c *cluster.Cluster, front cluster.Endpoint) map[string]cluster.Endpoint {
 	t.Helper()
 	doorOf, config, ports := map[string]cluster.Endpoint{}, "", alone.Ports(t, len(doors))

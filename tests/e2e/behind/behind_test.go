@@ -289,7 +289,6 @@ func testControllers(t *testing.T, w *world) {
 	w.deleted(t, "scaled")
 }
 
-// deleted waits until a namespace has gone.
 func (w *world) deleted(t *testing.T, namespace string) {
 	t.Helper()
 	w.ask(t, "delete", "namespace", namespace, "--wait=false")
@@ -299,7 +298,6 @@ func (w *world) deleted(t *testing.T, namespace string) {
 	})
 }
 
-// testTop uses metrics-server.
 func testTop(t *testing.T, w *world) {
 	suite.Eventually(t, time.Minute, "kubectl top nodes", func() (bool, string) {
 		a := w.ask(t, "top", "nodes")

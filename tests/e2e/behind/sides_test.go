@@ -29,7 +29,6 @@ func (w *world) own(t *testing.T, words ...string) suite.Answer {
 	return suite.Run(t, exec.CommandContext(t.Context(), filepath.Join(w.dir, "kubectl-fairlead"), append(words, "--kubeconfig="+kubeconfig)...), "")
 }
 
-// annotate sets an annotation of an APIService.
 func (w *world) annotate(t *testing.T, name, key, value string) {
 	t.Helper()
 	a := must.Get(w.objects.Get(t.Context(), name, metav1.GetOptions{}))(t)
@@ -187,7 +186,6 @@ func testIdentity(t *testing.T, w *world) {
 	must.Do(t, w.objects.Delete(t.Context(), "v1.widgets.example.com", metav1.DeleteOptions{}))
 }
 
-// account makes a ServiceAccount.
 func (w *world) account(t *testing.T, namespace, name string) string {
 	t.Helper()
 	w.apply(t, "{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: "+namespace+", name: "+name+"}}")

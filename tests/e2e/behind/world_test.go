@@ -31,7 +31,6 @@ import (
 // plane reaches Fairleads at 10.81.0.0/24, and nobody at 10.80.0.0/16, where the extension servers are.
 const controlPlane = "10.79.0.1"
 
-// fairleads are the addresses of the two replicas.
 var fairleads = []string{"10.81.0.2", "10.81.0.3"}
 
 // world is a cluster whose control plane does not reach pods, but Fairlead does, as deploy/overlays/behind installs it.
@@ -92,7 +91,6 @@ func (w *world) inPods(t *testing.T, path string) string {
 	return script
 }
 
-// service makes a Service.
 func (w *world) service(t *testing.T, name string, addresses ...string) {
 	t.Helper()
 	meta := metav1.ObjectMeta{Name: name}
@@ -159,13 +157,11 @@ func (w *world) succeed(t *testing.T, words ...string) string {
 	return a.Out
 }
 
-// ask runs kubectl.
 func (w *world) ask(t *testing.T, words ...string) suite.Answer {
 	t.Helper()
 	return suite.Run(t, exec.CommandContext(t.Context(), w.kubectl, append(words, "--kubeconfig="+w.kubeconfig)...), "")
 }
 
-// apply applies manifests.
 func (w *world) apply(t *testing.T, text string) {
 	t.Helper()
 	if a := suite.Run(t, exec.CommandContext(t.Context(), w.kubectl, "apply", "-f", "-", "--kubeconfig="+w.kubeconfig), text); a.Code != 0 {

@@ -55,7 +55,6 @@ func (q *turn) head(status int, h http.Header, after string) {
 	}
 }
 
-// ends ends the answer.
 func (q *turn) ends(err error) {
 	if q.facts["end"] != "" {
 		return
@@ -73,7 +72,6 @@ func (q *turn) ends(err error) {
 	close(q.all)
 }
 
-// link is a client's connection.
 type link struct {
 	*tls.Conn
 	held    sync.Mutex // while nothing is read
@@ -131,7 +129,6 @@ func (q *turn) http1(answers *bufio.Reader) error {
 	}
 }
 
-// frames reads until the connection ends.
 func (l *link) frames() {
 	for l.err == nil {
 		f, err := l.fr.ReadFrame()
@@ -186,7 +183,6 @@ type actor struct {
 	turns []*turn
 }
 
-// play plays words, and returns what became of the requests.
 func (a *actor) play(words []string) (turns []*turn, err error) {
 	defer try.Catch(&err)
 	a.links = []*link{a.dial()}
@@ -263,7 +259,6 @@ func (q *turn) do(what byte, b []byte) {
 	}
 }
 
-// begin sends a head.
 func (a *actor) begin(word string, l *link) {
 	head, steps, _ := strings.Cut(word[2:], "?")
 	options := strings.Split(head, "+")
@@ -358,7 +353,6 @@ func (s *stage) perform(next http.Handler) http.Handler {
 	})
 }
 
-// do does a step.
 func (p *part) do(step, what string, n int) {
 	switch what {
 	case "d":

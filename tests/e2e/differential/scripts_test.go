@@ -116,7 +116,6 @@ func (s *stage) note(request, what string) int {
 	return s.seen[request][what] - 1
 }
 
-// draw draws a script.
 func (s *stage) draw(r *rand.Rand) string {
 	grammar := map[string][]string{}
 	for _, line := range s.lines("drawn") {

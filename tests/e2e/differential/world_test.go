@@ -43,7 +43,6 @@ func newWorld(t *testing.T, args ...string) *world {
 	return w
 }
 
-// define makes a CustomResourceDefinition.
 func (w *world) define(t *testing.T, manifest string) {
 	t.Helper()
 	kubectl.As(t, w.Endpoint(), w.Admin()).Feed(t, manifest, "apply", "-f", "-")

@@ -30,7 +30,6 @@ type world struct {
 	keys alone.Keys
 }
 
-// user issues a client certificate.
 func (w *world) user(t *testing.T, name string, groups ...string) cluster.Credentials {
 	t.Helper()
 	return cluster.Credentials{Pair: alone.Pair(t, w.keys.Clients, pki.Leaf{CommonName: name, Organizations: groups})}
@@ -65,19 +64,16 @@ func (w *world) open(t *testing.T, registry string, args ...string) *door {
 	return d
 }
 
-// client returns an HTTP/2 client with the credentials cr.
 func (w *world) client(t *testing.T, cr cluster.Credentials) *http.Client {
 	t.Helper()
 	return suite.Client(t, cluster.Endpoint{CAFile: alone.Bundle(t, w.keys.Servers)}, cr)
 }
 
-// ask gets a path from Fairlead.
 func (d *door) ask(t *testing.T, c *http.Client, path string) (int, string) {
 	t.Helper()
 	return alone.Get(t, c, d.front.URL+path)
 }
 
-// status sends a GET and compares the status.
 func (d *door) status(t *testing.T, c *http.Client, path string, want int) {
 	t.Helper()
 	if got, body := d.ask(t, c, path); got != want {
@@ -85,7 +81,6 @@ func (d *door) status(t *testing.T, c *http.Client, path string, want int) {
 	}
 }
 
-// becomes waits for a status.
 func (d *door) becomes(t *testing.T, c *http.Client, path string, want int) {
 	t.Helper()
 	suite.Eventually(t, time.Minute, http.StatusText(want), func() (bool, string) {

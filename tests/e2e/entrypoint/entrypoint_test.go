@@ -100,7 +100,6 @@ func (w *world) load(t *testing.T, e cluster.Endpoint, token string) *volley.Loa
 	return l.Start(t)
 }
 
-// scrape returns a Fairlead's metrics.
 func (w *world) scrape(t *testing.T, f *cluster.Front) map[string]float64 {
 	t.Helper()
 	return must.Get(ask.Metrics(t.Context(), suite.Client(t, f.Admin, w.Admin()), f.Admin.URL))(t)

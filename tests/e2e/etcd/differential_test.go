@@ -44,7 +44,6 @@ func operationOf(words []string) (o operation, name string) {
 	return o, o.method
 }
 
-// body is the request's.
 func (o *operation) body() string {
 	if o.words["make"] == "" {
 		return o.words["body"]
@@ -57,7 +56,6 @@ func (o *operation) body() string {
 	return strings.Replace(text, old, instead, min(len(old), 1))
 }
 
-// typeOf returns a content type by its word.
 func typeOf(word string) string {
 	types := map[string]string{
 		"": "application/json", "yaml": "application/yaml", "apply": "application/apply-patch+yaml", "protobuf": "application/vnd.kubernetes.protobuf",
@@ -68,7 +66,6 @@ func typeOf(word string) string {
 	return types[word]
 }
 
-// comparison is two servers and their answers so far.
 type comparison struct {
 	*site
 	sides [2]*side // kube-apiserver, Fairlead

@@ -48,7 +48,6 @@ func (s *site) everything(t *testing.T) *extension.Server {
 
 func nameOf(i int) string { return fmt.Sprintf("v1.g%05d.example.com", i) }
 
-// things is a path of an APIService.
 func things(name string) string {
 	version, group, _ := strings.Cut(name, ".")
 	return "/apis/" + group + "/" + version + "/things"
@@ -169,7 +168,6 @@ func testLeader(t *testing.T, w *world) {
 	}
 }
 
-// doomed reports whether the test deletes APIService i.
 func doomed(i int) bool { return i%3 == 0 }
 
 // surely repeats a write until a door acknowledges it, or says that it was done, if an answer was lost.
@@ -209,7 +207,6 @@ func (s *site) routed(t *testing.T) {
 	s.become(t, widgets, http.StatusOK)
 }
 
-// late is an APIService.
 func late() string { return manifest("v1.late.example.com", "", "") }
 
 // refuses requires that requests that need etcd are soon answered with 503 and, unless etcd may have

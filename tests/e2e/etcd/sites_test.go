@@ -25,7 +25,6 @@ import (
 // keys is the prefix of the keys of APIServices.
 const keys = "/registry/apiregistration.k8s.io/apiservices/"
 
-// text returns an APIService as YAML.
 func text(t *testing.T, o *apiregistrationv1.APIService) string {
 	t.Helper()
 	o.APIVersion, o.Kind = "apiregistration.k8s.io/v1", "APIService"

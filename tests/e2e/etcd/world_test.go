@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
 
-// world is what all cases share: the executable.
 type world struct{ bin string }
 
 // site is an etcd with its Fairleads.
@@ -57,7 +56,6 @@ func (w *world) site(t *testing.T, doors int, cfg cluster.Config) *site {
 	return s
 }
 
-// open starts another Fairlead.
 func (s *site) open(t *testing.T, registry string, args ...string) *door {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -70,7 +68,6 @@ func (s *site) open(t *testing.T, registry string, args ...string) *door {
 	return d
 }
 
-// services returns a client for an endpoint's APIServices.
 func (s *site) services(t *testing.T, e cluster.Endpoint) typed.APIServiceInterface {
 	t.Helper()
 	c := must.Get(aggregator.NewForConfig(e.RESTConfig(s.Admin())))(t)
@@ -116,7 +113,6 @@ func (d *door) ask(t *testing.T, method, path, body string) ask.Reply {
 	return reply
 }
 
-// becomes waits until a GET has the status.
 func (d *door) becomes(t *testing.T, path string, status int) {
 	t.Helper()
 	suite.Eventually(t, time.Minute, fmt.Sprintf("%s %s %d", d.Part.Name(), path, status), func() (bool, string) {
@@ -125,7 +121,6 @@ func (d *door) becomes(t *testing.T, path string, status int) {
 	})
 }
 
-// become waits until all doors answer a GET with the status.
 func (s *site) become(t *testing.T, path string, status int) {
 	t.Helper()
 	for _, d := range s.doors {

@@ -93,14 +93,12 @@ const (
 	settle = 2 * time.Minute        // until what hung has ended: gRPC's dials last 30 s, HTTP/1.1's idle connections 90 s
 )
 
-// outcome is what became of a request.
 type outcome struct {
 	sent time.Time
 	took time.Duration
 	code int // zero: no answer
 }
 
-// ask sends a request.
 func (s *side) ask(t *testing.T) outcome {
 	o := outcome{sent: time.Now()}
 	if r, err := ask.Do(t.Context(), s.client, http.MethodGet, s.endpoint.URL+objects+"/widget-000", nil, ""); err == nil {

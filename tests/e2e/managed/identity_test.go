@@ -24,7 +24,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// passport is a way to authenticate.
 type passport struct {
 	name   string
 	cred   cluster.Credentials

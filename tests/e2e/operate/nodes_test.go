@@ -166,7 +166,6 @@ ip -n %[1]s route add 10.96.0.0/12 via %[2]s`, address, laptop))
 	suite.Put(t, "/etc/netns/"+address+"/haproxy/haproxy.cfg", fmt.Sprintf(haproxy, c.port))
 }
 
-// kubeadm makes node cp<i>.
 func (c *controlPlane) kubeadm(t *testing.T, i int, node string) {
 	t.Helper()
 	phases := func(names ...string) {
@@ -196,7 +195,6 @@ func (c *controlPlane) kubeadm(t *testing.T, i int, node string) {
 	c.follow(t, "mkdir .kube && ln -s /etc/netns/"+node+"/kubernetes/admin.conf .kube/config")
 }
 
-// balance runs HAProxy on a machine.
 func (c *controlPlane) balance(t *testing.T, machine string) {
 	t.Helper()
 	must.Get(c.run(t.Context(), machine, "haproxy-"+machine, "haproxy", "-W", "-f", "/etc/haproxy/haproxy.cfg", "-p", "/etc/haproxy/pid"))(t)
@@ -264,7 +262,6 @@ func (c *controlPlane) follow(t *testing.T, block string, args ...string) string
 	return out
 }
 
-// on runs commands on a node.
 func (c *controlPlane) on(t *testing.T, node, block string) string {
 	t.Helper()
 	return c.follow(t, `exec ssh "$0" "$1"`, node, block)

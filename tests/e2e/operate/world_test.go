@@ -97,7 +97,6 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// account returns a kubeconfig of Fairlead's ServiceAccount.
 func (w *world) account(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(w.dir, "fairlead.kubeconfig")
@@ -131,7 +130,6 @@ func (w *world) apply(t *testing.T, manifests string) {
 	succeed(t, manifests, w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
 }
 
-// ask runs a command of kubectl as an administrator.
 func (w *world) ask(t *testing.T, line string) string {
 	t.Helper()
 	return succeed(t, "", w.kubectl, append([]string{"--kubeconfig", w.direct}, strings.Fields(line)...)...)

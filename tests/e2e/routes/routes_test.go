@@ -134,16 +134,13 @@ spec:
 // patience limits what an autoscaler does: KEDA, Prometheus and its adapter look once a second.
 const patience = time.Minute
 
-// scale starts the autoscaler, as a client of Fairlead.
 func (w *world) scale(t *testing.T) {
 	t.Helper()
 	must.Get(w.StartControllerManager(t.Context(), w.front.Endpoint, "--controllers=horizontal-pod-autoscaler-controller", "--horizontal-pod-autoscaler-sync-period=1s"))(t)
 }
 
-// scaler is a HorizontalPodAutoscaler and its Deployment.
 type scaler struct{ namespace, name, deployment string }
 
-// has waits until the Deployment has so many replicas.
 func (w *world) has(t *testing.T, s scaler, replicas int32) {
 	t.Helper()
 	took := suite.Eventually(t, patience, fmt.Sprintf("%s has %d replicas", s.deployment, replicas), func() (bool, string) {

@@ -78,7 +78,6 @@ func (w *world) route(t *testing.T, b *cluster.Backend, rule string) string {
 	return fmt.Sprintf("  - service: {namespace: %s, name: %s, port: %d}\n    caBundle: %s\n    %s\n", b.Namespace, b.Service, b.Port, ca, rule)
 }
 
-// server is a backend and its process.
 type server struct {
 	*cluster.Part
 	backend *cluster.Backend
@@ -91,7 +90,6 @@ func (w *world) serve(t *testing.T, program string, b *cluster.Backend, more ...
 	return server{must.Get(w.StartExtension(t.Context(), program, b, more...))(t), b}
 }
 
-// run runs kubectl through Fairlead.
 func (w *world) run(t *testing.T, words ...string) suite.Answer {
 	t.Helper()
 	return w.kubectl.Try(t, "", words...)
@@ -155,7 +153,6 @@ func (w *world) keda(t *testing.T) server {
 	return w.serve(t, "keda-adapter", &cluster.Backend{Namespace: "keda", Service: "keda-metrics-apiserver"}, "--cert-dir="+certs, "--metrics-service-address="+metrics, "--port=0")
 }
 
-// source is the folder of KEDA's source.
 func source(t *testing.T) string {
 	t.Helper()
 	download := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", "github.com/kedacore/keda/v2")
@@ -165,7 +162,6 @@ func source(t *testing.T) string {
 	return module.Dir
 }
 
-// get returns the answer to a GET through Fairlead.
 func (w *world) get(t *testing.T, path string) ask.Reply {
 	t.Helper()
 	return must.Get(ask.Do(t.Context(), w.admin, http.MethodGet, w.front.Endpoint.URL+path, nil, ""))(t)

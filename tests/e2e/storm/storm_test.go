@@ -151,7 +151,6 @@ func (w *world) name(t *testing.T) {
 	t.Logf("after %s the busiest by bytes: %s", named, text)
 }
 
-// fill makes what is listed.
 func fill(t *testing.T, core kubernetes.Interface) {
 	t.Helper()
 	g, ctx := errgroup.WithContext(t.Context())

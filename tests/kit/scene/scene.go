@@ -147,7 +147,6 @@ func (s *Scene) Claim(gv, service string, group, version int32) {
 	s.Build()
 }
 
-// serve adds a Service with one endpoint.
 func (s *Scene) serve(name types.NamespacedName) {
 	port, ready := int32(8443), true
 	s.Input.Services[name] = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}, Spec: corev1.ServiceSpec{

@@ -56,7 +56,6 @@ func (c *connection) wait() error {
 // Close ends the connection gracefully; a second call does nothing.
 func (c *connection) Close() error { return c.close() }
 
-// rst ends the connection with a TCP reset.
 func (c *connection) rst() {
 	if tcp, ok := c.Conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0) // discard unsent bytes: RST instead of FIN

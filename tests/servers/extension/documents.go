@@ -108,7 +108,6 @@ func (s *Server) writeDocument(w http.ResponseWriter, r *http.Request, contentTy
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(b))
 }
 
-// encode returns a document and its hash.
 func encode(doc any) (b []byte, hash string) {
 	b, err := json.Marshal(doc)
 	if err != nil {
@@ -129,7 +128,6 @@ func (s *Server) openAPIV2(w http.ResponseWriter, r *http.Request) {
 
 func info() object { return object{"title": "extension", "version": "v0"} }
 
-// operation describes the get of a widget.
 func operation(gv schema.GroupVersion, answer object) object {
 	return object{
 		"operationId": "read" + strings.NewReplacer(".", "", "-", "", "/", "").Replace(gv.String()) + "NamespacedWidget",

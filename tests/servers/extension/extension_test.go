@@ -45,7 +45,6 @@ func client(t *testing.T, s *extension.Server, h2 bool, pair *pki.Pair) *http.Cl
 	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// got returns the status and the body, or the error.
 func got(t *testing.T, c *http.Client, method, url, body string, patience time.Duration) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -49,7 +49,6 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	route.ServeHTTP(w, r)
 }
 
-// route finds the handler.
 func (s *Server) route(w http.ResponseWriter, r *http.Request) {
 	if c := r.Context().Value(sessionKey{}).(*session).c; !c.verified && s.cfg.RejectWith != 0 {
 		writeStatus(w, s.cfg.RejectWith, "the request-header CA does not vouch for the caller")
@@ -174,7 +173,6 @@ func (s *Server) Forget() {
 	s.ring.kept = nil
 }
 
-// recorded returns a copy of what is kept of h.
 func recorded(h http.Header) http.Header {
 	n := 0
 	for name, values := range h {

@@ -215,7 +215,6 @@ func (c *Container) Log(what string) {
 	c.lines = append(c.lines, what)
 }
 
-// after returns the lines from number n on.
 func (c *Container) after(n int) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

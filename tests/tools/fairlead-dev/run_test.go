@@ -18,7 +18,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// dev is a fairlead-dev inside the test.
 type dev struct {
 	dir      string
 	stop     context.CancelFunc

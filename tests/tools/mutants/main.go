@@ -45,7 +45,6 @@ func main() {
 	}
 }
 
-// workshop is one run.
 type workshop struct {
 	sample, seed, parallel int
 	at                     string

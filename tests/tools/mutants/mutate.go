@@ -138,7 +138,6 @@ func (m *maker) binary(n *ast.BinaryExpr) {
 	}
 }
 
-// negate handles conditions without a binary operator.
 func (m *maker) negate(cond ast.Expr) {
 	if _, ok := ast.Unparen(cond).(*ast.BinaryExpr); !ok && cond != nil && m.value(cond) == nil {
 		m.either(cond, "!("+m.text(cond)+")")
