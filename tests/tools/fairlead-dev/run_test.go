@@ -159,22 +159,18 @@ func TestDev(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+	t.Run("one that dies is named, and the others run on", func(t *testing.T) {
+		pid := d.parts(t)["sample-apiserver"]
+		if pid == 0 {
+			t.Fatal("sample-apiserver is not running")
+		}
+		must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
+		d.tells(t, "sample-apiserver.wardle ended: signal: killed; all other parts keep running")
+		if left := d.parts(t); len(left) != 4 || left["fairlead"] == 0 {
+			t.Errorf("running: %v", left)
+		}
+	})
 	t.Run("an interrupt ends all", d.endsAll)
-}
-
-// If a process dies, one line names it, and the others continue.
-func TestDeathOfAPart(t *testing.T) {
-	d, _ := startDev(t)
-	pid := d.parts(t)["sample-apiserver"]
-	if pid == 0 {
-		t.Fatal("sample-apiserver is not running")
-	}
-	must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
-	d.tells(t, "sample-apiserver.wardle ended: signal: killed; all other parts keep running")
-	if left := d.parts(t); len(left) != 4 || left["fairlead"] == 0 {
-		t.Errorf("running: %v", left)
-	}
-	d.endsAll(t)
 }
 
 func TestUsage(t *testing.T) {
