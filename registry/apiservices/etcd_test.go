@@ -2,7 +2,6 @@ package apiservices
 
 import (
 	"context"
-	"net/http"
 	"strconv"
 	"strings"
 	"testing"
@@ -22,6 +21,7 @@ import (
 	typed "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -100,33 +100,23 @@ func TestEtcdIsServed(t *testing.T) {
 	event(watch.Added)
 	made.Spec.VersionPriority = 20
 	must.Get(c.Update(t.Context(), made, metav1.UpdateOptions{}))(t)
-	if o := event(watch.Modified); o.Spec.VersionPriority != 20 {
-		t.Errorf("modified: %v", o)
-	}
-	if _, err := c.Update(t.Context(), made, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
-		t.Errorf("update of an old revision: %v", err)
-	}
+	check.Same(t, 20, event(watch.Modified).Spec.VersionPriority, "modified")
+	fails(t, apierrors.IsConflict, "", of(c.Update(t.Context(), made, metav1.UpdateOptions{})), "update of an old revision")
 	o, err := c.Patch(t.Context(), "v1.a.io", types.MergePatchType, []byte(`{"status":{"conditions":[{"type":"Available","status":"False","reason":"X"}]},"spec":{"versionPriority":30}}`), metav1.PatchOptions{}, "status")
 	if err != nil || o.Spec.VersionPriority != 20 || o.Status.Conditions[0].Reason != "X" {
 		t.Errorf("patch of the status: %v %v", err, o)
 	}
 	event(watch.Modified)
 	_, body := get(t, url+"/apis/apiregistration.k8s.io/v1/apiservices", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")
-	if !strings.Contains(body, `"cells":["v1.a.io","x/one","False (X)"`) {
-		t.Errorf("table: %s", body)
-	}
+	check.Has(t, body, `"cells":["v1.a.io","x/one","False (X)"`)
 	// Since v1.37 a gate that is on allows it; it is a verb of its own.
 	unsafe := metav1.DeleteOptions{IgnoreStoreReadErrorWithClusterBreakingPotential: new(true)}
-	if err := c.Delete(t.Context(), "v1.a.io", unsafe); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "not this way") {
-		t.Errorf("an unsafe deletion: %v", err)
-	}
+	fails(t, apierrors.IsForbidden, "not this way", c.Delete(t.Context(), "v1.a.io", unsafe), "an unsafe deletion")
 	// There is no garbage collector here: a deletion completes at once with any propagation policy.
 	for _, p := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground, metav1.DeletePropagationBackground, metav1.DeletePropagationOrphan} {
 		must.Do(t, c.Delete(t.Context(), "v1.a.io", metav1.DeleteOptions{PropagationPolicy: &p}))
 		event(watch.Deleted)
-		if o, err := c.Get(t.Context(), "v1.a.io", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			t.Fatalf("after %s: %v %v", p, err, o)
-		}
+		fails(t, apierrors.IsNotFound, "", of(c.Get(t.Context(), "v1.a.io", metav1.GetOptions{})), "after %s", p)
 		must.Get(c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{}))(t)
 		event(watch.Added)
 	}
@@ -141,22 +131,14 @@ func TestApply(t *testing.T) {
 		return c.Patch(t.Context(), name, types.ApplyPatchType, []byte(`{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"`+name+`"},"spec":{"version":"`+v+`","group":"`+group+`",`+spec+`}}`), o)
 	}
 	const spec = `"groupPriorityMinimum":100,"versionPriority":10`
-	if _, err := apply("v1.forbidden.io", "me", spec, metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("creating without permission: %v", err)
-	}
-	if _, err := apply("v1.a.io", "me", spec, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
-		t.Errorf("dry run: %v", err)
-	}
-	if _, err := c.Get(t.Context(), "v1.a.io", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("after a dry run: %v", err)
-	}
+	fails(t, apierrors.IsForbidden, "", of(apply("v1.forbidden.io", "me", spec, metav1.PatchOptions{})), "creating without permission")
+	must.Get(apply("v1.a.io", "me", spec, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}))(t)
+	fails(t, apierrors.IsNotFound, "", of(c.Get(t.Context(), "v1.a.io", metav1.GetOptions{})), "after a dry run")
 	o, err := apply("v1.a.io", "me", spec, metav1.PatchOptions{})
 	if err != nil || len(o.ManagedFields) != 1 || o.ManagedFields[0].Manager != "me" {
 		t.Fatalf("apply: %v %v", err, o)
 	}
-	if _, err := apply("v1.a.io", "other", `"groupPriorityMinimum":200,"versionPriority":10`, metav1.PatchOptions{}); !apierrors.IsConflict(err) {
-		t.Errorf("apply over another's field: %v", err)
-	}
+	fails(t, apierrors.IsConflict, "", of(apply("v1.a.io", "other", `"groupPriorityMinimum":200,"versionPriority":10`, metav1.PatchOptions{})), "apply over another's field")
 	if _, err := apply("v1.a.io", "me", spec+`,"color":"blue"`, metav1.PatchOptions{FieldValidation: "Strict"}); !apierrors.IsBadRequest(err) && !apierrors.IsInternalError(err) {
 		t.Errorf("unknown field: %v", err)
 	}
@@ -164,28 +146,20 @@ func TestApply(t *testing.T) {
 
 func TestProtectedGroupsAreRefused(t *testing.T) {
 	kv, _, c := serveEtcd(t)
-	if _, err := c.Create(t.Context(), remote("v1.apps", "mine"), metav1.CreateOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `group "apps" is protected`) {
-		t.Errorf("a remote APIService: %v", err)
-	}
+	fails(t, apierrors.IsForbidden, `group "apps" is protected`, of(c.Create(t.Context(), remote("v1.apps", "mine"), metav1.CreateOptions{})), "a remote APIService")
 	o, err := c.Create(t.Context(), object("v1.apps", nil), metav1.CreateOptions{})
 	if err != nil || o.Status.Conditions[0].Reason != "Local" {
 		t.Fatalf("a Local APIService: %v %v", err, o)
 	}
 	o.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "x", Name: "y"}
-	if _, err := c.Update(t.Context(), o, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("an update to remote: %v", err)
-	}
+	fails(t, apierrors.IsForbidden, "", of(c.Update(t.Context(), o, metav1.UpdateOptions{})), "an update to remote")
 	o.Spec.Service, o.Annotations = nil, map[string]string{"fairlead.dev/url": "https://10.0.0.1"}
-	if _, err := c.Update(t.Context(), o, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("an update to remote by annotation: %v", err)
-	}
+	fails(t, apierrors.IsForbidden, "", of(c.Update(t.Context(), o, metav1.UpdateOptions{})), "an update to remote by annotation")
 	// One that a kube-apiserver on this etcd has stored can be deleted, finalizers and all.
 	must.Get(kv.Put(t.Context(), "/registry/apiregistration.k8s.io/apiservices/v2.apps", `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v2.apps","uid":"2","finalizers":["a.io/b"]},`+
 		`"spec":{"group":"apps","version":"v2","groupPriorityMinimum":1,"versionPriority":1,"insecureSkipTLSVerify":true,"service":{"namespace":"x","name":"y","port":443}}}`))(t)
 	must.Do(t, c.Delete(t.Context(), "v2.apps", metav1.DeleteOptions{}))
-	if _, err := c.Patch(t.Context(), "v2.apps", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
-		t.Errorf("the end of a finalizer: %v", err)
-	}
+	must.Get(c.Patch(t.Context(), "v2.apps", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}))(t)
 }
 
 // An unreadable object is reported, and the others are served.
@@ -209,7 +183,7 @@ func TestCorruptObjects(t *testing.T) {
 	must.Get(c.Create(t.Context(), object("v1.sound.io", nil), metav1.CreateOptions{}))(t)
 	<-w.ResultChan()
 	put("sub/v1.sound.io", `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v1.sound.io"},"spec":{"group":"elsewhere.io","version":"v1"}}`)
-	check := func(c typed.APIServiceInterface) {
+	look := func(c typed.APIServiceInterface) {
 		t.Helper()
 		all := must.Get(c.List(t.Context(), metav1.ListOptions{}))(t)
 		for _, o := range all.Items {
@@ -217,44 +191,22 @@ func TestCorruptObjects(t *testing.T) {
 			if n := len(o.Status.Conditions[0].Message); n > 2<<10 {
 				t.Errorf("%s: a message of %d bytes", o.Name, n)
 			}
-			if o.Name == "v1.secret.io" && !strings.Contains(o.Status.Conditions[0].Message, "encrypted") {
-				t.Errorf("%s: %s", o.Name, o.Status.Conditions[0].Message)
+			if o.Name == "v1.secret.io" {
+				check.Has(t, o.Status.Conditions[0].Message, "encrypted")
 			}
-			if want := map[bool]string{true: "Local", false: etcd.Corrupt}[o.Name == "v1.sound.io"]; reason != want {
-				t.Errorf("%s: %s, want %s", o.Name, reason, want)
-			}
+			check.Same(t, map[bool]string{true: "Local", false: etcd.Corrupt}[o.Name == "v1.sound.io"], reason, "%s: reason", o.Name)
 		}
-		if len(all.Items) != 7 {
-			t.Errorf("%d objects: %v", len(all.Items), names(all))
-		}
+		check.Same(t, 7, len(all.Items), "objects: %v", names(all))
 	}
-	check(c)
-	check(anew(t, kv))
-	if _, err := c.Patch(t.Context(), "v1.noise.io", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{}); !apierrors.IsInvalid(err) {
-		t.Errorf("partial patch: %v", err)
-	}
+	look(c)
+	look(anew(t, kv))
+	fails(t, apierrors.IsInvalid, "", of(c.Patch(t.Context(), "v1.noise.io", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})), "partial patch")
 	whole := object("v1.noise.io", nil)
 	o := must.Get(c.Get(t.Context(), "v1.noise.io", metav1.GetOptions{}))(t)
 	whole.ResourceVersion, whole.CreationTimestamp = o.ResourceVersion, o.CreationTimestamp
-	if _, err := c.Update(t.Context(), whole, metav1.UpdateOptions{}); err != nil {
-		t.Errorf("replacing the object: %v", err)
-	}
+	must.Get(c.Update(t.Context(), whole, metav1.UpdateOptions{}))(t)
 	for _, name := range []string{"v1.other.io", "v1.astray.io"} {
-		if err := c.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-			t.Errorf("deleting %s: %v", name, err)
-		}
-	}
-}
-
-// Without etcd, requests fail soon, with an error that allows a retry.
-func TestEtcdIsAway(t *testing.T) {
-	url := serveFor(t, serverOf(t, "http://127.0.0.1:1"))
-	for _, method := range []string{http.MethodGet, http.MethodDelete} {
-		begun := time.Now()
-		res, body := do(t, method, url+"/apis/apiregistration.k8s.io/v1/apiservices/v1.a.io", "")
-		if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || time.Since(begun) > 10*time.Second {
-			t.Errorf("%s: %d after %s: %s", method, res.StatusCode, time.Since(begun), body)
-		}
+		must.Do(t, c.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}
 }
 
@@ -272,12 +224,9 @@ func TestCompaction(t *testing.T) {
 	later := anew(t, kv)
 	w := must.Get(later.Watch(t.Context(), metav1.ListOptions{ResourceVersion: old}))(t)
 	defer w.Stop()
-	if got := next(t, w); got != "ERROR Expired" {
-		t.Errorf("watch from an old revision: %s", got)
-	}
-	if _, err := later.List(t.Context(), metav1.ListOptions{ResourceVersion: old, ResourceVersionMatch: metav1.ResourceVersionMatchExact}); !apierrors.IsResourceExpired(err) {
-		t.Errorf("list of an old revision: %v", err)
-	}
+	check.Same(t, "ERROR Expired", next(t, w), "watch from an old revision")
+	exact := metav1.ListOptions{ResourceVersion: old, ResourceVersionMatch: metav1.ResourceVersionMatchExact}
+	fails(t, apierrors.IsResourceExpired, "", of(later.List(t.Context(), exact)), "list of an old revision")
 }
 
 // From a revision that etcd has not reached, as after a restore, a client must list again.
@@ -292,9 +241,7 @@ func TestFuture(t *testing.T) {
 	_, listed := c.List(t.Context(), future)
 	_, watched := c.Watch(t.Context(), future)
 	for what, err := range map[string]error{"list": listed, "watch": watched, "delete all": c.DeleteCollection(t.Context(), metav1.DeleteOptions{}, future)} {
-		if !apierrors.IsResourceExpired(err) {
-			t.Errorf("%s: %v", what, err)
-		}
+		fails(t, apierrors.IsResourceExpired, "", err, "%s", what)
 	}
 	must.Get(c.Update(t.Context(), o, metav1.UpdateOptions{}))(t)
 }

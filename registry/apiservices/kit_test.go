@@ -1,6 +1,7 @@
 package apiservices
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
@@ -114,6 +116,15 @@ func client(t *testing.T, url, contentType string) typed.APIServiceInterface {
 	t.Helper()
 	c := must.Get(typed.NewForConfig(&rest.Config{Host: url, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: contentType}}))(t)
 	return c.APIServices()
+}
+
+// of returns the error of a call.
+func of[T any](_ T, err error) error { return err }
+
+// fails checks an error by a predicate of apierrors, and its text.
+func fails(t *testing.T, is func(error) bool, text string, err error, format string, args ...any) {
+	t.Helper()
+	check.Same(t, true, is(err) && strings.Contains(err.Error(), text), "%s: %v is the expected error", fmt.Sprintf(format, args...), err)
 }
 
 func names(l *apiregistrationv1.APIServiceList) []string {

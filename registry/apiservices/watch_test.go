@@ -96,9 +96,7 @@ func TestSlowWatcher(t *testing.T) {
 	write(history/2 + 1)
 	write(history/2 + 1)
 	w := must.Get(s.Watch(t.Context(), "", storage.ListOptions{ResourceVersion: at}))(t)
-	if first, second := next(t, w), next(t, w); first != "ERROR Expired" || second != "end" {
-		t.Errorf("events %s and %s", first, second)
-	}
+	check.Same(t, [2]string{"ERROR Expired", "end"}, [2]string{next(t, w), next(t, w)}, "events")
 	check.Same(t, history, len(s.state().events), "events in the history")
 }
 

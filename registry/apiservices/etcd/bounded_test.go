@@ -76,9 +76,7 @@ func TestRevisionFromTheFuture(t *testing.T) {
 	must.Do(t, create(t, s, "v1.a.io"))
 	must.Soon(t, 20*time.Second, "the cache is ready", s.cached.Ready)
 	now := must.Get(s.raw.now(t.Context()))(t)
-	if err := s.raw.notFuture(t.Context(), fmt.Sprint(now)); err != nil {
-		t.Errorf("the newest: %v", err)
-	}
+	must.Do(t, s.raw.notFuture(t.Context(), fmt.Sprint(now)))
 	for version, expired := range map[string]bool{"": false, "0": false, "1": false, fmt.Sprint(now): false, fmt.Sprint(now + 1000): true} {
 		if err := s.Known(asked(t), version); apierrors.IsResourceExpired(err) != expired || !expired && err != nil {
 			t.Errorf("from %q: %v", version, err)
@@ -89,9 +87,7 @@ func TestRevisionFromTheFuture(t *testing.T) {
 // A cache that is still empty accepts every revision, without waiting.
 func TestRevisionBeforeTheCache(t *testing.T) {
 	s := open(t, Config{Endpoints: []string{"http://127.0.0.1:1"}})
-	if err := s.Known(t.Context(), "5"); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, s.Known(t.Context(), "5"))
 }
 
 // distrust is sent to when klog reports an etcd whose certificate cannot be verified.
@@ -120,9 +116,7 @@ func TestKeysOfEtcd(t *testing.T) {
 	server.ListenClientUrls[0].Scheme, server.AdvertiseClientUrls[0].Scheme = "https", "https"
 	server.ClientTLSInfo = transport.TLSInfo{CertFile: serving, KeyFile: servingKey, TrustedCAFile: caFile, ClientCertAuth: true}
 	kv := testserver.RunEtcd(t, server)
-	if err := create(t, open(t, Config{Endpoints: kv.Endpoints(), CAFile: caFile, CertFile: client, KeyFile: clientKey}), "v1.a.io"); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, create(t, open(t, Config{Endpoints: kv.Endpoints(), CAFile: caFile, CertFile: client, KeyFile: clientKey}), "v1.a.io"))
 	if err := create(t, open(t, Config{Endpoints: kv.Endpoints(), CAFile: caFile}), "v1.b.io"); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("without a certificate: %v", err)
 	}
