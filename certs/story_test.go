@@ -128,9 +128,7 @@ func (s *stage) look(words []string) bool {
 	case "status":
 		all := s.Status()
 		got := all[slices.IndexFunc(all, func(st Status) bool { return st.Use == words[1] })].Err
-		if !strings.Contains(got, rest) || (got == "") != (rest == "") {
-			s.t.Errorf("%s: %s: %q", s.at, words[1], got)
-		}
+		check.Same(s.t, true, strings.Contains(got, rest) && (got == "") == (rest == ""), "%s: %s: %q", s.at, words[1], got)
 	case "changed":
 		check.Same(s.t, must.Get(time.ParseDuration(words[2]))(s.t), time.Since(s.value(words[1]).changed), "%s: in force for", s.at)
 	case "taken":

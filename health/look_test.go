@@ -59,9 +59,7 @@ func (w *world) look(words []string) bool {
 		for _, d := range pauses {
 			within(w, words[1], d, "a pause")
 		}
-		if slices.Max(pauses)-slices.Min(pauses) < time.Second {
-			w.t.Errorf("%s: not spread: %v", w.line, pauses)
-		}
+		check.Same(w.t, true, slices.Max(pauses)-slices.Min(pauses) >= time.Second, "%s: not spread: %v", w.line, pauses)
 	case "pauses":
 		for i, d := range w.pauses()[:len(words)-2] {
 			within(w, words[i+1], d.Truncate(time.Millisecond), "pause %d", i)
@@ -165,9 +163,7 @@ func (w *world) shared() {
 	for _, e := range w.entries {
 		n := w.requests[pathOf(e)]
 		sum += n
-		if n < dials {
-			w.t.Errorf("%s: %s was probed %d times over %d connections", w.line, e.Name, n, dials)
-		}
+		check.Same(w.t, true, n >= dials, "%s: %s was probed %d times over %d connections", w.line, e.Name, n, dials)
 	}
 	if light := sum - len(w.entries)*dials; light < dials || light > lightChecks*dials {
 		w.t.Errorf("%s: %d light checks and %d rounds", w.line, light, dials)

@@ -52,13 +52,9 @@ func TestOwnedForTheOverlap(t *testing.T) {
 		for i, table := range []*Table{during, after} { // which may be one, if nothing ends
 			owner := []string{"v1.a.example.com", ""}[i]
 			a, b := table.named("v1.a.example.com").Backend, table.named("v1.b.example.com").Backend
-			if (a == b) != (owner == "") || a.Owner != owner {
-				t.Errorf("its owner is %q, want %q: %+v, its neighbour's %+v", a.Owner, owner, a, b)
-			}
+			check.Same(t, true, (a == b) == (owner == "") && a.Owner == owner, "its owner is %q, want %q: %+v, its neighbour's %+v", a.Owner, owner, a, b)
 		}
-		if after.Generation() > during.Generation()+1 {
-			t.Errorf("%d tables for one end", after.Generation()-during.Generation())
-		}
+		check.Same(t, true, after.Generation() <= during.Generation()+1, "%d tables for one end", after.Generation()-during.Generation())
 		check.Same(t, 8*time.Minute, time.Until(after.rebuildAt).Round(time.Minute), "time until the next rebuild")
 	})
 }

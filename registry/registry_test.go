@@ -122,9 +122,7 @@ func TestReportDuringBuild(t *testing.T) {
 	check.Same(t, [2]int{1, 1}, [2]int{len(taken.reports), len(r.changes.reports)}, "reports that the writer has, and pending ones")
 	before := step()
 	r.Report(good)
-	if step() != before || !before.named(good.Name).Verdict.Available() {
-		t.Errorf("after the build, a report that changes nothing made a table:\n%s", show(r.Table()))
-	}
+	check.Same(t, true, step() == before && before.named(good.Name).Verdict.Available(), "after the build, a report that changes nothing made a table:\n%s", show(r.Table()))
 }
 
 // A late report about a former Backend does not replace that about its successor, which the prober does not repeat.

@@ -178,9 +178,7 @@ func TestManyRoutes(t *testing.T) {
 	}
 	objects, _ := directory.Decode("p.yaml", []byte(b.String()))
 	_, faults := (&Options{}).compile(objects, nil, nil)
-	if len(faults) != 1 || !strings.Contains(faults[0].Message, "must have at most 1000 items") {
-		t.Errorf("faults %v", faults)
-	}
+	check.Same(t, true, len(faults) == 1 && strings.Contains(faults[0].Message, "must have at most 1000 items"), "faults %v", faults)
 }
 
 // Whatever a ConfigMap of 1 MiB says, its rules take less than 100 MB: repeated by aliases, as many

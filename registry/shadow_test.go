@@ -31,9 +31,7 @@ func TestShadowFails(t *testing.T) {
 	for i, step := range []struct{ status, reported int }{{http.StatusForbidden, 1}, {http.StatusForbidden, 1}, {http.StatusOK, 1}, {http.StatusForbidden, 2}} {
 		status = step.status
 		ok, reported := s.ask(t.Context(), []schema.GroupVersion{{Group: "sea.io", Version: "v1"}}), strings.Count(logged.String(), "level=WARN")
-		if ok != (status == http.StatusOK) || reported != step.reported {
-			t.Errorf("step %d: %v, reported %d times, want %d", i, ok, reported, step.reported)
-		}
+		check.Same(t, true, ok == (status == http.StatusOK) && reported == step.reported, "step %d: %v, reported %d times, want %d", i, ok, reported, step.reported)
 	}
 }
 
@@ -86,9 +84,7 @@ func TestShadowInterval(t *testing.T) {
 		}
 		synctest.Wait()
 		before := asked.Load()
-		if before < 10 || before > 11 {
-			t.Errorf("read %d times in ten minutes without a change of claims", before)
-		}
+		check.Same(t, true, before >= 10 && before <= 11, "read %d times in ten minutes without a change of claims", before)
 		in.APIServices = map[string]*apiregistrationv1.APIService{"v1.air.io": remoteService("air.io", "v1", "fleet")}
 		next()
 		time.Sleep(2 * shadowPause)

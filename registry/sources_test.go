@@ -115,9 +115,7 @@ func (l *live) step(at string, words []string) bool {
 		}
 		l.story.Expect(l, at, words[1], l.shown())
 	case "kept":
-		if l.table.named(words[1]) != l.last.named(words[1]) {
-			l.Errorf("%s: another entry of %s", at, words[1])
-		}
+		check.Same(l, true, l.table.named(words[1]) == l.last.named(words[1]), "%s: another entry of %s", at, words[1])
 	case "same live":
 		if now := l.registry.Table(); now != l.table {
 			l.Errorf("%s: a new table:\n%s", at, show(now))
@@ -256,9 +254,7 @@ func (l *live) await(at, file string, most time.Duration) {
 		}
 	}
 	for _, e := range l.table.Entries() {
-		if e.Object.ManagedFields != nil {
-			l.Errorf("%s: managed fields of %s are kept", at, e.Name)
-		}
+		check.Same(l, true, e.Object.ManagedFields == nil, "%s: managed fields of %s are kept", at, e.Name)
 	}
 }
 

@@ -111,9 +111,7 @@ func (s *teller) step(at string, words []string) {
 		s.now = s.now.Add(must.Get(time.ParseDuration(words[1]))(s))
 		return
 	case "same":
-		if s.table != s.last {
-			s.Errorf("%s: a new table, generation %d:\n%s", at, s.table.Generation(), show(s.table))
-		}
+		check.Same(s, true, s.table == s.last, "%s: a new table, generation %d:\n%s", at, s.table.Generation(), show(s.table))
 		return
 	case "rebuild":
 		due := "never"

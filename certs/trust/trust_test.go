@@ -85,9 +85,7 @@ func TestGone(t *testing.T) {
 		check.Same(t, true, connection{lost: lost}.isLost(), "a connection to a former backend is lost")
 	}
 	check.Same(t, false, was.guarding(), "connections to a former backend are still counted")
-	if was.handshake(s.pair("next").Chain()) == nil {
-		t.Error("a foreign chain is accepted")
-	}
+	check.Same(t, true, was.handshake(s.pair("next").Chain()) != nil, "a foreign chain is accepted")
 	check.Same(t, false, strings.Contains(s.shown("metrics"), "refused_total{"), "a series of a former backend")
 }
 

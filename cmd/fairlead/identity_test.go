@@ -160,9 +160,7 @@ func TestUnitFile(t *testing.T) {
 	}
 	for _, line := range []string{`ExecStart=\S+/fairlead serve `, "Type=notify", "KillMode=mixed", "LimitNOFILE=",
 		"RestrictAddressFamilies=.*AF_NETLINK"} { // which net.InterfaceAddrs needs
-		if !regexp.MustCompile("(?m)^" + line).MatchString(unit) {
-			t.Errorf("the unit has no line %s…", line)
-		}
+		check.Same(t, true, regexp.MustCompile("(?m)^"+line).MatchString(unit), "the unit has no line %s…", line)
 	}
 }
 

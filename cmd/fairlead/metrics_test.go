@@ -79,9 +79,7 @@ func TestMetricsDocument(t *testing.T) {
 	d := doorBefore(t, "https://127.0.0.1:1", "--write-status", "--emit-events", "--publish-kubernetes-endpoints", "--advertise-address=192.0.2.1",
 		"--access-log="+filepath.Join(dir, "access.log"), "--audit-log-path="+filepath.Join(dir, "audit.log"), "--audit-policy-file="+policy)
 	all := described(t, d)
-	if len(all) < 30 {
-		t.Errorf("only %d metrics are described", len(all))
-	}
+	check.Same(t, true, len(all) >= 30, "only %d metrics are described", len(all))
 	have := string(must.Get(os.ReadFile(file))(t))
 	before, _, _ := strings.Cut(have, first)
 	var b strings.Builder

@@ -144,9 +144,7 @@ func TestAllowURLBackends(t *testing.T) {
 		must.Run(t, d.registry.Run)
 		must.Soon(t, 20*time.Second, "the table is complete", func() bool { return d.registry.Table().Complete() })
 		e := d.registry.Table().Entries()[0]
-		if (len(e.Endpoints) == 1) != allowed || (e.Verdict.Reason == registry.ReasonInvalidURL) == allowed {
-			t.Errorf("allowed %v: %+v %v", allowed, e.Verdict, e.Endpoints)
-		}
+		check.Same(t, true, (len(e.Endpoints) == 1) == allowed && (e.Verdict.Reason == registry.ReasonInvalidURL) != allowed, "allowed %v: %+v %v", allowed, e.Verdict, e.Endpoints)
 		check.Same(t, overlap, e.Settings.CAOverlap, "overlap")
 	}
 }

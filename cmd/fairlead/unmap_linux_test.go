@@ -29,9 +29,7 @@ func TestUnmap(t *testing.T) {
 	unmap()
 	check.Same(t, 0, resident(t, name), "KiB that are still resident")
 	check.Same(t, size>>10, resident(t, other), "KiB that may be written to at any moment")
-	if !bytes.HasPrefix(relocated, []byte("relocated")) {
-		t.Errorf("the mapping begins with %q", relocated[:9])
-	}
+	check.Same(t, true, bytes.HasPrefix(relocated, []byte("relocated")), "the mapping begins with %q", relocated[:9])
 }
 
 // Modified pages are in memory or in swap; memory without a file has no other copy.

@@ -108,21 +108,15 @@ func TestLayouts(t *testing.T) {
 			}
 			i.out = filepath.Join(t.TempDir(), "own")
 			out := must.Get(c.install(t, i, tt.words...))(t)
-			if !regexp.MustCompile(tt.next).MatchString(out) || strings.Contains(out, "unchanged") {
-				t.Errorf("it prints\n%s", out)
-			}
+			check.Same(t, true, regexp.MustCompile(tt.next).MatchString(out) && !strings.Contains(out, "unchanged"), "it prints\n%s", out)
 			text := built(t, i)
-			if !regexp.MustCompile(tt.has).MatchString(text) {
-				t.Errorf("no %s in\n%s", tt.has, text)
-			}
+			check.Same(t, true, regexp.MustCompile(tt.has).MatchString(text), "no %s in\n%s", tt.has, text)
 			shipped := flagsIn(built(t, shippedOnly(t, i.layout)))
 			got := slices.DeleteFunc(flagsIn(text), func(f string) bool { return slices.Contains(shipped, f) })
 			check.Same(t, tt.args, strings.Join(got, " "), "arguments")
 			chosen := i.ports
 			again := must.Get(c.install(t, i, tt.words...))(t)
-			if !strings.HasSuffix(again, "nothing changed\n") || strings.Contains(again, "written") || chosen != i.ports {
-				t.Errorf("again, it prints\n%s", again)
-			}
+			check.Same(t, true, strings.HasSuffix(again, "nothing changed\n") && !strings.Contains(again, "written") && chosen == i.ports, "again, it prints\n%s", again)
 		})
 	}
 }

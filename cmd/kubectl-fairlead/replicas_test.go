@@ -92,9 +92,7 @@ func TestReplicaOfAnother(t *testing.T) {
 func TestColour(t *testing.T) {
 	f := must.Get(os.CreateTemp(t.TempDir(), ""))(t)
 	defer f.Close()
-	if paletteFor(&bytes.Buffer{}).on || paletteFor(f).on {
-		t.Error("a pipe or a file gets colours")
-	}
+	check.Same(t, true, !paletteFor(&bytes.Buffer{}).on && !paletteFor(f).on, "a pipe or a file gets colours")
 	var out bytes.Buffer
 	now, c := time.Now(), &client{palette: palette{on: true}}
 	rows := [][]cell{{{"a", good}, {text: "b"}}, {{text: "long"}, {text: "c"}}}

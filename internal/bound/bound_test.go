@@ -161,9 +161,7 @@ func TestQueueShares(t *testing.T) {
 					}()
 					synctest.Wait()
 				}
-				if len(results) != 2000-tc.waits || active != tc.active {
-					t.Errorf("%d refused and %d active, want %d and %d", len(results), active, 2000-tc.waits, tc.active)
-				}
+				check.Same(t, true, len(results) == 2000-tc.waits && active == tc.active, "%d refused and %d active, want %d and %d", len(results), active, 2000-tc.waits, tc.active)
 				other, err := q.Enter(ctx, Source{User: "other"}, tc.n)
 				if err != nil {
 					t.Fatalf("another's: %v", err)

@@ -44,12 +44,8 @@ func TestHoldersShare(t *testing.T) {
 				}
 			}
 		}
-		if b.Over() > 0 {
-			t.Errorf("%d holders are over the limit by %d bytes", holders, b.Over())
-		}
-		if held[0] > b.limit/4 || held[0] < b.limit/(shares+holders)-16<<10 {
-			t.Errorf("one of %d holders has %d bytes", holders, held[0])
-		}
+		check.Same(t, true, b.Over() <= 0, "%d holders are over the limit by %d bytes", holders, b.Over())
+		check.Same(t, true, held[0] <= b.limit/4 && held[0] >= b.limit/(shares+holders)-16<<10, "one of %d holders has %d bytes", holders, held[0])
 	}
 }
 

@@ -105,9 +105,7 @@ func TestCacheEntriesAreBounded(t *testing.T) {
 			b.put(fmt.Sprint(i), i, time.Hour)
 		}
 		n, size := b.kept()
-		if n > tt.most || n < tt.least || size != b.bytes {
-			t.Errorf("%d of %d entries, %d bytes of which %d are counted", n, tt.n, size, b.bytes)
-		}
+		check.Same(t, true, n <= tt.most && n >= tt.least && size == b.bytes, "%d of %d entries, %d bytes of which %d are counted", n, tt.n, size, b.bytes)
 		for i := range tt.n {
 			b.put(fmt.Sprint(i%10), i, time.Hour) // replaces the former value
 		}

@@ -12,9 +12,7 @@ func TestFreedTwice(t *testing.T) {
 	b := s.Get()
 	s.Put(append(b, "content"...))
 	defer func() {
-		if recover() == nil {
-			t.Error("no panic although the buffer was freed twice")
-		}
+		check.Same(t, true, recover() != nil, "no panic although the buffer was freed twice")
 	}()
 	s.Put(b)
 }

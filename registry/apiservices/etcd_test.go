@@ -94,18 +94,14 @@ func TestEtcdIsServed(t *testing.T) {
 		return e.Object.(*apiregistrationv1.APIService)
 	}
 	made := must.Get(c.Create(t.Context(), remote("v1.a.io", "one"), metav1.CreateOptions{}))(t)
-	if *made.Spec.Service.Port != 443 || made.UID == "" || made.ResourceVersion == "" {
-		t.Errorf("no defaults: %v", made)
-	}
+	check.Same(t, true, *made.Spec.Service.Port == 443 && made.UID != "" && made.ResourceVersion != "", "no defaults: %v", made)
 	event(watch.Added)
 	made.Spec.VersionPriority = 20
 	must.Get(c.Update(t.Context(), made, metav1.UpdateOptions{}))(t)
 	check.Same(t, 20, event(watch.Modified).Spec.VersionPriority, "modified")
 	fails(t, apierrors.IsConflict, "", of(c.Update(t.Context(), made, metav1.UpdateOptions{})), "update of an old revision")
 	o, err := c.Patch(t.Context(), "v1.a.io", types.MergePatchType, []byte(`{"status":{"conditions":[{"type":"Available","status":"False","reason":"X"}]},"spec":{"versionPriority":30}}`), metav1.PatchOptions{}, "status")
-	if err != nil || o.Spec.VersionPriority != 20 || o.Status.Conditions[0].Reason != "X" {
-		t.Errorf("patch of the status: %v %v", err, o)
-	}
+	check.Same(t, true, err == nil && o.Spec.VersionPriority == 20 && o.Status.Conditions[0].Reason == "X", "patch of the status: %v %v", err, o)
 	event(watch.Modified)
 	_, body := get(t, url+"/apis/apiregistration.k8s.io/v1/apiservices", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")
 	check.Has(t, body, `"cells":["v1.a.io","x/one","False (X)"`)

@@ -41,9 +41,7 @@ func TestPlaces(t *testing.T) {
 			for asks(name, address) {
 				n++
 			}
-			if n > most {
-				t.Errorf("%s: %s holds %d places, more than %d", verb, name, n, most)
-			}
+			check.Same(t, true, n <= most, "%s: %s holds %d places, more than %d", verb, name, n, most)
 		}
 		more := [2]bool{asks("ann", "192.0.2.9"), asks("", "192.0.2.2")}
 		check.Same(t, [2]bool{}, more, "%s: a user from another address, or an address with another name, has more places", verb)
@@ -83,9 +81,7 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 	s.places.bodyTime = 10 * time.Millisecond
 	res := must.Get(http.ReadResponse(bufio.NewReader(halves(t, serveFor(t, s))), nil))(t)
 	defer res.Body.Close()
-	if res.StatusCode != http.StatusRequestTimeout || s.places.bodies.Held() != 0 {
-		t.Errorf("%s; %d bytes are held", res.Status, s.places.bodies.Held())
-	}
+	check.Same(t, true, res.StatusCode == http.StatusRequestTimeout && s.places.bodies.Held() == 0, "%s; %d bytes are held", res.Status, s.places.bodies.Held())
 }
 
 // Without etcd, requests fail soon, with an error that allows a retry.
@@ -104,9 +100,7 @@ func TestEtcdIsAway(t *testing.T) {
 func TestBodiesAreReleased(t *testing.T) {
 	s, w := serverOf(t, "http://127.0.0.1:1"), httptest.NewRecorder()
 	s.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, root+"/v1/apiservices", strings.NewReader("garbage")))
-	if w.Code != http.StatusBadRequest || s.places.bodies.Held() != 0 {
-		t.Errorf("%d %s; %d bytes are held", w.Code, w.Body, s.places.bodies.Held())
-	}
+	check.Same(t, true, w.Code == http.StatusBadRequest && s.places.bodies.Held() == 0, "%d %s; %d bytes are held", w.Code, w.Body, s.places.bodies.Held())
 }
 
 // Requests of this process neither take nor need a place.

@@ -263,7 +263,5 @@ func TestLocalTellsChanges(t *testing.T) {
 
 func TestUIDs(t *testing.T) {
 	a, b := string(uidOf("a")), string(uidOf("b"))
-	if len(a) != 36 || a == b || a[14] != '8' || !strings.ContainsRune("89ab", rune(a[19])) || a[8] != '-' || a[23] != '-' {
-		t.Errorf("%s, %s", a, b)
-	}
+	check.Same(t, true, len(a) == 36 && a != b && a[14] == '8' && strings.ContainsRune("89ab", rune(a[19])) && a[8] == '-' && a[23] == '-', "%s, %s", a, b)
 }

@@ -148,9 +148,7 @@ func TestWatch(t *testing.T) {
 		_ = events.Close()
 		time.Sleep(10 * time.Minute)
 		asked, _ = c.behave(http.StatusOK)
-		if len(asked) < 15 || len(asked) > 35 || changes.Swap(0) != 0 {
-			t.Errorf("asked %d times in 10 minutes", len(asked))
-		}
+		check.Same(t, true, len(asked) >= 15 && len(asked) <= 35 && changes.Swap(0) == 0, "asked %d times in 10 minutes", len(asked))
 		time.Sleep(lastRewatch * 2)
 		synctest.Wait()
 		if asked, _ = c.behave(http.StatusOK); len(asked) != 2 || changes.Swap(0) != 1 {

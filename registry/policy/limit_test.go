@@ -106,9 +106,7 @@ func TestRateOfTooMany(t *testing.T) {
 			check.Same(t, 0, passes(g, from, now, 1), "requests of caller %d that pass, who was not pushed out", i)
 		}
 	}
-	if kept > maxBuckets || kept < maxBuckets/2 {
-		t.Errorf("%d of %d callers are kept", kept, maxBuckets)
-	}
+	check.Same(t, true, kept <= maxBuckets && kept >= maxBuckets/2, "%d of %d callers are kept", kept, maxBuckets)
 }
 
 // However long a caller pauses, it gets the rate on average, and no burst for which it has not waited.

@@ -149,9 +149,7 @@ func TestAgainstModel(t *testing.T) {
 		chosen[want]++
 	}
 	for _, i := range []int{-1, 0, 1, 2, 3} {
-		if chosen[i] < 50 {
-			t.Errorf("backend %d was chosen %d times: the rounds say little", i, chosen[i])
-		}
+		check.Same(t, true, chosen[i] >= 50, "backend %d was chosen %d times: the rounds say little", i, chosen[i])
 	}
 }
 
@@ -159,9 +157,7 @@ func TestAgainstModel(t *testing.T) {
 func TestBrokenSelector(t *testing.T) {
 	r, _ := (&Backend{When: &When{LabelKeys: []string{"a"}}}).Rule("", field.NewPath("b"), nil)
 	for _, text := range []string{"a in", "a=(", "a,,", "=a", "\x00"} {
-		if r.Matches(&Request{LabelSelector: text}) {
-			t.Errorf("%q requires a", text)
-		}
+		check.Same(t, false, r.Matches(&Request{LabelSelector: text}), "%q requires a", text)
 	}
 }
 

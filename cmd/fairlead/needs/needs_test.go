@@ -68,9 +68,7 @@ func TestChecks(t *testing.T) {
 		want := answer.Check{Name: "seen", Status: Failed, Since: begun.Add(Pace), Message: "forbidden", Users: "Users get 503", Runbook: "https://runbook"}
 		check.Same(t, want, n.List()[1], "one fails")
 		scrape("users notice", "1", "0", "1", "0")
-		if gates[0].Check(nil) != nil || others[0].Check(nil) == nil {
-			t.Error("the check that users notice ends readiness")
-		}
+		check.Same(t, true, gates[0].Check(nil) == nil && others[0].Check(nil) != nil, "the check that users notice ends readiness")
 		become(errors.New("not read"), forbidden)
 		time.Sleep(Pace)
 		synctest.Wait()

@@ -76,17 +76,13 @@ func TestTraffic(t *testing.T) {
 	}
 	got := tr.of("busy")
 	check.Same(t, "0.133 0.00341 0.128 [0.00408 0.13 0]", fmt.Sprintf("%.3g %.3g %.3g %.3g", got.Rate, got.P50, got.P99, got.Points), "rate, quantiles and points")
-	if tr.of("idle") != nil || tr.of("local") != nil {
-		t.Error("there is traffic of a backend without requests")
-	}
+	check.Same(t, true, tr.of("idle") == nil && tr.of("local") == nil, "there is traffic of a backend without requests")
 	counts["busy"] = counted(1)
 	check.Same(t, .00102, look("busy").Points[3], "the point of a replaced backend")
 	for range 2 * points {
 		got = look("busy")
 	}
-	if len(got.Points) != points || got.Rate != 0 {
-		t.Errorf("%+v", got)
-	}
+	check.Same(t, true, len(got.Points) == points && got.Rate == 0, "%+v", got)
 	// A backend that only fails has traffic, too, and a replaced entry counts from zero.
 	failures["idle"] = 30
 	look("idle")

@@ -90,9 +90,7 @@ func (s *stage) do(at string, words ...string) {
 		if words[0] == "calls" {
 			n = len(s.events()) - s.noticed
 		}
-		if n < number(1) || n > number(2) {
-			s.Errorf("%s: %d %s", at, n, words[0])
-		}
+		check.Same(s.T, true, n >= number(1) && n <= number(2), "%s: %d %s", at, n, words[0])
 		s.seen, s.noticed = len(s.names(0)), len(s.events())
 	case "slow": // the last two writes are so far apart
 		if p := s.patches[len(s.patches)-2:]; p[1].at.Sub(p[0].at) < duration(1) {
@@ -166,9 +164,7 @@ func TestPanicEndsTheWatch(t *testing.T) {
 		synctest.Wait()
 		select {
 		case v := <-panicked:
-			if v != "broken" {
-				t.Errorf("it has ended with %v", v)
-			}
+			check.Same(t, true, v == "broken", "it has ended with %v", v)
 		default:
 			t.Error("a panic waits for the watch")
 		}

@@ -137,9 +137,7 @@ func TestDecodeGood(t *testing.T) {
 	d.Namespace = "own"
 	text := "apiVersion: apps/v1\nkind: Deployment\n---\napiVersion: v1\nkind: Pod\n---\napiVersion: v1\nkind: Servise\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
 	objects, faults := d.DecodeGood("f.yaml", []byte(text))
-	if len(objects) != 1 || objects[0].Name() != "ConfigMap own/a" {
-		t.Errorf("objects %v", objects)
-	}
+	check.Same(t, true, len(objects) == 1 && objects[0].Name() == "ConfigMap own/a", "objects %v", objects)
 	var foreign []string
 	for _, f := range faults {
 		foreign = append(foreign, f.Foreign)
@@ -163,14 +161,10 @@ func FuzzDecode(f *testing.F) {
 			lines += strings.Count(text, end)
 		}
 		for _, o := range objects {
-			if o.Line < 1 || o.Line > lines {
-				t.Errorf("object at line %d of %d", o.Line, lines)
-			}
+			check.Same(t, true, o.Line >= 1 && o.Line <= lines, "object at line %d of %d", o.Line, lines)
 		}
 		for _, x := range faults {
-			if x.Line < 1 || x.Line > lines+1 || x.Message == "" {
-				t.Errorf("fault %+v in %d lines", x, lines)
-			}
+			check.Same(t, true, x.Line >= 1 && x.Line <= lines+1 && x.Message != "", "fault %+v in %d lines", x, lines)
 		}
 	})
 }

@@ -33,9 +33,7 @@ func TestTooLargeHasNoTag(t *testing.T) {
 		fits bool
 	}{{"a", 1, true}, {"a", small, false}, {"a", small / 4, true}, {"<", small / 4, false}, {"a", 1, true}} {
 		next, err := st.d.taken(known, entries, byGroupVersion(listOf("own.example.com/v1="+strings.Repeat(tt.text, tt.size))), `"tag"`)
-		if (err == nil) != tt.fits || st.d.covers(next, entries) != tt.fits {
-			t.Errorf("%d bytes: %v, requested with its tag: %v", tt.size, err, st.d.covers(next, entries))
-		}
+		check.Same(t, true, (err == nil) == tt.fits && st.d.covers(next, entries) == tt.fits, "%d bytes: %v, requested with its tag: %v", tt.size, err, st.d.covers(next, entries))
 		known = next
 	}
 }
@@ -56,9 +54,7 @@ func TestLateStart(t *testing.T) {
 		s.Input.Complete = true
 		s.Claim("a.example.com/v1", "back", 100, 10)
 		s.Pass(500 * time.Millisecond)
-		if s.d.Ready() == nil {
-			t.Errorf("listed before the backend could answer:\n%s", s.show())
-		}
+		check.Same(t, true, s.d.Ready() != nil, "listed before the backend could answer:\n%s", s.show())
 		s.Pass(time.Second)
 		check.Same(t, "apps/v1 Current deployments\na.example.com/v1 Current as\nstatus v1.a.example.com 1  confirmed\n", s.show(), "documents")
 	})
@@ -70,9 +66,7 @@ func TestStrangersAreNotKept(t *testing.T) {
 	stranger := weak.Make(&list.Items[0].Versions[1].Resources[0])
 	own := byGroupVersion(list)[schema.GroupVersion{Group: "own.example.com", Version: "v1"}]
 	goruntime.GC()
-	if stranger.Value() != nil || own.Resources[0].Resource != "a" {
-		t.Errorf("kept beside %v: %v", own, stranger.Value())
-	}
+	check.Same(t, true, stranger.Value() == nil && own.Resources[0].Resource == "a", "kept beside %v: %v", own, stranger.Value())
 }
 
 // A large group-version is served whole, though its server's document of all is too large. One that

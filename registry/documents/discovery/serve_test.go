@@ -24,9 +24,7 @@ func opened(t *testing.T, s *stage) {
 	s.Claim("apps/v1", "", 17800, 15)
 	s.Set(scene.Home, serving(listOf("apps/v1="+strings.Repeat("deployments,", 200))))
 	s.make(Config{})
-	if s.d.Ready() == nil || s.d.Rendered("/apis", "", nil) != nil {
-		t.Error("ready before anything was read")
-	}
+	check.Same(t, true, s.d.Ready() != nil && s.d.Rendered("/apis", "", nil) == nil, "ready before anything was read")
 	must.Run(s, s.d.Run)
 	s.Pass(time.Second)
 	must.Do(t, s.d.Ready())
@@ -46,9 +44,7 @@ func TestRenderedOnce(t *testing.T) {
 		check.Same(t, nil, s.Questions(scene.Home), "questions to the local apiserver for 100 requests")
 		s.d.Touch()
 		s.Pass(time.Second)
-		if s.d.view.Load() == docs || s.d.view.Load().groups != docs.groups || testutil.ToFloat64(s.d.aggregations) != before {
-			t.Error("an unchanged document was rendered again")
-		}
+		check.Same(t, true, s.d.view.Load() != docs && s.d.view.Load().groups == docs.groups && testutil.ToFloat64(s.d.aggregations) == before, "an unchanged document was rendered again")
 	})
 }
 

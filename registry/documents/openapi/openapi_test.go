@@ -154,9 +154,7 @@ func TestMergedWhenAsked(t *testing.T) {
 			s.o.showSizes(func(document string, _ int) { names += document + " " })
 			return names
 		}
-		if s.o.built.Load() != nil || sizes() != "v3_index " {
-			t.Errorf("merged before the first request: sizes of %s", sizes())
-		}
+		check.Same(t, true, s.o.built.Load() == nil && sizes() == "v3_index ", "merged before the first request: sizes of %s", sizes())
 		s.Questions(scene.Home)
 		s.Questions("a")
 		var asking sync.WaitGroup
@@ -223,9 +221,7 @@ func TestTooLargeAnIndex(t *testing.T) {
 		s.host("a", define("a.example.com/v1", "a"))
 		s.Set("a", only("/openapi/v3", saying(http.StatusOK, strings.Repeat(" ", maxIndex+1)), serving()))
 		s.settle()
-		if !s.o.Claimed("/openapi/v3/apis/apps/v1") || s.Get("/openapi/v3/apis/apps/v1", nil).Code != http.StatusOK {
-			t.Error("the local apiserver is asked for what may be another's")
-		}
+		check.Same(t, true, s.o.Claimed("/openapi/v3/apis/apps/v1") && s.Get("/openapi/v3/apis/apps/v1", nil).Code == http.StatusOK, "the local apiserver is asked for what may be another's")
 	})
 }
 
@@ -236,9 +232,7 @@ func TestConvertedOnce(t *testing.T) {
 	q := s.o.question(nil, &state{}, own...)
 	q.take(pack(must.Get(json.Marshal(specOf(define("a.example.com/v1", "as"), define("b.example.com/v1", "bs"))))(t)), "")
 	must.Do(t, q.converted(t.Context()))
-	if q.now[0].v3 == nil || q.now[1].v3 == nil {
-		t.Errorf("documents: %+v", q.now)
-	}
+	check.Same(t, true, q.now[0].v3 != nil && q.now[1].v3 != nil, "documents: %+v", q.now)
 	known := &state{versions: map[schema.GroupVersion]version{own[0]: q.now[0], own[1]: q.now[1]}}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // it needs no turn

@@ -105,9 +105,7 @@ func leadsSomewhere(t *testing.T, name string, doc object, v any) {
 			parent, _ := at.(object)
 			at = parent[token]
 		}
-		if at == nil {
-			t.Errorf("%s: %q leads nowhere in %v", name, ref, doc)
-		}
+		check.Same(t, true, at != nil, "%s: %q leads nowhere in %v", name, ref, doc)
 	}
 }
 

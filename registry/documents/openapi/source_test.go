@@ -37,9 +37,7 @@ func TestJoinByTime(t *testing.T) {
 		{"gone meanwhile", old, nil, nil, 1, 2},
 	} {
 		got := join(one(tt.own, tt.at), one(tt.former, tt.before)).versions[gv]
-		if got.v3 != tt.want || got.at != time.Unix(max(tt.at, tt.before), 0) {
-			t.Errorf("%s: %v of %v", tt.name, got.v3, got.at)
-		}
+		check.Same(t, true, got.v3 == tt.want && got.at == time.Unix(max(tt.at, tt.before), 0), "%s: %v of %v", tt.name, got.v3, got.at)
 	}
 }
 
@@ -59,9 +57,7 @@ func TestAskedByTag(t *testing.T) {
 		}, answer))
 		s.settle()
 		s.Pass(2 * time.Minute)
-		if unchanged == 0 || strings.Contains(s.show(), "b.example.com") {
-			t.Errorf("one group-version: %d times unchanged, and %s", unchanged, s.show())
-		}
+		check.Same(t, true, unchanged != 0 && !strings.Contains(s.show(), "b.example.com"), "one group-version: %d times unchanged, and %s", unchanged, s.show())
 		s.Claim("b.example.com/v1", "server", 100, 10)
 		s.Build()
 		s.Pass(time.Minute)
