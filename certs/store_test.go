@@ -46,29 +46,6 @@ type addressed struct{ net.Conn }
 
 func (addressed) LocalAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 9), Port: 6443} }
 
-// The least version of TLS is 1.2, or the one chosen.
-func TestVersions(t *testing.T) {
-	const suite = tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384
-	cert, key := must.Get2(pki.NewCA("ca").Issue(pki.Leaf{}).WriteFiles(t.TempDir(), "tls"))(t)
-	for _, tt := range []struct {
-		cfg  Config
-		most uint16
-		ok   bool
-	}{
-		{Config{}, tls.VersionTLS11, false},
-		{Config{CipherSuites: []uint16{suite}}, tls.VersionTLS12, true},
-		{Config{MinVersion: tls.VersionTLS13}, tls.VersionTLS12, false},
-	} {
-		tt.cfg.Serving = PairSource{Cert: cert, Key: key}
-		s := must.Get(New(tt.cfg))(t)
-		check.Same(t, []string{"h2", "http/1.1"}, s.TLS().NextProtos, "the protocols by which net/http decides")
-		near, _, err := cast.Shake(t, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS10, MaxVersion: tt.most}, s.TLS())
-		if (err == nil) != tt.ok || tt.ok && near.CipherSuite != suite {
-			t.Errorf("%+v: %s by %s, %v", tt.cfg, tls.VersionName(tt.most), tls.CipherSuiteName(near.CipherSuite), err)
-		}
-	}
-}
-
 // A connection holds its client's certificate, which must not be far larger than what was sent.
 func TestHeavyCertificatesAreRefused(t *testing.T) {
 	ca := pki.NewCA("ca")

@@ -182,15 +182,6 @@ func TestStatusIsBounded(t *testing.T) {
 	})
 }
 
-// What nobody verifies may expire: it is in the status, but no alert looks at it.
-func TestUnverifiedLeaf(t *testing.T) {
-	s := newStage(t, Config{})
-	s.set("v1.a", "insecure=true")
-	must.Do(t, s.dial("v1.a", s.pair("ca")))
-	check.Same(t, 1, len(s.Status()[1].Leaves), "leaves in the status")
-	check.Same(t, false, strings.Contains(s.shown("metrics"), `kind="leaf"`), "a series of a leaf that is not verified")
-}
-
 // Run returns after its watches.
 func TestRunWaitsForItsWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -99,11 +99,3 @@ func TestSlowWatcher(t *testing.T) {
 	check.Same(t, [2]string{"ERROR Expired", "end"}, [2]string{next(t, w), next(t, w)}, "events")
 	check.Same(t, history, len(s.state().events), "events in the history")
 }
-
-func TestRun(t *testing.T) {
-	s := must.Get(New(Config{Tables: scene.New(t)}))(t)
-	must.Run(t, s.Run)
-	for !s.store.state().read {
-		<-s.store.state().superseded
-	}
-}
