@@ -363,6 +363,7 @@ func countWhole(next http.Handler) http.Handler {
 		// A part that came with the request before is in it, too.
 		head := wire.TextHead{Bytes: len(r.RequestURI)}
 		head.Count(r.Header)
+		head.Count(r.Trailer)
 		if head.Names > wire.MaxNames {
 			w.Header().Set("Connection", "close")
 			w.WriteHeader(http.StatusRequestHeaderFieldsTooLarge)

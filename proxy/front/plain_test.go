@@ -24,6 +24,7 @@ import (
 func TestHeadsGetRoom(t *testing.T) {
 	const get = "GET / HTTP/1.1\r\nHost: x\r\n"
 	ordinary := get + "Authorization: Bearer " + strings.Repeat("t", 4<<10) + "\r\n"
+	chunked := proportion.Repeat("Transfer-Encoding: chunked\r\nTrailer: ", "n@,", "\r\n")
 	groups := get + proportion.Lines(3000, "X-Remote-Group", strings.Repeat("g", 200))
 	for _, tt := range []struct {
 		name   string
@@ -46,6 +47,9 @@ func TestHeadsGetRoom(t *testing.T) {
 		{name: "a head that came with the request before", memory: 64 << 20, say: get + "\r\n" + get + proportion.Lines(400, "n%d", "") + "\r\n", want: 200, least: 3 * 400 * 128},
 		{name: "a thousand names, some with the request before", memory: 64 << 20, say: get + "\r\n" + get + proportion.Lines(1200, "n%d", "") + "\r\n", want: 431},
 		{name: "lines of a body are no names", memory: 64 << 20, say: "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3600\r\n\r\n" + proportion.Lines(600, "%d", ""), want: 200},
+		{name: "names in a Trailer", memory: 64 << 20, say: get + chunked(900) + "\r\n0\r\n\r\n", want: 200, least: 3 * 900 * 128},
+		{name: "too many", memory: 64 << 20, say: get + chunked(20_000) + "\r\n0\r\n\r\n", want: 431},
+		{name: "too many for the room, on two lines", memory: 16 << 20, say: get + strings.Replace(chunked(20_000), ": n", ":\r\n n", 1), want: 429, after: 28500 * time.Millisecond},
 		{name: "too many bytes", memory: 64 << 20, say: get + proportion.Lines(1, "n", strings.Repeat("v", 2<<20)), want: 431},
 		{name: "room comes", memory: 64 << 20, others: 63 << 20, free: 5 * time.Second, say: groups + "\r\n", want: 200, after: 5 * time.Second},
 		{name: "no room comes", memory: 64 << 20, others: 63 << 20, say: groups, want: 429, after: 28500 * time.Millisecond},

@@ -200,6 +200,10 @@ func (h *TextHead) Read(p []byte) (n int, ended bool) {
 			name, _, h.value = bytes.Cut(line, []byte(":"))
 			h.name = append(h.name, name[:min(len(name), longName-len(h.name))]...)
 		}
+		// net/http makes a map of a Trailer's names, half as large. A line that begins with a space continues the last.
+		if len(h.name) > 0 && (h.name[0] <= ' ' || h.value && bytes.EqualFold(h.name, []byte("trailer"))) {
+			h.Bytes += perName / 2 * bytes.Count(line, []byte(","))
+		}
 		n, h.Bytes, h.column = n+len(line), h.Bytes+len(line), h.column+len(line)
 		if !whole {
 			break
@@ -242,10 +246,8 @@ func (h *TextHead) Weight() int64 { return int64(h.Bytes + h.Lines*perLine + h.N
 // Answer is what an answer's head counts: twice, as net/http has read it and as that writes it, above the usual.
 func (h *TextHead) Answer() int64 { return max(0, 2*h.Weight()-8<<10) }
 
-// Over reports whether there are more names or fields than in a section of HTTP/2.
-func (h *TextHead) Over() bool { // of which the first line is none
-	return h.Names > MaxNames+1 || h.Lines > MaxFields+1
-}
+// Over reports whether there are more names or fields, without the first line, than in a section of HTTP/2.
+func (h *TextHead) Over() bool { return h.Names > MaxNames+1 || h.Lines > MaxFields+1 }
 
 const tableSize = 4096 // the default of SETTINGS_HEADER_TABLE_SIZE, used for both directions: 4 KiB each per connection
 
@@ -301,8 +303,7 @@ func (s *FieldSection) TooLarge() bool {
 }
 
 const (
-	// MaxNames limits the names of a section's fields. Consecutive fields of one name count once: a
-	// user may have thousands of groups. Real heads have up to fifty names.
+	// MaxNames limits the names of a section, of which real ones have fifty. Consecutive fields of one count once.
 	MaxNames = 1000
 	// MaxFields limits the fields: 4,000 groups, and as many others as names.
 	MaxFields = 5000
@@ -402,8 +403,7 @@ const minRemembered, maxRemembered = 256, 4 << 10
 // Response checks a response's head (§8.3.2). It drops connection-specific fields rather than
 // reject them: net/http does the same, and a backend that sends them works today.
 func (s *FieldSection) Response() (ResponseHead, error) {
-	r := ResponseHead{ContentLength: -1}
-	fields := s.fields
+	r, fields := ResponseHead{ContentLength: -1}, s.fields
 	if len(fields) == 0 || fields[0].Name != ":status" {
 		return r, errors.New("no :status")
 	}
@@ -442,8 +442,7 @@ func setLength(to *int64, digits string) (again bool, err error) {
 	if err != nil || *to >= 0 && *to != int64(n) {
 		return false, errors.New("bad content-length")
 	}
-	again = *to >= 0
-	*to = int64(n)
+	again, *to = *to >= 0, int64(n)
 	return again, nil
 }
 
