@@ -18,13 +18,16 @@ const useful = 16
 const inFlight = 512
 
 // priceData returns the cost of DATA with that much content for s, nil if the stream has ended. For what a backend has
-// sent before it sees our reset, that reset accounts: clients decide about it. While resets wait, it does not see them.
+// sent before it sees our reset, that reset accounts: clients decide about it. While resets wait, it does not see them,
+// and may use up its windows in frames of any size; to find a reset that waits for a stream's end has its price.
 func (c *Conn) priceData(s *stream, content int) int {
 	switch {
-	case s != nil && (content >= useful || content > 0 && c.side == down), s == nil && content > 0 && len(c.late) > 0:
+	case s != nil && (content >= useful || content > 0 && c.side == down):
 		return 0
-	case s == nil && content > 0 && c.owed > 0:
-		c.owed -= max(content, inFlight)
+	case s == nil && content > 0 && c.owed > 0 && !c.data.end:
+		if c.owed -= content; len(c.late) == 0 {
+			c.owed -= max(0, inFlight-content)
+		}
 		return 0
 	}
 	return budget.Frame
@@ -43,9 +46,6 @@ const costIdle = 10
 
 // IdleRecords charges for TLS records without application data.
 func (e *Engine) IdleRecords(c *Conn, n int) {
-	if n == 0 {
-		return
-	}
 	if err := c.spend(n * costIdle); err != nil {
 		e.fail(c, err)
 	}
