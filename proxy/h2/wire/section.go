@@ -323,7 +323,7 @@ func (s *FieldSection) Request(h *Head) error {
 	for ; n < len(fields) && strings.HasPrefix(fields[n].Name, ":"); n++ {
 		switch bit, to := h.pseudo(fields[n].Name); {
 		case to == nil:
-			return fmt.Errorf("unknown pseudo-field %q", fields[n].Name)
+			return fmt.Errorf("unknown pseudo-field %.40q", fields[n].Name)
 		case seen&bit != 0:
 			return fmt.Errorf("second %s", fields[n].Name)
 		default:
@@ -361,9 +361,9 @@ func (s *FieldSection) Request(h *Head) error {
 func (s *FieldSection) requestField(h *Head, f *hpack.HeaderField, host *string) (bool, error) {
 	switch {
 	case !validName(f.Name): // a late pseudo-field too
-		return false, fmt.Errorf("bad field name %q", f.Name)
+		return false, fmt.Errorf("bad field name %.40q", f.Name)
 	case !s.validValue(f.Value):
-		return false, fmt.Errorf("bad value of field %q", f.Name)
+		return false, fmt.Errorf("bad value of field %.40q", f.Name)
 	case ConnectionSpecific(f.Name):
 		return false, fmt.Errorf("connection-specific field %q", f.Name)
 	}

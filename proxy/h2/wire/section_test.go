@@ -77,6 +77,13 @@ func TestTokens(t *testing.T) {
 	if validName("") || new(Head).Valid() {
 		t.Error("an empty token is accepted")
 	}
+	long := strings.Repeat("a", 1<<10) // whose quoting would take longer than reading it
+	for _, odd := range []hpack.HeaderField{field(":"+long, ""), field("A"+long, ""), field(long, "\x01")} {
+		s := FieldSection{fields: []hpack.HeaderField{field(":method", "GET"), field(":scheme", "https"), field(":path", "/"), odd}}
+		if err := s.Request(new(Head)); err == nil || len(err.Error()) > 256 {
+			t.Errorf("refused by %v", err)
+		}
+	}
 }
 
 // A Content-Length may be repeated if it is the same, also if it is 0.
