@@ -109,7 +109,7 @@ func (d *document) serve(w http.ResponseWriter, r *http.Request, form, proto str
 }
 
 func groupVersionOf(path string) (schema.GroupVersion, bool) {
-	parts := strings.Split(path, "/")
+	parts := strings.SplitN(path, "/", 4) // a backend's may have millions
 	switch {
 	case len(parts) == 3 && parts[0] == "apis":
 		return schema.GroupVersion{Group: parts[1], Version: parts[2]}, true

@@ -26,10 +26,11 @@ import (
 const (
 	// fetchTimeout bounds all requests of one poll of a backend, which may take seconds to merge a changed v2 document.
 	fetchTimeout = 30 * time.Second
-	// maxIndex, maxDocument and maxSpec bound bodies of backends: an index, a v3 document and a v2
-	// document. The largest known are 150 KB, 2 MB and 5 MB, those of kube-apiserver itself.
+	// maxIndex, maxDocument and maxSpec bound bodies of backends: an index, whose paths are kept and so have a bound of
+	// their own, a v3 and a v2 document. The largest known are 150 KB, 2 MB and 5 MB, those of kube-apiserver itself.
 	// maxLocalSpec bounds the local apiserver's v2 document: 20 MB with a thousand CRDs.
 	maxIndex    = 4 << 20
+	maxPaths    = 10_000
 	maxDocument = 16 << 20
 	maxSpec     = 16 << 20
 
@@ -208,11 +209,13 @@ func (q *question) index(ctx context.Context) (found bool, err error) {
 		return false, a.Unexpected()
 	}
 	index := &handler3.OpenAPIV3Discovery{}
-	if err := json.Unmarshal(a.Body, index); err != nil {
-		return false, a.Invalid(err)
+	if err = a.Bounded(maxPaths, maxPaths); err != nil {
+		q.claim(everything)
+	} else if err = json.Unmarshal(a.Body, index); err == nil {
+		q.claim(slices.Sorted(maps.Keys(index.Paths))...)
+		return true, q.documents(ctx, index)
 	}
-	q.claim(slices.Sorted(maps.Keys(index.Paths))...)
-	return true, q.documents(ctx, index)
+	return false, a.Invalid(err)
 }
 
 // documents gets the documents of the backend's own group-versions that have changed.
@@ -245,11 +248,8 @@ func (q *question) document(ctx context.Context, path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	var head struct {
-		OpenAPI string `json:"openapi"`
-	}
-	err = a.Bounded(maxObjects, maxValues)
-	if err == nil {
+	var head struct{ OpenAPI string }
+	if err = a.Bounded(maxObjects, maxValues); err == nil {
 		err = json.Unmarshal(a.Body, &head)
 	}
 	if err != nil {
