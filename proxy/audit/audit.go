@@ -106,10 +106,10 @@ func (l *Log) lose(n int) {
 	l.unlogged.Add(int64(n))
 }
 
-// size returns the bytes that a caller chose: bodies, the target, which a message may repeat, and groups of a front
-// proxy's users and of impersonated ones.
+// size returns the bytes that a caller chose: bodies, method and target, which a message may repeat, and groups of a
+// front proxy's users and of impersonated ones.
 func size(ev *auditinternal.Event) int64 {
-	n := len(ev.RequestURI) + ev.User.Size() + ev.ImpersonatedUser.Size()
+	n := len(ev.Verb) + len(ev.RequestURI) + ev.User.Size() + ev.ImpersonatedUser.Size()
 	if ev.ResponseStatus != nil {
 		n += len(ev.ResponseStatus.Message)
 	}

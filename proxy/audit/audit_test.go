@@ -257,12 +257,12 @@ func TestWaitingEvents(t *testing.T) {
 	long := strings.Repeat("x", 200<<10)
 	groups := &user.DefaultInfo{Name: "jane", Groups: []string{long}}
 	for _, tc := range []struct {
-		path, query, message string
-		user, as             user.Info
-	}{{path: "/" + long}, {query: long}, {message: long}, {user: groups}, {as: groups}} {
+		path, query, message, verb string
+		user, as                   user.Info
+	}{{path: "/" + long}, {query: long}, {message: long}, {verb: long}, {user: groups}, {as: groups}} {
 		l := atLevel(t, "Metadata", io.Discard)
 		for range 400 {
-			e := l.Open(&Request{Path: tc.path, RawQuery: tc.query, From: from(nil, "10.0.0.1"), Attributes: authorizer.AttributesRecord{User: tc.user}})
+			e := l.Open(&Request{Path: tc.path, RawQuery: tc.query, From: from(nil, "10.0.0.1"), Attributes: authorizer.AttributesRecord{User: tc.user, Verb: tc.verb}})
 			if tc.as != nil {
 				e.Impersonated(tc.as)
 			}
