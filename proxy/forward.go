@@ -81,7 +81,8 @@ func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *up
 	// A stranger can make such a request last for all of its time, by sending its body slowly or by not reading the
 	// answer. It counts with the long-running ones: all clients behind a load balancer share an address, and the places
 	// of short requests are those with which their new tokens are proven.
-	x.held.slow = strangersTime(d) != 0 && (x.upstream.Streams(r) || len(x.head.Path)+len(x.head.RawQuery) > maxEchoed)
+	x.held.slow = strangersTime(d) != 0 && (x.upstream.Streams(r) || d.Credentials.Impersonates ||
+		max(len(x.head.Method), len(x.head.Path)+len(x.head.RawQuery)) > maxEchoed)
 	if err := x.p.enter(&x.held, d, x.upstream, from); err != nil {
 		x.noPlace(w, r, err)
 		return
@@ -246,9 +247,8 @@ const (
 	// refusalTimeout limits the wait for each part of a response that is no 101: kube-apiserver's
 	// for the whole. It cuts long lists, which the local apiserver answers whatever the Upgrade.
 	refusalTimeout = 10 * time.Second
-	// answerTime limits the wait for the response head. net/http no longer notices that a client
-	// has left once that has sent a byte for the tunnel. A kubelet asks its container runtime
-	// before it answers, for at most 2 minutes (--runtime-request-timeout).
+	// answerTime limits the wait for the response head. net/http no longer notices that a client has left once that
+	// has sent a byte for the tunnel. A kubelet asks its runtime first, for at most 2 min (--runtime-request-timeout).
 	answerTime = 5 * time.Minute
 	// halfOpen is how long one direction of a session may go on after the other has ended: a client
 	// that has left looks like one that only sends no more. kube-apiserver ends both at once.

@@ -157,8 +157,8 @@ func strangersTime(d *Decision) time.Duration {
 	return strangerTime
 }
 
-// maxEchoed is the longest target whose refusal surely fits into the buffer of a client that does
-// not read: kube-apiserver's 403 repeats the path, and JSON has six bytes for some.
+// maxEchoed is the longest method or target whose refusal surely fits into the buffer of a client that does not read:
+// kube-apiserver's 403 repeats them, as it does who is to be impersonated, and JSON has six bytes for some.
 const maxEchoed = 8 << 10
 
 // within limits a request to its time or that for its place, and lets EndLongRunning end a long-running one.
