@@ -126,6 +126,9 @@ func TestMoveByAnotherName(t *testing.T) {
 		}
 		must.Get(c.move(t, own, (*mover).release))(t)
 		c.says(t, "real/api:443", "A", "")
+		c.object = strings.Replace(original, `"api"`, `"\u001b[2J"`, 1) // which the API allows
+		said := must.Get(c.move(t, own, (*mover).release))(t)
+		check.Same(t, false, strings.Contains(said, "\x1b"), "a terminal is controlled by %q", said)
 	})
 }
 

@@ -39,12 +39,12 @@ func Parse(text string) (*apiregistrationv1.ServiceReference, error) {
 	return &apiregistrationv1.ServiceReference{Namespace: namespace, Name: name, Port: new(int32(port))}, nil
 }
 
-// Format is the reverse of Parse.
+// Format is the reverse of Parse. The API has this default of the port, and allows any names.
 func Format(ref *apiregistrationv1.ServiceReference) string {
 	if ref == nil {
 		return "no Service"
 	}
-	return fmt.Sprintf("%s/%s:%d", ref.Namespace, ref.Name, ptr.Deref(ref.Port, 443)) // the API's default
+	return printable.Line(fmt.Sprintf("%s/%s:%d", ref.Namespace, ref.Name, ptr.Deref(ref.Port, 443)))
 }
 
 // Server returns the Service of the extension server: the spec's, unless the cluster sends the APIService to Fairlead.
