@@ -24,9 +24,8 @@ import (
 const bodyRest = 5 * time.Second
 
 // limitSlowClients sets a time limit that net/http lacks, for HTTP/1.1 clients that are slow to send the rest of a
-// body. It sets none for those that are slow to read: the handler decides. It also closes the connection after every
-// chunked body. RFC 9112 §6.1 requires that if the request also had a Content-Length, which net/http has dropped by
-// now: what follows may be a request smuggled past a proxy in front.
+// body; for slow readers the handler does. It also closes the connection after every chunked body, as RFC 9112 §6.1
+// requires if there was a Content-Length, too, which net/http has dropped: what follows may be a smuggled request.
 func limitSlowClients(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor != 1 {
@@ -52,10 +51,9 @@ func limitSlowClients(next http.Handler) http.Handler {
 	})
 }
 
-// trackedBody records whether the body was read to its end.
 type trackedBody struct {
 	io.ReadCloser
-	ended atomic.Bool
+	ended atomic.Bool // it was read to its end
 }
 
 func (b *trackedBody) Read(p []byte) (int, error) {
@@ -66,7 +64,6 @@ func (b *trackedBody) Read(p []byte) (int, error) {
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }
 
-// boundedWriter is a response with a time limit for its client.
 type boundedWriter struct {
 	http.ResponseWriter
 	control *http.ResponseController
@@ -80,8 +77,7 @@ func (b *boundedWriter) head() {
 	}
 }
 
-// end runs after the handler. The client gets its whole response at once, and then some time for the rest of its body,
-// which net/http reads before it closes the connection: it is not reset while the client sends.
+// end runs after the handler: a client with a whole response gets some time for the rest of its body, and no reset.
 func (b *boundedWriter) end() {
 	b.head()
 	if b.body != nil && !b.body.ended.Load() {
@@ -118,16 +114,16 @@ func (b *boundedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 func (b *boundedWriter) Unwrap() http.ResponseWriter { return b.ResponseWriter }
 
 const (
-	// copies is how often a whole head exists until its request ends: net/http's map, the fields
-	// that are decided about, and those that are sent, encoded too.
+	// copies is how often a head exists until its request ends: net/http's map, the fields decided about, those sent.
 	copies = 3
 	// freeHead is what a head may become without asking, while half of the bound is left: thrice a long token's.
 	freeHead      = 32 << 10
 	leastPatience = time.Second // the least time for a head, however many wait: a megabyte at 10 Mbit/s
 	patient       = 8           // how many heads may wait before the time for each is halved
-	// perConn is what an idle connection costs, perRequest what it costs more while an answer is
-	// not read: measured, in buffers of net/http and crypto/tls, and stacks.
+	// perConn is what an idle connection costs, perRequest what more while an answer is not read: measured.
 	perConn, perRequest = 32 << 10, 64 << 10
+	// parsed is how many times its size a certificate may become, by short names. Usual ones stay below freeCerts.
+	parsed, freeCerts = 16, 64 << 10
 	// lookEvery is how often a waiting head looks for room, or a slow one for others: short against leastPatience.
 	lookEvery = 100 * time.Millisecond
 )
@@ -180,6 +176,7 @@ type plain struct {
 	*tls.Conn // embedded, for net/http sets Request.TLS by its ConnectionState, and pump calls its CloseWrite
 	all       *heads
 	source    *hold.Source
+	certs     int64 // what the client's certificates have become, for as long as the connection is open
 	from      bound.Source
 	place     bound.Place
 	gone      context.CancelFunc // ends the connection's context; nil before net/http has it
@@ -205,11 +202,18 @@ func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
 			}
 			return ok
 		}
-		defer func() { p.counts = nil; c.hold(0) }()
+		defer func() { p.counts = nil }()
 	}
 	err := c.HandshakeContext(ctx)
-	if err != nil && read == 0 && ctx.Err() == nil {
+	for _, cert := range c.ConnectionState().PeerCertificates {
+		c.certs += parsed * int64(len(cert.Raw))
+	}
+	switch c.certs = max(0, c.certs-freeCerts); {
+	case err != nil && read == 0 && ctx.Err() == nil:
 		err = errUnused
+	case !c.hold(0) && err == nil:
+		c.all.memory.Refuse(hold.Connection)
+		err = net.ErrClosed
 	}
 	return err //nolint:wrapcheck // from the wrapped connection
 }
@@ -250,7 +254,7 @@ func (c *plain) leave() {
 func (c *plain) idle() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.closed && c.held <= freeHead && !c.begun.IsZero() && time.Since(c.begun) >= leastPatience
+	return !c.closed && c.held-c.certs <= freeHead && !c.begun.IsZero() && time.Since(c.begun) >= leastPatience
 }
 
 func (c *plain) begin(at time.Time) {
@@ -259,10 +263,11 @@ func (c *plain) begin(at time.Time) {
 	c.begun = at
 }
 
-// hold changes what the connection holds to n bytes. It reports false if there is no room for more.
+// hold changes what the connection holds to n bytes and its certificates. It reports false if there is no room.
 func (c *plain) hold(n int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	n += c.certs
 	if more := n - c.held; !c.closed && (more < 0 || n <= min(freeHead, c.all.memory.Short())) {
 		c.source.Give(-more)
 	} else if c.closed || !c.source.Take(more, c.held) {

@@ -35,17 +35,14 @@ type Address struct {
 	Port   int    // 0 means any free port
 	Name   string // the value of the label "port" in metrics
 	Shared bool   // lets other processes of the same user listen, too, see HandOver
-	// MaxConnections limits the open connections. Zero means Connections(Share).
-	//
-	// Without a limit, strangers could use up all descriptors with idle connections. Dials to
-	// backends and probes would then fail, and every APIService would become unavailable.
+	// MaxConnections limits the open connections. Zero means Connections(Share). Without one, strangers could use up
+	// all descriptors with idle ones: dials to backends and probes would fail, and no APIService would be available.
 	MaxConnections int
 	Share          float64
 	metric.Sinks   // connections that wait
 }
 
-// Listener limits the connections of a port. Further ones wait in the kernel's queue; a load
-// balancer's probes wait there, too, so that it chooses another replica.
+// Listener limits a port's connections. Others wait in the kernel's queue, so a load balancer takes another replica.
 type Listener struct {
 	net.Listener
 	log  *slog.Logger

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 // A head gets room for what it becomes before net/http reads on, and gives it back. Without room,
@@ -176,6 +177,25 @@ func TestHandshakesGetRoom(t *testing.T) {
 	_ = dial("192.0.2.2")
 	_ = p.Close() // an error: its listener is not served
 	must.Soon(t, 10*time.Second, "all is given back", func() bool { return held() == 0 })
+}
+
+// What a client's certificates have become is counted for as long as the connection is open.
+func TestCertificatesGetRoom(t *testing.T) {
+	const limit = 64 << 20
+	memory := hold.New(limit)
+	p, _ := plaintext(t, memory, func(http.ResponseWriter, *http.Request) {})
+	server, client := secured()
+	pair := pki.NewCA("any").Issue(pki.Leaf{CommonName: "jane", Organizations: strings.Split(strings.Repeat("g,", 10_000), ",")}).TLS()
+	server.NextProtos, server.ClientAuth, client.Certificates = nil, tls.RequestClientCert, []tls.Certificate{pair}
+	p.cfg.TLS = server
+	ours, theirs := net.Pipe()
+	go p.greet(piped{ours, "192.0.2.1"})
+	must.Do(t, tls.Client(theirs, client).HandshakeContext(t.Context()))
+	held := func() int64 { return limit - 4*memory.Share() }
+	least := int64(parsed*len(pair.Certificate[0]) - freeCerts)
+	must.Soon(t, 10*time.Second, "they are counted", func() bool { return held() >= least })
+	_ = theirs.Close()
+	must.Soon(t, 10*time.Second, "they are given back", func() bool { return held() == 0 })
 }
 
 // A connection whose handshake panics is no longer one of its address, whose share it would keep in memory for ever.

@@ -130,8 +130,7 @@ func (p *Port) greet(raw net.Conn) {
 		c.leave()
 		cause := p.cfg.Listener.fail(err, raw.RemoteAddr())
 		p.cfg.Logger.Debug("TLS handshake", "client", raw.RemoteAddr(), "cause", cause, "err", err)
-		if cause == "plain_http" {
-			// As net/http.
+		if cause == "plain_http" { // as net/http
 			const answer = "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
 			_, _ = io.WriteString(conn.NetConn(), answer)
 		}
@@ -140,7 +139,7 @@ func (p *Port) greet(raw net.Conn) {
 	}
 	cancel()
 	if conn.ConnectionState().NegotiatedProtocol == "h2" {
-		c.leave()
+		defer c.leave()
 		ctx, gone := context.WithCancel(context.WithValue(context.Background(), http.ServerContextKey, p.http1))
 		defer gone()
 		p.cfg.Frames.Serve(p.connContext(ctx, conn), conn)
@@ -217,9 +216,8 @@ func (h handedOver) Close() error {
 	return h.cfg.Listener.Close() //nolint:wrapcheck // from the listener
 }
 
-// Keep sets whether clients may keep their connections. With false, requests in flight continue,
-// idle connections close, and a new connection ends with its first response. Call it repeatedly
-// with false, because HTTP/2 clients are only sent away after a request.
+// Keep sets whether clients may keep their connections. With false, requests in flight continue, idle connections
+// close, and new ones end with their first response. Call it repeatedly then: HTTP/2 clients leave after a request.
 func (p *Port) Keep(keep bool) {
 	if p.away.Swap(!keep) == keep {
 		p.http1.SetKeepAlivesEnabled(keep) // this also closes idle connections
