@@ -85,9 +85,8 @@ func (b *boundedWriter) end() {
 	}
 }
 
-// WriteHeader is overridden for the final head. An interim head (1xx) is followed by another head.
 func (b *boundedWriter) WriteHeader(code int) {
-	if code >= http.StatusOK {
+	if code >= http.StatusOK { // another head follows an interim one
 		b.head()
 	}
 	b.ResponseWriter.WriteHeader(code)
@@ -176,7 +175,7 @@ type plain struct {
 	*tls.Conn // embedded, for net/http sets Request.TLS by its ConnectionState, and pump calls its CloseWrite
 	all       *heads
 	source    *hold.Source
-	certs     int64 // what the client's certificates have become, for as long as the connection is open
+	kept      int64 // what the handshake leaves while the connection is open: its buffer, and the client's certificates
 	from      bound.Source
 	place     bound.Place
 	gone      context.CancelFunc // ends the connection's context; nil before net/http has it
@@ -191,7 +190,7 @@ type plain struct {
 	closed   bool
 }
 
-// handshake counts what comes before its end twice: crypto/tls collects up to 256 KiB in a buffer that doubles.
+// handshake counts what it reads twice: crypto/tls collects up to 256 KiB in a buffer that doubles, and stays.
 func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
 	read := 0
 	if p, ok := raw.(*placed); ok {
@@ -205,10 +204,11 @@ func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
 		defer func() { p.counts = nil }()
 	}
 	err := c.HandshakeContext(ctx)
+	c.kept = 2 * int64(read)
 	for _, cert := range c.ConnectionState().PeerCertificates {
-		c.certs += parsed * int64(len(cert.Raw))
+		c.kept += parsed * int64(len(cert.Raw))
 	}
-	switch c.certs = max(0, c.certs-freeCerts); {
+	switch c.kept = max(0, c.kept-freeCerts); {
 	case err != nil && read == 0 && ctx.Err() == nil:
 		err = errUnused
 	case !c.hold(0) && err == nil:
@@ -254,7 +254,7 @@ func (c *plain) leave() {
 func (c *plain) idle() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.closed && c.held-c.certs <= freeHead && !c.begun.IsZero() && time.Since(c.begun) >= leastPatience
+	return !c.closed && c.held-c.kept <= freeHead && !c.begun.IsZero() && time.Since(c.begun) >= leastPatience
 }
 
 func (c *plain) begin(at time.Time) {
@@ -263,11 +263,11 @@ func (c *plain) begin(at time.Time) {
 	c.begun = at
 }
 
-// hold changes what the connection holds to n bytes and its certificates. It reports false if there is no room.
+// hold changes what the connection holds to n bytes beside what is kept. It reports false if there is no room.
 func (c *plain) hold(n int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n += c.certs
+	n += c.kept
 	if more := n - c.held; !c.closed && (more < 0 || n <= min(freeHead, c.all.memory.Short())) {
 		c.source.Give(-more)
 	} else if c.closed || !c.source.Take(more, c.held) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -179,23 +180,31 @@ func TestHandshakesGetRoom(t *testing.T) {
 	must.Soon(t, 10*time.Second, "all is given back", func() bool { return held() == 0 })
 }
 
-// What a client's certificates have become is counted for as long as the connection is open.
+// What a handshake leaves, as a client's certificates, is counted for as long as the connection is open.
 func TestCertificatesGetRoom(t *testing.T) {
 	const limit = 64 << 20
 	memory := hold.New(limit)
 	p, _ := plaintext(t, memory, func(http.ResponseWriter, *http.Request) {})
-	server, client := secured()
 	pair := pki.NewCA("any").Issue(pki.Leaf{CommonName: "jane", Organizations: strings.Split(strings.Repeat("g,", 10_000), ",")}).TLS()
-	server.NextProtos, server.ClientAuth, client.Certificates = nil, tls.RequestClientCert, []tls.Certificate{pair}
-	p.cfg.TLS = server
-	ours, theirs := net.Pipe()
-	go p.greet(piped{ours, "192.0.2.1"})
-	must.Do(t, tls.Client(theirs, client).HandshakeContext(t.Context()))
-	held := func() int64 { return limit - 4*memory.Share() }
-	least := int64(parsed*len(pair.Certificate[0]) - freeCerts)
-	must.Soon(t, 10*time.Second, "they are counted", func() bool { return held() >= least })
-	_ = theirs.Close()
-	must.Soon(t, 10*time.Second, "they are given back", func() bool { return held() == 0 })
+	for _, tt := range []struct {
+		least     int
+		certs     []tls.Certificate
+		protocols []string
+	}{
+		{parsed*len(pair.Certificate[0]) - freeCerts, []tls.Certificate{pair}, nil},
+		{2*200*256 - freeCerts, nil, slices.Repeat([]string{strings.Repeat("p", 255)}, 200)},
+	} {
+		server, client := secured()
+		server.NextProtos, server.ClientAuth, client.Certificates, client.NextProtos = nil, tls.RequestClientCert, tt.certs, tt.protocols
+		p.cfg.TLS = server
+		ours, theirs := net.Pipe()
+		go p.greet(&placed{Conn: piped{ours, "192.0.2.1"}, in: ours, out: ours, leave: func() {}})
+		must.Do(t, tls.Client(theirs, client).HandshakeContext(t.Context()))
+		held := func() int64 { return limit - 4*memory.Share() }
+		must.Soon(t, 10*time.Second, "it is counted", func() bool { return held() >= int64(tt.least) })
+		_ = theirs.Close()
+		must.Soon(t, 10*time.Second, "it is given back", func() bool { return held() == 0 })
+	}
 }
 
 // A connection whose handshake panics is no longer one of its address, whose share it would keep in memory for ever.
