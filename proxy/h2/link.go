@@ -100,9 +100,11 @@ func (l *link) gather(buf []byte, last int) (n int, err error) {
 		// The records before the one that has brought k bytes were idle: TLS uses each up before the next.
 		if k > 0 && l.raw.records > l.seen {
 			l.idle += l.raw.records - l.seen - 1
-			l.seen = l.raw.records
+			l.seen, l.raw.quiet = l.raw.records, 0
 		}
 		switch {
+		case k == 0 && l.raw.quiet > maxQuiet:
+			return n, errQuiet
 		case err == errNoInput: //nolint:errorlint // crypto/tls returns it as it is, and errors.As would allocate
 			return n, nil
 		case err != nil:
@@ -170,9 +172,8 @@ func (l *link) finishWrite(buf []byte, err error) {
 	}
 }
 
-// shut closes the connection: at once if it is broken, otherwise so that the peer can still read
-// our output. If a socket with unread input is closed, the kernel sends a reset, which can destroy
-// our GOAWAY in flight. So input is read until the peer closes or the engine cuts it.
+// shut closes the connection: at once if it is broken, else when the peer closes or the engine cuts it. If a socket
+// with unread input is closed, the kernel sends a reset, which can destroy our GOAWAY in flight.
 func (l *link) shut() {
 	l.sh.mu.Lock()
 	cut := l.c.Cut()

@@ -51,8 +51,7 @@ const (
 	// loopPolls is how often epoll is polled before anything is written. While some are read others may get input, and
 	// each turn less saves system calls on both sides. Each costs the first input 20 µs. One alone is not polled for.
 	loopPolls = 4
-	// loopHeads is how many of clients' field blocks are handled before anything is written: about
-	// two milliseconds. Sixty-four connections with four requests each fit into one turn.
+	// loopHeads is how many of clients' field blocks are handled before anything is written: about two milliseconds.
 	loopHeads = 256
 	// Edge-triggered: no system call before a wait or for a full socket. EPOLLET is negative on amd64, not on arm64.
 	loopInterest = syscall.EPOLLIN | syscall.EPOLLOUT | syscall.EPOLLRDHUP | syscall.EPOLLET&(1<<32-1)
@@ -239,7 +238,7 @@ func (lp *loop) own(r *rawConn) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fd, r.early, r.spare = fd, nil, &lp.sh.pool.out
+	r.fd, r.early, r.spare, r.quiet = fd, nil, &lp.sh.pool.out, 0
 	r.owned.Store(true)
 	return nil
 }

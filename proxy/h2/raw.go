@@ -31,6 +31,7 @@ type rawConn struct {
 	in    *rawBytes // rest's buffer, if it is not the loop's
 
 	records int // number of records whose headers were passed to TLS
+	quiet   int // bytes that were passed since TLS last returned content
 
 	mu    sync.Mutex // guards the following fields, and is held during non-blocking writes to the socket
 	spare *output    // out's free list
@@ -45,6 +46,7 @@ const (
 	rawBuffer    = 64 << 10 // how much is read from a socket at once: four records; more gained little
 	earlyBuffer  = 2 << 10  // the same before a loop owns the connection: handshake messages are short
 	recordHeader = 5        // RFC 8446 §5.1
+	maxQuiet     = 64 << 10 // TLS would collect a message of 256 KiB after the handshake. Servers' tickets are short
 )
 
 // Wrap returns the connection to put below TLS: a Server serves no other. One that wraps another without changing its
@@ -77,9 +79,8 @@ func socketOf(c net.Conn) socket {
 // errNoInput is a temporary net.Error: crypto/tls returns it and keeps the connection usable.
 var errNoInput = os.ErrDeadlineExceeded
 
-// Read returns at most the rest of one record. So TLS never holds a record that was not requested,
-// and when everything was read, it need not be called again (which allocates) to learn that there
-// is no more. This holds from the first byte, because a first request may come with the handshake.
+// Read returns at most the rest of one record: TLS never holds one that was not requested, and need not be called
+// again, which allocates, to learn that there is no more. A first request may come with the handshake.
 func (r *rawConn) Read(p []byte) (int, error) {
 	if len(r.rest) == 0 {
 		switch {
@@ -113,6 +114,7 @@ func (r *rawConn) Read(p []byte) (int, error) {
 	}
 	copy(p, r.rest[:n])
 	r.rest = r.rest[n:]
+	r.quiet += n
 	return n, nil
 }
 
@@ -127,8 +129,7 @@ func (r *rawConn) Close() error {
 	return r.Conn.Close()
 }
 
-// SetWriteDeadline does nothing to an owned connection: TLS sets a deadline in the past after its
-// last alert, and the alert would be lost.
+// SetWriteDeadline does nothing to an owned connection: TLS sets one in the past after its last alert, which is lost.
 func (r *rawConn) SetWriteDeadline(t time.Time) error {
 	if r.owned.Load() {
 		return nil
@@ -147,8 +148,7 @@ func (r *rawConn) reserve(n int) {
 	r.out = slices.Grow(r.out, n+2*(n/recordContent+1)*recordOverhead) // a full frame takes two records
 }
 
-// These are a record's maximal content, and its overhead: header, content type and the tag of
-// AES-GCM or ChaCha20-Poly1305 (RFC 8446 §5).
+// These are a record's maximal content, and its overhead: header, content type and tag (RFC 8446 §5).
 const (
 	recordContent  = 16 << 10
 	recordOverhead = recordHeader + 1 + 16
@@ -180,6 +180,7 @@ func (r *rawConn) drop(b *buffers) {
 const maxOwn = 16 << 10
 
 var errOwnOutput = errors.New("peer does not take what TLS answers")
+var errQuiet = errors.New("peer sends messages of TLS without content")
 
 // flushOwn writes what TLS has written during a read, unless a pending write includes it.
 func (r *rawConn) flushOwn() error {

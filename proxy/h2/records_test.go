@@ -12,6 +12,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -140,6 +141,24 @@ func testKeyUpdateFlood(t *testing.T, driver string) {
 	// It is unknown how many were still in the socket when the connection was closed.
 	if n := s.server.shards[0].e.Count.Floods.Load(); n != 1 {
 		t.Errorf("%d key updates in %v ended %d connections, want 1", sent, time.Since(began), n)
+	}
+}
+
+// After the handshake nobody sends a long message of TLS, which crypto/tls would collect up to 256 KiB.
+func TestLongMessage(t *testing.T) { onDrivers(t, testLongMessage) }
+
+func testLongMessage(t *testing.T, driver string) {
+	c, _ := dialRecords(t, newStand(t, driver, pings(t), nil))
+	part := make([]byte, recordContent)
+	copy(part, []byte{11, 3, 0xff, 0xff}) // a certificate, with its length
+	for range 8 {
+		if c.send(c.seal(nil, 22, part)) != nil {
+			break
+		}
+	}
+	_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, err := io.Copy(io.Discard, c.NetConn()); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the connection stays")
 	}
 }
 

@@ -166,9 +166,8 @@ type resumptions struct {
 	busy bool // a goroutine is applying them
 }
 
-// resume applies a plan, or leaves that to the goroutine that is applying others. Thousands of
-// requests may wait for the same answer. Only one goroutine at a time takes the shard's mutex for
-// them, so that the loop gets it after each of its turns, and their output is written together.
+// resume applies a plan, or leaves that to the goroutine that applies others: thousands may wait for one answer. So the
+// loop gets the shard's mutex after each of its turns, and their output is written together.
 func (sh *shard) resume(apply func()) {
 	r := &sh.resumed
 	r.mu.Lock()
