@@ -19,8 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// bodyRest limits the wait for the rest of a request body after the response. net/http reads up to 256 KiB of it
-// without a time limit, to reuse the connection: at a byte a minute for half a year.
+// bodyRest limits the wait for the rest of a body after the response: net/http reads 256 KiB of it, without a limit.
 const bodyRest = 5 * time.Second
 
 // limitSlowClients sets a time limit that net/http lacks, for HTTP/1.1 clients that are slow to send the rest of a
@@ -169,13 +168,13 @@ func (h *heads) evict(from bound.Source, all bool) bool {
 	return true
 }
 
-// plain is the plaintext of an HTTP/1.1 connection. It counts a head while net/http reads it, and
-// lets net/http wait with the next bytes until there is room for what they become.
+// plain is the plaintext of an HTTP/1.1 connection. net/http gets no byte of a head before there is room for it.
 type plain struct {
 	*tls.Conn // embedded, for net/http sets Request.TLS by its ConnectionState, and pump calls its CloseWrite
 	all       *heads
 	source    *hold.Source
-	kept      int64 // what the handshake leaves while the connection is open: its buffer, and the client's certificates
+	kept      int64        // what the handshake leaves until the end: its buffer, and certificates
+	quiet     atomic.Int64 // bytes that Read has read, and TLS has not returned
 	from      bound.Source
 	place     bound.Place
 	gone      context.CancelFunc // ends the connection's context; nil before net/http has it
@@ -201,7 +200,7 @@ func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
 			}
 			return ok
 		}
-		defer func() { p.counts = nil }()
+		defer func() { p.counts = c.quietly }()
 	}
 	err := c.HandshakeContext(ctx)
 	c.kept = 2 * int64(read)
@@ -217,6 +216,9 @@ func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
 	}
 	return err //nolint:wrapcheck // from the wrapped connection
 }
+
+// quietly bounds what one Read reads: after the handshake, too, crypto/tls would collect a message of 256 KiB.
+func (c *plain) quietly(n int) bool { return c.quiet.Add(int64(n)) <= freeCerts }
 
 // SetReadDeadline keeps the deadline, because Read waits for room, too.
 func (c *plain) SetReadDeadline(t time.Time) error {
@@ -249,8 +251,7 @@ func (c *plain) leave() {
 	c.all.mu.Unlock()
 }
 
-// idle reports whether the connection can make room: no request has come for a moment, in which one
-// may be on its way. A head that stalls is none, unless it holds much, see late.
+// idle reports whether the connection can make room: no whole head has come for a moment, nor much of one, see late.
 func (c *plain) idle() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -290,6 +291,7 @@ func changed(c net.Conn, state http.ConnState) {
 
 // Read reads a part of a head, and waits until there is room for what it becomes.
 func (c *plain) Read(p []byte) (int, error) {
+	c.quiet.Store(0)
 	if c.ended.Load() {
 		return c.Conn.Read(p) //nolint:wrapcheck // from the wrapped connection
 	}

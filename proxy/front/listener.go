@@ -24,8 +24,7 @@ import (
 
 const (
 	minConnections = 8 // the least limit of a port: for an operator, and a load balancer's probes
-	// stallLogInterval is the least time between two logs about a full port, and how often one that
-	// stays full is counted: several times in the range of its alert.
+	// stallLogInterval is the least time between two logs about a full port, and between its counts while it stays so.
 	stallLogInterval = time.Minute
 )
 
@@ -66,8 +65,7 @@ func Connections(share float64) int {
 	return max(minConnections, min(Descriptors(share), int(share*float64(memory)/perConn)))
 }
 
-// Descriptors returns a share of the files and sockets that this process may have open, but at
-// least minConnections. Go has raised the soft limit to the hard one.
+// Descriptors returns a share of the files and sockets that this process may have open, at least minConnections.
 func Descriptors(share float64) int {
 	const most = 1 << 20 // a million connections take about 40 GB: other limits come first
 	l := syscall.Rlimit{Cur: most}
