@@ -157,9 +157,9 @@ func (r *Rules) check(address string) error {
 // attemptDelay is how long one address of a name has to answer before the next one is tried, too (RFC 8305 §5). net
 // gives each at least 2 s, a probe's whole dial: a name whose first address has vanished would be unreachable.
 const attemptDelay = 250 * time.Millisecond
+const maxTried = 16 // limits the addresses of a name: who answers for it may have us dial thousands, of anybody
 
 // Dial connects to an address, checked after resolution. Of a name with several the first that answers is used.
-//
 // Addresses that an egress proxy resolves cannot be checked here, so names are resolved here and the proxy gets the
 // address. Without AllowLoopback, a name that only the proxy can resolve is unreachable: it may be the proxy itself.
 func (r *Rules) Dial(ctx context.Context, network, address string) (net.Conn, error) {
@@ -205,6 +205,7 @@ func (r *Rules) via(ctx context.Context, network, address string) (net.Conn, err
 func first(
 	ctx context.Context, done <-chan struct{}, n int, dial func(ctx context.Context, i int) (net.Conn, error),
 ) (net.Conn, error) {
+	n = min(n, maxTried)
 	dialling, cancel := context.WithCancel(ctx) // ends a little after ctx
 	defer cancel()                              // ends the other dials
 	conns, errs := make(chan net.Conn, n), make([]error, n)
@@ -245,8 +246,7 @@ func first(
 	return nil, errs[0]
 }
 
-// Exhausted reports whether a dial failed because this process, or its machine, has too many open files. That says
-// nothing about the address.
+// Exhausted reports whether a dial failed for too many open files here: that says nothing about the address.
 func Exhausted(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }

@@ -210,6 +210,7 @@ func TestFirst(t *testing.T) {
 		{"the first refuses", []attempt{{after: 5 * ms, fails: true}, {after: 10 * ms}}, "1", 15 * ms},
 		{"one refuses, after one that has vanished", []attempt{{after: never}, {fails: true}, {after: 10 * ms}}, "2", attemptDelay + 10*ms},
 		{"all have vanished", []attempt{{after: never}, {after: never}}, "0: context deadline exceeded", limit},
+		{"too many refuse", append(slices.Repeat([]attempt{{fails: true}}, maxTried), attempt{}), "0: refused", 0},
 		{"all refuse", []attempt{{after: 300 * ms, fails: true}, {after: 10 * ms, fails: true}}, "0: refused", 300 * ms},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
