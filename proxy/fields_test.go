@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -74,7 +75,15 @@ func TestManyFields(t *testing.T) {
 // however long the body is. No backend gets its expectation.
 func TestExpectation(t *testing.T) {
 	const rest = "Expect: 100-continue\r\nX-Unread: 1\r\n"
+	told := make(chan struct{}, 1)
 	handler := func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/mute") { // like nginx over HTTP/2: it waits for the body
+			select {
+			case <-told:
+			case <-r.Context().Done():
+				return
+			}
+		}
 		if strings.HasSuffix(r.Header.Get("Authorization"), "wrong") {
 			w.Header().Set("Connection", "close")
 			w.WriteHeader(http.StatusUnauthorized)
@@ -116,6 +125,14 @@ func TestExpectation(t *testing.T) {
 				check.Same(t, tc.want, got, "%s with %d bytes as %s", tc.path, tc.length, tc.token)
 			}
 		}
+		c := w.httpClient(t, "h2", nil)
+		c.Transport.(*http.Transport).ExpectContinueTimeout = time.Minute
+		r := w.as(t, "bob", "PATCH", remoteGV+"/widgets/mute?timeout=5s", strings.NewReader("body"))
+		r.Header.Set("Expect", "100-continue")
+		r.Header.Set("X-Unread", "1")
+		trace := &httptrace.ClientTrace{Got100Continue: func() { told <- struct{}{} }}
+		got := w.do(t, c, r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+		check.Same(t, "4 []", got.body, "body over HTTP/2, with status %d", got.status)
 	})
 }
 

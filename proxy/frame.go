@@ -95,8 +95,8 @@ func (s *slot) of(state *tls.ConnectionState) *authn.Conn {
 
 const usualSet = 12 // the number of fields set for most requests: a user with a few groups, and the fields of forwarded
 
-// decide is h2.Config.Decide. It parks a request that needs I/O, or a turn at the desk for the
-// connection's certificates. A long head is decided at the desk, by Proxy.ServeHTTP.
+// decide is h2.Config.Decide. It parks a request that needs I/O, or a turn at the desk for the connection's
+// certificates. Proxy.ServeHTTP decides long heads at the desk, and sends 100 Continue: over HTTP/2 nginx does not.
 func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool) {
 	conn, _ := c.Value.(*slot)
 	if conn == nil { // the first of a connection; Proxy.ServeHTTP uses the slot, too: certificates are verified once
@@ -109,7 +109,7 @@ func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) 
 	x := l.requests.Get().(*exchange) //nolint:forcetypeassert // the pool holds nothing else
 	x.front, x.stay = conn, conn.stay
 	*x.head = Head{Head: *h, Remote: conn.remote, RemoteIP: conn.remoteIP, Arrived: c.Now}
-	if x.head.costly() || l.p.browsers.concern(x.head) {
+	if x.head.costly() || l.p.browsers.concern(x.head) || !h.EndStream && x.head.get("expect") != "" {
 		return x.offEngine(), true
 	}
 	x.decision.Set = conn.set
