@@ -80,8 +80,7 @@ type lane struct {
 // lane returns the lane for a stream that is to be sent.
 func (e *Engine) lane(s *stream) lane {
 	to := s.sending
-	to.alone = to.alone || e.isExiled(s.plan.Owner)
-	if !to.alone {
+	if to.alone = to.alone || to.long || e.isExiled(s.plan.Owner); !to.alone {
 		return lane{apart: s.plan.Apart}
 	}
 	return lane{apart: s.plan.Apart || s.plan.Owner == "", owner: s.plan.Owner}
@@ -98,12 +97,14 @@ type lateReset struct {
 }
 
 // delays charges the reset of a stream to its owner, and reports whether it waits: others' streams are there, and this
-// owner cancels hundreds at once. Until then the server has the stream, and may send what its window allows.
+// owner cancels hundreds at once, or we end all watches. Until then the server has the stream, and may fill its window.
 func (e *Engine) delays(c *Conn, s *stream) bool {
-	if c.pool.owner == "" {
-		e.charge(s.plan.Owner, resetCost)
+	if c.pool.owner != "" {
+		return false
 	}
-	wait := c.pool.owner == "" && len(c.late) < maxLate && e.isExiled(s.plan.Owner)
+	e.charge(s.plan.Owner, resetCost)
+	ends := len(c.streams) > int(exileAfter/resetCost) && (s.reason == ReasonDrain || s.reason == ReasonRetired)
+	wait := len(c.late) < maxLate && (ends || e.isExiled(s.plan.Owner))
 	if wait {
 		c.late = append(c.late, lateReset{s.id[down], s.half[up].sentEnd})
 	}
@@ -138,7 +139,6 @@ func (to *sending) measure() {
 	const overhead = 32 // of each field in Size
 	to.size = n - len(to.fields[2].Value)
 	to.long = n-overhead*len(to.fields) > longHead || len(to.fields) > manyFields
-	to.alone = to.long
 }
 
 // blame changes the failure of a request whose connection c has ended. If the backend did not like the request's head,
