@@ -33,12 +33,12 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError
 	}
 	switch {
 	case len(c.streams) >= int(e.MaxStreams), c.heads > 0 && c.heads+e.fields.Weight() > maxHeads:
-		return e.refuse(c, id, http2.ErrCodeRefusedStream)
+		return e.refuse(c, id, http2.ErrCodeRefusedStream, resetByLimit)
 	case c.greedy() || c.crowded(handled*e.fields.Weight()):
 		e.Memory.Refuse(hold.Stream)
-		return e.refuse(c, id, http2.ErrCodeRefusedStream)
+		return e.refuse(c, id, http2.ErrCodeRefusedStream, resetByLimit)
 	case selfDependent:
-		return e.refuse(c, id, http2.ErrCodeProtocol)
+		return e.refuse(c, id, http2.ErrCodeProtocol, resetProtocol)
 	case e.fields.TooLarge():
 		s := e.newStream(c, id)
 		s.half[up].end = c.blockES
@@ -51,28 +51,26 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError
 	err := e.fields.Request(head)
 	head.EndStream = c.blockES
 	if err != nil || head.EndStream && head.ContentLength > 0 { // §8.1.1
-		return e.refuse(c, id, http2.ErrCodeProtocol)
+		return e.refuse(c, id, http2.ErrCodeProtocol, resetProtocol)
 	}
 	s := e.newStream(c, id)
 	s.countHead(e.fields.Weight())
 	s.half[up].end = head.EndStream
 	s.half[up].declared = head.ContentLength
-	if head.Method == "CONNECT" { // an API front door offers no tunnels
+	switch s.headOnly = head.Method == http.MethodHead; {
+	case head.Method == "CONNECT": // an API front door offers no tunnels
 		e.answer(s, 405)
-		return nil
+	case head.Path == "*": // OPTIONS, of a load balancer: net/http's server answers it so
+		e.answer(s, 200)
+	default:
+		e.decide(c, s, head)
 	}
-	s.headOnly = head.Method == http.MethodHead
-	e.decide(c, s, head)
 	return nil
 }
 
 // refuse resets a stream that was not processed at all.
-func (e *Engine) refuse(c *Conn, id uint32, code http2.ErrCode) *connError {
-	if code == http2.ErrCodeRefusedStream {
-		e.Count.reset(resetByLimit)
-	} else {
-		e.Count.reset(resetProtocol)
-	}
+func (e *Engine) refuse(c *Conn, id uint32, code http2.ErrCode, why resetCause) *connError {
+	e.Count.reset(why)
 	c.writeReset(id, code)
 	c.rememberReset(id)
 	return c.spend(budget.Reset)
