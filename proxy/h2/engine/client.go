@@ -104,10 +104,9 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 		return
 	}
 	defer e.rescue(s.leg[up])
-	t.s, s.ticket, s.parked = nil, nil, false // the ticket is used up: resume may be called twice
-	s.countHead(int(s.head) / 2)
 	h := t.head
-	t.head = nil
+	t.s, t.head, s.ticket, s.parked = nil, nil, nil, false // the ticket is used up: resume may be called twice
+	s.countHead(int(s.head) / 2)
 	s.apply(h, p)
 }
 
