@@ -66,7 +66,7 @@ func TestTarget(t *testing.T) {
 				names += " " + f.Name
 			}
 			check.Same(t, tt.want, strings.TrimSpace(names), "names")
-			for _, name := range slices.Concat(tt.names.Username, tt.names.UID, tt.names.Group) {
+			for _, name := range slices.Concat(tt.names.Username, tt.names.UID, tt.names.Group, tt.names.ExtraPrefix) {
 				if tt.err == "" && !a.Strip(name, PoolUnproven) {
 					t.Errorf("%s is not stripped", name)
 				}
