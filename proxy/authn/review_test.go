@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -260,30 +259,4 @@ func TestTokensAreNotPrinted(t *testing.T) {
 	if !strings.Contains(out.String(), "<masked>") || (Token{}).String() != "<none>" || (Token{}).Secret() != "" || c.Token.Secret() != "hunter2" {
 		t.Error("the output does not show that there is a token")
 	}
-}
-
-// A few tokens are used by many goroutines, for the race detector.
-func TestConcurrently(t *testing.T) {
-	names := &HeaderNames{Username: []string{"X-Remote-User"}, Group: []string{"X-Remote-Group"}}
-	a := newAuthenticator(t, Config{Review: newTokens().review, TokenTTL: time.Millisecond, Target: func() (*HeaderNames, bool) { return names, true }})
-	var wg sync.WaitGroup
-	for g := range 8 {
-		wg.Go(func() {
-			for i := range 300 {
-				token := []string{"good", "bad", fmt.Sprintf("good-%d-%d", g, i)}[i%3]
-				c := credentials(a, token)
-				u, known := a.Cached(c, "")
-				if !known {
-					u, _ = a.Review(t.Context(), c, bound.Source{})
-				}
-				f, err := a.Assert(nil, u, PoolRemote) // refuses nobody
-				if (err == nil) != (token != "bad") || err == nil && f[0].Value != "owner of "+token {
-					t.Errorf("%s is %s: %v, %v", token, describe(u), f, err)
-				}
-				a.Pool(c)
-				a.Seen(c, []int{200, 401}[i%2])
-			}
-		})
-	}
-	wg.Wait()
 }
