@@ -327,11 +327,3 @@ func TestCacheIsBounded(t *testing.T) {
 		}
 	}
 }
-
-func TestCachedAllocatesNothing(t *testing.T) {
-	z := newAuthorizer(t, Config{Review: newAsked().review})
-	must.Get(z.Authorize(t.Context(), get("alice")))(t)
-	a := get("alice")
-	a.User = &user.DefaultInfo{Name: "alice", Groups: []string{"g"}, Extra: map[string][]string{}}
-	check.Same(t, 0, check.Allocations(func() { z.Cached(a) }), "allocations")
-}
