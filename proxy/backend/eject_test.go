@@ -139,26 +139,6 @@ func TestHungWatch(t *testing.T) {
 	}
 }
 
-// state reports an ejection, also one that happened after the endpoint was chosen.
-func TestEjectedIsAState(t *testing.T) {
-	f := newFixture(t, nil)
-	at := f.Upstream(f.set(healthy(place1), healthy(place2))).endpoints[place1]
-	was, _ := at.state()
-	well, bad := registry.Healthy, registry.Unhealthy
-	for _, step := range []struct {
-		one, other registry.Health
-		out        bool
-	}{{well, well, false}, {bad, well, true}, {bad, bad, false}, {bad, well, true}, {well, well, false}} {
-		f.set(registry.Endpoint{Address: place1, Health: step.one}, registry.Endpoint{Address: place2, Health: step.other})
-		if step.out {
-			<-was.Done()
-		}
-		if _, out := at.state(); out != step.out {
-			t.Errorf("health %d, of the other %d: ejected %v", step.one, step.other, out)
-		}
-	}
-}
-
 // After an endpoint dies with many reads under way, the other one answers them all. The retry
 // budget is meant for failing backends, not for one death. On a busy machine, handshakes of as many
 // real connections can take longer than a dial may.
