@@ -109,23 +109,6 @@ func TestWhereRequestsGo(t *testing.T) {
 	}
 }
 
-// Without waiting, nothing is decided that needs a review, and everything else is.
-func TestDecidedAtOnce(t *testing.T) {
-	_, p := thinker(t, worldConfig{})
-	decided := func(name string, h *Head, wait, want bool) {
-		t.Helper()
-		if d, known := p.decision(t.Context(), h, nil, wait); known != want {
-			t.Errorf("%s: known %v, %v (%v)", name, known, d.Action, d.Err)
-		}
-	}
-	widgets, secrets := asBob(remoteGV+"/widgets", ""), asBob(remoteGV+"/secrets", "")
-	decided("who the caller is", widgets, false, false)
-	decided("who the caller is, in time", widgets, true, true)
-	decided("a known caller", widgets, false, true)
-	decided("what a known caller may do", secrets, false, false)
-	decided("what a known caller may do, in time", secrets, true, true)
-}
-
 // A user whose name HTTP would change reaches nobody. A log that is blocked holds up neither the decision nor the loop.
 func TestUserThatCannotBeAsserted(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
