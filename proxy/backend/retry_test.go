@@ -126,16 +126,6 @@ func TestRetryUnreachable(t *testing.T) {
 	}
 }
 
-// A request over HTTP/2 is never sent twice to an endpoint while there is one that was not tried,
-// however busy that one is.
-func TestLastRetryGoesElsewhere(t *testing.T) {
-	f := newFixture(t, nil)
-	u := f.Upstream(f.set(healthy("10.0.0.1:443"), healthy("10.0.0.2:443"), healthy("10.0.0.3:443")))
-	u.endpoints["10.0.0.3:443"].inFlight.Add(10)
-	tried := []*engine.Endpoint{u.endpoints["10.0.0.1:443"].forEngine(), u.endpoints["10.0.0.2:443"].forEngine()}
-	check.Same(t, "10.0.0.3:443", u.pick(nil, tried).Name, "where the last retry goes")
-}
-
 // An endpoint that refuses connections over HTTP/1.1 is dialled at most ten times a second, however
 // many requests it has, and is used soon after it returns.
 func TestRefusingEndpointIsDialledRarely(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
@@ -105,18 +106,21 @@ func TestPickSpreads(t *testing.T) {
 	}
 }
 
-// Retries use each other endpoint once, then those of lower tiers, and never unhealthy ones.
+// Retries use each other endpoint once, however busy it is, then those of lower tiers, and never unhealthy ones.
 func TestPickAvoids(t *testing.T) {
 	f := newFixture(t, nil)
 	e := f.set(healthy("a:1"), healthy("b:1"), registry.Endpoint{Address: "c:1"}, registry.Endpoint{Address: "d:1", Health: registry.Unhealthy})
 	u := f.Upstream(e)
+	u.at("b:1").inFlight.Add(10)
 	for range 100 {
 		var avoid []*endpoint
+		var tried []*engine.Endpoint
 		var got []string
 		for range 3 {
-			l := u.take(nil, avoid...)
-			l.release()
-			avoid, got = append(avoid, l), append(got, l.address)
+			l := u.pick(nil, tried) // as the engine does
+			l.Release()
+			at, _ := l.Value.(*endpoint)
+			tried, avoid, got = append(tried, l), append(avoid, at), append(got, l.Name)
 		}
 		slices.Sort(got[:2])
 		check.Same(t, []string{"a:1", "b:1", "c:1"}, got, "endpoints")
