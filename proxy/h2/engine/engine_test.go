@@ -58,56 +58,54 @@ func TestNoMoreOfAGuest(t *testing.T) {
 	}
 }
 
-// A caller that waits for room in a body learns that there is some, or that the rest of the body is not wanted.
-func TestGuestWaitsForRoom(t *testing.T) {
-	r, g := newRig(t), &Guest{}
-	r.e.Invite(g, &wire.Head{Method: "POST", Authority: "a", Path: "/", ContentLength: -1}, r.forward(r.ep))
-	r.run()
-	b := r.backend(0)
-	part := make([]byte, 16<<10)
-	for _, frames := range []string{"WINDOW 0 100000 | WINDOW 1 100000", "HEADERS 1 :status=200 | DATA 1 no END | RST 1 NO_ERROR"} {
-		for wait := false; !wait; r.run() {
-			_, wait = g.Pass(part, nil)
-		}
-		for len(g.Room()) > 0 {
-			<-g.Room()
-		}
-		b.say("%s", frames)
-		check.Same(t, 1, len(g.Room()), "signals after %s", frames)
+// invite begins a request of this process, which a backend gets.
+func (r *rig) invite(method string) (*Guest, *peer) {
+	g, h := &Guest{}, &wire.Head{Method: method, Authority: "a", Path: "/", EndStream: method == "GET"}
+	if !h.EndStream {
+		h.ContentLength = -1
 	}
-	more, wait := g.Pass(part, nil)
-	check.Same(t, "false false", fmt.Sprint(more, " ", wait), "more, wait")
-	n, _, err := g.Read(part)
-	check.Same(t, "no EOF", fmt.Sprint(string(part[:n]), " ", err), "the answer")
+	r.e.Invite(g, h, r.forward(r.ep))
 	r.run()
-	r.clean()
+	return g, r.backend(0)
 }
 
-// A caller that waits for room in a body learns that its request has ended.
-func TestGuestLearnsOfTheEnd(t *testing.T) {
-	r, g := newRig(t), &Guest{}
-	r.e.Invite(g, &wire.Head{Method: "POST", Authority: "a", Path: "/", ContentLength: -1}, r.forward(r.ep))
-	r.run()
-	for wait := false; !wait; r.run() {
-		_, wait = g.Pass(make([]byte, 16<<10), nil)
+// A caller that waits for room in a body learns that there is some, that the rest of the body is not wanted, or that its
+// request has ended.
+func TestGuestWaitsForRoom(t *testing.T) {
+	const answer, lost = "HEADERS 1 :status=200 | DATA 1 no END | RST 1 NO_ERROR", ""
+	for _, end := range []string{answer, lost} {
+		r := newRig(t)
+		g, b := r.invite("POST")
+		part := make([]byte, 16<<10)
+		for _, frames := range []string{"WINDOW 0 100000 | WINDOW 1 100000", end} {
+			for wait := false; !wait; r.run() {
+				_, wait = g.Pass(part, nil)
+			}
+			for len(g.Room()) > 0 {
+				<-g.Room()
+			}
+			if b.say("%s", frames); frames == lost {
+				r.lose(b, errRefused)
+			}
+			check.Same(t, 1, len(g.Room()), "signals after %q", frames)
+		}
+		if end == answer {
+			more, wait := g.Pass(part, nil)
+			check.Same(t, "false false", fmt.Sprint(more, " ", wait), "more, wait")
+			n, _, err := g.Read(part)
+			check.Same(t, "no EOF", fmt.Sprint(string(part[:n]), " ", err), "the answer")
+		}
+		r.run()
+		r.clean()
 	}
-	for len(g.Room()) > 0 {
-		<-g.Room()
-	}
-	r.e.lose(r.backend(0).c, errRefused)
-	r.run()
-	check.Same(t, 1, len(g.Room()), "signals")
-	r.clean()
 }
 
 // Where only this process asks, a backend's connection is the oldest, and its watches end like others.
 func TestEndOnOldest(t *testing.T) {
-	r, g := newRig(t), &Guest{}
-	plan := r.forward(r.ep)
-	plan.LongRunning = true
-	r.e.Invite(g, &wire.Head{Method: "GET", Authority: "a", Path: "/", EndStream: true}, plan)
-	r.run()
-	r.backend(0).say("HEADERS 1 :status=200")
+	r := newRig(t)
+	r.plan.LongRunning = true
+	g, b := r.invite("GET")
+	b.say("HEADERS 1 :status=200")
 	r.e.EndOn(func(*Conn) bool { return true }, nil)
 	_, _, err := g.Read(make([]byte, 1))
 	check.Same(t, "EOF", fmt.Sprint(err), "the watch")
@@ -117,10 +115,8 @@ func TestEndOnOldest(t *testing.T) {
 
 // A backend's stream for a caller has ended with both bodies, and is not reset when they were read.
 func TestGuestEndsItsStream(t *testing.T) {
-	r, g := newRig(t), &Guest{}
-	r.e.Invite(g, &wire.Head{Method: "GET", Authority: "a", Path: "/", EndStream: true}, r.forward(r.ep))
-	r.run()
-	b := r.backend(0)
+	r := newRig(t)
+	g, b := r.invite("GET")
 	b.see()
 	b.respond(1, "fine")
 	check.Same(t, 0, len(b.c.streams), "streams of the backend")
