@@ -12,13 +12,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
-	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
@@ -127,66 +125,26 @@ rules:
   action: Deny
 `
 
-// While no TokenReview is answered, requests with new tokens pass after a moment, however many of
-// one connection there are at once, and are counted.
+// While no TokenReview is answered, requests with new tokens pass after a moment, however many of one connection there
+// are at once, and are counted. While some are answered, be it for a remote, nobody becomes unknown by a flood of them:
+// who finds its own queue full gets 429.
 func TestUnknownUsers(t *testing.T) {
 	const tokens = 2000
-	for name, decide := range map[string]func(p *Proxy, r *exchange) (passes bool){
-		"over HTTP/1.1": func(p *Proxy, r *exchange) bool {
-			p.decideOffLoop(p.ending, &r.decision, r.head, &r.front.conn)
-			return r.decision.Action == ToLocal
-		},
-		"over HTTP/2": func(p *Proxy, r *exchange) bool {
-			if p.decide(&r.decision, r.head, &r.front.conn, r.head.Arrived) != needBearer { //nolint:errorlint // nobody wraps it
-				t.Error("no token is asked for")
-			}
-			return p.frames.decideParked(r).Answer == nil // else it is refused
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				answered := make(chan struct{})
-				_, p := thinker(t, worldConfig{
-					tokenReviewed: func() error { <-answered; return nil },
-					also:          func(in *registry.Input) { scene.SetPolicy(t, in, "p.yaml", byUser) },
-				})
-				p.Frames(h2.Config{})
-				var all sync.WaitGroup
-				for i := range tokens {
-					r := p.frames.requests.Get().(*exchange) //nolint:forcetypeassert // as decide
-					fields := []hpack.HeaderField{{Name: "authorization", Value: fmt.Sprint("Bearer token-of-", i)}}
-					*r.head = Head{Head: wire.Head{Method: http.MethodGet, Path: "/api/v1/pods", Fields: fields}, Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1", Arrived: time.Now()}
-					r.front = new(slot)
-					arrived := time.Now()
-					all.Go(func() {
-						if passes, took := decide(p, r), time.Since(arrived); !passes || took > callerTime {
-							t.Errorf("request %d passes: %v, after %v", i, passes, took)
-						}
-					})
-				}
-				all.Wait()
-				if n := testutil.ToFloat64(p.metrics.unknown); n != tokens {
-					t.Errorf("%v requests by users who are not known", n)
-				}
-				close(answered)
-			})
-		})
-	}
-}
-
-// While TokenReviews are answered, be it for a remote, nobody becomes unknown by a flood of them: who finds its own
-// queue full gets 429.
-func TestFloodOfReviews(t *testing.T) {
 	offLoop := func(p *Proxy, r *exchange) (passes bool) {
 		p.decideOffLoop(p.ending, &r.decision, r.head, &r.front.conn)
 		return r.decision.Action != Refuse
 	}
-	for name, decide := range map[string]func(p *Proxy, r *exchange) (passes bool){
-		"over HTTP/1.1": offLoop,
-		"over HTTP/2": func(p *Proxy, r *exchange) bool {
-			_ = p.decide(&r.decision, r.head, &r.front.conn, r.head.Arrived)
-			return p.frames.decideParked(r).Answer == nil
-		},
+	parked := func(p *Proxy, r *exchange) (passes bool) {
+		if p.decide(&r.decision, r.head, &r.front.conn, r.head.Arrived) != needBearer { //nolint:errorlint // nobody wraps it
+			t.Error("no token is asked for")
+		}
+		return p.frames.decideParked(r).Answer == nil // else it is refused
+	}
+	for name, tc := range map[string]struct {
+		some   bool // reviews are answered
+		decide func(p *Proxy, r *exchange) (passes bool)
+	}{
+		"none over HTTP/1.1": {false, offLoop}, "none over HTTP/2": {false, parked}, "some over HTTP/1.1": {true, offLoop}, "some over HTTP/2": {true, parked},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -194,7 +152,7 @@ func TestFloodOfReviews(t *testing.T) {
 				answered := make(chan struct{})
 				_, p := thinker(t, worldConfig{
 					tokenReviewed: func() error {
-						if reviews.Add(1) > 1 {
+						if reviews.Add(1) > 1 || !tc.some {
 							<-answered
 						}
 						return nil
@@ -204,30 +162,31 @@ func TestFloodOfReviews(t *testing.T) {
 				p.Frames(h2.Config{})
 				ask := func(path string, i int, decide func(*Proxy, *exchange) bool) (passes bool, took time.Duration) {
 					r := p.frames.requests.Get().(*exchange) //nolint:forcetypeassert // as decide
-					fields := []hpack.HeaderField{{Name: "authorization", Value: fmt.Sprint("Bearer token-of-", i)}}
-					*r.head = Head{Head: wire.Head{Method: http.MethodGet, Path: path, Fields: fields}, Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1", Arrived: time.Now()}
-					r.front = new(slot)
+					*r.head = *of(http.MethodGet, path, "", with(fmt.Sprint("token-of-", i)))
+					r.head.Arrived, r.front = time.Now(), new(slot)
 					arrived := time.Now()
 					return decide(p, r), time.Since(arrived)
 				}
-				if passes, _ := ask(remoteGV+"/widgets", 0, offLoop); !passes {
-					t.Fatal("the first request does not pass")
+				if tc.some {
+					passes, _ := ask(remoteGV+"/widgets", tokens, offLoop)
+					check.Same(t, true, passes, "the first request passes")
 				}
 				var all sync.WaitGroup
-				for i := range 2000 {
+				for i := range tokens {
 					all.Go(func() {
-						switch passes, took := ask("/api/v1/pods", i+1, decide); {
-						case !passes:
+						switch passes, took := ask("/api/v1/pods", i, tc.decide); {
+						case tc.some && !passes:
 							refused.Add(1)
-						case took < callerTime:
-							t.Errorf("request %d passes, after %v", i, took)
+						case !passes, !tc.some && took > callerTime, tc.some && took < callerTime:
+							t.Errorf("request %d passes: %v, after %v", i, passes, took)
 						}
 					})
 				}
 				all.Wait()
-				if refused.Load() == 0 {
-					t.Error("no queue was full")
+				if n := testutil.ToFloat64(p.metrics.unknown); !tc.some && n != tokens {
+					t.Errorf("%v requests by users who are not known", n)
 				}
+				check.Same(t, tc.some, refused.Load() > 0, "a queue was full")
 				close(answered)
 			})
 		})
