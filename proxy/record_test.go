@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"encoding/json"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -111,22 +110,6 @@ func TestPanicWhileForwarding(t *testing.T) {
 			t.Error(line)
 		}
 	})
-}
-
-// A backend that speaks no proper HTTP/1.1 is not one that was lost.
-func TestBadChunks(t *testing.T) {
-	access, seen, _ := newLog(t)
-	w := newWorld(t, worldConfig{Config: Config{AccessLog: access}, remoteHTTP1: true, remote: func(w http.ResponseWriter, _ *http.Request) {
-		if c, _, err := http.NewResponseController(w).Hijack(); err == nil {
-			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n")
-			_ = c.Close()
-		}
-	}})
-	if res, err := w.httpClient(t, "http/1.1", nil).Do(w.as(t, "bob", "GET", remoteGV+"/widgets", nil)); err == nil {
-		_, _ = io.Copy(io.Discard, res.Body)
-		_ = res.Body.Close()
-	}
-	check.Has(t, <-seen, `"end":"bad-response"`)
 }
 
 // writes counts writes.
