@@ -9,7 +9,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// A decision that needs no I/O allocates nothing, with impersonation or without.
+// A decision that needs no I/O allocates nothing, with impersonation or without. Nor does what is asked about the
+// request's fields, and about its answer.
 func TestDecideAllocates(t *testing.T) {
 	for _, tc := range []struct {
 		name        string
@@ -19,6 +20,7 @@ func TestDecideAllocates(t *testing.T) {
 	}{
 		{"a watch", false, remoteGV + "/widgets?allowWatchBookmarks=true&watch=true", usualHead().get("authorization"), ToRemote},
 		{"token", false, usualHead().Path, usualHead().get("authorization"), ToRemote},
+		{"certificate", false, usualHead().Path, "", ToRemote},
 		{"JWT, impersonated", true, "/api/v1/pods", "Bearer jwt.of.dave", ToLocal},
 		{"certificate, impersonated", true, "/api/v1/pods", "", ToLocal},
 	} {
@@ -31,11 +33,17 @@ func TestDecideAllocates(t *testing.T) {
 		if d, _ := p.decision(t.Context(), h, c, true); d.Action != tc.want || tc.impersonate && d.Pool != authn.PoolImpersonate {
 			t.Fatalf("%s: %v: %v", tc.name, d.Action, d.Err)
 		}
-		var d Decision
+		x := &exchange{p: p, head: h}
 		if n := check.Allocations(func() {
-			if err := p.decide(&d, h, c, h.Arrived); err != nil {
+			if err := p.decide(&x.decision, h, c, h.Arrived); err != nil {
 				t.Fatal(err)
 			}
+			for i := range h.Fields {
+				x.removes(h.Fields[i].Name)
+			}
+			x.removes("x_remote_extra_something")
+			authn.CutProtocol("v4.channel.k8s.io, v3.channel.k8s.io")
+			p.cfg.Authn.Seen(&x.decision.Credentials, 200)
 		}); n > 0 {
 			t.Errorf("%s: %v allocations", tc.name, n)
 		}

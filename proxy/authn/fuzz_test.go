@@ -3,7 +3,6 @@ package authn
 import (
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -72,37 +71,6 @@ func FuzzCutProtocol(f *testing.F) {
 		}
 		check.Same(t, want, CutProtocol(line), "what is left")
 	})
-}
-
-func TestHotPathAllocatesNothing(t *testing.T) {
-	ca, front := newAuthority("client-ca"), newAuthority("front-ca")
-	a := newAuthenticator(t, Config{VerifyClient: ca.verify(), VerifyFrontProxy: front.verify("front-proxy-client"), Review: newTokens().review, TokenTTL: time.Hour})
-	usual := head(":method", "GET", ":path", "/apis/wardle.example.com/v1alpha1/flunders", "accept", "application/json", "x_remote_extra_something", "x")
-	dst := make([]hpack.HeaderField, 0, 16)
-	for name, tc := range map[string]struct {
-		conn *Conn
-		head Head
-	}{
-		"certificate": {&Conn{Peer: ca.issue(pki.Leaf{CommonName: "alice", Organizations: []string{"dev"}}, time.Hour)}, usual},
-		"token":       {&Conn{}, slices.Concat(usual, bearer("good"+strings.Repeat("x", 1100)))},
-	} {
-		c := read(a, tc.conn, tc.head, "")
-		must.Get(identify(t, a, &c, ""))(t)
-		check.Same(t, 0, testing.AllocsPerRun(100, func() {
-			c := read(a, tc.conn, tc.head, "")
-			u, known := a.Cached(&c, "/apis")
-			if !known || u == nil {
-				t.Fatal("unknown")
-			}
-			a.Pool(&c)
-			for i := range tc.head {
-				a.Strip(tc.head[i].Name, PoolRemote)
-			}
-			must.Get(a.Assert(dst, u, PoolRemote))(t)
-			a.Seen(&c, 200)
-			CutProtocol("v4.channel.k8s.io, v3.channel.k8s.io")
-		}), "%s: allocations", name)
-	}
 }
 
 // Whatever a head or a review says, reading the user and asserting it costs in proportion to its size.
