@@ -69,8 +69,8 @@ func (r *rig) invite(method string) (*Guest, *peer) {
 	return g, r.backend(0)
 }
 
-// A caller that waits for room in a body learns that there is some, that the rest of the body is not wanted, or that its
-// request has ended.
+// A caller that waits for room in a body learns that there is some, that the rest of the body is not wanted, or that
+// the request has ended.
 func TestGuestWaitsForRoom(t *testing.T) {
 	const answer, lost = "HEADERS 1 :status=200 | DATA 1 no END | RST 1 NO_ERROR", ""
 	for _, end := range []string{answer, lost} {
