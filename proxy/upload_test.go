@@ -2,8 +2,6 @@ package proxy
 
 import (
 	"bufio"
-	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -72,32 +70,6 @@ func TestRefusedBeforeTheBody(t *testing.T) {
 		t.Errorf("%d after %v, %v", res.StatusCode, took, err)
 	}
 	must.Do(t, conn.Close())
-}
-
-// A backend that begins its answer, stops reading a large body and then hangs keeps no client beyond the deadline:
-// net/http's HTTP/2 client waits for credit to send the body, and ignores the request's context meanwhile.
-func TestDeadlineOfAnUpload(t *testing.T) {
-	hang := func(w http.ResponseWriter, r *http.Request) {
-		w.WriteHeader(http.StatusOK)
-		w.(http.Flusher).Flush()
-		<-r.Context().Done()
-	}
-	w := newWorld(t, worldConfig{remote: hang})
-	everyWay(t, func(t *testing.T, proto string) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
-		r := w.as(t, "bob", "POST", remoteGV+"/widgets?timeout=300ms", bytes.NewReader(make([]byte, 3<<20))).WithContext(ctx)
-		r.Header.Set("X-Unread", "yes")
-		res, err := w.httpClient(t, proto, nil).Do(r)
-		if err == nil {
-			_, err = io.Copy(io.Discard, res.Body)
-			res.Body.Close()
-		}
-		late := res != nil && res.StatusCode == http.StatusGatewayTimeout // on a slow machine, before it has begun
-		if err == nil && !late || ctx.Err() != nil {
-			t.Errorf("the answer ended with %v, the context with %v", err, ctx.Err())
-		}
-	})
 }
 
 // A body of declared length that comes in many small parts, each sooner than flushAfter, does not wait for the last.
