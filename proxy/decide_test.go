@@ -30,12 +30,10 @@ func of(method, path, query string, fields []hpack.HeaderField) *Head {
 	return &Head{Head: wire.Head{Method: method, Path: path, RawQuery: query, Fields: fields}, Remote: "192.0.2.1:1", RemoteIP: "192.0.2.1"}
 }
 
-// with is the field of a token.
 func with(token string) []hpack.HeaderField {
 	return []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}
 }
 
-// asBob makes a request by bob.
 func asBob(path, query string) *Head { return of("GET", path, query, with("token-of-bob")) }
 
 // ask lets the loop decide about a request with a token. The plan may come later.

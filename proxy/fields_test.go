@@ -280,7 +280,6 @@ func TestInterimsOfHTTP1(t *testing.T) {
 	})
 }
 
-// bothBackends runs a test with a remote that speaks HTTP/2 and with one that does not.
 func bothBackends(t *testing.T, c worldConfig, f func(t *testing.T, w *world)) {
 	for name, http1 := range map[string]bool{"to h2": false, "to http/1.1": true} {
 		t.Run(name, func(t *testing.T) {
@@ -348,5 +347,4 @@ func TestTrailersDoNothing(t *testing.T) {
 	}
 }
 
-// uuid4 matches a UUID of version 4 (RFC 9562 §5.4).
 var uuid4 = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)

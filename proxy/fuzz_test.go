@@ -35,7 +35,6 @@ func thinker(f testing.TB, c worldConfig) (*world, *Proxy) {
 	return w, p
 }
 
-// fuzzFields parses lines of name: value, with lower-case names as both protocols pass them.
 func fuzzFields(text string) []hpack.HeaderField {
 	var fields []hpack.HeaderField
 	for line := range strings.SplitSeq(text, "\n") {
@@ -92,7 +91,6 @@ func checkRoute(t *testing.T, path string, d *Decision) {
 	}
 }
 
-// checkRemote checks the fields that a backend would receive.
 func checkRemote(t *testing.T, x *exchange, token bool) {
 	t.Helper()
 	h, d := x.head, &x.decision

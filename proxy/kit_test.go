@@ -155,7 +155,6 @@ func newPools(
 	return must.Get(backend.New(c))(t)
 }
 
-// newLocal makes those of a local apiserver.
 func newLocal(
 	t testing.TB, address string, dial func(ctx context.Context, network, address string) (net.Conn, error), to func(bool) (*tls.Config, error),
 ) *backend.Local {
@@ -165,7 +164,6 @@ func newLocal(
 	}))(t)
 }
 
-// wrapping is a listener for the engine.
 type wrapping struct{ net.Listener }
 
 func (l wrapping) Accept() (net.Conn, error) {
@@ -206,7 +204,6 @@ func (w *world) httpClient(t *testing.T, proto string, pair *pki.Pair) *http.Cli
 	return &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// answer is a response with its body read.
 type answer struct {
 	status int
 	header http.Header
@@ -221,7 +218,6 @@ func (w *world) do(t *testing.T, c *http.Client, r *http.Request) answer {
 	return answer{res.StatusCode, res.Header, string(body)}
 }
 
-// want checks the status; about describes the request.
 func (a answer) want(t *testing.T, status int, about ...any) {
 	t.Helper()
 	if a.status != status {
@@ -236,7 +232,6 @@ func everyWay(t *testing.T, f func(t *testing.T, proto string)) {
 	}
 }
 
-// received is one request as a backend received it.
 type received struct {
 	method, target, proto string
 	header                http.Header
@@ -268,7 +263,6 @@ func (f *far) count() int {
 	return len(f.got)
 }
 
-// authorities are the CAs of a test.
 type authorities struct{ client, front, serving *pki.CA }
 
 // newFar starts a server that records requests, then runs h. Without h2 it speaks only HTTP/1.1.

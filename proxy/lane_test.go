@@ -24,13 +24,11 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// get sends a GET as bob.
 func (w *world) get(t *testing.T, proto, target string) answer {
 	t.Helper()
 	return w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", target, nil))
 }
 
-// upstream returns the remote's.
 func (w *world) upstream() *backend.Upstream {
 	return w.proxy.cfg.Backends.Upstream(w.table().Entry(schema.GroupVersion{Group: "remote.example.com", Version: "v1"}))
 }

@@ -107,7 +107,6 @@ func TestReviewsOfAnAddress(t *testing.T) {
 	})
 }
 
-// statusOf returns the code of a refusal, 0 if there is none.
 func statusOf(err error) int {
 	var status interface{ Status() metav1.Status }
 	if errors.As(err, &status) {

@@ -21,7 +21,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
 
-// tableOf builds a table of group/v1 for each group.
 func tableOf(prev *registry.Table, groups ...string) *registry.Table {
 	in := registry.Input{APIServices: map[string]*apiregistrationv1.APIService{}, Complete: true}
 	for _, g := range groups {

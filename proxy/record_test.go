@@ -24,7 +24,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/servers/otlp"
 )
 
-// lines is a writer that sends each line to a channel.
 type lines chan string
 
 func (l lines) Write(p []byte) (int, error) {
@@ -91,7 +90,6 @@ func TestTimesSinceArrival(t *testing.T) {
 	})
 }
 
-// faulty panics when a response's body is written.
 type faulty struct{ http.ResponseWriter }
 
 func (f faulty) Unwrap() http.ResponseWriter { return f.ResponseWriter }
@@ -112,7 +110,6 @@ func TestPanicWhileForwarding(t *testing.T) {
 	})
 }
 
-// writes counts writes.
 type writes int
 
 func (w *writes) Write(p []byte) (int, error) {

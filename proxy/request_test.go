@@ -18,7 +18,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
-// upstreamRequest parses a request with k8s.io/apiserver.
 func upstreamRequest(t *testing.T, method, path, rawQuery string) Request {
 	t.Helper()
 	u := &url.URL{Path: path, RawQuery: rawQuery}

@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// guard serves h behind Guard.
 func (w *world) guard(t *testing.T, p *Proxy, h http.HandlerFunc) *httptest.Server {
 	t.Helper()
 	s := w.server()
@@ -57,7 +56,6 @@ func (w *world) say(t *testing.T, text string) (*http.Response, *bufio.Reader, n
 	return must.Get(http.ReadResponse(br, nil))(t), br, conn
 }
 
-// raw calls say with a request line, as bob.
 func (w *world) raw(t *testing.T, line, rest string) (*http.Response, *bufio.Reader, net.Conn) {
 	t.Helper()
 	return w.say(t, line+" HTTP/1.1\r\nHost: front.example.com\r\nAuthorization: Bearer token-of-bob\r\n"+rest)
@@ -73,7 +71,6 @@ func (w *world) request(t *testing.T, method, target string, body io.Reader) *ht
 	return r
 }
 
-// by makes a request with an Authorization.
 func (w *world) by(t *testing.T, authorization, method, target string, body io.Reader) *http.Request {
 	t.Helper()
 	r := w.request(t, method, target, body)
@@ -81,7 +78,6 @@ func (w *world) by(t *testing.T, authorization, method, target string, body io.R
 	return r
 }
 
-// as makes a request with the token of a user.
 func (w *world) as(t *testing.T, user, method, target string, body io.Reader) *http.Request {
 	t.Helper()
 	return w.by(t, "Bearer token-of-"+user, method, target, body)
@@ -90,7 +86,6 @@ func (w *world) as(t *testing.T, user, method, target string, body io.Reader) *h
 // ownCredential is the credential with which a world's proxy impersonates.
 const ownCredential = "Bearer the-front-doors-own"
 
-// verifier verifies the certificates of clients.
 func verifier(ca *pki.CA) func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 	return func(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 		return peer[0].Verify(x509.VerifyOptions{Roots: ca.Pool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})

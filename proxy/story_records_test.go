@@ -34,7 +34,6 @@ func (s *stage) recorded(about, want string, q *question) string {
 	return ""
 }
 
-// line describes a line of the access log.
 func (s *stage) line(about, text string, q *question) string {
 	var all map[string]any
 	var at struct {
@@ -68,7 +67,6 @@ func (s *stage) line(about, text string, q *question) string {
 	return "| log" + unusual(got, usual)
 }
 
-// named returns a backend's name for its address.
 func (s *stage) named(value string) string {
 	for name, f := range map[string]*far{"remote": s.remote, "local": s.local} {
 		if value == f.Listener.Addr().String() {
@@ -78,7 +76,6 @@ func (s *stage) named(value string) string {
 	return value
 }
 
-// event describes an event of the audit log.
 func (s *stage) event(about, text string, q *question) string {
 	var ev auditv1.Event
 	must.Do(s.t, json.Unmarshal([]byte(text), &ev))

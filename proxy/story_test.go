@@ -62,7 +62,6 @@ type stage struct {
 	records
 }
 
-// step is a step with what is expected of it.
 type step struct {
 	at    string
 	words []string
@@ -165,7 +164,6 @@ func (s *stage) play(one *step) {
 	}
 }
 
-// question reads the words of a request.
 func (s *stage) question(words []string, target, also string) *question {
 	q := &question{Request: must.Get(http.NewRequestWithContext(s.t.Context(), words[0], s.front.URL, nil))(s.t), target: target, ways: s.ways}
 	path, query, has := strings.Cut(q.target, "?")
@@ -237,7 +235,6 @@ func (s *stage) pair(name string) *pki.Pair {
 	return s.pairs[name]
 }
 
-// ask sends a request, and compares what comes of it.
 func (s *stage) ask(one *step, q *question, also string) {
 	fars := map[string]*far{"remote": s.remote, "local": s.local}
 	before := map[string]int{"remote": s.remote.count(), "local": s.local.count()}
@@ -268,7 +265,6 @@ func (s *stage) ask(one *step, q *question, also string) {
 	}
 }
 
-// send returns what the client gets.
 func (s *stage) send(q *question) (got []string) {
 	proto := q.way
 	switch proto {
@@ -309,7 +305,6 @@ func (s *stage) send(q *question) (got []string) {
 	return got
 }
 
-// echo speaks over a session, and ends it.
 func (s *stage) echo(session io.ReadWriteCloser) string {
 	text := []byte("ok")
 	must.Get(session.Write(text))(s.t)
@@ -388,7 +383,6 @@ func (s *stage) received(f *far, in received, q *question) string {
 	return unusual(got, usual)
 }
 
-// unusual describes the fields that are not as usual.
 func unusual(got, usual http.Header) (text string) {
 	all := maps.Clone(got)
 	maps.Copy(all, usual)
@@ -400,7 +394,6 @@ func unusual(got, usual http.Header) (text string) {
 	return text
 }
 
-// act is what a story's backends do.
 func (s *stage) act(w http.ResponseWriter, r *http.Request) {
 	word, arg, _ := strings.Cut(r.URL.Query().Get("do"), ":")
 	switch {

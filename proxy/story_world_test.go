@@ -141,7 +141,6 @@ func (s *stage) anew(options []string) {
 	s.admin = s.guard(s.t, s.proxy, page)
 }
 
-// end checks that nothing else was recorded.
 func (s *stage) end() {
 	if s.world == nil {
 		return
@@ -201,7 +200,6 @@ func (s *stage) givenUp(who string) {
 	s.proxy.givenUp.charge(account{Source: from}, 10*givenUpBurst)
 }
 
-// deaf makes reviews fail.
 func (s *stage) deaf(busy bool) {
 	err := errors.New("dial tcp 192.0.2.1:6443: connection refused")
 	if busy {

@@ -18,7 +18,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
-// current holds a world's current table.
 type current struct{ atomic.Pointer[registry.Table] }
 
 // buildTable makes a table with a remote group-version, served by w.remote, and a local one.

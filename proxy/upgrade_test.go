@@ -103,7 +103,6 @@ func TestTapped(t *testing.T) {
 
 const websocket = "Connection: upgrade\r\nUpgrade: websocket\r\n\r\n"
 
-// switching accepts any upgrade and echoes its input.
 func switching(w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("Upgrade") == "" {
 		return // a request that proves a token

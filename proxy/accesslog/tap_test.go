@@ -20,7 +20,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
-// slow is a client that reads as the test does.
 type slow struct {
 	*httptest.ResponseRecorder
 	to io.Writer

@@ -30,7 +30,6 @@ func evaluator(t *testing.T, text string) audit.PolicyRuleEvaluator {
 	return policy.NewPolicyRuleEvaluator(must.Get(policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + text)))(t))
 }
 
-// atLevel makes a log that records all requests at a level.
 func atLevel(t *testing.T, level string, w io.Writer) *Log {
 	t.Helper()
 	return New(Config{Policy: evaluator(t, "rules: [{level: "+level+"}]"), Writer: w})
@@ -183,7 +182,6 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-// stuck is a writer that blocks, and then fails.
 type stuck struct{ open chan struct{} }
 
 func (s stuck) Write([]byte) (int, error) { <-s.open; return 0, errors.New("no space left") }

@@ -25,7 +25,6 @@ func widget(verb string) *Request {
 	}
 }
 
-// update records an update with a body, by a user, without its end.
 func update(l *Log, by, body string) *Event {
 	r := widget("update")
 	r.Attributes.User, r.From = &user.DefaultInfo{Name: by}, bound.Source{User: by}
@@ -34,7 +33,6 @@ func update(l *Log, by, body string) *Event {
 	return e
 }
 
-// from is the source of a request of a user, nil for none, from an address.
 func from(u user.Info, address string) bound.Source {
 	return bound.Caller(u, net.JoinHostPort(address, "1")).AnyConn()
 }

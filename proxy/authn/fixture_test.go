@@ -20,7 +20,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// authority is a CA that issues client certificates.
 type authority struct{ *pki.CA }
 
 func newAuthority(name string) *authority { return &authority{pki.NewCA(name)} }
@@ -88,7 +87,6 @@ func newAuthenticator(t testing.TB, cfg Config) *Authenticator {
 // proven reports whether the local apiserver recently accepted a token.
 func proven(a *Authenticator, t Token) bool { return a.proven.Get(t, time.Time{}) != nil }
 
-// head makes a Head of name, value, name, value.
 func head(nv ...string) Head {
 	var h Head
 	for i := 0; i < len(nv); i += 2 {
@@ -99,7 +97,6 @@ func head(nv ...string) Head {
 
 func bearer(token string) Head { return head("authorization", "Bearer "+token) }
 
-// describe formats a user for comparison.
 func describe(u user.Info) string {
 	if u == nil {
 		return "nobody"
@@ -117,7 +114,6 @@ func read(a *Authenticator, c *Conn, h Head, upgrade string) Credentials {
 	return got
 }
 
-// identify returns the user of credentials, from the cache or a review.
 func identify(t testing.TB, a *Authenticator, c *Credentials, path string) (user.Info, error) {
 	t.Helper()
 	u, known := a.Cached(c, path)

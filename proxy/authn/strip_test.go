@@ -43,7 +43,6 @@ func TestStrip(t *testing.T) {
 	}
 }
 
-// headOf converts a net/http header.
 func headOf(from http.Header) (h Head) {
 	for name, values := range from {
 		for _, v := range values {

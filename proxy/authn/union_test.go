@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// setup is a configuration.
 type setup struct {
 	name          string
 	client, front *authority
@@ -181,7 +180,6 @@ func request(peer []*x509.Certificate, h, up http.Header, auth, proto []string) 
 	return r
 }
 
-// compare compares our user, for requests that Fairlead must authenticate, with upstream's.
 func compare(t *testing.T, a *Authenticator, upstream authenticator.Request, conn *Conn, r *http.Request, name string) {
 	t.Helper()
 	c := read(a, conn, headOf(r.Header), r.Header.Get("Upgrade"))

@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/reviews"
 )
 
-// asked answers reviews by user name and counts them.
 type asked struct {
 	*reviews.Count
 	last atomic.Pointer[authorizer.AttributesRecord]
@@ -203,7 +202,6 @@ func TestAuthorize(t *testing.T) {
 	}
 }
 
-// spelledRecord formats all of a question, with its user.
 func spelledRecord(a authorizer.Attributes) string {
 	r := *a.(*authorizer.AttributesRecord)
 	r.User = nil

@@ -50,7 +50,6 @@ type fixture struct {
 	lost chan struct{}
 }
 
-// signals are the addresses for which failures were signaled.
 type signals struct {
 	mu   sync.Mutex
 	list []string
@@ -110,7 +109,6 @@ func newStreet(t testing.TB, change func(*Config)) *fixture {
 	return f
 }
 
-// set applies a table with one entry.
 func (f *fixture) set(endpoints ...registry.Endpoint) *registry.Entry {
 	f.t.Helper()
 	const name = "v1.example.com"
@@ -141,13 +139,11 @@ func (f *fixture) house(name string, change func(*registry.Entry, *registry.Back
 	f.entries[name] = e
 }
 
-// table applies a table of all entries.
 func (f *fixture) table() {
 	f.generation++
 	f.apply(f.generation, slices.Collect(maps.Values(f.entries)))
 }
 
-// clear applies a table without entries.
 func (f *fixture) clear() {
 	clear(f.entries)
 	f.table()
@@ -171,14 +167,12 @@ func (f *fixture) via(name string) *Upstream {
 	return at.up
 }
 
-// The addresses of most tests.
 const place1, place2 = "10.0.0.1:443", "10.0.0.2:443"
 
 func healthy(address string) registry.Endpoint {
 	return registry.Endpoint{Address: address, Health: registry.Healthy}
 }
 
-// do sends a request to an entry's upstream, and reads its response.
 func (f *fixture) do(e *registry.Entry, method, body string) (int, string, error) {
 	f.t.Helper()
 	u := f.Upstream(e)
@@ -193,7 +187,6 @@ func roundTrip(t testing.TB, u *Upstream, method, body string) (int, string, err
 	return read(send(u, newRequest(t, method, body), false))
 }
 
-// read reads a response.
 func read(res *http.Response, err error) (int, string, error) {
 	if err != nil {
 		return 0, "", err
@@ -235,7 +228,6 @@ type watched struct {
 	drained, cut chan struct{}
 }
 
-// at returns the endpoint with an address.
 func (u *Upstream) at(address string) *endpoint {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -52,7 +52,6 @@ func TestNewLocalRequires(t *testing.T) {
 	}
 }
 
-// quiet adds a certificate that never changes, and signals to nobody.
 func quiet(cfg LocalConfig) LocalConfig {
 	cfg.IdentityChanged, cfg.Signal = func() <-chan struct{} { return nil }, func(string, error) {}
 	return cfg

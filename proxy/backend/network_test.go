@@ -45,7 +45,6 @@ func newNetwork(t testing.TB) *network {
 	return &network{t: t, ca: ca, pair: ca.Issue(pki.Leaf{Names: []string{"example.com"}}).TLS(), servers: make(map[string]*server)}
 }
 
-// trust returns a client configuration that trusts the servers.
 func (n *network) trust() (*tls.Config, error) {
 	return &tls.Config{RootCAs: n.ca.Pool(), ServerName: "example.com"}, nil
 }
@@ -124,7 +123,6 @@ func (n *network) kernel(handler http.HandlerFunc) (address string) {
 	return s.Listener.Addr().String()
 }
 
-// listener is a server's; net/http closes it once.
 type listener struct{ s *server }
 
 func (l listener) Accept() (net.Conn, error) {

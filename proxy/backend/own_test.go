@@ -10,7 +10,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
-// audience are client connections of an APIService.
 type audience struct {
 	*fixture
 	t     *testing.T
@@ -29,7 +28,6 @@ func newAudience(t *testing.T, clients int, endpoints ...registry.Endpoint) *aud
 	return a
 }
 
-// at returns where a request of each connection goes.
 func (a *audience) at() (out []string) {
 	for _, s := range a.stays {
 		l := a.u.take(s)

@@ -139,7 +139,6 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// raw is a handler that sends bytes, and closes its connection, or resets it.
 func raw(t *testing.T, text string, reset bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		conn, _ := must.Get2(http.NewResponseController(w).Hijack())(t)

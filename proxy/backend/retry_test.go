@@ -295,7 +295,6 @@ func TestKindsOfFailure(t *testing.T) {
 	}
 }
 
-// closes is a handler that executes a request and closes its connection.
 func closes(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
 // reasonOf returns why a request has failed. What fails without a reason is a dial for the engine.
@@ -309,7 +308,6 @@ func reasonOf(err error) engine.Reason {
 	return engine.ReasonNone
 }
 
-// retryIndex returns the place of a reason among the counted ones.
 func retryIndex(after engine.Reason) int {
 	return slices.Index(retried[:], after)
 }

@@ -23,7 +23,6 @@ import (
 
 const place3 = "10.0.0.3:443"
 
-// crowd are client connections of a Local.
 type crowd struct {
 	t     *testing.T
 	l     *Local
@@ -51,7 +50,6 @@ func (c *crowd) report(h registry.Health, addresses ...string) {
 	}
 }
 
-// come lets a client come over a new connection.
 func (c *crowd) come(i int) {
 	if c.leave[i] != nil {
 		c.leave[i]()
@@ -233,7 +231,6 @@ func (c *crowd) step(at, step string, words []string) {
 	}
 }
 
-// value returns what "is" compares.
 func (c *crowd) value(what string) any {
 	switch name, of, _ := strings.Cut(what, ":"); name {
 	case "alike":
@@ -248,7 +245,6 @@ func (c *crowd) value(what string) any {
 	}
 }
 
-// runEach notes for which servers Each runs.
 func (c *crowd) runEach() {
 	must.Run(c.t, func(ctx context.Context) error {
 		return c.l.Each(ctx, func(ctx context.Context, address string) {

@@ -125,7 +125,6 @@ func serve(t *testing.T, most int, handler http.Handler, change ...func(*Config)
 	return &served{p, l, client}
 }
 
-// secured returns what a server and its clients agree on.
 func secured() (server, client *tls.Config) {
 	ca := pki.NewCA("serving")
 	pair := ca.Issue(pki.Leaf{Names: []string{"127.0.0.1"}}).TLS()
@@ -133,5 +132,4 @@ func secured() (server, client *tls.Config) {
 	return server, &tls.Config{RootCAs: ca.Pool(), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS12}
 }
 
-// same is a ConnContext that adds nothing.
 func same(ctx context.Context, _ net.Conn) context.Context { return ctx }

@@ -23,14 +23,12 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// These are headers of the PROXY protocol.
 const (
 	v1    = "PROXY TCP4 192.0.2.1 192.0.2.9 1111 443\r\n"
 	magic = "\r\n\r\n\x00\r\nQUIT\n"
 	v2    = magic + "\x21\x11\x00\x0c\xc0\x00\x02\x01\xc0\x00\x02\x09\x04\x57\x01\xbb"
 )
 
-// networks are 127.0.0.1, and 10.0.0.0/8 written for IPv6.
 func networks(c *Config) {
 	c.Balancers = []net.IPNet{{IP: net.IP{127, 0, 0, 1}, Mask: net.CIDRMask(32, 32)}, {IP: net.IPv4(10, 0, 0, 0), Mask: net.CIDRMask(104, 128)}}
 }
@@ -154,7 +152,6 @@ func TestNotIntroduced(t *testing.T) {
 	}
 }
 
-// said is what a connection has read.
 type said struct {
 	piped
 	*bytes.Reader

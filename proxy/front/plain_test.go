@@ -293,7 +293,6 @@ func TestConnectionsGetRoom(t *testing.T) {
 	})
 }
 
-// plaintext returns a Port with a dialer of connections in memory.
 func plaintext(t *testing.T, memory *hold.Bound, serve http.HandlerFunc) (p *Port, dial func(from string) *tls.Conn) {
 	t.Helper()
 	server, client := secured()
@@ -312,7 +311,6 @@ func plaintext(t *testing.T, memory *hold.Bound, serve http.HandlerFunc) (p *Por
 	}
 }
 
-// piped is a connection from an address.
 type piped struct {
 	net.Conn
 	from string

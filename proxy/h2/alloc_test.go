@@ -41,7 +41,6 @@ func TestLaneAllocations(t *testing.T) {
 	}
 }
 
-// mallocs returns the number of allocations of the process per request.
 func (s *stand) mallocs(conns int) float64 {
 	const each = 1000
 	all := make([]*leanClient, conns)

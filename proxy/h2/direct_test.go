@@ -13,7 +13,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// sockets returns both ends of a TCP connection, until the test ends.
 func sockets(t *testing.T) (ours, theirs net.Conn) {
 	l := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer l.Close()

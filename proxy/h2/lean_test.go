@@ -56,7 +56,6 @@ func (s *stand) greet() *leanClient {
 // get writes a request, which is sent by the next flush.
 func (l *leanClient) get(path string) error { return l.open("GET", path, true) }
 
-// open writes the head of a request.
 func (l *leanClient) open(method, path string, end bool) error {
 	l.block.Reset()
 	for _, f := range []hpack.HeaderField{field(":method", method), field(":scheme", "https"), field(":authority", "a"), field(":path", path)} {
@@ -67,7 +66,6 @@ func (l *leanClient) open(method, path string, end bool) error {
 	return l.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: l.block.Bytes(), EndStream: end, EndHeaders: true})
 }
 
-// gets sends n requests at once.
 func (l *leanClient) gets(n int, path string) error {
 	for range n {
 		if err := l.get(path); err != nil {
@@ -77,7 +75,6 @@ func (l *leanClient) gets(n int, path string) error {
 	return l.w.Flush()
 }
 
-// run sends n requests, streams of them at a time, and reads their answers.
 func (l *leanClient) run(n, streams int) error {
 	err := l.gets(streams, "/")
 	for asked, done := streams, 0; done < n && err == nil; {

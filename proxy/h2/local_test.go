@@ -21,7 +21,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// newLocal starts a stand whose requests are served by h.
 func newLocal(t *testing.T, h http.HandlerFunc) *stand {
 	return newStand(t, "loop", nil, func(_ *wire.Head, p *engine.Plan) { p.Forward, p.Serve = nil, h })
 }
@@ -103,7 +102,6 @@ func TestUnreadableTarget(t *testing.T) {
 	check.Same(t, http.StatusBadRequest, (<-s.ended).Status, "status")
 }
 
-// made returns an answer without a body.
 func made(status int) *engine.Answer {
 	return &engine.Answer{Status: status, Fields: []hpack.HeaderField{field(":status", strconv.Itoa(status))}}
 }

@@ -46,7 +46,6 @@ type exchange struct {
 	Leave int // the client cancels after this many bytes, and the backend waits for that; -1: never
 }
 
-// result is the client's view of an exchange.
 type result struct {
 	Status   int
 	Fields   string
@@ -117,7 +116,6 @@ func pattern(seed, n int) []byte {
 	return b
 }
 
-// perform runs the exchange through one of the proxies.
 func (x exchange) perform(ctx context.Context, t *testing.T, client *http.Client, base, path string, b *modelBackend) result {
 	var res result
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {

@@ -20,7 +20,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// inputConn is read from a reader.
 type inputConn struct {
 	net.Conn
 	in io.Reader
@@ -101,7 +100,6 @@ func TestRawReadKeepsRecordsApart(t *testing.T) {
 	}
 }
 
-// heldConn keeps what is written after hold is set.
 type heldConn struct {
 	net.Conn
 	hold bool
@@ -265,7 +263,6 @@ func TestOutputIsNoAnswerOfTLS(t *testing.T) {
 	}
 }
 
-// mute is a tunnel that takes nothing.
 type mute struct{ net.Conn }
 
 func (mute) Write([]byte) (int, error) { return 0, io.ErrShortWrite }

@@ -36,7 +36,6 @@ type recordConn struct {
 	seq    uint64
 }
 
-// dialRecords connects, and sends the preface.
 func dialRecords(t *testing.T, s *stand) (*recordConn, *http2.Framer) {
 	t.Helper()
 	var keys bytes.Buffer
@@ -90,7 +89,6 @@ func (c *recordConn) seal(to []byte, kind byte, content []byte) []byte {
 	return c.aead.Seal(append(to, header...), nonce, append(bytes.Clone(content), kind), header)
 }
 
-// send sends records as they are.
 func (c *recordConn) send(records []byte) error {
 	_, err := c.NetConn().Write(records)
 	return err
@@ -99,7 +97,6 @@ func (c *recordConn) send(records []byte) error {
 // Write sends one record for each call.
 func (c *recordConn) Write(p []byte) (int, error) { return len(p), c.send(c.appendData(nil, p)) }
 
-// ponged waits for the answer to a PING.
 func ponged(t *testing.T, fr *http2.Framer, data byte) {
 	t.Helper()
 	for {

@@ -43,7 +43,6 @@ type stand struct {
 	panics  int64 // minimum of panics that the test causes; 0: none are allowed
 }
 
-// newBackend starts an HTTP/2 server.
 func newBackend(t testing.TB, h http.Handler) *httptest.Server {
 	b := httptest.NewUnstartedServer(h)
 	b.EnableHTTP2 = true
@@ -71,7 +70,6 @@ func newTransport(t testing.TB) *http.Transport {
 	return tr
 }
 
-// listener wraps what it accepts.
 type listener struct {
 	net.Listener
 	driver string
@@ -115,12 +113,10 @@ func dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn
 	return tc, func() {}, nil
 }
 
-// forward returns a Plan that forwards everything to ep.
 func forward(ep *engine.Endpoint) engine.Plan {
 	return engine.Plan{Forward: &engine.Upstream{Pick: func(any, []*engine.Endpoint) *engine.Endpoint { return ep }, Retried: func(engine.Reason) {}}}
 }
 
-// plan returns the plan for a request.
 func (s *stand) plan(h *wire.Head) engine.Plan {
 	p := forward(s.ep)
 	p.Done = s.done
@@ -171,7 +167,6 @@ func newStand(t *testing.T, driver string, h http.Handler, change func(h *wire.H
 	return s
 }
 
-// caught counts the recovered panics.
 func (s *stand) caught() (n int64) {
 	for _, sh := range s.server.shards {
 		n += sh.e.Count.Panics.Load()
@@ -225,13 +220,11 @@ func headOf(r *http.Request) *wire.Head {
 	return h
 }
 
-// ask sends a guest's request.
 func (s *stand) ask(ctx context.Context, method, path string, body io.Reader, change ...func(*http.Request, *engine.Plan)) (*http.Response, error) {
 	s.t.Helper()
 	return s.invite(must.Get(http.NewRequestWithContext(ctx, method, "https://front.example"+path, body))(s.t), change...)
 }
 
-// guest is do for a guest.
 func (s *stand) guest(method, path string, body io.Reader, change ...func(*http.Request, *engine.Plan)) *http.Response {
 	s.t.Helper()
 	res := must.Get(s.ask(s.t.Context(), method, path, body, change...))(s.t)
@@ -239,7 +232,6 @@ func (s *stand) guest(method, path string, body io.Reader, change ...func(*http.
 	return res
 }
 
-// reads checks a response's body.
 func (s *stand) reads(res *http.Response, want string) {
 	s.t.Helper()
 	check.Same(s.t, want, string(must.Get(io.ReadAll(res.Body))(s.t)), "%s: body", res.Request.URL.Path)

@@ -197,7 +197,6 @@ func TestIssued(t *testing.T) {
 	check.Same(t, false, k.Issued(i.Token(t, nil)), "a removed issuer")
 }
 
-// lines receives the lines of a log.
 type lines chan string
 
 func (s lines) Write(line []byte) (int, error) {

@@ -164,7 +164,6 @@ func (s *spares) empty() bool {
 	return s.streams == nil && s.chunks == nil && s.freeStreams == 0 && s.freeChunks == 0 && len(s.sendings) == 0
 }
 
-// keeps reports whether the engine has a buffer for reuse.
 func (r *rig) keeps() bool {
 	b := r.e.buffers.Get()
 	r.e.buffers.Put(b)
@@ -253,7 +252,6 @@ func TestSignsOfLife(t *testing.T) {
 	}
 }
 
-// ends is the end of a connection by its peer.
 func (r *rig) ends(p *peer) {
 	r.e.Ended(p.c, errors.New("closed"))
 	r.run()
@@ -290,7 +288,6 @@ func TestRareEndsAreNoOffence(t *testing.T) {
 	}
 }
 
-// pong makes peers answer PINGs.
 func pong(peers ...*peer) {
 	for _, p := range peers {
 		if slices.ContainsFunc(p.see(), func(f string) bool { return strings.HasPrefix(f, "PING") }) {

@@ -59,7 +59,6 @@ func show(f http2.Frame) string {
 	return h.String()
 }
 
-// say sends frames at once.
 func (p *peer) say(format string, args ...any) { p.r.feed(p.c, p.bytes(format, args...)) }
 
 // bytes returns frames, together with what is not sent yet.
@@ -80,7 +79,6 @@ var (
 	longValue = regexp.MustCompile(`=([^ =]{41,})`)
 )
 
-// told returns the frames that the peer has seen.
 func (p *peer) told(want string) string {
 	got := slices.DeleteFunc(p.see(), func(f string) bool {
 		return slices.ContainsFunc(usual, func(u string) bool { return strings.HasPrefix(f, u) && !strings.Contains(want, u) })
@@ -116,7 +114,6 @@ func wordsOf(frame string) (words []string) {
 
 var long = regexp.MustCompile(`^(.*)\((\d+)\)$`)
 
-// lengthen returns a text of n bytes for "(n)".
 func lengthen(word string) string {
 	m := long.FindStringSubmatch(word)
 	if m == nil {
@@ -196,7 +193,6 @@ func (p *peer) code(name string) http2.ErrCode {
 	return code
 }
 
-// settings writes settings, each as <name>=<value>.
 func (p *peer) settings(words []string) error {
 	var all []http2.Setting
 	for _, w := range words {

@@ -56,7 +56,6 @@ func FuzzBackendBytes(f *testing.F) {
 	})
 }
 
-// finish ends everything and checks that nothing is left.
 func finish(r *rig) {
 	r.t.Helper()
 	for _, p := range r.peers {

@@ -101,7 +101,6 @@ func TestUnreadAnswersAreCounted(t *testing.T) {
 	r.clean()
 }
 
-// begin sends n bytes of a head that it does not end.
 func (p *peer) begin(n int) {
 	p.say("HEADERS 1 OPEN")
 	for ; n > 0; n -= minMaxFrame {

@@ -47,7 +47,6 @@ func TestPoolModel(t *testing.T) {
 	}
 }
 
-// poolModel is one run.
 type poolModel struct {
 	r      *rig
 	rnd    *rand.Rand
@@ -82,7 +81,6 @@ func (m *poolModel) step() {
 	}
 }
 
-// dialEnds ends the longest-running dial.
 func (m *poolModel) dialEnds(well bool) {
 	switch {
 	case len(m.r.held) == 0:
@@ -93,7 +91,6 @@ func (m *poolModel) dialEnds(well bool) {
 	}
 }
 
-// backend performs a random action of one connection's backend.
 func (m *poolModel) backend(b *peer) {
 	rnd := m.rnd
 	if b.c.closing {
@@ -124,7 +121,6 @@ func (m *poolModel) backend(b *peer) {
 	}
 }
 
-// check verifies pool's promises.
 func (m *poolModel) check() {
 	e := m.r.e
 	for _, p := range slices.Concat(slices.Collect(maps.Values(e.pools))...) {

@@ -138,7 +138,6 @@ func requested(h *proportion.Head) []hpack.HeaderField {
 	return append([]hpack.HeaderField{field(":method", "GET"), field(":scheme", "https"), field(":authority", "a"), field(":path", h.Path)}, h.Fields...)
 }
 
-// written returns what a Framer writes.
 func written(write func(*http2.Framer)) []byte {
 	var b bytes.Buffer
 	f := http2.NewFramer(&b, nil)
@@ -158,7 +157,6 @@ func section(f *http2.Framer, id uint32, end bool, fields []hpack.HeaderField, p
 	pieces(f, id, end, b.Bytes(), piece, padding)
 }
 
-// pieces writes a field block.
 func pieces(f *http2.Framer, id uint32, end bool, block []byte, piece int, padding uint8) {
 	n := min(len(block), piece)
 	_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:n], EndStream: end, EndHeaders: n == len(block), PadLength: padding})

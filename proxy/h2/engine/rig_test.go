@@ -41,19 +41,16 @@ type rig struct {
 	decide func(h *wire.Head, resume func(Plan)) (Plan, bool) // replaces plan
 }
 
-// dialling is a dial in progress.
 type dialling struct {
 	ep      *Endpoint
 	dialled func(error) *Conn
 }
 
-// answered is a stream for a handler to answer.
 type answered struct {
 	*Local
 	head wire.Head
 }
 
-// peer is the other end of one connection.
 type peer struct {
 	r      *rig
 	c      *Conn
@@ -169,7 +166,6 @@ func (r *rig) dialEnds(err error) (b *peer) {
 	return b
 }
 
-// dialAll lets all waiting and future dials succeed.
 func (r *rig) dialAll() {
 	r.heldDial = false
 	for _, d := range r.held {
@@ -190,7 +186,6 @@ func (r *rig) peer(c *Conn) *peer {
 	return p
 }
 
-// client connects a client and exchanges the preface.
 func (r *rig) client() *peer {
 	p := r.peer(r.e.AcceptClient())
 	p.to.WriteString(http2.ClientPreface)
@@ -200,7 +195,6 @@ func (r *rig) client() *peer {
 	return p
 }
 
-// newClient returns a rig with a client.
 func newClient(t testing.TB, change ...func(*Engine)) (r *rig, c *peer) {
 	r = newRig(t, change...)
 	return r, r.client()
@@ -246,7 +240,6 @@ func (r *rig) run() {
 	}
 }
 
-// take receives the engine's output for the peer.
 func (p *peer) take() {
 	for len(p.c.out) > 0 {
 		b := p.c.take()
@@ -264,7 +257,6 @@ func (r *rig) find(c *Conn) *peer {
 	return nil
 }
 
-// tick advances the engine's clock.
 func (r *rig) tick(d time.Duration) {
 	for end := r.e.now + d; r.e.now < end; {
 		r.e.Tick(min(r.e.now+TickEvery, end))
@@ -272,7 +264,6 @@ func (r *rig) tick(d time.Duration) {
 	}
 }
 
-// encode makes a field block from "name=value" strings.
 func (p *peer) encode(fields ...string) []byte {
 	p.block.Reset()
 	for _, f := range fields {
@@ -293,13 +284,11 @@ func (p *peer) headers(id uint32, end bool, fields ...string) {
 	}
 }
 
-// send writes a field block and flushes.
 func (p *peer) send(id uint32, end bool, fields ...string) {
 	p.headers(id, end, fields...)
 	p.flush()
 }
 
-// get requests "/" with further fields.
 func (p *peer) get(id uint32, fields ...string) { p.request(id, "GET", true, fields...) }
 
 // gets requests "/" on all streams from the first to the last.
@@ -313,7 +302,6 @@ func (p *peer) request(id uint32, method string, end bool, fields ...string) {
 	p.send(id, end, append([]string{":method=" + method, ":scheme=https", ":authority=a", ":path=/"}, fields...)...)
 }
 
-// respond answers 200 with a body.
 func (p *peer) respond(id uint32, body string) {
 	p.headers(id, body == "", ":status=200")
 	if body != "" {
@@ -333,7 +321,6 @@ func (p *peer) pong() {
 	p.flush()
 }
 
-// lose breaks a connection.
 func (r *rig) lose(p *peer, err error) {
 	r.e.lose(p.c, err)
 	r.run()

@@ -118,7 +118,6 @@ func newTeller(t *testing.T, words []string) *teller {
 	return s
 }
 
-// end checks that nothing is left.
 func (s *teller) end() {
 	if s == nil {
 		return
@@ -195,7 +194,6 @@ func (s *teller) setPlan(words []string) {
 	}
 }
 
-// made returns the plan for a request.
 func (s *teller) made() Plan {
 	var eps []*Endpoint
 	var of *Upstream
@@ -229,7 +227,6 @@ func (s *teller) number(word string) int { return must.Get(strconv.Atoi(word))(s
 
 func (s *teller) duration(word string) time.Duration { return must.Get(time.ParseDuration(word))(s.t) }
 
-// member returns a client or a backend's connection.
 func (s *teller) member(name string) *peer {
 	n := 1
 	if len(name) > 1 {
@@ -384,7 +381,6 @@ func (s *teller) leave(upstreams ...string) {
 	})
 }
 
-// ended checks the oldest outcome.
 func (s *teller) ended(reason string, words []string) {
 	if len(s.outcomes) == 0 {
 		s.t.Fatalf("%s: no request has ended", s.at)
@@ -469,7 +465,6 @@ func (s *teller) dialling() (to []string) {
 	return to
 }
 
-// count returns a metric, by side or cause.
 func (s *teller) count(name string) string {
 	v := reflect.ValueOf(&s.e.Count).Elem().FieldByName(name)
 	if v.Kind() == reflect.Struct {

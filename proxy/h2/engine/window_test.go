@@ -236,7 +236,6 @@ func TestWindowsGrowWithDistance(t *testing.T) {
 	}
 }
 
-// downloads begins responses to a client that reads everything.
 func (r *rig) downloads(streams int) (c, b *peer) {
 	c = r.client()
 	c.say("WINDOW 0 %d", 1<<30)
@@ -250,7 +249,6 @@ func (r *rig) downloads(streams int) (c, b *peer) {
 	return c, b
 }
 
-// download sends data of a response's body to a client that reads it.
 func (p *peer) download(to *peer) func(id uint32, n int) {
 	return func(id uint32, n int) {
 		for n > 0 {
