@@ -29,9 +29,6 @@ func credentials(a *Authenticator, token string) *Credentials {
 	return &c
 }
 
-// pass lets time pass in a bubble.
-func pass(d time.Duration) { time.Sleep(d) }
-
 // asker makes an Authenticator; a name may be "token@address".
 func asker(ttl time.Duration) reviews.Start {
 	return func(t *testing.T, count *reviews.Count, generation func() uint64) reviews.Asker {
@@ -193,9 +190,9 @@ func TestProven(t *testing.T) {
 		// In use it stays proven: after half of its minute, a use renews it.
 		for used, want := range map[int]Pool{29: PoolUnproven, 31: PoolProven, 40: PoolProven} {
 			a.Seen(c, 200)
-			pass(time.Duration(used) * time.Second)
+			time.Sleep(time.Duration(used) * time.Second)
 			a.Seen(c, 200)
-			pass(time.Duration(61-used) * time.Second)
+			time.Sleep(time.Duration(61-used) * time.Second)
 			pool(want)
 			a.Seen(c, http.StatusUnauthorized)
 		}
@@ -214,7 +211,7 @@ func TestProven(t *testing.T) {
 				t.Errorf("a revoked token: %v", err)
 			}
 			pool(PoolUnproven)
-			pass(time.Minute) // until the refusal expires
+			time.Sleep(time.Minute) // until the refusal expires
 		}
 		check.Same(t, 2, testutil.ToFloat64(a.reviews.WithLabelValues("refused")), "reviews counted as refused")
 		// With two tokens it is unknown which one was accepted.
