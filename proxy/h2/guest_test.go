@@ -3,7 +3,6 @@ package h2
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptrace"
@@ -14,8 +13,6 @@ import (
 	"testing/iotest"
 	"time"
 
-	"golang.org/x/net/http2/hpack"
-
 	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
@@ -23,38 +20,23 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// What is particular to a guest's heads and outcome (TestModel has the messages).
+// A guest's answer is net/http's (TestModel has the messages), and an upload holds little whose data has not arrived.
 func TestGuest(t *testing.T) {
 	s := newStand(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header()["X-Got"] = []string{r.Method, r.Host, r.RequestURI, fmt.Sprint(r.Header["X-A"], r.Header["X-Strip"], r.Header["X-Remote-User"], r.Trailer)}
-		w.Header().Set("X-Secret", "1")
-		w.Header()["X-Two"] = []string{"1", "2"}
 		w.WriteHeader(http.StatusAccepted)
 		_, _ = io.Copy(w, r.Body)
 	}), nil)
 	body, room := strings.NewReader("hello"), 0
-	upload := readerFunc(func(p []byte) (int, error) {
+	res := s.guest("PUT", "/", readerFunc(func(p []byte) (int, error) {
 		room = cap(p)
 		return body.Read(p[:1])
-	})
-	res := s.guest("PUT", "/apis/a.b/v1?q=%2F&x", upload, func(r *http.Request, p *engine.Plan) {
-		r.Header = http.Header{"X-A": {"1", "2"}, "X-Strip": {"no"}, "X-Remote-User": {"mallory"}}
-		r.Trailer = http.Header{"X-Up": {"no"}}
-		p.Authority = "seen.example"
-		p.Remove = func(name string) bool { return name == "x-strip" || name == "x-remote-user" }
-		p.RemoveResponse = func(name string) bool { return name == "x-secret" }
-		p.Set = []hpack.HeaderField{field("x-remote-user", "alice")}
-	})
-	check.Same(t, "[PUT seen.example /apis/a.b/v1?q=%2F&x [1 2] [] [alice] map[]]", fmt.Sprint(res.Header["X-Got"]), "the backend saw")
-	if res.StatusCode != 202 || res.Status != "202 Accepted" || res.ProtoMajor != 2 || res.ContentLength != 5 || res.Request == nil {
+	}))
+	if res.Status != "202 Accepted" || res.ProtoMajor != 2 || res.ContentLength != 5 || res.Request == nil {
 		t.Errorf("got %+v", res)
 	}
-	check.Same(t, "[] [1 2]", fmt.Sprint(res.Header["X-Secret"], res.Header["X-Two"]), "fields of the response")
 	s.reads(res, "hello")
 	check.Same(t, guestChunk, room, "bytes that an upload holds whose data has not arrived")
-	if o := <-s.ended; o.Status != 202 || o.Sent != 5 || o.Reason != engine.ReasonNone || o.Endpoint != s.ep || o.Wait <= 0 || o.Answer <= 0 {
-		t.Errorf("outcome %+v", o)
-	}
+	s.ends(engine.ReasonNone)
 }
 
 type readerFunc func([]byte) (int, error)
