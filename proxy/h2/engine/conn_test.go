@@ -16,7 +16,7 @@ func TestTakesLittleThenNothing(t *testing.T) {
 	r, c := newClient(t)
 	c.silent = true
 	c.get(1)
-	r.backend(0).respond(1, "x")
+	r.backend(0).say("HEADERS 1 :status=200 | DATA 1 x END")
 	c.c.take() // the driver's write does not return
 	taken, silence := uint64(0), time.Duration(0)
 	r.e.Taken = func(*Conn) (uint64, bool, time.Duration) { return taken, false, silence }
@@ -116,7 +116,7 @@ func TestClosedSlowly(t *testing.T) {
 		if tt.wrong {
 			c.send(2, true) // an even stream
 		} else {
-			r.backend(0).respond(1, "done")
+			r.backend(0).say("HEADERS 1 :status=200 | DATA 1 done END")
 		}
 		for closed = r.e.now; !c.c.cut && r.e.now < time.Hour; {
 			r.tick(TickEvery)

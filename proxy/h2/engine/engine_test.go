@@ -118,7 +118,7 @@ func TestGuestEndsItsStream(t *testing.T) {
 	r := newRig(t)
 	g, b := r.invite("GET")
 	b.see()
-	b.respond(1, "fine")
+	b.say("HEADERS 1 :status=200 | DATA 1 fine END")
 	check.Same(t, 0, len(b.c.streams), "streams of the backend")
 	_, _, body, err := g.Take()
 	check.Same(t, "fine <nil>", fmt.Sprint(string(body), " ", err), "the answer")

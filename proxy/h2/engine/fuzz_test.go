@@ -25,7 +25,7 @@ func FuzzClientBytes(f *testing.F) {
 		r.feed(c.c, in)
 		for _, b := range r.backends {
 			if len(b.c.streams) > 0 {
-				b.respond(1, "answer")
+				b.say("HEADERS 1 :status=200 | DATA 1 answer END")
 			}
 		}
 		finish(r)

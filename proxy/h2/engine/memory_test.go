@@ -174,8 +174,8 @@ func TestFreedTwice(t *testing.T) {
 	}
 }
 
-// After a crowd only a limited number of streams is kept for reuse.
-func TestFewStreamsAreKept(t *testing.T) {
+// After a crowd only a limited number of streams and chunks is kept for reuse.
+func TestFewAreKept(t *testing.T) {
 	r, c := newClient(t)
 	var crowd []*stream
 	for id := range uint32(maxFreeStreams + 10) {
@@ -190,9 +190,19 @@ func TestFewStreamsAreKept(t *testing.T) {
 	for s := r.e.streams; s != nil; s = s.free {
 		kept++
 	}
-	if kept != maxFreeStreams || r.e.freeStreams != kept {
-		t.Errorf("%d streams are kept and %d counted, want %d", kept, r.e.freeStreams, maxFreeStreams)
+	check.Same(t, [2]int{maxFreeStreams, maxFreeStreams}, [2]int{kept, r.e.freeStreams}, "streams for reuse, and counted")
+	var used []*chunk
+	for range maxFreeChunks + 1 {
+		used = append(used, r.e.chunk())
 	}
+	for _, c := range used {
+		r.e.freeChunk(c)
+	}
+	check.Same(t, maxFreeChunks, r.e.freeChunks, "chunks for reuse")
+	for r.e.chunks != nil {
+		r.e.chunk()
+	}
+	check.Same(t, 0, r.e.freeChunks, "chunks for reuse, of which none is left")
 }
 
 // A body can be sent again only while all of it is kept.
@@ -226,21 +236,4 @@ func TestBodyIsLost(t *testing.T) {
 		q.clear(e)
 		check.Same(t, [4]int{}, [4]int{q.off, q.size, q.kept, int(q.chunks)}, "%s: cleared", tt.name)
 	}
-}
-
-// A shard keeps a bounded number of chunks for reuse.
-func TestFreeChunks(t *testing.T) {
-	e := newRig(t).e
-	var used []*chunk
-	for range maxFreeChunks + 1 {
-		used = append(used, e.chunk())
-	}
-	for _, c := range used {
-		e.freeChunk(c)
-	}
-	check.Same(t, maxFreeChunks, e.freeChunks, "chunks for reuse")
-	for e.chunks != nil {
-		e.chunk()
-	}
-	check.Same(t, 0, e.freeChunks, "chunks for reuse, of which none is left")
 }

@@ -302,14 +302,6 @@ func (p *peer) request(id uint32, method string, end bool, fields ...string) {
 	p.send(id, end, append([]string{":method=" + method, ":scheme=https", ":authority=a", ":path=/"}, fields...)...)
 }
 
-func (p *peer) respond(id uint32, body string) {
-	p.headers(id, body == "", ":status=200")
-	if body != "" {
-		_ = p.fr.WriteData(id, true, []byte(body))
-	}
-	p.flush()
-}
-
 func (p *peer) data(id uint32, body string, end bool) {
 	_ = p.fr.WriteData(id, end, []byte(body))
 	p.flush()
