@@ -107,19 +107,6 @@ func TestResponseValuesAreTrimmed(t *testing.T) {
 	check.Same(t, want, must.Get(s.Response())(t), "response")
 }
 
-// A status has three digits, and the first is not 0 (RFC 9110 §15).
-func TestStatus(t *testing.T) {
-	for status, want := range map[string]int{
-		"100": 100, "199": 199, "204": 204, "909": 909, "990": 990, "999": 999,
-		"": 0, "20": 0, "2000": 0, "099": 0, "/00": 0, ":00": 0, "2/0": 0, "2:0": 0, "20/": 0, "20:": 0,
-	} {
-		s := FieldSection{fields: []hpack.HeaderField{{Name: ":status", Value: status}}}
-		if r, err := s.Response(); r.Status != want || (err == nil) != (want > 0) {
-			t.Errorf("%q: %d, %v", status, r.Status, err)
-		}
-	}
-}
-
 // A section has so many names, and so many fields. Consecutive fields of one name count as one
 // name, and pseudo-fields as none.
 func TestManyNames(t *testing.T) {
