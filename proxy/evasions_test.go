@@ -24,34 +24,15 @@ const evaded = `
 apiVersion: fairlead.dev/v1
 kind: Policy
 rules:
-- name: secrets
-  match: {resourceRules: [{verbs: ["*"], apiGroups: [""], resources: [secrets], namespaces: [kube-system], clusterScope: true}]}
-  action: Deny
-- name: exec
-  match: {resourceRules: [{verbs: [get, create], apiGroups: [""], resources: [pods/exec, pods/proxy], namespaces: ["*"]}]}
-  action: Deny
-- name: collections
-  match: {resourceRules: [{verbs: [deletecollection], apiGroups: ["*"], resources: ["*"], namespaces: ["*"], clusterScope: true}]}
-  action: Deny
-- name: lists
-  match: {resourceRules: [{verbs: [list], apiGroups: ["*"], resources: [pods, widgets], namespaces: ["*"], clusterScope: true}]}
-  wholeLists: true
-  action: Deny
-- name: watches
-  match: {resourceRules: [{verbs: [watch], apiGroups: ["*"], resources: [nodes, widgets], namespaces: ["*"], clusterScope: true}]}
-  action: Deny
-- name: mallory
-  match: {subjects: [{kind: User, user: {name: mallory}}, {kind: ServiceAccount, serviceAccount: {namespace: evil, name: "*"}}]}
-  action: Deny
-- name: groups
-  match: {subjects: [{kind: Group, group: {name: bad}}, {kind: Group, group: {name: "system:nodes"}}]}
-  action: Deny
-- name: agents
-  userAgents: ["evil*"]
-  action: Deny
-- name: paths
-  match: {nonResourceRules: [{verbs: [get, post], nonResourceURLs: [/metrics, /logs/*]}]}
-  action: Deny
+- {name: secrets, match: {resourceRules: [{verbs: ["*"], apiGroups: [""], resources: [secrets], namespaces: [kube-system], clusterScope: true}]}, action: Deny}
+- {name: exec, match: {resourceRules: [{verbs: [get, create], apiGroups: [""], resources: [pods/exec, pods/proxy], namespaces: ["*"]}]}, action: Deny}
+- {name: collections, match: {resourceRules: [{verbs: [deletecollection], apiGroups: ["*"], resources: ["*"], namespaces: ["*"], clusterScope: true}]}, action: Deny}
+- {name: lists, match: {resourceRules: [{verbs: [list], apiGroups: ["*"], resources: [pods, widgets], namespaces: ["*"], clusterScope: true}]}, wholeLists: true, action: Deny}
+- {name: watches, match: {resourceRules: [{verbs: [watch], apiGroups: ["*"], resources: [nodes, widgets], namespaces: ["*"], clusterScope: true}]}, action: Deny}
+- {name: mallory, match: {subjects: [{kind: User, user: {name: mallory}}, {kind: ServiceAccount, serviceAccount: {namespace: evil, name: "*"}}]}, action: Deny}
+- {name: groups, match: {subjects: [{kind: Group, group: {name: bad}}, {kind: Group, group: {name: "system:nodes"}}]}, action: Deny}
+- {name: agents, userAgents: ["evil*"], action: Deny}
+- {name: paths, match: {nonResourceRules: [{verbs: [get, post], nonResourceURLs: [/metrics, /logs/*]}]}, action: Deny}
 - name: strangers
   match:
     subjects: [{kind: Group, group: {name: "system:unauthenticated"}}]

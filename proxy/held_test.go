@@ -25,17 +25,8 @@ const held = `
 apiVersion: fairlead.dev/v1
 kind: Policy
 rules:
-- name: tried
-  match: {subjects: [{kind: Group, group: {name: "*"}}]}
-  action: InFlight
-  max: 10
-  shared: true
-  dryRun: true
-- name: all
-  match: {subjects: [{kind: Group, group: {name: "*"}}]}
-  action: InFlight
-  max: 15
-  shared: true
+- {name: tried, match: {subjects: [{kind: Group, group: {name: "*"}}]}, action: InFlight, max: 10, shared: true, dryRun: true}
+- {name: all, match: {subjects: [{kind: Group, group: {name: "*"}}]}, action: InFlight, max: 15, shared: true}
 `
 
 // Requests that have waited for a look-up come to a limit after younger ones, and fill it no second time.

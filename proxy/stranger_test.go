@@ -116,14 +116,7 @@ func TestBodyThatEndsEarly(t *testing.T) {
 	}
 }
 
-const byUser = `
-apiVersion: fairlead.dev/v1
-kind: Policy
-rules:
-- name: mallory
-  match: {subjects: [{kind: User, user: {name: mallory}}]}
-  action: Deny
-`
+const byUser = "{apiVersion: fairlead.dev/v1, kind: Policy, rules: [{name: mallory, match: {subjects: [{kind: User, user: {name: mallory}}]}, action: Deny}]}"
 
 // While no TokenReview is answered, requests with new tokens pass after a moment, however many of one connection there
 // are at once, and are counted. While some are answered, be it for a remote, nobody becomes unknown by a flood of them:
