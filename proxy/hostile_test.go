@@ -51,13 +51,9 @@ func TestSourceIPs(t *testing.T) {
 			h.Fields = append(h.Fields, hpack.HeaderField{Name: "x-forwarded-for", Value: line})
 		}
 		d := &Decision{}
-		if got := strings.Join(sourceIPs(h, d), " "); got != "10.0.0.1" {
-			t.Errorf("%.40q of a stranger: %.80q", field, got)
-		}
+		check.Same(t, "10.0.0.1", strings.Join(sourceIPs(h, d), " "), "%.40q of a stranger", field)
 		d.Credentials.Kind = authn.KindFrontProxy
-		if got := strings.Join(sourceIPs(h, d), " "); got != want {
-			t.Errorf("%.40q: %.80q", field, got)
-		}
+		check.Same(t, want, strings.Join(sourceIPs(h, d), " "), "%.40q", field)
 	}
 }
 

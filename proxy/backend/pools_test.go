@@ -50,9 +50,7 @@ func TestNoLeaks(t *testing.T) {
 	must.Soon(t, 10*time.Second, "all connections to close", func() bool { return a.open.Load()+b.open.Load() == 0 })
 	entries := 0
 	f.byEntry.Range(func(any, any) bool { entries++; return true })
-	if len(f.remotes)+len(f.carriers)+entries != 0 {
-		t.Errorf("%d upstreams, %d carriers and %d entries are left", len(f.remotes), len(f.carriers), entries)
-	}
+	check.Same(t, [3]int{}, [3]int{len(f.remotes), len(f.carriers), entries}, "upstreams, carriers and entries that are left")
 	if n, err := testutil.GatherAndCount(reg); err != nil || n != 0 {
 		t.Errorf("%d series are left: %v", n, err)
 	}
@@ -94,22 +92,14 @@ func TestOtherTables(t *testing.T) {
 	u := f.Upstream(old)
 	chosen := u.endpoints[place1]
 	f.set(healthy(place2))
-	if chosen.http1() != nil {
-		t.Error("the removed endpoint has a pool")
-	}
+	check.Same(t, true, chosen.http1() == nil, "the removed endpoint has no pool")
 	f.backend = &registry.Backend{Namespace: "ns", Service: "other", Port: 443}
 	f.serve(place2, protoH2, nil)
 	f.set(healthy(place2))
-	if _, _, err := f.do(old, http.MethodPost, ""); err != nil {
-		t.Errorf("an entry of an older table: %v", err)
-	}
+	must.Get2(f.do(old, http.MethodPost, ""))(t) // an entry of an older table
 	f.clear()
-	if f.Upstream(old) != nil {
-		t.Error("a removed entry has an upstream")
-	}
-	if u.take(nil) != nil {
-		t.Error("a closed upstream has an endpoint for a request")
-	}
+	check.Same(t, true, f.Upstream(old) == nil, "a removed entry has no upstream")
+	check.Same(t, true, u.take(nil) == nil, "a closed upstream has no endpoint for a request")
 }
 
 // The engine's retries are counted by the failure that caused them.
@@ -122,9 +112,7 @@ func TestRetriesOfTheEngineAreCounted(t *testing.T) {
 		count := &u.meter.retries[retryIndex(want)]
 		before := count.Load()
 		u.meter.retry(after)
-		if n := count.Load() - before; n != 1 {
-			t.Errorf("after %v: %d counted", after, n)
-		}
+		check.Same(t, before+1, count.Load(), "counted after %v", after)
 	}
 }
 
@@ -226,9 +214,7 @@ func TestRetarget(t *testing.T) {
 		}
 		s.house("a", func(_ *registry.Entry, b *registry.Backend) { *b = *s.entries["b"].Backend })
 		s.table()
-		if s.via("a") != c {
-			t.Errorf("%s: does not use its former connections again", name)
-		}
+		check.Same(t, true, s.via("a") == c, "%s: uses its former connections again", name)
 	}
 }
 

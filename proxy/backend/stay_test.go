@@ -128,9 +128,7 @@ func stays(t *testing.T) {
 	}
 	synctest.Wait()
 	for _, e := range c.l.pools[0].snapshot() {
-		if n := e.server.clients.Load(); n != 0 {
-			t.Errorf("%s has %d connections after the end of all", e.address, n)
-		}
+		check.Same(t, 0, e.server.clients.Load(), "connections of %s after the end of all", e.address)
 	}
 }
 

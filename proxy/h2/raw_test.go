@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -186,9 +187,7 @@ func TestTLSKeepsPartialRecords(t *testing.T) {
 				}
 				got = append(got, buf[:n]...)
 			}
-			if string(got) != first+second {
-				t.Errorf("got %q", got)
-			}
+			check.Same(t, first+second, string(got), "what was read")
 			if _, err := io.WriteString(server, "and back"); err != nil || len(raw.out) == 0 {
 				t.Errorf("writing afterwards: %d bytes, %v", len(raw.out), err)
 			}
@@ -231,9 +230,7 @@ func TestWrapperIsNotPassedBy(t *testing.T) {
 		{"one around one that says nothing", transparent{wrapped{tcp}}, nil},
 		{"TLS, which has bytes of its own", tls.Client(tcp, &tls.Config{InsecureSkipVerify: true}), nil},
 	} {
-		if got := socketOf(tt.c); got != tt.want {
-			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
-		}
+		check.Same(t, true, socketOf(tt.c) == tt.want, "%s: its socket", tt.name)
 	}
 }
 

@@ -38,9 +38,7 @@ func TestLostIsToldAtOnce(t *testing.T) {
 	c := r.client()
 	c.get(1)
 	r.e.lose(r.backend(0).c, errors.New("reset"))
-	if r.failed != 1 {
-		t.Errorf("%d calls of Failed at once, want 1", r.failed)
-	}
+	check.Same(t, 1, r.failed, "calls of Failed at once")
 	r.run()
 }
 
