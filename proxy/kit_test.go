@@ -240,7 +240,6 @@ type received struct {
 	body                  string
 }
 
-// far is a TLS server that records the requests it receives.
 type far struct {
 	*httptest.Server
 	mu  sync.Mutex // guards got

@@ -35,7 +35,6 @@ func atLevel(t *testing.T, level string, w io.Writer) *Log {
 	return New(Config{Policy: evaluator(t, "rules: [{level: "+level+"}]"), Writer: w})
 }
 
-// events writes what waits in a log, and returns what was written to out.
 func events(t *testing.T, l *Log, out fmt.Stringer) []auditv1.Event {
 	t.Helper()
 	must.Run(t, l.Run)()

@@ -64,7 +64,6 @@ func get(name string) *Attributes {
 	}}
 }
 
-// asks returns the question whether a user may get a path.
 func asks(u user.Info, path string) *Attributes {
 	return &Attributes{User: u, RequestInfo: request.RequestInfo{Verb: "get", Path: path}}
 }

@@ -26,7 +26,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bothProtocols runs f for a backend of each protocol, in a bubble.
 func bothProtocols(t *testing.T, f func(t *testing.T, proto string)) {
 	for _, proto := range []string{protoH1, protoH2} {
 		t.Run(strings.ReplaceAll(proto, "/", ""), func(t *testing.T) {
@@ -67,7 +66,6 @@ func (s *signals) count(address string) int {
 	return len(s.list) - len(slices.DeleteFunc(slices.Clone(s.list), func(a string) bool { return a == address }))
 }
 
-// newFixture makes Pools whose Run runs until the test ends.
 func newFixture(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
 	f := newStreet(t, func(cfg *Config) {

@@ -84,7 +84,6 @@ func (n *network) silent(address string, accepts bool) *server {
 	return s
 }
 
-// serve answers at an address until Close, or until the test ends. Another server may follow.
 func (n *network) serve(address, proto string, handler http.HandlerFunc) *server {
 	s := n.silent(address, false)
 	var protocols http.Protocols

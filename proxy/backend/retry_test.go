@@ -155,7 +155,6 @@ func TestRefusingEndpointIsDialledRarely(t *testing.T) {
 	})
 }
 
-// dials are what a dial may be for.
 func dials() map[string]func(*testing.T, *Upstream) error {
 	return map[string]func(*testing.T, *Upstream) error{
 		"learning": func(t *testing.T, u *Upstream) error { return u.Learn(t.Context(), 0) },

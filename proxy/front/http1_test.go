@@ -97,7 +97,6 @@ func TestChunkedBodyEndsConnection(t *testing.T) {
 	}
 }
 
-// served is a port of one handler, over both protocols.
 type served struct {
 	*Port
 	listener *Listener

@@ -25,7 +25,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// exchange is one request, and what the backend does with it.
 type exchange struct {
 	Method   string
 	Upload   []int // sizes of the pieces of the request's body; nil: no body

@@ -207,7 +207,6 @@ func TestUnread(t *testing.T) {
 	must.Soon(t, 10*time.Second, "what was sent is seen", raw.unread)
 }
 
-// wrapped is a connection that has a socket's methods by embedding.
 type wrapped struct{ *net.TCPConn }
 
 // transparent declares that it does not change the bytes.

@@ -50,7 +50,6 @@ func (b *holding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, "fine")
 }
 
-// begun returns a response whose beginning has come.
 func (s *stand) begun(res *http.Response) *http.Response {
 	s.t.Helper()
 	must.Get(io.ReadFull(res.Body, make([]byte, len("begun "))))(s.t)

@@ -98,7 +98,6 @@ func endpoint(addr string) *engine.Endpoint {
 	return &engine.Endpoint{Name: addr, PingTimeout: time.Minute, Release: func() {}, Failed: func(error, bool) {}, Told: func(*engine.GoAway) {}}
 }
 
-// dial connects to the address in an endpoint's name, with ALPN h2.
 func dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error) {
 	var d net.Dialer
 	raw, err := d.DialContext(ctx, "tcp", ep.Name)
@@ -174,7 +173,6 @@ func (s *stand) caught() (n int64) {
 	return n
 }
 
-// left returns how many streams, and bytes of bodies in them, the engines have.
 func (s *stand) left() (n [2]int64) {
 	for _, sh := range s.server.shards {
 		n[0] += sh.e.Count.Streams.Load()
@@ -207,7 +205,6 @@ func (s *stand) invite(r *http.Request, change ...func(*http.Request, *engine.Pl
 	return s.server.RoundTrip(r, headOf(r), p, interims)
 }
 
-// headOf returns a request's head, as an HTTP/1.1 server would have it.
 func headOf(r *http.Request) *wire.Head {
 	h := &wire.Head{Method: r.Method, Authority: r.Host}
 	h.SetTarget(r.URL.RequestURI())

@@ -45,7 +45,6 @@ func TestGoAwayFlood(t *testing.T) {
 	}
 }
 
-// crowded returns a backend's connection with the requests of many clients.
 func crowded(t *testing.T, clients int) (r *rig, b *peer) {
 	const each = 250
 	r = newRig(t)

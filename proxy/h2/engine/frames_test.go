@@ -216,7 +216,6 @@ func (p *peer) settings(words []string) error {
 	return p.fr.WriteSettings(all...)
 }
 
-// speak lets a peer send frames, checks what it has seen, or changes it.
 func (s *teller) speak(p *peer, words []string, rest string) {
 	switch words[0] {
 	case ">":

@@ -207,7 +207,6 @@ func asked(t testing.TB, change ...func(*Engine)) (r *rig, c, b *peer) {
 	return r, c, r.backend(0)
 }
 
-// flush passes the peer's frames to the engine and runs it.
 func (p *peer) flush() { p.say("") }
 
 // feed passes bytes to the engine in as many turns as it needs.
@@ -291,7 +290,6 @@ func (p *peer) send(id uint32, end bool, fields ...string) {
 
 func (p *peer) get(id uint32, fields ...string) { p.request(id, "GET", true, fields...) }
 
-// gets requests "/" on all streams from the first to the last.
 func (p *peer) gets(first, last uint32) {
 	for id := first; id <= last; id += 2 {
 		p.get(id)
@@ -307,7 +305,6 @@ func (p *peer) data(id uint32, body string, end bool) {
 	p.flush()
 }
 
-// pong answers a PING that checks whether the peer is alive.
 func (p *peer) pong() {
 	_ = p.fr.WritePing(true, [8]byte([]byte("fairlead")))
 	p.flush()
