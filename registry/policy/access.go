@@ -91,14 +91,13 @@ func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
 	if conditions == 0 && !r.WholeLists {
 		wrong = append(wrong, field.Required(at.Child("match"), "a condition: without one it would match all requests"))
 	}
-	wrong = append(wrong, r.checkMatch(at.Child("match"))...)
-	wrong = append(wrong, checkValues(at.Child("userAgents"), r.UserAgents)...)
+	wrong = slices.Concat(wrong, r.checkMatch(at.Child("match")), checkValues(at.Child("userAgents"), r.UserAgents),
+		few(at.Child("sources"), r.Sources, maxValues))
 	for i, a := range r.UserAgents {
 		if len(a) > maxAgent {
 			wrong = append(wrong, field.TooLong(at.Child("userAgents").Index(i), "", maxAgent))
 		}
 	}
-	wrong = append(wrong, few(at.Child("sources"), len(r.Sources), maxValues)...)
 	for i, s := range r.Sources {
 		if _, valid := network(s); !valid {
 			wrong = append(wrong, field.Invalid(at.Child("sources").Index(i), s[:min(len(s), 64)],
@@ -108,11 +107,14 @@ func (r *AccessRule) check(at *field.Path) (wrong field.ErrorList) {
 	return wrong
 }
 
-func few(at *field.Path, n, most int) field.ErrorList {
-	if n > most {
-		return field.ErrorList{field.TooMany(at, n, most)}
+// few returns what is wrong with a list's length. An empty one, of a template, must not mean what one left out does.
+func few[T any](at *field.Path, list []T, most int) (wrong field.ErrorList) {
+	if len(list) > most {
+		wrong = field.ErrorList{field.TooMany(at, len(list), most)}
+	} else if list != nil && len(list) == 0 {
+		wrong = field.ErrorList{field.Required(at, "it is empty, so nothing would match")}
 	}
-	return nil
+	return wrong
 }
 
 // Limit says what Rate and InFlight allow. Empty means no limit.
@@ -139,8 +141,9 @@ func network(s string) (p netip.Prefix, valid bool) {
 // checkMatch has the rules for FlowSchemas (pkg/apis/flowcontrol/validation of k8s.io/kubernetes, which is no library).
 func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 	m := &r.Match
-	wrong = append(few(at.Child("subjects"), len(m.Subjects), maxValues),
-		few(at.Child("resourceRules"), len(m.ResourceRules)+len(m.NonResourceRules), maxRulesOfMatch)...)
+	wrong = slices.Concat(few(at.Child("subjects"), m.Subjects, maxValues),
+		few(at.Child("resourceRules"), m.ResourceRules, maxRulesOfMatch-len(m.NonResourceRules)),
+		few(at.Child("nonResourceRules"), m.NonResourceRules, maxRulesOfMatch))
 	for i, s := range m.Subjects {
 		if _, ok := subject(&s); !ok {
 			wrong = append(wrong, field.Invalid(at.Child("subjects").Index(i), s.Kind, "kind User, Group or "+
@@ -148,8 +151,8 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 		}
 	}
 	values := func(at *field.Path, values []string, otherwise string) {
-		wrong = append(wrong, few(at, len(values), maxValues)...)
-		if len(values) == 0 {
+		wrong = append(wrong, few(at, values, maxValues)...)
+		if values == nil {
 			wrong = append(wrong, field.Required(at, otherwise))
 		} else if len(values) > 1 && slices.Contains(values, "*") {
 			wrong = append(wrong, field.Invalid(at, values, `if "*" is present, it must be the only value`))
@@ -207,10 +210,7 @@ func subject(s *flowcontrolv1.Subject) (k key, ok bool) {
 
 // checkValues returns what is wrong with a list of values or prefixes.
 func checkValues(at *field.Path, values []string) field.ErrorList {
-	errs := few(at, len(values), maxValues)
-	if values != nil && len(values) == 0 {
-		errs = append(errs, field.Required(at, "it is empty, so nothing would match"))
-	}
+	errs := few(at, values, maxValues)
 	for i, v := range values {
 		if v == "" || strings.Contains(strings.TrimSuffix(v, "*"), "*") {
 			errs = append(errs, field.Invalid(at.Index(i), v[:min(len(v), 64)], "a value, or a prefix that ends in *"))

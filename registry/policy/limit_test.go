@@ -222,6 +222,7 @@ func TestBadLimits(t *testing.T) {
 		{AccessRule{Action: InFlight, Max: 1, PerSecond: 1}, "r.perSecond"},
 		{AccessRule{Action: Deny, Shared: true}, "r.shared"},
 		{AccessRule{Action: "deny"}, "r.action"},
+		{AccessRule{Action: Allow, Sources: []string{}}, "r.sources"}, // or it would let everybody pass
 	} {
 		tc.Name, tc.Match = "r", everybody()
 		got := ""

@@ -262,6 +262,7 @@ func TestRulesThatStopNobody(t *testing.T) {
 		{of("*", "*", "*", "*"), ""},
 		{of("deletecollection", "", "pods/exec", "team-a"), ""},
 		{of("get", "external.metrics.k8s.io", "queueLength", "team-a"), ""},
+		{flowcontrolv1.PolicyRulesWithSubjects{Subjects: []flowcontrolv1.Subject{}, ResourceRules: of("*", "*", "*", "*").ResourceRules}, "match.subjects"},
 		{account("n", "*"), ""},
 		{account("n", "a.b"), ""},
 		{of("POST", "*", "*", "*"), "match.resourceRules[0].verbs[0]"},
