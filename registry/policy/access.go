@@ -150,44 +150,41 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 				"ServiceAccount, with the field user.name, group.name, or serviceAccount.namespace and name"))
 		}
 	}
-	values := func(at *field.Path, values []string, otherwise string) {
+	values := func(at *field.Path, values []string, what string, valid func(string) bool) {
 		wrong = append(wrong, few(at, values, maxValues)...)
 		if values == nil {
-			wrong = append(wrong, field.Required(at, otherwise))
+			wrong = append(wrong, field.Required(at, what))
 		} else if len(values) > 1 && slices.Contains(values, "*") {
 			wrong = append(wrong, field.Invalid(at, values, `if "*" is present, it must be the only value`))
 		}
+		// One that no request has would make a rule that stops nobody.
+		if i := slices.IndexFunc(values, func(v string) bool { return v != "*" && !valid(v) }); i >= 0 {
+			wrong = append(wrong, field.Invalid(at.Index(i), values[i][:min(len(values[i]), 64)], what+", or * alone"))
+		}
 	}
-	verbs := strings.Fields("* get list watch create update patch delete deletecollection proxy")
+	verbs := func(at *field.Path, list []string, of string) {
+		known := strings.Fields(of)
+		values(at.Child("verbs"), list, of, func(v string) bool { return slices.Contains(known, v) })
+	}
+	whole := func(v string) bool { return v != "" && !strings.ContainsAny(v, "*/") }
+	group := func(v string) bool { return v == "" || whole(v) }
+	resource := func(v string) bool { return whole(strings.Replace(v, "/", ".", 1)) }
 	for i, rr := range m.ResourceRules {
 		at := at.Child("resourceRules").Index(i)
-		values(at.Child("verbs"), rr.Verbs, "")
-		values(at.Child("apiGroups"), rr.APIGroups, "")
-		values(at.Child("resources"), rr.Resources, "")
+		verbs(at, rr.Verbs, "get list watch create update patch delete deletecollection proxy")
+		values(at.Child("apiGroups"), rr.APIGroups, "a group, without its version", group)
+		values(at.Child("resources"), rr.Resources, "a resource, or resource/subresource", resource)
 		if len(rr.Namespaces) > 0 || !rr.ClusterScope {
-			values(at.Child("namespaces"), rr.Namespaces, "or clusterScope: true")
-		}
-		// A value that no request has would make a rule that stops nobody.
-		for _, v := range slices.Concat(rr.APIGroups, rr.Resources, rr.Namespaces) {
-			if v != "*" && strings.Contains(v, "*") {
-				wrong = append(wrong, field.Invalid(at, v[:min(len(v), 64)], "a whole value, or * alone"))
-			}
-		}
-		if i := slices.IndexFunc(rr.Verbs, func(v string) bool { return !slices.Contains(verbs, v) }); i >= 0 {
-			wrong = append(wrong, field.NotSupported(at.Child("verbs").Index(i), rr.Verbs[i], verbs))
+			values(at.Child("namespaces"), rr.Namespaces, "a namespace, or clusterScope: true", whole)
 		}
 	}
 	for i, nr := range m.NonResourceRules {
 		at := at.Child("nonResourceRules").Index(i)
-		values(at.Child("verbs"), nr.Verbs, "")
-		urls := at.Child("nonResourceURLs")
-		values(urls, nr.NonResourceURLs, "")
-		for j, u := range nr.NonResourceURLs {
-			if u != "*" && !strings.HasPrefix(u, "/") || strings.Count(u, "/") > maxDepth ||
-				strings.Contains(strings.TrimSuffix(u, "/*"), "*") && u != "*" {
-				wrong = append(wrong, field.Invalid(urls.Index(j), u, `a path, or one that ends in "/*"`))
-			}
-		}
+		verbs(at, nr.Verbs, "get head post put patch delete options")
+		values(at.Child("nonResourceURLs"), nr.NonResourceURLs, "a path, or one that ends in /*", func(v string) bool {
+			return strings.HasPrefix(v, "/") && strings.Count(v, "/") <= maxDepth &&
+				!strings.Contains(strings.TrimSuffix(v, "/*"), "*")
+		})
 	}
 	return wrong
 }

@@ -94,7 +94,7 @@ func (w town) rule(name string) *AccessRule {
 		r.Match.ResourceRules = append(r.Match.ResourceRules, rr)
 	}
 	for range max(0, w.IntN(4)-1) {
-		nr := flowcontrolv1.NonResourcePolicyRule{Verbs: w.some(townVerbs...)}
+		nr := flowcontrolv1.NonResourcePolicyRule{Verbs: w.some("get", "delete", "post")}
 		for range 1 + w.IntN(3) {
 			p := w.of(townPaths...)
 			if w.IntN(2) == 0 {
@@ -252,6 +252,10 @@ func TestRulesThatStopNobody(t *testing.T) {
 	by := func(s flowcontrolv1.Subject) flowcontrolv1.PolicyRulesWithSubjects {
 		return flowcontrolv1.PolicyRulesWithSubjects{Subjects: []flowcontrolv1.Subject{s}}
 	}
+	url := func(verb string) (m flowcontrolv1.PolicyRulesWithSubjects) {
+		m.NonResourceRules = []flowcontrolv1.NonResourcePolicyRule{{Verbs: []string{verb}, NonResourceURLs: []string{"/logs/*"}}}
+		return m
+	}
 	account := func(namespace, name string) flowcontrolv1.PolicyRulesWithSubjects {
 		return by(flowcontrolv1.Subject{Kind: "ServiceAccount", ServiceAccount: &flowcontrolv1.ServiceAccountSubject{Namespace: namespace, Name: name}})
 	}
@@ -267,9 +271,16 @@ func TestRulesThatStopNobody(t *testing.T) {
 		{account("n", "a.b"), ""},
 		{of("POST", "*", "*", "*"), "match.resourceRules[0].verbs[0]"},
 		{of("exec", "*", "*", "*"), "match.resourceRules[0].verbs[0]"},
-		{of("*", "*.example.com", "*", "*"), "match.resourceRules[0]"},
-		{of("*", "*", "pods/*", "*"), "match.resourceRules[0]"},
-		{of("*", "*", "*", "team-*"), "match.resourceRules[0]"},
+		{of("*", "*.example.com", "*", "*"), "match.resourceRules[0].apiGroups[0]"},
+		{of("*", "apps/v1", "*", "*"), "match.resourceRules[0].apiGroups[0]"},
+		{of("*", "*", "pods/*", "*"), "match.resourceRules[0].resources[0]"},
+		{of("*", "*", "apps/deployments/scale", "*"), "match.resourceRules[0].resources[0]"},
+		{of("*", "*", "*", "team-*"), "match.resourceRules[0].namespaces[0]"},
+		{of("*", "*", "*", ""), "match.resourceRules[0].namespaces[0]"}, // or it would stop requests without a namespace
+		{url("get"), ""},
+		{url("head"), ""},
+		{url("POST"), "match.nonResourceRules[0].verbs[0]"},
+		{url("create"), "match.nonResourceRules[0].verbs[0]"},
 		{account("*", "*"), "match.subjects[0]"},
 		{account("n", "a-*"), "match.subjects[0]"},
 		{by(flowcontrolv1.Subject{Kind: "Group", Group: &flowcontrolv1.GroupSubject{Name: "team-*"}}), "match.subjects[0]"},
