@@ -202,7 +202,7 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 	}
 	if d.Action != ToRemote {
 		d.LongRunning = longPage(h) || d.Request.longRunning(nil)
-		if d.route != registry.RouteOwn || d.Request.IsResourceRequest { // APIServices that are served here are no page
+		if d.route != registry.RouteOwn || strings.HasPrefix(h.Path, "/apis") { // APIServices served here are no page
 			p.rule(d, h, d.User)
 		}
 		return
