@@ -51,8 +51,8 @@ const (
 	maxDepth  = 16 // bounds the segments of a path that have keys
 )
 
-// alternatives compiles a valid rule. What it says of requests means what it means to the apiserver
-// (k8s.io/apiserver/pkg/util/flowcontrol/rule.go, which exports nothing).
+// alternatives compiles a valid rule. It says of requests what it says to the apiserver, but that namespaces are of the
+// cluster's scope, too (k8s.io/apiserver/pkg/util/flowcontrol/rule.go, which exports nothing).
 func (r *AccessRule) alternatives() (all [][][]key) {
 	var common [][]key
 	add := func(to *[][]key, keys []key) {
@@ -177,9 +177,8 @@ func (g *Gates) keys(q *Request, ids []int32) []int32 {
 		}
 	}
 	if !q.IsResource {
-		depth := 0
-		for i := range len(q.Path) {
-			if q.Path[i] == '/' && depth <= maxDepth { // what it is below
+		for i, depth := 0, 0; i < len(q.Path) && depth <= maxDepth; i++ {
+			if q.Path[i] == '/' { // what it is below
 				add(byPath, q.Path[:i+1])
 				depth++
 			}
@@ -198,6 +197,9 @@ func (g *Gates) keys(q *Request, ids []int32) []int32 {
 	}
 	if add(byNamespace, q.Namespace); q.Namespace != "" {
 		ids = append(ids, ofNamespace)
+	}
+	if q.Resource == "namespaces" {
+		add(byNamespace, "") // though a path's parser says that each is in itself
 	}
 	return ids
 }

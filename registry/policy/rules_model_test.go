@@ -45,7 +45,7 @@ var (
 	townGroups     = []string{"g", "gg", "a", "system:authenticated", "system:unauthenticated", "system:masters"}
 	townVerbs      = []string{"get", "list", "watch", "create", "delete", "deletecollection"}
 	townAPIGroups  = []string{"", "apps", "app", "policy"}
-	townResources  = []string{"pods", "pods/exec", "pods/exe", "nodes", "nodes/proxy", "pod"}
+	townResources  = []string{"pods", "pods/exec", "pods/exe", "nodes", "nodes/proxy", "pod", "namespaces", "namespaces/status"}
 	townNamespaces = []string{"n", "nn", "kube-system", "n-n"}
 	townPaths      = []string{
 		"/", "/a", "/ab", "/a/", "/a/b", "/a//b", "/a//", "/healthz", "/healthzz", "/healthz/a", "//healthz", "/1/2/3/4/5/6/7/8/9/10", "/1/2/3/4/5/6/7/8/9/10/11",
@@ -225,7 +225,7 @@ func ruleHolds(r *AccessRule, q *Request) bool {
 	}
 	for _, rr := range resources {
 		what := strings.TrimSuffix(q.Resource+"/"+q.Subresource, "/")
-		scope := q.Namespace == "" && rr.ClusterScope || q.Namespace != "" && oneOf(rr.Namespaces, q.Namespace)
+		scope := (q.Namespace == "" || q.Resource == "namespaces") && rr.ClusterScope || q.Namespace != "" && oneOf(rr.Namespaces, q.Namespace)
 		if q.IsResource && scope && oneOf(rr.Verbs, q.Verb) && oneOf(rr.APIGroups, q.APIGroup) && oneOf(rr.Resources, what) {
 			return true
 		}
