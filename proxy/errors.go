@@ -107,8 +107,9 @@ func errInvalidPath(path string) error {
 	return statusError(http.StatusNotFound, metav1.StatusReasonNotFound, message)
 }
 
-// errListed refuses a head that no known client sends.
+// errListed and errParams refuse heads that no known client sends.
 var errListed = apierrors.NewBadRequest("the Connection header lists more than " + strconv.Itoa(maxListed) + " names")
+var errParams = apierrors.NewBadRequest("the query has more than 10,000 parameters")
 
 var errNotReady = unavailable("the table of APIServices is not complete yet, please try again")
 

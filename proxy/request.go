@@ -197,8 +197,6 @@ func (r *Request) longRunning(declared []string) bool {
 		return strings.HasPrefix(r.Path, "/debug/pprof/")
 	}
 	switch r.Subresource {
-	case "":
-		return false
 	case "attach", "exec", "log", "portforward":
 		return true
 	}

@@ -120,6 +120,9 @@ func TestPlanOfALine(t *testing.T) {
 		"GET /widgets?timeout=x": refused, "GET /widgets?timeout=-": refused, "GET /widgets?timeout=1": refused,
 		"GET /widgets?timeout=-1s":       "1m0s again", // client-go with a negative Timeout: none
 		"GET /widgets?watch=1&timeout=x": "0s long", "GET /widgets?watch=1": "0s long",
+		// net/url of kube-apiserver v1.37 reads none of them: it would list, without the limit.
+		"GET /widgets?watch=1" + strings.Repeat("&", 9_999): "0s long", "GET /widgets?watch=1" + strings.Repeat("&", 10_000): refused,
+		"GET :/api/v1/pods?limit=5" + strings.Repeat("&", 10_000): refused,
 		"gET ": "5s", "OPTIONS ": "5s", "POST /widgets": "1m0s", "DELETE /widgets/a": "1m0s",
 		"POST /namespaces/a/widgets/b/eviction": "1m0s", "POST /namespaces/a/widgets/b/exec": "0s long finite",
 		"GET /widgets/a/log?follow=true": "0s long", "GET /widgets/a/log": "0s long finite", "GET /widgets/a/log?follow=false": "0s long finite",

@@ -40,11 +40,8 @@ func (z *Authorizer) Authorize(_ context.Context, a authorizer.Attributes) (auth
 	wanted := []rbacv1.PolicyRule{rule(a)}
 	for _, b := range bindings {
 		role := roles[b.RoleRef.Name]
-		if role == nil {
-			continue
-		}
 		at := slices.IndexFunc(b.Subjects, func(s rbacv1.Subject) bool { return is(a.GetUser(), &s) })
-		if at < 0 {
+		if role == nil || at < 0 {
 			continue
 		}
 		if ok, _ := validation.Covers(role.Rules, wanted); ok {
