@@ -24,14 +24,16 @@ func TestUnlimited(t *testing.T) {
 	for _, query := range []string{
 		"", "limit", "limit=", "limit=0", "limit=00", "limit=%2B0", "limit=-0", "limit=-1", "limit=-9223372036854775808", "limit=1", "limit=500", "limit=%35", "li%6dit=5", "limit=5&limit=0",
 		"limit=0&limit=5", "limit=%zz&limit=5", "limit=5;limit=0", "Limit=5", "limit%00=5", "+limit=5", "resourceVersion", "resourceVersion=", "resourceVersion=0", "resourceVersion=&resourceVersion=5",
-		"resource%56ersion=5", "resourceversion=5", "resourceVersion=%", "a=b&&limit=5", "continue=x", "limit=10000", "resourceVersion=+",
+		"resource%56ersion=5", "resourceversion=5", "resourceVersion=%", "a=b&&limit=5", "continue=x", "continue=x&resourceVersion=0", "continue=&resourceVersion=0",
+		"continue=x&resourceVersion=0&limit=5", "resourceVersion=5&resourceVersionMatch=Exact", "resourceVersion=5&resourceVersionMatch=NotOlderThan", "limit=10000", "resourceVersion=+",
 	} {
 		var o metainternalversion.ListOptions
 		q := (&url.URL{RawQuery: query}).Query()
 		if err := metainternalversionscheme.ParameterCodec.DecodeParameters(q, metav1.SchemeGroupVersion, &o); err != nil {
 			continue // the apiserver refuses it
 		}
-		check.Same(t, o.ResourceVersion == "" && o.Limit <= 0, unlimited(query), "without a limit: %s", query)
+		cached := o.ResourceVersion != "" && o.Continue == "" && o.ResourceVersionMatch != metav1.ResourceVersionMatchExact
+		check.Same(t, !cached && o.Limit <= 0, unlimited(query), "without a limit: %s", query)
 	}
 	for _, query := range []string{"limit=10001", "limit=9223372036854775807", "limit=99999999999999999999"} {
 		check.Same(t, true, unlimited(query), "without a limit that anybody has in mind: %s", query)

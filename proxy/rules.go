@@ -66,12 +66,14 @@ func (d *Decision) spared(g *policy.Gates) bool {
 // k8s.io/apiserver/pkg/storage/etcd3). Who asks for more at a time has no limit in mind.
 const maxPage = 10_000
 
-// unlimited reports whether a list has neither a resourceVersion nor a limit that counts: a negative one is none.
+// unlimited reports whether a list has neither a limit above 0 nor a resourceVersion that the watch cache serves.
 func unlimited(rawQuery string) bool {
 	version, _ := param(rawQuery, "resourceVersion")
+	match, _ := param(rawQuery, "resourceVersionMatch")
+	token, _ := param(rawQuery, "continue")
 	text, _ := param(rawQuery, "limit")
 	limit, _ := strconv.ParseInt(text, 10, 64) // 0 if it is none, which the apiserver refuses
-	return version == "" && (limit <= 0 || limit > maxPage)
+	return (version == "" || match == "Exact" || token != "") && (limit <= 0 || limit > maxPage)
 }
 
 // source returns the client's address: behind a trusted front proxy the last in X-Forwarded-For, which it has added.
