@@ -121,6 +121,8 @@ func TestDocumentedRules(t *testing.T) {
 	far.Source, near.Source = netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("10.0.0.9")
 	everywhere := pods
 	everywhere.Namespace, everywhere.WholeList = "", true
+	events := everywhere
+	events.APIGroup = "events.k8s.io"
 	for _, tt := range []struct {
 		first string
 		q     policy.Request
@@ -140,6 +142,7 @@ func TestDocumentedRules(t *testing.T) {
 		{"agents-only-read", as(pods, "patch", "deployments", "jane"), ""},
 		{"runner", as(pods, "list", "pods", "system:serviceaccount:ci:runner"), "runner Rate"},
 		{"runner", as(everywhere, "list", "pods", "jane"), "whole-lists Rate"},
+		{"runner", as(events, "list", "events", "jane"), "whole-lists Rate"},
 		{"runner", as(pods, "list", "pods", "jane"), ""},
 		{"masters-here", as(near, "delete", "nodes", "root", user.SystemPrivilegedGroup), "masters-here Allow"},
 		{"masters-here", as(far, "get", "nodes", "root", user.SystemPrivilegedGroup), "no-other-masters Deny"},
