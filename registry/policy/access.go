@@ -167,12 +167,12 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 		values(at.Child("verbs"), list, of, func(v string) bool { return slices.Contains(known, v) })
 	}
 	whole := func(v string) bool { return v != "" && !strings.ContainsAny(v, "*/") }
-	group := func(v string) bool { return v == "" || whole(v) }
+	group := func(v string) bool { return v == "" || whole(v) && v != "core" } // as documents call ""
 	resource := func(v string) bool { return whole(strings.Replace(v, "/", ".", 1)) }
 	for i, rr := range m.ResourceRules {
 		at := at.Child("resourceRules").Index(i)
 		verbs(at, rr.Verbs, "get list watch create update patch delete deletecollection proxy")
-		values(at.Child("apiGroups"), rr.APIGroups, "a group, without its version", group)
+		values(at.Child("apiGroups"), rr.APIGroups, `a group without its version, "" for core`, group)
 		values(at.Child("resources"), rr.Resources, "a resource, or resource/subresource", resource)
 		if len(rr.Namespaces) > 0 || !rr.ClusterScope {
 			values(at.Child("namespaces"), rr.Namespaces, "a namespace, or clusterScope: true", whole)

@@ -273,6 +273,7 @@ func TestRulesThatStopNobody(t *testing.T) {
 		{of("exec", "*", "*", "*"), "match.resourceRules[0].verbs[0]"},
 		{of("*", "*.example.com", "*", "*"), "match.resourceRules[0].apiGroups[0]"},
 		{of("*", "apps/v1", "*", "*"), "match.resourceRules[0].apiGroups[0]"},
+		{of("*", "core", "*", "*"), "match.resourceRules[0].apiGroups[0]"},
 		{of("*", "*", "pods/*", "*"), "match.resourceRules[0].resources[0]"},
 		{of("*", "*", "apps/deployments/scale", "*"), "match.resourceRules[0].resources[0]"},
 		{of("*", "*", "*", "team-*"), "match.resourceRules[0].namespaces[0]"},
