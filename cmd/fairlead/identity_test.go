@@ -158,7 +158,7 @@ func TestUnitFile(t *testing.T) {
 			t.Errorf("%s is named, but is not a flag of serve", named)
 		}
 	}
-	for _, line := range []string{`ExecStart=\S+/fairlead serve `, "Type=notify", "KillMode=mixed", "LimitNOFILE=",
+	for _, line := range []string{`ExecStart=\S+/fairlead serve `, "StartLimitIntervalSec=0\n", "Type=notify", "KillMode=mixed", "LimitNOFILE=",
 		"RestrictAddressFamilies=.*AF_NETLINK"} { // which net.InterfaceAddrs needs
 		check.Same(t, true, regexp.MustCompile("(?m)^"+line).MatchString(unit), "the unit has no line %s…", line)
 	}
