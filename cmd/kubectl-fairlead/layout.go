@@ -101,8 +101,9 @@ func (i *installer) validate() error {
 	f.If(!slices.Contains([]string{"", "endpointslice", "lease", "nodes"}, i.serversFrom),
 		"--local-apiservers-from %q is none of endpointslice, lease, nodes", i.serversFrom)
 	for _, c := range i.components {
-		_, ok := podFlags()[c]
-		f.If(i.layout == "static-pod" && !ok, "component %s is not for static pods", c)
+		_, ok := podFlags()[c] // which would patch nothing of etcd's: kustomize says nothing then
+		f.If(map[string]bool{"static-pod": !ok, "etcd": ok || c == "policy"}[i.layout],
+			"component %s is not for --layout=%s", c, i.layout)
 	}
 	return errors.Join(*f...)
 }
@@ -168,8 +169,7 @@ func (i *installer) choose() error {
 
 func (i *installer) choosePorts(s *survey) error {
 	for n, ships := range []int32{securePort, adminPort} {
-		flag := []string{"secure-port", "admin-secure-port"}[n]
-		port := cmp.Or(i.ports[n], ships)
+		flag, port := []string{"secure-port", "admin-secure-port"}[n], cmp.Or(i.ports[n], ships)
 		if by := s.taken(port); by != nil && i.ports[n] == 0 {
 			for s.taken(port) != nil {
 				port += 1000 // 8443, 9443, 10443: people recognize them

@@ -98,7 +98,8 @@ func TestLayouts(t *testing.T) {
 		{"managed", installer{layout: "managed", names: []string{"a.example.com", "b"}, components: []string{"renew"}}, nil, nil, "", "kind: CronJob", "init --serving-names=a.example.com,b\n"},
 		{"behind", installer{layout: "behind", cluster: [2]string{"a b", "kind"}}, nil, nil, "", "--behind=kube-system/fairlead", `apply -k OUT --kubeconfig="a b" --context="kind"\n(?s:.*)kubectl fairlead adopt NAME --kubeconfig="a b" --context="kind"\n`},
 		{"managed, with an answer", installer{layout: "managed"}, nil, []string{"front.example.com"}, "", "system:fairlead-impersonate", "init --serving-names=front.example.com\n"},
-		{"etcd", installer{layout: "etcd", etcd: []string{"https://e1:2379", "https://e2:2379"}}, nil, nil, "--registry=etcd:https://e1:2379,https://e2:2379,dir:/etc/fairlead/registry", "name: fairlead-etcd-front", "fairlead-etcd-client"},
+		{"etcd", installer{layout: "etcd", etcd: []string{"https://e1:2379", "https://e2:2379"}, components: []string{"audit"}}, nil, nil,
+			"--audit-log-path=- --audit-policy-file=/etc/fairlead/audit/policy.yaml --registry=etcd:https://e1:2379,https://e2:2379,dir:/etc/fairlead/registry", `(?s)name: fairlead-etcd-front\n.*mountPath: /etc/fairlead/audit\n`, "fairlead-etcd-client"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel() // kustomize is slow
@@ -183,7 +184,8 @@ func TestLayoutErrors(t *testing.T) {
 	}{
 		{"no such layout", installer{layout: "sideways"}, nil, nil, `--layout "sideways" is none of control-plane, static-pod, load-balancer, managed, behind, etcd`},
 		{"no such component", installer{layout: "control-plane", components: []string{"tea"}}, nil, nil, "components/tea/kustomization.yaml: no such file"},
-		{"a component of others", installer{layout: "static-pod", components: []string{"audit"}}, nil, nil, "component audit is not for static pods"},
+		{"a component of others", installer{layout: "static-pod", components: []string{"audit"}}, nil, nil, "component audit is not for --layout=static-pod"},
+		{"components of a cluster's", installer{layout: "etcd", components: []string{"audit", "events", "policy"}}, nil, nil, "component events is not for --layout=etcd\ncomponent policy is not for --layout=etcd"},
 		{"ports of an address of its own", installer{layout: "managed", ports: [2]int32{1, 0}}, nil, nil, "are for control-plane and static-pod"},
 		{"no such way", installer{layout: "control-plane", serversFrom: "DNS"}, nil, nil, `"DNS" is none of endpointslice, lease, nodes`},
 		{"a URL as a name", installer{layout: "managed", names: []string{"https://front"}}, nil, nil, `--serving-names: "https://front" is neither a DNS name nor an IP address`},
