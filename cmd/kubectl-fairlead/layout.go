@@ -186,8 +186,8 @@ func (i *installer) choosePorts(s *survey) error {
 			i.args = append(i.args, fmt.Sprintf("--%s=%d", flag, port))
 		}
 	}
-	f := &cli.Faults{}
-	f.If(slices.Min(i.ports[:]) < 1 || slices.Max(i.ports[:]) > 65535, "a port is a number from 1 to 65535")
+	f := &cli.Faults{} // lower ports need a capability, and the pods on nodes have none
+	f.If(slices.Min(i.ports[:]) < 1024 || slices.Max(i.ports[:]) > 65535, "a port is a number from 1024 to 65535")
 	f.If(i.ports[0] == i.ports[1], "--secure-port and --admin-secure-port are both %d", i.ports[0])
 	return errors.Join(*f...)
 }
