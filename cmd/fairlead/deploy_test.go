@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/kustomize/api/krusty"
@@ -89,7 +90,7 @@ func TestBehindReadsUIDs(t *testing.T) {
 	}
 }
 
-// wrongWith checks the rendered manifests: the pods' arguments, their mounts, and the subjects of their bindings.
+// wrongWith checks the rendered manifests: the pods' arguments, their mounts, the subjects of their bindings, and policies.
 func wrongWith(text, base string, flags []string) (faults []string) {
 	pods := 0
 	for document := range strings.SplitSeq(text, "\n---\n") {
@@ -126,6 +127,15 @@ func wrongWith(text, base string, flags []string) (faults []string) {
 			}
 			if static := base == "base"; static != (len(o.Subjects) == 2) || len(o.Subjects) > 2 {
 				faults = append(faults, fmt.Sprintf("%s is bound to %v", o.Name, o.Subjects))
+			}
+		case "ValidatingAdmissionPolicy":
+			var o admissionv1.ValidatingAdmissionPolicy
+			if err := yaml.Unmarshal([]byte(document), &o); err != nil {
+				return []string{err.Error()}
+			}
+			m, open := o.Spec.MatchConstraints, func(r admissionv1.NamedRuleWithOperations) bool { return r.Scope == nil }
+			if m.MatchPolicy == nil || m.NamespaceSelector == nil || m.ObjectSelector == nil || slices.ContainsFunc(m.ResourceRules, open) {
+				faults = append(faults, o.Name+" lacks a default, by which Argo CD sees it differ from the cluster's for ever")
 			}
 		}
 	}
