@@ -95,7 +95,7 @@ func TestLayouts(t *testing.T) {
 		{"components of a static pod", installer{layout: "static-pod", components: []string{"entrypoint", "write-status", "events", "monitoring"}}, nil, nil,
 			"--advertise-address=$(HOST_IP) --emit-events --local-apiservers-from=lease --publish-kubernetes-endpoints --write-status", `(?s)name: system:fairlead-status\nsubjects:\n- kind: ServiceAccount\n.*?- apiGroup: rbac.authorization.k8s.io\n +kind: User\n +name: system:fairlead`, "(?s)< ../../deploy/systemd/fairlead-kubeconfig.*systemctl start fairlead-kubeconfig.service"},
 		{"behind a load balancer", installer{layout: "load-balancer"}, nil, nil, "", "kind: Deployment", "create secret tls fairlead-front-proxy-client"},
-		{"managed", installer{layout: "managed", names: []string{"a.example.com", "b"}, components: []string{"renew"}}, nil, nil, "", "kind: CronJob", "init --serving-names=a.example.com,b\n"},
+		{"managed", installer{layout: "managed", names: []string{"a.example.com", "b"}, components: []string{"renew"}}, nil, nil, "", `(?s)kind: CronJob\n.*activeDeadlineSeconds: `, "init --serving-names=a.example.com,b\n"},
 		{"behind", installer{layout: "behind", cluster: [2]string{"a b", "kind"}}, nil, nil, "", "--behind=kube-system/fairlead", `apply -k OUT --kubeconfig="a b" --context="kind"\n(?s:.*)kubectl fairlead adopt NAME --kubeconfig="a b" --context="kind"\n`},
 		{"managed, with an answer", installer{layout: "managed"}, nil, []string{"front.example.com"}, "", "system:fairlead-impersonate", "init --serving-names=front.example.com\n"},
 		{"etcd", installer{layout: "etcd", etcd: []string{"https://e1:2379", "https://e2:2379"}, components: []string{"audit"}}, nil, nil,
