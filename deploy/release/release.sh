@@ -89,7 +89,7 @@ grep -rl 'ghcr.io/fairlead-proxy/fairlead' "$work/manifests" "$work/fairlead" | 
   -e "s|ghcr.io/fairlead-proxy/fairlead:v0.1.0|$image@$digest|" \
   -e "s|newName: ghcr.io/fairlead-proxy/fairlead, newTag: v0.1.0|newName: $image, digest: $digest|" \
   -e "s|repository: ghcr.io/fairlead-proxy/fairlead|repository: $image|; s|digest: \"\"|digest: $digest|"
-sed -i -e "s|^version: .*|version: $number|; s|^appVersion: .*|appVersion: $version|" "$work/fairlead/Chart.yaml"
+sed -i -e "s|^version: .*|version: $number|; s|^appVersion: .*|appVersion: \"$version\"|" "$work/fairlead/Chart.yaml"
 archive "fairlead-manifests_$version.tar.gz" -C "$work/manifests" .
 archive "fairlead-$number.tgz" -C "$work" fairlead
 "$work/release" chart "$work" "$number" "$out/fairlead-$number.tgz"

@@ -170,6 +170,9 @@ func testValues(t *testing.T, w *world) {
 		}
 		dryRun(t, w, a.Out)
 	}
+	// Names that would be numbers if they were not quoted.
+	numbers := succeed(t, "", suite.Tool(t, "helm"), "template", "2026", chart, "--namespace", "kube-system", "--skip-tests", "--set", "mode=load-balancer", "--set-string", "networkPolicy.monitoringNamespace=1e3")
+	dryRun(t, w, numbers)
 	w.alone.Lock() // the ConfigMap is that of testComponents, too
 	defer w.alone.Unlock()
 	w.apply(t, ruled)

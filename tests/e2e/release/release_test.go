@@ -91,6 +91,10 @@ func (s *site) named(t *testing.T) {
 	dir := t.TempDir()
 	s.run(t, "tar", "-xzf", s.file(t, "fairlead-manifests_*"), "-C", dir)
 	want := "image: " + strings.TrimSpace(string(digest)) + "\n"
+	// Of a commit without a tag it may be a number, such as 1234567 or 12345e6, which is no text unless it is quoted.
+	if chart := s.run(t, "tar", "-xzOf", s.file(t, "fairlead-*.tgz"), "fairlead/Chart.yaml"); !strings.Contains(chart, "\nappVersion: \""+version+"\"\n") {
+		t.Errorf("the chart's version of Fairlead is no text:\n%s", chart)
+	}
 	for _, overlay := range []string{"control-plane", "load-balancer"} {
 		if out := s.run(t, suite.Tool(t, "kubectl"), "kustomize", filepath.Join(dir, "overlays", overlay)); strings.Count(out, "image: ") != 1 || !strings.Contains(out, want) {
 			t.Errorf("%s does not name %s", overlay, want)

@@ -6,8 +6,8 @@ app.kubernetes.io/name: fairlead
 app.kubernetes.io/name: fairlead
 app.kubernetes.io/part-of: fairlead
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion }}
+app.kubernetes.io/instance: {{ toYaml .Release.Name }}
+app.kubernetes.io/version: {{ toYaml .Chart.AppVersion }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
