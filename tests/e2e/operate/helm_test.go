@@ -160,6 +160,7 @@ func testValues(t *testing.T, w *world) {
 		"mountPath: /own":                                     {"extraVolumes[0].name=own", "extraVolumes[0].configMap.name=own", "extraVolumeMounts[0].name=own", "extraVolumeMounts[0].mountPath=/own"},
 		"level: RequestResponse":                              {"audit.enabled=true", "audit.policy.apiVersion=audit.k8s.io/v1", "audit.policy.kind=Policy", "audit.policy.rules[0].level=RequestResponse"},
 		"    - apiService: v1.x.io\n      hidden: true\n":     {"policy.enabled=true", "policy.routes[0].apiService=v1.x.io", "policy.routes[0].hidden=true"},
+		"    release: prometheus\n":                           {"monitoring.enabled=true", "monitoring.labels.release=prometheus"},
 		"name: system:fairlead-namespaces}":                   {"policy.enabled=true", "policy.namespaceLabels=true"},
 		"--advertise-address=$(POD_IP)":                       {"mode=load-balancer", "localAPIServers={https://10.0.0.1:6443}", "entrypoint.enabled=true"},
 		"secret: {secretName: own-serving, defaultMode: 0440": {"mode=load-balancer", "secrets.serving=own-serving"},

@@ -16,7 +16,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $labels := include "fairlead.labels" .root | fromYaml }}
 {{- range splitList "\n---\n" (.root.Files.Get .file) }}
 {{- $object := fromYaml . }}
-{{- $_ := set $object.metadata "labels" (merge (dict) (get $object.metadata "labels" | default dict) $labels) }}
+{{- $_ := set $object.metadata "labels" (merge (dict) (get $object.metadata "labels" | default dict) $labels ($.labels | default dict)) }}
 ---
 {{ toYaml $object }}
 {{- end }}
