@@ -59,7 +59,7 @@ type installer struct {
 	layout, deploy, out, serversFrom string
 	components, etcd, names          []string
 	ports                            [2]int32 // secure and admin. 0: those of the manifests, or others that are free
-	yes                              bool
+	yes, wrote                       bool
 	cluster                          [2]string // --kubeconfig and --context, which the next commands need, too
 
 	in    io.Reader
@@ -67,7 +67,6 @@ type installer struct {
 	print io.Writer
 	found *linter  // what the preflight saw
 	args  []string // of Fairlead, after those that ship
-	wrote bool
 }
 
 func (i *installer) addFlags(fs *pflag.FlagSet) {
@@ -101,9 +100,10 @@ func (i *installer) validate() error {
 	f.If(!slices.Contains([]string{"", "endpointslice", "lease", "nodes"}, i.serversFrom),
 		"--local-apiservers-from %q is none of endpointslice, lease, nodes", i.serversFrom)
 	for _, c := range i.components {
-		_, ok := podFlags()[c] // which would patch nothing of etcd's: kustomize says nothing then
-		f.If(map[string]bool{"static-pod": !ok, "etcd": ok || c == "policy"}[i.layout],
-			"component %s is not for --layout=%s", c, i.layout)
+		_, ok := podFlags()[c]   // which would patch nothing of etcd's: kustomize says nothing then
+		own := c == "monitoring" // which verifies by the cluster's CA: monitoring-own-ca is for these
+		bad := map[string]bool{"static-pod": !ok, "etcd": ok || c == "policy", "managed": own, "behind": own}
+		f.If(bad[i.layout], "component %s is not for --layout=%s", c, i.layout)
 	}
 	return errors.Join(*f...)
 }

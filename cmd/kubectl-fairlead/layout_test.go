@@ -186,6 +186,7 @@ func TestLayoutErrors(t *testing.T) {
 		{"no such component", installer{layout: "control-plane", components: []string{"tea"}}, nil, nil, "components/tea/kustomization.yaml: no such file"},
 		{"a component of others", installer{layout: "static-pod", components: []string{"audit"}}, nil, nil, "component audit is not for --layout=static-pod"},
 		{"components of a cluster's", installer{layout: "etcd", components: []string{"audit", "events", "policy"}}, nil, nil, "component events is not for --layout=etcd\ncomponent policy is not for --layout=etcd"},
+		{"a scrape by another CA", installer{layout: "managed", components: []string{"monitoring"}}, nil, nil, "component monitoring is not for --layout=managed"},
 		{"ports of an address of its own", installer{layout: "managed", ports: [2]int32{1, 0}}, nil, nil, "are for control-plane and static-pod"},
 		{"no such way", installer{layout: "control-plane", serversFrom: "DNS"}, nil, nil, `"DNS" is none of endpointslice, lease, nodes`},
 		{"a URL as a name", installer{layout: "managed", names: []string{"https://front"}}, nil, nil, `--serving-names: "https://front" is neither a DNS name nor an IP address`},
