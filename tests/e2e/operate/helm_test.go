@@ -89,6 +89,11 @@ func testHelm(t *testing.T, w *world) {
 		if packed != render(t, []string{"monitoring.enabled=true"}).Out {
 			t.Error("the archive renders differently: is a linked file missing?")
 		}
+		bare := t.TempDir()
+		succeed(t, "", "cp", "-r", chart+"/Chart.yaml", chart+"/values.yaml", chart+"/templates", bare)
+		if a := command(t, "", helm, "template", "fairlead", bare, "--namespace", "kube-system"); !strings.Contains(a.Errs, "Use the chart of a release") {
+			t.Errorf("without the links: exit code %d\n%s", a.Code, a.Errs)
+		}
 	})
 	t.Run("helm test", func(t *testing.T) { testHook(t, w) })
 	t.Run("helm test by its own CA", func(t *testing.T) { // helm test has created its account

@@ -14,7 +14,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{/* One of the manifests that kustomize uses too, with this release's labels: there is no second copy of a rule or an alert. */}}
 {{- define "fairlead.shipped" -}}
 {{- $labels := include "fairlead.labels" .root | fromYaml }}
-{{- range splitList "\n---\n" (.root.Files.Get .file) }}
+{{- $text := .root.Files.Get .file | required (printf "%s is missing: in git it is a link, which archives such as Flux's leave out. Use the chart of a release" .file) }}
+{{- range splitList "\n---\n" $text }}
 {{- $object := fromYaml . }}
 {{- $_ := set $object.metadata "labels" (merge (dict) (get $object.metadata "labels" | default dict) $labels ($.labels | default dict)) }}
 ---
