@@ -86,8 +86,8 @@ mkdir "$work/manifests"
 cp -r deploy/{base,components,overlays,static-pod,systemd} "$work/manifests"
 cp -rL deploy/helm/fairlead "$work/fairlead"
 grep -rl 'ghcr.io/fairlead-proxy/fairlead' "$work/manifests" "$work/fairlead" | xargs sed -i \
-  -e "s|ghcr.io/fairlead-proxy/fairlead:v0.1.0|$image@$digest|" \
-  -e "s|newName: ghcr.io/fairlead-proxy/fairlead, newTag: v0.1.0|newName: $image, digest: $digest|" \
+  -e "s|ghcr.io/fairlead-proxy/fairlead:v[^ ]*|$image@$digest|" \
+  -e "s|newName: ghcr.io/fairlead-proxy/fairlead, newTag: [^}]*|newName: $image, digest: $digest|" \
   -e "s|repository: ghcr.io/fairlead-proxy/fairlead|repository: $image|; s|digest: \"\"|digest: $digest|"
 sed -i -e "s|^version: .*|version: $number|; s|^appVersion: .*|appVersion: \"$version\"|" "$work/fairlead/Chart.yaml"
 archive "fairlead-manifests_$version.tar.gz" -C "$work/manifests" .
