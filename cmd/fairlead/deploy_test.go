@@ -115,6 +115,9 @@ func wrongWith(text, base string, flags []string) (faults []string) {
 					faults = append(faults, fmt.Sprintf("port %+v is not that of %s", p, flag))
 				}
 			}
+			if seconds := c.LivenessProbe.TimeoutSeconds; seconds < 15 {
+				faults = append(faults, fmt.Sprintf("livenessProbe.timeoutSeconds is %d, want 15", seconds))
+			}
 			for _, v := range o.Spec.Template.Spec.Volumes {
 				if v.HostPath != nil && *v.HostPath.Type != "File" {
 					faults = append(faults, v.HostPath.Path+" is mounted, which is more than a file")

@@ -186,7 +186,7 @@ nodeAffinity:
 
 {{- define "fairlead.probes" -}}
 readinessProbe: {httpGet: {path: /readyz, port: admin, scheme: HTTPS}, periodSeconds: 2}
-livenessProbe: {httpGet: {path: /livez, port: admin, scheme: HTTPS}, periodSeconds: 10, failureThreshold: 6}
+livenessProbe: {httpGet: {path: /livez, port: admin, scheme: HTTPS}, periodSeconds: 10, timeoutSeconds: 15, failureThreshold: 6}
 {{- with .Values.startupProbe }}
 startupProbe: {{- toYaml . | nindent 2 }}
 {{- end }}
