@@ -128,7 +128,8 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 	if !t.Complete() && m.Route != registry.RouteOwn &&
 		(strings.HasPrefix(h.Path, "/api") || strings.HasPrefix(h.Path, "/openapi")) {
 		d.refuse(errNotReady)
-	} else if p.rejecting.Load() && !p.ownHealth(h.Path) {
+	} else if p.rejecting.Load() && !p.ownHealth(h.Path) && // kube-apiserver's exceptions, too
+		!strings.HasPrefix(h.Path, "/livez") && !strings.HasPrefix(h.Path, "/metrics") {
 		d.refuse(errShuttingDown)
 	}
 }

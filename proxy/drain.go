@@ -25,18 +25,18 @@ func (p *Proxy) EndLongRunning() {
 	p.frames.server.EndLongRunning()
 }
 
-// Leave closes every HTTP/1.1 connection after its next response. HTTP/1.1 cannot tell a client
-// which requests will still be processed, so a request that arrives while its idle connection is
-// closed would be lost. It is the first step of a drain; new connections are still served.
+// Leave closes every HTTP/1.1 connection after its next response, the first step of a drain. HTTP/1.1 cannot tell which
+// requests will still be processed: one that arrives while its idle connection is closed would be lost.
 func (p *Proxy) Leave() { p.leaving.Store(true) }
 
-// RejectNew answers every new request, but for health paths, with 429 and Retry-After (--shutdown-send-retry-after).
+// RejectNew answers new requests, but for health and metrics, with 429 and Retry-After (--shutdown-send-retry-after).
 func (p *Proxy) RejectNew() { p.rejecting.Store(true) }
 
-// goAway decides at random whether a client is asked to reconnect (--goaway-chance): clients that
-// never close their connections would otherwise stay with the replica that started first.
+// goAway reports whether a client is asked to reconnect: at random (--goaway-chance), or it would stay with the replica
+// that started first, and always while new requests are rejected, or it would send them here again.
 func (p *Proxy) goAway() bool {
-	return p.cfg.GoAwayChance > 0 && rand.Float64() < p.cfg.GoAwayChance //nolint:gosec // needs no secret
+	chance := p.cfg.GoAwayChance
+	return p.rejecting.Load() || chance > 0 && rand.Float64() < chance //nolint:gosec // needs no secret
 }
 
 // endable returns a request that EndLongRunning ends between two events.

@@ -131,7 +131,6 @@ func (h *place) leave() {
 	*h = place{}
 }
 
-// full reports whether a queue or a pool has no place for a request.
 func full(err error) bool { return errors.Is(err, bound.ErrFull) }
 
 // A request takes its places when it is ready to be sent, and gives them back by these times.

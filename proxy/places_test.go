@@ -158,7 +158,8 @@ func TestShareOfAUser(t *testing.T) {
 	check.Same(t, 3, rejections(t, metrics)["server"], "refusals")
 }
 
-// Clients are asked to reconnect as often as the operator wants, not with each request.
+// Clients are asked to reconnect as often as the operator wants, not with each request. Who is rejected in a drain is
+// always asked: it would retry over the same connection, and be rejected again.
 func TestGoAwayIsRare(t *testing.T) {
 	p := &Proxy{cfg: Config{GoAwayChance: 1e-12}}
 	for range 1000 {
@@ -166,6 +167,8 @@ func TestGoAwayIsRare(t *testing.T) {
 			t.Fatal("asked to reconnect, with a chance of one in 10^12")
 		}
 	}
+	p.RejectNew()
+	check.Same(t, true, p.goAway(), "asked to reconnect with a 429")
 }
 
 // A panic at the end of a request costs no place.
