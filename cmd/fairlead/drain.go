@@ -121,7 +121,7 @@ func (s *server) followReadiness(ctx context.Context) error {
 		ready := cause == nil
 		if ready && !notified {
 			s.tellSystemd(daemon.SdNotifyReady)
-			notified = true
+			was, notified = false, true // who replaces a process waits for the line below
 		}
 		tick.Reset(map[bool]time.Duration{true: lookReady, false: lookUnready}[ready])
 		switch {

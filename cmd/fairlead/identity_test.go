@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/front"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -132,7 +133,8 @@ func TestHeaderNamesAreAwaited(t *testing.T) {
 	}
 }
 
-// A Type=notify unit is notified once this process is ready, and when it begins to stop.
+// A Type=notify unit is notified once this process is ready, and when it begins to stop. The log says so, too, even if it
+// is ready at the first look.
 func TestSystemdIsNotified(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "notify")
 	l := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"}))(t)
@@ -140,13 +142,16 @@ func TestSystemdIsNotified(t *testing.T) {
 	must.Do(t, l.SetReadDeadline(time.Now().Add(20*time.Second)))
 	t.Setenv("NOTIFY_SOCKET", socket)
 	o := serving(t, "--registry=dir:"+t.TempDir())
-	stop := must.Run(t, func(ctx context.Context) error { return cmp.Or(run(ctx, o, slog.New(slog.DiscardHandler)), ctx.Err()) })
+	var log logbook.Book
+	to := slog.New(slog.NewTextHandler(&log, nil))
+	stop := must.Run(t, func(ctx context.Context) error { return cmp.Or(run(ctx, o, to), ctx.Err()) })
 	for _, want := range []string{"READY=1", "STOPPING=1"} {
 		b := make([]byte, 256)
 		check.Same(t, want, string(b[:must.Get(l.Read(b))(t)]), "systemd")
 		go stop() // the second call waits
 	}
 	stop()
+	check.Has(t, log.String(), "msg=ready\n", "msg=drained\n")
 }
 
 // serve has every flag that the unit's files name.
