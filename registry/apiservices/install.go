@@ -19,6 +19,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-openapi/pkg/builder3"
+	"k8s.io/kube-openapi/pkg/util"
 )
 
 // watchTime is how long a watch lasts, up to twice that: kube-apiserver's --min-request-timeout.
@@ -59,7 +61,9 @@ func (s *Server) install(container *restful.Container, served *endpoints.APIGrou
 	v2, v3 := openAPI(served.Typer.(*runtime.Scheme))
 	served.TypeConverter = managedfields.NewDeducedTypeConverter() // required by the installer
 	if s.etcd != nil {
-		served.TypeConverter = managedTypes(v3)
+		kind := util.GetCanonicalTypeName(&apiregistrationv1.APIService{})
+		schemas := made(builder3.BuildOpenAPIDefinitionsForResources(v3, kind))
+		served.TypeConverter = made(managedfields.NewTypeConverter(schemas, false))
 	}
 	_, _, err := served.InstallREST(container)
 	utilruntime.Must(err)

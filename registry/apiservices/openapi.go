@@ -6,11 +6,9 @@ import (
 
 	"github.com/emicklei/go-restful/v3"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/managedfields"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/server/mux"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	generated "k8s.io/kube-aggregator/pkg/generated/openapi"
 	"k8s.io/kube-openapi/pkg/builder"
 	"k8s.io/kube-openapi/pkg/builder3"
@@ -18,7 +16,6 @@ import (
 	"k8s.io/kube-openapi/pkg/common/restfuladapter"
 	"k8s.io/kube-openapi/pkg/handler"
 	"k8s.io/kube-openapi/pkg/spec3"
-	"k8s.io/kube-openapi/pkg/util"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
@@ -46,12 +43,6 @@ func openAPI(scheme *runtime.Scheme) (*common.Config, *common.OpenAPIV3Config) {
 		return spec.MustCreateRef("#/components/schemas/" + common.EscapeJsonPointer(name))
 	})
 	return v2, v3
-}
-
-func managedTypes(v3 *common.OpenAPIV3Config) managedfields.TypeConverter {
-	kind := util.GetCanonicalTypeName(&apiregistrationv1.APIService{})
-	schemas := made(builder3.BuildOpenAPIDefinitionsForResources(v3, kind))
-	return made(managedfields.NewTypeConverter(schemas, false))
 }
 
 // made returns what is made of kinds that are compiled in: that fails always, or never.

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"path"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -47,7 +48,8 @@ type Store struct {
 	prefix string
 	raw    *bounded // below rest
 	cached *cacher.Cacher
-	end    func() // closes raw
+	end    func()       // closes raw
+	terms  atomic.Int64 // elections under way
 }
 
 const (
@@ -103,23 +105,24 @@ func (s *Store) Storage() map[string]rest.Storage {
 	return map[string]rest.Storage{"apiservices": s.rest, "apiservices/status": s.status}
 }
 
-// Run checks for restores of etcd until ctx ends, and then closes the Store.
+// Run checks for restores of etcd until ctx ends, and closes the Store once elections have given up their leases.
 func (s *Store) Run(ctx context.Context) error {
 	s.raw.detectRestores(ctx, s.cached)
+	for late := time.Now().Add(2 * time.Second); s.terms.Load() > 0 && time.Now().Before(late); { // etcd may be away
+		latest.Sleep(context.WithoutCancel(ctx), 5*time.Millisecond)
+	}
 	err := s.client.Close() // first: it ends requests that wait for etcd
 	s.rest.Destroy()
 	s.end()
 	return errors.Join(ctx.Err(), err)
 }
 
-const again = time.Second // before a failed election is retried
-
 // Elect takes part in the named election among all processes with the same prefix, until ctx ends,
 // and calls lead while this process leads. When lead's context ends, the election is lost.
 func (s *Store) Elect(ctx context.Context, name string, lead func(context.Context)) error {
 	for ctx.Err() == nil {
 		if s.elect(ctx, name, lead) != nil {
-			latest.Sleep(ctx, again)
+			latest.Sleep(ctx, time.Second)
 		}
 	}
 	return ctx.Err()
@@ -127,6 +130,8 @@ func (s *Store) Elect(ctx context.Context, name string, lead func(context.Contex
 
 // elect leads once.
 func (s *Store) elect(ctx context.Context, name string, lead func(context.Context)) error {
+	s.terms.Add(1)
+	defer s.terms.Add(-1)
 	session, err := concurrency.NewSession(s.client.Client,
 		concurrency.WithTTL(leaseSeconds), concurrency.WithContext(ctx))
 	if err != nil {

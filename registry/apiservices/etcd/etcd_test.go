@@ -160,3 +160,19 @@ func TestElect(t *testing.T) {
 		t.Errorf("%s leads after %s", got, time.Since(begun))
 	}
 }
+
+// A leader whose process ends gives up its lease before the store is closed: the next one need not wait for its end.
+func TestLeaderEndsWithItsStore(t *testing.T) {
+	kv := testserver.RunEtcd(t, nil)
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	s := must.Get(New(scheme, Config{Endpoints: kv.Endpoints()}))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var loops sync.WaitGroup
+	loops.Go(func() { _ = s.Run(ctx) })
+	loops.Go(func() { _ = s.Elect(ctx, "test", func(ctx context.Context) { cancel(); <-ctx.Done() }) })
+	loops.Wait()
+	if left := must.Get(kv.Leases(t.Context()))(t).Leases; len(left) > 0 {
+		t.Errorf("leases are left: %v", left)
+	}
+}
