@@ -152,6 +152,8 @@ func TestBrokenDirectory(t *testing.T) {
 	for path, want := range map[string]bool{"1/2/3/4/5/6/7/8/9/c.yaml": true, "1/2/3/4/5/6/7/8/9/10/c.yaml": true, "1/2/3/4/5/6/7/8/99/c.yaml": false} {
 		check.Same(t, want, found.lacks(filepath.Join(dir, path)), "%s may exist", path)
 	}
+	unread := list(filepath.Join(dir, "a.yaml")) // the log says why, although nothing is published at the start
+	check.Same(t, []string{filepath.Join(dir, "a.yaml")}, unread.directories, "watched, with %v", unread.faults)
 }
 
 // No directory makes this process hold more than a bounded number of files.

@@ -76,13 +76,13 @@ func (l *listing) walk(path string, above ...string) {
 	}
 	var entries []fs.DirEntry
 	if err == nil {
+		l.directories = append(l.directories, dir) // also one that cannot be read: who watches it logs why
 		entries, err = os.ReadDir(path)
 	}
 	if err != nil {
 		l.fault(path, "reading directory", err)
 		return
 	}
-	l.directories = append(l.directories, dir)
 	above = append(slices.Clip(above), dir)
 	for _, e := range entries {
 		name := filepath.Join(path, e.Name())
