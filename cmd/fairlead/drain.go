@@ -21,13 +21,13 @@ import (
 // ended or the time limit is over. It is called once, after the signal.
 func (s *server) drain() {
 	delay := max(s.o.shutdownDelay, s.ports.front.HandOver(), s.ports.admin.HandOver()) // before it is seen unready
-	// Every client looks elsewhere: load balancers by the failing readiness, clients in the cluster
-	// by the endpoints, HTTP/1.1 clients by closing their connections.
+	// Clients look elsewhere: by their load balancer, by the endpoints in the cluster, by a closed HTTP/1.1 connection.
 	s.draining.Store(true)
 	s.tellSystemd(daemon.SdNotifyStopping)
 	s.proxy.Leave()
 	if s.entry != nil {
 		s.entry.Withdraw()
+		delay = max(delay, 2*time.Second) // as kube-apiserver, it leaves the endpoints before it closes its port
 	}
 	s.log.Info("draining: unready", "delay", delay)
 	time.Sleep(delay) //nolint:forbidigo // load balancers need this time to notice, and give no sign

@@ -161,3 +161,13 @@ func TestFailedLoopIsToldAtOnce(t *testing.T) {
 	head, _, _ := strings.Cut(log.String(), "draining")
 	check.Has(t, head, "running wheel: broken")
 }
+
+// Without a delay, too, a replica is no endpoint of the cluster any more when its port closes.
+func TestDrainLeavesEndpointsFirst(t *testing.T) {
+	d := doorBefore(t, "https://127.0.0.1:1", "--publish-kubernetes-endpoints", "--advertise-address=192.0.2.1")
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		d.drain()
+		check.Same(t, 2*time.Second, time.Since(begun), "the time until it is drained")
+	})
+}
