@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -58,8 +57,10 @@ func (s *server) drain() {
 	s.log.Info("drained")
 }
 
+// drainLimit is how long requests and watches under way may take to end. Those to the local apiserver, for which
+// --request-timeout is not, have a minute there.
 func (o *options) drainLimit() time.Duration {
-	return max(cmp.Or(o.requestTimeout, time.Minute), o.watchGrace+time.Second) // 0 is the default, as in the table
+	return max(o.requestTimeout, time.Minute, o.watchGrace+time.Second)
 }
 
 // firstVerdicts is how long readiness waits, once, for the first verdicts: until then requests to

@@ -43,10 +43,10 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// Requests under way may end as late as the flags let them, 0 being the default.
+// Requests under way may end as late as the flags let them, and as late as kube-apiserver lets those to the local one.
 func TestDrainWaitsForRequests(t *testing.T) {
 	for _, tt := range []struct{ requests, watches, want time.Duration }{
-		{10 * time.Second, 0, 10 * time.Second}, {0, 0, time.Minute}, {10 * time.Second, time.Minute, 61 * time.Second},
+		{10 * time.Second, 0, time.Minute}, {0, 0, time.Minute}, {2 * time.Minute, 0, 2 * time.Minute}, {10 * time.Second, time.Minute, 61 * time.Second},
 	} {
 		o := &options{requestTimeout: tt.requests, watchGrace: tt.watches}
 		check.Same(t, tt.want, o.drainLimit(), "the longest drain, with requests of %s and watches of %s", tt.requests, tt.watches)
