@@ -220,7 +220,7 @@ func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 	fs.Float64Var(&o.proxy.GoAwayChance, "goaway-chance", 0, "Probability that an HTTP/2 client is asked to reconnect "+
 		"(GOAWAY) after a request, which spreads clients over replicas. At most 0.02.")
 	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0,
-		"How long to keep serving, not ready, after SIGTERM.")
+		"How long to keep serving, not ready, after SIGTERM. With --publish-kubernetes-endpoints it is at least 2s.")
 	fs.DurationVar(&o.watchGrace, "shutdown-watch-termination-grace-period", 0,
 		"How long watches may continue after --shutdown-delay-duration.")
 	fs.BoolVar(&o.sendRetryAfter, "shutdown-send-retry-after", false,
