@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/fairlead-proxy/fairlead/internal/reach"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -115,5 +117,15 @@ func TestOwnClientsLeaveWhatTimesOut(t *testing.T) {
 			cancel()
 			time.Sleep(5 * time.Second)
 		}
+	})
+}
+
+// Names that cannot be resolved, because DNS is away, do not keep a process whose ports are open from serving.
+func TestStartWithoutDNS(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k, begun := &kube{servers: []string{"a.example.com:6443", "b.example.com:6443"}}, time.Now()
+		k.lookUp = func(ctx context.Context, _, _ string) ([]net.IP, error) { <-ctx.Done(); return nil, ctx.Err() }
+		must.Do(t, k.refuseSelf(t.Context(), &reach.Rules{}))
+		check.Same(t, 2*time.Second, time.Since(begun), "the time for two names")
 	})
 }

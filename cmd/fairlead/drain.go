@@ -63,9 +63,8 @@ func (o *options) drainLimit() time.Duration {
 	return max(o.requestTimeout, time.Minute, o.watchGrace+time.Second)
 }
 
-// firstVerdicts is how long readiness waits, once, for the first verdicts: until then requests to
-// extension servers get 503. A backend that hangs has none for seconds, and must not keep a replica
-// from serving the others. Discovery waits as long for its documents.
+// firstVerdicts is how long readiness waits, once, for the first verdicts, and discovery for its documents: until then
+// requests to extension servers get 503. One that hangs has none for seconds, and must not keep a replica from others.
 const firstVerdicts = 2 * time.Second
 
 var (
@@ -94,11 +93,10 @@ func tableReady(table func() *registry.Table) func(*http.Request) error {
 
 // followReadiness notifies systemd when this process is first ready, and closes client connections while it is not
 // ready, until ctx ends. Behind a TCP load balancer nothing else moves clients to another replica, and here they would
-// get 503 for as long as their connection lasts. kube-apiserver closes connections when it shuts down. New connections
-// are still served, each until its first response: the load balancer may not have noticed yet, or there may be no other
-// replica. A local apiserver becomes unhealthy only with its second failed probe, so one lost probe moves no client. It
-// also moves Fairlead's own connections away from unhealthy local apiservers. It does nothing during a drain, which has
-// its own order.
+// get 503 for as long as their connection lasts. New connections are still served, each until its first response: the
+// load balancer may not have noticed yet, or there may be no other replica. A local apiserver becomes unhealthy only
+// with its second failed probe, so one lost probe moves no client. It also moves Fairlead's own connections away from
+// unhealthy local apiservers. It does nothing during a drain, which has its own order.
 func (s *server) followReadiness(ctx context.Context) error {
 	// lookUnready is the interval while this process is not ready: short, because units ordered after this one wait
 	// for it. lookReady is that while it is ready, unless there is news: a load balancer takes seconds to notice, too.
@@ -139,8 +137,7 @@ func (s *server) followReadiness(ctx context.Context) error {
 
 // tellSystemd notifies systemd of a unit with Type=notify (sd_notify(3)). Without NOTIFY_SOCKET it does nothing.
 func (s *server) tellSystemd(state string) {
-	const keepEnvironment = false // no child process reads NOTIFY_SOCKET
-	if _, err := daemon.SdNotify(keepEnvironment, state); err != nil {
+	if _, err := daemon.SdNotify(false, state); err != nil { // the variable stays: no child process reads it
 		s.log.Warn("telling systemd", "state", state, "err", err)
 	}
 }

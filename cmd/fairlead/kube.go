@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -34,6 +35,7 @@ type kube struct {
 	own            *apiservers // used by Fairlead's own clients. Nil means the kubeconfig's server
 	follower       *follower   // nil means the pod's own configuration, whose files client-go follows
 	credential     *credential // impersonates callers. Nil means no impersonation
+	lookUp         func(ctx context.Context, network, host string) ([]net.IP, error)
 
 	trust  *trust.Trust
 	pair   *certs.Pair // that is presented to it for users
@@ -46,7 +48,7 @@ func (p *process) findKube(ctx context.Context) (k *kube, err error) {
 	if p.o.alone() {
 		return nil, nil //nolint:nilnil // as documented
 	}
-	k = &kube{process: p}
+	k = &kube{process: p, lookUp: net.DefaultResolver.LookupIP}
 	k.config, k.servers, k.own, err = clientConfig(p.o.kubeconfig, p.o.localAPIServer, p.o.serversFrom != "")
 	if err != nil {
 		return nil, err
@@ -77,10 +79,12 @@ func (p *process) findKube(ctx context.Context) (k *kube, err error) {
 
 // refuseSelf returns an error if a local apiserver is this very process: requests would loop until sockets are used up.
 func (k *kube) refuseSelf(ctx context.Context, own *reach.Rules) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second) // without DNS each name takes up to a minute
+	defer cancel()
 	for _, s := range k.servers {
 		host, port, _ := net.SplitHostPort(s)  // addressOf has made it
 		n, _ := strconv.ParseInt(port, 10, 32) // of url.Parse: digits
-		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		ips, err := k.lookUp(ctx, "ip", host)
 		if err != nil {
 			continue // it may resolve later; each dial checks the address again
 		}
@@ -147,8 +151,7 @@ type probed struct {
 	superseded <-chan struct{}
 }
 
-func (p *probed) Servers() []*registry.Entry { return []*registry.Entry{&p.entry} }
-
+func (p *probed) Servers() []*registry.Entry  { return []*registry.Entry{&p.entry} }
 func (p *probed) Superseded() <-chan struct{} { return p.superseded }
 
 // connect makes the pools, and a separate prober of the servers, without metrics; the pools log its results.
