@@ -39,8 +39,7 @@ type Local struct {
 // registered: only listings and the report of shadowed groups depend on this.
 const localInterval = 10 * time.Second
 
-// localAgain is the same until it has answered: the table is not complete before, so everybody waits. Later failures
-// change nothing, as the last answer counts.
+// localAgain is the same until it has answered: listings lack them before. Later failures change nothing.
 const localAgain = 250 * time.Millisecond
 
 // NewLocal returns what registers those of the apiserver that c connects to.
