@@ -4,7 +4,6 @@ package etcd
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"net/http"
@@ -197,7 +196,7 @@ func (s *site) killLeader(ctx context.Context) error {
 			return s.Members[i].Restart(ctx)
 		}
 	}
-	return errors.New("no member leads")
+	return fmt.Errorf("no member leads")
 }
 
 // routed makes an APIService and waits until all doors route it.
