@@ -10,7 +10,7 @@ import (
 )
 
 // useful is how much content of a client's DATA makes its frame free: one that sends less at a time sends more bytes of
-// frame headers than of content. What a backend sends, a client has asked for, and its windows bound it.
+// frame headers than of content. What a backend sends, a client has asked for, and its windows bound it: not for HEAD.
 const useful = 16
 
 // inFlight is what a frame on a stream that we have reset takes of what is owed, at least: servers
@@ -22,7 +22,7 @@ const inFlight = 512
 // and may use up its windows in frames of any size; to find a reset that waits for a stream's end has its price.
 func (c *Conn) priceData(s *stream, content int) int {
 	switch {
-	case s != nil && (content >= useful || content > 0 && c.side == down):
+	case s != nil && !s.headOnly && (content >= useful || content > 0 && c.side == down):
 		return 0
 	case s == nil && content > 0 && c.owed > 0 && !c.data.end:
 		if c.owed -= content; len(c.late) == 0 {
