@@ -211,7 +211,7 @@ func TestPreflightPolicy(t *testing.T) {
 	}
 }
 
-// The right to read what APIServices name for their CAs is asked for too: an administrator may have it, and Fairlead not.
+// The right to read what APIServices name for their CAs is asked for, too: an administrator may have it alone.
 func TestPreflightBundles(t *testing.T) {
 	c, l := newLand(t), &linter{output: "text"}
 	c.bound()
