@@ -165,3 +165,28 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	suite.Eventually(t, longest, what, func() (bool, string) { return ok(), "" })
 }
+
+// stopwatch measures time without standstills of the machine: a shared one may stop for seconds,
+// with the test and Fairlead, and no verdict is possible then.
+type stopwatch struct {
+	clock *clock.Clock
+	begun time.Time
+}
+
+func (w *world) start() stopwatch { return stopwatch{&w.clock, time.Now()} }
+
+// within polls until ok returns true. It fails if more than bound has passed since the start, or if
+// most of that was a standstill: the rest proves nothing.
+func (s stopwatch) within(t *testing.T, bound time.Duration, what string, ok func() bool) {
+	t.Helper()
+	eventually(t, what, ok)
+	at := time.Now()
+	gross, still := at.Sub(s.begun), s.clock.Stood(s.begun, at)
+	t.Logf("%s after %s by the clock, minus %s of standstill", what, gross.Round(time.Millisecond), still.Round(time.Millisecond))
+	if still > gross/2 {
+		t.Errorf("the machine stood still for %s of %s: the result proves nothing", still, gross)
+	}
+	if gross-still > bound {
+		t.Errorf("%s after %s, want %s", what, gross-still, bound)
+	}
+}
