@@ -90,7 +90,7 @@ func TestBehindReadsUIDs(t *testing.T) {
 	}
 }
 
-// wrongWith checks the rendered manifests: the pods' arguments, their mounts, the subjects of their bindings, and policies.
+// wrongWith checks the rendered manifests: arguments and mounts of pods, subjects of their bindings, and policies.
 func wrongWith(text, base string, flags []string) (faults []string) {
 	pods := 0
 	for document := range strings.SplitSeq(text, "\n---\n") {
