@@ -133,8 +133,8 @@ func TestHeaderNamesAreAwaited(t *testing.T) {
 	}
 }
 
-// A Type=notify unit is notified once this process is ready, and when it begins to stop. The log says so, too, even if it
-// is ready at the first look.
+// A Type=notify unit is notified once this process is ready, and when it begins to stop. The log says so, too, even if
+// it is ready at the first look.
 func TestSystemdIsNotified(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "notify")
 	l := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"}))(t)
