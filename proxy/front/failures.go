@@ -53,8 +53,7 @@ func newHandshakes() *handshakes {
 			meaning: "the client shares no cipher suite, key exchange or signature algorithm: " +
 				"see --tls-cipher-suites, and the kind of the serving key"},
 		{name: "no_room", texts: is("closed network connection"),
-			meaning: "there was no memory for what the client sent: " +
-				"see --max-connections and the memory limit"}, // by placed
+			meaning: "no memory for what the client sent, or no place for its address: see --max-connections"},
 		{name: "closed", texts: is("EOF|connection reset|broken pipe"),
 			meaning: "the client hung up: see its own log, and its time limit"},
 		{name: "other", texts: is(""), meaning: "see the log with --v=4"},

@@ -112,8 +112,7 @@ func (b *boundedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 func (b *boundedWriter) Unwrap() http.ResponseWriter { return b.ResponseWriter }
 
 const (
-	// copies is how often a head exists until its request ends: net/http's map, the fields decided about, those sent.
-	copies = 3
+	copies = 3 // how often a head exists until its request ends: net/http's map, the fields decided about, those sent
 	// freeHead is what a head may become without asking, while half of the bound is left: thrice a long token's.
 	freeHead      = 32 << 10
 	leastPatience = time.Second // the least time for a head, however many wait: a megabyte at 10 Mbit/s
@@ -122,8 +121,7 @@ const (
 	perConn, perRequest = 32 << 10, 64 << 10
 	// parsed is how many times its size a certificate may become, by short names. Usual ones stay below freeCerts.
 	parsed, freeCerts = 16, 64 << 10
-	// lookEvery is how often a waiting head looks for room, or a slow one for others: short against leastPatience.
-	lookEvery = 100 * time.Millisecond
+	lookEvery         = 100 * time.Millisecond // how often a waiting head looks for room, or a slow one for others
 )
 
 // heads is what the heads of HTTP/1.1 connections have in common.
@@ -190,9 +188,12 @@ type plain struct {
 }
 
 // handshake counts what it reads twice: crypto/tls collects up to 256 KiB in a buffer that doubles, and stays.
-func (c *plain) handshake(ctx context.Context, raw net.Conn) error {
+func (c *plain) handshake(ctx context.Context, raw net.Conn, l *Listener) error {
 	read := 0
 	if p, ok := raw.(*placed); ok {
+		if !l.seat(p, c.from) {
+			return net.ErrClosed
+		}
 		p.counts = func(n int) bool {
 			read += n
 			if ok = c.hold(c.held + 2*int64(n)); !ok {

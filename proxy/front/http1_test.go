@@ -101,6 +101,7 @@ type served struct {
 	*Port
 	listener *Listener
 	client   *tls.Config
+	from     string // the clients' address
 }
 
 func serve(t *testing.T, most int, handler http.Handler, change ...func(*Config)) *served {
@@ -121,7 +122,7 @@ func serve(t *testing.T, most int, handler http.Handler, change ...func(*Config)
 	p := New(c)
 	go func() { _ = p.Serve() }() // ends with Close
 	t.Cleanup(func() { _ = p.Close() })
-	return &served{p, l, client}
+	return &served{p, l, client, "127.0.0.1"}
 }
 
 func secured() (server, client *tls.Config) {

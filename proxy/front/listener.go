@@ -18,15 +18,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
-const (
-	minConnections = 8 // the least limit of a port: for an operator, and a load balancer's probes
-	// stallLogInterval is the least time between two logs about a full port, and between its counts while it stays so.
-	stallLogInterval = time.Minute
-)
+const minConnections = 8             // the least limit of a port: for an operator, and a load balancer's probes
+const stallLogInterval = time.Minute // the least time between logs about a full port, and its counts while it stays so
 
 // Address configures a port (process.listen in cmd/fairlead).
 type Address struct {
@@ -34,8 +32,7 @@ type Address struct {
 	Port   int    // 0 means any free port
 	Name   string // the value of the label "port" in metrics
 	Shared bool   // lets other processes of the same user listen, too, see HandOver
-	// MaxConnections limits the open connections. Zero means Connections(Share). Without one, strangers could use up
-	// all descriptors with idle ones: dials to backends and probes would fail, and no APIService would be available.
+	// MaxConnections limits open connections, or strangers could use up all descriptors. Zero means Connections(Share).
 	MaxConnections int
 	Share          float64
 	metric.Sinks   // connections that wait
@@ -48,6 +45,7 @@ type Listener struct {
 	port string
 
 	places chan struct{} // one for each connection
+	seats  bound.Places  // the same by clients' addresses, see seat
 	open   atomic.Int64
 	stalls prometheus.Counter
 	*handshakes
@@ -58,8 +56,7 @@ type Listener struct {
 	done chan struct{} // closed by Close
 }
 
-// Connections returns how many connections may be open for a share of the process's descriptors
-// and, if its memory is limited, of that: an idle one of HTTP/2 costs 26 KB.
+// Connections returns how many may be open for a share of descriptors, and of limited memory: an idle one has 26 KB.
 func Connections(share float64) int {
 	memory := debug.SetMemoryLimit(-1) // math.MaxInt64 if there is none
 	return max(minConnections, min(Descriptors(share), int(share*float64(memory)/perConn)))
@@ -82,6 +79,7 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 		port:       a.Name,
 		handshakes: newHandshakes(),
 		places:     make(chan struct{}, most),
+		seats:      bound.Places{Lend: true}, // to one load balancer
 		done:       make(chan struct{}),
 		stalls: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_accept_stalls_total",
@@ -122,9 +120,9 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 
 // Own returns the addresses of the port: a backend that resolves to one of them would be this process itself.
 func (l *Listener) Own() ([]netip.AddrPort, error) {
-	bound := l.Addr().(*net.TCPAddr).AddrPort() //nolint:forcetypeassert // see Listen
-	if !bound.Addr().IsUnspecified() {
-		return []netip.AddrPort{netip.AddrPortFrom(bound.Addr().Unmap().WithZone(""), bound.Port())}, nil
+	at := l.Addr().(*net.TCPAddr).AddrPort() //nolint:forcetypeassert // see Listen
+	if !at.Addr().IsUnspecified() {
+		return []netip.AddrPort{netip.AddrPortFrom(at.Addr().Unmap().WithZone(""), at.Port())}, nil
 	}
 	all, err := net.InterfaceAddrs()
 	if err != nil {
@@ -133,7 +131,7 @@ func (l *Listener) Own() ([]netip.AddrPort, error) {
 	var own []netip.AddrPort
 	for _, a := range all {
 		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-			own = append(own, netip.AddrPortFrom(prefix.Addr().Unmap().WithZone(""), bound.Port()))
+			own = append(own, netip.AddrPortFrom(prefix.Addr().Unmap().WithZone(""), at.Port()))
 		}
 	}
 	return own, nil
@@ -159,6 +157,17 @@ func (l *Listener) Accept() (net.Conn, error) {
 	l.open.Add(1)
 	direct := h2.Direct(conn)
 	return &placed{Conn: conn, in: direct, out: direct, leave: func() { l.open.Add(-1); <-l.places }}, nil
+}
+
+// seat counts a connection for its client's address, which leaves a 32nd of all places to others.
+func (l *Listener) seat(c *placed, from bound.Source) bool {
+	seat, ok := l.seats.Take(from, 1, int64(cap(l.places)))
+	if leave := c.leave; ok {
+		c.leave = func() { seat.Leave(); leave() }
+	} else {
+		_ = c.Conn.Close() // now: Close would keep the place for a moment
+	}
+	return ok
 }
 
 // wait takes a place when there is one.
@@ -216,10 +225,8 @@ func (p *placed) Write(b []byte) (int, error) {
 // RemoteAddr returns the client's address.
 func (p *placed) RemoteAddr() net.Addr { return cmp.Or(p.client, p.Conn.RemoteAddr()) }
 
-const (
-	rest     = 500 * time.Millisecond // how long a client may send after Close, as at net/http (rstAvoidanceDelay)
-	mostRest = 1 << 20                // how much
-)
+// rest is how long a client may send after Close, as at net/http (rstAvoidanceDelay), and mostRest how much.
+const rest, mostRest = 500 * time.Millisecond, 1 << 20
 
 // Close lets the client send the rest of what it sends: for unread input, or input after the end, the kernel resets the
 // connection (RFC 1122 §4.2.2.13), and what the client has not read yet of an answer, such as 431, is lost.
@@ -233,11 +240,10 @@ func (p *placed) Close() error {
 		return p.Conn.Close() //nolint:wrapcheck // from the wrapped connection
 	}
 	// No read deadline: net/http clears it when it ends the read that it keeps beside a handler.
-	end := time.AfterFunc(rest, func() { _ = tcp.Close() })
+	time.AfterFunc(rest, func() { _ = tcp.Close() })
 	go func() { // ends with rest
 		defer p.leave()
 		_, _ = io.CopyN(io.Discard, tcp, mostRest)
-		end.Stop()
 		_ = tcp.Close()
 	}()
 	return nil

@@ -297,7 +297,7 @@ func plaintext(t *testing.T, memory *hold.Bound, serve http.HandlerFunc) (p *Por
 	t.Helper()
 	server, client := secured()
 	server.NextProtos, server.SessionTicketsDisabled, client.DynamicRecordSizingDisabled = nil, true, true
-	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", MaxConnections: 8}))(t)
+	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", MaxConnections: 100}))(t)
 	p = New(Config{Listener: l, Memory: memory, Handler: serve, Frames: h2.New(h2.Config{}), ConnContext: same, TLS: server})
 	go func() { _ = p.http1.Serve(handedOver{p}) }() // ends with Close
 	t.Cleanup(func() { _ = p.Close() })

@@ -31,12 +31,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
 
-const (
-	// readHeaderTimeout and idleTimeout are kube-apiserver's (k8s.io/apiserver/pkg/server/secure_serving.go): a slow
-	// head is an attack, and an idle connection is kept a little longer than the 90 s of clients.
-	readHeaderTimeout = 32 * time.Second
-	idleTimeout       = 2 * time.Minute
-)
+// readHeaderTimeout and idleTimeout are kube-apiserver's (secure_serving.go): the latter exceeds the 90 s of clients.
+const readHeaderTimeout, idleTimeout = 32 * time.Second, 2 * time.Minute
 
 // Config configures a Port (makePorts in cmd/fairlead).
 type Config struct {
@@ -124,7 +120,7 @@ func (p *Port) greet(raw net.Conn) {
 	from := bound.Stranger(raw.RemoteAddr().String()).AnyConn()
 	c.source, c.from = p.heads.memory.Source(from.Address), from
 	if err == nil {
-		err = c.handshake(ctx, raw)
+		err = c.handshake(ctx, raw, p.cfg.Listener)
 	}
 	if err != nil {
 		c.leave()
@@ -145,9 +141,8 @@ func (p *Port) greet(raw net.Conn) {
 		p.cfg.Frames.Serve(p.connContext(ctx, conn), conn)
 		return
 	}
-	c.begun = time.Now()
-	var ok bool
-	if c.place, ok = p.heads.take(from, perConn); !ok {
+	place, ok := p.heads.take(from, perConn)
+	if c.begun, c.place = time.Now(), place; !ok {
 		p.heads.memory.Refuse(hold.Connection)
 		_ = c.refuse(http.StatusTooManyRequests) // as for a head
 		_ = c.Close()
@@ -170,9 +165,8 @@ var errIntroduction = errors.New("PROXY protocol")
 // reads at first (earlyBuffer in proxy/h2), so nothing is left here when the engine takes the socket.
 const maxIntroduction = 512
 
-// introduce reads from a load balancer who its client is, before anything is counted for that client. A header is
-// required: the protocol forbids to guess (proxy-protocol.txt §2), since a client could then send its own through a
-// balancer that sends none. Balancers' checks (LOCAL) come from themselves, as do clients without addresses of TCP.
+// introduce reads from a load balancer who its client is. The protocol forbids to guess (proxy-protocol.txt §2): one
+// could send a header through one that sends none. Its checks (LOCAL) come from itself, as who has no address of TCP.
 func (p *Port) introduce(ctx context.Context, raw net.Conn) error {
 	c, ok := raw.(*placed)
 	at, tcp := raw.RemoteAddr().(*net.TCPAddr)

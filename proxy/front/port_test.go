@@ -27,7 +27,8 @@ import (
 // get sends a request over a connection of its own, which leave closes.
 func (s *served) get(t *testing.T, protocol string) (res *http.Response, leave func(), err error) {
 	t.Helper()
-	transport := &http.Transport{TLSClientConfig: s.client.Clone(), ForceAttemptHTTP2: protocol == "h2"}
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(s.from)}}
+	transport := &http.Transport{TLSClientConfig: s.client.Clone(), ForceAttemptHTTP2: protocol == "h2", DialContext: dialer.DialContext}
 	t.Cleanup(transport.CloseIdleConnections)
 	res, err = (&http.Client{Transport: transport}).Get("https://" + s.listener.Addr().String())
 	return res, transport.CloseIdleConnections, err
@@ -88,8 +89,8 @@ func TestServeFails(t *testing.T) {
 	}
 }
 
-// A connection holds its place until it is closed, over both protocols. A port that keeps no
-// connections closes idle ones.
+// A connection holds its place until it is closed, over both protocols. One address leaves a place to others. A port
+// that keeps no connections closes idle ones.
 func TestMaxConnections(t *testing.T) {
 	const most = 4
 	for _, protocol := range []string{"h2", "http/1.1"} {
@@ -103,10 +104,15 @@ func TestMaxConnections(t *testing.T) {
 			return leave, err
 		}
 		first := must.Get(open())(t)
-		for range most - 1 {
+		for range most - 2 {
 			must.Get(open())(t)
 		}
+		_, err := open()
+		check.Same(t, true, err != nil, "the last place is kept from who has the others")
+		s.from = "127.0.0.2"
+		must.Get(open())(t)
 		check.Same(t, most, c.open.Load(), "fairlead_connections")
+		s.from = "127.0.0.3"
 		more := make(chan error, 1)
 		go func() { _, err := open(); more <- err }()
 		must.Soon(t, 10*time.Second, "a full port says so", func() bool { return testutil.ToFloat64(c.stalls) > 0 || len(more) > 0 })

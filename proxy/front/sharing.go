@@ -19,9 +19,7 @@ import (
 // resets those that are not accepted yet, and those in a handshake, unless net.ipv4.tcp_migrate_req is set. A BPF
 // program chooses instead, by the order of the sockets: that of listening, but the last takes a closed one's place.
 
-// settle is how long a socket stays open when another one gets the new connections: in a handshake of TCP, what was
-// lost is sent again after a second (RFC 6298 §2.1).
-const settle = 2 * time.Second
+const settle = 2 * time.Second // how long a socket stays open after another has taken over: TCP resends after a second
 
 func share(_, _ string, c syscall.RawConn) (err error) {
 	failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
