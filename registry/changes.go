@@ -243,7 +243,7 @@ func (o *objects) set(k key, object runtime.Object) {
 		if was == is {
 			return
 		}
-		if was != nil {
+		if was != nil && (is == nil || owner(was) != owner(is)) {
 			o.regroup(k.kind, owner(was), was.Name, nil)
 		}
 		if is != nil {
@@ -364,22 +364,24 @@ func serviceOf(a *apiregistrationv1.APIService) types.NamespacedName {
 	return nameOf(behind.Server(a))
 }
 
-// regroup replaces the named slice of a Service by s. Nil deletes it.
+// regroup replaces the named slice of a Service by s. Nil deletes it. A Service may have thousands.
 func (o *objects) regroup(what kind, service types.NamespacedName, name string, s *discoveryv1.EndpointSlice) {
 	o.touchUsers(service)
-	isNamed := func(e *discoveryv1.EndpointSlice) bool { return e.Name == name }
-	list := slices.DeleteFunc(o.grouped[what][service], isNamed)
-	if s != nil {
-		at, _ := slices.BinarySearchFunc(list, name, func(e *discoveryv1.EndpointSlice, name string) int {
-			return strings.Compare(e.Name, name)
-		})
+	list := o.grouped[what][service]
+	at, found := slices.BinarySearchFunc(list, name, func(e *discoveryv1.EndpointSlice, name string) int {
+		return strings.Compare(e.Name, name)
+	})
+	switch {
+	case found && s != nil:
+		list[at] = s
+	case found:
+		list = slices.Delete(list, at, at+1)
+	case s != nil:
 		list = slices.Insert(list, at, s)
 	}
-	if len(list) == 0 {
+	if o.grouped[what][service] = list; len(list) == 0 {
 		delete(o.grouped[what], service)
-		return
 	}
-	o.grouped[what][service] = list
 }
 
 // owner returns the name of the Service that a slice belongs to.

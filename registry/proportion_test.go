@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -42,7 +43,21 @@ func TestInProportion(t *testing.T) {
 			a.Annotations = map[string]string{prefix + name: strings.Repeat(value, n)}
 		})
 	}
-	rows := []proportion.Row{}
+	rows := []proportion.Row{{Name: "slices of a Service, listed again", N: 1000, Of: func(n int) (int, func() any) {
+		o := newObjects()
+		list := func() any {
+			all := &batch{objects: make(map[key]runtime.Object)}
+			for i := range n {
+				s := slice(one)
+				s.Name = fmt.Sprint(i)
+				all.objects[key{kindSlice, types.NamespacedName{Namespace: one.Namespace, Name: s.Name}}] = s
+			}
+			o.apply(all)
+			return nil
+		}
+		list()
+		return 500 * n, list
+	}}}
 	for _, of := range []struct {
 		name string
 		n    int
