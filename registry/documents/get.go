@@ -56,8 +56,7 @@ func (a Answer) Invalid(err error) error {
 	return &Error{ReasonInvalid, fmt.Errorf("reading %s: %w", a.Path, brief(err))}
 }
 
-// maxText bounds the text of an error. Parsers quote what they cannot read, and a backend may send
-// megabytes of it, other ones each time. The text is kept, logged and shown.
+// maxText bounds the text of an error, which quotes what a backend sends, and an ETag: both are kept.
 const maxText = 1 << 10
 
 // brief returns an error with at most so much text.
@@ -68,8 +67,7 @@ func brief(err error) error {
 	return err
 }
 
-// maxDepth bounds how deep objects and lists are nested. Kubernetes' own documents have 9 levels,
-// CustomResourceDefinitions with the schema of a Pod some 50.
+// maxDepth bounds how deep objects and lists are nested. Kubernetes' own have 9 levels, CRDs with a Pod's schema 50.
 const maxDepth = 200
 
 // Bounded returns an error if the body, as JSON, has more objects or values than that, or more than maxDepth levels:
@@ -141,8 +139,7 @@ func reasonOf(err error) Reason {
 const (
 	defaultLimit   = 8 << 20
 	defaultTimeout = 5 * time.Second
-	// turnTime is how long a large body may take: 64 MiB at 20 Mbit/s.
-	turnTime = 30 * time.Second
+	turnTime       = 30 * time.Second // of a large body: 64 MiB at 20 Mbit/s
 )
 
 // Get sends a question by do, which sends a request to one backend. With a Turn the caller calls Done of the answer.
@@ -158,6 +155,9 @@ func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 	}
 	defer res.Body.Close()
 	a := Answer{Status: res.StatusCode, Header: res.Header, Path: q.Path}
+	if len(res.Header.Get("Etag")) > maxText {
+		res.Header.Del("Etag")
+	}
 	if res.ContentLength > limit {
 		return a, tooLarge(q, res.ContentLength, limit)
 	}

@@ -35,6 +35,9 @@ func TestGet(t *testing.T) {
 		want Reason
 	}{
 		{"answer", answer("1234", 4), ""},
+		{"long ETag", func(context.Context, *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Etag": {strings.Repeat("e", 2<<10)}}, Body: http.NoBody}, nil
+		}, ""},
 		{"too long", answer("12345", -1), ReasonTooLarge},
 		{"announces too much", answer("", 5), ReasonTooLarge},
 		{"hangs", hang, ReasonTimeout},
@@ -58,6 +61,7 @@ func TestGet(t *testing.T) {
 				a, err := Get(t.Context(), do, Question{Path: "/apis", Limit: 4})
 				check.Same(t, tt.want, reasonOf(err), "reason of %v, with %q", err, a.Body)
 				check.Same(t, closed, opened, "bodies closed")
+				check.Same(t, "", a.Header.Get("Etag"), "what would be kept")
 			})
 		})
 	}
