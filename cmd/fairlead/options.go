@@ -214,7 +214,7 @@ func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 		"APIService. Watches and other long-running requests have none. 0: the default.")
 	fs.IntVar(&o.front.MaxConnections, "max-connections", 0,
 		"Maximum number of client connections to the front door; further ones wait in the kernel's queue. 0: three "+
-			"quarters of the process's limit of open files, and of its memory at 32 KiB each if that is limited.")
+			"quarters of the process's limit of open files, and of its memory at 48 KiB each if that is limited.")
 	fs.IntVar(&o.streamsPerConn, "http2-max-streams-per-connection", 250,
 		"Maximum number of concurrent streams on one client connection. 0: the default.")
 	fs.Float64Var(&o.proxy.GoAwayChance, "goaway-chance", 0, "Probability that an HTTP/2 client is asked to reconnect "+

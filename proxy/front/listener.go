@@ -56,10 +56,10 @@ type Listener struct {
 	done chan struct{} // closed by Close
 }
 
-// Connections returns how many may be open for a share of descriptors, and of limited memory: an idle one has 26 KB.
+// Connections returns how many may be open for a share of descriptors, and of memory: one has 26 KB, TLS up to 17 more.
 func Connections(share float64) int {
 	memory := debug.SetMemoryLimit(-1) // math.MaxInt64 if there is none
-	return max(minConnections, min(Descriptors(share), int(share*float64(memory)/perConn)))
+	return max(minConnections, min(Descriptors(share), int(share*float64(memory)/(48<<10))))
 }
 
 // Descriptors returns a share of the files and sockets that this process may have open, at least minConnections.

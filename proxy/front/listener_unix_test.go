@@ -33,7 +33,7 @@ func TestOwn(t *testing.T) {
 		}
 		check.Same(t, 30, cap(l.places), "places of %s", host)
 	}
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(40 * perConn))
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(40 * 48 << 10))
 	check.Same(t, 20, Connections(0.5), "connections of half of the memory")
 	check.Same(t, minConnections, Connections(0.01), "the least limit")
 }
