@@ -177,7 +177,7 @@ func (s *Store) rebuild() {
 		NextProtos: protocols, GetCertificate: names.certificate,
 		ClientAuth: tls.RequestClientCert, ClientCAs: s.clients.current.Load().union,
 		VerifyConnection: func(c tls.ConnectionState) error {
-			return trust.Light(c.PeerCertificates) //nolint:wrapcheck // says all
+			return trust.Light(c.PeerCertificates, 256<<10) //nolint:wrapcheck // says all. TLS reads no more
 		},
 		// A ticket would restore the client certificate of an earlier handshake without proof that
 		// the client still has its key, and would outlive a rotation of the serving pair. No client

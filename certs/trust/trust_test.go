@@ -56,10 +56,14 @@ func TestHandshake(t *testing.T) {
 		check.Same(t, true, errors.As(err, new(x509.HostnameError)), "%s: another certificate, in a second handshake: %v", target, err)
 		refuses(client, &tls.Config{Certificates: good, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, target+": TLS 1.1")
 	}
-	for _, uris := range []int{100, 101} {
-		pair := s.cast["ca"].Issue(pki.Leaf{Names: []string{serverName}, URIs: uris}).TLS()
+	for leaf, accepted := range map[*pki.Leaf]bool{
+		{URIs: 100}: true, {URIs: 101}: false,
+		{Organizations: slices.Repeat([]string{"g"}, 4000)}: true, {Organizations: slices.Repeat([]string{"g"}, 7000)}: false,
+	} {
+		leaf.Names = []string{serverName}
+		pair := s.cast["ca"].Issue(*leaf).TLS()
 		_, _, err := cast.Shake(t, must.Get(s.config("v1.a"))(t), &tls.Config{Certificates: []tls.Certificate{pair}})
-		check.Same(t, uris == 100, err == nil, "%d URIs are accepted", uris)
+		check.Same(t, accepted, err == nil, "%d URIs and %d groups are accepted", leaf.URIs, len(leaf.Organizations))
 	}
 	check.Same(t, true, s.LocalBundle([]byte("x")) != nil, "a bundle of one byte is refused for the local apiserver")
 	_, err := VerifyChain([]byte("x"), serverName, s.pair("ca").Chain())

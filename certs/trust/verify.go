@@ -189,20 +189,20 @@ func VerifyChain(data []byte, serverName string, chain []*x509.Certificate) (roo
 }
 
 const (
-	// maxChain bounds the certificates that a peer may present. Real chains have two to four.
-	maxChain = 16
+	// maxChain bounds the certificates that a peer presents, maxSize a server's. Real chains have two to four: 12 KB.
+	maxChain, maxSize = 16, 64 << 10
 	// maxChecks bounds the signatures of presented certificates that one verification may check. A chain needs one for
 	// each intermediate; two CAs above each other that are both cross-signed need six. One check takes up to 2 ms if
 	// the peer has chosen P-521 or RSA of 8192 bits, and crypto/x509 alone stops only after 100.
 	maxChecks = 8
 )
 
-// Light refuses a peer's certificates that take far more than was sent, for as long as its connection is open.
-func Light(chain []*x509.Certificate) error {
-	n := 0
+// Light refuses a peer's certificates above most bytes, or that become far more, for as long as its connection is open.
+func Light(chain []*x509.Certificate, most int) error {
+	n, size := 0, 0
 	for _, c := range chain {
-		if n += len(c.URIs); n > bundle.MaxURIs {
-			return fmt.Errorf("more than %d URIs in certificates", bundle.MaxURIs)
+		if n, size = n+len(c.URIs), size+len(c.Raw); n > bundle.MaxURIs || size > most {
+			return fmt.Errorf("more than %d URIs in certificates, or %d bytes", bundle.MaxURIs, most)
 		}
 	}
 	return nil

@@ -35,7 +35,7 @@ func (p replaced) until() time.Time { return p.since.Add(p.lasts) }
 
 // verify checks a chain at now. old says that only replaced roots verified it.
 func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, old bool, err *Error) {
-	if heavy := Light(chain); heavy != nil {
+	if heavy := Light(chain, maxSize); heavy != nil {
 		return verified{}, false, refuse(reasonInvalidCertificate, nil, "the server presented %v", heavy)
 	}
 	if v.insecure {
