@@ -25,7 +25,8 @@ import (
 
 // removes reports whether a client's field, in lower case, is not forwarded; so are all that Decision.Set replaces.
 func (x *exchange) removes(name string) bool {
-	switch name {
+	dashed := strings.ReplaceAll(name, "_", "-") // servers that are like CGI read both alike
+	switch dashed {
 	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", "x-real-ip",
 		loopHeader, auditHeader:
 		return true
@@ -34,7 +35,7 @@ func (x *exchange) removes(name string) bool {
 			return true
 		}
 	}
-	return hopByHop(name) || x.head.listed[name] || x.p.cfg.Authn.Strip(name, x.decision.Pool)
+	return hopByHop(dashed) || x.head.listed[name] || x.p.cfg.Authn.Strip(name, x.decision.Pool)
 }
 
 const maxListed = 32 // limits the names that all Connection fields of a head list. Real ones list up to three
@@ -86,8 +87,7 @@ const auditHeader = "audit-id" // correlates the logs of all servers that handle
 
 const maxAuditID = 64 // the length at which k8s.io/apiserver truncates an ID in its log (truncateAuditID in pkg/audit)
 
-// maxVia limits the loop header to about sixty hops; a longer one is replaced. A chain of that
-// length is a loop that does not pass through this process.
+// maxVia limits the loop header to some sixty hops. A longer one is replaced: such a loop does not pass through here.
 const maxVia = 1024
 
 // newAuditID returns a version 4 UUID. It is no secret, so the runtime's generator (ChaCha8) is good enough.
