@@ -68,10 +68,6 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 
 func (x *exchange) forwardHTTP1(w http.ResponseWriter, r *http.Request, body *uploaded, from bound.Source) {
 	d := &x.decision
-	if x.head.Upgrade != "" {
-		// Bytes after the client's head were meant for the tunnel: they must not be read as a request.
-		w.Header().Set("Connection", "close")
-	}
 	end, err := x.hold(w, r, from)
 	if err != nil {
 		x.forwardFailed(w, r, err)

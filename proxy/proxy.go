@@ -138,8 +138,8 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time,
 	r = r.WithContext(ctx)
 	p.decideOffLoop(ctx, &x.decision, x.head, s.of(r.TLS))
 	x.startRecords() //nolint:contextcheck // a span has its own
-	// An upgrade reuses no connection.
-	if r.ProtoMajor == 1 && p.leaving.Load() && x.head.Upgrade == "" {
+	// Bytes after an upgrade's head were meant for the tunnel: whatever answers, they must not be read as a request.
+	if r.ProtoMajor == 1 && (p.leaving.Load() || x.head.Upgrade != "") {
 		w.Header().Set("Connection", "close")
 	}
 	// As in kube-apiserver, a preflight needs no credentials, and has no event.

@@ -132,6 +132,10 @@ func TestUpgradeWithBody(t *testing.T) {
 			t.Errorf("%q: status %d, %d requests arrived", body, res.StatusCode, w.remote.count())
 		}
 	}
+	res, _, _ := w.say(t, "GET "+remoteGV+"/x HTTP/1.1\r\nHost: front.example.com\r\n"+websocket)
+	if res.StatusCode != http.StatusUnauthorized || !res.Close {
+		t.Errorf("status %d; what follows a refused upgrade is no request: %v", res.StatusCode, res.Close)
+	}
 }
 
 // A backend that does not answer keeps no request whose client has left, even if the client had
