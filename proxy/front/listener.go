@@ -165,6 +165,7 @@ func (l *Listener) seat(c *placed, from bound.Source) bool {
 	if leave := c.leave; ok {
 		c.leave = func() { seat.Leave(); leave() }
 	} else {
+		l.stalls.Inc()     // the port is as good as full
 		_ = c.Conn.Close() // now: Close would keep the place for a moment
 	}
 	return ok
