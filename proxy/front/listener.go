@@ -49,8 +49,10 @@ type Listener struct {
 	open   atomic.Int64
 	stalls prometheus.Counter
 	*handshakes
-	known  []string  // the sharers when this one began to listen. Nil means that the port is not shared
-	logged time.Time // of the last log; used by Accept's goroutine only
+	room   func()       // sends idle clients away. Nil sends none
+	roomAt atomic.Int64 // when it last has, in seconds
+	known  []string     // the sharers when this one began to listen. Nil means that the port is not shared
+	logged time.Time    // of the last log; used by Accept's goroutine only
 
 	end  sync.Once
 	done chan struct{} // closed by Close
@@ -165,16 +167,25 @@ func (l *Listener) seat(c *placed, from bound.Source) bool {
 	if leave := c.leave; ok {
 		c.leave = func() { seat.Leave(); leave() }
 	} else {
-		l.stalls.Inc()     // the port is as good as full
+		l.stalls.Inc() // the port is as good as full
+		l.makeRoom()
 		_ = c.Conn.Close() // now: Close would keep the place for a moment
 	}
 	return ok
+}
+
+// makeRoom sends idle clients away, once a second: others want their places.
+func (l *Listener) makeRoom() {
+	if now := time.Now().Unix(); l.roomAt.Swap(now) != now && l.room != nil {
+		l.room()
+	}
 }
 
 // wait takes a place when there is one.
 func (l *Listener) wait() error {
 	for again := time.Tick(stallLogInterval); ; {
 		l.stalled("the limit of connections is reached", nil)
+		l.makeRoom()
 		select {
 		case l.places <- struct{}{}:
 			return nil

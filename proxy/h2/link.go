@@ -53,8 +53,7 @@ func (l *link) discard() {
 
 func linkOf(c *engine.Conn) *link { return c.Value.(*link) } //nolint:forcetypeassert // Serve and connect set it
 
-// serve returns when the connection has ended. Its socket is closed by then: Close is for wrappers,
-// and for tunnels, where it may wait for the egress proxy.
+// serve returns when the connection has ended. Then Close is for wrappers, and for tunnels, where it may wait.
 func (l *link) serve() {
 	l.sh.loop.watch(l)
 	<-l.gone
@@ -65,8 +64,7 @@ func (l *link) serve() {
 // three thousand. Each record costs TLS as much as a frame costs the engine, and a key update ten times as much.
 const turnRecords = 256
 
-// decrypt decrypts what was read from the socket and passes it to the engine. If the turn is over
-// before, input remains in rest or raw.rest.
+// decrypt decrypts what was read and passes it to the engine. If the turn ends before, some remains in rest, raw.rest.
 func (l *link) decrypt(buf []byte) error {
 	if len(l.rest) > 0 {
 		if l.rest = l.take(l.rest); len(l.rest) > 0 {

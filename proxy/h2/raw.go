@@ -175,8 +175,7 @@ func (r *rawConn) drop(b *buffers) {
 	}
 }
 
-// maxOwn bounds what TLS has written on its own and the socket has not accepted: hundreds of
-// answers to key updates, where one in hours is usual.
+// maxOwn bounds what TLS has written on its own and the socket has not accepted: hundreds of answers to key updates.
 const maxOwn = 16 << 10
 
 var errOwnOutput = errors.New("peer does not take what TLS answers")

@@ -87,8 +87,7 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Run serves connections until ctx ends, then closes every connection at once and waits for
-// everything it started. If it cannot wait for input, it does the same and returns an error.
+// Run serves connections until ctx ends, or with an error until it fails, then closes all and waits for all it started.
 func (s *Server) Run(ctx context.Context) error {
 	running, ctx := errgroup.WithContext(ctx)
 	for _, sh := range s.shards {
@@ -161,15 +160,13 @@ func (s *Server) each(f func(*engine.Engine)) {
 	}
 }
 
-// Retire takes an endpoint out of service: it gets no further requests, its requests are finished,
-// long-running ones are ended after grace.
+// Retire takes an endpoint out of service: it gets no more requests, and its long-running ones end after grace.
 func (s *Server) Retire(ep *engine.Endpoint, grace time.Duration) {
 	s.each(func(e *engine.Engine) { e.Retire(ep, grace) })
 }
 
-// Eject moves requests away from an endpoint that was found unhealthy while others are healthy:
-// those without an answer that may be retried (Plan.Again, within Retries and Budget) are sent to
-// another endpoint. The rest continue. Upstream.Pick must not return the endpoint any more.
+// Eject moves requests without an answer that may be retried (Plan.Again, within Retries and Budget) from an unhealthy
+// endpoint to another one. The rest continue. Upstream.Pick must not return the endpoint any more.
 func (s *Server) Eject(ep *engine.Endpoint) { s.each(func(e *engine.Engine) { e.Eject(ep) }) }
 
 // Leave stops upstreams from sharing connections: requests that wait for one choose again, sent ones continue. It calls
@@ -183,9 +180,11 @@ func (s *Server) End(of *engine.Upstream, on *tls.Conn) {
 	s.each(func(e *engine.Engine) { e.EndOn(func(c *engine.Conn) bool { return linkOf(c).tls == on }, of) })
 }
 
-// SendAway sends GOAWAY to every client that has sent a request, so that it opens its next
-// connection elsewhere: requests in flight are finished, idle connections are closed. New
-// connections are served, so a process that cannot serve well calls it repeatedly.
+// MakeRoom sends away some clients that are idle: others wait for a place.
+func (s *Server) MakeRoom() { s.each((*engine.Engine).MakeRoom) }
+
+// SendAway sends GOAWAY to every client that has sent a request: requests in flight are finished, idle connections
+// are closed. New connections are served, so a process that cannot serve well calls it repeatedly.
 func (s *Server) SendAway() {
 	for _, sh := range s.shards {
 		for more := true; more; {

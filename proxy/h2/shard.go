@@ -11,8 +11,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// shard is one engine with the mutex that guards it. Clients' connections are spread over the
-// shards. Each shard has its own connections to the backends, so a request never crosses shards.
+// shard is one engine with its mutex. Clients are spread over them, and each has its own connections to backends.
 type shard struct {
 	mu  sync.Mutex // guards e and everything reachable from it, and the fields of links whose comments say so
 	e   *engine.Engine
@@ -65,8 +64,7 @@ func (sh *shard) lock() {
 	sh.e.Advance(now.Sub(sh.started))
 }
 
-// settle does the engine's pending work, and releases the mutex. It writes output before it runs
-// callbacks: network output should not wait for a log line.
+// settle does the engine's pending work, output before callbacks such as log lines, and releases the mutex.
 func (sh *shard) settle() {
 	e := sh.e
 	if sh.pace != engine.TickEvery { // the next tick comes sooner if the engine is no longer at rest

@@ -13,8 +13,7 @@ import (
 // frame headers than of content. What a backend sends, a client has asked for, and its windows bound it: not for HEAD.
 const useful = 16
 
-// inFlight is what a frame on a stream that we have reset takes of what is owed, at least: servers
-// that write smaller frames have fewer bytes on their way.
+// inFlight is the least that a frame on a stream that we have reset takes of what is owed: small ones mean fewer bytes.
 const inFlight = 512
 
 // priceData returns the cost of DATA with that much content for s, nil if the stream has ended. For what a backend has

@@ -41,23 +41,18 @@ const (
 	goneTime   = 5 * time.Minute
 	lingerTime = time.Second      // how long a peer to which all was sent may keep a closed connection open
 	waitTime   = 30 * time.Second // how long a request waits for room: kube-apiserver's aggregator's dial timeout
-	// streamWindow is what one direction of a stream may hold here: kube-apiserver's; 1 MiB
-	// measured no faster, 64 KiB 15 % slower on 100 KiB lists.
+	// streamWindow is what a direction of a stream may hold: kube-apiserver's. 1 MiB was no faster, 64 KiB 15 % slower.
 	streamWindow int32 = 256 << 10
 	clientWindow int32 = 1 << 20 // of a client's connection
-	// keyBytes in one direction have a connection replaced. RFC 8446 §5.5: AES-GCM's keys are good
-	// for 2^24.5 full records, 388 GB, and crypto/tls never changes them. From 2^38 bytes on a
-	// minute is left at 15 Gbit/s, and all requests with the usual deadline end within keyGrace.
+	// keyBytes in one direction have a connection replaced: AES-GCM's keys are good for 388 GB (RFC 8446 §5.5), and
+	// crypto/tls never changes them. From 2^38 bytes on keyGrace is left at 15 Gbit/s, in which usual requests end.
 	keyBytes = 1 << 38
 	keyGrace = time.Minute // then its long-running streams end
-	// maxHeader is the largest field list, counted as for SETTINGS_MAX_HEADER_LIST_SIZE, and encoded
-	// block, as in kube-apiserver: a front proxy may name thousands of groups.
+	// maxHeader is the largest field list, and encoded block, as in kube-apiserver: users may have thousands of groups.
 	maxHeader = 1 << 20
-	// maxHeads bounds the bytes of the unanswered requests' heads of one client, here or in output for
-	// backends: 16 KiB for each of 250 streams, of which tokens and groups fill a tenth.
+	// maxHeads bounds the heads of a client's unanswered requests, here or in output: 16 KiB for each of 250 streams.
 	maxHeads = 4 << 20
-	// guestBuffer is how much of a guest's request body is queued before its caller has to wait, and
-	// the largest response body that Take returns as a whole.
+	// guestBuffer is how much of a guest's body is queued before its caller waits, and the most that Take returns.
 	guestBuffer = 64 << 10
 )
 
@@ -121,8 +116,7 @@ type activity struct {
 const (
 	// restAfter is how long a shard is quiet before it drops its free lists (7 MiB): quiet watches need none.
 	restAfter = 4 * time.Second
-	// few is what an idle process always has: an event on some watch, and Fairlead's own requests
-	// to the local apiserver, such as renewing its lease.
+	// few is what an idle process always has: an event on some watch, and own requests, such as renewing a lease.
 	few = 100
 )
 
@@ -302,8 +296,7 @@ func (e *Engine) Ended(c *Conn, err error) {
 	e.remove(c)
 }
 
-// drainConn asks a client not to open further streams. Streams that it opens before it answers the
-// following PING are still accepted, so none is lost (RFC 9113 §6.8).
+// drainConn asks a client to open no more streams. Those that it opens before it answers PING count (RFC 9113 §6.8).
 func (e *Engine) drainConn(c *Conn) {
 	if c.side != up || c.goAway != goAwayNone || c.closing {
 		return
@@ -319,8 +312,9 @@ const (
 	// awayRefuses is how long it then refuses requests that could reach no backend. Load balancers notice within
 	// seconds, and a Go client repeats it after 0, 1 and 2 s. Later ones get the error: there may be no other replica.
 	awayRefuses    = 5 * time.Second
-	sentAwayAtOnce = 64         // bounds how long the shard's mutex is held: two frames and a write take some 10 µs
-	drainPing      = "farewell" // the content of the PING that follows the first GOAWAY
+	roomIdle       = 5 * time.Second // how long a client is idle before it makes room: it may be between two requests
+	sentAwayAtOnce = 64              // bounds how long the mutex is held: two frames and a write take some 10 µs
+	drainPing      = "farewell"      // the content of the PING that follows the first GOAWAY
 )
 
 // refuses reports whether to reset a request that reached no backend with REFUSED_STREAM, because its client is sent
@@ -348,6 +342,17 @@ func (e *Engine) SendAway() (more bool) {
 		e.drainConn(c)
 	}
 	return false
+}
+
+// MakeRoom sends away some of the clients that are idle, since others wait for a place. A caller repeats it.
+func (e *Engine) MakeRoom() {
+	left := sentAwayAtOnce
+	for _, c := range e.conns {
+		if left > 0 && c.side == up && c.goAway == goAwayNone && len(c.streams) == 0 && e.now-c.idleSince > roomIdle {
+			left--
+			e.drainConn(c)
+		}
+	}
 }
 
 // finalGoAway tells the client which streams are handled. After them the connection is closed.

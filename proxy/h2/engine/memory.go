@@ -38,15 +38,13 @@ func (c *Conn) weigh() {
 // blockSize is what the field block being received holds: its buffer may grow to twice as much, or be a kept one.
 func (c *Conn) blockSize() int { return max(2*len(c.block), cap(c.block)) }
 
-// sharedStep is what the heads of a connection may hold without their source's counter: those of
-// ordinary requests, so that shards do not write to one counter for each.
+// sharedStep is what a connection's heads may hold without their source's counter, to which all shards write.
 const sharedStep = 16 << 10
 
 // handled is how often a head exists for a handler: the engine's fields, an http.Header, those decided about and sent.
 const handled = 3
 
-// crowded reports whether n more bytes are more than the heads of a connection may hold: a quarter
-// of its source's share, because all strangers behind a load balancer have one address.
+// crowded reports whether n more bytes are too many for the heads of a connection: a quarter of its source's share.
 func (c *Conn) crowded(n int) bool {
 	n += c.blockSize() + c.heads
 	return c.side == up && n > hold.Least/4 && int64(n) > c.e.Memory.Short() &&
@@ -90,8 +88,7 @@ func (c *Conn) greedy() bool {
 	return n > hold.Least && n > c.e.Memory.Share()
 }
 
-// largest returns the largest holder: a connection, or a guest, which stands for a connection over
-// HTTP/1.1. It returns nil for both if none holds enough to be worth closing.
+// largest returns the largest holder: a connection, or a guest, for one over HTTP/1.1. Nil: none is worth closing.
 func (e *Engine) largest() (most *Conn, guest *stream) {
 	n := min(hold.Least, int(4*e.Memory.Room())/(2*len(e.conns)+1)) // many may hold little each
 	for _, c := range e.conns {

@@ -280,8 +280,7 @@ func (e *Engine) headersFrame(c *Conn, h http2.FrameHeader, p []byte) *connError
 	return nil
 }
 
-// continuationFrame adds to a field block. Its size is bounded, because a block could be endless
-// (CVE-2024-27316 and similar), and each frame is charged.
+// continuationFrame adds to a field block, which could be endless (CVE-2024-27316): bounded, and each frame is charged.
 func (e *Engine) continuationFrame(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	if c.blockID == 0 {
 		return &connError{http2.ErrCodeProtocol, "CONTINUATION without HEADERS"}
@@ -304,8 +303,7 @@ func (e *Engine) continuationFrame(c *Conn, h http2.FrameHeader, p []byte) *conn
 	return err
 }
 
-// freeBlock keeps the buffer of a connection's field block for the next one: at 1 MiB each, those
-// of a few connections that come and go would be collected several times a second.
+// freeBlock keeps a field block's buffer for the next one: a few of 1 MiB would be collected several times a second.
 func (e *Engine) freeBlock(c *Conn) {
 	if cap(c.block) > cap(e.block) {
 		e.block = c.block
@@ -313,8 +311,7 @@ func (e *Engine) freeBlock(c *Conn) {
 	c.block = nil
 }
 
-// fieldBlock decodes a complete field block, and then checks whether it is needed. It always
-// decodes, because later blocks refer to the resulting table (RFC 7541 §2.2).
+// fieldBlock decodes a field block, needed or not, because later ones refer to the resulting table (RFC 7541 §2.2).
 func (e *Engine) fieldBlock(c *Conn, block []byte, selfDependent bool) *connError {
 	id := c.blockID
 	c.blockID = 0

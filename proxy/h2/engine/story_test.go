@@ -47,6 +47,7 @@ import (
 //	spoil <peer> <id>               makes the end of the stream panic
 //	eject, retire <endpoint> [<grace>]; drain <grace>
 //	away [<duration>]               SendAway, once or at each tick
+//	room                            MakeRoom
 //	leave <upstream>…               the connections with their watches, for "is left=…"
 //	end <peer> <upstream>           its watches on that connection end
 //	handler <status> [<n>]          the answer of the n oldest handlers
@@ -301,6 +302,8 @@ func (s *teller) step(words []string, rest string) {
 				s.tick(TickEvery)
 			}
 		}
+	case "room":
+		s.e.MakeRoom()
 	case "leave":
 		s.leave(words[1:]...)
 	case "end":

@@ -207,8 +207,7 @@ func (e *Engine) checkKey(c *Conn) {
 	c.pool.grow()
 }
 
-// checkClosing cuts a closed connection whose peer does not read our output, or does not close its
-// side. A cut while the peer still reads would cost it the end of its last response.
+// checkClosing cuts a closed connection whose peer does not read, or close its side. One that reads would lose some.
 func (e *Engine) checkClosing(c *Conn) {
 	defer e.rescue(c)
 	limit, waits := lingerTime, len(c.out)+c.inflight > 0
@@ -241,9 +240,8 @@ func (e *Engine) checkClient(c *Conn) error {
 // that is gone (backend.expire). So a backend is only asked whether its process still runs: soon if a request waits for
 // its answer, then after four times as long (0.9, 3.6, 14.4 s), else as rarely as client-go asks.
 const (
-	// askAfter is the part of the limit after which a silent backend with a waiting request gets a
-	// PING. By default that is 0.9 s of 4.5 s, which leaves it over 3 s to answer; a PING at half
-	// the limit left 2.25 s, and throttled backends lost connections that many requests share.
+	// askAfter is the part of the limit after which a silent backend with a waiting request gets a PING: .9 s of 4.5 s.
+	// A PING at half the limit left 2.25 s, and throttled backends lost connections that many requests share.
 	askAfter   = 5
 	askSeldom  = 30 * time.Second // client-go's ReadIdleTimeout
 	nothingDue = 8                // no request waits: there is nothing to ask soon for
