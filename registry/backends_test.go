@@ -110,6 +110,8 @@ func TestBundles(t *testing.T) {
 		"without a space":    {slices.Concat(ca, []byte("#"), bytes.ReplaceAll(other, []byte("\n"), []byte("\n#"))), 1, ""},
 		"a hundred URIs":     {pki.NewCA("ca").Issue(pki.Leaf{URIs: bundle.MaxURIs}).CertPEM(), 1, ""},
 		"one more URI":       {pki.NewCA("ca").Issue(pki.Leaf{URIs: bundle.MaxURIs + 1}).CertPEM(), 0, ""},
+		"a long RSA key":     {pki.NewCA("ca").RSA(16 << 10), 1, ""},
+		"one more bit":       {pki.NewCA("ca").RSA(16<<10 + 1), 0, ""},
 		"another type":       {bytes.ReplaceAll(ca, []byte("CERTIFICATE"), []byte("PUBLIC KEY")), 0, ""},
 	} {
 		b := parseBundle(tc.pem)

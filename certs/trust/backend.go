@@ -171,7 +171,13 @@ func (b *backend) setLocked(v *view) {
 func (b *backend) handshake(chain []*x509.Certificate) error {
 	now, v := time.Now(), b.current.Load()
 	got, old, err := v.verify(chain, now)
-	b.of.count(chain, err)
+	// Upstream's two counters are by handshake, not by request: a connection presents one certificate.
+	if !hasSAN(chain[0]) {
+		b.of.metrics.missingSAN.Inc()
+	}
+	if err != nil && err.Reason() == reasonInsecureSHA1 || usesSHA1(chain) {
+		b.of.metrics.sha1.Inc()
+	}
 	l := leaf{Certificate: Describe(chain[0]), seen: now}
 	l.Refused = err != nil
 	if got.root != nil {

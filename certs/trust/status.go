@@ -92,8 +92,14 @@ func (b *backend) status(now time.Time) Status {
 	if v.fault != nil {
 		s.Fault = v.fault.Message
 	}
-	liveRoots := make(map[identity]bool)
-	for _, l := range b.seen() {
+	liveRoots, seen := make(map[identity]bool), b.leaves
+	if b.all != nil { // presented to any user of the Backend, and while this backend was not shared
+		b.all.mu.Lock()
+		seen = maps.Clone(b.all.leaves)
+		b.all.mu.Unlock()
+		maps.Copy(seen, b.leaves)
+	}
+	for _, l := range seen {
 		if l.Refused && now.Sub(l.seen) > refusedMemory {
 			continue
 		}
@@ -118,18 +124,6 @@ func (b *backend) status(now time.Time) Status {
 	return s
 }
 
-// seen returns the leaves presented to any user of the Backend. The caller holds the mutex.
-func (b *backend) seen() map[[sha256.Size]byte]leaf {
-	if b.all == nil {
-		return b.leaves
-	}
-	b.all.mu.Lock()
-	defer b.all.mu.Unlock()
-	seen := maps.Clone(b.all.leaves)
-	maps.Copy(seen, b.leaves) // presented while this backend was not shared
-	return seen
-}
-
 // metrics are those of events. Gauges are made from Status.
 type metrics struct {
 	missingSAN, sha1  prometheus.Counter
@@ -148,16 +142,6 @@ func newMetrics() metrics {
 			"apiservice", "reason"),
 		reloads: metric.CountBy("fairlead_certificate_backend_bundle_reloads_total",
 			"Changes of a backend's CA bundle, by outcome (success, failure).", "apiservice", "outcome"),
-	}
-}
-
-// count updates upstream's two counters, by handshake, not by request: a connection presents one certificate.
-func (t *Trust) count(chain []*x509.Certificate, err *Error) {
-	if !hasSAN(chain[0]) {
-		t.metrics.missingSAN.Inc()
-	}
-	if (err != nil && err.Reason() == reasonInsecureSHA1) || usesSHA1(chain) {
-		t.metrics.sha1.Inc()
 	}
 }
 

@@ -4,6 +4,7 @@ package bundle
 
 import (
 	"bytes"
+	"crypto/rsa"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -15,6 +16,9 @@ const (
 	Max = 1 << 20
 	// MaxURIs bounds those of a certificate: of an empty one's two bytes crypto/x509 makes 144. Real ones have one.
 	MaxURIs = 100
+	// maxRSA bounds the bits of an RSA key. A check of a signature takes their square: a minute if a bundle is one key.
+	// crypto/tls bounds only the keys that a peer presents, to half of this.
+	maxRSA = 16 << 10
 )
 
 // Parse parses the certificates of a PEM bundle. Like kube-apiserver, it ignores other blocks and text between.
@@ -45,6 +49,10 @@ func Parse(data []byte) ([]*x509.Certificate, error) {
 		c, err := x509.ParseCertificate(block.Bytes)
 		if err == nil && len(c.URIs) > MaxURIs {
 			err = fmt.Errorf("it has more than %d URIs", MaxURIs)
+		} else if err == nil {
+			if key, is := c.PublicKey.(*rsa.PublicKey); is && key.N.BitLen() > maxRSA {
+				err = fmt.Errorf("its RSA key has more than %d bits", maxRSA)
+			}
 		}
 		if err != nil {
 			if unread++; unread <= Named {

@@ -12,6 +12,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -54,6 +55,15 @@ func (ca *CA) IntermediateUntil(commonName string, notAfter time.Time) *CA {
 	template.NotAfter = notAfter
 	cert := sign(template, ca.Certificate, key, ca.key)
 	return &CA{Certificate: cert, key: key, chain: append([][]byte{cert.Raw}, ca.chain...)}
+}
+
+// RSA is the certificate, in a bundle's form, of a CA below ca with an RSA key of this length, of which nobody has the
+// private part.
+func (ca *CA) RSA(bits int) []byte {
+	key := &rsa.PublicKey{N: new(big.Int).SetBit(big.NewInt(1), bits-1, 1), E: 65537}
+	der, err := x509.CreateCertificate(rand.Reader, caTemplate("rsa"), ca.Certificate, key, ca.key)
+	must(err)
+	return encode("CERTIFICATE", der)
 }
 
 // PEM is the CA's certificate in a bundle's form.
