@@ -193,7 +193,7 @@ func TestIdentity(t *testing.T) {
 	check.Same(t, false, newRoots([]*x509.Certificate{&self}).shares(newRoots([]*x509.Certificate{&next})), "a renewed certificate that is no CA is another")
 }
 
-// Of a CA that was renewed with its key, the certificate that is valid for longest is the issuer.
+// Of a CA that was renewed with its key, the certificate that is valid for longest is the issuer. Few of a name are tried.
 func TestIssuer(t *testing.T) {
 	ca := pki.NewCA("ca")
 	expired := *ca.Certificate
@@ -203,6 +203,12 @@ func TestIssuer(t *testing.T) {
 		parent, why := issuer(leaf, candidates)
 		check.Same(t, true, parent == ca.Certificate, "the issuer, not %s: %q", parent.NotAfter, why)
 	}
+	var alike []*x509.Certificate
+	for range maxChain {
+		alike = append(alike, pki.NewCA("ca").Certificate)
+	}
+	parent, _ := issuer(leaf, append(alike, ca.Certificate))
+	check.Same(t, true, parent == nil, "the issuer is found behind %d CAs of its name", maxChain)
 }
 
 // If no path ends in the bundle, the error names the CA at which the search ended.

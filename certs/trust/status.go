@@ -130,21 +130,6 @@ type metrics struct {
 	refusals, reloads *prometheus.CounterVec
 }
 
-func newMetrics() metrics {
-	return metrics{
-		missingSAN: metric.Count("apiserver_kube_aggregator_x509_missing_san_total",
-			"Handshakes with backends whose certificate has no subject alternative name."),
-		sha1: metric.Count("apiserver_kube_aggregator_x509_insecure_sha1_total",
-			"Handshakes with backends whose chain has a SHA-1 signature."),
-		refusals: metric.CountBy("fairlead_certificate_backend_refused_total",
-			"Handshakes in which a backend's certificate was refused, by reason. "+
-				"On a connection shared by several APIServices the refusal counts for one of them.",
-			"apiservice", "reason"),
-		reloads: metric.CountBy("fairlead_certificate_backend_bundle_reloads_total",
-			"Changes of a backend's CA bundle, by outcome (success, failure).", "apiservice", "outcome"),
-	}
-}
-
 func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 	if apiService == "" { // each APIService that has the bundle reports the reload
 		return

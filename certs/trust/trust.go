@@ -82,8 +82,19 @@ type Trust struct {
 func New(cfg Config) *Trust {
 	cfg.Logger = cfg.Log()
 	t := &Trust{
-		cfg: cfg, metrics: newMetrics(),
-		backends: make(map[string]*backend), shared: make(map[*registry.Backend]*backend),
+		cfg: cfg, backends: make(map[string]*backend), shared: make(map[*registry.Backend]*backend),
+		metrics: metrics{
+			missingSAN: metric.Count("apiserver_kube_aggregator_x509_missing_san_total",
+				"Handshakes with backends whose certificate has no subject alternative name."),
+			sha1: metric.Count("apiserver_kube_aggregator_x509_insecure_sha1_total",
+				"Handshakes with backends whose chain has a SHA-1 signature."),
+			refusals: metric.CountBy("fairlead_certificate_backend_refused_total",
+				"Handshakes in which a backend's certificate was refused, by reason. "+
+					"On a connection shared by several APIServices the refusal counts for one of them.",
+				"apiservice", "reason"),
+			reloads: metric.CountBy("fairlead_certificate_backend_bundle_reloads_total",
+				"Changes of a backend's CA bundle, by outcome (success, failure).", "apiservice", "outcome"),
+		},
 	}
 	// crypto/tls verifies the local apiserver's name: each of its addresses may have another.
 	t.local = t.newBackend(localName)

@@ -132,10 +132,12 @@ func unknownAuthority(err error, chain []*x509.Certificate, r *roots, now time.T
 // issuer finds the certificate that signed child. It prefers a candidate in date, so that an
 // expired CA is reported only when there is no better one.
 func issuer(child *x509.Certificate, candidates []*x509.Certificate) (parent *x509.Certificate, reason string) {
+	alike := 0 // of one name a bundle has room for thousands, each of which may have signed another
 	for _, c := range candidates {
-		if string(c.RawSubject) != string(child.RawIssuer) {
+		if string(c.RawSubject) != string(child.RawIssuer) || alike == maxChain {
 			continue
 		}
+		alike++
 		err := child.CheckSignatureFrom(c)
 		switch algo, insecure := errors.AsType[x509.InsecureAlgorithmError](err); {
 		case err == nil && (parent == nil || c.NotAfter.After(parent.NotAfter)):
