@@ -30,9 +30,8 @@ const (
 	// beat aligns the timers of healthy targets: waking up for each of a thousand costs more than
 	// probing. The work of one beat takes some 20 ms for 2,000 endpoints.
 	beat = 100 * time.Millisecond
-	// alarmGap is the least time between probes caused by alarms. It doubles up to the interval
-	// each time an alarm of the same source proves false: live traffic that fails for reasons of
-	// its own must not make us hammer an endpoint that answers, nor make us doubt our own findings.
+	// alarmGap is the least time between probes caused by alarms. It doubles up to the interval each time one of the
+	// same source proves false: live traffic that fails for reasons of its own must not make us hammer an endpoint.
 	alarmGap = 250 * time.Millisecond
 	// together is how much earlier a failing claim is probed if a round begins: half a firstRetry.
 	together = firstRetry / 2
@@ -148,7 +147,8 @@ func (t *target) dueForAll() (at time.Time, suspect bool) {
 	alarm(t.hinted.Load(), t.hintGap)
 	alarm(t.lost.Load(), t.lostGap)
 	alarm(t.silent, t.silentGap)
-	alarm(t.renewed.Load(), alarmGap)
+	many := time.Duration(len((*t.prober.index.Load())[(*t.claims.Load())[0].name]))
+	alarm(t.renewed.Load(), max(alarmGap, many*probeShare)) // as many as after failures
 	return at, suspect
 }
 
