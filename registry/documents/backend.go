@@ -136,7 +136,12 @@ func (b *backend[S, L]) run(ctx context.Context) {
 	retry := retries(firstRetry, lastRetry)
 	for {
 		var due <-chan time.Time // an unavailable backend is asked after a change of the table
-		if entries := b.askable(); len(entries) > 0 {
+		entries := slices.Clone(*b.entries.Load())
+		entries = slices.DeleteFunc(entries, func(e *registry.Entry) bool { return !Askable(e) })
+		slices.SortStableFunc(entries, func(x, y *registry.Entry) int { // a caller that needs only one uses the first
+			return cmp.Compare(metric.Number(y.Verdict.Available()), metric.Number(x.Verdict.Available()))
+		})
+		if len(entries) > 0 {
 			pause := every
 			if err := b.of.ask(ctx, b, entries); err != nil {
 				pause = retry()
@@ -155,12 +160,4 @@ func (b *backend[S, L]) run(ctx context.Context) {
 			return
 		}
 	}
-}
-
-func (b *backend[S, L]) askable() []*registry.Entry {
-	entries := slices.DeleteFunc(slices.Clone(*b.entries.Load()), func(e *registry.Entry) bool { return !Askable(e) })
-	slices.SortStableFunc(entries, func(x, y *registry.Entry) int { // a caller that needs only one uses the first
-		return cmp.Compare(metric.Number(y.Verdict.Available()), metric.Number(x.Verdict.Available()))
-	})
-	return entries
 }

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	maxTransitions = 100 // changes of verdicts that are kept: a day of a cluster with trouble, in 20 KB
+	maxTransitions = 100 // changes of verdicts that are kept: a day of a cluster with trouble; of one a quarter
 	maxChanges     = 32  // of one endpoint's health that are kept: enough to see how one has flapped for an hour
 )
 
@@ -40,6 +40,11 @@ func (h *history) changed(was, is *registry.Entry, now time.Time) {
 		h.list = append(h.list, answer.Transition{
 			Time: now, APIService: is.Name, Status: string(verdict(v).Status), Reason: v.Reason, Message: v.Message,
 		})
+	}
+	own := func(x answer.Transition) bool { return x.APIService == cmp.Or(is.Name, was.Name) }
+	if others := slices.DeleteFunc(slices.Clone(h.list), own); len(h.list)-len(others) > maxTransitions/4 {
+		at := slices.IndexFunc(h.list, own) // whose server makes it flap must not push out what is known of others
+		h.list = slices.Delete(h.list, at, at+1)
 	}
 	h.list = h.list[max(len(h.list)-maxTransitions, 0):]
 	if is.Name == "" || len(is.Endpoints) == 0 {
@@ -100,11 +105,9 @@ func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	}
 	defer place.Leave()
 	w.Header().Set("Content-Type", "text/event-stream")
-	rc := http.NewResponseController(w)
 	const eventGap = time.Second       // more frequent redraws only cost
 	const heartbeat = 15 * time.Second // of silence: then a comment keeps proxies from closing the stream
-	var generation uint64              // last sent
-	var sent time.Time
+	rc, generation, sent := http.NewResponseController(w), uint64(0), time.Time{}
 	for t := range latest.Of(r.Context(), p.cfg.Registry.Table, time.Tick(time.Second)) { // the process may drain
 		if p.cfg.Ready.Draining.Load() {
 			return

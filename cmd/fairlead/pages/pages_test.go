@@ -188,10 +188,16 @@ func TestTransitions(t *testing.T) {
 	until("False;") // history follows the table, and may be late
 	must.Do(t, os.Remove(filepath.Join(s.dir, "lost.yaml")))
 	until("gone;False;")
-	for i := range 3 * maxTransitions {
-		s.history.changed(&registry.Entry{}, &registry.Entry{Verdict: registry.Verdict{Status: "False", Message: fmt.Sprint(i)}}, time.Now())
+	flap := func(services int) (got []answer.Transition) {
+		for i := range 3 * maxTransitions {
+			e := &registry.Entry{Name: fmt.Sprint(i % services), Verdict: registry.Verdict{Status: "False", Message: fmt.Sprint(i)}}
+			s.history.changed(&registry.Entry{}, e, time.Now())
+		}
+		return s.history.newest()
 	}
-	got := s.history.newest()
+	before := len(s.history.newest())
+	check.Same(t, before+maxTransitions/4, len(flap(1)), "transitions after one APIService has flapped")
+	got := flap(maxTransitions)
 	check.Same(t, maxTransitions, len(got), "transitions")
 	check.Same(t, fmt.Sprint(3*maxTransitions-1), got[0].Message, "the newest")
 }
