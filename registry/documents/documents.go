@@ -90,7 +90,9 @@ type Sources[S, L any] struct {
 	locals   sync.Map               // name → *local[L]
 	backends atomic.Pointer[backends[S, L]]
 	running  sync.WaitGroup // the backends' goroutines
-	// Departed are group-versions that have left the table; true: they were remote. Publish forgets some.
+	// Departed are group-versions that have left the table; true: they were remote. Publish forgets some. Of Local ones
+	// they are those whose APIService was deleted: one without a resourceVersion is made of what a local apiserver
+	// serves, and another one may still serve that.
 	Departed map[schema.GroupVersion]bool
 }
 
@@ -157,7 +159,13 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 		}
 		asked = true
 		now := s.update(ctx, t, changes)
-		s.depart(changes)
+		for _, c := range changes {
+			if c.New != nil {
+				delete(s.Departed, c.New.GroupVersion)
+			} else if remote := !c.Old.Local(); remote || c.Old.Object.ResourceVersion != "" {
+				s.Departed[c.Old.GroupVersion] = remote
+			}
+		}
 		news := s.touched.Swap(false) || complete != t.Complete() || slices.ContainsFunc(changes, s.matters)
 		if complete = t.Complete(); news {
 			if at := s.kind.Publish(t); !at.IsZero() {
@@ -169,18 +177,6 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 		latest.Sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
 	return ctx.Err()
-}
-
-// depart records which group-versions have left the table: remote ones, and those whose APIService was deleted. One
-// without a resourceVersion is made of what a local apiserver serves: another one may still serve that.
-func (s *Sources[S, L]) depart(changes []change) {
-	for _, c := range changes {
-		if c.New != nil {
-			delete(s.Departed, c.New.GroupVersion)
-		} else if remote := !c.Old.Local(); remote || c.Old.Object.ResourceVersion != "" {
-			s.Departed[c.Old.GroupVersion] = remote
-		}
-	}
 }
 
 // matters reports whether a change of the table may change the document.
