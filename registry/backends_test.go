@@ -288,6 +288,7 @@ func TestEndpointsAreBounded(t *testing.T) {
 		{"the same twice", []*discoveryv1.EndpointSlice{all, all}, nil},
 		{"one more", []*discoveryv1.EndpointSlice{slice(maxEndpoints, 1, true), all}, tooMany},
 		{"terminating ones", []*discoveryv1.EndpointSlice{slice(maxEndpoints, maxEndpoints, false), all}, tooMany},
+		{"one beyond those looked at", append(slices.Repeat([]*discoveryv1.EndpointSlice{all}, maxSeen/maxEndpoints), slice(maxEndpoints, 1, true)), nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := Build(Input{
