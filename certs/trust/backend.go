@@ -171,8 +171,7 @@ func (b *backend) setLocked(v *view) {
 func (b *backend) handshake(chain []*x509.Certificate) error {
 	now, v := time.Now(), b.current.Load()
 	got, old, err := v.verify(chain, now)
-	// Upstream's two counters are by handshake, not by request: a connection presents one certificate.
-	if !hasSAN(chain[0]) {
+	if !hasSAN(chain[0]) { // upstream's two counters are here by handshake: a connection presents one certificate
 		b.of.metrics.missingSAN.Inc()
 	}
 	if err != nil && err.Reason() == reasonInsecureSHA1 || usesSHA1(chain) {

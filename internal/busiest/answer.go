@@ -124,10 +124,9 @@ func (a *Answer) Top(order string, n int) bool {
 	for _, r := range a.Rows {
 		if i, ok := at[r.Who]; ok {
 			rows[i].Add(&r.Counts, 1)
-			continue
+		} else {
+			at[r.Who], rows = len(rows), append(rows, r)
 		}
-		at[r.Who] = len(rows)
-		rows = append(rows, r)
 	}
 	slices.SortStableFunc(rows, func(x, y Row) int {
 		return cmp.Or(cmp.Compare(key(&y.Counts), key(&x.Counts)), cmp.Compare(y.weight(), x.weight()))

@@ -79,6 +79,9 @@ func (c *Callers) Begin(r *Row) (end func()) {
 	c.opens.Lock()
 	defer c.opens.Unlock()
 	key := string(c.key(nil, r))
+	if len(c.open) >= maxOpen/4*3 && c.open[key] == nil {
+		key = viewed(key)[1] // the user alone: all else is chosen by whoever wants to leave no room for others
+	}
 	o := place(c.open, maxOpen, key, r.Token)
 	o.Watches++
 	return func() {

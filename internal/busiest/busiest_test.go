@@ -115,6 +115,19 @@ func TestWindows(t *testing.T) {
 	})
 }
 
+// Who has watches in many ways takes no room from others.
+func TestOpenWatchesOfMany(t *testing.T) {
+	c := New()
+	for i := range 2 * maxOpen {
+		c.Begin(&Row{Who: Who{User: "greedy", Agent: fmt.Sprint(i)}})
+	}
+	c.Begin(&Row{Who: Who{User: "jane"}})()
+	c.Begin(&Row{Who: Who{User: "jane"}})
+	a := c.Ask("user", "minute")
+	a.Top("watches", 2)
+	check.Same(t, []Row{{Who: Who{User: "greedy"}, Counts: Counts{Watches: 2 * maxOpen}}, {Who: Who{User: "jane"}, Counts: Counts{Watches: 1}}}, a.Rows, "watches by user")
+}
+
 // 250,000 callers, all of them new and with texts of 8 KiB, in each slot of both windows, with
 // as many open watches: the memory is that of docs/bounds.md.
 func TestMemory(t *testing.T) { synctest.Test(t, testMemory) }

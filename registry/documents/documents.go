@@ -90,9 +90,8 @@ type Sources[S, L any] struct {
 	locals   sync.Map               // name → *local[L]
 	backends atomic.Pointer[backends[S, L]]
 	running  sync.WaitGroup // the backends' goroutines
-	// Departed are group-versions that have left the table; true: they were remote. Publish forgets some. Of Local ones
-	// they are those whose APIService was deleted: one without a resourceVersion is made of what a local apiserver
-	// serves, and another one may still serve that.
+	// Departed are group-versions that have left the table; true: they were remote. Publish forgets some. A Local one
+	// without a resourceVersion is not among them: it is made of what a local apiserver serves, and another one may.
 	Departed map[schema.GroupVersion]bool
 }
 
