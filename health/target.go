@@ -332,7 +332,13 @@ func (t *target) unwatch() {
 // an open connection can hide that no new one is accepted, and a hanging process keeps its own open.
 func (t *target) check(ctx context.Context, now time.Time) {
 	t.light = t.prober.beat(now.Add(t.rest))
-	c, conn := t.nextClaim(), t.watch
+	claims, conn, c := *t.claims.Load(), t.watch, (*claim)(nil)
+	for i := 0; i < len(claims) && c == nil; i++ { // in rotation, one that neither fails nor is being probed
+		t.turn++
+		if o := claims[t.turn%len(claims)]; o.failures == 0 && !o.asking {
+			c = o
+		}
+	}
 	if c == nil {
 		return
 	}
@@ -358,16 +364,4 @@ func (c *claim) check(ctx context.Context, conn *http.ClientConn) (latency time.
 	defer cancel()
 	latency, err = c.get(ctx, conn.RoundTrip)
 	return latency, cmp.Or(inTime(err, latency, lightTimeout), conn.Err())
-}
-
-// nextClaim returns, in rotation, a claim that neither fails nor is being probed. Nil means none.
-func (t *target) nextClaim() *claim {
-	claims := *t.claims.Load()
-	for range claims {
-		t.turn++
-		if c := claims[t.turn%len(claims)]; c.failures == 0 && !c.asking {
-			return c
-		}
-	}
-	return nil
 }

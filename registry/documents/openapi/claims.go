@@ -20,8 +20,7 @@ type claims struct {
 }
 
 const everything = "*" // the claim of an index that is too large to be read
-
-const mostShown = 10 // of the claims, by logs and status
+const mostShown = 10   // of the claims, by logs and status
 
 func (c claims) paths() []string { return slices.Concat(c.now, c.before) }
 
@@ -36,8 +35,8 @@ func (q *question) claim(paths ...string) {
 	}
 }
 
-// claim sets what is claimed in a view. The documents are those of the last one, if they are made
-// of the same. Before there is a v2 to make them of, nothing is: no group-version may be missing.
+// claim sets what is claimed in a view. Before there is a v2 to make the documents of, nothing is: no group-version may
+// be missing. What was claimed stays converted while that is the same: claims by turns must not cost others seconds.
 func (o *OpenAPI) claim(v, last *view) {
 	if v.local.spec == nil {
 		return
@@ -56,11 +55,18 @@ func (o *OpenAPI) claim(v, last *view) {
 			v.claimed[path] = true
 		}
 	}
-	if last != nil && last.local.spec == v.local.spec && maps.Equal(last.claimed, v.claimed) {
-		v.claimed, v.converted = last.claimed, last.converted
-		return
+	names := make(map[string]bool)
+	if last != nil && last.local.spec == v.local.spec {
+		names, v.converted = maps.Clone(last.names), last.converted
 	}
-	v.converted = sync.OnceValue(func() map[string]*document { return o.convertLocal(v.local.spec, v.claimed) })
+	for name := range v.claimed {
+		if _, listed := v.local.index[name]; listed && !names[name] {
+			names[name], v.converted = true, nil
+		}
+	}
+	if v.names = names; v.converted == nil {
+		v.converted = sync.OnceValue(func() map[string]*document { return o.convertLocal(v.local.spec, names) })
+	}
 }
 
 // Claimed reports whether ServeHTTP answers for a decoded path, because an extension server claims

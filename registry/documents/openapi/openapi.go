@@ -59,10 +59,10 @@ type view struct {
 	table *registry.Table
 	local *localState // zero before the first request
 	parts []input     // of v2, of what local.spec lacks
-	// claimed are the paths that extension servers have in their v3 indexes, and converted returns
-	// the local apiserver's documents of these, made of v2.
-	claimed   map[string]bool
-	converted func() map[string]*document
+	// claimed are the paths that extension servers have in their v3 indexes. converted returns the local apiserver's
+	// documents of names, made of v2: those of its paths that were claimed since it has had local.spec.
+	claimed, names map[string]bool
+	converted      func() map[string]*document
 	// index returns the v3 index. Nil means that the local apiserver's is not known yet.
 	index func() *packed
 	// inputs returns the inputs of v2: as long as nothing has changed, the same pointer as that of the merged document.
