@@ -73,8 +73,8 @@ type target struct {
 	silent  bool          // a light check got no response
 	old     bool          // the last claim that was probed has passed, over HTTP/1.1
 	room    int           // how many concurrent requests the server last allowed. One until it has said so
-	// These are the least times from a round to one that such an alarm causes.
-	hintGap, lostGap, silentGap time.Duration
+	// These are the least times from a round to one that such an alarm causes, and between rounds that writers ask for.
+	hintGap, lostGap, silentGap, share time.Duration
 
 	// watch is a connection of the round that began at watched, left open after a claim passed on it. Nil means none.
 	watch   *http.ClientConn
@@ -147,8 +147,7 @@ func (t *target) dueForAll() (at time.Time, suspect bool) {
 	alarm(t.hinted.Load(), t.hintGap)
 	alarm(t.lost.Load(), t.lostGap)
 	alarm(t.silent, t.silentGap)
-	many := time.Duration(len((*t.prober.index.Load())[(*t.claims.Load())[0].name]))
-	alarm(t.renewed.Load(), max(alarmGap, many*probeShare)) // as many as after failures
+	alarm(t.renewed.Load(), max(alarmGap, t.share)) // as many as after failures
 	return at, suspect
 }
 
@@ -190,7 +189,8 @@ func (t *target) step(ctx context.Context) {
 // begin starts the interval of a round of all claims that do not fail, which answers the alarms.
 func (t *target) begin(now time.Time) (hinted, renewed bool) {
 	spread := 1 - jitter + 2*jitter*rand.Float64() //nolint:gosec // the time of a probe is no secret
-	pause := time.Duration(spread*float64(t.key.interval)) - beat
+	t.share = probeShare * time.Duration(len((*t.prober.index.Load())[(*t.claims.Load())[0].name]))
+	pause := time.Duration(spread*float64(max(t.key.interval, t.share))) - beat
 	t.started, t.due = now, t.prober.beat(now.Add(pause))
 	t.rest = pause / lightChecks
 	t.light = t.prober.beat(now.Add(t.rest))
