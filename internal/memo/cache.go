@@ -96,20 +96,23 @@ func (c *Cache[K, V]) Put(e *Entry[K, V]) {
 	now, generation := time.Now(), c.cfg.Generation()
 	// Every writer also sweeps another set, so that expired entries disappear even if their sets are never used again.
 	c.sweepLocked(func(old *Entry[K, V]) bool { return !old.alive(now, generation) })
-	s := c.set(e.Key)
-	c.setLocked(&s[c.placeLocked(s, e.Key, now, generation)], e)
-	for c.bytes > c.cfg.Bytes {
-		c.sweepLocked(func(*Entry[K, V]) bool { return true })
+	place := c.placeLocked(c.set(e.Key), e.Key, now, generation)
+	c.setLocked(place, e)
+	// What is much smaller makes no room: by a few large entries one caller would drop everybody's.
+	for left := 64; c.bytes > c.cfg.Bytes; left-- { // sets with a few hundred places, in microseconds
+		if c.sweepLocked(func(old *Entry[K, V]) bool { return 2*old.Size >= e.Size }); left == 0 {
+			c.setLocked(place, nil)
+		}
 	}
 }
 
 // placeLocked chooses the place for a key: its own, one without a live entry, one not used lately, or any.
-func (c *Cache[K, V]) placeLocked(s *set[K, V], key K, now time.Time, generation uint64) int {
+func (c *Cache[K, V]) placeLocked(s *set[K, V], key K, now time.Time, generation uint64) *atomic.Pointer[Entry[K, V]] {
 	free, unused := -1, int(c.hand%Ways)
 	for i := range s {
 		switch old := s[i].Load(); {
 		case old != nil && old.Key == key:
-			return i
+			return &s[i]
 		case old == nil || !old.alive(now, generation):
 			free = i
 		case !old.used.Swap(false):
@@ -117,9 +120,9 @@ func (c *Cache[K, V]) placeLocked(s *set[K, V], key K, now time.Time, generation
 		}
 	}
 	if free >= 0 {
-		return free
+		return &s[free]
 	}
-	return unused
+	return &s[unused]
 }
 
 // sweepLocked drops entries of the next set for which over returns true.

@@ -72,6 +72,13 @@ func TestCacheBytesAreBounded(t *testing.T) {
 		t.Errorf("%d entries, %d found; %d bytes of which %d are counted", n, found, size, b.bytes)
 	}
 	check.Same(t, "3999 true", fmt.Sprint(b.get(name(3999))), "the newest")
+	shared := newBook(Config{Entries: 64 * Ways, Bytes: 1000})
+	for i := range 20 { // ten small ones, and large ones that have no room but each other's
+		shared.put(fmt.Sprintf("%0*d", 50+350*(i/10), i), i, time.Hour)
+	}
+	for i := range 10 {
+		check.Same(t, fmt.Sprint(i, true), fmt.Sprint(shared.get(fmt.Sprintf("%050d", i))), "a small one among large ones")
+	}
 	full := newBook(Config{Bytes: 8})
 	full.put("half", 1, time.Hour)
 	full.put("rest", 1, time.Hour)

@@ -16,8 +16,7 @@ const (
 	Max = 1 << 20
 	// MaxURIs bounds those of a certificate: of an empty one's two bytes crypto/x509 makes 144. Real ones have one.
 	MaxURIs = 100
-	// maxRSA bounds the bits of an RSA key. A check of a signature takes their square: a minute if a bundle is one key.
-	// crypto/tls bounds only the keys that a peer presents, to half of this.
+	// maxRSA bounds the bits of an RSA key, as crypto/tls those of peers' ones: by one of 1 MiB a check takes a minute.
 	maxRSA = 16 << 10
 )
 

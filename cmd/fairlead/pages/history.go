@@ -105,8 +105,7 @@ func (p *Pages) serveEvents(w http.ResponseWriter, r *http.Request) {
 	}
 	defer place.Leave()
 	w.Header().Set("Content-Type", "text/event-stream")
-	const eventGap = time.Second       // more frequent redraws only cost
-	const heartbeat = 15 * time.Second // of silence: then a comment keeps proxies from closing the stream
+	const eventGap, heartbeat = time.Second, 15 * time.Second // more redraws only cost; proxies close silent streams
 	rc, generation, sent := http.NewResponseController(w), uint64(0), time.Time{}
 	for t := range latest.Of(r.Context(), p.cfg.Registry.Table, time.Tick(time.Second)) { // the process may drain
 		if p.cfg.Ready.Draining.Load() {
