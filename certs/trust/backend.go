@@ -84,7 +84,7 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 			kept[i].lasts = min(kept[i].lasts, overlap)
 		}
 		b.keepLocked(v, live(kept, now))
-		b.recheckLocked(now)
+		b.recheckLocked(now, true)
 	}
 	b.overlap, b.all = overlap, all
 	if b.spec == spec {
@@ -123,7 +123,7 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 		b.source = "inline"
 		b.bundleLocked([]byte(spec.CABundle), nil, now)
 	}
-	b.recheckLocked(now)
+	b.recheckLocked(now, true)
 }
 
 // referenced takes the bundle of spec's reference, or the error that there is none, unless the reference has changed.
@@ -135,7 +135,7 @@ func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 	}
 	now, before := time.Now(), b.current.Load()
 	b.bundleLocked(data, err, now)
-	b.recheckLocked(now)
+	b.recheckLocked(now, true)
 	if b.current.Load() != before {
 		b.of.cfg.Renewed(b.name)
 	}
@@ -214,7 +214,7 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 			"apiservice", b.name, "until", got.until)
 	case !old && len(v.previous) > 0:
 		b.keepLocked(*v, nil) // an endpoint has shown a chain of the new roots
-		b.recheckLocked(now)
+		b.recheckLocked(now, true)
 	}
 	return nil
 }
@@ -254,11 +254,14 @@ func (b *backend) unused() bool {
 	return len(b.users)+len(b.guards) == 0
 }
 
-// recheckLocked checks all guards when the view has changed. Others' dials may wait for it. So if it takes far longer
-// than real chains do, 0.1 ms each, the rest are lost: who writes the bundle can make each chain cost 100 signatures.
-func (b *backend) recheckLocked(now time.Time) {
+// recheckLocked checks guards: all when the view has changed, else those due. Others' dials may wait for it. So
+// if it takes far longer than real chains, 0.1 ms each, the rest are lost: a bundle can make one cost 100 signatures.
+func (b *backend) recheckLocked(now time.Time, all bool) {
 	end := time.Now().Add(time.Second / 4)
 	for g := range b.guards {
+		if !all && (g.expired || g.until.IsZero() || now.Before(g.until)) {
+			continue
+		}
 		if end = end.Add(2 * time.Millisecond); time.Now().After(end) {
 			delete(b.guards, g)
 			close(g.lost)
@@ -322,12 +325,8 @@ func (b *backend) tick(now time.Time) {
 	v := b.current.Load()
 	if kept := live(v.previous, now); len(kept) < len(v.previous) {
 		b.keepLocked(*v, kept)
-		b.recheckLocked(now)
+		b.recheckLocked(now, true)
 	}
-	for g := range b.guards {
-		if !g.expired && !g.until.IsZero() && !now.Before(g.until) {
-			b.checkLocked(g, now)
-		}
-	}
+	b.recheckLocked(now, false)
 	maps.DeleteFunc(b.leaves, func(_ [sha256.Size]byte, l leaf) bool { return now.Sub(l.seen) > leafMemory })
 }

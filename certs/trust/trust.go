@@ -287,7 +287,7 @@ func (t *Trust) LocalBundle(data []byte) error {
 	defer b.mu.Unlock()
 	b.source = "kubeconfig"
 	b.bundleLocked(data, nil, time.Now())
-	b.recheckLocked(time.Now())
+	b.recheckLocked(time.Now(), true)
 	return nil
 }
 

@@ -95,25 +95,30 @@ func TestGone(t *testing.T) {
 
 // Open connections are not checked again for long, because others' dials wait for it: the rest are lost.
 func TestRecheckIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, slow := newStage(t, Config{}), x509.NewCertPool()
-		s.set("v1.a", "bundle=ca")
-		b, open, lost := s.Trust.backends["v1.a"], make([]connection, 10), 0
-		for i := range open {
-			open[i].lost, _ = b.guard(s.pair("ca").Chain())
-		}
-		slow.AddCertWithConstraint(s.cast.CA("ca").Certificate, func([]*x509.Certificate) error { time.Sleep(100 * time.Millisecond); return nil })
-		b.current.Load().current.pool = slow
-		b.mu.Lock()
-		b.recheckLocked(time.Now())
-		b.mu.Unlock()
-		for _, c := range open {
-			if c.isLost() {
-				lost++
+	for _, all := range []bool{true, false} { // else those of a leaf that has expired
+		synctest.Test(t, func(t *testing.T) {
+			s, slow := newStage(t, Config{}), x509.NewCertPool()
+			s.set("v1.a", "bundle=ca")
+			b, open, lost := s.Trust.backends["v1.a"], make([]connection, 10), 0
+			for i := range open {
+				open[i].lost, _ = b.guard(s.pair("ca").Chain())
 			}
-		}
-		check.Same(t, len(open)-3, lost, "connections are lost of which each would take 0.1 s")
-	})
+			slow.AddCertWithConstraint(s.cast.CA("ca").Certificate, func([]*x509.Certificate) error { time.Sleep(100 * time.Millisecond); return nil })
+			b.current.Load().current.pool = slow
+			if !all {
+				time.Sleep(25 * time.Hour)
+			}
+			b.mu.Lock()
+			b.recheckLocked(time.Now(), all)
+			b.mu.Unlock()
+			for _, c := range open {
+				if c.isLost() {
+					lost++
+				}
+			}
+			check.Same(t, len(open)-3, lost, "connections are lost of which each would take 0.1 s; all are checked: %v", all)
+		})
+	}
 }
 
 // TLS works before Run for what is in the table. Run follows the table and time.
