@@ -32,7 +32,7 @@ type Conn struct {
 	blockID       uint32 // its stream; 0 means that none is being received
 	blockES       bool   // END_STREAM of the field block
 	blockAt       time.Duration
-	turn          int // a client's field blocks that were handled in this turn
+	turn          int // what was handled in this turn, in frames of DATA, see turnHeads
 	left          int // bytes of input that wait for the next turn
 	dec           *hpack.Decoder
 
@@ -182,8 +182,8 @@ func (c *Conn) Closing() bool { return c.closing }
 // Cut reports whether to close it at once, without writing the remaining output.
 func (c *Conn) Cut() bool { return c.cut }
 
-// Heads returns how many of a client's field blocks were handled in this turn.
-func (c *Conn) Heads() int { return c.turn }
+// Heads returns how many of a client's field blocks were handled in this turn, or as much else.
+func (c *Conn) Heads() int { return c.turn / headFrames }
 
 // room returns how many bytes of DATA may be appended to the output now.
 func (c *Conn) room() int { return c.e.lim.writeLimit - len(c.out) - c.inflight }

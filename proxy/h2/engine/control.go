@@ -9,19 +9,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/budget"
 )
 
-// useful is how much content of a client's DATA makes its frame free: one that sends less at a time sends more bytes of
-// frame headers than of content. What a backend sends, a client has asked for, and its windows bound it: not for HEAD.
-const useful = 16
-
 // inFlight is the least that a frame on a stream that we have reset takes of what is owed: small ones mean fewer bytes.
 const inFlight = 512
 
-// priceData returns the cost of DATA with that much content for s, nil if the stream has ended. For what a backend has
-// sent before it sees our reset, that reset accounts: clients decide about it. While resets wait, it does not see them,
-// and may use up its windows in frames of any size; to find a reset that waits for a stream's end has its price.
+// priceData returns the cost of DATA with that much content for s, nil if the stream has ended. Some clients send
+// bodies in pieces of a few bytes: windows bound them (what nobody asked for has none), and turnHeads what is handled at
+// once. For what a backend has sent before it sees our reset, that reset accounts: clients decide about it. While resets
+// wait, it may use up its windows in frames of any size; to find a reset that waits for a stream's end has its price.
 func (c *Conn) priceData(s *stream, content int) int {
 	switch {
-	case s != nil && !s.headOnly && (content >= useful || content > 0 && c.side == down):
+	case s != nil && content > 0 && !s.headOnly:
 		return 0
 	case s == nil && content > 0 && c.owed > 0 && !c.data.end:
 		if c.owed -= content; len(c.late) == 0 {

@@ -133,7 +133,7 @@ func (p *peer) many(n int) []byte {
 	return p.bytes("")
 }
 
-// A turn under the mutex ends after a fixed number of requests, however much input there is. What waits for another
+// A turn under the mutex ends after so many requests or frames of DATA, however much input there is. What waits for another
 // turn is counted once as input, and as held while it waits.
 func TestTurnHasSoManyHeads(t *testing.T) {
 	r, c := newClient(t)
@@ -146,6 +146,10 @@ func TestTurnHasSoManyHeads(t *testing.T) {
 		check.Same(t, len(rest), c.c.weight-c.c.heads-len(c.c.out)-2*c.c.inflight, "bytes that wait")
 	}
 	check.Same(t, [2]int64{0, int64(len(all))}, [2]int64{int64(len(rest)), c.c.bytesIn}, "bytes left, and counted")
+	dribbles := r.client()
+	dribbles.say("POST 1")
+	rest = r.e.Feed(dribbles.c, []byte(strings.Repeat(string(dribbles.bytes("DATA 1 x")), 3000)))
+	check.Same(t, 10*(3000-2048)+1, len(rest), "bytes of DATA that wait, with the content of the last frame")
 	lost := r.client()
 	r.e.Feed(lost.c, all)
 	r.e.lose(lost.c, errRefused)

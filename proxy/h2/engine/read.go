@@ -13,6 +13,7 @@ const (
 	// turnHeads is how many of a client's field blocks are handled in one turn: about half a millisecond under the
 	// mutex. Sixteen connections may each send 250 requests at once; others' requests are served after 64 of each.
 	turnHeads  = 64
+	headFrames = 32      // so many frames of DATA, which may have a byte each, take as long as a head
 	smallFrame = 1 << 10 // the largest buffer kept for the next frame in two parts: most control frames and heads fit
 )
 
@@ -34,7 +35,7 @@ func (e *Engine) Feed(c *Conn, p []byte) []byte {
 		c.preface -= n
 		p = p[n:]
 	}
-	for c.turn = 0; len(p) > 0 && !c.closing && c.turn < turnHeads; {
+	for c.turn = 0; len(p) > 0 && !c.closing && c.turn < turnHeads*headFrames; {
 		if c.data.on {
 			p = e.feedData(c, p)
 			continue
@@ -150,6 +151,7 @@ func (e *Engine) dataBegin(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	if int64(h.Length) > int64(c.recv) {
 		return &connError{http2.ErrCodeFlowControl, "connection window exceeded"}
 	}
+	c.turn++
 	c.recv -= int32(h.Length)
 	// The connection's credit is returned on receipt: one stuck stream must not stop the others (RFC 9113 §5.2.2). The
 	// streams' windows bound what waits. DATA of ended streams is credited, too.
@@ -333,7 +335,7 @@ func (e *Engine) fieldBlock(c *Conn, block []byte, selfDependent bool) *connErro
 		return err
 	}
 	if c.side == up {
-		c.turn++
+		c.turn += headFrames
 		return e.requestBlock(c, id, selfDependent)
 	}
 	return e.responseBlock(c, id)
