@@ -211,7 +211,7 @@ func (p *pool) failed(err error) {
 // freesSlots reports whether a connection will soon take a stream. One with only watches will not.
 func (p *pool) freesSlots() bool {
 	for _, c := range p.conns {
-		if c.slots(p.expected()) > 0 {
+		if c.slots(p.expected()) > 0 || !c.drained && len(c.late) > 0 {
 			return true
 		}
 		for _, s := range c.streams {
