@@ -238,6 +238,7 @@ func (r *rawConn) flushLocked() (bool, error) {
 			r.out = append(r.out[:0], r.out[put:]...)
 			return false, nil
 		case !errors.Is(err, syscall.EINTR):
+			r.out = nil // flushOwn does not try again: there may be input
 			return false, err
 		}
 	}

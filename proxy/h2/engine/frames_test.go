@@ -249,6 +249,8 @@ func (s *teller) speak(p *peer, words []string, rest string) {
 	case "takes":
 		p.silent = false
 		p.take()
+	case "closed":
+		p.c.Wrote(p.c.take(), errRefused)
 	case "lost":
 		s.lose(p, errRefused)
 	case "removed":

@@ -38,6 +38,7 @@ import (
 //	repeat <n> <peer> <frames> [, <peer> …]   "pass <duration>" may stand for a peer
 //	flood <n> <peer> <frames> [, …] the same until the last one's connection ends as a flood, in round n
 //	<peer> silent, takes, lost      takes no output, takes it again, has gone
+//	<peer> closed                   has closed: what a silent one has not taken cannot be written
 //	<peer> removed                  the driver has closed its connection
 //	<peer> read, written            its connection's keys have been used for as much as they may
 //	dials held, refused, ok         all from now on; ok: also those that are held

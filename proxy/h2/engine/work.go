@@ -94,11 +94,15 @@ func (c *Conn) Wrote(buf []byte, err error) {
 	c.e.Count.Output.Add(-int64(c.inflight))
 	c.inflight = 0
 	c.weigh()
-	if err != nil {
+	switch {
+	case err != nil && c.side == down && len(c.streams) > 0 && !c.closing:
+		// What the server has sent before it closed is read first: an answer, GOAWAY. Then the driver sees the end.
+		c.drained, c.flushing = true, true
+		return
+	case err != nil:
 		c.e.cutOff(c, err)
 		return
-	}
-	if c.closing {
+	case c.closing:
 		c.closingAt = c.e.now // the linger time begins here
 	}
 	c.e.pump(c)
