@@ -32,7 +32,7 @@ func (e *Engine) requestBlock(c *Conn, id uint32, selfDependent bool) *connError
 		e.drainConn(c) // ids are used up (§5.1.1)
 	}
 	switch {
-	case len(c.streams) >= int(e.MaxStreams), c.heads > 0 && c.heads+e.fields.Weight() > maxHeads:
+	case len(c.streams) >= int(e.MaxStreams):
 		return e.refuse(c, id, http2.ErrCodeRefusedStream, resetByLimit)
 	case c.greedy() || c.crowded(handled*e.fields.Weight()):
 		e.Memory.Refuse(hold.Stream)

@@ -63,7 +63,7 @@ type Conn struct {
 	reach        reach
 	queued       int // of a client: bytes held for bodies of its streams, both ways
 	weight       int // bytes that the connection itself holds, as last counted
-	heads        int // of a client: what unanswered requests' heads have become, see maxHeads
+	heads        int // of a client: what unanswered requests' heads have become, see crowded
 	shared       int // what Source counts of heads and block
 	budget       budget.Budget
 	owed         int         // of a backend: bytes that may still come on streams that we have reset

@@ -50,8 +50,6 @@ const (
 	keyGrace = time.Minute // then its long-running streams end
 	// maxHeader is the largest field list, and encoded block, as in kube-apiserver: users may have thousands of groups.
 	maxHeader = 1 << 20
-	// maxHeads bounds the heads of a client's unanswered requests, here or in output: 16 KiB for each of 250 streams.
-	maxHeads = 4 << 20
 	// guestBuffer is how much of a guest's body is queued before its caller waits, and the most that Take returns.
 	guestBuffer = 64 << 10
 )
