@@ -18,7 +18,7 @@ const inFlight = 512
 // wait, it may use up its windows in frames of any size; to find a reset that waits for a stream's end has its price.
 func (c *Conn) priceData(s *stream, content int) int {
 	switch {
-	case s != nil && content > 0 && !s.headOnly:
+	case s != nil && content > 0 && (c.side == up || !s.noBody):
 		return 0
 	case s == nil && content > 0 && c.owed > 0 && !c.data.end:
 		if c.owed -= content; len(c.late) == 0 {
