@@ -121,11 +121,12 @@ func certificateNames(c *tls.Certificate) []string {
 // certificate selects a pair by the SNI name or, if there is none, by the address that the client
 // dialled: a client that dials an IP address sends no name.
 func (n *servingNames) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-	name := strings.ToLower(strings.TrimSuffix(hello.ServerName, "."))
-	if name == "" && hello.Conn != nil {
-		name, _, _ = net.SplitHostPort(hello.Conn.LocalAddr().String())
+	c := n.lookup(strings.ToLower(strings.TrimSuffix(hello.ServerName, ".")))
+	if hello.ServerName == "" && hello.Conn != nil {
+		address, _, _ := net.SplitHostPort(hello.Conn.LocalAddr().String())
+		c = n.names[address] // wildcards are for names
 	}
-	if c := cmp.Or(n.lookup(name), n.fallback); c != nil {
+	if c = cmp.Or(c, n.fallback); c != nil {
 		return c, nil
 	}
 	return nil, errors.New("there is no serving certificate yet")
@@ -146,8 +147,7 @@ func (n *servingNames) lookup(name string) *tls.Certificate {
 			return c
 		}
 	}
-	// "*.example.com" for a.example.com was tried above. A lone "*" matches every name.
-	return n.names["*"]
+	return nil
 }
 
 // maxWildcards bounds the labels tried as wildcards: the name is a stranger's and may have 127.

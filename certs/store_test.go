@@ -25,16 +25,21 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki/cast"
 )
 
-// The address that a client dials selects a pair, too, and there may be none.
+// The address that a client dials selects a pair, too, by no wildcard: "*" is one label. There may be none.
 func TestServingByAddress(t *testing.T) {
 	cert := func(cn string) *tls.Certificate {
 		return &tls.Certificate{Leaf: &x509.Certificate{Subject: pkix.Name{CommonName: cn}}}
 	}
-	pair := NewPair("10.0.0.9")
-	pair.current.Store(&pairState{cert: cert("addressed")})
-	names := newServingNames(cert("default"), []*Pair{pair})
-	if c, err := names.certificate(&tls.ClientHelloInfo{Conn: addressed{}}); err != nil || c.Leaf.Subject.CommonName != "addressed" {
-		t.Errorf("served %v, %v", c, err)
+	for _, tt := range []struct{ pair, sni, want string }{
+		{"10.0.0.9", "", "pair"}, {"*", "", "default"}, {"*", "api.example.com", "default"}, {"*", "kubernetes", "pair"},
+	} {
+		pair := NewPair(tt.pair)
+		pair.current.Store(&pairState{cert: cert("pair")})
+		names := newServingNames(cert("default"), []*Pair{pair})
+		c, err := names.certificate(&tls.ClientHelloInfo{ServerName: tt.sni, Conn: addressed{}})
+		if err != nil || c.Leaf.Subject.CommonName != tt.want {
+			t.Errorf("a pair for %q serves %q %v, %v, want %s", tt.pair, tt.sni, c, err, tt.want)
+		}
 	}
 	if c, err := newServingNames(nil, nil).certificate(&tls.ClientHelloInfo{}); err == nil {
 		t.Errorf("no pair: served %v", c)
