@@ -264,10 +264,8 @@ func (s *Shared) SNI() (pairs []certs.PairSource) {
 	for _, text := range s.sni {
 		files, names, _ := strings.Cut(text, ":")
 		cert, key, _ := strings.Cut(files, ",")
-		p := certs.PairSource{Cert: cert, Key: key}
-		if names != "" {
-			p.Names = strings.Split(names, ",")
-		}
+		p := certs.PairSource{Cert: strings.TrimSpace(cert), Key: strings.TrimSpace(key)}
+		p.Names = strings.FieldsFunc(names, func(r rune) bool { return r == ',' || r == ' ' })
 		pairs = append(pairs, p)
 	}
 	return pairs

@@ -3,12 +3,14 @@ package cli
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 	cliflag "k8s.io/component-base/cli/flag"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -68,6 +70,12 @@ func TestFlags(t *testing.T) {
 			t.Errorf("%d columns: %s", len(line), line)
 		}
 	}
+}
+
+// As in kube-apiserver there may be blanks.
+func TestSNI(t *testing.T) {
+	s := &Shared{sni: []string{"a.crt, a.key: a.test, *.b.test", "a.crt,a.key:fd00::1", "a.crt"}}
+	check.Same(t, "[{a.crt a.key [a.test *.b.test]} {a.crt a.key [fd00::1]} {a.crt  []}]", fmt.Sprint(s.SNI()), "pairs")
 }
 
 // An error's text may be a server's.
