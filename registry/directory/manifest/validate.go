@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -94,7 +95,7 @@ func (v *violations) service(o *corev1.Service) {
 	oneOf(v, spec.Child("type"), o.Spec.Type, corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName,
 		corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort)
 	if name := o.Spec.ExternalName; external {
-		v.invalid(spec.Child("externalName"), name, utilvalidation.IsDNS1123Subdomain(name))
+		v.invalid(spec.Child("externalName"), name, utilvalidation.IsDNS1123Subdomain(strings.TrimSuffix(name, ".")))
 	}
 	if ip, at := o.Spec.ClusterIP, spec.Child("clusterIP"); ip != "" && !headless {
 		_, err := netip.ParseAddr(ip)

@@ -218,9 +218,10 @@ endpoints: [{addresses: [%[4]s]}]
 `, group, version, strings.ReplaceAll(group, ".", "-"), host, port, trust, annotations)
 }
 
-// Good returns a valid manifest of each kind, and one of a Service with a name that Kubernetes has since v1.36.
+// Good returns a valid manifest of each kind, and those of Services with a name of v1.36 and a fully qualified one.
 func Good() []string {
-	return []string{apiService, service, swap(service, "name: svc", "name: 9y"), endpointSlice, configMap, clusterRole, clusterRoleBinding}
+	external := swap(swap(service, "ClusterIP", "ExternalName"), "  clusterIP: 10.96.0.1", "  externalName: a.example.com.")
+	return []string{apiService, service, swap(service, "name: svc", "name: 9y"), external, endpointSlice, configMap, clusterRole, clusterRoleBinding}
 }
 
 func swap(s, from, to string) string { return strings.Replace(s, from, to, 1) }
