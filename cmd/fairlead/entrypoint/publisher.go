@@ -76,7 +76,7 @@ func New(c Config) *Publisher {
 
 // CheckAddress returns why clients cannot use an address. Kubernetes would reject it too.
 func CheckAddress(a netip.Addr) error {
-	if !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsLinkLocalUnicast() ||
+	if !a.IsValid() || a.Unmap().IsUnspecified() || a.IsLoopback() || a.IsLinkLocalUnicast() ||
 		a.IsMulticast() || a.Zone() != "" {
 		return fmt.Errorf("address %q cannot be reached by others", a)
 	}

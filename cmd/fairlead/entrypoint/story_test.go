@@ -217,7 +217,7 @@ func TestCheckAddress(t *testing.T) {
 	must.Do(t, CheckAddress(netip.MustParseAddr("10.0.0.1")))
 	for name, a := range map[string]netip.Addr{
 		"no address": {}, "loopback": netip.MustParseAddr("127.0.0.1"), "mapped loopback": netip.MustParseAddr("::ffff:127.0.0.1"),
-		"any": netip.MustParseAddr("0.0.0.0"), "link-local": netip.MustParseAddr("fe80::1"),
+		"any": netip.MustParseAddr("0.0.0.0"), "mapped any": netip.MustParseAddr("::ffff:0.0.0.0"), "link-local": netip.MustParseAddr("fe80::1"),
 	} {
 		check.Same(t, true, CheckAddress(a) != nil, "%s: no error", name)
 	}
