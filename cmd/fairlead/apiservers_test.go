@@ -36,7 +36,7 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	path := writeFile(t, filepath.Join(t.TempDir(), "kubeconfig"), kubeconfigText("https://other.example:1", ca, ""))
 	for given, want := range map[string]string{ // a manifest cannot write brackets around $(HOST_IP)
 		"https://fd00::1:6443": "[fd00::1]:6443", "https://[fd00::1]:6443": "[fd00::1]:6443", "https://192.0.2.1:6443/": "192.0.2.1:6443",
-		"https://[fd00::1]": "[fd00::1]:443", "https://kube.example": "kube.example:443",
+		"https://fd00::1:6443/": "[fd00::1]:6443", "https://fd00::1:https": "", "https://[fd00::1]": "[fd00::1]:443", "https://kube.example": "kube.example:443",
 		"http://127.0.0.1:1": "", "https://": "", "https://%": "", "10.0.0.1:6443": "", "https://user@10.0.0.1": "", "https://10.0.0.1/prefix": "",
 	} {
 		if _, addresses, _, err := clientConfig(path, []string{given}, false); strings.Join(addresses, "") != want || (err == nil) != (want != "") {

@@ -83,7 +83,7 @@ func addressOf(server string) (string, error) {
 	bare, https := strings.CutPrefix(server, "https://")
 	at := max(0, strings.LastIndexByte(bare, ':'))
 	if ip, err := netip.ParseAddr(bare[:at]); https && err == nil && ip.Is6() {
-		return net.JoinHostPort(bare[:at], bare[at+1:]), nil
+		server = "https://" + net.JoinHostPort(bare[:at], bare[at+1:])
 	}
 	u, err := url.Parse(server)
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" ||
