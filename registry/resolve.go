@@ -184,12 +184,8 @@ func (f *family) ordered() []Endpoint {
 	for i := range endpoints {
 		endpoints[i].Far = endpoints[i].Far && f.near && !f.unhinted
 	}
-	readyFirst := func(a, b Endpoint) int {
-		return cmp.Or(
-			cmp.Compare(metric.Number(a.Terminating), metric.Number(b.Terminating)),
-			cmp.Compare(metric.Number(a.Far), metric.Number(b.Far)),
-		)
-	}
+	rank := func(e Endpoint) float64 { return 2*metric.Number(e.Terminating) + metric.Number(e.Far) }
+	readyFirst := func(a, b Endpoint) int { return cmp.Compare(rank(a), rank(b)) }
 	slices.SortFunc(endpoints, func(a, b Endpoint) int {
 		return cmp.Or(strings.Compare(a.Address, b.Address), readyFirst(a, b))
 	})

@@ -259,10 +259,7 @@ func sliceContent(s *discoveryv1.EndpointSlice) string {
 	var list []string
 	for _, p := range s.Ports {
 		for _, e := range s.Endpoints {
-			unready := ""
-			if !ptr.Deref(e.Conditions.Ready, true) {
-				unready = "!"
-			}
+			unready := map[bool]string{false: "!"}[ptr.Deref(e.Conditions.Ready, true)]
 			for _, a := range e.Addresses {
 				list = append(list, fmt.Sprintf("%s %s%s %d", ptr.Deref(p.Name, ""), unready, a, ptr.Deref(p.Port, 0)))
 			}
