@@ -78,20 +78,21 @@ func (p *Pair) take(data [][]byte) error {
 
 // servingNames maps names to serving pairs. It is immutable.
 type servingNames struct {
-	fallback *tls.Certificate
-	names    map[string]*tls.Certificate // lower case
+	all   []*tls.Certificate          // first the one of no name, which may be nil
+	names map[string]*tls.Certificate // lower case
 }
 
 // newServingNames gives precedence as kube-apiserver does: a full name before a wildcard, an
 // explicit name before one from a certificate, an earlier flag before a later one.
 func newServingNames(fallback *tls.Certificate, sni []*Pair) *servingNames {
-	n := &servingNames{fallback: fallback, names: make(map[string]*tls.Certificate)}
+	n := &servingNames{all: []*tls.Certificate{fallback}, names: make(map[string]*tls.Certificate)}
 	implied := make(map[string]*tls.Certificate)
 	for _, p := range sni {
 		cert := p.Certificate()
 		if cert == nil {
 			continue
 		}
+		n.all = append(n.all, cert)
 		into, names := n.names, p.names
 		if len(names) == 0 {
 			into, names = implied, certificateNames(cert)
@@ -126,7 +127,12 @@ func (n *servingNames) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate
 		address, _, _ := net.SplitHostPort(hello.Conn.LocalAddr().String())
 		c = n.names[address] // wildcards are for names
 	}
-	if c = cmp.Or(c, n.fallback); c != nil {
+	for _, o := range n.all { // as crypto/tls: a pair may be given for some of the names in its certificate only
+		if c == nil && o != nil && hello.SupportsCertificate(o) == nil {
+			c = o
+		}
+	}
+	if c = cmp.Or(c, n.all[0]); c != nil {
 		return c, nil
 	}
 	return nil, errors.New("there is no serving certificate yet")
