@@ -179,7 +179,7 @@ func (v *violations) addresses(addresses []string, kind discoveryv1.AddressType,
 	for i, a := range addresses {
 		at := path.Index(i)
 		if kind == discoveryv1.AddressTypeFQDN {
-			v.invalid(at, a, utilvalidation.IsDNS1123Subdomain(a))
+			v.invalid(at, a, utilvalidation.IsDNS1123Subdomain(strings.TrimSuffix(a, ".")))
 			continue
 		}
 		addr, err := netip.ParseAddr(a)

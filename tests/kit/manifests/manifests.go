@@ -221,7 +221,8 @@ endpoints: [{addresses: [%[4]s]}]
 // Good returns a valid manifest of each kind, and those of Services with a name of v1.36 and a fully qualified one.
 func Good() []string {
 	external := swap(swap(service, "ClusterIP", "ExternalName"), "  clusterIP: 10.96.0.1", "  externalName: a.example.com.")
-	return []string{apiService, service, swap(service, "name: svc", "name: 9y"), external, endpointSlice, configMap, clusterRole, clusterRoleBinding}
+	named := swap(swap(endpointSlice, "IPv4", "FQDN"), "10.0.0.1", "a.example.com.")
+	return []string{apiService, service, swap(service, "name: svc", "name: 9y"), external, endpointSlice, named, configMap, clusterRole, clusterRoleBinding}
 }
 
 func swap(s, from, to string) string { return strings.Replace(s, from, to, 1) }
