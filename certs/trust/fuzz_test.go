@@ -193,7 +193,7 @@ func TestIdentity(t *testing.T) {
 	check.Same(t, false, newRoots([]*x509.Certificate{&self}).shares(newRoots([]*x509.Certificate{&next})), "a renewed certificate that is no CA is another")
 }
 
-// Of a CA that was renewed with its key, the certificate that is valid for longest is the issuer. Few of a name are tried.
+// Of a CA renewed with its key, the certificate that is valid for longest is the issuer. Few of a name are tried.
 func TestIssuer(t *testing.T) {
 	ca := pki.NewCA("ca")
 	expired := *ca.Certificate

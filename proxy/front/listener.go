@@ -130,7 +130,7 @@ func (l *Listener) Own() ([]netip.AddrPort, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing this machine's addresses: %w", err)
 	}
-	own := []netip.AddrPort{bound, netip.AddrPortFrom(netip.IPv4Unspecified(), bound.Port())} // dials come here, too
+	own := []netip.AddrPort{at, netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port())} // dials come here, too
 	for _, a := range all {
 		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
 			own = append(own, netip.AddrPortFrom(prefix.Addr().Unmap().WithZone(""), at.Port()))

@@ -13,8 +13,8 @@ import (
 const inFlight = 512
 
 // priceData returns the cost of DATA with that much content for s, nil if the stream has ended. Some clients send
-// bodies in pieces of a few bytes: windows bound them (what nobody asked for has none), and turnHeads what is handled at
-// once. For what a backend has sent before it sees our reset, that reset accounts: clients decide about it. While resets
+// bodies in pieces of a few bytes: windows bound them (not what nobody asked for), and turnHeads what is handled at
+// once. For what a backend has sent before it sees our reset, that accounts: clients decide about it. While resets
 // wait, it may use up its windows in frames of any size; to find a reset that waits for a stream's end has its price.
 func (c *Conn) priceData(s *stream, content int) int {
 	switch {

@@ -133,8 +133,8 @@ func (p *peer) many(n int) []byte {
 	return p.bytes("")
 }
 
-// A turn under the mutex ends after so many requests or frames of DATA, however much input there is. What waits for another
-// turn is counted once as input, and as held while it waits.
+// A turn under the mutex ends after so many requests or frames of DATA, however much input there is. What waits for
+// another turn is counted once as input, and as held while it waits.
 func TestTurnHasSoManyHeads(t *testing.T) {
 	r, c := newClient(t)
 	c.c.bytesIn = 0
