@@ -37,7 +37,7 @@ func TestJoinByTime(t *testing.T) {
 		{"gone meanwhile", old, nil, nil, 1, 2},
 	} {
 		got := join(one(tt.own, tt.at), one(tt.former, tt.before)).versions[gv]
-		check.Same(t, true, got.v3 == tt.want && got.at == time.Unix(max(tt.at, tt.before), 0), "%s: %v of %v", tt.name, got.v3, got.at)
+		check.Same(t, true, got.v3 == tt.want && got.at.Equal(time.Unix(max(tt.at, tt.before), 0)), "%s: %v of %v", tt.name, got.v3, got.at)
 	}
 }
 
