@@ -64,8 +64,7 @@ func (p *Pair) Set(cert *tls.Certificate) {
 	close(old.superseded)
 }
 
-// take parses data (certificate, key) and puts it in force. It refuses a truncated certificate
-// file even if its first certificate is complete: clients would miss the intermediates.
+// take puts data (certificate, key) in force. It refuses a truncated certificate file: intermediates would be missing.
 func (p *Pair) take(data [][]byte) error {
 	_, err1 := bundle.Parse(data[0])
 	cert, err2 := tls.X509KeyPair(data[0], data[1])
@@ -82,8 +81,7 @@ type servingNames struct {
 	names map[string]*tls.Certificate // lower case
 }
 
-// newServingNames gives precedence as kube-apiserver does: a full name before a wildcard, an
-// explicit name before one from a certificate, an earlier flag before a later one.
+// newServingNames prefers, as kube-apiserver, full names to wildcards, explicit names to certificates', earlier flags.
 func newServingNames(fallback *tls.Certificate, sni []*Pair) *servingNames {
 	n := &servingNames{all: []*tls.Certificate{fallback}, names: make(map[string]*tls.Certificate)}
 	implied := make(map[string]*tls.Certificate)
@@ -119,8 +117,7 @@ func certificateNames(c *tls.Certificate) []string {
 	return append(names, c.Leaf.DNSNames...)
 }
 
-// certificate selects a pair by the SNI name or, if there is none, by the address that the client
-// dialled: a client that dials an IP address sends no name.
+// certificate selects a pair by the SNI name or, since a client that dials an address sends none, by that address.
 func (n *servingNames) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c := n.lookup(strings.ToLower(strings.TrimSuffix(hello.ServerName, ".")))
 	if hello.ServerName == "" && hello.Conn != nil {

@@ -191,7 +191,7 @@ type plain struct {
 func (c *plain) handshake(ctx context.Context, raw net.Conn, l *Listener) error {
 	read := 0
 	if p, ok := raw.(*placed); ok {
-		if !l.seat(p, c.from) {
+		if !l.seat(p, c) {
 			return net.ErrClosed
 		}
 		p.counts = func(n int) bool {

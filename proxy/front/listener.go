@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 )
@@ -49,10 +50,10 @@ type Listener struct {
 	open   atomic.Int64
 	stalls prometheus.Counter
 	*handshakes
-	room   func()       // sends idle clients away. Nil sends none
-	roomAt atomic.Int64 // when it last has, in seconds
-	known  []string     // the sharers when this one began to listen. Nil means that the port is not shared
-	logged time.Time    // of the last log; used by Accept's goroutine only
+	room            func(of *hold.Source) // sends idle clients of an address away, of nil any. Nil sends none
+	roomAt, ofOneAt atomic.Int64          // when it last has so, in seconds
+	known           []string              // the sharers when this one began to listen. Nil: the port is not shared
+	logged          time.Time             // of the last log; used by Accept's goroutine only
 
 	end  sync.Once
 	done chan struct{} // closed by Close
@@ -161,31 +162,33 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return &placed{Conn: conn, in: direct, out: direct, leave: func() { l.open.Add(-1); <-l.places }}, nil
 }
 
-// seat counts a connection for its client's address, which leaves a 32nd of all places to others.
-func (l *Listener) seat(c *placed, from bound.Source) bool {
-	seat, ok := l.seats.Take(from, 1, int64(cap(l.places)))
+// seat counts a connection for its client's address, which leaves a 32nd of all places to others: its own make room.
+func (l *Listener) seat(c *placed, of *plain) bool {
+	seat, ok := l.seats.Take(of.from, 1, int64(cap(l.places)))
 	if leave := c.leave; ok {
 		c.leave = func() { seat.Leave(); leave() }
 	} else {
 		l.stalls.Inc() // the port is as good as full
-		l.makeRoom()
+		l.makeRoom(&l.ofOneAt, of.source)
 		_ = c.Conn.Close() // now: Close would keep the place for a moment
 	}
 	return ok
 }
 
 // makeRoom sends idle clients away, once a second: others want their places.
-func (l *Listener) makeRoom() {
-	if now := time.Now().Unix(); l.roomAt.Swap(now) != now && l.room != nil {
-		l.room()
+func (l *Listener) makeRoom(at *atomic.Int64, of *hold.Source) {
+	if now := time.Now().Unix(); at.Swap(now) != now && l.room != nil {
+		l.room(of)
 	}
 }
 
 // wait takes a place when there is one.
 func (l *Listener) wait() error {
-	for again := time.Tick(stallLogInterval); ; {
-		l.stalled("the limit of connections is reached", nil)
-		l.makeRoom()
+	for n, again := 0, time.Tick(time.Second); ; n++ { // clients may become idle later
+		if n%int(stallLogInterval/time.Second) == 0 {
+			l.stalled("the limit of connections is reached", nil)
+		}
+		l.makeRoom(&l.roomAt, nil)
 		select {
 		case l.places <- struct{}{}:
 			return nil

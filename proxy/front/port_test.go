@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -201,13 +202,15 @@ func TestFailedAcceptKeepsNoPlace(t *testing.T) {
 func TestStalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		l := &Listener{log: slog.New(slog.NewTextHandler(&log, nil)), stalls: prometheus.NewCounter(prometheus.CounterOpts{}), done: make(chan struct{})} // with no place
+		rooms := 0
+		l := &Listener{log: slog.New(slog.NewTextHandler(&log, nil)), stalls: prometheus.NewCounter(prometheus.CounterOpts{}), done: make(chan struct{}), room: func(*hold.Source) { rooms++ }} // with no place
 		time.AfterFunc(4*stallLogInterval+time.Second, func() { close(l.done) })
 		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("error %v, want %v", err, net.ErrClosed)
 		}
 		check.Same(t, 5, testutil.ToFloat64(l.stalls), "stalls counted in four intervals, at once and after each")
 		check.Same(t, 3, strings.Count(log.String(), "new connections wait"), "stalls logged, after more than an interval")
+		check.Same(t, true, rooms >= 240, "idle clients make room each second, for some become idle later: %d times", rooms)
 	})
 }
 

@@ -180,8 +180,8 @@ func (s *Server) End(of *engine.Upstream, on *tls.Conn) {
 	s.each(func(e *engine.Engine) { e.EndOn(func(c *engine.Conn) bool { return linkOf(c).tls == on }, of) })
 }
 
-// MakeRoom sends away some clients that are idle: others wait for a place.
-func (s *Server) MakeRoom() { s.each((*engine.Engine).MakeRoom) }
+// MakeRoom sends away some clients that are idle, of an address or, of nil, any: others wait for a place.
+func (s *Server) MakeRoom(of *hold.Source) { s.each(func(e *engine.Engine) { e.MakeRoom(of) }) }
 
 // SendAway sends GOAWAY to every client that has sent a request: requests in flight are finished, idle connections
 // are closed. New connections are served, so a process that cannot serve well calls it repeatedly.

@@ -342,11 +342,12 @@ func (e *Engine) SendAway() (more bool) {
 	return false
 }
 
-// MakeRoom sends away some of the clients that are idle, since others wait for a place. A caller repeats it.
-func (e *Engine) MakeRoom() {
+// MakeRoom sends away some idle clients, of an address or, of nil, any: others wait for a place. A caller repeats it.
+func (e *Engine) MakeRoom(of *hold.Source) {
 	left := sentAwayAtOnce
 	for _, c := range e.conns {
-		if left > 0 && c.side == up && c.goAway == goAwayNone && len(c.streams) == 0 && e.now-c.idleSince > roomIdle {
+		stays := len(c.streams) > 0 || c.goAway != goAwayNone || c.closing || of != nil && c.Source != of
+		if left > 0 && c.side == up && !stays && e.now-c.idleSince > roomIdle {
 			left--
 			e.drainConn(c)
 		}

@@ -48,7 +48,7 @@ import (
 //	spoil <peer> <id>               makes the end of the stream panic
 //	eject, retire <endpoint> [<grace>]; drain <grace>
 //	away [<duration>]               SendAway, once or at each tick
-//	room                            MakeRoom
+//	room [<peer>]                   MakeRoom, of its address, which no other has
 //	leave <upstream>…               the connections with their watches, for "is left=…"
 //	end <peer> <upstream>           its watches on that connection end
 //	handler <status> [<n>]          the answer of the n oldest handlers
@@ -304,7 +304,12 @@ func (s *teller) step(words []string, rest string) {
 			}
 		}
 	case "room":
-		s.e.MakeRoom()
+		var of *hold.Source
+		if len(words) > 1 {
+			of = s.e.Memory.Source("10.0.0.1")
+			s.member(words[1]).c.Source = of
+		}
+		s.e.MakeRoom(of)
 	case "leave":
 		s.leave(words[1:]...)
 	case "end":
