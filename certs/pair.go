@@ -156,9 +156,8 @@ func (n *servingNames) lookup(name string) *tls.Certificate {
 // maxWildcards bounds the labels tried as wildcards: the name is a stranger's and may have 127.
 const maxWildcards = 8
 
-// TLS returns the configuration of the listeners: each handshake uses the current pairs and CAs,
-// open connections stay. Clients are asked for a certificate, which is not verified here:
-// VerifyUser does that, so that a bad certificate gets a 401 response and not a broken connection.
+// TLS returns the listeners' configuration: each handshake uses the current pairs and CAs, open connections stay.
+// Clients are asked for a certificate, which VerifyUser verifies: a bad one gets 401 and not a broken connection.
 func (s *Store) TLS() *tls.Config {
 	c := s.serving.Load().Clone() // New has made it with the serving pair
 	c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.serving.Load(), nil }
