@@ -76,7 +76,7 @@ func (l *link) decrypt(buf []byte) error {
 		if n > 0 {
 			l.rest = slices.Clone(l.take(buf[:n])) // cloned at its size: many connections may wait
 		}
-		if err == nil {
+		if err == nil || len(l.rest) > 0 { // an error of TLS comes again, after what came before it was handled
 			err = l.raw.flushOwn()
 		}
 		if err != nil || n < len(buf) || len(l.rest) > 0 { // else TLS may hold decrypted input
