@@ -1,6 +1,5 @@
-// Package memo caches answers for a limited time, bounded in entries and bytes.
-//
-// Reads take no lock and do not allocate. Writes, one for each answer from elsewhere, take one mutex for a few sets.
+// Package memo caches answers for a while, bounded in entries and bytes. Reads take no lock and allocate nothing.
+// Writes, one for each answer from elsewhere, take one mutex for a few sets.
 package memo
 
 import (
@@ -98,9 +97,10 @@ func (c *Cache[K, V]) Put(e *Entry[K, V]) {
 	c.sweepLocked(func(old *Entry[K, V]) bool { return !old.alive(now, generation) })
 	place := c.placeLocked(c.set(e.Key), e.Key, now, generation)
 	c.setLocked(place, e)
-	// What is much smaller makes no room: by a few large entries one caller would drop everybody's.
+	// What lives and is much smaller makes no room: by a few large entries one caller would drop everybody's.
+	room := func(old *Entry[K, V]) bool { return old != e && (2*old.Size >= e.Size || !old.alive(now, generation)) }
 	for left := 64; c.bytes > c.cfg.Bytes; left-- { // sets with a few hundred places, in microseconds
-		if c.sweepLocked(func(old *Entry[K, V]) bool { return 2*old.Size >= e.Size }); left == 0 {
+		if c.sweepLocked(room); left == 0 {
 			c.setLocked(place, nil)
 		}
 	}

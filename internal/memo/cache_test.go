@@ -137,6 +137,13 @@ func TestCacheForgets(t *testing.T) {
 		b.put("used", 1, time.Minute)
 		n, _ := b.kept()
 		check.Same(t, 1, n, "entries, of which one has not expired")
+		b = newBook(Config{Entries: 64 * Ways, Bytes: 1000})
+		for i := range 24 {
+			b.put(fmt.Sprintf("%040d", i), i, time.Minute)
+		}
+		time.Sleep(time.Hour)
+		b.put(fmt.Sprintf("%0100d", 1), 1, time.Minute)
+		check.Same(t, "1 true", fmt.Sprint(b.get(fmt.Sprintf("%0100d", 1))), "a large one, after small ones that have expired")
 	})
 }
 
