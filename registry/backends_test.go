@@ -276,7 +276,10 @@ func TestEndpointsAreBounded(t *testing.T) {
 		}
 		return s
 	}
-	all := slice(0, maxEndpoints, true)
+	all, unready := slice(0, maxEndpoints, true), slice(0, maxSeen, false)
+	for i := range unready.Endpoints {
+		unready.Endpoints[i].Conditions.Serving = nil
+	}
 	tooMany := []string{"its Service has more than 1000 endpoints: the others are not used"}
 	key, api := types.NamespacedName{Namespace: "extensions", Name: "server"}, remoteService("example.com", "v1", "server")
 	for _, tt := range []struct {
@@ -288,6 +291,7 @@ func TestEndpointsAreBounded(t *testing.T) {
 		{"the same twice", []*discoveryv1.EndpointSlice{all, all}, nil},
 		{"one more", []*discoveryv1.EndpointSlice{slice(maxEndpoints, 1, true), all}, tooMany},
 		{"terminating ones", []*discoveryv1.EndpointSlice{slice(maxEndpoints, maxEndpoints, false), all}, tooMany},
+		{"unready ones", []*discoveryv1.EndpointSlice{unready, all}, nil},
 		{"one beyond those looked at", append(slices.Repeat([]*discoveryv1.EndpointSlice{all}, maxSeen/maxEndpoints), slice(maxEndpoints, 1, true)), nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -25,9 +25,9 @@ type resolver struct {
 	service *corev1.Service
 	slices  []*discoveryv1.EndpointSlice
 
-	endpoints    []Endpoint // what it has found
-	refused      []string   // addresses that must not be dialled, each with the reason
-	seen, unused int        // how many endpoints there were, and of those looked at are beyond maxEndpoints
+	endpoints []Endpoint // what it has found
+	refused   []string   // addresses that must not be dialled, each with the reason
+	unused    int        // how many of those looked at are beyond maxEndpoints
 }
 
 // resolve finds them. Its result says why there is none, in kube-aggregator's words. Zero means no fault.
@@ -91,8 +91,7 @@ func (r *resolver) one(host, what string) Verdict {
 }
 
 // fromSlices finds the endpoints of the slices that have the port: those of the Service's primary IP family if there
-// are any (those of the other family are the same pods), ready ones first. Terminating ones that still serve come last:
-// kube-proxy uses them if no others are left (KEP-1669), upstream's resolver does not.
+// are any (the other has the same pods), ready ones first, and last, as for kube-proxy (KEP-1669), terminating ones.
 func (r *resolver) fromSlices(port string) Verdict {
 	var preferred, others family
 	primary := discoveryv1.AddressType(append(slices.Clip(r.service.Spec.IPFamilies), "")[0]) // empty if it names none
@@ -134,15 +133,16 @@ const maxRefused = 5 // bounds how many refused addresses a message names
 
 // family are the endpoints of one IP family. Those without the hint for this replica's zone are Far, if hints count.
 type family struct {
-	endpoints []Endpoint
-	near      bool // a ready one has the hint
-	unhinted  bool // a ready one has none at all
+	endpoints      []Endpoint
+	seen           int  // how many that take requests were looked at
+	near, unhinted bool // a ready one has the hint, or has none at all
 }
 
 func (r *resolver) add(to *family, e *discoveryv1.Endpoint, port int32) {
-	if r.seen++; r.seen > maxSeen || !usable(*e) || len(e.Addresses) == 0 {
+	if !usable(*e) || len(e.Addresses) == 0 || to.seen == maxSeen {
 		return
 	}
+	to.seen++
 	// Only the first address counts, as upstream: per the API all are the same endpoint.
 	if why := r.options.Reach.Refusal(e.Addresses[0], port); why != "" {
 		if len(r.refused) < maxRefused && !slices.Contains(r.refused, why) {
