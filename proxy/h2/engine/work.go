@@ -96,8 +96,8 @@ func (c *Conn) Wrote(buf []byte, err error) {
 	c.weigh()
 	switch {
 	case err != nil && c.side == down && len(c.streams) > 0 && !c.closing:
-		// What the server has sent before it closed is read first: an answer, GOAWAY. Then the driver sees the end.
-		c.drained, c.flushing = true, true
+		c.drained, c.flushing = true, true // what the server sent before it closed is read first: an answer, GOAWAY
+		c.pool.serve()                     // who waits for this connection need not wait for its end
 		return
 	case err != nil:
 		c.e.cutOff(c, err)
