@@ -162,16 +162,17 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 			wrong = append(wrong, field.Invalid(at.Index(i), values[i][:min(len(values[i]), 64)], what+", or * alone"))
 		}
 	}
-	verbs := func(at *field.Path, list []string, of string) {
-		known := strings.Fields(of)
-		values(at.Child("verbs"), list, of, func(v string) bool { return slices.Contains(known, v) })
+	const verbs, methods = "get list watch create update patch delete deletecollection proxy",
+		"get head post put patch delete options"
+	in := func(of string) func(string) bool {
+		return func(v string) bool { return slices.Contains(strings.Fields(of), v) }
 	}
 	whole := func(v string) bool { return v != "" && !strings.ContainsAny(v, "*/") }
 	group := func(v string) bool { return v == "" || whole(v) && v != "core" } // as documents call ""
 	resource := func(v string) bool { return whole(strings.Replace(v, "/", ".", 1)) }
 	for i, rr := range m.ResourceRules {
 		at := at.Child("resourceRules").Index(i)
-		verbs(at, rr.Verbs, "get list watch create update patch delete deletecollection proxy")
+		values(at.Child("verbs"), rr.Verbs, verbs, in(verbs))
 		values(at.Child("apiGroups"), rr.APIGroups, `a group without its version, "" for core`, group)
 		values(at.Child("resources"), rr.Resources, "a resource, or resource/subresource", resource)
 		if len(rr.Namespaces) > 0 || !rr.ClusterScope {
@@ -180,7 +181,9 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 	}
 	for i, nr := range m.NonResourceRules {
 		at := at.Child("nonResourceRules").Index(i)
-		verbs(at, nr.Verbs, "get head post put patch delete options")
+		values(at.Child("verbs"), nr.Verbs, methods, func(v string) bool { // beside one, FlowSchemas have list, too
+			return in(methods)(v) || in(verbs)(v) && slices.ContainsFunc(nr.Verbs, in(methods))
+		})
 		values(at.Child("nonResourceURLs"), nr.NonResourceURLs, "a path, or one that ends in /*", func(v string) bool {
 			return strings.HasPrefix(v, "/") && strings.Count(v, "/") <= maxDepth &&
 				!strings.Contains(strings.TrimSuffix(v, "/*"), "*")

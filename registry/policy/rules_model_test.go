@@ -252,8 +252,8 @@ func TestRulesThatStopNobody(t *testing.T) {
 	by := func(s flowcontrolv1.Subject) flowcontrolv1.PolicyRulesWithSubjects {
 		return flowcontrolv1.PolicyRulesWithSubjects{Subjects: []flowcontrolv1.Subject{s}}
 	}
-	url := func(verb string) (m flowcontrolv1.PolicyRulesWithSubjects) {
-		m.NonResourceRules = []flowcontrolv1.NonResourcePolicyRule{{Verbs: []string{verb}, NonResourceURLs: []string{"/logs/*"}}}
+	url := func(verbs ...string) (m flowcontrolv1.PolicyRulesWithSubjects) {
+		m.NonResourceRules = []flowcontrolv1.NonResourcePolicyRule{{Verbs: verbs, NonResourceURLs: []string{"/logs/*"}}}
 		return m
 	}
 	account := func(namespace, name string) flowcontrolv1.PolicyRulesWithSubjects {
@@ -280,6 +280,7 @@ func TestRulesThatStopNobody(t *testing.T) {
 		{of("*", "*", "*", ""), "match.resourceRules[0].namespaces[0]"}, // or it would stop requests without a namespace
 		{url("get"), ""},
 		{url("head"), ""},
+		{url("get", "list"), ""},
 		{url("POST"), "match.nonResourceRules[0].verbs[0]"},
 		{url("create"), "match.nonResourceRules[0].verbs[0]"},
 		{account("*", "*"), "match.subjects[0]"},
