@@ -52,12 +52,15 @@ func (n *needing) status(t *testing.T, front *cluster.Front, c cluster.Credentia
 	return line, a.Code
 }
 
+// served begins what the status of a name says while all is well.
+const served = "NAME "
+
 // says waits until the command says that, and exits with 3 unless all is well.
 func (n *needing) says(t *testing.T, front *cluster.Front, want string) {
 	t.Helper()
 	suite.Eventually(t, noticed, "status: "+want, func() (bool, string) {
 		line, got := n.status(t, front, n.Admin())
-		return strings.HasPrefix(line, want) && got == map[bool]int{true: 0, false: 3}[want == "Users are served."], fmt.Sprint(got, " ", line)
+		return strings.HasPrefix(line, want) && got == map[bool]int{true: 0, false: 3}[want == served], fmt.Sprint(got, " ", line)
 	})
 }
 
@@ -73,7 +76,7 @@ func (n *needing) shows(t *testing.T, e cluster.Endpoint, path string, wants ...
 
 func (n *needing) testReviews(t *testing.T) {
 	front := must.Get(n.StartFairlead(t.Context(), cluster.Fairlead{Path: n.fairlead, Name: "needs", Args: n.args}))(t)
-	n.says(t, front, "Users are served.")
+	n.says(t, front, served)
 	n.shows(t, front.Admin, "/readyz?verbose", "readyz check passed", "[+]rights ok", "[+]reviews ok", "[+]clock ok", "[+]local-apiserver ok")
 	jane := suite.Token(t, n.core, "kube-system", "needs") // any user without the right to do something
 	n.serves(t, noticed, front.Endpoint, "/apis", jane)
@@ -101,7 +104,7 @@ func (n *needing) testReviews(t *testing.T) {
 	}
 	n.apply(t, n.roles)
 	n.serves(t, noticed, front.Endpoint, "/apis", jane)
-	n.says(t, front, "Users are served.")
+	n.says(t, front, served)
 	n.shows(t, front.Admin, "/metrics", `fairlead_ready{check="rights"} 1`, `fairlead_ready{check="reviews"} 1`, `fairlead_ready{check="users"} 1`)
 	must.Do(t, front.Part.Stop(time.Minute))
 }
@@ -140,7 +143,7 @@ func (n *needing) testConfigMap(t *testing.T) {
 			}
 			return code == http.StatusForbidden, fmt.Sprint(code, " ", body)
 		})
-		n.says(t, front, "Users are served.")
+		n.says(t, front, served)
 		n.ask(t, "delete rolebinding -n kube-system needs-authentication-reader")
 		must.Do(t, front.Part.Stop(time.Minute))
 	}
