@@ -117,15 +117,9 @@ func (s *server) features() rights.Features {
 }
 
 // bundles returns the objects of ca-from that the cluster must show us: those that no directory has.
-func bundles(entries []*registry.Entry, dir string, faults map[string]string) (all []string) {
-	for _, e := range entries {
-		if e.Backend != nil && e.Backend.CAFrom != "" && (dir == "" || faults[e.Name] != "") {
-			ref, _ := e.Backend.Reference()
-			all = append(all, ref.String())
-		}
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
+func bundles(entries []*registry.Entry, dir string, faults map[string]string) []string {
+	has := func(e *registry.Entry) bool { return dir != "" && faults[e.Name] == "" }
+	return rights.BundlesOf(slices.DeleteFunc(slices.Clone(entries), has))
 }
 
 // problem returns the first fault of where APIServices come from that is no note.

@@ -130,17 +130,10 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 
 // bundles asks for the right to read what APIServices name for their CAs: who runs lint may have it, and Fairlead not.
 func (l *linter) bundles(ctx context.Context, kube kubernetes.Interface, entries []*registry.Entry) {
-	var all []string
-	for _, e := range entries {
-		if !e.Local() && e.Backend.CAFrom != "" {
-			ref, _ := e.Backend.Reference()
-			all = append(all, ref.String())
-		}
-	}
-	f := rights.Features{Bundles: slices.Compact(slices.Sorted(slices.Values(all)))}
+	all := rights.Needed(rights.Features{Bundles: rights.BundlesOf(entries)})
 	other := func(r rights.Right) bool { return !strings.HasSuffix(r.Role, "-ca-from") } // asked for by preflight
 	if l.survey.installed {
-		l.rights(ctx, l.survey, kube, slices.DeleteFunc(rights.Needed(f), other))
+		l.rights(ctx, l.survey, kube, slices.DeleteFunc(all, other))
 	}
 }
 

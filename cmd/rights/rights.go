@@ -13,6 +13,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-helpers/auth/rbac/validation"
+
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // Right is one thing that Fairlead may do.
@@ -229,6 +231,17 @@ func roles(f Features) []role {
 		// This one is bound to all ServiceAccounts.
 		{"ClusterRole system:cluster-trust-bundle-discovery", "Kubernetes' own", bundles(f.Bundles, true)},
 	}
+}
+
+// BundlesOf returns the Features.Bundles of APIServices.
+func BundlesOf(entries []*registry.Entry) (all []string) {
+	for _, e := range entries {
+		if e.Backend != nil && e.Backend.CAFrom != "" {
+			ref, _ := e.Backend.Reference()
+			all = append(all, ref.String())
+		}
+	}
+	return slices.Compact(slices.Sorted(slices.Values(all)))
 }
 
 func bundles(objects []string, ofCluster bool) (each []rule) {
