@@ -35,18 +35,12 @@ func (h *history) changed(was, is *registry.Entry, now time.Time) {
 	defer h.mu.Unlock()
 	switch v := is.Verdict; {
 	case is.Name == "" && was.Verdict.Reason != "":
-		h.list = append(h.list, answer.Transition{Time: now, APIService: was.Name, Status: "gone"})
+		h.addLocked(answer.Transition{Time: now, APIService: was.Name, Status: "gone"})
 	case was.Verdict.Status != v.Status || was.Verdict.Reason != v.Reason:
-		h.list = append(h.list, answer.Transition{
+		h.addLocked(answer.Transition{
 			Time: now, APIService: is.Name, Status: string(verdict(v).Status), Reason: v.Reason, Message: v.Message,
 		})
 	}
-	own := func(x answer.Transition) bool { return x.APIService == cmp.Or(is.Name, was.Name) }
-	if others := slices.DeleteFunc(slices.Clone(h.list), own); len(h.list)-len(others) > maxTransitions/4 {
-		at := slices.IndexFunc(h.list, own) // whose server makes it flap must not push out what is known of others
-		h.list = slices.Delete(h.list, at, at+1)
-	}
-	h.list = h.list[max(len(h.list)-maxTransitions, 0):]
 	if is.Name == "" || len(is.Endpoints) == 0 {
 		delete(h.endpoints, was.Name)
 		return
@@ -67,6 +61,16 @@ func (h *history) changed(was, is *registry.Entry, now time.Time) {
 		}
 	}
 	h.endpoints[is.Name] = kept
+}
+
+func (h *history) addLocked(x answer.Transition) {
+	h.list = append(h.list, x)
+	own := func(o answer.Transition) bool { return o.APIService == x.APIService }
+	if others := slices.DeleteFunc(slices.Clone(h.list), own); len(h.list)-len(others) > maxTransitions/4 {
+		at := slices.IndexFunc(h.list, own) // whose server makes it flap must not push out what is known of others
+		h.list = slices.Delete(h.list, at, at+1)
+	}
+	h.list = h.list[max(len(h.list)-maxTransitions, 0):]
 }
 
 func (h *history) of(name string) map[string][]answer.Change {
