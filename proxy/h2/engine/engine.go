@@ -323,15 +323,11 @@ func (s *stream) refuses() bool {
 	return away && s.sent == 0 && c != nil && c.goAway != goAwayNone
 }
 
-// SendAway sends GOAWAY to clients that have sent requests, a few at a time. It reports whether there are more.
-func (e *Engine) SendAway() (more bool) {
-	if e.now-e.awayAt > awayGap || e.awayAt == 0 {
-		e.awayFrom = e.now
-	}
-	e.awayAt = e.now
+// sendAway sends some of those clients away, and reports whether there are more.
+func (e *Engine) sendAway(those func(*Conn) bool) (more bool) {
 	n := 0
 	for _, c := range e.conns {
-		if c.side != up || c.goAway != goAwayNone || c.closing || c.maxID == 0 {
+		if c.side != up || c.goAway != goAwayNone || c.closing || !those(c) {
 			continue
 		}
 		if n++; n > sentAwayAtOnce {
@@ -342,16 +338,19 @@ func (e *Engine) SendAway() (more bool) {
 	return false
 }
 
+// SendAway sends GOAWAY to clients that have sent requests, a few at a time. It reports whether there are more.
+func (e *Engine) SendAway() (more bool) {
+	if e.now-e.awayAt > awayGap || e.awayAt == 0 {
+		e.awayFrom = e.now
+	}
+	e.awayAt = e.now
+	return e.sendAway(func(c *Conn) bool { return c.maxID != 0 })
+}
+
 // MakeRoom sends away some idle clients, of an address or, of nil, any: others wait for a place. A caller repeats it.
 func (e *Engine) MakeRoom(of *hold.Source) {
-	left := sentAwayAtOnce
-	for _, c := range e.conns {
-		stays := len(c.streams) > 0 || c.goAway != goAwayNone || c.closing || of != nil && c.Source != of
-		if left > 0 && c.side == up && !stays && e.now-c.idleSince > roomIdle {
-			left--
-			e.drainConn(c)
-		}
-	}
+	idle := func(c *Conn) bool { return len(c.streams) == 0 && e.now-c.idleSince > roomIdle }
+	e.sendAway(func(c *Conn) bool { return (of == nil || c.Source == of) && idle(c) })
 }
 
 // finalGoAway tells the client which streams are handled. After them the connection is closed.
