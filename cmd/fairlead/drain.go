@@ -57,8 +57,7 @@ func (s *server) drain() {
 	s.log.Info("drained")
 }
 
-// drainLimit is how long requests and watches under way may take to end. Those to the local apiserver, for which
-// --request-timeout is not, have a minute there.
+// drainLimit is how long requests and watches under way may take to end: local ones have no --request-timeout.
 func (o *options) drainLimit() time.Duration {
 	return max(o.requestTimeout, time.Minute, o.watchGrace+time.Second)
 }

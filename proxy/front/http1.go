@@ -120,8 +120,8 @@ const (
 	// perConn is what an idle connection costs, perRequest what more while an answer is not read: measured.
 	perConn, perRequest = 32 << 10, 64 << 10
 	// parsed is how many times its size a certificate may become, by short names. Usual ones stay below freeCerts.
-	parsed, freeCerts = 16, 64 << 10
-	lookEvery         = 100 * time.Millisecond // how often a waiting head looks for room, or a slow one for others
+	parsed, freeCerts, maxQuiet = 16, 64 << 10, 64 << 10
+	lookEvery                   = 100 * time.Millisecond // between looks for room, or of a slow head for others
 )
 
 // heads is what the heads of HTTP/1.1 connections have in common.
@@ -218,8 +218,8 @@ func (c *plain) handshake(ctx context.Context, raw net.Conn, l *Listener) error 
 	return err //nolint:wrapcheck // from the wrapped connection
 }
 
-// quietly bounds what one Read reads: after the handshake, too, crypto/tls would collect a message of 256 KiB.
-func (c *plain) quietly(n int) bool { return c.quiet.Add(int64(n)) <= freeCerts }
+// quietly bounds what one Read reads by maxQuiet, as proxy/h2 does: TLS would collect a message of 256 KiB.
+func (c *plain) quietly(n int) bool { return c.quiet.Add(int64(n)) <= maxQuiet }
 
 // SetReadDeadline keeps the deadline, because Read waits for room, too.
 func (c *plain) SetReadDeadline(t time.Time) error {

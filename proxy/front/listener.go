@@ -255,10 +255,11 @@ func (p *placed) Close() error {
 		return p.Conn.Close() //nolint:wrapcheck // from the wrapped connection
 	}
 	// No read deadline: net/http clears it when it ends the read that it keeps beside a handler.
-	time.AfterFunc(rest, func() { _ = tcp.Close() })
+	end := time.AfterFunc(rest, func() { _ = tcp.Close() })
 	go func() { // ends with rest
 		defer p.leave()
 		_, _ = io.CopyN(io.Discard, tcp, mostRest)
+		end.Stop()
 		_ = tcp.Close()
 	}()
 	return nil
