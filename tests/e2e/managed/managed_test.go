@@ -131,11 +131,10 @@ func testExtensionServer(t *testing.T, w *world) {
 	}
 	must.Get(w.StartSampleAPIServer(t.Context(), flags...))(t)
 	// Requests for it would be failures of the last minute, at which the command of testClients ends with 1.
+	probed := w.front.Endpoint.Probed(w.StaticToken("admin"), "v1beta1.wardle.example.com")
 	suite.Eventually(t, soon, "available", func() (bool, string) {
-		_, body := w.ask(t, w.front, passport{cred: w.StaticToken("admin")}, "GET", "/fairlead/status", "")
-		_, of, _ := strings.Cut(body, `"name": "v1beta1.wardle.example.com"`)
-		_, status, _ := strings.Cut(of, `"status": "`)
-		return strings.HasPrefix(status, "True"), body
+		err := probed(t.Context())
+		return err == nil, fmt.Sprint(err)
 	})
 }
 
