@@ -17,7 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 )
 
-// auditOptions are the flags of the audit log. Names and meanings are kube-apiserver's.
+// auditOptions are the flags of the audit log. Names, meanings and defaults are kube-apiserver's (NewAuditOptions).
 type auditOptions struct {
 	policy, path, format        string
 	maxAge, maxBackups, maxSize int
@@ -33,10 +33,10 @@ func (o *options) addRecordFlags(fs *pflag.FlagSet) {
 		"Audit policy (audit.k8s.io): which requests are recorded, and in which detail. Empty: none.")
 	fs.StringVar(&o.audit.path, "audit-log-path", "",
 		"File of the audit log; \"-\" is standard output. Empty: no audit log.")
-	fs.IntVar(&o.audit.maxAge, "audit-log-maxage", 0,
+	fs.IntVar(&o.audit.maxAge, "audit-log-maxage", 366,
 		"Days to keep old audit log files. 0: files are not removed because of their age.")
-	fs.IntVar(&o.audit.maxBackups, "audit-log-maxbackup", 0, "Number of old audit log files to keep. 0: all.")
-	fs.IntVar(&o.audit.maxSize, "audit-log-maxsize", 0,
+	fs.IntVar(&o.audit.maxBackups, "audit-log-maxbackup", 100, "Number of old audit log files to keep. 0: all.")
+	fs.IntVar(&o.audit.maxSize, "audit-log-maxsize", 100,
 		"Size in megabytes at which the audit log is rotated. 0: never; rotate it from outside, by copy and truncate.")
 	fs.BoolVar(&o.audit.compress, "audit-log-compress", false, "Compress rotated audit log files with gzip.")
 	fs.StringVar(&o.audit.format, "audit-log-format", "json",

@@ -39,8 +39,11 @@ func recordsDoor(t *testing.T, o options, text string) (*process, *bytes.Buffer)
 	return newProcess(&o, slog.New(slog.NewTextHandler(&log, nil))), &log
 }
 
-// The audit log is rotated as the flags say, and only its owner can read the files.
+// The audit log is rotated as the flags say, unset as kube-apiserver's, and only its owner can read the files.
 func TestAuditFiles(t *testing.T) {
+	unset := &options{}
+	flagSet(unset)
+	check.Same(t, [3]int{366, 100, 100}, [3]int{unset.audit.maxAge, unset.audit.maxBackups, unset.audit.maxSize}, "days, files and megabytes, unset")
 	for files, flags := range map[string]auditOptions{
 		"audit.log": {format: "json"}, "audit-*.log audit.log": {format: "json", maxSize: 1, maxBackups: 1}, "audit.txt": {format: "legacy"},
 	} {
