@@ -285,7 +285,7 @@ func (o *options) validateChoices(f *cli.Faults) {
 		"a local apiserver verifies tokens itself")
 	o.validateIdentity(f)
 	o.validateAuthorization(f)
-	f.If(o.accessSample < 0 || o.accessSample > 1, "--access-log-sample %v is not between 0 and 1", o.accessSample)
+	f.If(!(o.accessSample >= 0 && o.accessSample <= 1), "--access-log-sample %v is not between 0 and 1", o.accessSample)
 	o.audit.validate(f)
 	o.validateBrowsers(f)
 	f.Readable("--tracing-config-file", o.tracing)
@@ -299,10 +299,10 @@ func (o *options) validateChoices(f *cli.Faults) {
 	f.If(o.logFormat != "text" && o.logFormat != "json", "--logging-format %q is neither text nor json", o.logFormat)
 	f.If(o.minTLSVersion != "VersionTLS12" && o.minTLSVersion != "VersionTLS13",
 		"--tls-min-version %q is neither VersionTLS12 nor VersionTLS13", o.minTLSVersion)
-	f.If(o.proxy.GoAwayChance < 0 || o.proxy.GoAwayChance > 0.02,
+	f.If(!(o.proxy.GoAwayChance >= 0 && o.proxy.GoAwayChance <= 0.02), // NaN is neither
 		"--goaway-chance %v is not between 0 and 0.02", o.proxy.GoAwayChance)
-	f.If(o.front.MaxConnections < 0 || o.streamsPerConn < 0 || o.proxy.MaxInFlight < 0 || o.proxy.MaxMutating < 0,
-		"limits cannot be negative")
+	f.If(min(o.front.MaxConnections, o.streamsPerConn, o.proxy.MaxInFlight, o.proxy.MaxMutating) < 0 ||
+		o.streamsPerConn > 1<<31-1, "limits cannot be negative, nor streams above 2147483647")
 	for flag, d := range map[string]time.Duration{
 		"--request-timeout": o.requestTimeout, "--ca-rotation-overlap": o.caOverlap,
 		"--shutdown-delay-duration": o.shutdownDelay, "--shutdown-watch-termination-grace-period": o.watchGrace,
@@ -310,7 +310,7 @@ func (o *options) validateChoices(f *cli.Faults) {
 		"--authorization-webhook-cache-authorized-ttl":   o.authz.AllowTTL,
 		"--authorization-webhook-cache-unauthorized-ttl": o.authz.DenyTTL,
 	} {
-		f.If(d < 0, "%s %s is negative", flag, d)
+		f.If(d < 0 || d > 100*365*24*time.Hour, "%s %s is negative, or above 100 years", flag, d) // sums overflow
 	}
 }
 

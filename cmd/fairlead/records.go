@@ -52,8 +52,8 @@ func (o *auditOptions) validate(f *cli.Faults) {
 	f.If(o.path != "" && o.policy == "",
 		"--audit-log-path needs --audit-policy-file: without a policy nothing is recorded")
 	f.If(o.path == "" && o.policy != "", "--audit-policy-file needs --audit-log-path")
-	f.If(o.maxAge < 0 || o.maxBackups < 0 || o.maxSize < 0,
-		"--audit-log-maxage, --audit-log-maxbackup and --audit-log-maxsize cannot be negative")
+	f.If(min(o.maxAge, o.maxBackups, o.maxSize) < 0 || o.maxAge > 36500, "--audit-log-maxage, --audit-log-maxbackup "+
+		"and --audit-log-maxsize cannot be negative, nor an age above 36500 days") // lumberjack's sum overflows
 	f.If(o.format != "json" && o.format != "legacy", "--audit-log-format %q is neither json nor legacy", o.format)
 }
 
