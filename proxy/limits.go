@@ -37,7 +37,7 @@ type limit struct {
 }
 
 func newLimit(most int, write bool) limit {
-	return limit{max: int64(most), share: int64(most+1) / 2, write: write, places: bound.Places{Lend: true}}
+	return limit{max: int64(most), share: int64(most - most/2), write: write, places: bound.Places{Lend: true}}
 }
 
 func (l *limits) of(verb string) *limit {

@@ -3,6 +3,7 @@ package proxy
 import (
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -73,6 +74,7 @@ func TestSlowOtherBody(t *testing.T) {
 
 // One backend gets half of each limit of the whole server. Reads take nothing from writes.
 func TestSharesOfLimits(t *testing.T) {
+	check.Same(t, math.MaxInt/2+1, int(newLimit(math.MaxInt, false).share), "share of the highest limit")
 	for most, want := range map[int]int64{0: 0, 1: 1, 2: 1, 3: 2, 400: 200} {
 		l := limits{reads: newLimit(most, false), writes: newLimit(2*most, true)}
 		if l.reads.share != want || l.reads.max != int64(most) || l.writes.share != int64(most) || l.writes.max != int64(2*most) {
