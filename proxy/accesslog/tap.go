@@ -112,7 +112,7 @@ func (t *Taps) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	one := &tap{by: bound.Caller(u, r.RemoteAddr).AnyConn(), user: q.Get("user"), path: q.Get("path")}
 	seconds, err := strconv.Atoi(cmp.Or(q.Get("seconds"), "60"))
 	length := time.Duration(seconds) * time.Second
-	if err != nil || seconds < 1 || length > maxTapTime ||
+	if err != nil || seconds < 1 || seconds > int(maxTapTime/time.Second) ||
 		one.user+one.path == "" || len(one.user)+len(one.path) > maxTapWord {
 		http.Error(w, "give user or path (or both), and seconds from 1 to 60", http.StatusBadRequest)
 		return

@@ -85,7 +85,7 @@ func TestTapRefuses(t *testing.T) {
 		taps.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/?"+query, nil))
 		return w.Code
 	}
-	for _, query := range []string{"", "user=x&seconds=61", "user=x&seconds=0", "user=x&seconds=y", "path=/" + strings.Repeat("x", maxTapWord)} {
+	for _, query := range []string{"", "user=x&seconds=61", "user=x&seconds=0", "user=x&seconds=9223372037", "user=x&seconds=y", "path=/" + strings.Repeat("x", maxTapWord)} {
 		check.Same(t, http.StatusBadRequest, ask("ann", query), "status for %.20s", query)
 	}
 	for _, query := range []string{"user=x&seconds=60", "user=x&seconds=1", "path=" + strings.Repeat("x", maxTapWord)} {
