@@ -53,7 +53,7 @@ type Decision struct {
 	// Credentials are the caller's. The local apiserver's response to a token shows whether the token is valid.
 	Credentials authn.Credentials
 	Set         []hpack.HeaderField // fields that Fairlead adds; they replace fields of the same name
-	Timeout     time.Duration       // limits the request. Zero means that Fairlead sets no limit
+	Timeout     time.Duration       // limits the request, from its arrival. Zero: Fairlead sets no limit
 	verdict     authz.Decision      // the authorizer's, for the audit log. It counts only if the authorizer was asked
 	asked       bool
 	rules       *policy.Gates // those in force when the request came. Nil means none, or that they were asked

@@ -51,6 +51,7 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	d.Timeout = min(d.Timeout, max(d.Timeout-time.Since(x.head.Arrived), 1)) // it has run since then, as over HTTP/2
 	body := &uploaded{ReadCloser: r.Body, w: w}
 	defer body.end()
 	if r.Body != http.NoBody {

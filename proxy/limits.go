@@ -140,8 +140,7 @@ const (
 	bodyTime = time.Minute
 	// strangerTime limits how long a request of the unproven pool holds its place: kube-apiserver's --request-timeout.
 	strangerTime = time.Minute
-	// strangerWatch is the limit for long-running ones: kube-apiserver ends each watch after at
-	// most an hour (--min-request-timeout, plus up to as much again at random).
+	// strangerWatch is that of long-running ones: kube-apiserver ends a watch within twice its --min-request-timeout.
 	strangerWatch = time.Hour
 )
 

@@ -69,24 +69,33 @@ func TestArrivedBeforeReview(t *testing.T) {
 }
 
 // All times are measured from the arrival of the head, however late its recorder begins, with and
-// without the engine: else a request could wait longer for its backend than it took.
+// without the engine: else a request could wait longer for its backend than it took. So is its limit.
 func TestTimesSinceArrival(t *testing.T) {
-	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
+	bothBackends(t, worldConfig{change: annotate("request-timeout", "1h"), remote: func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery != "" {
+			<-r.Context().Done()
+		}
+	}}, func(t *testing.T, w *world) {
 		access, seen, _ := newLog(t)
 		w.proxy.cfg.AccessLog = access
 		w.front.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-			w.proxy.serve(rw, r, time.Now().Add(-time.Hour), nil)
+			w.proxy.serve(rw, r, time.Now().Add(-time.Hour/2), nil)
 		})
 		w.get(t, "http/1.1", remoteGV+"/widgets")
 		var got struct{ Waited, First, Took time.Duration }
 		must.Do(t, json.Unmarshal([]byte(<-seen), &got))
-		if got.Waited < time.Hour || got.First < got.Waited || got.Took < got.First {
-			t.Errorf("%+v, want an hour each, in this order", got)
+		if got.Waited < time.Hour/2 || got.First < got.Waited || got.Took < got.First {
+			t.Errorf("%+v, want half an hour each, in this order", got)
 		}
-		must.Soon(t, 10*time.Second, "a request of more than two minutes", func() bool {
+		must.Soon(t, 10*time.Second, "a request of more than a minute", func() bool {
 			took := w.upstream().Latencies()
 			return took[len(took)-1] == 1
 		})
+		began := time.Now()
+		w.get(t, "http/1.1", remoteGV+"/widgets?timeout=20s").want(t, http.StatusGatewayTimeout, "a limit of 20s, half an hour ago")
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("the limit ends after %v more", took)
+		}
 	})
 }
 
