@@ -39,7 +39,7 @@ func newMetrics(reg prometheus.Registerer, tables tables, active ...prometheus.C
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "fairlead_request_duration_seconds",
 			Help: "Time from a request's head to its last byte, without long-running requests.",
-			// From a cached answer to the request timeout; ten buckets keep a thousand group-versions affordable.
+			// From a cached answer to the request timeout; eleven keep a thousand group-versions affordable.
 			Buckets: []float64{.005, .025, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, labels),
 		unknown: metric.Count("fairlead_rule_users_unknown_total",

@@ -89,7 +89,7 @@ type meter struct {
 	handshakes  [len(handshakeClasses)]atomic.Uint64
 	histograms  [phases]histogram
 	// latencies counts requests by duration, in powers of two of a microsecond: fine enough for a percentile on a page,
-	// at the cost of one addition per request. The last element holds all requests that took more than two minutes.
+	// at the cost of one addition per request. The last element holds all requests that took more than a minute.
 	latencies [28]atomic.Uint64
 }
 
