@@ -26,7 +26,8 @@ func TakesGzip(lines ...string) bool {
 			if !gzip && name != "*" || named && !gzip {
 				continue
 			}
-			takes, named = !isZero(weight), named || gzip
+			rest, zero := strings.CutPrefix(strings.TrimLeft(weight, " \tqQ"), "=0")
+			takes, named = !zero || strings.Trim(rest, ". \t0") != "", named || gzip
 		}
 	}
 	return takes
@@ -40,15 +41,6 @@ func Tag(strong string, gzip bool) string {
 		return "W/" + strong
 	}
 	return strong
-}
-
-func isZero(weight string) bool {
-	name, value, _ := strings.Cut(strings.TrimSpace(weight), "=")
-	if !strings.EqualFold(strings.TrimSpace(name), "q") {
-		return false
-	}
-	q, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-	return err == nil && q == 0
 }
 
 // Matches reports whether lines of If-None-Match match the tag: lists, weak tags (compared weakly)
