@@ -164,8 +164,7 @@ func (d *Discovery) serve(w http.ResponseWriter, r *http.Request,
 	choose func(accept string) choice, aggregated, legacy *document) {
 	c := choose(r.Header.Get("Accept")) // as kube-apiserver: the first line only
 	if c.refused {
-		status := responsewriters.ErrorToAPIStatus(negotiation.NewNotAcceptableError(d.codecs.supported))
-		responsewriters.WriteRawJSON(int(status.Code), status, w)
+		d.writeError(w, r, negotiation.NewNotAcceptableError(d.codecs.supported))
 		return
 	}
 	doc := c.of(aggregated, legacy)

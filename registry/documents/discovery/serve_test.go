@@ -54,7 +54,7 @@ func TestRenderedIsServed(t *testing.T) {
 		opened(t, s)
 		tag := s.Get("/apis", http.Header{"Accept": {aggregatedJSON}}).Header().Get("Etag")
 		for _, path := range []string{"/apis", "/api"} {
-			for _, accept := range []string{"", aggregatedJSON, aggregatedJSON + ",application/json", aggregatedProto, "application/yaml", "*/*"} {
+			for _, accept := range []string{"", aggregatedJSON, aggregatedJSON + ",application/json", aggregatedProto, "application/yaml", "*/*", "text/html"} {
 				for _, h := range []http.Header{
 					{}, {"Accept-Encoding": {"gzip"}}, {"Accept-Encoding": {"gzip;q=0"}}, {"If-None-Match": {tag}}, {"If-None-Match": {`"other"`}}, {"User-Agent": {"curl/8"}},
 				} {
@@ -67,6 +67,7 @@ func TestRenderedIsServed(t *testing.T) {
 					}
 					s.d.Rendered(path, "", fields)
 					want := s.Get(path, h)
+					check.Same(t, true, want.Header().Get("Cache-Control") != "", "%s %v: it says who may keep it", path, h)
 					a := s.d.Rendered(path, "", fields)
 					if a == nil {
 						check.Same(t, true, want.Code >= 400, "%s %v: rendered, as requested before", path, h)
