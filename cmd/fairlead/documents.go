@@ -71,9 +71,6 @@ func (s *server) serveDocument(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *server) rendered(h *proxy.Head) *engine.Answer {
-	if h.Path == "/api" && s.kube == nil {
-		return nil
-	}
 	return (*engine.Answer)(s.discovery.Rendered(h.Path, h.RawQuery, h.Fields))
 }
 
