@@ -269,7 +269,7 @@ func (x *exchange) bind() {
 	x.withhold = func(name string) bool { return name != "trailer" && x.decision.withholds(name) }
 	x.accept = x.onResponse
 	x.fail = func(o engine.Outcome) http.Handler {
-		return x.answer(forwardError(x.decision.name(), &engine.Failure{Outcome: o}))
+		return x.answer(x.decision.failure(&engine.Failure{Outcome: o}))
 	}
 }
 

@@ -221,6 +221,17 @@ func forwardError(name string, err error) error {
 	return apierrors.NewServiceUnavailable(name + " ended the connection before it had answered")
 }
 
+// failure is forwardError for a request. For a group-version's own document it is 503 whatever happened, as from
+// kube-aggregator: with any other status the Python client's discovery fails for all groups.
+func (d *Decision) failure(err error) error {
+	out, reason := forwardError(d.name(), err), reasonOf(err)
+	failed := reason == engine.ReasonDeadline || reason == engine.ReasonBlamed || reason == engine.ReasonBadResponse
+	if failed && d.Action == ToRemote && !d.Request.IsResourceRequest {
+		return apierrors.NewServiceUnavailable(out.Error())
+	}
+	return out
+}
+
 // writeError answers with err, in a form that the client accepts. HTTP/2 connections stay open,
 // unlike kube-apiserver's: a refused request says nothing about others on its connection.
 func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {

@@ -233,9 +233,8 @@ func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err err
 		panic(http.ErrAbortHandler)
 	}
 	x.ended.broke(reasonOf(err))
-	name := x.decision.name()
-	x.p.log.Debug("forwarding", "apiservice", name, "err", err)
-	x.p.writeError(w, r, forwardError(name, err))
+	x.p.log.Debug("forwarding", "apiservice", x.decision.name(), "err", err)
+	x.p.writeError(w, r, x.decision.failure(err))
 }
 
 const (
