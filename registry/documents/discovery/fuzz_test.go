@@ -85,8 +85,12 @@ func FuzzBackendSays(f *testing.F) {
 			t.Errorf("listed as %s %s", v.doc.Version, v.doc.Freshness)
 		}
 		for _, r := range v.doc.Resources {
-			if r.ResponseKind == nil {
-				t.Error("a nil responseKind is left")
+			broken := r.ResponseKind == nil || r.Verbs == nil
+			for _, sub := range r.Subresources {
+				broken = broken || sub.ResponseKind == nil || sub.Verbs == nil
+			}
+			if broken {
+				t.Errorf("%v has a null, at which some clients fail", r)
 			}
 		}
 		list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{{Versions: []apidiscoveryv2.APIVersionDiscovery{*v.doc}}}}

@@ -209,14 +209,16 @@ func (d *Discovery) room(of schema.GroupVersion) int {
 	return room
 }
 
-// repair fills in a missing responseKind, at which client-go 0.26.0–0.26.3 panics (kubernetes/kubernetes#118361).
+// repair fills in a missing responseKind, at which client-go 0.26.0–0.26.3 panics (kubernetes/kubernetes#118361), and
+// missing verbs: kube-rs refuses the whole merged document for one null.
 func repair(doc *apidiscoveryv2.APIVersionDiscovery) {
 	none := &metav1.GroupVersionKind{}
 	for i := range doc.Resources {
 		r := &doc.Resources[i]
-		r.ResponseKind = cmp.Or(r.ResponseKind, none)
+		r.ResponseKind, r.Verbs = cmp.Or(r.ResponseKind, none), append([]string{}, r.Verbs...)
 		for j := range r.Subresources {
-			r.Subresources[j].ResponseKind = cmp.Or(r.Subresources[j].ResponseKind, none)
+			s := &r.Subresources[j]
+			s.ResponseKind, s.Verbs = cmp.Or(s.ResponseKind, none), append([]string{}, s.Verbs...)
 		}
 	}
 }
