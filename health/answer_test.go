@@ -179,7 +179,7 @@ func (typedError) Error() string  { return "no certificate in the bundle" }
 func (typedError) Reason() string { return registry.ReasonInvalidCABundle }
 
 // trust is what the Prober trusts: good or other roots, none, no connection (refused), or nothing
-// can be found out (broken).
+// can be found out (broken, and odd: it panics).
 func (w *world) trust(owner string, b *registry.Backend) (*tls.Config, error) {
 	check.Same(w.t, b.Owner, owner, "whose trust is asked for")
 	w.mu.Lock()
@@ -194,6 +194,8 @@ func (w *world) trust(owner string, b *registry.Backend) (*tls.Config, error) {
 		return nil, errors.New("no key pair")
 	case "refused":
 		c.InsecureSkipVerify, c.VerifyConnection = true, func(tls.ConnectionState) error { return typedError{} }
+	case "odd":
+		c.InsecureSkipVerify, c.VerifyConnection = true, func(tls.ConnectionState) error { panic("odd key") }
 	}
 	return c, nil
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/printable"
+	"github.com/fairlead-proxy/fairlead/internal/reach"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -56,8 +57,8 @@ func (t *target) open(ctx context.Context, elapsed time.Duration) (f finding) {
 	if err != nil {
 		return finding{err: err, failures: 1}
 	}
-	d := &dialler{target: t}
-	conn, err := d.transport(trust).NewClientConn(ctx, "https", t.key.address)
+	d := &dialler{target: t, trust: trust.Clone()}
+	conn, err := d.transport().NewClientConn(ctx, "https", t.key.address)
 	f = finding{err: err, conn: conn, took: elapsed + time.Since(start)}
 	if err != nil {
 		late, ok := errors.AsType[net.Error](err)
@@ -174,18 +175,17 @@ func sentence(body io.Reader) string {
 	return ": " + printable.Line(bounded(status.Message))
 }
 
-// dialler dials one connection. The connection outlives it.
+// dialler dials one connection, with its own handshake: net/http's would panic where nothing recovers.
 type dialler struct {
 	target  *target
+	trust   *tls.Config
 	dialled bool
 }
 
 // transport returns a new Transport: nothing of an earlier connection may answer for this one.
-func (d *dialler) transport(trust *tls.Config) *http.Transport {
-	b := d.target.key.backend
-	trust = trust.Clone()
-	trust.ClientSessionCache = nil // a resumed session would not show us the certificate
-	trust.NextProtos = nil
+func (d *dialler) transport() *http.Transport {
+	b, trust := d.target.key.backend, d.trust
+	trust.ClientSessionCache, trust.NextProtos = nil, nil // a resumed session would not show us the certificate
 	trust.ServerName = cmp.Or(trust.ServerName, b.NameAt(d.target.key.address))
 	protocols := new(http.Protocols)
 	if d.target.key.server { // requests with our certificate go there over HTTP/2 alone
@@ -205,15 +205,15 @@ func (d *dialler) transport(trust *tls.Config) *http.Transport {
 	}
 	protocols.SetHTTP2(!b.HTTP1)
 	return &http.Transport{
-		DialContext: d.dial, TLSClientConfig: trust, Protocols: protocols,
+		DialTLSContext: d.dial, TLSClientConfig: trust, Protocols: protocols,
 		DisableCompression: true, MaxResponseHeaderBytes: maxHead,
 	}
 }
 
 func (d *dialler) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	dialling, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	conn, err := d.target.prober.config.Dial(ctx, network, address)
+	conn, err := d.target.prober.config.Dial(dialling, network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -226,7 +226,7 @@ func (d *dialler) dial(ctx context.Context, network, address string) (net.Conn, 
 		// a probe. Where keep-alive cannot be set (a tunnel), the light checks find it.
 		_ = c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 1})
 	}
-	return conn, nil
+	return reach.Handshake(ctx, conn, address, d.trust, d.target.prober.log)
 }
 
 func closeConn(c *http.ClientConn) {

@@ -8,10 +8,13 @@ package reach
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -244,6 +247,24 @@ func first(
 		}
 	}
 	return nil, errs[0]
+}
+
+// Handshake does a TLS handshake as a client, for c's name or else the address's. On an error it closes raw. A server's
+// certificate can cause a panic there (CVE-2025-58188), which would end the process: here it is such an error.
+func Handshake(ctx context.Context, raw net.Conn, at string, c *tls.Config, log *slog.Logger) (_ *tls.Conn, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			log.Error("handshake panicked", "endpoint", at, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			err = fmt.Errorf("handshake panicked: %v", v)
+		}
+		if err != nil {
+			_ = raw.Close()
+		}
+	}()
+	host, _, _ := net.SplitHostPort(at)
+	c.ServerName = cmp.Or(c.ServerName, host)
+	conn := tls.Client(raw, c)
+	return conn, conn.HandshakeContext(ctx)
 }
 
 // Exhausted reports whether a dial failed for too many open files here: that says nothing about the address.

@@ -2,9 +2,11 @@ package reach
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -282,3 +284,18 @@ func TestGivenUpDialHasAnError(t *testing.T) {
 		}
 	}
 }
+
+// A panic in a handshake, as a server's certificate may cause, is an error, and the connection is closed.
+func TestHandshakePanicIsAnError(t *testing.T) {
+	near, far := net.Pipe()
+	odd := &tls.Config{Rand: oddReader{}}
+	_, err := Handshake(t.Context(), near, "a.example:443", odd, slog.New(slog.DiscardHandler))
+	check.Same(t, "handshake panicked: odd", fmt.Sprint(err), "error")
+	check.Same(t, "a.example", odd.ServerName, "name")
+	_, err = far.Read(make([]byte, 1))
+	check.Same(t, true, errors.Is(err, io.EOF), "afterwards the peer reads %v", err)
+}
+
+type oddReader struct{}
+
+func (oddReader) Read([]byte) (int, error) { panic("odd") }

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http/httptrace"
 	"os"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -28,13 +27,6 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 		return nil, &dialError{dialTrust, err}
 	}
 	cfg.NextProtos = slices.Clone(how.protocols)
-	if cfg.ServerName == "" {
-		host, _, err := net.SplitHostPort(address)
-		if err != nil {
-			return nil, &dialError{dialResolve, err}
-		}
-		cfg.ServerName = host
-	}
 	start := time.Now()
 	var resolved atomic.Pointer[time.Time] // several dials may look up an egress proxy's name after the server's own
 	raw, err := u.target.dial(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -59,9 +51,8 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 		raw = how.wrap(raw)
 	}
 	start = time.Now()
-	c := tls.Client(raw, cfg)
-	if err := u.handshake(ctx, c); err != nil {
-		_ = raw.Close()
+	c, err := reach.Handshake(ctx, raw, address, cfg, u.shared.log)
+	if err != nil {
 		return nil, &dialError{dialTLS, err}
 	}
 	u.dialMeter().histograms[phaseTLS].observe(time.Since(start))
@@ -74,18 +65,6 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 		return nil, &dialError{dialTLS, fmt.Errorf("the server agreed to no protocol, want one of %q", how.protocols)}
 	}
 	return c, nil
-}
-
-// handshake runs c's handshake, where a server's certificate can cause a panic (CVE-2025-58188) that ends the process.
-func (u *Upstream) handshake(ctx context.Context, c *tls.Conn) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			u.shared.log.Error("handshake panicked", "backend", u.name,
-				"panic", fmt.Sprint(v), "stack", string(debug.Stack()))
-			err = fmt.Errorf("handshake panicked: %v", v)
-		}
-	}()
-	return c.HandshakeContext(ctx)
 }
 
 // Conn is a connection that its caller must close.
