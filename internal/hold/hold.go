@@ -30,11 +30,10 @@ type Bound struct {
 	promised atomic.Int64 // windows granted to peers beyond each stream's initial one
 	refused  [refusals]atomic.Int64
 	logged   atomic.Int64              // refusals that were logged
-	loggedAt atomic.Pointer[time.Time] // when they were logged; nil means never
+	loggedAt atomic.Pointer[time.Time] // when they were logged; nil means never, far ahead: they are being
 
-	mu sync.Mutex // guards sources
-	// sources :: those of open connections
-	sources map[string]*Source
+	mu      sync.Mutex         // guards sources
+	sources map[string]*Source // of open connections :: key
 }
 
 // Refusal is what was refused because too much memory is held.
@@ -52,8 +51,7 @@ const (
 // New returns a bound of limit bytes. Zero means a quarter of the process's memory limit, or of 2 GiB without one.
 func New(limit int64) *Bound {
 	if limit <= 0 {
-		// Go's memory limit: GOMEMLIMIT, or what the process set from its container's.
-		if limit = debug.SetMemoryLimit(-1); limit == math.MaxInt64 {
+		if limit = debug.SetMemoryLimit(-1); limit == math.MaxInt64 { // GOMEMLIMIT, or set from the container's
 			limit = assumed
 		}
 		limit /= fraction
@@ -110,19 +108,22 @@ func (b *Bound) Promise(n int64) bool {
 // Refuse counts a refusal.
 func (b *Bound) Refuse(what Refusal) { b.refused[what].Add(1) }
 
-// Log logs refusals that happened since its last message, at most every ten seconds.
+// Log logs refusals since its last message, at most every ten seconds. It does not wait for a blocked log.
 func (b *Bound) Log(log *slog.Logger) {
 	n := int64(0)
 	for i := range b.refused {
 		n += b.refused[i].Load()
 	}
 	logged, at, now := b.logged.Load(), b.loggedAt.Load(), time.Now()
-	if n == logged || at != nil && now.Sub(*at) < logEvery || !b.loggedAt.CompareAndSwap(at, &now) {
+	if n == logged || at != nil && now.Sub(*at) < logEvery || !b.loggedAt.CompareAndSwap(at, new(now.Add(1<<62))) {
 		return
 	}
 	b.logged.Store(n)
-	log.Warn("connections hold too much memory: the largest holders have to wait or are closed",
-		"held", b.held.Load(), "limit", b.limit, "refused", n-logged)
+	go func() {
+		log.Warn("connections hold too much memory: the largest holders have to wait or are closed",
+			"held", b.held.Load(), "limit", b.limit, "refused", n-logged)
+		b.loggedAt.Store(&now)
+	}()
 }
 
 // Metrics returns the metrics of the bytes held, the limit and the refusals.

@@ -54,9 +54,9 @@ type Listener struct {
 	roomAt, ofOneAt atomic.Int64          // when it last has so, in seconds
 	known           []string              // the sharers when this one began to listen. Nil: the port is not shared
 	logged          time.Time             // of the last log; used by Accept's goroutine only
-
-	end  sync.Once
-	done chan struct{} // closed by Close
+	logging         atomic.Bool           // it may be blocked, and Accept not
+	end             sync.Once
+	done            chan struct{} // closed by Close
 }
 
 // Connections returns how many may be open for a share of descriptors, and of memory: one has 26 KB, TLS up to 17 more.
@@ -78,12 +78,8 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	most := cmp.Or(a.MaxConnections, Connections(a.Share))
 	labels := prometheus.Labels{"port": a.Name}
 	l := &Listener{
-		log:        a.Log(),
-		port:       a.Name,
-		handshakes: newHandshakes(),
-		places:     make(chan struct{}, most),
-		seats:      bound.Places{Lend: true}, // to one load balancer
-		done:       make(chan struct{}),
+		log: a.Log(), port: a.Name, handshakes: newHandshakes(), done: make(chan struct{}),
+		places: make(chan struct{}, most), seats: bound.Places{Lend: true}, // to one load balancer
 		stalls: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_accept_stalls_total",
 			Help: "Times that a port accepted no new connection for a while: its limit was reached, " +
@@ -201,9 +197,12 @@ func (l *Listener) wait() error {
 
 func (l *Listener) stalled(why string, err error) {
 	l.stalls.Inc()
-	if now := time.Now(); now.Sub(l.logged) > stallLogInterval {
+	if now := time.Now(); now.Sub(l.logged) > stallLogInterval && l.logging.CompareAndSwap(false, true) {
 		l.logged = now
-		l.log.Warn("new connections wait", "port", l.port, "open", l.open.Load(), "reason", why, "err", err)
+		go func() {
+			l.log.Warn("new connections wait", "port", l.port, "open", l.open.Load(), "reason", why, "err", err)
+			l.logging.Store(false)
+		}()
 	}
 }
 
