@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
@@ -116,6 +117,7 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	if verbosity >= debugFrom {
 		o.Level = slog.LevelDebug
 	}
+	w = patient{w, make(chan struct{}, 1)}
 	var h slog.Handler = slog.NewTextHandler(w, o)
 	if format == "json" {
 		h = slog.NewJSONHandler(printable.JSON(w), o) // the text handler quotes by itself
@@ -124,6 +126,28 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	// token. A handler with slog.LevelDebug, which is klog's 4, never prints them.
 	klog.SetLogger(logr.FromSlogHandler(dropGone{h}))
 	return slog.New(h)
+}
+
+// patient is a log that may block, as when its reader is paused. A line waits for a second; while one is stuck, others
+// are lost. Otherwise client-go's watches, which log their failures, would end there, and so would probes and a drain.
+type patient struct {
+	io.Writer
+	stuck chan struct{} // holds the line that is being written
+}
+
+// Write is called for one line at a time, by the handler.
+func (p patient) Write(line []byte) (int, error) {
+	select {
+	case p.stuck <- struct{}{}:
+		done, kept := make(chan struct{}), slices.Clone(line) // the handler uses its array again
+		go func() { _, _ = p.Writer.Write(kept); <-p.stuck; close(done) }()
+		select {
+		case <-done:
+		case <-time.After(time.Second):
+		}
+	default:
+	}
+	return len(line), nil
 }
 
 // dropGone drops what k8s.io/apiserver logs of clients that disconnect early, and of queries that it cannot read or

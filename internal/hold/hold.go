@@ -30,7 +30,7 @@ type Bound struct {
 	promised atomic.Int64 // windows granted to peers beyond each stream's initial one
 	refused  [refusals]atomic.Int64
 	logged   atomic.Int64              // refusals that were logged
-	loggedAt atomic.Pointer[time.Time] // when they were logged; nil means never, far ahead: they are being
+	loggedAt atomic.Pointer[time.Time] // when they were logged; nil means never
 
 	mu      sync.Mutex         // guards sources
 	sources map[string]*Source // of open connections :: key
@@ -108,22 +108,19 @@ func (b *Bound) Promise(n int64) bool {
 // Refuse counts a refusal.
 func (b *Bound) Refuse(what Refusal) { b.refused[what].Add(1) }
 
-// Log logs refusals since its last message, at most every ten seconds. It does not wait for a blocked log.
+// Log logs refusals that happened since its last message, at most every ten seconds.
 func (b *Bound) Log(log *slog.Logger) {
 	n := int64(0)
 	for i := range b.refused {
 		n += b.refused[i].Load()
 	}
 	logged, at, now := b.logged.Load(), b.loggedAt.Load(), time.Now()
-	if n == logged || at != nil && now.Sub(*at) < logEvery || !b.loggedAt.CompareAndSwap(at, new(now.Add(1<<62))) {
+	if n == logged || at != nil && now.Sub(*at) < logEvery || !b.loggedAt.CompareAndSwap(at, &now) {
 		return
 	}
 	b.logged.Store(n)
-	go func() {
-		log.Warn("connections hold too much memory: the largest holders have to wait or are closed",
-			"held", b.held.Load(), "limit", b.limit, "refused", n-logged)
-		b.loggedAt.Store(&now)
-	}()
+	log.Warn("connections hold too much memory: the largest holders have to wait or are closed",
+		"held", b.held.Load(), "limit", b.limit, "refused", n-logged)
 }
 
 // Metrics returns the metrics of the bytes held, the limit and the refusals.

@@ -3,7 +3,6 @@ package hold
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"log/slog"
 	"math"
 	"runtime/debug"
@@ -73,36 +72,13 @@ func TestLogIsSeldom(t *testing.T) {
 			b.Log(log)
 			time.Sleep(time.Second)
 		}
-		synctest.Wait()
 		check.Same(t, 10, strings.Count(text.String(), "too much memory"), "lines in 100 s of %s", &text)
 		time.Sleep(time.Hour)
 		b.Log(log)
-		synctest.Wait()
 		text.Reset()
 		time.Sleep(time.Hour)
 		b.Log(log)
-		synctest.Wait()
 		check.Same(t, "", text.String(), "logged without a refusal")
-	})
-}
-
-// While the log is blocked, the timers that call Log go on, and messages do not pile up.
-func TestBlockedLog(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r, w := io.Pipe()
-		b, log := New(1<<20), slog.New(slog.NewTextHandler(w, nil))
-		for range 10 {
-			b.Refuse(Stream)
-			b.Log(log)
-			time.Sleep(logEvery)
-		}
-		for _, want := range []string{"refused=1\n", "refused=9\n"} {
-			text := make([]byte, 1<<10)
-			n := must.Get(r.Read(text))(t)
-			check.Same(t, true, strings.HasSuffix(string(text[:n]), want), "%s in %s", want, text[:n])
-			synctest.Wait()
-			b.Log(log)
-		}
 	})
 }
 

@@ -54,7 +54,6 @@ type Listener struct {
 	roomAt, ofOneAt atomic.Int64          // when it last has so, in seconds
 	known           []string              // the sharers when this one began to listen. Nil: the port is not shared
 	logged          time.Time             // of the last log; used by Accept's goroutine only
-	logging         atomic.Bool           // it may be blocked, and Accept not
 	end             sync.Once
 	done            chan struct{} // closed by Close
 }
@@ -197,12 +196,9 @@ func (l *Listener) wait() error {
 
 func (l *Listener) stalled(why string, err error) {
 	l.stalls.Inc()
-	if now := time.Now(); now.Sub(l.logged) > stallLogInterval && l.logging.CompareAndSwap(false, true) {
+	if now := time.Now(); now.Sub(l.logged) > stallLogInterval {
 		l.logged = now
-		go func() {
-			l.log.Warn("new connections wait", "port", l.port, "open", l.open.Load(), "reason", why, "err", err)
-			l.logging.Store(false)
-		}()
+		l.log.Warn("new connections wait", "port", l.port, "open", l.open.Load(), "reason", why, "err", err)
 	}
 }
 

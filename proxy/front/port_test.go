@@ -208,22 +208,9 @@ func TestStalls(t *testing.T) {
 		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("error %v, want %v", err, net.ErrClosed)
 		}
-		synctest.Wait()
 		check.Same(t, 5, testutil.ToFloat64(l.stalls), "stalls counted in four intervals, at once and after each")
 		check.Same(t, 3, strings.Count(log.String(), "new connections wait"), "stalls logged, after more than an interval")
 		check.Same(t, true, rooms >= 240, "idle clients make room each second, for some become idle later: %d times", rooms)
-	})
-}
-
-// A port that was full accepts again, also while its log is blocked.
-func TestBlockedLogBlocksNoPort(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r, w := io.Pipe()
-		l := &Listener{log: slog.New(slog.NewTextHandler(w, nil)), stalls: prometheus.NewCounter(prometheus.CounterOpts{}), places: make(chan struct{}, 1)}
-		l.places <- struct{}{}
-		time.AfterFunc(4*stallLogInterval+time.Second, func() { <-l.places })
-		must.Do(t, l.wait())
-		must.Get(r.Read(make([]byte, 1<<10)))(t)
 	})
 }
 
