@@ -41,8 +41,9 @@ type kept struct {
 func Build(in Input, prev *Table) *Table {
 	b := builder{
 		in: &in, prev: cmp.Or(prev, &Table{}), groups: make(map[string]*Group), gone: make(map[*Entry]bool),
-		reports: make(map[string][]Report), bundles: make(map[string]*parsedBundle),
+		reports: make(map[string][]Report), bundles: make(bundles),
 	}
+	maps.Copy(b.bundles, in.bundles)
 	b.options = cmp.Or(in.Options, b.prev.options, &Options{})
 	in.policy = cmp.Or(in.policy, b.prev.policy, &routings{})
 	b.settings = b.options.defaults()
@@ -59,9 +60,9 @@ type builder struct {
 	prev    *Table
 	options *Options
 
-	settings Settings                 // the defaults
-	reports  map[string][]Report      // :: APIService → its reports
-	bundles  map[string]*parsedBundle // :: PEM → parsed; many APIServices share one CA
+	settings Settings            // the defaults
+	reports  map[string][]Report // :: APIService → its reports
+	bundles  bundles
 
 	interned  int                  // how often intern was called
 	made      []*Backend           // by its first calls
@@ -277,6 +278,7 @@ type Input struct {
 	// Shadowed are CustomResourceDefinitions of group-versions that are claimed for a remote.
 	Shadowed map[schema.GroupVersion]string
 	policy   *routings // nil means that of prev, else none
+	bundles  bundles   // parsed in advance
 	// Options are the settings. Nil means prev's, else the defaults. With another pointer than prev's, all is rebuilt.
 	Options *Options
 	// Problems are the faults of the source that belong to no entry. See Table.Problems.

@@ -65,6 +65,7 @@ type changes struct {
 // batch is the set of changes that the writer takes at once.
 type batch struct {
 	objects  map[key]runtime.Object // those that have changed, nil when deleted
+	bundles  bundles                // of those that have changed
 	replaced [kinds]bool            // kinds that have been relisted: what is not in objects is gone
 	reports  map[reportKey]Report
 	problems []directory.Fault
@@ -80,30 +81,44 @@ type batch struct {
 func newChanges() *changes { return &changes{signal: make(chan struct{}, 1), batch: newBatch()} }
 
 func newBatch() batch {
-	return batch{objects: make(map[key]runtime.Object), reports: make(map[reportKey]Report)}
+	return batch{objects: make(map[key]runtime.Object), bundles: make(bundles), reports: make(map[reportKey]Report)}
 }
 
-// record adds to the batch, and wakes the writer.
-func (c *changes) record(add func(*batch)) {
+const largeBundle = 16 << 10 // bytes of PEM, which take a millisecond. Of a reread directory few are new
+
+// record adds to the batch, and then objects, nil for one that was deleted; and wakes the writer. It parses their large
+// bundles, for which the writer has no time: one of 1 MiB takes 60 ms.
+func (c *changes) record(objects map[key]runtime.Object, add func(*batch)) {
+	parsed := make(bundles)
+	for _, o := range objects {
+		if a, ok := o.(*apiregistrationv1.APIService); ok {
+			for _, raw := range [][]byte{a.Spec.CABundle, []byte(a.Annotations[behind.Bundle])} {
+				if len(raw) > largeBundle {
+					parsed.parse(raw)
+				}
+			}
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	add(&c.batch)
+	maps.Copy(c.objects, objects)
+	maps.Copy(c.bundles, parsed)
 	latest.Wake(c.signal)
 }
 
 // set records the new state of an object. Nil means deleted.
 func (c *changes) set(k key, object runtime.Object) {
-	c.record(func(b *batch) { b.objects[k] = object })
+	c.record(map[key]runtime.Object{k: object}, func(*batch) {})
 }
 
 // replace records the complete set of objects of a kind.
 func (c *changes) replace(what kind, objects map[types.NamespacedName]runtime.Object) {
-	c.record(func(b *batch) {
-		b.empty(what)
-		for name, object := range objects {
-			b.objects[key{what, name}] = object
-		}
-	})
+	all := make(map[key]runtime.Object, len(objects))
+	for name, object := range objects {
+		all[key{what, name}] = object
+	}
+	c.record(all, func(b *batch) { b.empty(what) })
 }
 
 // empty drops the objects of a kind before a complete set is recorded.
@@ -114,27 +129,28 @@ func (b *batch) empty(what kind) {
 
 // replaceAll records the whole directory at once: a new APIService comes with its new Service. as is the former's kind.
 func (c *changes) replaceAll(as kind, objects []directory.Object, problems []directory.Fault) {
-	c.record(func(b *batch) {
+	all, files := make(map[key]runtime.Object, len(objects)), make(map[string]directory.Object)
+	for _, o := range objects {
+		what, name := as, types.NamespacedName{Namespace: o.Value.GetNamespace(), Name: o.Value.GetName()}
+		switch o.Value.(type) {
+		case *apiregistrationv1.APIService:
+			files[name.Name] = o
+		case *corev1.Service:
+			what = kindService
+		case *discoveryv1.EndpointSlice:
+			what = kindSlice
+		case *policy.Policy:
+			problems = append(slices.Clip(problems),
+				o.Fault("it is not used: --policy names the file or directory of policies"))
+			continue
+		}
+		all[key{what, name}] = o.Value
+	}
+	c.record(all, func(b *batch) {
 		for _, what := range []kind{as, kindService, kindSlice} {
 			b.empty(what)
 		}
-		b.problems, b.files = problems, make(map[string]directory.Object)
-		for _, o := range objects {
-			what, name := as, types.NamespacedName{Namespace: o.Value.GetNamespace(), Name: o.Value.GetName()}
-			switch o.Value.(type) {
-			case *apiregistrationv1.APIService:
-				b.files[name.Name] = o
-			case *corev1.Service:
-				what = kindService
-			case *discoveryv1.EndpointSlice:
-				what = kindSlice
-			case *policy.Policy:
-				b.problems = append(slices.Clip(b.problems),
-					o.Fault("it is not used: --policy names the file or directory of policies"))
-				continue
-			}
-			b.objects[key{what, name}] = o.Value
-		}
+		b.problems, b.files = problems, files
 	})
 }
 

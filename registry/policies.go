@@ -119,7 +119,7 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 	if p.last.labels != nil {
 		p.following.Do(func() { g.Go(func() error { p.follow(ctx); return ctx.Err() }) })
 	}
-	p.of.changes.record(func(b *batch) { b.policy, b.policyFaults = p.last, faults })
+	p.of.changes.record(nil, func(b *batch) { b.policy, b.policyFaults = p.last, faults })
 }
 
 // follow keeps the namespaces' labels until ctx ends.
@@ -128,7 +128,7 @@ func (p *policies) follow(ctx context.Context) {
 	listed := func(forbidden bool) {
 		known.Forbidden.Store(forbidden)
 		known.Listed.Store(true)
-		p.of.changes.record(func(*batch) {}) // a policy waits for it, or a problem is gone
+		p.of.changes.record(nil, func(*batch) {}) // a policy waits for it, or a problem is gone
 	}
 	set := func(name types.NamespacedName, o runtime.Object) {
 		if n, ok := o.(*corev1.Namespace); ok {

@@ -148,7 +148,8 @@ func (r *Registry) watch(ctx context.Context, ref types.NamespacedName,
 // Report takes a result of the prober. It never blocks. A report that changes nothing makes no
 // table, nor does one about a Backend or an address that the table no longer has.
 func (r *Registry) Report(report Report) {
-	r.changes.record(func(b *batch) { b.reports[reportKey{report.Name, report.Address, report.Backend}] = report })
+	k := reportKey{report.Name, report.Address, report.Backend}
+	r.changes.record(nil, func(b *batch) { b.reports[k] = report })
 }
 
 // Run reads the source and keeps the table up to date until ctx ends or the source proves unusable.
@@ -224,6 +225,7 @@ func (r *Registry) step(o *objects) {
 		Problems:    o.faults(),
 		Shadowed:    o.shadowed,
 		policy:      o.policy,
+		bundles:     b.bundles,
 		Complete:    true,
 		Now:         start,
 

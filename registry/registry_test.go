@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -181,6 +182,16 @@ func TestFaultsOfSeveralSources(t *testing.T) {
 		check.Same(t, tt.notes, len(o.faults()), "notes")
 		check.Same(t, min(tt.notes, 1), len(o.several), "APIServices that were looked at")
 	}
+}
+
+// The writer finds a large caBundle parsed, by who has read the object.
+func TestParsedBundles(t *testing.T) {
+	r, step, _ := reported(t)
+	a := remoteService("b.io", "v1", "server")
+	a.Spec.InsecureSkipTLSVerify, a.Spec.CABundle = false, bytes.Repeat([]byte("x"), largeBundle+1)
+	put(r.changes, a)
+	parsed := r.changes.bundles[string(a.Spec.CABundle)]
+	check.Same(t, true, parsed != nil && step().named(a.Name).kept.ca == parsed, "it was parsed before")
 }
 
 // scripted runs a registry over a source that the test controls.

@@ -296,17 +296,25 @@ type parsedBundle struct {
 
 // bundle returns an APIService's parsed caBundle, nil if it has none. Was is the previous result.
 func (b *builder) bundle(raw []byte, was *parsedBundle) *parsedBundle {
-	if len(raw) == 0 {
-		return nil
-	}
 	if was != nil && was.pem == string(raw) {
 		return was
 	}
-	if known, ok := b.bundles[string(raw)]; ok {
+	if known := b.in.policy.bundles[string(raw)]; known != nil {
+		return known
+	}
+	return b.bundles.parse(raw)
+}
+
+// bundles are parsed ones, by their PEM: many APIServices share one.
+type bundles map[string]*parsedBundle
+
+// parse returns a bundle, parsed now if it was not yet. Nil means an empty one.
+func (b bundles) parse(raw []byte) *parsedBundle {
+	if known := b[string(raw)]; known != nil || len(raw) == 0 {
 		return known
 	}
 	parsed := parseBundle(raw)
-	b.bundles[parsed.pem] = parsed
+	b[parsed.pem] = parsed
 	return parsed
 }
 

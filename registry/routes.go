@@ -58,6 +58,8 @@ type routings struct {
 	labels *directory.Fault
 	known  *policy.Namespaces
 	rules  *policy.Gates // nil means none
+
+	bundles bundles // of the backends
 }
 
 // where formats a place in the policy.
@@ -99,7 +101,7 @@ func (o *Options) compile(
 ) (p *routings, faults []directory.Fault) {
 	p = &routings{
 		of: make(map[string]*routing), users: make(map[types.NamespacedName][]string),
-		known: known, rules: policy.NewGates(prev),
+		known: known, rules: policy.NewGates(prev), bundles: make(bundles),
 	}
 	for i := range objects {
 		doc, ok := objects[i].Value.(*policy.Policy)
@@ -157,7 +159,7 @@ func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *f
 	}
 	for i := range r.Backends {
 		b, at := &r.Backends[i], at.Child("backends").Index(i)
-		f, errs := o.further(b, at)
+		f, errs := p.further(o, b, at)
 		if wrong = append(wrong, errs...); len(errs) > 0 {
 			continue
 		}
@@ -178,7 +180,7 @@ func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *f
 }
 
 // further checks where a backend is.
-func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong field.ErrorList) {
+func (p *routings) further(o *Options, b *policy.Backend, at *field.Path) (f *further, wrong field.ErrorList) {
 	annotations := make(map[string]string)
 	maps.Copy(annotations, b.Annotations)
 	for name, value := range map[string]string{"url": b.URL, "ca-from": b.CAFrom} {
@@ -207,6 +209,7 @@ func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong 
 		}
 	}
 	s.urls.check(o, b.Service, s.caFrom)
+	ca := p.bundles.parse(b.CABundle)
 	switch {
 	case b.Service == nil && b.URL == "":
 		wrong = append(wrong, field.Required(at.Child("service"), "a service or a url"))
@@ -219,8 +222,8 @@ func (o *Options) further(b *policy.Backend, at *field.Path) (f *further, wrong 
 	case isLocal(f.object):
 		bad("service", behind.Format(b.Service),
 			"it is the local apiserver's: only extension servers can be further backends")
-	case len(b.CABundle) > 0 && parseBundle(b.CABundle).unusable:
-		bad("caBundle", "", parseBundle(b.CABundle).problem)
+	case ca != nil && ca.unusable:
+		bad("caBundle", "", ca.problem)
 	case b.InsecureSkipTLSVerify && len(b.CABundle) > 0:
 		bad("insecureSkipTLSVerify", "true", "not with caBundle")
 	case f.name == "" && b.URL != "":
@@ -251,7 +254,7 @@ func (b *builder) route(e, old *Entry) {
 	old = cmp.Or(old, &Entry{})
 	var standing *Entry // that was old's StandIn
 	for _, f := range r.backends {
-		object := f.object.DeepCopy()
+		object := new(*f.object) // nothing of it is modified
 		object.Name, object.UID = e.Name+"/"+f.name, e.Object.UID
 		object.Spec.Group, object.Spec.Version = e.GroupVersion.Group, e.GroupVersion.Version
 		object.Spec.GroupPriorityMinimum = e.Object.Spec.GroupPriorityMinimum

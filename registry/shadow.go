@@ -73,7 +73,7 @@ func (s *shadows) ask(ctx context.Context, claimed []schema.GroupVersion) bool {
 		return false
 	}
 	s.last = ""
-	s.of.changes.record(func(b *batch) { b.shadowed = found })
+	s.of.changes.record(nil, func(b *batch) { b.shadowed = found })
 	return true
 }
 
