@@ -40,6 +40,8 @@ const (
 	// hungAfter is how long an endpoint must do no handshakes to count as hung. With the time until
 	// that is noticed, its watches over HTTP/1.1 end as soon as over HTTP/2, after some 30 s.
 	hungAfter = 20 * time.Second
+	// sayEvery is the time between lines about an endpoint that flaps, of which four come at once.
+	sayEvery = 10 * time.Second
 )
 
 // claim says that an endpoint serves an APIService's group-version. It holds what is requested for
@@ -75,6 +77,11 @@ type claim struct {
 	due        time.Time       // of the next probe; zero means together with all claims that do not fail
 	suspect    bool            // an alarm has come since the last probe began
 	mustReport bool            // report the next result even if unchanged, because of a hint
+
+	// Of the log: the last state, the one that it has, changes without a line, and what they cost, see sayEvery.
+	seen, said string
+	unsaid     int
+	paid       time.Time
 }
 
 type probe struct {
@@ -203,25 +210,40 @@ func (w *weights) of(b *registry.Backend) int64 {
 func (c *claim) sendReport() {
 	c.report.Slow = c.latency.slow.Load() && c.report.Health == registry.Healthy
 	stale := c.failures > 0 && c.report.Health == registry.Healthy // do not confirm it to whoever sent a hint
-	if c.report.Health == registry.Unprobed ||
-		c.report.Endpoint == c.reported.Endpoint && (stale || !c.restate.Load()) {
+	if c.report.Health != registry.Unprobed &&
+		(c.report.Endpoint != c.reported.Endpoint || !stale && c.restate.Load()) {
+		c.restate.Store(false)
+		c.reported = c.report
+		c.healthy.Store(c.report.Health == registry.Healthy)
+		c.gauge.Set(metric.Number(c.report.Health == registry.Healthy))
+		c.target.prober.config.Report(c.report)
+	}
+	c.say() // after the report: a line is I/O, and may block
+}
+
+// say logs the state, unless the log has it, or enough of others. The last one is said later.
+func (c *claim) say() {
+	state := [...]string{registry.Healthy: "healthy", registry.Unhealthy: "unhealthy"}[c.reported.Health]
+	if c.reported.Slow {
+		state = "slow"
+	}
+	if state != c.seen {
+		c.seen, c.unsaid = state, c.unsaid+1
+	}
+	if state == c.said || time.Until(c.paid) > 3*sayEvery {
 		return
 	}
-	c.restate.Store(false)
-	was := c.reported
-	c.reported = c.report
-	c.healthy.Store(c.report.Health == registry.Healthy)
-	c.gauge.Set(metric.Number(c.report.Health == registry.Healthy))
-	c.target.prober.config.Report(c.report)
-	if was.Health != c.report.Health || was.Slow != c.report.Slow { // after the report: a line is I/O, and may block
-		log := c.target.prober.log.With("apiservice", c.name, "endpoint", c.target.key.address)
-		switch {
-		case c.report.Health == registry.Unhealthy:
-			log.Warn("endpoint is unhealthy", "reason", c.report.Reason, "err", c.report.Message)
-		case c.report.Slow:
-			log.Warn("endpoint is slow compared with its peers")
-		default:
-			log.Info("endpoint is healthy")
-		}
+	if now := time.Now(); c.paid.Before(now) {
+		c.paid = now
+	}
+	log := c.target.prober.log.With("apiservice", c.name, "endpoint", c.target.key.address, "unsaid", c.unsaid-1)
+	c.said, c.unsaid, c.paid = state, 0, c.paid.Add(sayEvery)
+	switch state {
+	case "unhealthy":
+		log.Warn("endpoint is unhealthy", "reason", c.reported.Reason, "err", c.reported.Message)
+	case "slow":
+		log.Warn("endpoint is slow compared with its peers")
+	default:
+		log.Info("endpoint is healthy")
 	}
 }

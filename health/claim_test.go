@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/metric"
@@ -29,6 +30,23 @@ func TestReportsBeforeItLogs(t *testing.T) {
 	c.report.Health = registry.Unhealthy
 	c.sendReport()
 	check.Has(t, log.String(), "endpoint is unhealthy")
+}
+
+// What flaps ten times a second has few lines, with the number of those that it lacks, and later its last state.
+func TestFlapping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log logbook.Book
+		p := New(Config{Report: func(registry.Report) {}, Sinks: metric.Sinks{Logger: slog.New(slog.NewTextHandler(&log, nil))}})
+		c := newClaim(newTarget(p, key{&registry.Backend{}, "10.0.0.1:443", defaultInterval, false}), &registry.Entry{Name: "v1.g"})
+		for i := range 600 {
+			c.report.Health = registry.Healthy + registry.Health(i%2)
+			c.sendReport()
+			time.Sleep(100 * time.Millisecond)
+		}
+		c.sendReport()
+		check.Has(t, log.String(), "unsaid=96", "endpoint is unhealthy")
+		check.Same(t, 10, strings.Count(log.String(), "\n"), "lines of a minute:\n%s", &log)
+	})
 }
 
 // A lack of our own descriptors is no fault of an endpoint, which may serve over connections that are open.

@@ -177,6 +177,8 @@ const (
 	leastPause = 2 * time.Millisecond
 	// mostPause bounds the age of the table, far below the 0.1 s within which a new APIService must be routable.
 	mostPause = 40 * time.Millisecond
+	// logPause is how old a line may be.
+	logPause = 2 * time.Second
 )
 
 // write is the one writer.
@@ -243,12 +245,14 @@ func (r *Registry) step(o *objects) {
 }
 
 // logChanges logs changes of the APIServices. It reads the table like any other reader, because
-// logging is I/O, which the writer must not do. It may miss a table that is replaced at once.
+// logging is I/O, which the writer must not do. It misses tables of the logPause: of a verdict that flaps, say, most.
 func (r *Registry) logChanges(ctx context.Context) error {
 	last := &Table{}
 	for t, changes := range latest.Changes(ctx, r.Table, nil) {
 		r.compare(last, t, changes)
-		last = t
+		if last = t; len(changes) > 0 {
+			latest.Sleep(ctx, logPause)
+		}
 	}
 	return ctx.Err()
 }
