@@ -274,7 +274,7 @@ func (x *exchange) upgrade(w http.ResponseWriter, r *http.Request) {
 	defer closeConn()
 	ctx, cancel := context.WithTimeout(r.Context(), x.p.answerTime)
 	stop := context.AfterFunc(ctx, closeConn)
-	res, br, err := switchProtocols(conn, upgradeRequest(r, x, conn.Address())) //nolint:contextcheck // r carries it
+	res, br, err := switchProtocols(conn, upgradeRequest(r, x, conn.Host())) //nolint:contextcheck // r carries it
 	if !stop() && (err == nil || errors.Is(ctx.Err(), context.DeadlineExceeded)) {
 		err = ctx.Err()
 	}
@@ -315,9 +315,9 @@ func (x *exchange) upgrade(w http.ResponseWriter, r *http.Request) {
 	x.tunnel(w, res, conn, br)
 }
 
-// upgradeRequest returns the request for a backend at an address: one head, no body.
-func upgradeRequest(r *http.Request, x *exchange, address string) *http.Request {
-	out := outgoing(r, x, cmp.Or(x.decision.host(x.head), address))
+// upgradeRequest returns the request for a backend with its own host: one head, no body.
+func upgradeRequest(r *http.Request, x *exchange, host string) *http.Request {
+	out := outgoing(r, x, cmp.Or(x.decision.host(x.head), host))
 	if pool := x.decision.Pool; pool != authn.PoolProven && pool != authn.PoolUnproven {
 		const name = "Sec-Websocket-Protocol"
 		kept := out.Header[name][:0]

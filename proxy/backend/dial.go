@@ -10,6 +10,7 @@ import (
 	"net/http/httptrace"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -136,6 +137,12 @@ type dialing struct {
 
 // Address returns the address of the endpoint.
 func (c *Conn) Address() string { return c.at.address }
+
+// Host returns the Host of a request to the endpoint.
+func (c *Conn) Host() string { return hostOf(c.at.address) }
+
+// hostOf leaves out the default port of https (RFC 9110, 4.2.2): some servers know their name only without it.
+func hostOf(address string) string { return strings.TrimSuffix(address, ":443") }
 
 // Failed returns the error of a request that was sent on the connection, and got no response head because of err.
 func (c *Conn) Failed(err error) error {

@@ -56,8 +56,8 @@ func (e *endpoint) forEngine() *engine.Endpoint {
 			return was
 		}
 		next := &engine.Endpoint{
-			Name: e.address, Via: via, Value: e, Release: e.release, Told: e.tell, PingTimeout: e.up.pingTimeout(),
-			Failed: e.failed,
+			Name: e.address, Host: hostOf(e.address), Via: via, Value: e, Release: e.release, Told: e.tell,
+			PingTimeout: e.up.pingTimeout(), Failed: e.failed,
 		}
 		if e.inEngine.CompareAndSwap(was, next) {
 			return next

@@ -212,6 +212,9 @@ func (c *call) outgoing(ctx context.Context, address string) *http.Request {
 	target := *c.req.URL
 	target.Scheme, target.Host, target.User = "https", address, (*url.Userinfo)(nil)
 	out.URL = &target
+	if out.Host == "" {
+		out.Host = hostOf(address)
+	}
 	out.Body, out.GetBody = http.NoBody, nil
 	if c.body != nil {
 		out.Body = c.body

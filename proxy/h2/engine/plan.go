@@ -21,7 +21,7 @@ type Plan struct {
 	// before it calls Decide for the same connection again; those of a plan for resume must not change any more.
 	Set            []hpack.HeaderField
 	RemoveResponse func(name string) bool // the response's fields and trailers to drop, like Remove
-	Authority      string                 // :authority to forward; "" means the endpoint's name
+	Authority      string                 // :authority to forward; "" means the endpoint's Host
 
 	Deadline    time.Duration // for the whole request, see stream.expired; 0 means none
 	LongRunning bool          // a watch, log or the like: not retried once it was sent, and drain gives it the grace
@@ -117,8 +117,9 @@ type Upstream struct {
 // pointer while address and trust stay the same, and Server.Retire is called when they change.
 type Endpoint struct {
 	Name string // for Outcome and logs
+	Host string // the :authority of requests without one; "" means the Name
 	// Via is the endpoint whose connections carry the requests, together with those of others. With Via, only Name,
-	// Value, Release and Failed of this endpoint count. Nil means its own connections.
+	// Host, Value, Release and Failed of this endpoint count. Nil means its own connections.
 	Via *Endpoint
 	// Value is free for the endpoint's owner. Endpoints with equal Values, other than nil, are the
 	// same for Eject: it also concerns requests that were sent before the endpoint was retired.

@@ -304,7 +304,7 @@ func (e *Engine) forgetPool(p *pool) {
 // open sends the stream's request on c.
 func (e *Engine) open(s *stream, c *Conn) {
 	if s.sending.named {
-		s.sending.fields[2].Value = s.ep.Name
+		s.sending.fields[2].Value = cmp.Or(s.ep.Host, s.ep.Name)
 	}
 	size := s.sending.size + len(s.sending.fields[2].Value)
 	if c.peerHeaders < topStreamID && size > int(c.peerHeaders) {

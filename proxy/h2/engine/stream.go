@@ -110,7 +110,7 @@ type sending struct {
 	tired     bool // it has looked elsewhere, see tires
 	retries   int8
 	again     bool
-	named     bool // :authority is the endpoint's name
+	named     bool // :authority is the endpoint's Host
 	size      int  // of fields, as for SETTINGS_MAX_HEADER_LIST_SIZE, without :authority
 	long      bool // a server may not like the head, see measure
 	alone     bool // sent over connections of its owner alone
