@@ -18,11 +18,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 
@@ -62,6 +65,7 @@ type Publisher struct {
 	served    bool  // this replica was ready once
 	published bool  // our Lease should exist
 	fault     error // of the last round
+	unfit     error // why nobody would be sent to our address, when that was last known
 }
 
 // New makes a Publisher.
@@ -106,7 +110,13 @@ func (p *Publisher) round(ctx context.Context, says map[string]string) error {
 	if p.served = p.served || says != nil; !p.served {
 		return nil
 	}
-	err := p.tryToPublish(ctx, says)
+	var unfit error
+	if says != nil {
+		if unfit = p.fits(ctx); unfit != nil {
+			says = nil
+		}
+	}
+	err := errors.Join(unfit, p.tryToPublish(ctx, says))
 	switch {
 	case fmt.Sprint(err) == fmt.Sprint(p.fault): // a fault is logged once, and its end
 	case err != nil:
@@ -117,6 +127,25 @@ func (p *Publisher) round(ctx context.Context, says map[string]string) error {
 	p.fault = err
 	p.metrics.rounds.WithLabelValues(map[bool]string{false: "passed", true: "failed"}[err != nil]).Inc()
 	return err
+}
+
+// fits returns an error if the Service lacks our address's IP family. kube-apiserver refuses to start then, too
+// (validatePublicIPServiceClusterIPRangeIPFamilies). Without the right to list Services that is not known.
+func (p *Publisher) fits(ctx context.Context) error {
+	family := corev1.IPv4Protocol
+	if p.config.Address.Addr().Is6() {
+		family = corev1.IPv6Protocol
+	}
+	list, err := p.config.Client.CoreV1().Services(metav1.NamespaceDefault).List(ctx,
+		metav1.ListOptions{FieldSelector: "metadata.name=" + service})
+	for i := 0; err == nil && i < len(list.Items); i++ {
+		has := list.Items[i].Spec.IPFamilies
+		if p.unfit = nil; len(has) > 0 && !slices.Contains(has, family) {
+			p.unfit = fmt.Errorf("the Service kubernetes has no %s, which the address %v is: it is not published",
+				family, p.config.Address.Addr())
+		}
+	}
+	return p.unfit
 }
 
 // tryToPublish reads what is published before it reads who is alive: if another replica publishes

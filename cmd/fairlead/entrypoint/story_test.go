@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -111,6 +112,12 @@ func (s *stage) do(at string, words ...string) {
 			delete(slice.Annotations, zonesAnnotation)
 		}
 		must.Get(list.Update(s.Context(), slice, metav1.UpdateOptions{}))(s)
+	case "families": // of the Service
+		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}}
+		for _, f := range words[1:] {
+			o.Spec.IPFamilies = append(o.Spec.IPFamilies, corev1.IPFamily(f))
+		}
+		must.Get(s.config().Client.CoreV1().Services("default").Create(s.Context(), o, metav1.CreateOptions{}))(s)
 	case "ready", "unready": // replica
 		r.unready.Store(words[0] == "unready")
 	case "withdraw":
