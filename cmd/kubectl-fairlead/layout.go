@@ -50,6 +50,7 @@ func podFlags() map[string][]string {
 		"critical-apiservices": {"--critical-apiservices=v1beta1.metrics.k8s.io"},
 		"entrypoint":           {"--publish-kubernetes-endpoints", "--advertise-address=$(HOST_IP)"},
 		"events":               {"--emit-events"},
+		"lease":                nil,
 		"monitoring":           nil,
 		"write-status":         {"--write-status"},
 	}
@@ -203,6 +204,9 @@ func (i *installer) servers(s *survey) {
 		from = "lease"
 	} else if i.serversFrom == "" && i.found.listed {
 		from = "endpointslice"
+	}
+	if from == "lease" && !entrypoint && !slices.Contains(i.components, "lease") {
+		i.components = append(i.components, "lease") // the right to list them
 	}
 	if from != ships {
 		i.args = append(i.args, "--local-apiservers-from="+strings.TrimPrefix(from, "nodes"))

@@ -92,6 +92,7 @@ func TestLayouts(t *testing.T) {
 		}, nil, "--local-apiserver=https://127.0.0.1:6443 --local-apiserver=https://127.0.0.2:6443 --local-apiserver=https://[2001:db8::3]:6443 --local-apiservers-from=", "kind: DaemonSet", "lint"},
 		{"components", installer{layout: "control-plane", components: []string{"entrypoint", "audit"}}, nil, nil,
 			"--advertise-address=$(HOST_IP) --audit-log-path=- --audit-policy-file=/etc/fairlead/audit/policy.yaml --local-apiservers-from=lease --publish-kubernetes-endpoints", "name: fairlead-audit", "lint"},
+		{"leases without the entrypoint", installer{layout: "static-pod", serversFrom: "lease"}, nil, nil, "--local-apiservers-from=lease", "name: fairlead-servers", "OUT/node"},
 		{"components of a static pod", installer{layout: "static-pod", components: []string{"entrypoint", "write-status", "events", "monitoring"}}, nil, nil,
 			"--advertise-address=$(HOST_IP) --emit-events --local-apiservers-from=lease --publish-kubernetes-endpoints --write-status", `(?s)name: system:fairlead-status\nsubjects:\n- kind: ServiceAccount\n.*?- apiGroup: rbac.authorization.k8s.io\n +kind: User\n +name: system:fairlead`, "(?s)< ../../deploy/systemd/fairlead-kubeconfig.*systemctl start fairlead-kubeconfig.service"},
 		{"behind a load balancer", installer{layout: "load-balancer"}, nil, nil, "", "kind: Deployment", "create secret tls fairlead-front-proxy-client"},
@@ -145,7 +146,7 @@ func TestLayoutKeepsWhatItReplaces(t *testing.T) {
 	file := filepath.Join(i.out, "kustomization.yaml")
 	must.Get(c.install(t, i))(t)
 	ours := string(must.Get(os.ReadFile(file))(t))
-	theirs := strings.Replace(ours, "lease", "endpointslice", 1)
+	theirs := strings.Replace(ours, "=lease", "=endpointslice", 1)
 	must.Do(t, os.WriteFile(file, []byte(theirs), 0o600))
 	replaced := 0
 	for _, tt := range []struct {

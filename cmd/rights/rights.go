@@ -165,6 +165,7 @@ const (
 	noStatus    = "the condition fairlead.dev/Available is not written"
 	noEvents    = "no Events are emitted"
 	noEndpoints = "the Service kubernetes does not follow this Fairlead"
+	noServers   = "no kube-apiserver is found but those of --local-apiserver"
 	noReplicas  = "no replica knows which critical APIServices the others reach: all are ready"
 	noUsers     = "users with certificates, or tokens that Fairlead verifies, get 403"
 	noOthers    = "callers who impersonate a ServiceAccount, or have a UID, get 403"
@@ -211,12 +212,14 @@ func roles(f Features) []role {
 			{f.Events, 20, "create", coordination, "leases", system, "", noEvents},
 		}},
 		{"Role fairlead-entrypoint", "deploy/components/entrypoint/rbac.yaml", []rule{
-			{f.Entrypoint || f.Servers == "lease", 7, "list", coordination, "leases", system, "", noEndpoints},
-			{f.Entrypoint, 7, "create update delete", coordination, "leases", system, "", noEndpoints},
+			{f.Entrypoint, 7, "list create update delete", coordination, "leases", system, "", noEndpoints},
 			{f.Entrypoint, 19, "get update", "", "endpoints", fallback, "kubernetes", noEndpoints},
 			{f.Entrypoint, 20, "create", "", "endpoints", fallback, "", noEndpoints},
 			{f.Entrypoint, 22, "update delete", discovery, "endpointslices", fallback, published, noEndpoints},
 			{f.Entrypoint, 23, "create", discovery, "endpointslices", fallback, "", noEndpoints},
+		}},
+		{"Role fairlead-servers", "deploy/components/lease/rbac.yaml", []rule{
+			{f.Servers == "lease", 6, "list", coordination, "leases", system, "", noServers},
 		}},
 		{"Role fairlead-critical-apiservices", "deploy/components/critical-apiservices/rbac.yaml", []rule{
 			{f.Critical, 7, "list create update delete", coordination, "leases", system, "", noReplicas},

@@ -21,7 +21,7 @@ import (
 func everything() Features {
 	f := Shipped()
 	f.Impersonation, f.Status, f.Events, f.Entrypoint, f.Critical, f.Bundles = true, true, true, true, true, []string{"somewhere/"}
-	f.Policy, f.NamespaceLabels = "kube-system/fairlead-policy", true
+	f.Policy, f.NamespaceLabels, f.Servers = "kube-system/fairlead-policy", true, "lease"
 	return f
 }
 
