@@ -96,6 +96,8 @@ func (p *Proxy) decide(d *Decision, h *Head, c *authn.Conn, now time.Time) error
 	return d.Err
 }
 
+const maxParams = 10_000 // limits those of a query: of more, newer Go servers read none, and older ones all
+
 // locate decides where a path leads, without regard to the caller.
 func (p *Proxy) locate(d *Decision, h *Head) {
 	t := p.cfg.Tables.Table()
@@ -105,7 +107,7 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 	switch {
 	case h.Method == http.MethodConnect:
 		d.refuse(errConnect)
-	case strings.Count(h.RawQuery, "&") >= 10_000: // of which newer Go servers read none, and older ones all
+	case strings.Count(h.RawQuery, "&") >= maxParams:
 		d.refuse(errParams)
 	case strings.Contains(h.list(loopHeader), p.instance):
 		d.refuse(errLoop)

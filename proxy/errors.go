@@ -109,7 +109,7 @@ func errInvalidPath(path string) error {
 
 // errListed and errParams refuse heads that no known client sends.
 var errListed = apierrors.NewBadRequest("the Connection header lists more than " + strconv.Itoa(maxListed) + " names")
-var errParams = apierrors.NewBadRequest("the query has more than 10,000 parameters")
+var errParams = apierrors.NewBadRequest("the query has more than " + strconv.Itoa(maxParams) + " parameters")
 
 var errNotReady = unavailable("the table of APIServices is not complete yet, please try again")
 

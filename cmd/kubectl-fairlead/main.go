@@ -27,6 +27,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/cmd/advice"
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
@@ -126,14 +127,8 @@ func (c *client) open(ctx context.Context, path string, query url.Values) (*http
 	if json.Unmarshal(text, &status) == nil && status.Message != "" {
 		text = []byte(status.Message)
 	}
-	do := ""
-	switch message := string(text); {
-	case strings.Contains(message, " cannot get path "): // kube-apiserver says so, too
-		do = "; bind ClusterRole system:fairlead-viewer (top: system:fairlead-tap), or see --server: is it Fairlead?"
-	case strings.Contains(message, " could not be auth"): // no review is answered
-		do = "; ask with a certificate of system:masters (kubeadm: --kubeconfig=/etc/kubernetes/super-admin.conf)"
-	}
-	return nil, fmt.Errorf("asking %s: %s: %s%s", path, resp.Status, strings.TrimSpace(string(text)), do)
+	said := strings.TrimSpace(string(text))
+	return nil, fmt.Errorf("asking %s: %s: %s", path, resp.Status, joined("; ", said, advice.For(said)))
 }
 
 func (c *client) get(ctx context.Context, path string, query url.Values, into any) error {
