@@ -51,6 +51,8 @@ func (o *Options) defaults() Settings {
 	return p
 }
 
+const maxProblems = 10 // bounds the annotations that problems name: an object has room for 16,000, each a line of log
+
 // readAnnotations reads the settings from an APIService's annotations. Errors are only reported: a
 // typing error in an annotation must not make an API unavailable. An error in a URL must: see urls.
 func readAnnotations(annotations map[string]string, defaults Settings) annotated {
@@ -60,8 +62,12 @@ func readAnnotations(annotations map[string]string, defaults Settings) annotated
 		if !ours {
 			continue
 		}
-		if err := s.set(name, annotations[key]); err != nil {
+		switch err := s.set(name, annotations[key]); {
+		case err == nil:
+		case len(s.problems) < maxProblems:
 			s.problems = append(s.problems, fmt.Sprintf("annotation %s: %v; it is ignored", key, err))
+		case len(s.problems) == maxProblems:
+			s.problems = append(s.problems, "more annotations are ignored, too")
 		}
 	}
 	return s
@@ -312,5 +318,5 @@ func claimant(object *apiregistrationv1.APIService) string {
 		return ""
 	}
 	ref := behind.Server(object)
-	return fmt.Sprintf("service/%s in %q", ref.Name, ref.Namespace)
+	return fmt.Sprintf("service/%s in %q", bounded(ref.Name), bounded(ref.Namespace))
 }

@@ -108,6 +108,17 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// Each problem is a line of log.
+func TestManyFaultyAnnotations(t *testing.T) {
+	many := make(map[string]string)
+	for i := range maxProblems + 7 {
+		many[fmt.Sprint(prefix, i)] = ""
+	}
+	problems := readAnnotations(many, Settings{}).problems
+	check.Same(t, "more annotations are ignored, too", problems[len(problems)-1], "the last of %d problems", len(problems))
+	check.Same(t, maxProblems+1, len(problems), "problems")
+}
+
 // Untrusted text is cut in messages, between characters.
 func TestBounded(t *testing.T) {
 	x := strings.Repeat("x", 62)

@@ -32,7 +32,7 @@ type resolver struct {
 
 // resolve finds them. Its result says why there is none, in kube-aggregator's words. Zero means no fault.
 func (r *resolver) resolve() Verdict {
-	name, in := r.ref.Name, r.ref.Namespace
+	name, in := bounded(r.ref.Name), bounded(r.ref.Namespace) // the API allows any text
 	if r.service == nil {
 		return fault(ReasonServiceNotFound, "service/%s in %q is not present", name, in)
 	}

@@ -97,7 +97,7 @@ func (b *builder) front(e *Entry, byURL bool) (loop Verdict) {
 			"which is not Fairlead's: adopt it again, or remove the annotation", behind.Service, behind.Format(ref)))
 	}
 	if c := helper.GetAPIServiceConditionByType(e.Object, apiregistrationv1.Available); c != nil && e.Front != "" {
-		e.FrontSays = fmt.Sprintf("%s, %s: %s", c.Status, c.Reason, normalizeCause(c.Message))
+		e.FrontSays = fmt.Sprintf("%s, %s: %s", c.Status, bounded(c.Reason), normalizeCause(c.Message))
 	}
 	if !byURL && serviceOf(e.Object) == own {
 		return fault(ReasonServiceAccessError,

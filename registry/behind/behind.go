@@ -44,7 +44,8 @@ func Format(ref *apiregistrationv1.ServiceReference) string {
 	if ref == nil {
 		return "no Service"
 	}
-	return printable.Line(fmt.Sprintf("%s/%s:%d", ref.Namespace, ref.Name, ptr.Deref(ref.Port, 443)))
+	namespace, name := printable.Cut(ref.Namespace, 64), printable.Cut(ref.Name, 64)
+	return printable.Line(fmt.Sprintf("%s/%s:%d", namespace, name, ptr.Deref(ref.Port, 443)))
 }
 
 // Server returns the Service of the extension server: the spec's, unless the cluster sends the APIService to Fairlead.

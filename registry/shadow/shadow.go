@@ -7,13 +7,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/rest"
 )
 
@@ -26,7 +25,7 @@ const (
 // Find asks an apiserver which CustomResourceDefinitions also serve the claimed group-versions, and returns the name of
 // one definition for each such group-version. An error means that the result is unknown.
 func Find(ctx context.Context, api rest.Interface, gvs []schema.GroupVersion) (map[schema.GroupVersion]string, error) {
-	groups, found := make(map[string]bool), make(map[schema.GroupVersion]string)
+	groups, claimed, found := make(map[string]bool), sets.New(gvs...), make(map[schema.GroupVersion]string)
 	for _, gv := range gvs {
 		groups[gv.Group] = true
 	}
@@ -64,12 +63,11 @@ func Find(ctx context.Context, api rest.Interface, gvs []schema.GroupVersion) (m
 		}
 		for _, v := range definition.Spec.Versions {
 			gv := schema.GroupVersion{Group: definition.Spec.Group, Version: v.Name}
-			if old := found[gv]; v.Served && (old == "" || name < old) { // of several, the first in order of names
+			if old := found[gv]; v.Served && claimed.Has(gv) && (old == "" || name < old) { // the first by name
 				found[gv] = name
 			}
 		}
 	}
-	maps.DeleteFunc(found, func(gv schema.GroupVersion, _ string) bool { return !slices.Contains(gvs, gv) })
 	return found, nil
 }
 
