@@ -332,13 +332,7 @@ func (t *target) unwatch() {
 // an open connection can hide that no new one is accepted, and a hanging process keeps its own open.
 func (t *target) check(ctx context.Context, now time.Time) {
 	t.light = t.prober.beat(now.Add(t.rest))
-	claims, conn, c := *t.claims.Load(), t.watch, (*claim)(nil)
-	for i := 0; i < len(claims) && c == nil; i++ { // in rotation, one that neither fails nor is being probed
-		t.turn++
-		if o := claims[t.turn%len(claims)]; o.failures == 0 && !o.asking {
-			c = o
-		}
-	}
+	conn, c := t.watch, t.nextClaim()
 	if c == nil {
 		return
 	}
@@ -357,6 +351,18 @@ func (t *target) check(ctx context.Context, now time.Time) {
 			}
 		})
 	})
+}
+
+// nextClaim returns, in rotation, one that neither fails nor is being probed. Nil means that there is none.
+func (t *target) nextClaim() *claim {
+	claims := *t.claims.Load()
+	for range claims {
+		t.turn++
+		if c := claims[t.turn%len(claims)]; c.failures == 0 && !c.asking {
+			return c
+		}
+	}
+	return nil
 }
 
 func (c *claim) check(ctx context.Context, conn *http.ClientConn) (latency time.Duration, err error) {

@@ -171,12 +171,7 @@ func (b *backend) setLocked(v *view) {
 func (b *backend) handshake(chain []*x509.Certificate) error {
 	now, v := time.Now(), b.current.Load()
 	got, old, err := v.verify(chain, now)
-	if !hasSAN(chain[0]) { // upstream's two counters are here by handshake: a connection presents one certificate
-		b.of.metrics.missingSAN.Inc()
-	}
-	if err != nil && err.Reason() == reasonInsecureSHA1 || usesSHA1(chain) {
-		b.of.metrics.sha1.Inc()
-	}
+	b.of.metrics.count(chain, err)
 	l := leaf{Certificate: Describe(chain[0]), seen: now}
 	l.Refused = err != nil
 	if got.root != nil {
@@ -185,16 +180,7 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	defer b.of.logSaid()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.leaves[sha256.Sum256(chain[0].Raw)] = l
-	if len(b.leaves) > maxLeaves {
-		n := make(map[identity]int) // by root: who removes a CA looks whether it still has any
-		for _, l := range b.leaves {
-			n[l.root]++
-		}
-		delete(b.leaves, slices.MinFunc(slices.Collect(maps.Keys(b.leaves)), func(x, y [sha256.Size]byte) int {
-			return cmp.Or(n[b.leaves[y].root]-n[b.leaves[x].root], b.leaves[x].seen.Compare(b.leaves[y].seen))
-		}))
-	}
+	b.seenLocked(chain[0], l)
 	if err != nil {
 		if b.counted != "" { // else no APIService has the Backend any more; the prober logs the resulting verdict
 			b.of.metrics.refusals.WithLabelValues(b.counted, err.Reason()).Inc()
@@ -217,6 +203,29 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 		b.recheckLocked(now, true)
 	}
 	return nil
+}
+
+// count counts for upstream's two counters, here by handshake: a connection presents one certificate.
+func (m *metrics) count(chain []*x509.Certificate, err *Error) {
+	if !hasSAN(chain[0]) {
+		m.missingSAN.Inc()
+	}
+	if err != nil && err.Reason() == reasonInsecureSHA1 || usesSHA1(chain) {
+		m.sha1.Inc()
+	}
+}
+
+func (b *backend) seenLocked(c *x509.Certificate, l leaf) {
+	if b.leaves[sha256.Sum256(c.Raw)] = l; len(b.leaves) <= maxLeaves {
+		return
+	}
+	n := make(map[identity]int) // by root: who removes a CA looks whether it still has any
+	for _, l := range b.leaves {
+		n[l.root]++
+	}
+	delete(b.leaves, slices.MinFunc(slices.Collect(maps.Keys(b.leaves)), func(x, y [sha256.Size]byte) int {
+		return cmp.Or(n[b.leaves[y].root]-n[b.leaves[x].root], b.leaves[x].seen.Compare(b.leaves[y].seen))
+	}))
 }
 
 // keepLocked ends the trust in all replaced roots but some.

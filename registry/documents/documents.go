@@ -158,13 +158,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 		}
 		asked = true
 		now := s.update(ctx, t, changes)
-		for _, c := range changes {
-			if c.New != nil {
-				delete(s.Departed, c.New.GroupVersion)
-			} else if remote := !c.Old.Local(); remote || c.Old.Object.ResourceVersion != "" {
-				s.Departed[c.Old.GroupVersion] = remote
-			}
-		}
+		s.depart(changes)
 		news := s.touched.Swap(false) || complete != t.Complete() || slices.ContainsFunc(changes, s.matters)
 		if complete = t.Complete(); news {
 			if at := s.kind.Publish(t); !at.IsZero() {
@@ -176,6 +170,16 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 		latest.Sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
 	return ctx.Err()
+}
+
+func (s *Sources[S, L]) depart(changes []change) {
+	for _, c := range changes {
+		if c.New != nil {
+			delete(s.Departed, c.New.GroupVersion)
+		} else if remote := !c.Old.Local(); remote || c.Old.Object.ResourceVersion != "" {
+			s.Departed[c.Old.GroupVersion] = remote
+		}
+	}
 }
 
 // matters reports whether a change of the table may change the document.
