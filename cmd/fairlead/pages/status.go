@@ -82,14 +82,13 @@ func (tr *traffic) of(name string) *answer.Traffic {
 	}
 	out := &answer.Traffic{}
 	minute := make([]uint64, len(t.last))
-	last := t.diffs[max(len(t.diffs)-recent, 0):]
-	for _, diff := range last {
+	for _, diff := range t.diffs[max(len(t.diffs)-recent, 0):] {
 		for i, n := range diff {
 			minute[i] += n
 		}
 	}
-	out.Rate = round(float64(total(minute)) / (float64(len(last)) * pace.Seconds()))
-	out.Errors = round(float64(total(t.fails)) / (float64(len(t.fails)) * pace.Seconds()))
+	const seconds = float64(recent * pace / time.Second) // a younger record had no request before
+	out.Rate, out.Errors = round(float64(total(minute))/seconds), round(float64(total(t.fails))/seconds)
 	out.P50, out.P99 = quantile(minute, .5), quantile(minute, .99)
 	for _, diff := range t.diffs {
 		out.Points = append(out.Points, quantile(diff, .99))

@@ -75,7 +75,7 @@ func TestTraffic(t *testing.T) {
 		look("busy")
 	}
 	got := tr.of("busy")
-	check.Same(t, "0.133 0.00341 0.128 [0.00408 0.13 0]", fmt.Sprintf("%.3g %.3g %.3g %.3g", got.Rate, got.P50, got.P99, got.Points), "rate, quantiles and points")
+	check.Same(t, "0.0667 0.00341 0.128 [0.00408 0.13 0]", fmt.Sprintf("%.3g %.3g %.3g %.3g", got.Rate, got.P50, got.P99, got.Points), "rate, quantiles and points")
 	check.Same(t, true, tr.of("idle") == nil && tr.of("local") == nil, "there is traffic of a backend without requests")
 	counts["busy"] = counted(1)
 	check.Same(t, .00102, look("busy").Points[3], "the point of a replaced backend")
@@ -84,10 +84,13 @@ func TestTraffic(t *testing.T) {
 	}
 	check.Same(t, true, len(got.Points) == points && got.Rate == 0, "%+v", got)
 	// A backend that only fails has traffic, too, and a replaced entry counts from zero.
+	failures["idle"] = 1
+	one := answer.APIService{Verdict: registry.Verdict{Status: "True"}, Traffic: look("idle")}
+	check.Same(t, "", one.Fails(), "what one failure says of its minute")
 	failures["idle"] = 30
 	look("idle")
 	failures["idle"] = 10
-	if got := look("idle"); got == nil || got.Errors != 2 || got.Rate != 0 {
+	if got := look("idle"); got == nil || fmt.Sprintf("%.3g", got.Errors) != "0.667" || got.Rate != 0 {
 		t.Errorf("%+v for a backend that only fails", got)
 	}
 	both = both[1:]
