@@ -143,7 +143,7 @@ func (x *exchange) relay(w http.ResponseWriter, res *http.Response) {
 		err = x.decision.clean(res.Trailer)
 	}
 	if err != nil {
-		x.p.log.Debug("relaying a response", "err", err)
+		x.p.log.Debug("relaying a response", "apiservice", x.decision.name(), "audit", x.auditID, "err", err)
 		panic(http.ErrAbortHandler)
 	}
 	if len(res.Trailer) > 0 {

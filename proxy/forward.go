@@ -233,7 +233,7 @@ func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err err
 		panic(http.ErrAbortHandler)
 	}
 	x.ended.broke(reasonOf(err))
-	x.p.log.Debug("forwarding", "apiservice", x.decision.name(), "err", err)
+	x.p.log.Debug("forwarding", "apiservice", x.decision.name(), "audit", x.auditID, "err", err)
 	x.p.writeError(w, r, x.decision.failure(err))
 }
 

@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"log/slog"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/internal/metric"
@@ -50,5 +51,30 @@ func TestChainThatPanics(t *testing.T) {
 		check.Has(t, log.String(), map[string]string{"http/1.1": "handler panicked", "h2": "deciding panicked"}[proto], "verifying mallory", "panics_test.go")
 		w.do(t, w.httpClient(t, proto, nil), w.request(t, "GET", "/api/v1/pods", nil)).want(t, http.StatusOK, "another client")
 		<-seen
+	})
+}
+
+type faulty struct{ http.ResponseWriter }
+
+func (f faulty) Unwrap() http.ResponseWriter { return f.ResponseWriter }
+func (faulty) Write([]byte) (int, error)     { panic("a fault") }
+
+// A panic ends a request as nothing else does, whatever its backend's connection says of it. Its stack has the ID that
+// the request's other records have.
+func TestPanicWhileForwarding(t *testing.T) {
+	var log logbook.Book
+	bothBackends(t, worldConfig{Config: Config{Sinks: metric.Sinks{Logger: slog.New(slog.NewTextHandler(&log, nil))}}}, func(t *testing.T, w *world) {
+		access, seen, _ := newLog(t)
+		w.proxy.cfg.AccessLog = access
+		w.front.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { w.proxy.ServeHTTP(faulty{rw}, r) })
+		r := w.as(t, "bob", "GET", remoteGV+"/widgets", nil)
+		r.Header.Set("Audit-Id", "id-"+t.Name())
+		if res, err := w.httpClient(t, "http/1.1", nil).Do(r); err == nil {
+			_ = res.Body.Close()
+		}
+		line := <-seen
+		check.Has(t, line, `"end":"abort"`, `"audit":"id-`+t.Name())
+		_, panicked, _ := strings.Cut(log.String(), "audit=id-"+t.Name())
+		check.Has(t, panicked, "stack=", "panics_test.go")
 	})
 }

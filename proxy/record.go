@@ -88,7 +88,7 @@ func (rec *recorder) done() {
 		defer panic(http.ErrAbortHandler)  // for any other, net/http writes a line at a level that nobody reads
 		if cause != http.ErrAbortHandler { //nolint:errorlint,err113 // the value itself is meant: a client has gone
 			x.p.log.Error("handler panicked",
-				"panic", fmt.Sprint(cause), "path", x.head.Path, "stack", string(debug.Stack()))
+				"panic", fmt.Sprint(cause), "path", x.head.Path, "audit", x.auditID, "stack", string(debug.Stack()))
 			rec.status, o.Reason = cmp.Or(rec.status, http.StatusInternalServerError), engine.ReasonAbort
 			if x.event != nil {
 				x.event.Panicked()

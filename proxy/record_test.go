@@ -99,26 +99,6 @@ func TestTimesSinceArrival(t *testing.T) {
 	})
 }
 
-type faulty struct{ http.ResponseWriter }
-
-func (f faulty) Unwrap() http.ResponseWriter { return f.ResponseWriter }
-func (faulty) Write([]byte) (int, error)     { panic("a fault") }
-
-// A panic ends a request as nothing else does, whatever its backend's connection says of it.
-func TestPanicWhileForwarding(t *testing.T) {
-	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
-		access, seen, _ := newLog(t)
-		w.proxy.cfg.AccessLog = access
-		w.front.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { w.proxy.ServeHTTP(faulty{rw}, r) })
-		if res, err := w.httpClient(t, "http/1.1", nil).Do(w.as(t, "bob", "GET", remoteGV+"/widgets", nil)); err == nil {
-			_ = res.Body.Close()
-		}
-		if line := <-seen; !strings.Contains(line, `"end":"abort"`) {
-			t.Error(line)
-		}
-	})
-}
-
 type writes int
 
 func (w *writes) Write(p []byte) (int, error) {
