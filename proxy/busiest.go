@@ -51,7 +51,7 @@ func (x *exchange) begin() {
 	}
 }
 
-func (x *exchange) count(o *engine.Outcome) {
+func (x *exchange) count(o *engine.Outcome, code int) {
 	if x.close != nil {
 		x.close()
 		x.close = nil
@@ -61,10 +61,9 @@ func (x *exchange) count(o *engine.Outcome) {
 		row.Slowest = o.Duration.Seconds()
 	}
 	switch {
-	case o.Status >= http.StatusInternalServerError:
+	case code >= http.StatusInternalServerError:
 		row.Errors = 1
-	case o.Status == http.StatusUnauthorized || o.Status == http.StatusForbidden ||
-		o.Status == http.StatusTooManyRequests:
+	case code == http.StatusUnauthorized || code == http.StatusForbidden || code == http.StatusTooManyRequests:
 		row.Refused = 1
 	}
 	x.p.callers.Add(x.front.number, &row)

@@ -35,7 +35,7 @@ func newMetrics(reg prometheus.Registerer, tables tables, active ...prometheus.C
 		tables: tables,
 		total: metric.CountBy("fairlead_request_total",
 			"Requests by Kubernetes verb, group-version of the table and HTTP status; 499 is a client that went away, "+
-				"101 an upgraded session, 5xx any 5.. that HTTP does not register.", labels...),
+				"101 an upgraded session, 502 also a cut response, 5xx any other 5..", labels...),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "fairlead_request_duration_seconds",
 			Help: "Time from a request's head to its last byte, without long-running requests.",
@@ -67,7 +67,7 @@ const maxSeries = 32
 type entrySeries struct {
 	list    atomic.Pointer[series] // the newest first; a handful
 	current atomic.Uint64          // the generation of the last table that was seen with the group-version
-	failed  atomic.Uint64          // requests answered with 5xx
+	failed  atomic.Uint64          // requests counted as 5xx
 }
 
 func (m *metrics) observe(d *Decision, code int, took time.Duration) {
@@ -101,13 +101,12 @@ func (m *metrics) observe(d *Decision, code int, took time.Duration) {
 	}
 }
 
-// Failed returns the number of requests for an entry that were answered with 5xx. A replaced entry starts from zero.
+// Failed returns the number of requests for an entry that were counted as 5xx. A replaced entry starts from zero.
 func (p *Proxy) Failed(e *registry.Entry) uint64 {
-	known, ok := p.metrics.seen.Load(e)
-	if !ok {
-		return 0
+	if known, ok := p.metrics.seen.Load(e); ok {
+		return known.(*entrySeries).failed.Load() //nolint:forcetypeassert // nothing else is stored
 	}
-	return known.(*entrySeries).failed.Load() //nolint:forcetypeassert // nothing else is stored
+	return 0
 }
 
 func (m *metrics) series(of *entrySeries, d *Decision, code int) *series {

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -195,6 +196,32 @@ func TestAnswersAreObserved(t *testing.T) {
 		}
 		check.Same(t, "v1.remote.example.com "+w.remote.Listener.Addr().String()+" true", <-observed, "observed")
 		check.Same(t, 0, len(observed), "further requests observed")
+	})
+}
+
+// A response that its backend has cut is no success, whatever its head says. A watch ends so with its server.
+func TestCutResponses(t *testing.T) {
+	cut := make(chan struct{})
+	bothBackends(t, worldConfig{remote: func(w http.ResponseWriter, _ *http.Request) {
+		_ = http.NewResponseController(w).Flush()
+		<-cut
+		panic(http.ErrAbortHandler)
+	}}, func(t *testing.T, w *world) {
+		counted := func(verb, code string) float64 {
+			return testutil.ToFloat64(w.proxy.metrics.total.WithLabelValues(verb, "remote.example.com", "v1", code))
+		}
+		for i, proto := range []string{"http/1.1", "h2"} {
+			for _, target := range []string{"/widgets/one", "/widgets?watch=true"} {
+				res := must.Get(w.httpClient(t, proto, nil).Do(w.as(t, "bob", "GET", remoteGV+target, nil)))(t)
+				cut <- struct{}{}
+				_, _ = io.Copy(io.Discard, res.Body) // it may be cut for the client, too
+				_ = res.Body.Close()
+			}
+			want := [3]float64{0, float64(i + 1), float64(i + 1)}
+			must.Soon(t, 10*time.Second, "a failure and a watch over "+proto, func() bool {
+				return [3]float64{counted("get", "200"), counted("get", "502"), counted("watch", "200")} == want
+			})
+		}
 	})
 }
 

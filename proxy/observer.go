@@ -92,8 +92,8 @@ func (x *exchange) bodies() bool {
 	return d.Entry != nil && !d.Entry.Local() || d.Request.IsResourceRequest && x.p.actionOf(d.route) == ToPage
 }
 
-// endRecords emits the last stage and ends the span.
-func (x *exchange) endRecords(o *engine.Outcome) {
+// endRecords emits the last stage and ends the span. The request is counted by its code.
+func (x *exchange) endRecords(o *engine.Outcome, code int) {
 	d, wrong := &x.decision, string(o.Reason) // briefly what went wrong; empty means nothing did
 	switch {
 	case x.own != nil:
@@ -102,7 +102,7 @@ func (x *exchange) endRecords(o *engine.Outcome) {
 		wrong = "the client went away before there was an answer"
 	}
 	if x.span != nil {
-		x.span.End(o, d.Request.Verb, cmp.Or(d.Entry, &registry.Entry{}).Name, wrong)
+		x.span.End(o, code, d.Request.Verb, cmp.Or(d.Entry, &registry.Entry{}).Name, wrong)
 	}
 	if x.late != nil && x.own != nil { // this process answered instead of the local apiserver
 		x.event = x.p.cfg.Audit.Open(x.late)

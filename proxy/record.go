@@ -158,11 +158,18 @@ func (x *exchange) finish(o *engine.Outcome, proto string, gaveUp bool) {
 	if gaveUp {
 		p.givenUp.ended(d, x.head, o.Status, o.Duration)
 	}
-	p.metrics.observe(d, o.Status, o.Duration)
-	x.endRecords(o)
-	x.count(o)
+	code := o.Status
+	switch o.Reason {
+	case engine.ReasonLost, engine.ReasonReset, engine.ReasonBadResponse:
+		if x.own == nil && !d.LongRunning { // the client has a part of the response, whatever its head says
+			code = http.StatusBadGateway
+		}
+	}
+	p.metrics.observe(d, code, o.Duration)
+	x.endRecords(o, code)
+	x.count(o, code)
 	tapped := p.cfg.Taps.Active()
-	logged := p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(o.Status)
+	logged := p.cfg.AccessLog != nil && p.cfg.AccessLog.Wants(code)
 	if !tapped && !logged {
 		return
 	}

@@ -119,8 +119,8 @@ func (s *stage) span(about string, q *question) string {
 		s.t.Errorf("%s: went on with %s, want %s", about, q.parent, parent)
 	}
 	path, _, _ := strings.Cut(q.target, "?")
-	got := http.Header{"name": {one.Name}, "events": one.Events, "links": one.Links, "parent": {one.Parent}}
-	usual := http.Header{"events": {"response head"}, "parent": {""}, "http.request.method": {q.Method}, "url.path": {path}, "audit-id": {q.id}}
+	got := http.Header{"name": {one.Name}, "events": one.Events, "links": one.Links, "parent": {one.Parent}, "error": {one.Error}}
+	usual := http.Header{"events": {"response head"}, "parent": {""}, "error": {""}, "http.request.method": {q.Method}, "url.path": {path}, "audit-id": {q.id}}
 	if one.Parent != "" {
 		got["parent"] = []string{one.Trace + "-" + one.Parent}
 	}

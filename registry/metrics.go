@@ -8,8 +8,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 )
 
-// unavailableReasons are the values of the label reason. Every series starts at 0, because rate()
-// does not see the first step of a series that begins at 1.
+// unavailableReasons are the values of the label reason. Every series starts at 0, as those of metric.Counter.
 var unavailableReasons = [...]string{ //nolint:gochecknoglobals // nothing writes it
 	ReasonServiceNotFound, ReasonServiceAccessError, ReasonServicePortError, ReasonEndpointsNotFound,
 	ReasonEndpointsAccessError, ReasonMissingEndpoints, ReasonFailedDiscoveryCheck, ReasonInvalidCABundle,

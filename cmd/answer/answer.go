@@ -141,7 +141,7 @@ type Change struct {
 
 // Traffic describes the latencies of an APIService's requests, without long-running ones.
 type Traffic struct {
-	// Rate is requests per second, Errors those that this replica answered with 5xx, the backend's included. P50 and
+	// Rate is requests per second, Errors those with 5xx, of this replica or the backend, or a cut response. P50 and
 	// P99 are seconds from a request's arrival to its last byte. All cover the last minute; zero means no requests.
 	Rate   float64 `json:"rate"`
 	Errors float64 `json:"errors"`
@@ -212,7 +212,7 @@ func (a *APIService) Available() bool { return a.Verdict.Status == "True" && a.M
 // than one of twenty, which is what the alert FairleadBackendErrors waits for.
 func (a *APIService) Fails() string {
 	if t := a.Traffic; a.Available() && t != nil && t.Errors >= .05 && t.Errors >= .05*t.Rate {
-		return fmt.Sprintf("%.0f%% of its requests in the last minute got 5xx (%s)",
+		return fmt.Sprintf("%.0f%% of its requests in the last minute failed (%s)",
 			100*min(1, t.Errors/t.Rate), Rate(t.Errors))
 	}
 	return ""

@@ -82,10 +82,10 @@ func TestServed(t *testing.T) {
 		{Status{Checks: []Check{other}, APIServices: []APIService{up, down}}, "Users are served, but get 503 from v1.down"},
 		{Status{APIServices: []APIService{closed, up, down, down}}, "Users are served, but get 503 from v1.closed and 2 more"},
 		{Status{APIServices: []APIService{hidden, up}}, "Users are served."},
-		{Status{APIServices: []APIService{up, ill}}, "Users are served, but v1.ill: 5% of its requests in the last minute got 5xx (0.5/s)"},
+		{Status{APIServices: []APIService{up, ill}}, "Users are served, but v1.ill: 5% of its requests in the last minute failed (0.5/s)"},
 		{Status{APIServices: []APIService{at(5)}}, "Users are served."},
 		{Status{APIServices: []APIService{at(6)}}, "Users are served, but v1.full: limit inflight; 6 requests got 429 in the last two minutes"},
-		{Status{APIServices: []APIService{at(6), ill}}, "Users are served, but v1.ill: 5% of its requests in the last minute got 5xx (0.5/s)"},
+		{Status{APIServices: []APIService{at(6), ill}}, "Users are served, but v1.ill: 5% of its requests in the last minute failed (0.5/s)"},
 		{Status{APIServices: []APIService{ill, down}}, "Users are served, but get 503 from v1.down"},
 		{Status{APIServices: []APIService{saved, up}}, "Users are served, but v1.saved is unavailable"},
 		{Status{APIServices: []APIService{up, spare}}, "Users are served, but v1.up/spare is unavailable"},
@@ -110,7 +110,7 @@ func TestFails(t *testing.T) {
 		{APIService{Verdict: good}, ""},
 		{APIService{Verdict: good, Traffic: &Traffic{Rate: 100, Errors: 4.9}}, ""},
 		{APIService{Verdict: good, Traffic: &Traffic{Rate: .034, Errors: .033}}, ""}, // two
-		{APIService{Verdict: good, Traffic: &Traffic{Errors: .05}}, "100% of its requests in the last minute got 5xx (0.05/s)"},
+		{APIService{Verdict: good, Traffic: &Traffic{Errors: .05}}, "100% of its requests in the last minute failed (0.05/s)"},
 		{APIService{Traffic: &Traffic{Rate: 1, Errors: 1}}, ""}, // unavailable, which says more
 	} {
 		check.Same(t, c.want, c.a.Fails(), "%+v", c.a.Traffic)

@@ -56,11 +56,8 @@ func Start(t trace.Tracer, h *wire.Head, name, id string, began time.Time, trust
 	}
 	_, span := t.Start(ctx, text(name), options...)
 	if span.IsRecording() {
-		span.SetAttributes(
-			attribute.String("http.request.method", text(h.Method)),
-			attribute.String("url.path", text(h.Path)),
-			attribute.String("audit-id", text(id)),
-		)
+		span.SetAttributes(attribute.String("http.request.method", text(h.Method)),
+			attribute.String("url.path", text(h.Path)), attribute.String("audit-id", text(id)))
 	}
 	return &Span{span: span, began: began}
 }
@@ -90,8 +87,8 @@ func (s *Span) Fields(set []hpack.HeaderField) []hpack.HeaderField {
 	return set
 }
 
-// End ends the span of a request for Kubernetes' verb and an APIService, which may be empty. wrong is a brief fault.
-func (s *Span) End(o *engine.Outcome, verb, apiService, wrong string) {
+// End ends the span of a request for a verb and an APIService, or none, counted by code. wrong is a brief fault.
+func (s *Span) End(o *engine.Outcome, code int, verb, apiService, wrong string) {
 	if s.span.IsRecording() {
 		status := attribute.Int("http.response.status_code", o.Status)
 		if o.Wait > 0 {
@@ -109,7 +106,7 @@ func (s *Span) End(o *engine.Outcome, verb, apiService, wrong string) {
 			s.span.SetAttributes(attribute.Int("fairlead.retries", o.Retries))
 		}
 		// As in OpenTelemetry's conventions for servers, a client's error is no error of the span.
-		if o.Status >= http.StatusInternalServerError {
+		if code >= http.StatusInternalServerError {
 			s.span.SetStatus(codes.Error, text(wrong))
 		}
 	}

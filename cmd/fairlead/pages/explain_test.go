@@ -211,7 +211,7 @@ func TestFailingRequests(t *testing.T) {
 		a := &answer.APIService{Group: "x", Version: "v1", Verdict: e.Verdict, Traffic: &answer.Traffic{Rate: 1, Errors: 1}}
 		e.Problems = problems
 		help(a, e)
-		check.Same(t, "100% of its requests in the last minute got 5xx (1.0/s)"+also, a.Cause, "cause")
+		check.Same(t, "100% of its requests in the last minute failed (1.0/s)"+also, a.Cause, "cause")
 		check.Has(t, a.Advice+a.Command+a.Runbook, "log of the backend", "/fairlead/tap?path=/apis/", "FairleadBackendErrors.md")
 	}
 	// A limit is said, too, if it is full because an endpoint is dead.
