@@ -154,6 +154,9 @@ func (e *ended) broke(why engine.Reason) {
 func (x *exchange) finish(o *engine.Outcome, proto string, gaveUp bool) {
 	p, d := x.p, &x.decision
 	x.leave()
+	if o.Status == 0 && (o.Reason == engine.ReasonDial || o.Reason == engine.ReasonNoEndpoint) {
+		o.Status = http.StatusServiceUnavailable // never sent: the stream was refused, so that the client repeats it
+	}
 	o.Status = cmp.Or(o.Status, statusClientGone)
 	if gaveUp {
 		p.givenUp.ended(d, x.head, o.Status, o.Duration)

@@ -99,6 +99,17 @@ func TestTimesSinceArrival(t *testing.T) {
 	})
 }
 
+// A request whose stream was refused, so that its client repeats it elsewhere, is not one that its client has given up.
+func TestRefusedStreams(t *testing.T) {
+	access, seen, _ := newLog(t)
+	w := newWorld(t, worldConfig{Config: Config{AccessLog: access}})
+	for reason, status := range map[engine.Reason]string{"dial": "503", "no-endpoint": "503", "client-reset": "499", "drain": "499"} {
+		x := &exchange{p: w.proxy, head: new(Head), front: new(slot)}
+		x.finish(&engine.Outcome{Reason: reason}, "HTTP/2.0", false)
+		check.Has(t, <-seen, `"status":`+status+`,`, `"end":"`+string(reason)+`"`)
+	}
+}
+
 type writes int
 
 func (w *writes) Write(p []byte) (int, error) {

@@ -15,8 +15,7 @@ var unavailableReasons = [...]string{ //nolint:gochecknoglobals // nothing write
 	ReasonMaintenance, ReasonProtectedGroup, ReasonInvalidURL,
 }
 
-// newMetrics exports a table, and returns the histogram of the time that building one takes. Each
-// scrape makes the series from the table, so they come and go with its entries.
+// newMetrics exports a table, and returns the histogram of the time that building one takes.
 func newMetrics(table func() *Table, to prometheus.Registerer) prometheus.Histogram {
 	build := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "fairlead_registry_build_seconds", Help: "Time to build a table of APIServices.",
@@ -27,8 +26,7 @@ func newMetrics(table func() *Table, to prometheus.Registerer) prometheus.Histog
 	return build
 }
 
-// outages shows how often APIServices became unavailable. Local ones are left out: they cannot, and
-// hundreds of CRDs times ten reasons would be most of the scrape.
+// outages shows how often APIServices became unavailable. Local ones cannot, and would be most of the scrape.
 func outages(table func() *Table) metric.Gauges {
 	total := prometheus.NewDesc("aggregator_unavailable_apiservice_total",
 		"Counter of APIServices which are marked as unavailable broken down by APIService name and reason.",
