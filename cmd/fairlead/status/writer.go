@@ -68,7 +68,7 @@ func New(c Config) *Writer {
 		leading: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "fairlead_status_writer_leading", Help: "1 while this replica holds the Lease and writes statuses.",
 		}),
-		writes: metric.Counter("fairlead_status_write_total", "Writes of the condition fairlead.dev/Available, "+
+		writes: metric.Counter("fairlead_status_write_total", "Writes of conditions of APIServices, "+
 			"by result (written, failed).", "result", "written", "failed"),
 	}
 	if c.Elect == nil {
