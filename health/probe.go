@@ -96,8 +96,7 @@ func inTime(err error, latency, timeout time.Duration) error {
 	return err
 }
 
-// errUnread is the refusal of a server that has accepted us before it restarted, errGone the status of one that has no
-// such group-version.
+// errUnread is the refusal of a server that accepted us before it restarted, errGone that it has no such group-version.
 var errUnread, errGone = errors.New("it has just started, and may not have read its rules yet"), errors.New("404")
 
 // get requests a document, or a server's readiness, and returns how long the head took. A bad response is an error.

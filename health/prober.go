@@ -5,8 +5,7 @@
 // kube-aggregator would ask for each APIService that claims the endpoint (round.go). A claim has its own verdict
 // (claim.go) and reports changes; the registry makes verdicts of the reports. Three things make a target probe ahead of
 // its schedule: a hint from live traffic (Signal), the death of the connection that the last round left open, and a
-// light check on that connection that got no response. None of them ejects an endpoint. Only two failed probes do, each
-// on a connection dialled for it.
+// light check on that connection that got no response. None of them ejects an endpoint: two failed fresh probes do.
 //
 // A table may name servers that serve no group-version: the local apiservers. Over HTTP/2 they are asked for /readyz.
 //

@@ -162,11 +162,9 @@ func (x *exchange) finish(o *engine.Outcome, proto string, gaveUp bool) {
 		p.givenUp.ended(d, x.head, o.Status, o.Duration)
 	}
 	code := o.Status
-	switch o.Reason {
-	case engine.ReasonLost, engine.ReasonReset, engine.ReasonBadResponse:
-		if x.own == nil && !d.LongRunning { // the client has a part of the response, whatever its head says
-			code = http.StatusBadGateway
-		}
+	cut := o.Reason == engine.ReasonLost || o.Reason == engine.ReasonReset || o.Reason == engine.ReasonBadResponse
+	if cut && x.own == nil && !d.LongRunning { // the client has a part of the response, whatever its head says
+		code = http.StatusBadGateway
 	}
 	p.metrics.observe(d, code, o.Duration)
 	x.endRecords(o, code)

@@ -46,7 +46,7 @@ type Status struct {
 	LocalTrust    *trust.Status  `json:"localTrust,omitempty"`    // of the bundle that verifies them. Nil: none
 	Certificates  []certs.Status `json:"certificates"`            // the key pairs and bundles of this process
 	Problems      []string       `json:"problems,omitempty"`      // faults of the registry, of no APIService
-	// Notes say which of two sources of the registry has what both have, and what is not listed.
+	// Notes say which of two sources has what both have, what is not listed, and where local apiservers' limits refuse.
 	Notes []string `json:"notes,omitempty"`
 	// Handshakes say why those of clients failed in the last hour, for each port the most frequent cause first.
 	Handshakes  []string      `json:"handshakes,omitempty"`

@@ -54,8 +54,7 @@ func (s *server) makePages() {
 		Discovery: s.discovery.Status, OpenAPI: s.openapi.Status, LocalServers: s.kube.list, Ready: s.ready,
 		Process: func() *answer.Status {
 			st := own
-			st.Checks = s.needs.List()
-			st.Certificates = s.certs.Status()
+			st.Checks, st.Certificates, st.Notes = s.needs.List(), s.certs.Status(), s.kube.limits()
 			st.Handshakes = append(s.ports.front.Failing(), s.ports.admin.Failing()...)
 			return &st
 		},

@@ -13,7 +13,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/reach"
+	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -128,4 +130,15 @@ func TestStartWithoutDNS(t *testing.T) {
 		must.Do(t, k.refuseSelf(t.Context(), &reach.Rules{}))
 		check.Same(t, 2*time.Second, time.Since(begun), "the time for two names")
 	})
+}
+
+// Requests to local apiservers that are refused at a limit are told by status, too: no APIService has it.
+func TestLimitsOfLocalServers(t *testing.T) {
+	k := &kube{}
+	k.pools = must.Get(backend.NewLocal(backend.LocalConfig{
+		Servers: []string{"10.0.0.1:6443"}, TLS: k.tls, IdentityChanged: func() <-chan struct{} { return nil }, Dial: k.own.dial, Signal: func(string, error) {},
+	}))(t)
+	check.Same(t, 0, len(k.limits())+len((*kube)(nil).limits()), "limits at rest, and without a local apiserver")
+	k.pools.Upstream(backend.PoolProven).Refuse(bound.Source{User: "jane"}, true)
+	check.Has(t, strings.Join(k.limits(), "\n"), "local apiservers: limit sessions", "1 requests got 429", `user "jane"`)
 }

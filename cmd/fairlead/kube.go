@@ -198,10 +198,19 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	return nil
 }
 
-func (k *kube) list() []registry.Endpoint {
-	if k == nil {
-		return nil
+func (k *kube) list() (list []registry.Endpoint) {
+	if k != nil {
+		list, _ = k.pools.Servers()
 	}
-	list, _ := k.pools.Servers()
 	return list
+}
+
+// limits says at which limits requests to local apiservers are refused: strangers', and that of sessions.
+func (k *kube) limits() (lines []string) {
+	for p := backend.PoolCertificate; k != nil && p < backend.PoolHealth; p++ {
+		for _, l := range k.pools.Upstream(p).Limits() {
+			lines = append(lines, "requests to local apiservers: "+l.String())
+		}
+	}
+	return lines
 }

@@ -1,6 +1,5 @@
 // Command kubectl-fairlead has Fairlead's subcommands for people. kubectl finds it in PATH as a plugin, and fairlead
-// executes it. It is a program of its own: kubectl's flags link kustomize, which must stay out of the process with the
-// front-proxy key.
+// executes it. It is a program of its own: kubectl's flags link kustomize, which the process with the key must not.
 //
 // status and explain use kubectl's own kubeconfig and flags, need no more access than kubectl has, and show what the
 // server says. They only look up a resource's path, and CustomResourceDefinitions that claim its group-version.

@@ -134,9 +134,7 @@ func (n *Needs) look(now time.Time) {
 			}
 		}
 		found.Name, found.Since, found.Status = c.Name, now, cmp.Or(found.Status, Passed)
-		if found.Status == Failed {
-			found.Runbook = n.cfg.Runbook
-		}
+		found.Runbook = map[bool]string{true: n.cfg.Runbook}[found.Failed()]
 		if found.Status == was.Status {
 			found.Since = was.Since
 		}

@@ -68,8 +68,7 @@ func (r *Rights) Run(ctx context.Context) error {
 }
 
 func (r *Rights) ask(ctx context.Context) *asked {
-	const limit = 10 * time.Second // of all questions of one time
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // for all questions of one time
 	defer cancel()
 	a := &asked{}
 	for _, right := range r.needed() {

@@ -45,7 +45,7 @@ type Config struct {
 	OpenAPI   func() []openapi.Status   // says it of OpenAPI
 	Ready     *health.Checks            // whether this replica accepts requests. While Draining, event streams end
 	Tap       http.Handler              // serves single users' requests to operators
-	// Process returns this process's Version, Replica, Cluster, LocalIdentity, Checks, Certificates and Handshakes.
+	// Process returns this process's Version, Replica, Cluster, LocalIdentity, Checks, Certificates, Notes, Handshakes.
 	Process func() *answer.Status
 }
 

@@ -154,7 +154,7 @@ func (p *Pages) status() *answer.Status {
 	s.Rules = rules.Of(t.Rules().All()...)
 	slices.SortStableFunc(s.Rules, func(a, b *rules.Rule) int { return cmp.Compare(b.Refused, a.Refused) })
 	if n := len(s.Rules) - 100; n > 0 {
-		s.Rules, s.Notes = s.Rules[:100], []string{fmt.Sprintf("%d more rules of the policy are not listed", n)}
+		s.Rules, s.Notes = s.Rules[:100], append(s.Notes, fmt.Sprintf("%d more rules of the policy are not listed", n))
 	}
 	for _, f := range t.Problems() {
 		if f.Note {
