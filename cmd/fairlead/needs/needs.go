@@ -134,7 +134,9 @@ func (n *Needs) look(now time.Time) {
 			}
 		}
 		found.Name, found.Since, found.Status = c.Name, now, cmp.Or(found.Status, Passed)
-		found.Runbook = map[bool]string{true: n.cfg.Runbook}[found.Failed()]
+		if found.Status == Failed {
+			found.Runbook = n.cfg.Runbook
+		}
 		if found.Status == was.Status {
 			found.Since = was.Since
 		}
