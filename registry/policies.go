@@ -26,14 +26,17 @@ type policies struct {
 	options    Options
 	namespaces *policy.Namespaces // nil means that there is no cluster
 	following  sync.Once          // runs follow, once that is needed
-	last       *routings          // valid, or empty if none was
+	last       *routings          // the last valid one, and before that what is valid of one that is not
+	valid      bool               // last is of a valid one
 }
 
 // SetPolicy sets the policy of a file, or says what is wrong with it. Unknown are its routes of missing APIServices.
 func (in *Input) SetPolicy(objects []directory.Object) (faults, unknown []directory.Fault) {
 	o := *in.Options
 	o.AllowURLs = true // as for any file of this process
-	in.policy, faults = o.compile(objects, new(policy.Namespaces), nil)
+	if in.policy, faults = o.compile(objects, new(policy.Namespaces), nil); len(faults) > 0 {
+		in.policy = &routings{}
+	}
 	return faults, in.policy.unknown(in.APIServices)
 }
 
@@ -58,14 +61,11 @@ func newPolicies(r *Registry, from string) (p *policies, err error) {
 		return nil, fmt.Errorf("reading policy: %w", err)
 	}
 	objects, faults := directory.Load(from)
-	if len(faults) == 0 {
-		_, faults = p.options.compile(objects, p.namespaces, nil)
+	_, wrong := p.options.compile(objects, p.namespaces, nil)
+	for _, f := range append(faults, wrong...) {
+		err = errors.Join(err, errors.New(f.String()))
 	}
-	var errs []error
-	for _, f := range faults {
-		errs = append(errs, errors.New(f.String()))
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("reading policy: %w", err)
 	}
 	return p, nil
@@ -94,7 +94,9 @@ func (p *policies) decode(data map[string][]byte, err error) (objects []director
 	}
 	for _, key := range slices.Sorted(maps.Keys(data)) {
 		found, wrong := directory.Decode(file+" "+key, data[key])
-		objects, faults = append(objects, found...), append(faults, wrong...)
+		if faults = append(faults, wrong...); len(faults) == 0 { // an Allow may be unread, see Gates.Add
+			objects = append(objects, found...)
+		}
 	}
 	return objects, faults
 }
@@ -104,17 +106,17 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 	if len(objects)+len(faults) == 0 { // as if it were gone
 		faults = []directory.Fault{{File: "policy", Message: "it has no document: to end it, write routes: []"}}
 	}
-	if len(faults) == 0 {
-		var now *routings
-		if now, faults = p.options.compile(objects, p.namespaces, p.last.rules); len(faults) == 0 {
-			p.last = now
+	if len(faults) == 0 || !p.valid && len(objects) > 0 {
+		now, wrong := p.options.compile(objects, p.namespaces, p.last.rules)
+		if faults = append(faults, wrong...); len(faults) == 0 || !p.valid {
+			p.last, p.valid = now, len(faults) == 0
 			if now.rules != nil {
 				now.rules.Map = p.ref
 			}
 		}
 	}
-	if len(faults) > 0 && p.last.of == nil { // one line has both
-		faults[0].Message += "; no valid policy was read since the start: no route and no rule is in force"
+	if len(faults) > 0 && !p.valid { // one line has both
+		faults[0].Message += "; no valid policy since the start: in force are its valid parts, up to a faulty Allow"
 	}
 	if p.last.labels != nil {
 		p.following.Do(func() { g.Go(func() error { p.follow(ctx); return ctx.Err() }) })
@@ -144,9 +146,8 @@ func (p *policies) follow(ctx context.Context) {
 		}
 		listed(false)
 	}
-	l := &lister{
+	(&lister{
 		example: &corev1.Namespace{}, from: everything(cluster.api.CoreV1().RESTClient(), "namespaces"),
 		log: cluster.log, set: set, replace: replace, denied: func() { listed(true) },
-	}
-	l.reflect(ctx)
+	}).reflect(ctx)
 }

@@ -49,3 +49,27 @@ func TestPolicyWaitsForLabels(t *testing.T) {
 	stop()
 	_ = g.Wait() // that of ctx
 }
+
+// Without a valid policy since the start what is valid of the ConfigMap holds, but no rule after a faulty Allow, which
+// it might refuse; and what cannot be read ends nothing.
+func TestPolicyThatWasNeverValid(t *testing.T) {
+	r := must.Get(New(Config{Client: &rest.Config{Host: "http://127.0.0.1:1"}, Policy: "configmap:kube-system/policy"}))(t)
+	const head, match = "apiVersion: fairlead.dev/v1\nkind: Policy\nrules:\n", ", sources: [10.0.0.1]}\n"
+	for _, tt := range []struct{ rules, want string }{
+		{"- {", "in force:"},
+		{"- {name: a, action: Deny" + match + "- {name: b, action: Rate" + match + "- {name: c, action: Deny" + match, "in force: a c"},
+		{"- {name: d, action: Deny" + match + "- {name: e, action: Allow, max: 1" + match + "- {name: f, action: Deny" + match, "in force: d"},
+		{"- {", "in force: d"},
+		{"- {name: g, action: Deny" + match, "valid: g"},
+		{"- {name: h, action: Deny" + match + "- {name: i, action: Rate" + match, "in force: g"},
+	} {
+		objects, faults := r.policy.decode(map[string][]byte{"p.yaml": []byte(head + tt.rules)}, nil)
+		r.policy.take(t.Context(), nil, objects, faults)
+		b := r.changes.take()
+		got := map[bool]string{true: "valid:", false: "in force:"}[len(b.policyFaults) == 0]
+		for _, g := range b.policy.rules.All() {
+			got += " " + g.Name
+		}
+		check.Same(t, tt.want, got, "after %s", tt.rules)
+	}
+}

@@ -68,7 +68,7 @@ func where(at directory.Fault) string { return fmt.Sprintf("%s:%d", at.File, at.
 // unknown returns a fault for each route of an unknown APIService, by file and line, and one if labels are forbidden.
 func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faults []directory.Fault) {
 	for name, r := range p.of {
-		if known[name] == nil {
+		if known[name] == nil && (r.hidden || r.backends != nil) {
 			at := r.at
 			at.Message = at.Field + ".apiService: there is no APIService " + name
 			faults = append(faults, at)
@@ -87,18 +87,14 @@ func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faul
 }
 
 const (
-	// maxRoutes bounds the routes: those of unknown APIServices are looked for with each new table.
-	maxRoutes = 1000
-	// maxRules bounds the rules, of which each has metrics.
-	maxRules = 10_000
-	// maxBackends bounds the further backends of an APIService: each is probed, and compared with every request of it.
-	maxBackends = 32
+	maxRoutes   = 1000   // of a policy: those of unknown APIServices are looked for with each new table
+	maxRules    = 10_000 // of a policy: each has metrics
+	maxBackends = 32     // of an APIService: each is probed, and compared with every request of it
 )
 
-// compile makes routings of a policy's objects, empty ones with what is wrong. Limits go on where prev's are.
-func (o *Options) compile(
-	objects []directory.Object, known *policy.Namespaces, prev *policy.Gates,
-) (p *routings, faults []directory.Fault) {
+// compile makes routings of what is valid of a policy's objects. Limits go on where prev's are.
+func (o *Options) compile(objects []directory.Object, known *policy.Namespaces, prev *policy.Gates) (
+	p *routings, faults []directory.Fault) {
 	p = &routings{
 		of: make(map[string]*routing), users: make(map[types.NamespacedName][]string),
 		known: known, rules: policy.NewGates(prev), bundles: make(bundles),
@@ -110,32 +106,30 @@ func (o *Options) compile(
 				objects[i].Fault("a policy has only objects of apiVersion fairlead.dev/v1, kind Policy"))
 			continue
 		}
-		if n := len(p.of) + len(doc.Routes); n > maxRoutes {
-			faults = append(faults, objects[i].FaultAt("routes", field.TooMany(nil, n, maxRoutes).ErrorBody()))
-			continue
-		}
 		var wrong field.ErrorList
-		for j := range doc.Routes {
-			wrong = append(wrong, p.add(o, &objects[i], &doc.Routes[j], field.NewPath("routes").Index(j))...)
+		routes, rules := doc.Routes, doc.Rules
+		if n := len(p.of) + len(routes); n > maxRoutes {
+			wrong, routes = append(wrong, field.TooMany(field.NewPath("routes"), n, maxRoutes)), nil
 		}
-		if n := len(p.rules.All()) + len(doc.Rules); n > maxRules {
-			wrong, doc.Rules = append(wrong, field.TooMany(field.NewPath("rules"), n, maxRules)), nil
+		for j := range routes {
+			wrong = append(wrong, p.add(o, &objects[i], &routes[j], field.NewPath("routes").Index(j))...)
 		}
-		for j := range doc.Rules {
+		if n := len(p.rules.All()) + len(rules); n > maxRules {
+			wrong = append(wrong, field.TooMany(field.NewPath("rules"), n, maxRules))
+			rules = rules[:len(rules)+maxRules-n]
+		}
+		for j := range rules {
 			at := field.NewPath("rules").Index(j)
-			wrong = append(wrong, p.rules.Add(&doc.Rules[j], where(objects[i].FaultAt(at.String(), "")), at)...)
+			wrong = append(wrong, p.rules.Add(&rules[j], where(objects[i].FaultAt(at.String(), "")), at)...)
 		}
 		for _, e := range wrong {
 			faults = append(faults, objects[i].FaultAt(e.Field, e.ErrorBody()))
 		}
 	}
-	if len(faults) > 0 {
-		return &routings{}, faults
-	}
 	if p.rules.Compile(); len(p.rules.All()) == 0 {
 		p.rules = nil
 	}
-	return p, nil
+	return p, faults
 }
 
 func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *field.Path) (wrong field.ErrorList) {
@@ -154,9 +148,7 @@ func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *f
 	case len(r.Backends) > maxBackends:
 		wrong = append(wrong, field.TooMany(at.Child("backends"), len(r.Backends), maxBackends))
 	}
-	if p.of[r.APIService] = to; len(wrong) > 0 {
-		return wrong
-	}
+	p.of[r.APIService] = to
 	for i := range r.Backends {
 		b, at := &r.Backends[i], at.Child("backends").Index(i)
 		f, errs := p.further(o, b, at)
@@ -168,13 +160,17 @@ func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *f
 		}
 		place := doc.FaultAt(at.String(), "")
 		f.rule, errs = b.Rule(where(place), at, p.known)
-		if wrong = append(wrong, errs...); p.labels == nil && b.When != nil && b.When.NamespaceLabels != nil {
+		wrong = append(wrong, errs...)
+		if len(errs) == 0 && p.labels == nil && b.When != nil && b.When.NamespaceLabels != nil {
 			p.labels = &place
 		}
 		to.backends = append(to.backends, f)
 		if service := nameOf(b.Service); b.Service != nil && !slices.Contains(p.users[service], r.APIService) {
 			p.users[service] = append(p.users[service], r.APIService)
 		}
+	}
+	if len(wrong) > 0 { // half a route would send requests elsewhere
+		*to = routing{at: to.at}
 	}
 	return wrong
 }
@@ -240,7 +236,7 @@ func (p *routings) further(o *Options, b *policy.Backend, at *field.Path) (f *fu
 // route fills in what the policy says of an entry.
 func (b *builder) route(e, old *Entry) {
 	r := b.in.policy.of[e.Name]
-	if r == nil {
+	if r == nil || !r.hidden && r.backends == nil {
 		return
 	}
 	if r.hidden {

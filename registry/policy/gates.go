@@ -37,6 +37,7 @@ type Gates struct {
 	found        [][]int32                    // :: id → alternatives, in order
 	lengths      map[int]map[int]bool         // of prefixes :: 0 for user agents, or length of addresses
 	buckets      *buckets
+	open         bool // an Allow is faulty, see Add
 }
 
 // Gate is a compiled AccessRule.
@@ -76,13 +77,15 @@ func (g *Gates) All() []*Gate {
 	return g.all
 }
 
-// Add adds a rule, or says what is wrong with it.
+// Add adds a rule, or says what is wrong with it. After a faulty one that may be an Allow it adds none:
+// they might refuse whom that spares, such as nodes.
 func (g *Gates) Add(r *AccessRule, where string, at *field.Path) field.ErrorList {
 	wrong := r.check(at)
 	if other := g.byName[r.Name]; other != nil {
 		wrong = append(wrong, field.Invalid(at.Child("name"), r.Name, "it is the name of the rule at "+other.Where))
 	}
-	if len(wrong) > 0 {
+	refuses := r.Action == Deny || r.Action == Rate || r.Action == InFlight
+	if g.open = g.open || len(wrong) > 0 && !refuses; g.open || len(wrong) > 0 {
 		return wrong
 	}
 	c := &Gate{AccessRule: *r, Where: where}
