@@ -24,7 +24,7 @@ const (
 )
 
 // bearer returns the user of a token that the local apiserver will authenticate, or of no credentials, if a rule looks
-// at users. Its error is needBearer, or nil: nobody is stopped because the user is unknown.
+// at users. Its error is needBearer, or nil: nobody is stopped because the user of one token is unknown.
 func (p *Proxy) bearer(d *Decision, h *Head) (user.Info, error) {
 	if d.rules == nil || !d.rules.ByUser || d.asks(h) || d.spared(d.rules) {
 		return nil, nil
@@ -35,7 +35,7 @@ func (p *Proxy) bearer(d *Decision, h *Head) (user.Info, error) {
 	if l := d.learned; l != nil && l.bearer && l.caller.Same(&d.Credentials) {
 		return l.user, nil
 	}
-	if p.unsure.Get(d.Credentials.Token, d.Credentials.Now) != nil {
+	if d.Credentials.Provable() && p.unsure.Get(d.Credentials.Token, d.Credentials.Now) != nil {
 		p.metrics.unknown.Inc()
 		return nil, nil
 	}
@@ -51,12 +51,12 @@ func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) (err error)
 	l.caller, l.bearer = d.Credentials, true
 	ctx, cancel := context.WithTimeout(ctx, callerTime)
 	defer cancel()
-	l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote))
+	l.user, err = p.cfg.Authn.Owner(ctx, &l.caller, bound.Stranger(h.Remote))
 	if err == nil || errors.Is(err, authn.ErrUnauthenticated) {
 		return nil
 	}
 	p.log.Debug("reviewing a token for a rule", "err", err)
-	if p.cfg.Authn.Answering(callerTime) {
+	if p.cfg.Authn.Answering(callerTime) || !d.Credentials.Provable() { // or who asks adds a token that is slow
 		return errReviews
 	}
 	token, until := d.Credentials.Token, time.Now().Add(uncertainTime)

@@ -39,9 +39,8 @@ const invalidToken = "invalid bearer token"
 
 // TokenReview returns a Config.Review that asks the local apiserver, with the retries of k8s.io/apiserver's client
 // (five, from 500 ms). Unlike that, it tells a refused token from a failed review: kube-apiserver gives its reason.
-func TokenReview(
-	client authenticationv1client.AuthenticationV1Interface,
-) func(context.Context, string) (*authenticator.Response, bool, error) {
+func TokenReview(client authenticationv1client.AuthenticationV1Interface) func(context.Context, string) (
+	*authenticator.Response, bool, error) {
 	reviews, backoff := client.TokenReviews(), *webhook.DefaultRetryBackoff()
 	return func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 		var review *authenticationv1.TokenReview
@@ -121,6 +120,15 @@ func (a *Authenticator) Review(ctx context.Context, c *Credentials, from bound.S
 	return u, nil
 }
 
+// Owner is Review for who is sure: the second token's user counts, and its error, only once the first was refused.
+func (a *Authenticator) Owner(ctx context.Context, c *Credentials, from bound.Source) (user.Info, error) {
+	u, err := a.shared(ctx, c.Token, from)
+	if errors.Is(err, ErrUnauthenticated) && !c.second.none() {
+		return a.shared(ctx, c.second, from)
+	}
+	return u, err
+}
+
 // shared reviews a token once for all concurrent callers. It outlives a caller that gives up; its timeout ends it.
 func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Source) (user.Info, error) {
 	if err := ctx.Err(); err != nil {
@@ -196,6 +204,10 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 		id = authenticated(resp)
 	}
 	switch {
+	case err == nil && id == nil:
+		keep(a.refused, token, struct{}{}, until, generation)
+		err = errBadToken
+		fallthrough
 	case errors.Is(err, ErrUnauthenticated):
 		a.reviews.WithLabelValues("refused").Inc()
 		a.proven.Drop(token)
@@ -203,11 +215,6 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 	case err != nil:
 		a.reviews.WithLabelValues("error").Inc()
 		return nil, fmt.Errorf("reviewing token: %w", err)
-	case id == nil:
-		a.reviews.WithLabelValues("refused").Inc()
-		a.proven.Drop(token)
-		keep(a.refused, token, struct{}{}, until, generation)
-		return nil, errBadToken
 	}
 	a.reviews.WithLabelValues("authenticated").Inc()
 	keep(a.known, token, id, until, generation)

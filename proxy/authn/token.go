@@ -56,10 +56,7 @@ func (t Token) payer() string {
 
 // String hides the token.
 func (t Token) String() string {
-	if t.none() {
-		return "<none>"
-	}
-	return "<masked>"
+	return map[bool]string{true: "<none>", false: "<masked>"}[t.none()]
 }
 
 // GoString hides the token.

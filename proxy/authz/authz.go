@@ -96,8 +96,7 @@ var errNotReady = errors.New(
 
 // New checks a Config and returns an Authorizer for it.
 func New(cfg Config) (*Authorizer, error) {
-	cfg.AllowTTL = cmp.Or(cfg.AllowTTL, 10*time.Second)
-	cfg.DenyTTL = cmp.Or(cfg.DenyTTL, 10*time.Second)
+	cfg.AllowTTL, cfg.DenyTTL = cmp.Or(cfg.AllowTTL, 10*time.Second), cmp.Or(cfg.DenyTTL, 10*time.Second)
 	cfg.Logger = cfg.Log()
 	if cfg.AllowPaths == nil {
 		cfg.AllowPaths = []string{"/healthz", "/readyz", "/livez"}
@@ -116,9 +115,8 @@ func New(cfg Config) (*Authorizer, error) {
 			d, _, _ := paths.Authorize(context.Background(), a) //fairlead:boundary it compares paths
 			return d == authorizer.DecisionAllow
 		},
-		cache: newCache(cfg.Generation),
-		queue: bound.NewQueue(maxReviews, maxWaiting),
-		hits:  metric.Count("fairlead_authorization_cache_hits_total", "Authorization decisions taken from the cache."),
+		cache: newCache(cfg.Generation), queue: bound.NewQueue(maxReviews, maxWaiting),
+		hits: metric.Count("fairlead_authorization_cache_hits_total", "Authorization decisions taken from the cache."),
 		reviews: metric.Counter("fairlead_authorization_reviews_total",
 			"SubjectAccessReviews by result: allowed, denied, error, or busy (too many under way).",
 			"result", "allowed", "denied", "error", "busy"),

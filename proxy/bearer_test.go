@@ -1,0 +1,59 @@
+package proxy
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
+)
+
+// Of two tokens the local apiserver takes the first that is good. Nobody passes the rules for himself because he adds
+// one whose review is slow, or fails.
+func TestUserOfTwoTokens(t *testing.T) {
+	_, p := thinker(t, worldConfig{also: func(in *registry.Input) { scene.SetPolicy(t, in, "p.yaml", byUser) }})
+	for tokens, want := range map[[2]string]string{
+		{"bad", "mallory"}: "mallory", {"slow", "mallory"}: "429", {"fails", "mallory"}: "429", {"mallory", "slow"}: "mallory", {"mallory", "bob"}: "mallory",
+		{"bad", "slow"}: "429", {"bad", "fails"}: "429", {"fails", "bob"}: "429", {"bad", "bob"}: "passes", {"bob", "mallory"}: "passes", {"bad", "bad"}: "passes",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p.cfg.Authn = must.Get(authn.New(authn.Config{Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+				switch token {
+				case "slow":
+					<-ctx.Done()
+					return nil, false, ctx.Err()
+				case "fails":
+					return nil, false, errors.New("away")
+				}
+				return &authenticator.Response{User: &user.DefaultInfo{Name: token}}, token != "bad", nil
+			}}))(t)
+			h := of(http.MethodGet, "/api/v1/namespaces/a/pods/b/exec", "", with(tokens[0]))
+			socket := "base64url.bearer.authorization.k8s.io." + base64.RawURLEncoding.EncodeToString([]byte(tokens[1]))
+			h.Fields, h.Upgrade = append(h.Fields, hpack.HeaderField{Name: "sec-websocket-protocol", Value: socket + ",v4.channel.k8s.io"}), "websocket"
+			for range 2 {
+				d, _ := p.decision(t.Context(), h, nil, true)
+				got := "passes"
+				if d.Err != nil {
+					got = fmt.Sprint(statusOf(d.Err))
+				} else if d.Rule != nil {
+					got = d.Rule.Name
+				}
+				check.Same(t, want, got, "with tokens %v", tokens)
+			}
+			time.Sleep(time.Minute) // reviews end with their time limit
+		})
+	}
+}
