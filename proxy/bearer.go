@@ -25,8 +25,8 @@ const (
 
 // bearer returns the user of a token that the local apiserver will authenticate, or of no credentials, if a rule looks
 // at users. Its error is needBearer, or nil: nobody is stopped because the user of one token is unknown.
-func (p *Proxy) bearer(d *Decision, h *Head) (user.Info, error) {
-	if d.rules == nil || !d.rules.ByUser || d.asks(h) || d.spared(d.rules) {
+func (p *Proxy) bearer(d *Decision) (user.Info, error) {
+	if d.rules == nil || !d.rules.ByUser || d.spared(d.rules) {
 		return nil, nil
 	}
 	if d.Credentials.Kind == authn.KindNone {
@@ -63,11 +63,6 @@ func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) (err error)
 	p.unsure.Put(&memo.Entry[authn.Token, struct{}]{Key: token, Size: len(token.Secret()), Until: until})
 	p.metrics.unknown.Inc()
 	return nil
-}
-
-// asks reports whether the local apiserver is asked to impersonate. Without a name its filter does nothing.
-func (d *Decision) asks(h *Head) bool {
-	return d.Credentials.Impersonates && h.get("impersonate-user") != ""
 }
 
 // impersonated returns whom the local apiserver will take for the caller if that may impersonate:

@@ -242,7 +242,7 @@ type exchange struct {
 	relayed  bool              // the request is for the health relay
 	parked   bool              // over HTTP/2: decided while its stream may end
 	held     place
-	places   [2]bound.Place // of the rule and of the dry run, see admit
+	places   [3]bound.Place // of the asker's rule, the rule and the dry run, see admit
 	auditID  string
 	agent    string        // the client's User-Agent if the fields of head are dropped
 	close    func()        // set while a long-running request is counted as open

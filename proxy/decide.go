@@ -59,6 +59,8 @@ type Decision struct {
 	rules       *policy.Gates // those in force when the request came. Nil means none, or that they were asked
 	// Rule is the rule that matches, DryRun the first before it that would, were it no dry run. Nil means none.
 	Rule, DryRun *policy.Gate
+	asker        *policy.Gate       // the rule of who asks to be somebody else, unless it allows. Nil means none
+	entered      *policy.Gate       // the last that was asked
 	user         user.Info          // the owner of a token that the request is forwarded with. Nil means unknown
 	behind       bool               // set for requests of the cluster's own aggregator (Config.Behind)
 	leads        Action             // of the path, whoever asks
@@ -153,7 +155,7 @@ func (p *Proxy) decideLocal(d *Decision, h *Head) {
 		}
 	case authn.KindToken, authn.KindNone:
 		var err error
-		if d.user, err = p.bearer(d, h); err != nil {
+		if d.user, err = p.bearer(d); err != nil {
 			d.refuse(err)
 			return
 		}
@@ -207,9 +209,7 @@ func (p *Proxy) dispatch(d *Decision, h *Head) {
 	}
 	if d.Action != ToRemote {
 		d.LongRunning = longPage(h) || d.Request.longRunning(nil)
-		if d.route != registry.RouteOwn || strings.HasPrefix(h.Path, "/apis") { // APIServices served here are no page
-			p.rule(d, h, d.User)
-		}
+		p.rule(d, h, d.User)
 		return
 	}
 	if len(d.Entry.Further) > 0 { // a policy gives the APIService several servers
@@ -264,10 +264,8 @@ func (p *Proxy) authorize(d *Decision) error {
 
 func (d *Decision) attributes() authz.Attributes {
 	return authz.Attributes{
-		User:        d.User,
-		RequestInfo: request.RequestInfo(d.Request),
-		Remote:      d.Entry != nil && !d.Entry.Local(),
-		Now:         d.Credentials.Now,
+		User: d.User, RequestInfo: request.RequestInfo(d.Request),
+		Remote: d.Entry != nil && !d.Entry.Local(), Now: d.Credentials.Now,
 	}
 }
 

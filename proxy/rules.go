@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
@@ -34,11 +35,28 @@ func (p *Proxy) rule(d *Decision, h *Head, u user.Info) {
 	}
 	switch {
 	case d.Impersonator != nil:
-	case d.asks(h):
+	case d.Credentials.Impersonates && h.get("impersonate-user") != "": // without a name the filter does nothing
+		d.ask(g, h, u)
 		u = h.impersonated()
 	case u != nil && slices.Contains(exempt, u.GetName()):
 		return
 	}
+	d.Rule, d.DryRun = d.find(g, h, u)
+}
+
+// ask finds the rule of who asks to be somebody else. It holds, too: the name may be made up, or a friend. A Deny gives
+// way to an Allow of whom they name, as to break glass: the apiserver refuses those who may not be that.
+func (d *Decision) ask(g *policy.Gates, h *Head, u user.Info) {
+	c, _ := d.find(g, h, u)
+	if c == nil || c.Action == policy.Allow || u != nil && slices.Contains(exempt, u.GetName()) {
+		return
+	}
+	if as, _ := d.find(g, h, h.impersonated()); c.Action != policy.Deny || as == nil || as.Action != policy.Allow {
+		d.asker = c
+	}
+}
+
+func (d *Decision) find(g *policy.Gates, h *Head, u user.Info) (found, dry *policy.Gate) {
 	q := d.Request.ForPolicy(u, "")
 	if g.Agents {
 		q.UserAgent = h.get("user-agent")
@@ -47,16 +65,17 @@ func (p *Proxy) rule(d *Decision, h *Head, u user.Info) {
 		q.Source = h.source(d.Credentials.Kind == authn.KindFrontProxy)
 	}
 	q.WholeList = g.Lists && q.Verb == "list" && (q.Name == "" || q.Namespace == "") && unlimited(h.RawQuery)
-	d.Rule, d.DryRun = g.Find(&q)
+	return g.Find(&q)
 }
 
-// spared reports whether no rule stops a request, whoever sends it: health checks, by which
-// kubelets and load balancers judge the apiserver, and those for the policy itself.
+// spared reports whether no rule stops a request, whoever sends it: health checks, by which kubelets and load balancers
+// judge the apiserver, pages, of which APIServices that are served here are none, and those for the policy itself.
 func (d *Decision) spared(g *policy.Gates) bool {
 	r := &d.Request
 	if !r.IsResourceRequest {
 		first, _, _ := strings.Cut(strings.TrimPrefix(r.Path, "/"), "/")
-		return first == "livez" || first == "readyz" || first == "healthz"
+		return first == "livez" || first == "readyz" || first == "healthz" ||
+			d.route == registry.RouteOwn && first != "apis"
 	}
 	return r.Resource == "configmaps" && r.APIGroup == "" && r.Name != "" &&
 		g.Map == types.NamespacedName{Namespace: r.Namespace, Name: r.Name}
@@ -90,7 +109,10 @@ func (h *Head) source(proxied bool) netip.Addr {
 // admit asks the rules that match, once a request is about to be answered. Its places are left when the request ends.
 func (x *exchange) admit() *apierrors.StatusError {
 	d := &x.decision
-	if d.Rule == nil && d.DryRun == nil {
+	if d.Action == Impersonate && d.rules != nil && !d.spared(d.rules) {
+		d.ask(d.rules, x.head, d.User) // before the reviews that a name costs
+	}
+	if d.Rule == nil && d.DryRun == nil && d.asker == nil {
 		return nil
 	}
 	from, now := d.source(x.head), time.Now() // not Arrived: a limiter whose time goes back fills twice
@@ -99,18 +121,21 @@ func (x *exchange) admit() *apierrors.StatusError {
 	}
 	if d.DryRun != nil {
 		place, _, ok := d.DryRun.Enter(from, now)
-		if x.places[1] = place; ok {
+		if x.places[2] = place; ok {
 			d.DryRun = nil
 		}
 	}
-	if d.Rule == nil {
-		return nil
+	for i, c := range [...]*policy.Gate{d.asker, d.Rule} {
+		if c == nil || c == d.entered { // one rule may be both
+			continue
+		}
+		place, wait, ok := c.Enter(from, now)
+		if x.places[i], d.entered = place, c; !ok {
+			d.Rule = c
+			return errRule(c, wait)
+		}
 	}
-	place, wait, ok := d.Rule.Enter(from, now)
-	if x.places[0] = place; ok {
-		return nil
-	}
-	return errRule(d.Rule, wait)
+	return nil
 }
 
 func (x *exchange) leave() {

@@ -55,9 +55,7 @@ func (t Token) payer() string {
 }
 
 // String hides the token.
-func (t Token) String() string {
-	return map[bool]string{true: "<none>", false: "<masked>"}[t.none()]
-}
+func (t Token) String() string { return map[bool]string{true: "<none>", false: "<masked>"}[t.none()] }
 
 // GoString hides the token.
 func (t Token) GoString() string { return t.String() }
