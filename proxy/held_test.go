@@ -33,7 +33,7 @@ rules:
 func TestRateOfLateRequests(t *testing.T) {
 	g := policy.NewGates(nil)
 	rule := policy.AccessRule{Name: "r", UserAgents: []string{"*"}, Action: policy.Rate, PerSecond: 10}
-	if errs := g.Add(&rule, "here", nil); len(errs) > 0 {
+	if errs := g.Add(&rule, "here", nil, false); len(errs) > 0 {
 		t.Fatal(errs)
 	}
 	g.Compile()

@@ -58,6 +58,9 @@ func TestPolicyThatWasNeverValid(t *testing.T) {
 	for _, tt := range []struct{ rules, want string }{
 		{"- {", "in force:"},
 		{"- {name: a, action: Deny" + match + "- {name: b, action: Rate" + match + "- {name: c, action: Deny" + match, "in force: a c"},
+		{"- {name: j, action: Deny, colour: red" + match + "- {name: k, action: Deny" + match, "in force: k"},
+		{"- {name: l, action: Allow, colour: red" + match + "- {name: m, action: Deny" + match, "in force:"},
+		{"- {name: n, action: Deny" + match + "rule: []\n", "in force:"},
 		{"- {name: d, action: Deny" + match + "- {name: e, action: Allow, max: 1" + match + "- {name: f, action: Deny" + match, "in force: d"},
 		{"- {", "in force: d"},
 		{"- {name: g, action: Deny" + match, "valid: g"},

@@ -102,17 +102,23 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces, 
 	for i := range objects {
 		doc, ok := objects[i].Value.(*policy.Policy)
 		if !ok {
-			faults = append(faults,
-				objects[i].Fault("a policy has only objects of apiVersion fairlead.dev/v1, kind Policy"))
+			faults = append(faults, objects[i].Fault("a policy has only objects of kind Policy, fairlead.dev/v1"))
 			continue
 		}
 		var wrong field.ErrorList
-		routes, rules := doc.Routes, doc.Rules
+		routes, rules, hurt := doc.Routes, doc.Rules, make(map[string]bool) // paths that have a wrong field
+		for _, f := range objects[i].Wrong {
+			at, _, below := strings.Cut(f.Field, "].")
+			if faults, hurt[at+"]"] = append(faults, f), true; !below || strings.HasPrefix(at, "items") {
+				p.rules.Add(new(policy.AccessRule), "", nil, true) // it may hide one
+			}
+		}
 		if n := len(p.of) + len(routes); n > maxRoutes {
 			wrong, routes = append(wrong, field.TooMany(field.NewPath("routes"), n, maxRoutes)), nil
 		}
 		for j := range routes {
-			wrong = append(wrong, p.add(o, &objects[i], &routes[j], field.NewPath("routes").Index(j))...)
+			at := field.NewPath("routes").Index(j)
+			wrong = append(wrong, p.add(o, &objects[i], &routes[j], at, hurt[at.String()])...)
 		}
 		if n := len(p.rules.All()) + len(rules); n > maxRules {
 			wrong = append(wrong, field.TooMany(field.NewPath("rules"), n, maxRules))
@@ -120,7 +126,8 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces, 
 		}
 		for j := range rules {
 			at := field.NewPath("rules").Index(j)
-			wrong = append(wrong, p.rules.Add(&rules[j], where(objects[i].FaultAt(at.String(), "")), at)...)
+			place := where(objects[i].FaultAt(at.String(), ""))
+			wrong = append(wrong, p.rules.Add(&rules[j], place, at, hurt[at.String()])...)
 		}
 		for _, e := range wrong {
 			faults = append(faults, objects[i].FaultAt(e.Field, e.ErrorBody()))
@@ -132,7 +139,8 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces, 
 	return p, faults
 }
 
-func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *field.Path) (wrong field.ErrorList) {
+func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *field.Path, hurt bool) (
+	wrong field.ErrorList) {
 	version, group, _ := strings.Cut(r.APIService, ".")
 	to := &routing{at: doc.FaultAt(at.String(), ""), hidden: r.Hidden}
 	bad := func(why string) { wrong = append(wrong, field.Invalid(at.Child("apiService"), r.APIService, why)) }
@@ -169,7 +177,7 @@ func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *f
 			p.users[service] = append(p.users[service], r.APIService)
 		}
 	}
-	if len(wrong) > 0 { // half a route would send requests elsewhere
+	if hurt || len(wrong) > 0 { // half a route would send requests elsewhere
 		*to = routing{at: to.at}
 	}
 	return wrong

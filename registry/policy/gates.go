@@ -77,15 +77,16 @@ func (g *Gates) All() []*Gate {
 	return g.all
 }
 
-// Add adds a rule, or says what is wrong with it. After a faulty one that may be an Allow it adds none:
-// they might refuse whom that spares, such as nodes.
-func (g *Gates) Add(r *AccessRule, where string, at *field.Path) field.ErrorList {
+// Add adds a rule, or says what is wrong with it; hurt says that something is. After a faulty rule that may be an Allow
+// it adds none: they might refuse whom that spares, such as nodes.
+func (g *Gates) Add(r *AccessRule, where string, at *field.Path, hurt bool) field.ErrorList {
 	wrong := r.check(at)
 	if other := g.byName[r.Name]; other != nil {
 		wrong = append(wrong, field.Invalid(at.Child("name"), r.Name, "it is the name of the rule at "+other.Where))
 	}
+	hurt = hurt || len(wrong) > 0
 	refuses := r.Action == Deny || r.Action == Rate || r.Action == InFlight
-	if g.open = g.open || len(wrong) > 0 && !refuses; g.open || len(wrong) > 0 {
+	if g.open = g.open || hurt && !refuses; g.open || hurt {
 		return wrong
 	}
 	c := &Gate{AccessRule: *r, Where: where}

@@ -32,7 +32,7 @@ func reloaded(tb testing.TB, prev *Gates, rules ...AccessRule) *Gates {
 	g := NewGates(prev)
 	for i := range rules {
 		rules[i].Match = everybody()
-		if errs := g.Add(&rules[i], "here", field.NewPath("rules").Index(i)); len(errs) > 0 {
+		if errs := g.Add(&rules[i], "here", field.NewPath("rules").Index(i), false); len(errs) > 0 {
 			tb.Fatal(errs)
 		}
 	}
@@ -226,7 +226,7 @@ func TestBadLimits(t *testing.T) {
 	} {
 		tc.Name, tc.Match = "r", everybody()
 		got := ""
-		if errs := NewGates(nil).Add(&tc.AccessRule, "here", field.NewPath("r")); len(errs) > 0 {
+		if errs := NewGates(nil).Add(&tc.AccessRule, "here", field.NewPath("r"), false); len(errs) > 0 {
 			got = errs[0].Field
 		}
 		check.Same(t, tc.wrong, got, "the first field that is wrong of %+v", tc.AccessRule)

@@ -289,7 +289,7 @@ func TestRulesThatStopNobody(t *testing.T) {
 		{by(flowcontrolv1.Subject{Kind: "User", User: &flowcontrolv1.UserSubject{Name: "jane*"}}), "match.subjects[0]"},
 	} {
 		fault := ""
-		for _, e := range NewGates(nil).Add(&AccessRule{Name: "r", Action: Deny, Match: tt.match}, "here", nil) {
+		for _, e := range NewGates(nil).Add(&AccessRule{Name: "r", Action: Deny, Match: tt.match}, "here", nil, false) {
 			fault = e.Field
 		}
 		check.Same(t, tt.fault, fault, "the fault of rule %d", i)
@@ -301,7 +301,7 @@ func compiled(tb testing.TB, rules ...*AccessRule) *Gates {
 	tb.Helper()
 	g := NewGates(nil)
 	for i, r := range rules {
-		if errs := g.Add(r, fmt.Sprint("here:", i), field.NewPath("rules").Index(i)); len(errs) > 0 {
+		if errs := g.Add(r, fmt.Sprint("here:", i), field.NewPath("rules").Index(i), false); len(errs) > 0 {
 			tb.Fatalf("%v: %+v", errs, r)
 		}
 	}

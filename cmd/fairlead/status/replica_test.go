@@ -125,7 +125,7 @@ func (r *replica) apply(t *testing.T, in string, words []string) {
 	for i, w := range words {
 		name, dry, _ := strings.Cut(w, "=")
 		rule := policy.AccessRule{Name: name, UserAgents: []string{"*"}, Action: policy.Deny, DryRun: dry != ""}
-		check.Same(t, 0, len(g.Add(&rule, fmt.Sprintf("p.yaml:%d", i+1), nil)), "faults of %s", w)
+		check.Same(t, 0, len(g.Add(&rule, fmt.Sprintf("p.yaml:%d", i+1), nil, false)), "faults of %s", w)
 	}
 	if g.Compile(); in != "-" {
 		g.Map.Namespace, g.Map.Name, _ = strings.Cut(in, "/")

@@ -13,6 +13,7 @@ import (
 
 // document is one YAML document of a file.
 type document struct {
+	file string // its name in faults
 	text []byte
 	line int        // the line of the file at which text begins, from 1
 	root *yaml.Node // the parsed document. Nil until lineOf needs it
@@ -50,7 +51,7 @@ func (d *document) fault(path, message string) Fault {
 	if path != "" {
 		message = path + ": " + message
 	}
-	return Fault{Line: d.lineOf(path), Field: path, Message: message}
+	return Fault{File: d.file, Line: d.lineOf(path), Field: path, Message: message}
 }
 
 // find returns the match of an expression's group, or "". It compiles each time: faults are rare.
@@ -70,7 +71,7 @@ func (d *document) syntaxFault(err error) Fault {
 		line += max(n-1, 0)
 		message = regexp.MustCompile(`line \d+: ?`).ReplaceAllString(message, "")
 	}
-	return Fault{Line: line, Message: "reading YAML: " + message}
+	return Fault{File: d.file, Line: line, Message: "reading YAML: " + message}
 }
 
 // decodeFaults makes faults from an error of the strict decoder.

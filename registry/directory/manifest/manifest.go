@@ -38,6 +38,8 @@ type Object struct {
 	// File is the name that was passed to Decode, and Line the line at which it begins, from 1.
 	File string
 	Line int
+	// Wrong are the faults of a Policy's fields that are unknown or there twice: registry uses the rest, if it must.
+	Wrong []Fault
 
 	kind string    // of Value
 	doc  *document // of a Policy
@@ -45,11 +47,7 @@ type Object struct {
 }
 
 // FaultAt makes a fault of a field of a Policy.
-func (o *Object) FaultAt(path, message string) Fault {
-	f := o.doc.fault(o.at+path, message)
-	f.File = o.File
-	return f
-}
+func (o *Object) FaultAt(path, message string) Fault { return o.doc.fault(o.at+path, message) }
 
 // Fault makes a fault about conflicting claims of the object.
 func (o *Object) Fault(why string) Fault {
@@ -136,14 +134,9 @@ func (d *Decoder) Decode(file string, data []byte) ([]Object, []Fault) {
 // DecodeGood decodes the objects that can be, and returns all faults, but those of duplicates.
 func (d *Decoder) DecodeGood(file string, data []byte) (objects []Object, faults []Fault) {
 	for _, doc := range split(data) {
+		doc.file = file
 		found, wrong := d.document(doc)
 		objects, faults = append(objects, found...), append(faults, wrong...)
-	}
-	for i := range objects {
-		objects[i].File = file
-	}
-	for i := range faults {
-		faults[i].File = file
 	}
 	return objects, faults
 }
@@ -162,17 +155,21 @@ func (d *Decoder) document(doc *document) ([]Object, []Fault) {
 
 // value decodes one object from its JSON. At is its path in the document, empty for all of it.
 func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault) {
+	var object Object
 	value, kind, err := d.strict.Decode(raw, nil, nil)
 	if err != nil {
 		faults := doc.decodeFaults(err, at)
 		if runtime.IsNotRegisteredError(err) && kind != nil && !d.scheme.IsGroupRegistered(kind.Group) {
 			faults[0].Foreign = kind.Kind
 		}
-		return nil, faults
+		if _, usable := value.(*policy.Policy); !usable {
+			return nil, faults
+		}
+		object.Wrong = faults
 	}
 	d.scheme.Default(value)
 	setDefaults(value)
-	object := Object{kind: kind.Kind}
+	object.kind, object.File = kind.Kind, doc.file
 	var wrong violations
 	switch o := value.(type) {
 	case *corev1.List:
