@@ -148,6 +148,6 @@ func (p *policies) follow(ctx context.Context) {
 	}
 	(&lister{
 		example: &corev1.Namespace{}, from: everything(cluster.api.CoreV1().RESTClient(), "namespaces"),
-		log: cluster.log, set: set, replace: replace, denied: func() { listed(true) },
+		log: cluster.log, api: cluster.api, set: set, replace: replace, denied: func() { listed(true) },
 	}).reflect(ctx)
 }

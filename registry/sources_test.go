@@ -31,6 +31,7 @@ import (
 //	serves <gv>…                        what the cluster says that it serves, beside core v1
 //	defines <name> <version>            its only CustomResourceDefinition
 //	forbids lists|streams <kind>…       the cluster does not allow to read them; it may not know streams
+//	forbids unready <kind>…             the same, until it was asked whether it is ready, which it is not
 //	allows                              now it does
 //	put etcd|client <file>…             objects
 //	drop etcd|client <kind> <ns>/<name>
@@ -56,6 +57,7 @@ type live struct {
 	defines   []string // name and version
 	forbidden []string // paths
 	streams   bool
+	unready   bool
 	registry  *Registry
 	metrics   meter
 	trusted   map[string]chan string // :: ConfigMap → its CA, at each change
@@ -88,7 +90,7 @@ func (l *live) step(at string, words []string) bool {
 		l.defines = words[1:]
 	case "forbids":
 		l.stop()
-		l.streams, l.forbidden = words[1] == "streams", nil
+		l.streams, l.unready, l.forbidden = words[1] == "streams", words[1] == "unready", nil
 		l.allowed.Store(false)
 		for _, k := range words[2:] {
 			l.forbidden = append(l.forbidden, paths()[k])
@@ -210,6 +212,9 @@ func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case slices.Contains(l.forbidden, path) && !l.allowed.Load() && (l.streams || !r.URL.Query().Has("sendInitialEvents")):
 		w.WriteHeader(http.StatusForbidden)
 		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"forbidden","reason":"Forbidden","code":403}`)
+	case path == "/readyz" && l.unready:
+		l.allowed.Store(true)
+		http.Error(w, "[-]informer-sync failed", http.StatusInternalServerError)
 	case path == "/api" && l.serves != nil:
 		fmt.Fprint(w, `{"kind":"APIVersions","apiVersion":"v1","versions":["v1"]}`)
 	case path == "/apis" && l.serves != nil:

@@ -171,7 +171,7 @@ func TestNotes(t *testing.T) {
 	} {
 		var log strings.Builder
 		denied := 0
-		l := &lister{example: &apiregistrationv1.APIService{}, log: slog.New(slog.NewTextHandler(&log, nil)), denied: func() { denied++ }}
+		l := &lister{example: &apiregistrationv1.APIService{}, log: slog.New(slog.NewTextHandler(&log, nil)), denied: func() { denied++ }, ready: true}
 		for _, err := range tc.answers {
 			l.note(t.Context(), err)
 		}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -34,7 +35,7 @@ func everything(from cache.Getter, resource string) *cache.ListWatch {
 // lister returns what reads a kind into to.
 func (c *cluster) lister(to *changes, what kind, example runtime.Object, from cache.Getter, resource string) *lister {
 	return &lister{
-		example: example, from: everything(from, resource), log: c.log,
+		example: example, from: everything(from, resource), log: c.log, api: c.api,
 		set:     func(name types.NamespacedName, o runtime.Object) { to.set(key{what, name}, o) },
 		replace: func(all map[types.NamespacedName]runtime.Object) { to.replace(what, all) },
 	}
@@ -50,7 +51,7 @@ func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, f func(*c
 		cm, _ := o.(*corev1.ConfigMap)
 		f(cm)
 	})
-	l.denied = denied
+	l.denied, l.api = denied, c.api
 	l.reflect(ctx)
 	return ctx.Err()
 }
@@ -84,6 +85,7 @@ type lister struct {
 	adapt  func(runtime.Object) // modifies an object before it is recorded. Nil means that it stays
 	absent func()               // called if the kind is not served and never was. Nil: this is an ordinary fault
 	denied func()               // called if reading the kind is forbidden and never succeeded. Nil: as for absent
+	api    kubernetes.Interface // says whether its apiserver is ready, for denied
 
 	// torn says that many changes may share one revision, of one transaction of etcd (`etcdctl del --prefix`). A watch
 	// that ends early may have delivered only some, and the next would begin after it, so the kind is relisted.
@@ -93,6 +95,8 @@ type lister struct {
 	mu     sync.Mutex // guards served and last
 	served bool
 	last   string // the last error, so that one outage is logged once
+
+	ready, told bool // the apiserver was ready, and denied was called; only note, which is not called twice at once
 }
 
 // reflect passes on every state until ctx ends, and nothing while the apiserver is away.
@@ -138,7 +142,10 @@ func (l *lister) note(ctx context.Context, err error) {
 	switch {
 	case apierrors.IsNotFound(err) && !known && l.absent != nil:
 		l.absent()
-	case apierrors.IsForbidden(err) && !known && l.denied != nil && news:
+	case apierrors.IsForbidden(err) && !known && l.denied != nil && !l.ready: // or it has just started, and forbids all
+		l.ready = !apierrors.IsInternalError(l.api.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error())
+	case apierrors.IsForbidden(err) && !known && l.denied != nil && !l.told:
+		l.told = true
 		l.log.Warn("reading from the local apiserver is forbidden, it is done without",
 			"kind", fmt.Sprintf("%T", l.example), "err", err)
 		l.denied()

@@ -118,14 +118,10 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 func (l *Local) newPool(p Pool, name string, maxConns int, protocol string) *Upstream {
 	protocols := []string{protocol}
 	u := newUpstream(name, l.shared, target{
-		tls:       func() (*tls.Config, error) { return l.cfg.TLS(p == PoolCertificate) },
-		guard:     l.cfg.Guard,
-		dial:      l.cfg.Dial,
-		signal:    l.signal,
+		tls:   func() (*tls.Config, error) { return l.cfg.TLS(p == PoolCertificate) },
+		guard: l.cfg.Guard, dial: l.cfg.Dial, signal: l.signal, maxConns: maxConns, wait: l.patience,
 		observe:   func(string, time.Duration) {}, // apiservers are not compared: all serve the same etcd
 		protocols: func() []string { return protocols },
-		maxConns:  maxConns,
-		wait:      l.patience,
 	})
 	u.pool = p
 	// These limits are against strangers, so no place is lent.

@@ -197,8 +197,7 @@ func (s *Stay) Leaves() bool {
 	if s == nil {
 		return false
 	}
-	at := s.counted.Load()
-	if at == nil || at.spare.Load() <= 0 || at.spare.Add(-1) < 0 {
+	if at := s.counted.Load(); at == nil || at.spare.Load() <= 0 || at.spare.Add(-1) < 0 {
 		return false
 	}
 	s.end()
