@@ -35,7 +35,7 @@ func (p *Proxy) bearer(d *Decision) (user.Info, error) {
 	if l := d.learned; l != nil && l.bearer && l.caller.Same(&d.Credentials) {
 		return l.user, nil
 	}
-	if d.Credentials.Provable() && p.unsure.Get(d.Credentials.Token, d.Credentials.Now) != nil {
+	if c := &d.Credentials; c.Provable() && p.unsure.Get(c.Token, c.Now) != nil && !p.cfg.Authn.Answering(callerTime) {
 		p.metrics.unknown.Inc()
 		return nil, nil
 	}

@@ -57,3 +57,26 @@ func TestUserOfTwoTokens(t *testing.T) {
 		})
 	}
 }
+
+// Who was unknown because no review was answered does not stay so once one is.
+func TestUnknownUserIsAskedForAgain(t *testing.T) {
+	_, p := thinker(t, worldConfig{also: func(in *registry.Input) { scene.SetPolicy(t, in, "p.yaml", byUser) }})
+	synctest.Test(t, func(t *testing.T) {
+		away := true
+		p.cfg.Authn = must.Get(authn.New(authn.Config{Review: func(_ context.Context, token string) (*authenticator.Response, bool, error) {
+			if away {
+				return nil, false, errors.New("away")
+			}
+			return &authenticator.Response{User: &user.DefaultInfo{Name: token}}, true, nil
+		}}))(t)
+		ruled := func(token string) bool {
+			d, _ := p.decision(t.Context(), of(http.MethodGet, "/api/v1/pods", "", with(token)), nil, true)
+			return d.Rule != nil
+		}
+		check.Same(t, false, ruled("mallory"), "a rule is found while no review is answered")
+		away = false
+		check.Same(t, false, ruled("mallory"), "a rule is found before one is answered")
+		check.Same(t, false, ruled("bob"), "a rule of another")
+		check.Same(t, true, ruled("mallory"), "a rule is found afterwards")
+	})
+}
