@@ -26,8 +26,8 @@ import (
 type asked struct {
 	*request.RequestInfo
 	user  user.Info
-	own   bool // nobody else's name
-	whole bool // a list of all objects
+	asker user.Info // the same without impersonation
+	whole bool      // a list of all objects
 	agent string
 }
 
@@ -83,7 +83,7 @@ func (s *apiserver) asked(r *http.Request) (all []asked) {
 		ctx := request.WithUser(request.WithRequestInfo(r.Context(), info), res.User)
 		filter(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			a.user, _ = request.UserFrom(r.Context())
-			a.own = a.user == res.User
+			a.asker = res.User
 			all = append(all, a)
 		})).ServeHTTP(httptest.NewRecorder(), r.WithContext(ctx))
 	}

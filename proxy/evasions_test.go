@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 
+	"k8s.io/apiserver/pkg/authentication/user"
+
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -45,18 +47,19 @@ rules:
   action: Deny
 `
 
-// stopped is the rule that stops a request, by what an apiserver makes of it.
+// stopped is the rule that stops a request, by what an apiserver makes of it, for whoever it is taken and who asks.
 func (a *asked) stopped(rules *policy.Gates) string {
 	first, _, _ := strings.Cut(strings.TrimPrefix(a.Path, "/"), "/")
 	health := !a.IsResourceRequest && slices.Contains([]string{"livez", "readyz", "healthz"}, first)
 	r := Request(*a.RequestInfo)
-	q := r.ForPolicy(a.user, a.agent)
-	q.WholeList = a.whole
-	rule, _ := rules.Find(&q)
-	if rule == nil || health || a.own && slices.Contains(exempt, a.user.GetName()) {
-		return ""
+	for _, u := range []user.Info{a.user, a.asker} {
+		q := r.ForPolicy(u, a.agent)
+		q.WholeList = a.whole
+		if rule, _ := rules.Find(&q); rule != nil && !health && !(u == a.asker && slices.Contains(exempt, u.GetName())) {
+			return rule.Name
+		}
 	}
-	return rule.Name
+	return ""
 }
 
 // odd is a request that somebody may hope to be read in two ways.
