@@ -143,7 +143,7 @@ rules:
 - {name: tried, match: {nonResourceRules: [{verbs: ["*"], nonResourceURLs: ["*"]}]}, action: Rate, perSecond: 100, dryRun: true}
 - {name: all, match: {nonResourceRules: [{verbs: ["*"], nonResourceURLs: ["*"]}]}, action: Rate, perSecond: 100}
 `
-	for first, want := range map[string]string{"handler": `"status":404`, "end": `"end":"client-reset"`} {
+	for first, want := range map[string]string{"handler": `"status":404`, "client-reset": `"status":499`, "drain": `"status":503`} {
 		access, seen, stop := newLog(t)
 		events, stages, flush := newAudit(t, "rules: [{level: Metadata}]")
 		w := newWorld(t, worldConfig{
@@ -156,7 +156,7 @@ rules:
 		if first == "handler" {
 			plan.Serve.ServeHTTP(httptest.NewRecorder(), r)
 		}
-		plan.Done(engine.Outcome{Reason: engine.ReasonClientReset, Duration: time.Second})
+		plan.Done(engine.Outcome{Reason: engine.Reason(first), Duration: time.Second})
 		plan.Serve.ServeHTTP(httptest.NewRecorder(), r)
 		stop()
 		flush()

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -96,7 +97,8 @@ func (rec *recorder) done() {
 			}
 		}
 	}
-	took, gone := time.Since(x.head.Arrived), rec.request.Context().Err() != nil
+	took, cause := time.Since(x.head.Arrived), context.Cause(rec.request.Context())
+	gone := cause != nil
 	if e := x.ended; e != nil {
 		if e.offEngine && x.own == nil && rec.status != 0 && rec.status != statusClientGone && !x.decision.LongRunning {
 			x.upstream.Finish(took)
@@ -108,7 +110,12 @@ func (rec *recorder) done() {
 		gone = gone && e.first.Load() != &e.down // after a session that its backend has ended, it always has
 	}
 	o.Status, o.Sent, o.Wait, o.Duration = rec.status, o.Sent+rec.bytes, rec.first, took
-	// Only the server cancels the context: the client has gone, or its body is malformed, which counts, too, or late.
+	if f, ok := errors.AsType[*engine.Failure](cause); ok && !strings.HasPrefix(string(f.Reason), "client-") {
+		if gone = false; o.Reason == engine.ReasonNone || o.Reason == engine.ReasonClientReset {
+			o.Reason = f.Reason // as at the end of a drain
+		}
+	}
+	// Else only the server cancels the context: the client has gone, or its body is malformed, which counts, or late.
 	gone = gone && x.own != errSlowBody //nolint:errorlint // nobody wraps it
 	if x.front != nil {                 // else it is one of the admin port, which has no records
 		x.finish(&o, rec.request.Proto, gone || o.Reason == engine.ReasonClientReset)
@@ -154,8 +161,8 @@ func (e *ended) broke(why engine.Reason) {
 func (x *exchange) finish(o *engine.Outcome, proto string, gaveUp bool) {
 	p, d := x.p, &x.decision
 	x.leave()
-	if o.Status == 0 && (o.Reason == engine.ReasonDial || o.Reason == engine.ReasonNoEndpoint) {
-		o.Status = http.StatusServiceUnavailable // never sent: the stream was refused, so that the client repeats it
+	if o.Status == 0 && !gaveUp && o.Reason != engine.ReasonNone {
+		o.Status = http.StatusServiceUnavailable // not the client has ended it
 	}
 	o.Status = cmp.Or(o.Status, statusClientGone)
 	if gaveUp {

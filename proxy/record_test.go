@@ -103,11 +103,43 @@ func TestTimesSinceArrival(t *testing.T) {
 func TestRefusedStreams(t *testing.T) {
 	access, seen, _ := newLog(t)
 	w := newWorld(t, worldConfig{Config: Config{AccessLog: access}})
-	for reason, status := range map[engine.Reason]string{"dial": "503", "no-endpoint": "503", "client-reset": "499", "drain": "499"} {
+	for reason, status := range map[engine.Reason]string{"dial": "503", "no-endpoint": "503", "client-reset": "499", "drain": "503"} {
 		x := &exchange{p: w.proxy, head: new(Head), front: new(slot)}
-		x.finish(&engine.Outcome{Reason: reason}, "HTTP/2.0", false)
+		x.finish(&engine.Outcome{Reason: reason}, "HTTP/2.0", reason == engine.ReasonClientReset)
 		check.Has(t, <-seen, `"status":`+status+`,`, `"end":"`+string(reason)+`"`)
 	}
+}
+
+type faulty struct{ http.ResponseWriter }
+
+func (f faulty) Unwrap() http.ResponseWriter { return f.ResponseWriter }
+func (faulty) Write([]byte) (int, error)     { panic("a fault") }
+
+// A panic ends a request as nothing else does, whatever its backend's connection says of it. Nor has its client left
+// whose context ends for a cause.
+func TestEndedHere(t *testing.T) {
+	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {
+		access, seen, _ := newLog(t)
+		w.proxy.cfg.AccessLog = access
+		w.front.Config.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			ctx, end := context.WithCancelCause(r.Context())
+			defer end(nil)
+			if strings.HasSuffix(r.URL.Path, "/drain") {
+				end(&engine.Failure{Outcome: engine.Outcome{Reason: engine.ReasonDrain}})
+			} else {
+				rw = faulty{rw}
+			}
+			w.proxy.ServeHTTP(rw, r.WithContext(ctx))
+		})
+		for _, want := range []string{"abort", "drain"} {
+			if res, err := w.httpClient(t, "http/1.1", nil).Do(w.as(t, "bob", "GET", remoteGV+"/widgets/"+want, nil)); err == nil {
+				_ = res.Body.Close()
+			}
+			if line := <-seen; !strings.Contains(line, `"end":"`+want+`"`) {
+				t.Error(line)
+			}
+		}
+	})
 }
 
 type writes int

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
@@ -124,11 +125,16 @@ const (
 	lookEvery                   = 100 * time.Millisecond // between looks for room, or of a slow head for others
 )
 
+// errCut is the cause of the end of requests that were under way at the end of a drain's time.
+var errCut = &engine.Failure{Outcome: engine.Outcome{Reason: engine.ReasonDrain}}
+
 // heads is what the heads of HTTP/1.1 connections have in common.
 type heads struct {
 	memory  *hold.Bound
-	waiting atomic.Int64 // heads that wait for room
-	conns   bound.Places // bytes, of a memory bound of their own
+	waiting atomic.Int64    // heads that wait for room
+	conns   bound.Places    // bytes, of a memory bound of their own
+	open    context.Context // ends with cut, when the port closes all connections
+	cut     context.CancelCauseFunc
 
 	mu  sync.Mutex // guards all
 	all map[*plain]struct{}
@@ -175,7 +181,7 @@ type plain struct {
 	quiet     atomic.Int64 // bytes that Read has read, and TLS has not returned
 	from      bound.Source
 	place     bound.Place
-	gone      context.CancelFunc // ends the connection's context; nil before net/http has it
+	gone      context.CancelCauseFunc // ends the connection's context; nil before net/http has it
 
 	head  wire.TextHead // for the goroutine of the connection only
 	ended atomic.Bool   // the head is complete, the rest is not counted. net/http may still read while it closes
@@ -244,7 +250,7 @@ func (c *plain) leave() {
 	}
 	c.held, c.closed = 0, true
 	if c.gone != nil {
-		c.gone()
+		c.gone(context.Cause(c.all.open))
 	}
 	c.mu.Unlock()
 	c.all.mu.Lock()
@@ -393,9 +399,9 @@ func countWhole(next http.Handler) http.Handler {
 func (p *Port) connContext(ctx context.Context, c net.Conn) context.Context {
 	if c, ok := c.(*plain); ok {
 		c.mu.Lock()
-		ctx, c.gone = context.WithCancel(context.WithValue(ctx, plainKey{}, c))
+		ctx, c.gone = context.WithCancelCause(context.WithValue(ctx, plainKey{}, c))
 		if c.closed {
-			c.gone()
+			c.gone(nil)
 		}
 		c.mu.Unlock()
 	}

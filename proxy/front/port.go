@@ -65,6 +65,7 @@ func New(c Config) *Port {
 	p := &Port{cfg: c, ready: make(chan net.Conn), heads: heads{memory: c.Memory, all: map[*plain]struct{}{}}}
 	p.heads.conns.Lend = true // to one load balancer
 	p.ending, p.end = context.WithCancel(context.Background())
+	p.heads.open, p.heads.cut = context.WithCancelCause(context.Background())
 	p.http1 = &http.Server{
 		Handler:           limitSlowClients(countWhole(c.Handler)),
 		ConnContext:       p.connContext,
@@ -237,6 +238,7 @@ func (p *Port) Shutdown(ctx context.Context, watches time.Duration) error {
 
 // Close closes every connection.
 func (p *Port) Close() error {
+	p.heads.cut(errCut)
 	_ = handedOver{p}.Close()
 	return p.http1.Close() //nolint:wrapcheck // from the listener
 }

@@ -39,7 +39,7 @@ func (s *served) get(t *testing.T, protocol string) (res *http.Response, leave f
 func TestShutdown(t *testing.T) {
 	for _, protocol := range []string{"h2", "http/1.1"} {
 		for _, finishes := range []bool{true, false} {
-			finish := make(chan struct{})
+			finish, cut := make(chan struct{}), make(chan error, 1)
 			s := serve(t, 100, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.WriteString(w, "first")
 				_ = http.NewResponseController(w).Flush()
@@ -47,6 +47,7 @@ func TestShutdown(t *testing.T) {
 				case <-finish:
 					_, _ = io.WriteString(w, " and second")
 				case <-r.Context().Done():
+					cut <- context.Cause(r.Context())
 				}
 			}))
 			res, _, err := s.get(t, protocol)
@@ -74,6 +75,9 @@ func TestShutdown(t *testing.T) {
 			}
 			if err := <-ended; finishes != (err == nil) || !finishes && !errors.Is(err, context.Canceled) {
 				t.Errorf("%s: Shutdown: %v", protocol, err)
+			}
+			if !finishes {
+				check.Same(t, "drain", strings.SplitN((<-cut).Error(), ":", 2)[0], "%s: the cause of the request's end", protocol)
 			}
 		}
 	}

@@ -23,7 +23,8 @@ import (
 
 const localBuffer = 64 << 10 // how much of a handler's response may wait before the handler blocks
 
-// local is a running handler. Its goroutine ends when the handler returns; the request's context ends with the stream.
+// local is a running handler. Its goroutine ends when the handler returns; the request's context ends with the stream,
+// for an engine.Failure.
 type local struct {
 	engine.Local // guarded by the shard's mutex
 	sh           *shard
@@ -48,15 +49,13 @@ func (sh *shard) local(c *engine.Conn, h *wire.Head, handler http.Handler) (*eng
 }
 
 func (l *local) run() {
-	ctx, cancel := context.WithCancel(l.info.Context)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(l.info.Context)
+	defer cancel(nil)
 	l.sh.lock()
-	l.Cancel = cancel
-	gone := l.Gone()
-	l.sh.settle()
-	if gone {
-		cancel()
+	if l.Cancel = cancel; l.Gone() {
+		cancel(nil)
 	}
+	l.sh.settle()
 	w := &writer{l: l, header: http.Header{}}
 	defer func() { _ = w.SetReadDeadline(time.Time{}) }() // which stops its timer
 	r, err := l.request(ctx)

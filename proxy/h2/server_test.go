@@ -102,8 +102,8 @@ func testShutdown(t *testing.T, driver string) {
 	must.Do(t, <-over)
 }
 
-// When there is no more time for a drain, it ends all requests. The end of the server also ends
-// those of guests that came later.
+// When there is no more time for a drain, it ends all requests: not their clients, nor their backends. The end of the
+// server also ends those of guests that came later.
 func TestShutdownRunsOutOfTime(t *testing.T) { onDrivers(t, testShutdownRunsOutOfTime) }
 
 func testShutdownRunsOutOfTime(t *testing.T, driver string) {
@@ -116,11 +116,11 @@ func testShutdownRunsOutOfTime(t *testing.T, driver string) {
 	if err := s.server.Shutdown(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Shutdown: %v", err)
 	}
-	s.ends(engine.ReasonClientLost)
+	s.ends(engine.ReasonDrain)
 	guest := s.begun(s.guest("GET", "/hold", nil))
 	s.stop()
 	<-s.stopped
-	s.ends(engine.ReasonLost)
+	s.ends(engine.ReasonDrain)
 	for _, res := range []*http.Response{hold, guest} {
 		if _, err := io.ReadAll(res.Body); err == nil {
 			t.Error("a response that was cut off looks complete")

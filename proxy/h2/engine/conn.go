@@ -86,6 +86,7 @@ type Conn struct {
 	orderly      bool          // closing because nothing is left to do
 	gone         bool          // closed and removed from the engine
 	cut          bool          // close at once, without writing
+	why          Reason        // of a client: why this process closes it; empty means that the client is the cause
 	drained      bool          // of a backend: takes no new streams
 	told         *GoAway       // the error with which a backend ends the connection; nil means none
 	cutAt        time.Duration // when its long-running streams are ended

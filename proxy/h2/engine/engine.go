@@ -242,7 +242,7 @@ func (e *Engine) orphan(c *Conn, s *stream, err error) {
 	}()
 	s.unlinkLeg(c.side)
 	if c.side == up {
-		s.abort(ReasonClientLost, err, http2.ErrCodeCancel)
+		s.abort(cmp.Or(c.why, ReasonClientLost), err, http2.ErrCodeCancel)
 	} else {
 		e.backendGone(c, s, err)
 	}
@@ -267,13 +267,15 @@ func (e *Engine) cutOff(c *Conn, err error) {
 	c.touch()
 }
 
-// CutAll closes all connections at once, and ends all guests' streams.
+// CutAll ends all guests' streams and closes all connections at once. What a backend loses would be sent again.
 func (e *Engine) CutAll(err error) {
-	for _, c := range slices.Clone(e.conns) {
-		e.cutOff(c, err)
-	}
 	for n := e.guests.n; n > 0 && e.guests.first != nil; n-- {
 		e.guests.first.s.abort(ReasonDrain, err, http2.ErrCodeCancel)
+	}
+	clientsFirst := func(a, b *Conn) int { return cmp.Compare(a.side, b.side) }
+	for _, c := range slices.SortedStableFunc(slices.Values(e.conns), clientsFirst) {
+		c.why = ReasonDrain
+		e.cutOff(c, err)
 	}
 }
 

@@ -14,8 +14,8 @@ import (
 // Local is a stream that an http.Handler of this process answers (it is not the local apiserver's).
 // The driver runs the handler, see Config.Serve.
 type Local struct {
-	Changed sync.Cond // on the driver's mutex: the stream, its queues or their ends have changed
-	Cancel  func()    // is called if the stream ends before the handler has returned; may be nil
+	Changed sync.Cond   // on the driver's mutex: the stream, its queues or their ends have changed
+	Cancel  func(error) // is called with a Failure if the stream ends before the handler has returned. May be nil
 
 	c *Conn   // the client's
 	s *stream // nil after the stream has ended or the response is complete
@@ -40,8 +40,8 @@ func (s *stream) stopLocal() {
 	}
 	s.local, l.s = nil, nil
 	l.Changed.Broadcast()
-	if l.Cancel != nil {
-		s.e.callLater(l.Cancel)
+	if l.Cancel != nil { // now: the context of a connection that is cut ends soon, too, for no cause
+		l.Cancel(&Failure{Outcome: s.outcome()})
 	}
 }
 

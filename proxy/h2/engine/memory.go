@@ -116,6 +116,7 @@ func (e *Engine) shed() {
 		case s != nil:
 			s.abort(ReasonMemory, errMemory, http2.ErrCodeCancel)
 		case c != nil:
+			c.why = ReasonMemory
 			e.cutOff(c, errMemory)
 		default:
 			e.lookAt = e.held + hold.Least

@@ -80,9 +80,9 @@ const (
 	ReasonDeadline    Reason = "deadline"     // Plan.Deadline passed
 	ReasonClientReset Reason = "client-reset" // the client reset the stream or broke the protocol on it
 	ReasonClientLost  Reason = "client-lost"  // the client's connection has ended
-	ReasonMemory      Reason = "memory"       // over HTTP/1.1: too much memory was held, the most by its bodies
+	ReasonMemory      Reason = "memory"       // too much memory was held, the most by its connection
 	ReasonDrain       Reason = "drain"        // this process is shutting down
-	ReasonAbort       Reason = "abort"        // the handler panicked
+	ReasonAbort       Reason = "abort"        // a handler panicked, or the engine
 	ReasonRetired     Reason = "retired"      // the endpoint was retired and its grace is over
 	ReasonEjected     Reason = "ejected"      // only passed to Retried: the endpoint was found unhealthy
 )

@@ -59,7 +59,7 @@ func (e *Engine) caught(v any) {
 // closePanicked closes a connection after a panic, by force if closing it properly panics, too.
 func (e *Engine) closePanicked(c *Conn) {
 	defer c.touch()
-	c.cut = true
+	c.cut, c.why = true, ReasonAbort
 	if c.closing { // closing it is what panicked
 		e.abandon(c)
 		return
