@@ -2,13 +2,16 @@ package front
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -123,6 +126,7 @@ const (
 	// parsed is how many times its size a certificate may become, by short names. Usual ones stay below freeCerts.
 	parsed, freeCerts, maxQuiet = 16, 64 << 10, 64 << 10
 	lookEvery                   = 100 * time.Millisecond // between looks for room, or of a slow head for others
+	roomIdle, roomAtOnce        = 5 * time.Second, 64    // who makes room for places, as in proxy/h2/engine
 )
 
 // errCut is the cause of the end of requests that were under way at the end of a drain's time.
@@ -140,36 +144,36 @@ type heads struct {
 	all map[*plain]struct{}
 }
 
-// take takes n bytes for a connection. Idle ones make room, as servers may let them (RFC 9112 §9.5): those of from,
-// which may be a load balancer, and only if all is taken and from has not had its share, others.
-func (h *heads) take(from bound.Source, n int64) (place bound.Place, ok bool) {
-	for {
-		limit := h.memory.Limit()
-		if place, ok = h.conns.Take(from, n, limit); ok || !h.evict(from, h.conns.Shares(from, n, limit)) {
+// take takes n bytes for a connection. Idle ones make room, as servers may let them (RFC 9112 §9.5): those of its
+// address, which may be a load balancer, and only if all is taken and that has not had its share, others.
+func (h *heads) take(by *plain, n int64) (place bound.Place, ok bool) {
+	for limit := h.memory.Limit(); ; h.memory.Refuse(hold.Connection) {
+		if place, ok = h.conns.Take(by.from, n, limit); ok || !h.makeRoom(by.source, 1, leastPatience) &&
+			!(h.conns.Shares(by.from, n, limit) && h.makeRoom(nil, 1, leastPatience)) {
 			return place, ok
 		}
 	}
 }
 
-// evict closes an idle connection of from, or, if all is true, of others. It reports false if it finds none.
-func (h *heads) evict(from bound.Source, all bool) bool {
+// makeRoom closes n connections of an address or, of nil, any, if they were idle for so long, the longest first: but
+// any for one, for it is asked by every connection while memory is short. It reports false if it finds none.
+func (h *heads) makeRoom(of *hold.Source, n int, long time.Duration) bool {
+	idle := map[*plain]time.Duration{}
 	h.mu.Lock()
-	var idle *plain
 	for c := range h.all {
-		if own := c.from == from; (own || all && idle == nil) && c.idle() {
-			if idle = c; own {
+		if since := c.idle(); since >= long && (of == nil || c.source == of) {
+			if idle[c] = since; n == 1 {
 				break
 			}
 		}
 	}
 	h.mu.Unlock()
-	if idle == nil {
-		return false
+	longest := slices.SortedFunc(maps.Keys(idle), func(a, b *plain) int { return cmp.Compare(idle[b], idle[a]) })
+	for _, c := range longest[:min(len(longest), n)] {
+		c.leave()
+		go func() { _ = c.Conn.Close() }() // takes up to 5 s if the client reads nothing
 	}
-	h.memory.Refuse(hold.Connection)
-	idle.leave()
-	go func() { _ = idle.Conn.Close() }() // takes up to 5 s if the client reads nothing
-	return true
+	return len(idle) > 0
 }
 
 // plain is the plaintext of an HTTP/1.1 connection. net/http gets no byte of a head before there is room for it.
@@ -197,7 +201,7 @@ type plain struct {
 func (c *plain) handshake(ctx context.Context, raw net.Conn, l *Listener) error {
 	read := 0
 	if p, ok := raw.(*placed); ok {
-		if !l.seat(p, c) {
+		if !l.seat(ctx, p, c) {
 			return net.ErrClosed
 		}
 		p.counts = func(n int) bool {
@@ -258,11 +262,14 @@ func (c *plain) leave() {
 	c.all.mu.Unlock()
 }
 
-// idle reports whether the connection can make room: no whole head has come for a moment, nor much of one, see late.
-func (c *plain) idle() bool {
+// idle returns how long the connection could make room: no whole head has come, nor much of one, see late. Zero: not.
+func (c *plain) idle() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.closed && c.held-c.kept <= freeHead && !c.begun.IsZero() && time.Since(c.begun) >= leastPatience
+	if c.closed || c.held-c.kept > freeHead || c.begun.IsZero() {
+		return 0
+	}
+	return time.Since(c.begun)
 }
 
 func (c *plain) begin(at time.Time) {
@@ -383,7 +390,7 @@ func countWhole(next http.Handler) http.Handler {
 			w.WriteHeader(http.StatusRequestHeaderFieldsTooLarge)
 			return
 		}
-		place, ok := c.all.take(c.from, perRequest)
+		place, ok := c.all.take(c, perRequest)
 		defer place.Leave()
 		if !ok || !c.hold(copies*head.Weight()) {
 			c.all.memory.Refuse(hold.Head)

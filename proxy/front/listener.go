@@ -45,10 +45,11 @@ type Listener struct {
 	log  *slog.Logger
 	port string
 
-	places chan struct{} // one for each connection
-	seats  bound.Places  // the same by clients' addresses, see seat
-	open   atomic.Int64
-	stalls prometheus.Counter
+	places  chan struct{} // one for each connection
+	seats   bound.Places  // the same by clients' addresses, see seat
+	crowded chan struct{} // from a connection that takes the place of one without a seat
+	open    atomic.Int64
+	stalls  prometheus.Counter
 	*handshakes
 	room            func(of *hold.Source) // sends idle clients of an address away, of nil any. Nil sends none
 	roomAt, ofOneAt atomic.Int64          // when it last has so, in seconds
@@ -77,8 +78,13 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	most := cmp.Or(a.MaxConnections, Connections(a.Share))
 	labels := prometheus.Labels{"port": a.Name}
 	l := &Listener{
-		log: a.Log(), port: a.Name, handshakes: newHandshakes(), done: make(chan struct{}),
-		places: make(chan struct{}, most), seats: bound.Places{Lend: true}, // to one load balancer
+		log:        a.Log(),
+		port:       a.Name,
+		handshakes: newHandshakes(),
+		places:     make(chan struct{}, most),
+		crowded:    make(chan struct{}),
+		seats:      bound.Places{Lend: true}, // to one load balancer
+		done:       make(chan struct{}),
 		stalls: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fairlead_accept_stalls_total",
 			Help: "Times that a port accepted no new connection for a while: its limit was reached, " +
@@ -157,17 +163,29 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return &placed{Conn: conn, in: direct, out: direct, leave: func() { l.open.Add(-1); <-l.places }}, nil
 }
 
-// seat counts a connection for its client's address, which leaves a 32nd of all places to others: its own make room.
-func (l *Listener) seat(c *placed, of *plain) bool {
-	seat, ok := l.seats.Take(of.from, 1, int64(cap(l.places)))
-	if leave := c.leave; ok {
-		c.leave = func() { seat.Leave(); leave() }
-	} else {
-		l.stalls.Inc() // the port is as good as full
+// seat counts a connection for its client's address, which has all places but a 32nd. Beyond, the connection waits for
+// idle ones of the address, on a place that it gives back when no other is left: one is kept for who comes next.
+func (l *Listener) seat(ctx context.Context, c *placed, of *plain) bool {
+	for leave, pause := c.leave, lookEvery; ; pause = min(2*pause, time.Second) {
+		if seat, ok := l.seats.Take(of.from, 1, int64(cap(l.places))); ok {
+			c.leave = func() { seat.Leave(); leave() }
+			return true
+		}
+		if pause == lookEvery {
+			l.stalls.Inc() // the port is as good as full
+		}
 		l.makeRoom(&l.ofOneAt, of.source)
+		select {
+		case <-time.After(pause):
+			continue
+		case <-l.crowded:
+			l.open.Add(-1)
+			c.leave = func() {}
+		case <-ctx.Done():
+		}
 		_ = c.Conn.Close() // now: Close would keep the place for a moment
+		return false
 	}
-	return ok
 }
 
 // makeRoom sends idle clients away, once a second: others want their places.
@@ -179,18 +197,21 @@ func (l *Listener) makeRoom(at *atomic.Int64, of *hold.Source) {
 
 // wait takes a place when there is one.
 func (l *Listener) wait() error {
-	for n, again := 0, time.Tick(time.Second); ; n++ { // clients may become idle later
+	for n, again := 0, time.After(lookEvery); ; n++ {
+		select {
+		case l.places <- struct{}{}:
+			return nil
+		case l.crowded <- struct{}{}:
+			return nil
+		case <-l.done:
+			return net.ErrClosed
+		case <-again: // clients may become idle later
+			again = time.After(time.Second)
+		}
 		if n%int(stallLogInterval/time.Second) == 0 {
 			l.stalled("the limit of connections is reached", nil)
 		}
 		l.makeRoom(&l.roomAt, nil)
-		select {
-		case l.places <- struct{}{}:
-			return nil
-		case <-l.done:
-			return net.ErrClosed
-		case <-again:
-		}
 	}
 }
 

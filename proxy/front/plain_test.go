@@ -293,6 +293,28 @@ func TestConnectionsGetRoom(t *testing.T) {
 	})
 }
 
+// Connections that were idle for a while make room for places, where one address needs them its own.
+func TestIdleMakeRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, dial := plaintext(t, hold.New(64<<20), func(http.ResponseWriter, *http.Request) {})
+		second := p.heads.memory.Source("192.0.2.2")
+		for _, from := range []string{"192.0.2.1", "192.0.2.2"} {
+			client := dial(from)
+			go func() { _, _ = io.WriteString(client, "GET / HTTP/1.1\r\nHost: x\r\n\r\n") }() // ends with the connection
+			must.Get(http.ReadResponse(bufio.NewReader(client), nil))(t)
+			time.Sleep(roomIdle / 2)
+		}
+		for _, tt := range []struct {
+			of   *hold.Source
+			left int
+		}{{second, 2}, {nil, 1}, {second, 1}, {second, 0}} {
+			p.heads.makeRoom(tt.of, roomAtOnce, roomIdle)
+			check.Same(t, tt.left, len(p.heads.all), "connections that are left")
+			time.Sleep(roomIdle / 5)
+		}
+	})
+}
+
 func plaintext(t *testing.T, memory *hold.Bound, serve http.HandlerFunc) (p *Port, dial func(from string) *tls.Conn) {
 	t.Helper()
 	server, client := secured()

@@ -79,7 +79,10 @@ func New(c Config) *Port {
 
 // Serve serves until Shutdown or Close, whose caller does the rest of the drain.
 func (p *Port) Serve() error {
-	p.cfg.Listener.room = p.cfg.Frames.MakeRoom
+	p.cfg.Listener.room = func(of *hold.Source) {
+		p.cfg.Frames.MakeRoom(of)
+		p.heads.makeRoom(of, roomAtOnce, roomIdle)
+	}
 	failed := make(chan error, 1)
 	go func() { failed <- p.http1.Serve(handedOver{p}) }() // ends with Close or Shutdown
 	for pause := time.Duration(0); ; {
@@ -143,7 +146,7 @@ func (p *Port) greet(raw net.Conn) {
 		p.cfg.Frames.Serve(p.connContext(ctx, conn), conn)
 		return
 	}
-	place, ok := p.heads.take(from, perConn)
+	place, ok := p.heads.take(c, perConn)
 	if c.begun, c.place = time.Now(), place; !ok {
 		p.heads.memory.Refuse(hold.Connection)
 		_ = c.refuse(http.StatusTooManyRequests) // as for a head
