@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/internal/reach"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
@@ -48,11 +49,8 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 	if multiplexed {
 		expire(raw, u.pingTimeout()) // the engine asks only rarely whether a quiet server still runs
 	}
-	if how.wrap != nil {
-		raw = how.wrap(raw)
-	}
 	start = time.Now()
-	c, err := reach.Handshake(ctx, raw, address, cfg, u.shared.log)
+	c, err := reach.Handshake(ctx, h2.Wrap(raw), address, cfg, u.shared.log)
 	if err != nil {
 		return nil, &dialError{dialTLS, err}
 	}
@@ -71,6 +69,7 @@ func (u *Upstream) dialPhases(ctx context.Context, address string, how *dialing)
 // Conn is a connection that its caller must close.
 type Conn struct {
 	*tls.Conn
+	socket net.Conn
 	how    dialing
 	at     *endpoint       // where it was dialled; upgraded connections have taken it
 	closed context.Context // canceled by Close
@@ -102,6 +101,7 @@ func (c *Conn) count(n int64) bool {
 
 // Read counts the heads of answers. Interim heads are followed by another.
 func (c *Conn) Read(p []byte) (int, error) {
+	h2.Quiet(c.Conn)
 	n, err := c.Conn.Read(p)
 	if c.begins.Swap(false) {
 		c.head, c.inHead = wire.TextHead{}, true
@@ -126,9 +126,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 
 // dialing says how to make a connection, and what happens to it: see Dial, dialAny and plain.dial.
 type dialing struct {
-	protocols []string                // offered by ALPN
-	wrap      func(net.Conn) net.Conn // wraps the TCP connection before TLS. Nil means no wrapping
-	closed    func(*Conn)             // called once when the connection is closed. Nil means no callback
+	protocols []string    // offered by ALPN
+	closed    func(*Conn) // called once when the connection is closed. Nil means no callback
 	// drain is called when the connection must take no new stream: endpoint, trust or our certificate are gone.
 	drain func()
 	// cut is called when watches must end, too: at most 5 s after the end of the trust, and when Run ends.
@@ -238,6 +237,7 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	u.took.Store(int64(time.Since(begun)))
 	lost, release := u.target.guard(tc.ConnectionState().PeerCertificates)
 	c := &Conn{Conn: tc, how: how, at: e}
+	c.socket = tc.NetConn().(interface{ NetConn() net.Conn }).NetConn() //nolint:forcetypeassert // Wrap's
 	c.closed, c.end = context.WithCancel(context.Background())
 	u.shared.spawn(func() {
 		defer release()

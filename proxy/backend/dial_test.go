@@ -153,18 +153,12 @@ func TestFrames(t *testing.T) {
 		check.Same(t, 1, s.conns.Load(), "connections of ten concurrent calls")
 		check.Same(t, proto == protoH2, u.HTTP2(), "HTTP/2")
 		u.agreed.Store(new("h2")) // as for another endpoint with HTTP/2
-		wraps := 0
-		wrap := func(c net.Conn) net.Conn {
-			wraps++
-			return c
-		}
-		_, closed, err := Dial(t.Context(), u.at(place1).forEngine(), wrap)
+		_, closed, err := Dial(t.Context(), u.at(place1).forEngine())
 		if err == nil {
 			closed()
 		}
 		want := map[string]engine.Reason{protoH1: engine.ReasonDial, protoH2: engine.ReasonNone}[proto]
 		check.Same(t, want, reasonOf(err), "why it fails")
-		check.Same(t, 1, wraps, "times that it was wrapped")
 		check.Same(t, proto == protoH2, u.HTTP2(), "HTTP/2 after another dial")
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"net"
 	"sync/atomic"
 	"time"
 
@@ -67,13 +66,12 @@ func (e *endpoint) forEngine() *engine.Endpoint {
 
 // Dial is h2.Config.Dial. When the connection must drain, the engine retires the endpoint. Long-running requests end
 // only on a connection that is no longer trusted: the server may have shown a newer certificate on others.
-func Dial(ctx context.Context, ep *engine.Endpoint,
-	wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error) {
+func Dial(ctx context.Context, ep *engine.Endpoint) (c *tls.Conn, closed func(), err error) {
 	e := ep.Value.(*endpoint) //nolint:forcetypeassert // set by forEngine: the carrier's, if there is one (newCarrier)
 	shared := e.up.shared
 	const noEnd = 365 * 24 * time.Hour // lets the watches of a draining connection continue
 	conn, err := e.up.dialOwned(ctx, e, dialing{
-		protocols: []string{"h2"}, wrap: wrap,
+		protocols: []string{"h2"},
 		drain: func() { // replaces the endpoint for the engine, so that the next pick dials again
 			e.inEngine.CompareAndSwap(ep, nil)
 			shared.engine.Load().Retire(ep, noEnd)

@@ -106,7 +106,7 @@ func (p *plain) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	expire(c.NetConn(), u.pingTimeout())
+	expire(c.socket, u.pingTimeout())
 	u.meter.connections.Add(1)
 	return &pooled{Conn: c}, nil
 }
@@ -157,7 +157,7 @@ func (c *pooled) use(n int64, long bool) {
 		if paused {
 			limit = 0
 		}
-		limitUnacked(c.NetConn(), limit)
+		limitUnacked(c.socket, limit)
 	}
 }
 

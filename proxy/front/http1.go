@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/internal/hold"
+	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
@@ -124,9 +125,9 @@ const (
 	// perConn is what an idle connection costs, perRequest what more while an answer is not read: measured.
 	perConn, perRequest = 32 << 10, 64 << 10
 	// parsed is how many times its size a certificate may become, by short names. Usual ones stay below freeCerts.
-	parsed, freeCerts, maxQuiet = 16, 64 << 10, 64 << 10
-	lookEvery                   = 100 * time.Millisecond // between looks for room, or of a slow head for others
-	roomIdle, roomAtOnce        = 5 * time.Second, 64    // who makes room for places, as in proxy/h2/engine
+	parsed, freeCerts    = 16, 64 << 10
+	lookEvery            = 100 * time.Millisecond // between looks for room, or of a slow head for others
+	roomIdle, roomAtOnce = 5 * time.Second, 64    // who makes room for places, as in proxy/h2/engine
 )
 
 // errCut is the cause of the end of requests that were under way at the end of a drain's time.
@@ -181,8 +182,7 @@ type plain struct {
 	*tls.Conn // embedded, for net/http sets Request.TLS by its ConnectionState, and pump calls its CloseWrite
 	all       *heads
 	source    *hold.Source
-	kept      int64        // what the handshake leaves until the end: its buffer, and certificates
-	quiet     atomic.Int64 // bytes that Read has read, and TLS has not returned
+	kept      int64 // what the handshake leaves until the end: its buffer, and certificates
 	from      bound.Source
 	place     bound.Place
 	gone      context.CancelCauseFunc // ends the connection's context; nil before net/http has it
@@ -211,7 +211,7 @@ func (c *plain) handshake(ctx context.Context, raw net.Conn, l *Listener) error 
 			}
 			return ok
 		}
-		defer func() { p.counts = c.quietly }()
+		defer func() { p.counts = nil }()
 	}
 	err := c.HandshakeContext(ctx)
 	c.kept = 2 * int64(read)
@@ -227,9 +227,6 @@ func (c *plain) handshake(ctx context.Context, raw net.Conn, l *Listener) error 
 	}
 	return err //nolint:wrapcheck // from the wrapped connection
 }
-
-// quietly bounds what one Read reads by maxQuiet, as proxy/h2 does: TLS would collect a message of 256 KiB.
-func (c *plain) quietly(n int) bool { return c.quiet.Add(int64(n)) <= maxQuiet }
 
 // SetReadDeadline keeps the deadline, because Read waits for room, too.
 func (c *plain) SetReadDeadline(t time.Time) error {
@@ -305,7 +302,7 @@ func changed(c net.Conn, state http.ConnState) {
 
 // Read reads a part of a head, and waits until there is room for what it becomes.
 func (c *plain) Read(p []byte) (int, error) {
-	c.quiet.Store(0)
+	h2.Quiet(c.Conn)
 	if c.ended.Load() {
 		return c.Conn.Read(p) //nolint:wrapcheck // from the wrapped connection
 	}

@@ -205,8 +205,6 @@ func TestCertificatesGetRoom(t *testing.T) {
 		_ = theirs.Close()
 		must.Soon(t, 10*time.Second, "it is given back", func() bool { return held() == 0 })
 	}
-	c := &plain{}
-	check.Same(t, [2]bool{true, false}, [2]bool{c.quietly(64 << 10), c.quietly(1)}, "what is read of a message of TLS")
 }
 
 // A connection whose handshake panics is no longer one of its address, whose share it would keep in memory for ever.

@@ -26,12 +26,12 @@ func Example() {
 	defer backend.Close()
 
 	trust := &tls.Config{RootCAs: backend.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, ServerName: "example.com", NextProtos: []string{"h2"}}
-	dial := func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error) {
+	dial := func(ctx context.Context, ep *engine.Endpoint) (*tls.Conn, func(), error) {
 		raw, err := new(net.Dialer).DialContext(ctx, "tcp", ep.Name)
 		if err != nil {
 			return nil, nil, err
 		}
-		conn := tls.Client(wrap(raw), trust)
+		conn := tls.Client(h2.Wrap(raw), trust)
 		return conn, func() {}, conn.HandshakeContext(ctx)
 	}
 	endpoint := &engine.Endpoint{Name: backend.Listener.Addr().String(), Release: func() {}, Failed: func(error, bool) {}, Told: func(*engine.GoAway) {}}

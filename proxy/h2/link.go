@@ -101,8 +101,6 @@ func (l *link) gather(buf []byte, last int) (n int, err error) {
 			l.seen, l.raw.quiet = l.raw.records, 0
 		}
 		switch {
-		case k == 0 && l.raw.quiet > maxQuiet:
-			return n, errQuiet
 		case err == errNoInput: //nolint:errorlint // crypto/tls returns it as it is, and errors.As would allocate
 			return n, nil
 		case err != nil:

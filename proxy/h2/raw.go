@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"net"
@@ -30,8 +31,9 @@ type rawConn struct {
 	seen  int       // bytes in head, the beginning of a record's header
 	in    *rawBytes // rest's buffer, if it is not the loop's
 
-	records int // number of records whose headers were passed to TLS
-	quiet   int // bytes that were passed since TLS last returned content
+	records int  // number of records whose headers were passed to TLS
+	quiet   int  // bytes that were passed since TLS last returned content, see Quiet
+	bounded bool // quiet is
 
 	mu    sync.Mutex // guards the following fields, and is held during non-blocking writes to the socket
 	spare *output    // out's free list
@@ -79,16 +81,26 @@ func socketOf(c net.Conn) socket {
 // errNoInput is a temporary net.Error: crypto/tls returns it and keeps the connection usable.
 var errNoInput = os.ErrDeadlineExceeded
 
+// Quiet must be called before each Read of a connection that no Server serves, after its handshake: TLS gets maxQuiet
+// for it, and that of the record.
+func Quiet(c *tls.Conn) {
+	r := c.NetConn().(*rawConn) //nolint:forcetypeassert // see Wrap
+	r.quiet, r.bounded = 0, true
+}
+
 // Read returns at most the rest of one record: TLS never holds one that was not requested, and need not be called
 // again, which allocates, to learn that there is no more. A first request may come with the handshake.
 func (r *rawConn) Read(p []byte) (int, error) {
+	if r.bounded && r.quiet > maxQuiet {
+		return 0, errQuiet
+	}
 	if len(r.rest) == 0 {
 		switch {
 		case r.owned.Load():
 			return 0, errNoInput
 		case r.left > 0:
 			n, err := r.Conn.Read(p[:min(len(p), r.left)])
-			r.left -= n
+			r.left, r.quiet = r.left-n, r.quiet+n
 			return n, err
 		}
 		if r.early == nil {

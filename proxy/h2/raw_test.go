@@ -46,6 +46,23 @@ func TestWriteDeadlineOfHandshake(t *testing.T) {
 	}
 }
 
+// After a handshake TLS gets no long message, which it would collect, from a connection that no loop owns, either.
+func TestQuiet(t *testing.T) {
+	a, b := net.Pipe()
+	defer a.Close()
+	go func() {
+		for err := error(nil); err == nil; { // ends when a is closed
+			_, err = b.Write(append([]byte{22, 3, 3, 1, 0}, make([]byte, 256)...))
+		}
+	}()
+	c := tls.Client(Wrap(a), insecure())
+	for _, after := range []bool{false, true, true} {
+		n, err := io.CopyN(io.Discard, c.NetConn().(*rawConn), 4*maxQuiet)
+		check.Same(t, after, errors.Is(err, errQuiet), "%d bytes, %v", n, err)
+		Quiet(c)
+	}
+}
+
 // Before and after a loop owns the connection, however the input is split, no read passes the end
 // of a record and no byte is lost. Otherwise a request in the same segment as the last message of
 // the handshake would be stuck in TLS, or the next record would not be recognized.

@@ -43,10 +43,9 @@ type Config struct {
 	Decide func(c *ConnInfo, h *wire.Head, resume func(engine.Plan)) (engine.Plan, bool)
 
 	// Dial connects to an endpoint and finishes the TLS handshake with ALPN h2. It runs on its own goroutine, must obey
-	// ctx, and bounds its own time, for which requests wait. It passes the TCP connection through wrap before it calls
+	// ctx, and bounds its own time, for which requests wait. It passes the TCP connection through Wrap before it calls
 	// tls.Client. closed is called once when the connection has ended, on that connection's own goroutine.
-	Dial func(ctx context.Context, ep *engine.Endpoint,
-		wrap func(net.Conn) net.Conn) (c *tls.Conn, closed func(), err error)
+	Dial func(ctx context.Context, ep *engine.Endpoint) (c *tls.Conn, closed func(), err error)
 
 	MaxStreams uint32       // per client connection (--http2-max-streams-per-connection); 0 means 250
 	Shards     int          // engines with own backend connections; 0 means one per two processors, at least one

@@ -135,7 +135,7 @@ func (sh *shard) runTimers() {
 
 // connect dials an endpoint and serves the connection until it ends.
 func (sh *shard) connect(ep *engine.Endpoint, dialled func(error) *engine.Conn) {
-	tc, closed, err := sh.cfg.Dial(sh.ctx, ep, Wrap)
+	tc, closed, err := sh.cfg.Dial(sh.ctx, ep)
 	var l *link
 	if err == nil {
 		defer closed()

@@ -122,8 +122,8 @@ func TestTunnelThatEndsSlowly(t *testing.T) {
 	closing, release := make(chan struct{}, 1), make(chan struct{})
 	s := newStand(t, "loop", http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), nil, func(c *Config) {
 		c.Shards = 1
-		c.Dial = func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error) {
-			return dial(ctx, ep, func(c net.Conn) net.Conn { return wrap(lingering{c, closing, release}) })
+		c.Dial = func(ctx context.Context, ep *engine.Endpoint) (*tls.Conn, func(), error) {
+			return dial(ctx, ep, func(c net.Conn) net.Conn { return lingering{c, closing, release} })
 		}
 	})
 	defer close(release)

@@ -98,13 +98,13 @@ func endpoint(addr string) *engine.Endpoint {
 	return &engine.Endpoint{Name: addr, PingTimeout: time.Minute, Release: func() {}, Failed: func(error, bool) {}, Told: func(*engine.GoAway) {}}
 }
 
-func dial(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error) {
+func dial(ctx context.Context, ep *engine.Endpoint, through func(net.Conn) net.Conn) (*tls.Conn, func(), error) {
 	var d net.Dialer
 	raw, err := d.DialContext(ctx, "tcp", ep.Name)
 	if err != nil {
 		return nil, nil, err
 	}
-	tc := tls.Client(wrap(raw), insecure())
+	tc := tls.Client(Wrap(through(raw)), insecure())
 	if err := tc.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
 		return nil, nil, err
@@ -131,8 +131,8 @@ func (s *stand) done(o engine.Outcome) { s.ended <- o }
 func newStand(t *testing.T, driver string, h http.Handler, change func(h *wire.Head, p *engine.Plan), config ...func(*Config)) *stand {
 	s := &stand{t: t, backend: newBackend(t, h), change: change, ended: make(chan engine.Outcome, 20_000), stopped: make(chan struct{})}
 	s.ep = endpoint(s.backend.Listener.Addr().String())
-	toBackend := func(ctx context.Context, ep *engine.Endpoint, wrap func(net.Conn) net.Conn) (*tls.Conn, func(), error) {
-		return dial(ctx, ep, func(c net.Conn) net.Conn { return wrap(through(driver, c)) })
+	toBackend := func(ctx context.Context, ep *engine.Endpoint) (*tls.Conn, func(), error) {
+		return dial(ctx, ep, func(c net.Conn) net.Conn { return through(driver, c) })
 	}
 	cfg := Config{Dial: toBackend, Decide: func(_ *ConnInfo, h *wire.Head, _ func(engine.Plan)) (engine.Plan, bool) { return s.plan(h), true }}
 	for _, f := range config {
