@@ -14,15 +14,18 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
 // EndLongRunning ends every watch and followed log cleanly: the client sees the end of the body, as after
 // kube-apiserver's watch timeout, and starts a new watch elsewhere. Long-running responses with an end of their own are
-// reset, and other requests continue. It is the step of a drain after the grace period for watches.
-func (p *Proxy) EndLongRunning() {
+// reset, and other requests continue. It is a drain's step in the grace period for watches: they end within grace, and
+// not all at once, as at kube-apiserver, which ends 200 a second.
+func (p *Proxy) EndLongRunning(grace time.Duration) {
+	p.endBy.CompareAndSwap(0, time.Now().Add(grace).UnixNano())
 	p.end()
-	p.frames.server.EndLongRunning()
+	p.frames.server.EndLongRunning(grace)
 }
 
 // Leave closes every HTTP/1.1 connection after its next response, the first step of a drain. HTTP/1.1 cannot tell which
@@ -43,6 +46,7 @@ func (p *Proxy) goAway() bool {
 func (p *Proxy) endable(r *http.Request, e *events) (*http.Request, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(r.Context())
 	stop := context.AfterFunc(p.ending, func() { //nolint:contextcheck // what ends is the process, not the request
+		latest.Sleep(ctx, rand.N(max(1, time.Until(time.Unix(0, p.endBy.Load()))))) //nolint:gosec // needs no secret
 		e.await(ctx)
 		cancel()
 	})
@@ -67,13 +71,13 @@ func (e *events) await(ctx context.Context) {
 	})
 }
 
-// endingBody turns a read error into a clean end of the response body, if ending, the end of a
+// endingBody turns a read error into a clean end of the response body, if a drain, the end of a
 // stranger's time, or closing a connection that is no longer trusted caused it.
 type endingBody struct {
 	io.ReadCloser
-	ending, request context.Context
-	events          *events
-	ended           *ended
+	request context.Context
+	events  *events
+	ended   *ended
 }
 
 func (b *endingBody) Read(p []byte) (int, error) {
@@ -83,8 +87,8 @@ func (b *endingBody) Read(p []byte) (int, error) {
 		b.events.last, b.events.newline = time.Now(), p[n-1] == '\n'
 		b.events.mu.Unlock()
 	}
-	if err != nil && err != io.EOF && (b.ending.Err() != nil || errors.Is(err, net.ErrClosed) ||
-		errors.Is(b.request.Err(), context.DeadlineExceeded)) {
+	if err != nil && err != io.EOF && (errors.Is(err, net.ErrClosed) ||
+		b.request.Err() != nil && b.ended.client.Err() == nil) {
 		b.ended.broke(cmp.Or(reasonOf(b.request.Err()), engine.ReasonRetired))
 		err = io.EOF
 	}
@@ -93,7 +97,7 @@ func (b *endingBody) Read(p []byte) (int, error) {
 
 func (x *exchange) endCleanly(ctx context.Context, res *http.Response) {
 	if x.decision.LongRunning && !x.finite() && res.Body != nil && res.Body != http.NoBody {
-		res.Body = &endingBody{res.Body, x.p.ending, ctx, &x.events, x.ended}
+		res.Body = &endingBody{res.Body, ctx, &x.events, x.ended}
 	}
 }
 

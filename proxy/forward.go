@@ -226,9 +226,12 @@ func localPool(p authn.Pool) backend.Pool {
 }
 
 func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err error) {
+	client := r.Context()
+	if x.ended != nil {
+		client = x.ended.client // else it may be a drain
+	}
 	// net/http also reports a client as gone if its body did not come in time (errSlowBody).
-	if errors.Is(r.Context().Err(), context.Canceled) && x.p.ending.Err() == nil &&
-		!errors.As(err, new(*apierrors.StatusError)) {
+	if errors.Is(client.Err(), context.Canceled) && !errors.As(err, new(*apierrors.StatusError)) {
 		// The client has gone, so nothing is sent. The recorder counts it as 499.
 		panic(http.ErrAbortHandler)
 	}

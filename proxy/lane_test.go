@@ -82,7 +82,7 @@ func TestWatch(t *testing.T) {
 						t.Fatalf("%q, %v", got, err)
 					}
 				}
-				w.proxy.EndLongRunning()
+				w.proxy.EndLongRunning(0)
 				if proto == "h2" {
 					go func() { _ = w.lane.Shutdown(t.Context(), 0) }() // waits for the client to leave
 				}
@@ -107,26 +107,26 @@ func TestEndingBody(t *testing.T) {
 	defer end()
 	lost := errors.New("connection reset")
 	for name, tc := range map[string]struct {
-		ending, request context.Context
+		client, request context.Context
 		err, want       error
 		why             engine.Reason
 	}{
-		"a drain":                {over, over, lost, nil, engine.ReasonDrain},
+		"a drain":                {t.Context(), over, lost, nil, engine.ReasonDrain},
 		"a stranger's time":      {t.Context(), timeout, lost, nil, engine.ReasonDeadline},
 		"trust":                  {t.Context(), t.Context(), &net.OpError{Op: "read", Err: net.ErrClosed}, nil, engine.ReasonRetired},
 		"the backend":            {t.Context(), t.Context(), lost, lost, engine.ReasonNone},
-		"a client that has gone": {t.Context(), over, lost, lost, engine.ReasonNone},
+		"a client that has gone": {over, over, lost, lost, engine.ReasonNone},
 	} {
-		e := &ended{offEngine: true}
+		e := &ended{offEngine: true, client: tc.client}
 		e.at("192.0.2.1:443")
-		b := &endingBody{ReadCloser: io.NopCloser(iotest.ErrReader(tc.err)), ending: tc.ending, request: tc.request, events: &events{}, ended: e}
+		b := &endingBody{ReadCloser: io.NopCloser(iotest.ErrReader(tc.err)), request: tc.request, events: &events{}, ended: e}
 		if _, err := io.Copy(io.Discard, b); err != tc.want { //nolint:errorlint // it is passed on as it is
 			t.Errorf("ended by %s: %v, want %v", name, err, tc.want)
 		}
 		check.Same(t, tc.why, e.o.Load().Reason, "ended by %s", name)
 	}
 	lines, p := iotest.OneByteReader(strings.NewReader(strings.Repeat("\n", 2000))), make([]byte, 8)
-	b := &endingBody{io.NopCloser(lines), t.Context(), t.Context(), &events{}, &ended{offEngine: true}}
+	b := &endingBody{io.NopCloser(lines), t.Context(), &events{}, &ended{offEngine: true}}
 	check.Same(t, 0, check.Allocations(func() { _, _ = b.Read(p) }), "allocations for an event")
 }
 

@@ -67,8 +67,9 @@ type Proxy struct {
 	browsers      browsers
 	// rejecting refuses every new request. leaving closes each HTTP/1.1 connection after its response.
 	rejecting, leaving atomic.Bool
-	ending             context.Context    // done when long-running requests must end
+	ending             context.Context    // done when the first long-running requests must end
 	end                context.CancelFunc // of ending
+	endBy              atomic.Int64       // when all must have ended, in Unix's nanoseconds; set before ending is done
 	// instance is this process's name in the loop header: 80 random bits, so that no two Fairleads share one.
 	instance string
 }

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,6 +62,28 @@ func TestSessionIsComplete(t *testing.T) {
 	if line := <-seen; !strings.Contains(line, `"bytes":3,`) || !strings.Contains(line, `"end":"complete"`) {
 		t.Error(line)
 	}
+}
+
+// The watches that a drain ends outside the engine end within the grace, each at a time of its own.
+func TestWatchesEndApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, over := new(Proxy), new(atomic.Int64)
+		p.endBy.Store(time.Now().Add(time.Minute).UnixNano())
+		p.ending, p.end = context.WithCancel(t.Context())
+		for range 20 {
+			r, end := p.endable(httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil), &events{})
+			defer end()
+			context.AfterFunc(r.Context(), func() { over.Add(1) })
+		}
+		p.end()
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		half := over.Load()
+		check.Same(t, true, half > 0 && half < 20, "%d of 20 have ended after half of the time", half)
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		check.Same(t, 20, over.Load(), "have ended in the end")
+	})
 }
 
 // EndSessions waits for what is not recorded yet, but not for ever.

@@ -284,7 +284,7 @@ func (s *stage) send(q *question) (got []string) {
 	if q.leaves {
 		go func() { <-s.hanging; leave() }()
 	} else if q.drained {
-		go func() { <-s.hanging; s.proxy.EndLongRunning() }()
+		go func() { <-s.hanging; s.proxy.EndLongRunning(0) }()
 	}
 	res, err := s.httpClient(s.t, proto, q.pair).Do(q.WithContext(ctx))
 	if err != nil {

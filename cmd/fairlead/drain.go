@@ -30,7 +30,8 @@ func (s *server) drain() {
 	}
 	s.log.Info("draining: unready", "delay", delay)
 	time.Sleep(delay) //nolint:forbidigo // load balancers need this time to notice, and give no sign
-	defer time.AfterFunc(s.o.watchGrace, s.proxy.EndLongRunning).Stop()
+	half := s.o.watchGrace / 2
+	defer time.AfterFunc(half, func() { s.proxy.EndLongRunning(s.o.watchGrace - half) }).Stop()
 	ctx, cancel := context.WithTimeout(context.Background(), s.o.drainLimit())
 	defer cancel()
 	if s.o.sendRetryAfter {

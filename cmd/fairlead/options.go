@@ -222,7 +222,7 @@ func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 	fs.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0,
 		"How long to keep serving, not ready, after SIGTERM. With --publish-kubernetes-endpoints it is at least 2s.")
 	fs.DurationVar(&o.watchGrace, "shutdown-watch-termination-grace-period", 0,
-		"How long watches may continue after --shutdown-delay-duration.")
+		"How long watches may continue after --shutdown-delay-duration. They end in its second half, one by one.")
 	fs.BoolVar(&o.sendRetryAfter, "shutdown-send-retry-after", false,
 		"During shutdown, answer new requests with 429 and Retry-After.")
 	fs.IntVar(&o.proxy.MaxInFlight, "max-requests-inflight", 0,

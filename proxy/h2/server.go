@@ -195,9 +195,11 @@ func (s *Server) SendAway() {
 }
 
 // EndLongRunning ends all long-running requests between two events, like Shutdown, and those that begin later.
-func (s *Server) EndLongRunning() { s.each(func(e *engine.Engine) { e.EndLongRunning(0) }) }
+func (s *Server) EndLongRunning(grace time.Duration) {
+	s.each(func(e *engine.Engine) { e.EndLongRunning(grace) })
+}
 
-// Shutdown sends GOAWAY to all clients, lets their requests finish and ends long-running ones after grace. It returns
+// Shutdown sends GOAWAY to all clients, lets their requests finish and ends long-running ones within grace. It returns
 // when no client is left, or with ctx's error when ctx ends; then it closes the rest.
 func (s *Server) Shutdown(ctx context.Context, grace time.Duration) error {
 	s.each(func(e *engine.Engine) { e.Drain(grace) })

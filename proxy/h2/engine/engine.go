@@ -64,7 +64,8 @@ type Engine struct {
 	debts        map[string]time.Duration // of owners, see charge: when each will be zero
 	exiled       time.Duration            // until when some owner is above exileAfter
 	draining     bool                     // every client gets GOAWAY
-	cutAt        time.Duration            // when long-running streams end
+	cutFrom      time.Duration            // when the first long-running streams end
+	cutAt        time.Duration            // when all have
 	awayAt       time.Duration            // when SendAway was last called; 0 means never
 	awayFrom     time.Duration            // when the present series of SendAway calls began
 	ticked       time.Duration            // the time of the driver's last tick; 0 means none yet
@@ -162,7 +163,7 @@ func New(cfg Config) *Engine {
 	return &Engine{
 		Config: cfg,
 		now:    1,
-		cutAt:  never,
+		cutAt:  never, cutFrom: never,
 		pools:  map[*Endpoint][]*pool{},
 		debts:  map[string]time.Duration{},
 		fields: wire.FieldSection{Max: maxHeader},
@@ -369,8 +370,17 @@ func (e *Engine) closeIfDone(c *Conn) {
 	}
 }
 
-// EndLongRunning ends long-running streams after grace, also later ones. Of several calls the earliest end counts.
-func (e *Engine) EndLongRunning(grace time.Duration) { e.cutAt = min(e.cutAt, e.now+grace) }
+// EndLongRunning ends long-running streams in the second half of grace, also later ones: not all clients begin others
+// at once. Of several calls the earliest end counts.
+func (e *Engine) EndLongRunning(grace time.Duration) {
+	e.cutFrom, e.cutAt = min(e.cutFrom, e.now+grace/2), min(e.cutAt, e.now+grace)
+}
+
+// endsAt returns when a long-running stream ends: its time and id, hashed, say when within cutFrom and cutAt.
+func (s *stream) endsAt() time.Duration {
+	part := (uint64(s.started) + uint64(s.id[up])) * 0x9e3779b97f4a7c15 >> 48 // of 1<<16
+	return s.e.cutFrom + (s.e.cutAt-s.e.cutFrom)*time.Duration(part)>>16
+}
 
 // Drain begins the shutdown: every client gets GOAWAY, and long-running streams end after grace.
 func (e *Engine) Drain(grace time.Duration) {

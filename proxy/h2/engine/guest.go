@@ -149,7 +149,7 @@ func (e *Engine) checkGuests() {
 			g.waits = false
 			e.wakeGuest(g, down)
 		}
-		if n.s.plan.LongRunning && e.now >= e.cutAt {
+		if n.s.plan.LongRunning && e.now >= n.s.endsAt() {
 			long = append(long, n.s)
 		}
 	}

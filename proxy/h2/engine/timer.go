@@ -151,10 +151,10 @@ func (e *Engine) check(c *Conn) {
 	}
 	e.checkKey(c)
 	switch {
-	case c.side == up && e.now >= e.cutAt:
-		e.cutLongRunning(c, nil, ReasonDrain)
 	case e.now >= c.cutAt:
 		e.cutLongRunning(c, nil, ReasonRetired)
+	case c.side == up && e.now >= e.cutFrom:
+		e.cutLongRunning(c, nil, ReasonDrain)
 	}
 	var err error
 	switch {
@@ -296,10 +296,10 @@ func (c *Conn) sendPing() {
 	c.writePing(0, []byte("fairlead"))
 }
 
-// cutLongRunning ends long-running streams: those of one upstream, or all if of is nil.
+// cutLongRunning ends long-running streams: those of one upstream, or all if of is nil, in a drain whose time it is.
 func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason) {
 	for s := range c.ordered(func(s *stream) bool {
-		return s.plan.LongRunning && (of == nil || s.plan.Forward == of)
+		return s.plan.LongRunning && (of == nil || s.plan.Forward == of) && (r != ReasonDrain || e.now >= s.endsAt())
 	}) {
 		s.endLongRunning(r)
 	}
