@@ -116,7 +116,7 @@ func (s *stream) dropStream() {
 	}
 	s.notifyGuest()
 	if t := s.ticket; t != nil {
-		t.s, t.head = nil, nil
+		t.s, t.head, t.why = nil, nil, s.reason
 	}
 	s.stopLocal()
 	s.picked, s.plan.Done = false, nil
