@@ -226,10 +226,7 @@ func localPool(p authn.Pool) backend.Pool {
 }
 
 func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err error) {
-	client := r.Context()
-	if x.ended != nil {
-		client = x.ended.client // else it may be a drain
-	}
+	client := cmp.Or(x.ended, &ended{client: r.Context()}).client // not r's, which a drain may have ended
 	// net/http also reports a client as gone if its body did not come in time (errSlowBody).
 	if errors.Is(client.Err(), context.Canceled) && !errors.As(err, new(*apierrors.StatusError)) {
 		// The client has gone, so nothing is sent. The recorder counts it as 499.
@@ -383,10 +380,7 @@ func (x *exchange) tunnel(w http.ResponseWriter, res *http.Response, conn net.Co
 		x.p.log.Error("taking over a client's connection", "err", err)
 		panic(http.ErrAbortHandler)
 	}
-	over := func() {
-		_ = client.Close()
-		_ = conn.Close()
-	}
+	over := func() { _ = client.Close(); _ = conn.Close() }
 	defer over()
 	x.p.sessions.open.Add(1)
 	defer x.p.sessions.open.Add(-1)

@@ -125,9 +125,9 @@ const (
 	// perConn is what an idle connection costs, perRequest what more while an answer is not read: measured.
 	perConn, perRequest = 32 << 10, 64 << 10
 	// parsed is how many times its size a certificate may become, by short names. Usual ones stay below freeCerts.
-	parsed, freeCerts    = 16, 64 << 10
-	lookEvery            = 100 * time.Millisecond // between looks for room, or of a slow head for others
-	roomIdle, roomAtOnce = 5 * time.Second, 64    // who makes room for places, as in proxy/h2/engine
+	parsed, freeCerts = 16, 64 << 10
+	lookEvery         = 100 * time.Millisecond // between looks for room, or of a slow head for others
+	roomIdle, atOnce  = 5 * time.Second, 64    // who makes room for places, as in proxy/h2/engine
 )
 
 // errCut is the cause of the end of requests that were under way at the end of a drain's time.

@@ -86,10 +86,9 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 		seats:      bound.Places{Lend: true}, // to one load balancer
 		done:       make(chan struct{}),
 		stalls: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fairlead_accept_stalls_total",
+			Name: "fairlead_accept_stalls_total", ConstLabels: labels,
 			Help: "Times that a port accepted no new connection for a while: its limit was reached, " +
 				"or accepting failed. One that lasts counts once a minute.",
-			ConstLabels: labels,
 		}),
 	}
 	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -98,8 +97,7 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	failed := prometheus.NewDesc("fairlead_tls_handshake_errors_total",
 		"TLS handshakes of clients that failed, by cause (docs/operations.md).", []string{"cause"}, labels)
 	metric.Register(a.Metrics, l.stalls, open, metric.Gauges{
-		Type: prometheus.CounterValue,
-		All:  []*prometheus.Desc{failed},
+		Type: prometheus.CounterValue, All: []*prometheus.Desc{failed},
 		Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
 			for _, c := range l.all() {
 				gauge(failed, c.count, c.name)

@@ -306,7 +306,7 @@ func TestIdleMakeRoom(t *testing.T) {
 			of   *hold.Source
 			left int
 		}{{second, 2}, {nil, 1}, {second, 1}, {second, 0}} {
-			p.heads.makeRoom(tt.of, roomAtOnce, roomIdle)
+			p.heads.makeRoom(tt.of, atOnce, roomIdle)
 			check.Same(t, tt.left, len(p.heads.all), "connections that are left")
 			time.Sleep(roomIdle / 5)
 		}

@@ -79,10 +79,7 @@ func New(c Config) *Port {
 
 // Serve serves until Shutdown or Close, whose caller does the rest of the drain.
 func (p *Port) Serve() error {
-	p.cfg.Listener.room = func(of *hold.Source) {
-		p.cfg.Frames.MakeRoom(of)
-		p.heads.makeRoom(of, roomAtOnce, roomIdle)
-	}
+	p.cfg.Listener.room = func(of *hold.Source) { p.cfg.Frames.MakeRoom(of); p.heads.makeRoom(of, atOnce, roomIdle) }
 	failed := make(chan error, 1)
 	go func() { failed <- p.http1.Serve(handedOver{p}) }() // ends with Close or Shutdown
 	for pause := time.Duration(0); ; {

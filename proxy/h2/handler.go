@@ -23,8 +23,7 @@ import (
 
 const localBuffer = 64 << 10 // how much of a handler's response may wait before the handler blocks
 
-// local is a running handler. Its goroutine ends when the handler returns; the request's context ends with the stream,
-// for an engine.Failure.
+// local is a running handler, whose goroutine ends with it. The request's context ends with the stream: a Failure.
 type local struct {
 	engine.Local // guarded by the shard's mutex
 	sh           *shard
@@ -81,11 +80,7 @@ func (l *local) run() {
 	complete = true
 }
 
-func (l *local) abort() {
-	l.sh.lock()
-	defer l.sh.leave(l)
-	l.Abort(nil)
-}
+func (l *local) abort() { l.sh.turn(l, func() { l.Abort(nil) }) }
 
 func (l *local) request(ctx context.Context) (*http.Request, error) {
 	// The target is valid, and url.ParseRequestURI would read it four times more.
@@ -191,10 +186,7 @@ func (b *body) Read(p []byte) (int, error) {
 
 // Close ends a Read in progress, which may be on another goroutine.
 func (b *body) Close() error {
-	b.l.sh.lock()
-	defer b.l.sh.leave(b.l)
-	b.closed = true
-	b.l.Changed.Broadcast()
+	b.l.sh.turn(b.l, func() { b.closed = true; b.l.Changed.Broadcast() })
 	return nil
 }
 
@@ -207,25 +199,18 @@ func (w *writer) SetReadDeadline(t time.Time) error {
 		l.late.Stop()
 	}
 	if l.readBy = t; !t.IsZero() {
-		l.late = time.AfterFunc(time.Until(t), func() {
-			l.sh.lock()
-			defer l.sh.leave(l)
-			l.Changed.Broadcast()
-		})
+		l.late = time.AfterFunc(time.Until(t), func() { l.sh.turn(l, func() { l.Changed.Broadcast() }) })
 	}
 	return nil
 }
 
 // SetWriteDeadline implements http.ResponseController's method. As in net/http, the stream is reset at the next tick.
 func (w *writer) SetWriteDeadline(t time.Time) error {
-	l := w.l
-	l.sh.lock()
-	defer l.sh.leave(l)
+	at := max(t.Sub(w.l.sh.started), 1)
 	if t.IsZero() {
-		l.Expire(0)
-	} else {
-		l.Expire(max(t.Sub(l.sh.started), 1))
+		at = 0
 	}
+	w.l.sh.turn(w.l, func() { w.l.Expire(at) })
 	return nil
 }
 
@@ -363,9 +348,7 @@ func (w *writer) flush(p []byte) error {
 }
 
 func (l *local) begin(status int, fields []hpack.HeaderField) {
-	l.sh.lock()
-	defer l.sh.leave(l)
-	l.Head(status, fields)
+	l.sh.turn(l, func() { l.Head(status, fields) })
 }
 
 // send passes p to the client, as fast as the client reads.

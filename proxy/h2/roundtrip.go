@@ -55,13 +55,11 @@ func (s *Server) RoundTrip(
 
 // invite begins the stream. It reports false if the server has ended.
 func (sh *shard) invite(g *guest, h *wire.Head, p engine.Plan) (begun bool) {
-	sh.lock()
-	defer g.sh.leave(g)
-	if sh.ended {
-		return false
-	}
-	begun = true // even if Invite panics
-	sh.e.Invite(&g.Guest, h, p)
+	sh.turn(g, func() {
+		if begun = !sh.ended; begun { // even if Invite panics
+			sh.e.Invite(&g.Guest, h, p)
+		}
+	})
 	return begun
 }
 
@@ -73,11 +71,7 @@ func (g *guest) ended() {
 }
 
 // abandon ends the stream if it has not ended yet.
-func (g *guest) abandon(err error) {
-	g.sh.lock()
-	defer g.sh.leave(g)
-	g.Abort(err)
-}
+func (g *guest) abandon(err error) { g.sh.turn(g, func() { g.Abort(err) }) }
 
 const guestChunk = 16 << 10 // how much of a request's body is read at a time; a blocked body holds as much
 
@@ -89,18 +83,11 @@ func (g *guest) upload() {
 	for more := true; more; {
 		n, err := body.Read(buf[:])
 		for wait := true; wait; {
-			if more, wait = g.pass(buf[:n], err); wait {
+			if g.sh.turn(g, func() { more, wait = g.Pass(buf[:n], err) }); wait {
 				<-g.Room() // also signalled when the stream ends
 			}
 		}
 	}
-}
-
-// pass passes a part of the request's body to the engine. It reports whether to go on, and to wait for room first.
-func (g *guest) pass(p []byte, err error) (more, wait bool) {
-	g.sh.lock()
-	defer g.sh.leave(g)
-	return g.Pass(p, err)
 }
 
 func (g *guest) answer() (*http.Response, error) {
@@ -216,8 +203,6 @@ func (b *guestBody) Close() error {
 		return nil // the whole body came with the head
 	}
 	b.stop()
-	b.g.sh.lock()
-	defer b.g.sh.leave(b.g)
-	b.g.Leave(http.ErrBodyReadAfterClose)
+	b.g.sh.turn(b.g, func() { b.g.Leave(http.ErrBodyReadAfterClose) })
 	return nil
 }

@@ -110,6 +110,13 @@ func (sh *shard) leave(of guarded) {
 	sh.settle()
 }
 
+// turn runs f under the mutex, for a handler or a guest's caller.
+func (sh *shard) turn(of guarded, f func()) {
+	sh.lock()
+	defer sh.leave(of)
+	f()
+}
+
 // runTimers runs the engine's timers until the server ends, and sets the time of each next tick.
 func (sh *shard) runTimers() {
 	for {

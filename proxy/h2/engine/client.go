@@ -100,12 +100,12 @@ func (e *Engine) decide(c *Conn, s *stream, h *wire.Head) {
 func (e *Engine) resumed(t *ticket, p Plan) {
 	s := t.s
 	if s == nil {
-		e.calls = append(e.calls, call{done: p.Done, outcome: Outcome{Reason: t.why, Duration: t.took}})
+		e.calls = append(e.calls, call{done: p.Done, outcome: t.end})
 		return
 	}
 	defer e.rescue(s.leg[up])
 	h := t.head
-	t.s, t.head, t.why = nil, nil, ReasonClientReset // the ticket is used up: resume may be called twice
+	t.s, t.head, t.end.Reason = nil, nil, ReasonClientReset // the ticket is used up: resume may be called twice
 	s.ticket, s.parked = nil, false
 	s.countHead(int(s.head) / 2)
 	s.apply(h, p)

@@ -116,7 +116,7 @@ func (s *stream) dropStream() {
 	}
 	s.notifyGuest()
 	if t := s.ticket; t != nil {
-		t.s, t.head, t.why = nil, nil, s.reason
+		t.s, t.head, t.end = nil, nil, s.outcome()
 	}
 	s.stopLocal()
 	s.picked, s.plan.Done = false, nil

@@ -163,8 +163,7 @@ type ticket struct {
 	s      *stream    // nil means that the stream has ended or was resumed
 	head   *wire.Head // of a parked stream
 	resume func(Plan)
-	took   time.Duration // until a parked stream ended
-	why    Reason        // it has
+	end    Outcome // of a parked stream
 }
 
 func (e *Engine) newStream(c *Conn, id uint32) *stream {
@@ -210,7 +209,7 @@ func (s *stream) endIfDone() {
 	s.e.calls = append(s.e.calls, call{done: s.plan.Done, outcome: s.outcome()})
 	s.notifyGuest()
 	if s.parked { // a plan that still comes only gets its Done called
-		*s.ticket = ticket{resume: s.ticket.resume, took: s.e.now - s.started, why: s.reason}
+		*s.ticket = ticket{resume: s.ticket.resume, end: s.outcome()}
 		s.ticket = nil
 	}
 	s.e.arm(s, 0)
