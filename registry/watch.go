@@ -186,10 +186,7 @@ func (l *lister) Replace(list []any, _ string) error {
 
 // Transformer strips objects early: the reflector must not hold a list with all managed fields.
 func (l *lister) Transformer() cache.TransformFunc {
-	return func(o any) (any, error) {
-		object, _, err := l.named(o)
-		return object, err
-	}
+	return func(o any) (any, error) { object, _, err := l.named(o); return object, err }
 }
 
 // named strips an object and returns it with its name.
