@@ -134,7 +134,8 @@ func (m *poolModel) check() {
 		if p.owner != "" {
 			most = 1 // of at most 12
 		}
-		later := len(p.conns)+p.dialing >= most && most > 0
+		live := slices.DeleteFunc(slices.Clone(p.conns), func(c *Conn) bool { return c.drained })
+		later := len(live)+p.dialing >= most && most > 0
 		for _, c := range p.conns {
 			later = later || c.slots(p.expected()) > 0 || p.known && p.perConn == 0 && !c.drained
 		}
