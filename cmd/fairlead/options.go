@@ -158,9 +158,9 @@ func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 		"Headers in which a front proxy sends the groups.")
 	fs.StringSliceVar(&headers.ExtraPrefix, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"},
 		"Prefixes of the headers in which a front proxy sends extra attributes.")
-	fs.BoolVar(&o.Certs.TrustConfigMap, "authentication-configmap", false,
-		"Read both CA bundles, and but for --behind the names of front proxies' headers, from the ConfigMap "+
-			"kube-system/extension-apiserver-authentication. kube-apiserver never removes a CA from it.")
+	fs.BoolVar(&o.Certs.TrustConfigMap, "authentication-configmap", false, "Read each CA bundle that has no file, "+
+		"and with that of front proxies their allowed names and, but for --behind, headers, from the ConfigMap "+
+		"kube-system/extension-apiserver-authentication. kube-apiserver never removes a CA from it.")
 	fs = group("proxy client certificate")
 	fs.StringSliceVar(&o.authn.RefuseUsers, "impersonate-refuse-users", nil,
 		"Users that are refused with 403 instead of being impersonated, whether they come by certificate, "+
@@ -190,7 +190,7 @@ func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 func (o *options) addRequestFlags(group func(string) *pflag.FlagSet) {
 	fs := group("tokens and authorization")
 	fs.BoolVar(&o.authn.Anonymous, "anonymous-auth", false,
-		"Accept requests without credentials to remote APIServices, as user system:anonymous.")
+		"Accept requests without credentials to remote APIServices, documents and pages, as user system:anonymous.")
 	fs.StringVar(&o.tokenFile, "token-auth-file", "", "Static tokens for use without a local apiserver: a CSV file of "+
 		"token,user,uid,\"groups\". Reloaded when it changes. Empty: none.")
 	fs.StringVar(&o.authConfig, "authentication-config", "",
