@@ -159,7 +159,7 @@ func (o *options) addTrustFlags(group func(string) *pflag.FlagSet) {
 	fs.StringSliceVar(&headers.ExtraPrefix, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"},
 		"Prefixes of the headers in which a front proxy sends extra attributes.")
 	fs.BoolVar(&o.Certs.TrustConfigMap, "authentication-configmap", false, "Read each CA bundle that has no file, "+
-		"and with that of front proxies their allowed names and, but for --behind, headers, from the ConfigMap "+
+		"and with that of front proxies the common names no flag gives and, but for --behind, headers, from ConfigMap "+
 		"kube-system/extension-apiserver-authentication. kube-apiserver never removes a CA from it.")
 	fs = group("proxy client certificate")
 	fs.StringSliceVar(&o.authn.RefuseUsers, "impersonate-refuse-users", nil,
