@@ -42,7 +42,7 @@ func Of(e *registry.Entry) string {
 		registry.ReasonInvalidURL: "correct the annotation fairlead.dev/url of the APIService; " +
 			"if it is intended, see --allow-url-backends and --allow-loopback-backends",
 		registry.ReasonProtectedGroup: "only Kubernetes itself may serve this group; " +
-			"if this is intended, remove the group from --protected-groups",
+			"if this is intended, list all others that are to be protected in --protected-groups",
 	}[e.Verdict.Reason], For(e.Verdict.Message))
 }
 
