@@ -208,8 +208,8 @@ func (c *client) describe(x *answer.Explanation) string {
 			line("Foreign", strings.Join(o.Foreign, ", "))
 		}
 		for _, e := range a.Endpoints {
-			line("Endpoint",
-				joined(": ", e.Address+" "+e.Health, map[bool]string{true: "far"}[e.Far], other(e.Error), e.GoAway),
+			line("Endpoint", joined(": ", e.Address+" "+e.Health, map[bool]string{true: "slow"}[e.Slow],
+				map[bool]string{true: "far"}[e.Far], other(e.Error), e.GoAway),
 				map[string]string{"unhealthy": bad}[e.Health])
 		}
 	}
