@@ -1,4 +1,4 @@
-# Static binaries on an empty base: nothing to patch but Fairlead itself.
+# Static binaries on a base without programs and libraries: nothing to patch but Fairlead itself.
 FROM golang:1.26 AS build
 WORKDIR /src
 COPY go.mod go.sum ./
