@@ -207,7 +207,6 @@ func setMessage(to *string, value string, most int) error {
 	return nil
 }
 
-// bounded shortens an untrusted string for a message.
 func bounded(s string) string { return printable.Cut(s, 64) }
 
 // urlAnnotation names a backend by comma-separated URLs. Its Service is then not looked up.

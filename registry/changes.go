@@ -40,7 +40,6 @@ const (
 	kinds
 )
 
-// key names an object.
 type key struct {
 	kind kind
 	name types.NamespacedName
@@ -154,7 +153,6 @@ func (c *changes) replaceAll(as kind, objects []directory.Object, problems []dir
 	})
 }
 
-// take returns the changes and empties them.
 func (c *changes) take() batch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -276,7 +274,6 @@ func keep[K, V comparable](in map[K]V, name K, object V) {
 	in[name] = object
 }
 
-// apiService returns an APIService of one of its kinds, nil if there is none.
 func (o *objects) apiService(what kind, name types.NamespacedName) *apiregistrationv1.APIService {
 	a, _ := o.all[what][name].(*apiregistrationv1.APIService)
 	return a
@@ -398,7 +395,6 @@ func (o *objects) regroup(what kind, service types.NamespacedName, name string, 
 	}
 }
 
-// owner returns the name of the Service that a slice belongs to.
 func owner(s *discoveryv1.EndpointSlice) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
 }

@@ -141,7 +141,6 @@ func (t *Table) selectsSchema(rest string) Match {
 	return Match{}
 }
 
-// toward returns the Match for requests of an entry.
 func (t *Table) toward(e *Entry) Match {
 	switch {
 	case e != nil && e.Hidden != "":
@@ -305,7 +304,6 @@ func settledAfter(path string) int {
 	return 2
 }
 
-// unescape decodes the escape at path[i]. It reports whether there is one.
 func unescape(path string, i int) (byte, bool) {
 	var b [1]byte
 	if i+2 >= len(path) {

@@ -43,7 +43,6 @@ func outages(table func() *Table) metric.Gauges {
 	return metric.Gauges{Type: prometheus.CounterValue, All: []*prometheus.Desc{total}, Make: counters}
 }
 
-// ruled shows what the policy's rules did.
 func ruled(table func() *Table) metric.Gauges {
 	requests := prometheus.NewDesc("fairlead_rule_requests_total",
 		"Requests that matched a rule of the policy, by its name and action, and whether it refused them. "+
@@ -60,7 +59,6 @@ func ruled(table func() *Table) metric.Gauges {
 	return metric.Gauges{Type: prometheus.CounterValue, All: []*prometheus.Desc{requests}, Make: counters}
 }
 
-// gauges show the table.
 func gauges(table func() *Table) metric.Gauges {
 	unavailable := prometheus.NewDesc("aggregator_unavailable_apiservice",
 		"Gauge of APIServices which are marked as unavailable broken down by APIService name.", []string{"name"}, nil)

@@ -209,7 +209,6 @@ func (r *Registry) write(ctx context.Context) error {
 	}
 }
 
-// step applies the pending changes and stores the new table.
 func (r *Registry) step(o *objects) {
 	b := r.changes.take()
 	o.apply(&b)
@@ -257,7 +256,6 @@ func (r *Registry) logChanges(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// compare logs the differences between two tables.
 func (r *Registry) compare(last, t *Table, changes []latest.Change[*Entry]) {
 	if !last.complete && t.complete {
 		r.log.Info("registry is complete", "apiservices", len(t.entries))

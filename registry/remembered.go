@@ -137,7 +137,6 @@ func (m *remembered) follow(ctx context.Context, table func() *Table) {
 	}
 }
 
-// write replaces the file.
 func (m *remembered) write(entries []*Entry) (err error) {
 	list := apiregistrationv1.APIServiceList{TypeMeta: metav1.TypeMeta{
 		APIVersion: apiregistrationv1.SchemeGroupVersion.String(), Kind: kindOfList,

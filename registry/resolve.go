@@ -72,7 +72,6 @@ func (r *resolver) resolve() Verdict {
 	return r.fromSlices(port)
 }
 
-// fault makes the verdict that an APIService cannot be used.
 func fault(reason, format string, args ...any) Verdict {
 	return Verdict{Status: corev1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
@@ -166,7 +165,6 @@ func usable(e discoveryv1.Endpoint) bool {
 	return ptr.Deref(c.Ready, true) || ptr.Deref(c.Terminating, false) && ptr.Deref(c.Serving, false)
 }
 
-// slicePort returns the number of a slice's named port, 0 if there is none.
 func slicePort(s *discoveryv1.EndpointSlice, name string) int32 {
 	for _, p := range s.Ports {
 		if n := ptr.Deref(p.Port, 0); n >= 1 && n <= 65535 && ptr.Deref(p.Name, "") == name {

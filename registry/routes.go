@@ -62,7 +62,6 @@ type routings struct {
 	bundles bundles // of the backends
 }
 
-// where formats a place in the policy.
 func where(at directory.Fault) string { return fmt.Sprintf("%s:%d", at.File, at.Line) }
 
 // unknown returns a fault for each route of an unknown APIService, by file and line, and one if labels are forbidden.
@@ -241,7 +240,6 @@ func (p *routings) further(o *Options, b *policy.Backend, at *field.Path) (f *fu
 	return f, wrong
 }
 
-// route fills in what the policy says of an entry.
 func (b *builder) route(e, old *Entry) {
 	r := b.in.policy.of[e.Name]
 	if r == nil || !r.hidden && r.backends == nil {

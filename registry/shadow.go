@@ -77,7 +77,6 @@ func (s *shadows) ask(ctx context.Context, claimed []schema.GroupVersion) bool {
 	return true
 }
 
-// nameOf returns the name of a Service. It is zero if ref is nil.
 func nameOf(ref *apiregistrationv1.ServiceReference) types.NamespacedName {
 	if ref == nil {
 		return types.NamespacedName{}

@@ -126,7 +126,6 @@ func (l *lister) reflect(ctx context.Context) {
 	r.RunWithContext(ctx)
 }
 
-// note handles the result of a request to the apiserver.
 func (l *lister) note(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
@@ -189,7 +188,6 @@ func (l *lister) Transformer() cache.TransformFunc {
 	return func(o any) (any, error) { object, _, err := l.named(o); return object, err }
 }
 
-// named strips an object and returns it with its name.
 func (l *lister) named(o any) (runtime.Object, types.NamespacedName, error) {
 	object, ok := o.(interface {
 		runtime.Object

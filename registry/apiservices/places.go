@@ -39,7 +39,6 @@ type ownKey struct{}
 // Own marks a request of this process itself. It needs no place.
 func Own(ctx context.Context) context.Context { return context.WithValue(ctx, ownKey{}, true) }
 
-// take takes a place for a request. It reports whether there was one.
 func (p *places) take(r *http.Request, verb string) (place bound.Place, ok bool) {
 	if r.Context().Value(ownKey{}) != nil {
 		return bound.Place{}, true
@@ -56,7 +55,6 @@ func (p *places) take(r *http.Request, verb string) (place bound.Place, ok bool)
 	return p.writes.Take(from, 1, maxWrites)
 }
 
-// sourceOf returns the source that a request is counted for.
 func sourceOf(r *http.Request) bound.Source {
 	u, _ := request.UserFrom(r.Context())
 	return bound.Caller(u, r.RemoteAddr)

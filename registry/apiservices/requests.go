@@ -72,7 +72,6 @@ func (w *flushing) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap supports http.ResponseController.
 func (w *flushing) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// fail answers with a Status in the client's form.
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	responsewriters.ErrorNegotiated(err, s.codecs, apiregistrationv1.SchemeGroupVersion, w, r)
 }

@@ -137,7 +137,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 const root = "/apis/" + apiregistrationv1.GroupName
 
-// serveObjects answers requests below the group-version.
 func (s *Server) serveObjects(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == root+"/v1/" { // the list of resources, as without the slash
 		s.objects.ServeHTTP(w, r)

@@ -57,7 +57,6 @@ func (s *store) stop() {
 	s.rest.Destroy()
 }
 
-// follow publishes the changes of a table.
 func (s *store) follow(changes []latest.Change[*registry.Entry]) {
 	old := s.state()
 	next := &state{

@@ -3,7 +3,6 @@ package builtin
 
 import "k8s.io/apimachinery/pkg/runtime/schema"
 
-// group has the priorities of a group and its versions.
 type group struct {
 	priority int32
 	versions map[string]int32

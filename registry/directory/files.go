@@ -27,7 +27,6 @@ type file struct {
 	faults  []Fault           // those of the last read. Empty means that objects are of that read
 }
 
-// listing is the result of listing the directory.
 type listing struct {
 	files       []string // in order
 	directories []string // real names, to be watched

@@ -194,7 +194,6 @@ func (s *Sources[S, L]) matters(c change) bool {
 		(s.kind.Verdicts || c.New.Rule != nil) && c.Old.Verdict != c.New.Verdict // whether a further backend exists
 }
 
-// ask asks a backend and stores its state.
 func (s *Sources[S, L]) ask(ctx context.Context, b *backend[S, L], entries []*registry.Entry) error {
 	was := b.known.Load()
 	next, changed, err := s.kind.Ask(ctx, was, entries)

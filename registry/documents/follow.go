@@ -32,7 +32,6 @@ const (
 	lastHurry  = time.Second
 )
 
-// retries returns the pauses after failures, doubling.
 func retries(first, last time.Duration) wait.DelayFunc {
 	return wait.Backoff{Duration: min(first, last), Factor: 2, Steps: 10, Cap: last}.DelayFunc()
 }

@@ -59,7 +59,6 @@ func (a Answer) Invalid(err error) error {
 // maxText bounds the text of an error, which quotes what a backend sends, and an ETag: both are kept.
 const maxText = 1 << 10
 
-// brief returns an error with at most so much text.
 func brief(err error) error {
 	if text := err.Error(); len(text) > maxText {
 		return errors.New(printable.Cut(text, maxText))

@@ -208,7 +208,6 @@ func subject(s *flowcontrolv1.Subject) (k key, ok bool) {
 	return k, k.value == "*" || k.value != "" && !strings.HasSuffix(k.value, "*") // prefixes do not count
 }
 
-// checkValues returns what is wrong with a list of values or prefixes.
 func checkValues(at *field.Path, values []string) field.ErrorList {
 	errs := few(at, values, maxValues)
 	for i, v := range values {

@@ -112,7 +112,6 @@ func (g *Gates) Add(r *AccessRule, where string, at *field.Path, hurt bool) fiel
 	return nil
 }
 
-// id returns the id of a key, which may be new.
 func (g *Gates) id(k key) int32 {
 	next := int32(len(g.found)) //nolint:gosec // a policy is smaller
 	switch k.by {
@@ -273,7 +272,6 @@ func (r *AccessRule) limiter() *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(r.PerSecond), cmp.Or(int(r.Burst), int(math.Ceil(r.PerSecond))))
 }
 
-// of returns the limiter of a caller.
 func (b *buckets) of(c *Gate, from bound.Source, now time.Time) *rate.Limiter {
 	k := bucket{c.state, from}
 	e := b.Get(k, now)

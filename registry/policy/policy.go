@@ -99,7 +99,6 @@ type Request struct {
 	required labels.Requirements // of LabelSelector, once they are parsed: that takes some 100 µs a kilobyte
 }
 
-// lists calls f with each list of w and its field's name.
 func (w *When) lists(f func(field string, values []string)) {
 	f("namespaces", w.Namespaces)
 	f("resources", w.Resources)

@@ -135,7 +135,6 @@ func (b *bounded) detectRestores(ctx context.Context, cached *cacher.Cacher) {
 	}, detectEvery)
 }
 
-// now returns etcd's revision.
 func (b *bounded) now(ctx context.Context) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -180,7 +179,6 @@ func (b *bounded) Watch(ctx context.Context, key string, o storage.ListOptions) 
 	return &ending{w, func() { forget(); cancel() }}, nil
 }
 
-// ending is a watch that calls end when it is stopped.
 type ending struct {
 	watch.Interface
 	end func()

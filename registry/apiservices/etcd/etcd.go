@@ -93,7 +93,6 @@ func New(scheme *runtime.Scheme, c Config) (*Store, error) {
 	return s, nil
 }
 
-// reconnection says how connections to etcd are tried again.
 func reconnection() grpc.DialOption {
 	pauses := backoff.DefaultConfig
 	pauses.MaxDelay = againAfter

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// document is one YAML document of a file.
 type document struct {
 	file string // its name in faults
 	text []byte
@@ -46,7 +45,6 @@ func split(data []byte) (docs []*document) {
 	return docs
 }
 
-// fault makes a fault at a field.
 func (d *document) fault(path, message string) Fault {
 	if path != "" {
 		message = path + ": " + message
@@ -74,7 +72,6 @@ func (d *document) syntaxFault(err error) Fault {
 	return Fault{File: d.file, Line: line, Message: "reading YAML: " + message}
 }
 
-// decodeFaults makes faults from an error of the strict decoder.
 func (d *document) decodeFaults(err error, at string) []Fault {
 	strict, ok := runtime.AsStrictDecodingError(err)
 	if !ok {
@@ -128,7 +125,6 @@ func (d *document) lineOf(path string) int {
 	return d.line + line - 1
 }
 
-// child returns a member of a mapping or sequence and the line at which it begins.
 func child(n *yaml.Node, step string) (*yaml.Node, int) {
 	for n.Kind == yaml.AliasNode {
 		n = n.Alias

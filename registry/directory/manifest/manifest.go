@@ -141,7 +141,6 @@ func (d *Decoder) DecodeGood(file string, data []byte) (objects []Object, faults
 	return objects, faults
 }
 
-// document decodes one document, which may be a List.
 func (d *Decoder) document(doc *document) ([]Object, []Fault) {
 	raw, err := yaml.YAMLToJSONStrict(doc.text)
 	if err != nil {

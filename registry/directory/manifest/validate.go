@@ -53,10 +53,8 @@ func setDefaults(value runtime.Object) {
 	}
 }
 
-// violations are the rules that an object breaks.
 type violations field.ErrorList
 
-// add adds an error if something is wrong.
 func (v *violations) add(wrong bool, err *field.Error) {
 	if wrong {
 		*v = append(*v, err)
@@ -70,12 +68,10 @@ func (v *violations) invalid(path *field.Path, value any, messages []string) {
 	}
 }
 
-// oneOf adds an error if a value is not supported.
 func oneOf[T ~string](v *violations, path *field.Path, value T, supported ...T) {
 	v.add(!slices.Contains(supported, value), field.NotSupported(path, value, supported))
 }
 
-// apiService applies kube-aggregator's rules.
 func (v *violations) apiService(o *apiregistrationv1.APIService) {
 	var internal apiregistration.APIService
 	_ = apiregistrationv1.Convert_v1_APIService_To_apiregistration_APIService(o, &internal, nil) // it never fails

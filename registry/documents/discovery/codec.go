@@ -88,7 +88,6 @@ func isAggregated(h http.Header) bool {
 	return err == nil && p["g"] == "apidiscovery.k8s.io" && p["v"] == "v2" && p["as"] == "APIGroupDiscoveryList"
 }
 
-// convert converts an APIResourceList to aggregated discovery.
 func (d *Discovery) convert(a documents.Answer) (*apidiscoveryv2.APIVersionDiscovery, error) {
 	list := &metav1.APIResourceList{}
 	if err := decodeForeign(d.codecs.legacy, &a, list); err != nil {

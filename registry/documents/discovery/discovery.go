@@ -126,7 +126,6 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 	return m.becomesStale
 }
 
-// tell logs conflicts when they change.
 func (d *Discovery) tell(parts []part) {
 	for _, p := range parts {
 		for _, s := range p.from[1:] { // nobody was before the first

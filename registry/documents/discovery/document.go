@@ -85,7 +85,6 @@ func (d *document) tag() *tag {
 	return d.known.Load()
 }
 
-// common returns the fields of every response with the document.
 func (d *document) common(etag string, gzip bool) []hpack.HeaderField {
 	return []hpack.HeaderField{
 		{Name: "cache-control", Value: d.cache},

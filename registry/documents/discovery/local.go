@@ -87,7 +87,6 @@ const acceptLocal = runtime.ContentTypeProtobuf + noPeers + "," + runtime.Conten
 
 const noPeers = aggregatedParams + ";profile=nopeer"
 
-// askOwn reads the document of the group-version that this process serves itself.
 func (d *Discovery) askOwn(ctx context.Context) error {
 	gv := apiregistrationv1.SchemeGroupVersion
 	v := d.legacyVersion(ctx, d.cfg.FetchOwn, version{}, &registry.Entry{GroupVersion: gv})
@@ -202,7 +201,6 @@ func (d *Discovery) Release(server string) string {
 	return ""
 }
 
-// all returns all group-versions of a server, core included.
 func (s *localState) all() versions {
 	all := maps.Clone(s.groups)
 	maps.Copy(all, byGroupVersion(s.core))
@@ -230,7 +228,6 @@ func (all versions) add(s *localState, m *merge) {
 	}
 }
 
-// size returns how many resources and subresources a document has.
 func size(doc *apidiscoveryv2.APIVersionDiscovery) int {
 	n := len(doc.Resources)
 	for i := range doc.Resources {

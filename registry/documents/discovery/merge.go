@@ -142,14 +142,12 @@ func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
 	return &out
 }
 
-// differ reports whether two resources of one name have another kind, scope or verbs.
 func differ(a, b *apidiscoveryv2.APIResourceDiscovery) bool {
 	none := metav1.GroupVersionKind{}
 	return ptr.Deref(a.ResponseKind, none).Kind != ptr.Deref(b.ResponseKind, none).Kind ||
 		a.Scope != b.Scope || !slices.Equal(a.Verbs, b.Verbs) && !sets.New(a.Verbs...).Equal(sets.New(b.Verbs...))
 }
 
-// listOfParts returns the aggregated document in Kubernetes' type.
 func listOfParts(parts []part) *apidiscoveryv2.APIGroupDiscoveryList {
 	list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{}}
 	for _, p := range parts {

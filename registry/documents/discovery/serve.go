@@ -109,7 +109,6 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// below returns the document of a group or of a group-version.
 func (d *Discovery) below(docs *view, path string) (*document, error) {
 	group, version, versioned := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(path, "/apis/"), "/"), "/")
 	gv, t := schema.GroupVersion{Group: group, Version: version}, d.cfg.Tables.Table()

@@ -235,7 +235,6 @@ func join(s, former *state) *state {
 	return next
 }
 
-// failed returns old with a failure, which it also returns.
 func failed(old *state, entries []*registry.Entry, err error) (*state, error) {
 	return old.with(entries, func(_ int, v *version) { v.err = err })
 }

@@ -104,7 +104,6 @@ func (o *OpenAPI) mergeProto(b *built) (*packed, error) {
 	return convert(from, handler.ToProtoBinary)
 }
 
-// mergeText merges the documents of some backends with the local apiserver's.
 func (o *OpenAPI) mergeText(in *inputs, sources []input) (body []byte, err error) {
 	defer guard("merging", &err)
 	merged := &spec.Swagger{SwaggerProps: spec.SwaggerProps{

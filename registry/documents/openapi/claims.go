@@ -24,7 +24,6 @@ const mostShown = 10   // of the claims, by logs and status
 
 func (c claims) paths() []string { return slices.Concat(c.now, c.before) }
 
-// claim stores the paths of a backend's index.
 func (q *question) claim(paths ...string) {
 	q.claims = claims{now: paths, before: q.known.claims.now}
 	t := q.o.cfg.Tables.Table()
@@ -160,7 +159,6 @@ func (o *OpenAPI) united(gv schema.GroupVersion, of []*document) *document {
 	return d
 }
 
-// members are those of a JSON object.
 type members map[string]json.RawMessage
 
 // add adds another object's members that it lacks, and for some levels below also those of objects

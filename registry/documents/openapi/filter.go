@@ -103,7 +103,6 @@ func operations(item *spec.PathItem) []*spec.Operation {
 	return slices.DeleteFunc(all, func(o *spec.Operation) bool { return o == nil })
 }
 
-// isOwn reports whether a kind is of one of the group-versions.
 func isOwn(kind map[string]any, own sets.Set[schema.GroupVersion]) bool {
 	group, named := kind["group"].(string)
 	version, ok := kind["version"].(string)

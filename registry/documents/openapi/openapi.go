@@ -220,7 +220,6 @@ func places(t *registry.Table) map[schema.GroupVersion]int {
 	return out
 }
 
-// same reports whether two sets of inputs make the same document.
 func same(a, b *inputs) bool {
 	sameSource := func(x, y input) bool { return x.spec == y.spec && slices.Equal(x.own, y.own) }
 	return a.local == b.local && slices.Equal(a.remote, b.remote) && slices.EqualFunc(a.sources, b.sources, sameSource)

@@ -91,7 +91,6 @@ func (o *OpenAPI) serveV3(w http.ResponseWriter, r *http.Request, path string) {
 	d.serve(w, r, form, subtypeProto3)
 }
 
-// serve writes the document in JSON or in protobuf.
 func (d *document) serve(w http.ResponseWriter, r *http.Request, form, proto string) {
 	if form == subtypeJSON {
 		d.json.serve(w, r, typeJSON, d.json.hash)

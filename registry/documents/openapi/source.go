@@ -43,7 +43,6 @@ const maxHeavy = 1
 
 const typeJSON = "application/json"
 
-// source holds the state of one backend.
 type source = atomic.Pointer[state]
 
 // state is the state of one backend. It is immutable.
@@ -218,7 +217,6 @@ func (q *question) index(ctx context.Context) (found bool, err error) {
 	return false, a.Invalid(err)
 }
 
-// documents gets the documents of the backend's own group-versions that have changed.
 func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Discovery) error {
 	var errs []error
 	for i, gv := range q.own {
@@ -315,7 +313,6 @@ func (q *question) tag() string {
 	return tag
 }
 
-// take stores the v2 document, nil for none.
 func (q *question) take(found *packed, tag string) {
 	for i := range q.now {
 		q.now[i].v2, q.now[i].tag = found, tag
