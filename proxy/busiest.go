@@ -93,7 +93,6 @@ func (p *Proxy) Busiest(ctx context.Context, view, window, order string, n int) 
 	return a
 }
 
-// nameOf returns the user of a token, or nothing if there is no answer.
 func (p *Proxy) nameOf(ctx context.Context, token authn.Token) string {
 	now := time.Now()
 	if e := p.names.Get(token, now); e != nil {

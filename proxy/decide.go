@@ -318,7 +318,6 @@ func longPage(h *Head) bool {
 	return page == "/events" || page == "/tap"
 }
 
-// name returns the destination's name for error messages.
 func (d *Decision) name() string {
 	if d.Action == ToRemote {
 		return d.Entry.Name

@@ -53,7 +53,6 @@ func (p *Proxy) endable(r *http.Request, e *events) (*http.Request, context.Canc
 	return r.WithContext(ctx), func() { stop(); cancel() }
 }
 
-// events tracks where the events of a long-running response end.
 type events struct {
 	mu      sync.Mutex // guards the following fields
 	last    time.Time  // when bytes last arrived; zero means never

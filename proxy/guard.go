@@ -78,7 +78,6 @@ func scraperOf(d *Decision) (s scraper, ok bool) {
 	return s, false
 }
 
-// remember records the caller of an authenticated and authorized scrape.
 func (p *Proxy) remember(d *Decision, now time.Time) {
 	if s, ok := scraperOf(d); ok {
 		p.scrapers.Put(&memo.Entry[scraper, struct{}]{Key: s, Size: 1, Until: now.Add(scraperMemory)})

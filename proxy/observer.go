@@ -76,7 +76,6 @@ func (x *exchange) received() {
 	}
 }
 
-// bodies reports whether the policy records this request's bodies.
 func (x *exchange) bodies() bool {
 	if x.event == nil || !x.event.Bodies() {
 		return false
@@ -199,7 +198,6 @@ func spanName(method string, r *Request) string {
 	return method + " " + name
 }
 
-// attempted says how the caller tried to authenticate.
 func attempted(k authn.Kind) string {
 	switch k {
 	case authn.KindToken, authn.KindIssued:

@@ -134,7 +134,6 @@ type ended struct {
 	o         atomic.Pointer[engine.Outcome] // nil while nothing is known
 }
 
-// at records the endpoint of a request over HTTP/1.1.
 func (e *ended) at(address string) {
 	e.o.Store(&engine.Outcome{Endpoint: &engine.Endpoint{Name: address}, Retries: -1})
 }
@@ -147,7 +146,6 @@ func (x *exchange) noteSent() {
 	}
 }
 
-// broke records why a request outside the engine has failed.
 func (e *ended) broke(why engine.Reason) {
 	if e != nil && e.offEngine {
 		o := *cmp.Or(e.o.Load(), new(engine.Outcome))

@@ -78,7 +78,6 @@ func New(cfg Config) *Log {
 	return l
 }
 
-// entry is an event in the queue, with its places.
 type entry struct {
 	ev            *auditinternal.Event
 	place, bodies bound.Place
@@ -176,14 +175,12 @@ func (l *Log) write(e entry) {
 	}
 }
 
-// flush writes lines, or counts them as lost.
 func (l *Log) flush(lines []byte) {
 	if !l.put(lines) {
 		l.lose(count(lines))
 	}
 }
 
-// put reports whether lines were written.
 func (l *Log) put(lines []byte) bool {
 	if len(lines) == 0 {
 		return true

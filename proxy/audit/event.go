@@ -167,7 +167,6 @@ const maxBody = 1 << 20
 // maxCaptured limits the bodies of requests under way that are recorded: a slow upload is held for as long as it lasts.
 const maxCaptured = 64 << 20
 
-// copied is a recorded body.
 type copied struct {
 	mu    sync.Mutex // guards data, place and why
 	data  []byte
@@ -181,7 +180,6 @@ type copied struct {
 	encoding    string
 }
 
-// Write records a part.
 func (c *copied) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -209,7 +207,6 @@ func (c *copied) growLocked(n int) bool {
 	return true
 }
 
-// endLocked ends the recording, and gives the place back.
 func (c *copied) endLocked(why string) {
 	c.place.Leave()
 	c.data, c.why = nil, why

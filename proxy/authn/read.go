@@ -96,7 +96,6 @@ func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool
 	return out, true
 }
 
-// scan makes one pass over the fields.
 func scan(h Head) (authorization string, protocol, impersonates bool) {
 	authorized := false
 	for i := range h {

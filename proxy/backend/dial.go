@@ -175,7 +175,6 @@ func (u *Upstream) DialUpgrade(ctx context.Context, by *Stay) (*Conn, error) {
 	return c, nil
 }
 
-// dialAny dials one endpoint after the other until a dial succeeds.
 func (u *Upstream) dialAny(ctx context.Context, by *Stay, protocols ...string) (conn *Conn, f *engine.Failure) {
 	c, how := &call{u: u, by: by}, dialing{
 		protocols: protocols,
@@ -286,7 +285,6 @@ func ours(err error) bool {
 	return ok && d.phase == dialTrust || errors.Is(err, context.Canceled) || reach.Exhausted(err)
 }
 
-// alertOf returns the TLS alert that the peer sent, or nil.
 func alertOf(err error) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" {
 		return op.Err

@@ -250,7 +250,6 @@ type servers struct {
 
 func (s *servers) Superseded() <-chan struct{} { return s.superseded }
 
-// find returns the server at an address, nil if there is none.
 func (s *servers) find(address string) *localServer {
 	for _, at := range s.all {
 		if at.of[0].address == address {

@@ -63,7 +63,6 @@ func (h *histogram) observe(d time.Duration) {
 	h.sum.Add(uint64(max(d, 0)))
 }
 
-// collect sends h unless it is empty.
 func (h *histogram) collect(ch chan<- prometheus.Metric, desc *prometheus.Desc, labels ...string) {
 	count := uint64(0)
 	cumulative := make(map[float64]uint64, len(h.buckets))
@@ -93,7 +92,6 @@ type meter struct {
 	latencies [28]atomic.Uint64
 }
 
-// retry counts a retry, by how the previous try failed.
 func (m *meter) retry(after engine.Reason) {
 	if after == engine.ReasonReset { // also of a request that was sent
 		after = engine.ReasonLost

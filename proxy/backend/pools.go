@@ -284,7 +284,6 @@ func (p *Pools) newCarrier(of *registry.Backend, reporter *remote) *carrier {
 	return c
 }
 
-// provide returns the endpoint with an address. It makes one if there is none.
 func (u *Upstream) provide(address string) *endpoint {
 	u.mu.Lock()
 	defer u.mu.Unlock()

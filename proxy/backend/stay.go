@@ -106,7 +106,6 @@ func (l *Local) Only(document string, known []string, by map[schema.GroupVersion
 	}
 }
 
-// unknownLocked reports whether a document does not know a server.
 func (l *Local) unknownLocked(address string) bool {
 	for _, told := range l.told {
 		if !slices.Contains(told.known, address) {

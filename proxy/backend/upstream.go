@@ -98,7 +98,6 @@ type shared struct {
 	running sync.WaitGroup // dials, watched and closing connections
 }
 
-// spawn runs f on a goroutine that stop waits for.
 func (o *shared) spawn(f func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -109,7 +108,6 @@ func (o *shared) spawn(f func()) {
 	o.running.Go(f)
 }
 
-// stop ends all spawned goroutines.
 func (o *shared) stop() {
 	o.cancel()
 	o.mu.Lock()

@@ -236,7 +236,6 @@ func (c *plain) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(t) //nolint:wrapcheck // from the wrapped connection
 }
 
-// Close returns what the connection holds at once.
 func (c *plain) Close() error {
 	c.leave()
 	return c.Conn.Close() //nolint:wrapcheck // from the wrapped connection

@@ -193,7 +193,6 @@ func (l *Listener) makeRoom(at *atomic.Int64, of *hold.Source) {
 	}
 }
 
-// wait takes a place when there is one.
 func (l *Listener) wait() error {
 	for n, again := 0, time.After(lookEvery); ; n++ {
 		select {
@@ -251,7 +250,6 @@ func (p *placed) Write(b []byte) (int, error) {
 	return p.out.Write(b) //nolint:wrapcheck // from the wrapped connection
 }
 
-// RemoteAddr returns the client's address.
 func (p *placed) RemoteAddr() net.Addr { return cmp.Or(p.client, p.Conn.RemoteAddr()) }
 
 // rest is how long a client may send after Close, as at net/http (rstAvoidanceDelay), and mostRest how much.

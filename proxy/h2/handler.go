@@ -146,7 +146,6 @@ func announced(trailer http.Header, names string) http.Header {
 	return trailer
 }
 
-// body is the request's body for the handler.
 type body struct {
 	l       *local
 	expects bool // the client waits for 100 Continue
@@ -265,7 +264,6 @@ func (w *writer) WriteHeader(status int) {
 	w.fields = w.encode(status)
 }
 
-// encode makes a field list from the header.
 func (w *writer) encode(status int) []hpack.HeaderField {
 	fields := make([]hpack.HeaderField, 0, len(w.header)+4)
 	fields = append(fields, hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)})
@@ -312,7 +310,6 @@ func (w *writer) FlushError() error {
 	return w.flush(nil)
 }
 
-// common adds the fields that all our responses have.
 func (w *writer) common() {
 	has := func(name string) bool {
 		return slices.ContainsFunc(w.fields, func(f hpack.HeaderField) bool { return f.Name == name })
@@ -325,7 +322,6 @@ func (w *writer) common() {
 	}
 }
 
-// flush sends the head, the buffer and p.
 func (w *writer) flush(p []byte) error {
 	if !w.sent {
 		if len(w.buf) < 512 { // DetectContentType uses that much

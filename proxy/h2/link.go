@@ -87,7 +87,6 @@ func (l *link) decrypt(buf []byte) error {
 	return nil
 }
 
-// hasInput reports whether there is input that was read and not handled.
 func (l *link) hasInput() bool { return len(l.raw.rest) > 0 || len(l.rest) > 0 }
 
 // gather decrypts input, up to the last record of the turn or the end of buf.

@@ -138,7 +138,6 @@ func (lp *loop) close() {
 	_ = lp.file.Close()
 }
 
-// serve reads the connections that have input.
 func (lp *loop) serve(events []syscall.EpollEvent) {
 	lp.active = lp.active[:0]
 	for _, t := range lp.next {
@@ -224,7 +223,6 @@ func (lp *loop) read(t active) {
 	}
 }
 
-// own takes a connection's descriptor.
 func (lp *loop) own(r *rawConn) error {
 	var fd int
 	var err error

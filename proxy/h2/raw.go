@@ -130,7 +130,6 @@ func (r *rawConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// NetConn returns the connection as accepted or dialled.
 func (r *rawConn) NetConn() net.Conn { return r.Conn }
 
 // Close closes the connection. An owned connection is only shut down: its loop then closes it.
@@ -179,7 +178,6 @@ func (r *rawConn) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// drop frees the input buffer.
 func (r *rawConn) drop(b *buffers) {
 	if r.in != nil {
 		b.raw.Put(r.in)

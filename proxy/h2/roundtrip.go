@@ -137,7 +137,6 @@ func (g *guest) takeHead() (interims []wire.ResponseHead, head wire.ResponseHead
 	return g.Take()
 }
 
-// guestBody is the response's body for the caller.
 type guestBody struct {
 	g     *guest
 	res   *http.Response

@@ -22,7 +22,6 @@ import (
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/oidc"
 )
 
-// issuers are the JWT issuers of one configuration.
 type issuers struct {
 	token  authenticator.Token
 	config *apiserver.AuthenticationConfiguration

@@ -72,7 +72,6 @@ func rule(a authorizer.Attributes) rbacv1.PolicyRule {
 	return r
 }
 
-// is reports whether a binding's subject is the user, or includes it.
 func is(u user.Info, s *rbacv1.Subject) bool {
 	switch s.Kind {
 	case rbacv1.UserKind:

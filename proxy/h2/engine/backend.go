@@ -323,7 +323,6 @@ func (e *Engine) retry(s *stream, after Reason) {
 	s.resend()
 }
 
-// resend chooses an endpoint for the whole request.
 func (s *stream) resend() {
 	u := &s.half[up]
 	u.credit -= int32(u.q.kept) // it was given when the bytes were sent the first time
@@ -332,7 +331,6 @@ func (s *stream) resend() {
 	s.e.place(s)
 }
 
-// answerFailure answers a request that could not be forwarded.
 func (s *stream) answerFailure() {
 	s.wait.unlink()
 	s.release()

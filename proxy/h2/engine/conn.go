@@ -162,7 +162,6 @@ func (c *Conn) touch() {
 	}
 }
 
-// take returns the output for the driver to write.
 func (c *Conn) take() []byte {
 	b := c.out
 	c.out, c.tailID, c.delayed = nil, 0, false

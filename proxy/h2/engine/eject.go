@@ -37,7 +37,6 @@ func (e *Engine) moveWaiting(p *pool, move func(*stream) bool) {
 	}
 }
 
-// repick has a request choose among all endpoints.
 func (s *stream) repick() bool {
 	s.release()
 	s.e.place(s)

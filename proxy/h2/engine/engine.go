@@ -95,7 +95,6 @@ type Engine struct {
 	work    activity
 }
 
-// spares are free lists.
 type spares struct {
 	streams     *stream
 	freeStreams int

@@ -103,7 +103,6 @@ func (e *Engine) pump(c *Conn) {
 	}
 }
 
-// sendQueued sends up to one quantum of a stream.
 func (e *Engine) sendQueued(c *Conn, s *stream, d dir) {
 	h, total := &s.half[d], 0
 	for total < quantum {

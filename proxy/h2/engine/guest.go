@@ -124,7 +124,6 @@ func (s *stream) notifyGuest() {
 	}
 }
 
-// completeGuest ends the stream of a response that was read to its end.
 func (s *stream) completeGuest() {
 	s.guest.Trailers = s.trailers
 	s.half[down].sentEnd = true

@@ -51,7 +51,6 @@ const (
 
 var errNoEndpoint = errors.New("no endpoint to send to")
 
-// pool returns the pool for a stream that was placed.
 func (e *Engine) pool(s *stream) *pool {
 	ep, in := s.ep.carrier(), e.lane(s)
 	for {
@@ -278,7 +277,6 @@ func (p *pool) tick() {
 	e.forgetPool(p)
 }
 
-// answerNoRoom answers a request for which no connection had room.
 func (s *stream) answerNoRoom(p *pool) {
 	defer s.e.rescueStream(s)
 	reason, err := ReasonBusy, errors.New("no connection had room for another stream")
@@ -301,7 +299,6 @@ func (e *Engine) forgetPool(p *pool) {
 	}
 }
 
-// open sends the stream's request on c.
 func (e *Engine) open(s *stream, c *Conn) {
 	if s.sending.named {
 		s.sending.fields[2].Value = cmp.Or(s.ep.Host, s.ep.Name)

@@ -107,7 +107,6 @@ func (q *queue) forget(e *Engine) {
 	q.release(e)
 }
 
-// rewind makes every kept byte unread again.
 func (q *queue) rewind() {
 	q.cur, q.off = q.head, 0
 	q.size += q.kept

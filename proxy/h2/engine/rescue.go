@@ -86,7 +86,6 @@ func (e *Engine) abandon(c *Conn) {
 	clear(c.streams)
 }
 
-// dropStream removes a stream from its connections and makes its outstanding callbacks.
 func (s *stream) dropStream() {
 	defer func() {
 		if v := recover(); v != nil { // the stream's own lists are broken: it stays where it is

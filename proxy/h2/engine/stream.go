@@ -175,7 +175,6 @@ func (e *Engine) newStream(c *Conn, id uint32) *stream {
 	return s
 }
 
-// freshStream returns a stream without a connection.
 func (e *Engine) freshStream() *stream {
 	s := e.streams
 	if s == nil {
@@ -255,7 +254,6 @@ func (s *stream) release() {
 	s.ep.Release()
 }
 
-// unlinkLeg removes the stream from the connection on one side.
 func (s *stream) unlinkLeg(side dir) {
 	c := s.leg[side]
 	if c == nil {

@@ -276,7 +276,6 @@ func (e *Engine) checkBackend(c *Conn) error {
 	return nil
 }
 
-// awaited reports whether a request waits for its answer.
 func (c *Conn) awaited() bool {
 	for _, s := range c.streams {
 		if !s.half[down].head {

@@ -65,7 +65,6 @@ func (e *Encoder) SetTableSize(size uint32) {
 	}
 }
 
-// evict makes room for a field of the given size.
 func (e *Encoder) evict(size int) {
 	for e.size > 0 && e.size+size > e.max {
 		f := &e.fields[e.first&uint64(len(e.fields)-1)]
