@@ -206,7 +206,6 @@ func (w *weights) of(b *registry.Backend) int64 {
 	return w.by[b] * int64(len(w.by))
 }
 
-// sendReport reports what is known, unless that was the last report already.
 func (c *claim) sendReport() {
 	c.report.Slow = c.latency.slow.Load() && c.report.Health == registry.Healthy
 	stale := c.failures > 0 && c.report.Health == registry.Healthy // do not confirm it to whoever sent a hint

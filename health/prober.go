@@ -147,7 +147,6 @@ func (p *Prober) Serves(apiService, address string) string {
 
 const settled = time.Minute // how long a URL must serve the same until that is compared with the others
 
-// served is what a URL serves, and since when.
 type served struct {
 	text  string
 	since time.Time
@@ -197,7 +196,6 @@ func probed(e *registry.Entry) bool {
 	return !e.Local() && e.Verdict.Reason != registry.ReasonProtectedGroup
 }
 
-// enter makes claims of an entry's endpoints.
 func (s *set) enter(e *registry.Entry) {
 	was, now := s.claims[e.Name], make(peers, len(e.Endpoints))
 	of := func(ep *registry.Endpoint) key {
@@ -224,7 +222,6 @@ func (s *set) enter(e *registry.Entry) {
 	s.claims[e.Name] = now
 }
 
-// leave forgets an APIService that is no longer probed.
 func (s *set) leave(name string) {
 	for _, c := range s.claims[name] {
 		s.drop(c)

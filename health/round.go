@@ -139,7 +139,6 @@ func (r *round) run(ctx context.Context, asked []*claim) {
 	}
 }
 
-// dial opens a connection for all claims in asked.
 func (r *round) dial(ctx context.Context, asked []*claim) *probeConn {
 	open := func(ctx context.Context) finding { return r.target.open(ctx, 0) }
 	healthy := slices.ContainsFunc(asked, func(c *claim) bool { return c.failures == 0 })

@@ -242,7 +242,6 @@ func (t *target) deliver(ctx context.Context, f func()) (delivered bool) {
 	}
 }
 
-// take takes a round's finding about a claim.
 func (t *target) take(c *claim, f finding, of time.Time) {
 	t.keep(f.conn, of)
 	if c.gone.Load() {

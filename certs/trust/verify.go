@@ -149,7 +149,6 @@ func issuer(child *x509.Certificate, candidates []*x509.Certificate) (parent *x5
 	return parent, reason
 }
 
-// String describes the roots for a message.
 func (r *roots) String() string {
 	if r.system() {
 		return "the system's root store"

@@ -178,7 +178,6 @@ func (s Source) shares(yield func(key Source, parts int64) bool) {
 	}
 }
 
-// part returns one of equal parts of most: at least one.
 func part(most, parts int64) int64 { return max(1, most/parts) }
 
 // ErrFull is returned to a source that has used up its share of a Queue, and to all if it is full.
@@ -248,7 +247,6 @@ func (q *Queue) waits(s Source) (waits []*semaphore.Weighted) {
 	return waits
 }
 
-// leave gives back slots, and the caller's place.
 func (q *Queue) leave(place Place, slots []*semaphore.Weighted) {
 	for _, s := range slots {
 		s.Release(1)

@@ -120,7 +120,6 @@ func (b *Retries) withdraw() bool {
 	}
 }
 
-// refill adds the floor for the time since the last refill.
 func (b *Retries) refill() {
 	now, last := int64(time.Since(b.began)), b.filled.Load()
 	earned := (now - last) / int64(time.Second/(retryFloor*oneRetry))

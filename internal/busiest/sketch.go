@@ -66,12 +66,10 @@ func viewed(key string) [views]string {
 	}
 }
 
-// only returns the key with one field.
 func only(field int, text string) string {
 	return strings.Repeat("\x00", field) + text + strings.Repeat("\x00", fields-1-field)
 }
 
-// slot has what was counted since it began.
 type slot struct {
 	began time.Time
 	total Counts // exact
@@ -99,7 +97,6 @@ type window struct {
 	slots  []*slot
 }
 
-// turn closes the open slot when its time is over.
 func (w *window) turn() {
 	if time.Since(w.slots[0].began) < w.length {
 		return

@@ -125,7 +125,6 @@ func (c *Cache[K, V]) placeLocked(s *set[K, V], key K, now time.Time, generation
 	return &s[unused]
 }
 
-// sweepLocked drops entries of the next set for which over returns true.
 func (c *Cache[K, V]) sweepLocked(over func(*Entry[K, V]) bool) {
 	s := c.at(c.hand)
 	c.hand++

@@ -50,7 +50,6 @@ func New(cfg Config) *Watcher {
 	return w
 }
 
-// newPoller makes a Watcher that only polls.
 func newPoller(cfg Config) *Watcher {
 	cfg.AtMost = max(cfg.AtMost, cfg.Quiet)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))

@@ -59,7 +59,6 @@ func (r *Rules) Refusal(host string, port int32) string {
 	return ""
 }
 
-// refusalIP is Refusal for an address.
 func (r *Rules) refusalIP(addr netip.Addr, port int32) string {
 	addr = addr.Unmap().WithZone("")
 	if why := r.refusalOf(addr, port); why != "" {
@@ -145,7 +144,6 @@ func numeric(label string) bool {
 	return notDecimal == nil || prefixed && notHex == nil
 }
 
-// check returns an error if a literal address is refused.
 func (r *Rules) check(address string) error {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -185,7 +183,6 @@ func (r *Rules) Dial(ctx context.Context, network, address string) (net.Conn, er
 	})
 }
 
-// literal dials a literal address, unless it is refused.
 func (r *Rules) literal(ctx context.Context, network, address string) (net.Conn, error) {
 	if r.Via == nil {
 		d := net.Dialer{Control: func(_, to string, _ syscall.RawConn) error { return r.check(to) }}
