@@ -28,7 +28,6 @@ type apiservers struct {
 	open  sync.Map                  // :: *ownConn → nothing
 }
 
-// ownConn is a connection to a local apiserver, which may be left.
 type ownConn struct {
 	net.Conn
 	of      *apiservers

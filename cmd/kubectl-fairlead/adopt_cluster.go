@@ -52,7 +52,6 @@ func (m *mover) save(ctx context.Context, a *apiregistrationv1.APIService, old .
 	})
 }
 
-// same reports whether two states of an APIService are the same for this command.
 func same(a, b *apiregistrationv1.APIService) bool {
 	return equality.Semantic.DeepEqual(ours(a), ours(b))
 }

@@ -127,7 +127,6 @@ func (l *linter) readable(ctx context.Context, client rest.Interface) bool {
 	return len(l.Findings) == before
 }
 
-// doFor returns what to do about err: allow, if rights are missing.
 func doFor(err error, allow string) string {
 	switch text := err.Error(); {
 	case apierrors.IsForbidden(err):

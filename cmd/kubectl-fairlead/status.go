@@ -75,7 +75,6 @@ func statusCommand() *cobra.Command {
 	return cmd
 }
 
-// sound returns errUnavailable unless this replica is ready, no check fails, and every APIService can be used.
 func sound(s *answer.Status) error {
 	if _, ok := s.Served(); !ok {
 		return errUnavailable

@@ -97,7 +97,6 @@ func foreign(have *corev1.Endpoints, list []discoveryv1.EndpointSlice) bool {
 	}))
 }
 
-// altered reports whether an EndpointSlice is not what its annotations say.
 func altered(s *discoveryv1.EndpointSlice) bool {
 	return s.Annotations[contentAnnotation] != sliceContent(s) || s.Annotations[zonesAnnotation] != zonesOf(s)
 }

@@ -53,7 +53,6 @@ func judged(a *answer.APIService, e *registry.Entry) {
 	a.Runbook = Runbooks + page + ".md"
 }
 
-// different returns what each endpoint serves, if it is not the same.
 func different(all []answer.Endpoint) string {
 	var each []string
 	kinds := map[string]bool{}

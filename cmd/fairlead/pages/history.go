@@ -87,7 +87,6 @@ func (h *history) newest() []answer.Transition {
 	return out
 }
 
-// remote returns the entry, or an empty one if it is nil or Local.
 func remote(e *registry.Entry) *registry.Entry {
 	if e == nil || e.Local() {
 		return &registry.Entry{}

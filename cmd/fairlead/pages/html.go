@@ -80,7 +80,6 @@ func (v *view) Sum() (sum struct {
 	return sum
 }
 
-// Locals returns the APIServices of the local apiserver.
 func (v *view) Locals() []*answer.APIService {
 	return v.Those(func(a *answer.APIService) bool { return a.Kind == "local" })
 }
@@ -203,7 +202,6 @@ func spark(list []float64, width, height float64) string {
 	return b.String()
 }
 
-// bar is a time in which an endpoint's health was the same.
 type bar struct {
 	answer.Change
 	X, Width float64
