@@ -68,23 +68,28 @@ func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) (err error)
 // impersonated returns whom the local apiserver will take for the caller if that may impersonate:
 // as in its filter (k8s.io/apiserver/pkg/endpoints/filters/impersonation).
 func (h *Head) impersonated() user.Info {
-	u := &user.DefaultInfo{Name: h.get("impersonate-user")}
+	var groups []string
 	for i := range h.Fields {
 		if f := &h.Fields[i]; strings.EqualFold(f.Name, "impersonate-group") {
-			u.Groups = append(u.Groups, f.Value)
+			groups = append(groups, f.Value)
 		}
 	}
-	switch namespace, _, err := serviceaccount.SplitUsername(u.Name); {
-	case len(u.Groups) > 0:
+	return Impersonated(h.get("impersonate-user"), "", groups)
+}
+
+// Impersonated returns a user with the groups that kube-apiserver adds to whom a caller impersonates, as in its filter
+// (k8s.io/apiserver/pkg/endpoints/filters/impersonation).
+func Impersonated(name, uid string, groups []string) user.Info {
+	switch namespace, _, err := serviceaccount.SplitUsername(name); {
+	case len(groups) > 0:
 	case err == nil:
-		u.Groups = serviceaccount.MakeGroupNames(namespace)
-	case strings.HasPrefix(u.Name, "system:node:"): // if the apiserver constrains impersonation
-		u.Groups = []string{user.NodesGroup}
+		groups = serviceaccount.MakeGroupNames(namespace)
+	case strings.HasPrefix(name, "system:node:"): // if the apiserver constrains impersonation
+		groups = []string{user.NodesGroup}
 	}
 	everybody := user.AllAuthenticated
-	if u.Name == user.Anonymous || slices.Contains(u.Groups, user.AllUnauthenticated) {
+	if name == user.Anonymous || slices.Contains(groups, user.AllUnauthenticated) {
 		everybody = user.AllUnauthenticated
 	}
-	u.Groups = append(u.Groups, everybody)
-	return u
+	return &user.DefaultInfo{Name: name, UID: uid, Groups: append(slices.Clip(groups), everybody)}
 }

@@ -12,7 +12,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
@@ -50,7 +49,7 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, "explaining a request of another user: "+denied.Error(), code[apierrors.IsForbidden(denied)])
 			return
 		}
-		u = subject(name, q.Get("uid"), q["group"])
+		u = proxy.Impersonated(name, q.Get("uid"), q["group"])
 	}
 	method := cmp.Or(strings.ToUpper(q.Get("method")), http.MethodGet)
 	if _, err := netip.ParseAddr(cmp.Or(q.Get("source"), "::")); err != nil {
@@ -58,18 +57,6 @@ func (p *Pages) serveExplain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	writeJSON(w, p.explain(r.Context(), method, target, q.Get("agent"), q.Get("source"), u))
-}
-
-// subject returns a user with its implicit groups, as in impersonation.
-func subject(name, uid string, groups []string) user.Info {
-	if namespace, _, err := serviceaccount.SplitUsername(name); err == nil && len(groups) == 0 {
-		groups = serviceaccount.MakeGroupNames(namespace)
-	}
-	all := user.AllAuthenticated
-	if name == user.Anonymous || slices.Contains(groups, user.AllUnauthenticated) {
-		all = user.AllUnauthenticated
-	}
-	return &user.DefaultInfo{Name: name, UID: uid, Groups: append(slices.Clone(groups), all)}
 }
 
 func (p *Pages) explain(ctx context.Context, method, target, agent, source string, u user.Info) *answer.Explanation {
