@@ -8,6 +8,7 @@ package policy
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -133,12 +134,10 @@ func (w *When) fails(r *Request) string {
 
 // matches reports whether one of the values matches. Nothing matches what a request does not have.
 func matches(values []string, s string) bool {
-	for _, v := range values {
-		if n := len(v) - 1; n >= 0 && s != "" && (v == s || v[n] == '*' && len(s) >= n && s[:n] == v[:n]) {
-			return true
-		}
-	}
-	return false
+	return s != "" && slices.ContainsFunc(values, func(v string) bool {
+		prefix, wild := strings.CutSuffix(v, "*")
+		return v == s || wild && strings.HasPrefix(s, prefix)
+	})
 }
 
 func (r *Request) ofResource(values []string) bool {
