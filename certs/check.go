@@ -163,8 +163,7 @@ func (f *Findings) headers(object string, authentication map[string][]byte) {
 	}
 }
 
-// CheckServing checks whether the certificate that Fairlead serves, leaf first, suits the names and
-// addresses that clients use. object is the Object of the findings.
+// CheckServing checks whether a serving chain suits the names that clients use. object is the Object of the findings.
 func (f *Findings) CheckServing(object string, chain []*x509.Certificate, names []string) {
 	leaf := chain[0]
 	f.expiry(object, leaf, "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")

@@ -54,8 +54,7 @@ func (c *Clients) Headers() (names *HeaderNames, known bool) {
 // VerifyUser verifies a peer's certificates, leaf first, against the client CA and returns the
 // chains found. No chain and no error means that there is no client CA now, or no certificate.
 //
-// The result holds until the earliest NotAfter in the chains and for this Generation. A caller that
-// caches it must read the Generation before the call.
+// The result holds until the earliest NotAfter of the chains, and for the Generation that was read before the call.
 func (c *Clients) VerifyUser(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 	chains, err := verify(peer, c.current.Load().clientPool)
 	if err != nil {

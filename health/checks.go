@@ -28,11 +28,9 @@ type Checks struct {
 	Draining *atomic.Bool
 	// List holds the checks, in the order shown. None may block. Empty means only those above.
 	List []healthz.HealthChecker
-	// Others hold the checks whose failure does not end readiness. ?verbose lists them after the
-	// result, and each has a path. Empty means none.
+	// Others do not end readiness. ?verbose lists them after the result, and each has a path. Empty means none.
 	Others []healthz.HealthChecker
-	// Logger gets the reasons whenever the set of failing checks changes. No response contains
-	// them: the path is open to strangers. Nil discards.
+	// Logger gets the reasons when the failing checks change; no response has them: strangers may ask. Nil discards.
 	Logger *slog.Logger
 
 	failing atomic.Pointer[string] // names of failing checks, as last logged

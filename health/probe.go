@@ -87,8 +87,7 @@ func (t *target) try(ctx context.Context, c *claim, l *probeConn) finding {
 	return f
 }
 
-// inTime refuses a response that comes only when the timeout ends: a handler that waits until its
-// client leaves may still answer 200 while we are leaving.
+// inTime refuses a response that comes as the timeout ends: a handler that waits until we leave may still answer 200.
 func inTime(err error, latency, timeout time.Duration) error {
 	if err == nil && latency >= timeout {
 		return context.DeadlineExceeded

@@ -45,8 +45,7 @@ type Config struct {
 	// Table returns the current table: of its entries the endpoints are probed, for the document of
 	// their group-version or, where they have none, for the server's readiness.
 	Table func() latest.State[*registry.Entry]
-	// Report takes what was found out about an endpoint. It is called only when something has
-	// changed, and after a Signal. It may be called by many goroutines.
+	// Report takes what was found out about an endpoint, when that has changed or after a Signal, from many goroutines.
 	Report func(registry.Report)
 	// TLS returns the client configuration for a Backend, with the proxy client certificate: by what its Owner trusts
 	// or, without one, what all that have the Backend trust. If an error (or one of the verification that it sets up)

@@ -77,8 +77,7 @@ func (h *Head) impersonated() user.Info {
 	return Impersonated(h.get("impersonate-user"), "", groups)
 }
 
-// Impersonated returns a user with the groups that kube-apiserver adds to whom a caller impersonates, as in its filter
-// (k8s.io/apiserver/pkg/endpoints/filters/impersonation).
+// Impersonated returns a user with the groups that k8s.io/apiserver/pkg/endpoints/filters/impersonation adds.
 func Impersonated(name, uid string, groups []string) user.Info {
 	switch namespace, _, err := serviceaccount.SplitUsername(name); {
 	case len(groups) > 0:

@@ -69,8 +69,7 @@ func errNested(name string) error {
 	return apierrors.NewBadRequest(name + " is not a supported impersonation header")
 }
 
-// errOwnCredential means that the local apiserver rejected this process's credential before it
-// looked at the caller. A 401 would blame the caller's credentials.
+// errOwnCredential means that the local apiserver rejected this process's credential. A 401 would blame the caller's.
 var errOwnCredential = unavailable("the local apiserver rejects the front door's own credential, please try again")
 
 func errForbidden(d *Decision) error {

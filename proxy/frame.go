@@ -23,8 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// frames carries out decisions with proxy/h2: requests of HTTP/2 clients to HTTP/2 backends are
-// forwarded frame by frame, all others go to Proxy.ServeHTTP.
+// frames carries out decisions with proxy/h2: from HTTP/2 to HTTP/2 frame by frame, all others by Proxy.ServeHTTP.
 type frames struct {
 	p        *Proxy
 	server   *h2.Server

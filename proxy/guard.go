@@ -48,8 +48,7 @@ func (p *Proxy) Guard(page http.Handler) http.Handler {
 }
 
 const (
-	// scraperMemory is how long an admitted scraper is remembered for times when the local
-	// apiserver is down: else an outage would have no metrics from its first minute on.
+	// scraperMemory is how long an admitted scraper is known: else an outage of the local apiserver has no metrics.
 	scraperMemory = 5 * time.Minute
 	maxScrapers   = 16 // limits the remembered scrapers, the latest: a few Prometheus replicas and an agent
 	metricsPath   = "/metrics"

@@ -188,8 +188,7 @@ func hostOnly(addr string) string {
 	return addr
 }
 
-// hopByHop reports whether a field (name in lower case) concerns a single connection (RFC 9110
-// §7.6.1). Such a field is forwarded in neither direction.
+// hopByHop reports whether a field, in lower case, is a connection's (RFC 9110 §7.6.1): neither direction forwards it.
 func hopByHop(name string) bool {
 	switch name {
 	case "te", "trailer", "proxy-authenticate", "http2-settings":

@@ -281,8 +281,7 @@ func (g *givenUp) ended(d *Decision, h *Head, status int, took time.Duration) {
 	g.charge(accountOf(d, h), 1)
 }
 
-// charge charges a user for n requests. The debt never exceeds twice the burst, so that a user
-// waits no longer than the burst takes to refill.
+// charge charges a user for n requests, up to twice the burst: no user waits longer than the burst takes to refill.
 func (g *givenUp) charge(who account, n int) {
 	full := time.Duration(g.burst) * g.pause
 	g.mu.Lock()

@@ -50,8 +50,7 @@ func newMetrics(reg prometheus.Registerer, tables tables, active ...prometheus.C
 	return m
 }
 
-// series are the metrics of a group-version for one verb and status. They are cached, so that
-// counting a request hashes no label and takes no lock.
+// series are the metrics of a group-version, verb and status, cached: counting hashes no label and takes no lock.
 type series struct {
 	verb     string
 	code     int

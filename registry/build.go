@@ -312,8 +312,7 @@ type Options struct {
 	Defaults Settings
 }
 
-// Protects reports whether no remote may claim the group. A remote that claimed a built-in one
-// would see every Secret, and could answer every SubjectAccessReview.
+// Protects reports whether no remote may claim the group: it would see every Secret, or answer SubjectAccessReviews.
 func (o *Options) Protects(group string) bool {
 	if o.ProtectedGroups == nil {
 		// The group extensions is gone, but its name is reserved.

@@ -16,8 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
-// Entry is one APIService in the table. An unchanged Entry is the same pointer from table to table,
-// so a reader may use the pointer as the key of what it derives.
+// Entry is one APIService in the table. Unchanged, it is the same pointer in the next: a key for what readers derive.
 type Entry struct {
 	Name         string              // the object's, version.group; "v1." for the core group
 	GroupVersion schema.GroupVersion // the one that the entry claims
@@ -165,8 +164,7 @@ type Settings struct {
 	CAOverlap time.Duration
 	// ProbeInterval is the time between probes of a healthy endpoint. Annotation probe-interval.
 	ProbeInterval time.Duration
-	// PingTimeout is how long an HTTP/2 connection may be silent before it is closed. After a fifth
-	// of this time it gets a PING. Annotation ping-timeout.
+	// PingTimeout is the silence that closes an HTTP/2 connection, with a PING after a fifth. Annotation ping-timeout.
 	PingTimeout time.Duration
 	// Maintenance is the message of the 503 that all requests get. Empty means no maintenance. Annotation maintenance.
 	Maintenance string

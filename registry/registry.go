@@ -83,8 +83,7 @@ func New(c Config) (*Registry, error) {
 	case c.APIServices != nil || c.Directory != "":
 		c.Options.Directory, c.Options.AllowURLs = true, true
 		if c.APIServices == nil && !c.Cluster {
-			// The operator of this process writes the directory, on a machine that may have no
-			// network, so it may name loopback. Slices of a cluster may not.
+			// The operator writes the directory, perhaps without a network, so it may name loopback; slices may not.
 			c.Options.Reach.AllowLoopback = true
 		}
 	case c.Client == nil:

@@ -143,8 +143,7 @@ func (m *sources) watch(ctx context.Context, ref types.NamespacedName, f func(*c
 	return g.Wait()
 }
 
-// Roles returns the ClusterRoles by name and the ClusterRoleBindings of the directory, and a number
-// that changes whenever they do. They are read-only. Without a directory there are none.
+// Roles is Directory.Roles. Without a directory there are none.
 func (r *Registry) Roles() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64) {
 	return r.sources.Roles()
 }

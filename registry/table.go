@@ -196,8 +196,7 @@ func (b *builder) arrange(t *Table) {
 	}
 }
 
-// merge merges fresh elements into the kept ones, which are ordered. Nil elements of kept are
-// dropped. It is one pass, so adding one element to thousands is cheap.
+// merge merges fresh into kept, which is ordered, and drops its nils. In one pass, adding one to thousands is cheap.
 func merge[T any](kept, fresh []*T, compare func(a, b *T) int) []*T {
 	slices.SortFunc(fresh, compare)
 	out := make([]*T, 0, len(kept)+len(fresh))

@@ -269,8 +269,7 @@ func (t *Trust) all() []*backend {
 	return slices.SortedFunc(maps.Values(t.backends), func(a, b *backend) int { return cmp.Compare(a.name, b.name) })
 }
 
-// localName stands for the local apiserver in metrics and status, in place of an APIService's name.
-// No APIService can have it: their names have a dot.
+// localName stands for the local apiserver in metrics and status. No APIService can have it: their names have a dot.
 const localName = "local-apiserver"
 
 // LocalBundle sets the roots for verifying the local apiserver: the certificate-authority of the kubeconfig. Empty data

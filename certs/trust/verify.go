@@ -129,8 +129,7 @@ func unknownAuthority(err error, chain []*x509.Certificate, r *roots, now time.T
 		subject(chain[0]), called(child.Issuer), r)
 }
 
-// issuer finds the certificate that signed child. It prefers a candidate in date, so that an
-// expired CA is reported only when there is no better one.
+// issuer finds who signed child, preferably a certificate in date: an expired CA is reported only if there is no other.
 func issuer(child *x509.Certificate, candidates []*x509.Certificate) (parent *x509.Certificate, reason string) {
 	alike := 0 // of one name a bundle has room for thousands, each of which may have signed another
 	for _, c := range candidates {
@@ -255,8 +254,7 @@ const (
 // message may have 32 KiB; half a KiB is still readable.
 const maxMessage = 512
 
-// Error says why a backend's certificate, or the bundle that it should verify against, was refused.
-// Handshakes return it as it is, so errors.As finds it.
+// Error says why a backend's certificate or bundle was refused. Handshakes return it as it is, so errors.As finds it.
 type Error struct {
 	// Message is one line for the operator: what is wrong and where, without the reason. It has
 	// names from certificates, but never a dialled address.

@@ -147,8 +147,7 @@ type Traffic struct {
 	Errors float64 `json:"errors"`
 	P50    float64 `json:"p50"`
 	P99    float64 `json:"p99"`
-	// Points are the 99th percentiles of the last ten minutes in seconds, one for every ten
-	// seconds, oldest first. Zero means no requests.
+	// Points are 99th percentiles in seconds, of each 10 s in the last 10 min, oldest first. Zero means no requests.
 	Points []float64 `json:"points"`
 }
 

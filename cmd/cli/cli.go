@@ -1,5 +1,4 @@
-// Package cli is shared by Fairlead's commands: how they are built, how they read the flags that
-// several have, how they report errors, and their exit codes.
+// Package cli is what Fairlead's commands share: how they are built, read common flags, report errors and exit.
 //
 // Only main's goroutine uses it.
 package cli
@@ -38,8 +37,7 @@ func Usage(err error) error {
 // IsUsage reports whether err is a mistake in the command line.
 func IsUsage(err error) bool { return errors.As(err, new(usage)) }
 
-// Root makes a command with subcommands, and adds the subcommand version. An unknown subcommand is
-// a usage error, and so are arguments that a subcommand does not take.
+// Root makes a command with subcommands, and adds version. Unknown subcommands and arguments are usage errors.
 func Root(use, short, version string, subcommands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short, Version: fmt.Sprintf("%s (%s)", version, runtime.Version()),

@@ -95,8 +95,7 @@ func (s *server) serve(ctx context.Context) error {
 	return s.ended(gctx, g.Wait, loops.Done())
 }
 
-// lastWait is how long loops may take to end after the drain. The slowest orderly one releases a
-// Lease at an apiserver that does not answer, which takes 6 s.
+// lastWait is how long loops may take to end after the drain: releasing a Lease takes 6 s if no apiserver answers.
 const lastWait = 15 * time.Second
 
 // ended returns when all loops have ended, or lastWait after stopped is closed, then with why ctx has ended, which is

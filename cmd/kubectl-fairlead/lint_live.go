@@ -185,8 +185,7 @@ func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interfac
 	}
 }
 
-// shadowed reports CustomResourceDefinitions of group-versions that a remote APIService claims:
-// their objects still exist, but cannot be reached.
+// shadowed reports CustomResourceDefinitions of remotes' group-versions: their objects exist, but cannot be reached.
 func (l *linter) shadowed(ctx context.Context, client rest.Interface, entries []*registry.Entry) {
 	var claimed []schema.GroupVersion
 	for _, e := range entries {

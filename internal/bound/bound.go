@@ -1,7 +1,6 @@
 // Package bound implements limits that many callers share. No caller may use all of a limit.
 //
-// The rule: no source holds more than a quarter of a limit. With Places.Lend, a source may hold
-// more as long as some places stay free for others.
+// The rule: no source holds more than a quarter of a limit; with Places.Lend, more while some places stay free.
 //
 // Everything is safe for concurrent use. A mutex is held for a map look-up, never while waiting.
 package bound
@@ -170,8 +169,7 @@ func Stranger(remote string) Source {
 
 const quarter = 4 // the number of shares of a limit: one source may hold one
 
-// shares yields the keys under which s is counted, the narrowest first, and how many equal parts a limit has of which
-// the key may hold one.
+// shares yields the keys by which s counts, narrowest first, and of how many equal parts of a limit each may hold one.
 func (s Source) shares(yield func(key Source, parts int64) bool) {
 	if s.Conn == "" || yield(Source{Conn: s.Conn}, quarter*quarter) {
 		yield(Source{User: s.User, Address: s.Address}, quarter)

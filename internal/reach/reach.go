@@ -38,8 +38,7 @@ type Rules struct {
 	Via func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Refusal returns why a host must not be dialled, or "". Dial checks the addresses of a name again,
-// because it may resolve to anything and may change.
+// Refusal returns why a host must not be dialled, or "". Dial checks again what a name resolves to: that may change.
 func (r *Rules) Refusal(host string, port int32) string {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return r.refusalIP(addr, port)

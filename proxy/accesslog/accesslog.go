@@ -31,8 +31,7 @@ import (
 // Config configures a Log (makeAccessLog in cmd/fairlead).
 type Config struct {
 	Writer io.Writer // gets whole lines, only from Run. Required
-	// Skip is the fraction of requests, from 0 to 1, without a line; responses with 400 or more
-	// always have one. Zero means that every request has a line.
+	// Skip is the fraction of requests, from 0 to 1, without a line. Responses with 400 or more always have one.
 	Skip         float64
 	metric.Sinks // the loss of lines
 }

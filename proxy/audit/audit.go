@@ -139,9 +139,8 @@ func (l *Log) Run(ctx context.Context) error {
 	}
 }
 
-// write encodes an event and those that wait behind it, and writes their lines in few calls. A call
-// has whole lines only: the writer may change files between calls. A long line has a call of its
-// own: the writer may refuse it, because no file may be as long.
+// write encodes an event and those behind it, and writes their lines in few calls, each of whole lines: the file may
+// change in between. A long line has a call of its own: the writer may refuse it, because no file may be as long.
 func (l *Log) write(e entry) {
 	defer func() {
 		if l.unlogged.Load() > 0 {

@@ -33,8 +33,7 @@ const (
 	// KindInvalid means that credentials failed and there are no others: 401, on either side.
 	// Without its failed certificate the forwarded request would be anonymous.
 	KindInvalid
-	// KindIssued is a token that this process verifies itself and never forwards. Read returns
-	// KindToken; after Issued and Cached, the caller sets KindIssued.
+	// KindIssued is a token that we verify ourselves and never forward. Read's caller sets it, after Issued and Cached.
 	KindIssued
 )
 

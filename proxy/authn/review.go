@@ -33,8 +33,7 @@ const (
 
 var errBadToken = fmt.Errorf("%w: invalid bearer token", ErrUnauthenticated)
 
-// invalidToken is kube-apiserver's reason for a token that no authenticator knows. Any other reason
-// may mean that an authenticator was unable to decide.
+// invalidToken is kube-apiserver's reason if no authenticator knows a token; another may mean that one cannot tell.
 const invalidToken = "invalid bearer token"
 
 // TokenReview returns a Config.Review that asks the local apiserver, with the retries of k8s.io/apiserver's client

@@ -280,8 +280,7 @@ func (v *view) chooseNear(tick uint64, by *Stay) *endpoint {
 }
 
 const (
-	// maxOrdered is how many endpoints a client connection has an order of: each choice looks at
-	// all of them. Requests to more are spread.
+	// maxOrdered is how many endpoints a connection orders: each choice looks at all. Requests to more are spread.
 	maxOrdered = 32
 	// spare is by how many requests an endpoint may be above the mean, if that is more than a
 	// quarter. With fewer, a client's few watches would be enough to make it leave.

@@ -20,8 +20,7 @@ const (
 	staleIdle = 1500 * time.Millisecond
 	// expectTimeout is how long a request waits for 100 Continue: the local apiserver may have to ask a webhook first.
 	expectTimeout = 10 * time.Second
-	// maxDialing limits the concurrent dials to one endpoint: hundreds of handshakes at once, after
-	// a server has died, would all exceed dialTimeout.
+	// maxDialing limits concurrent dials to an endpoint: after a server died, hundreds would all exceed dialTimeout.
 	maxDialing = 16
 	hungTime   = 10 * time.Second // how long a long-running request must be quiet to end when its endpoint is hung
 	// quickBody is the longest body that surely fits into a server's window. The kernel does not distinguish a server

@@ -250,8 +250,7 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	case err == nil:
 		return n, nil
 	case b.on != nil && (b.on.isCut.Load() || b.verdict.Err() != nil):
-		// Its connection is no longer trusted, or its endpoint was ejected or is hung: the client
-		// goes on at another one, or waits.
+		// Its connection is no longer trusted, its endpoint ejected or hung: the client goes on elsewhere, or waits.
 		err = net.ErrClosed
 	case err == io.EOF && b.request.Err() != nil: //nolint:errorlint // readers do not wrap it
 		err = context.Cause(b.request) // the server may have ended its body for the end of its connection

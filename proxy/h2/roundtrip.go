@@ -12,8 +12,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 )
 
-// guest is a caller of Server.RoundTrip. Its stream ends when the response was read to its end,
-// when the response's body is closed, or when the request's context ends.
+// guest is a caller of Server.RoundTrip. Its stream ends with the response, its body's Close, or the request's context.
 type guest struct {
 	engine.Guest // guarded by the shard's mutex, except Came, Room and Over
 	sh           *shard

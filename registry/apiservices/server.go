@@ -1,6 +1,5 @@
-// Package apiservices serves the group apiregistration.k8s.io/v1 as kube-apiserver does: from etcd
-// (--registry=etcd:), where objects can be written, or read-only from the table (--registry=dir:),
-// where the status of each object is this replica's own verdict.
+// Package apiservices serves apiregistration.k8s.io/v1 as kube-apiserver does: from etcd (--registry=etcd:), writable,
+// or read-only from the table (--registry=dir:), where each status is this replica's own verdict.
 //
 // It uses k8s.io/apiserver's handlers, so that negotiation, patches, tables, selectors, watches,
 // discovery and OpenAPI are Kubernetes' own. The documents of all groups are registry/documents'. Without

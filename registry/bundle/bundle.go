@@ -1,5 +1,4 @@
-// Package bundle reads PEM bundles of certificates. Everybody reads them by Parse, so that status,
-// verdict and handshake say the same of a caBundle.
+// Package bundle reads PEM bundles of certificates, for all alike: status, verdict and handshake say the same of one.
 package bundle
 
 import (

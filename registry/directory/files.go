@@ -161,8 +161,7 @@ func (d *Directory) read(l listing, first bool) (again bool) {
 	return again
 }
 
-// readFile reads one file. It returns old if the file has not changed, and nil if it is gone. A
-// file that is unreadable or invalid keeps its last valid objects.
+// readFile reads a file. It returns old for an unchanged one, nil for none. A bad one keeps its last valid objects.
 func (d *Directory) readFile(path string, old *file) *file {
 	f := &file{readAt: time.Now(), objects: old.objects}
 	wrong := func(doing string, err error) *file {

@@ -24,8 +24,7 @@ const (
 	Manager = "fairlead.dev"
 	// contentAnnotation repeats what was published: if the content differs, another has changed it.
 	contentAnnotation = "fairlead.dev/published"
-	// zonesAnnotation repeats the zones apart: replicas of older releases know only the other one, and must not take
-	// ours for another writer.
+	// zonesAnnotation repeats zones: older releases know only the other, and must not take us for another writer.
 	zonesAnnotation = "fairlead.dev/published-zones"
 )
 

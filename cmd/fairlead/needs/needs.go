@@ -153,8 +153,7 @@ func (n *Needs) look(now time.Time) {
 	n.last.Store(&all)
 }
 
-// Outcome is how the last of many equal things ended that this process does anyway: reviews, or
-// writes. The zero Outcome has seen none.
+// Outcome is how the last of many things ended that this process does anyway: reviews, or writes. Zero has seen none.
 type Outcome struct{ fault atomic.Pointer[fault] }
 
 type fault struct {

@@ -193,8 +193,7 @@ func appendInt(b []byte, first byte, n uint8, v uint64) []byte {
 	return append(b, byte(v))
 }
 
-// static is the static table (RFC 7541, Appendix A), staticNames its names by their lengths. There
-// is no map, because it would cost as much as the encoder saves.
+// static is the table of RFC 7541, Appendix A, staticNames its names by length: a map costs what the encoder saves.
 var static, staticNames = staticTable() //nolint:gochecknoglobals // nothing writes them
 
 // staticEntry is a name of the static table, with its first index.

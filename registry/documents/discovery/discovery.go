@@ -48,8 +48,7 @@ type Config struct {
 
 type sources = documents.Sources[state, localState]
 
-// Discovery holds the merged documents. It is an http.Handler, safe for concurrent use. It responds
-// with 503 until Run has read the local apiserver's documents once.
+// Discovery serves the merged documents, concurrently. Until Run has read the local apiserver's, it responds with 503.
 type Discovery struct {
 	*sources
 	cfg          Config

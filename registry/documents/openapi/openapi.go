@@ -37,8 +37,7 @@ import (
 
 type sources = documents.Sources[state, localState]
 
-// OpenAPI holds the merged documents. It is an http.Handler, safe for concurrent use. It responds
-// with 503 until Run has read the local apiserver's documents once.
+// OpenAPI serves the merged documents, concurrently. Until Run has read the local apiserver's, it responds with 503.
 type OpenAPI struct {
 	*sources
 	cfg   documents.Config
