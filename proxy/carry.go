@@ -304,8 +304,7 @@ func (x *exchange) plan() engine.Plan {
 	return p
 }
 
-// finite reports whether a long-running response has an end of its own, so that a part of it must
-// not look like the whole: a log that is not followed, or a download by the verb proxy.
+// finite returns Plan.Finite: for a log that is not followed, or a download by the verb proxy.
 func (x *exchange) finite() bool {
 	r := &x.decision.Request
 	if r.Subresource != "log" {

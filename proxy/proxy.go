@@ -225,8 +225,7 @@ type Config struct {
 	CredentialRejected func()
 	// Documents answers /api, /apis, /apis/<group> and /openapi. If nil, the local apiserver answers them.
 	Documents http.Handler
-	// Claimed reports whether Documents answers for a path, too, that the table leaves to the local
-	// apiserver. It must not block. If nil, it does for none.
+	// Claimed reports, without blocking, whether Documents answers for a path, too (OpenAPI.Claimed). Nil: for none.
 	Claimed func(path string) bool
 	// Ready returns Documents' response to a GET if that is at hand: it must neither compute nor
 	// block. If Ready or its result is nil, Documents answers.

@@ -49,8 +49,7 @@ type Config struct {
 	// Cluster adds the APIServices, Services and EndpointSlices of Client whose names Directory and APIServices do not
 	// have. These APIServices are Local, even those of extension servers: requests go to the cluster's own aggregator.
 	Cluster bool
-	// Directory is the directory of manifests (--registry=dir:PATH). Every .yaml, .yml and .json file in it and below
-	// it is read, except names that begin with a dot. Empty means that APIServices come from Client.
+	// Directory is directory.Config.Path (--registry=dir:PATH). Empty means that APIServices come from Client.
 	Directory string
 	// Policy is the file or directory of the policy, or configmap:<namespace>/<name>, of which each key is a file.
 	Policy string
@@ -236,8 +235,7 @@ func (r *Registry) step(o *objects) {
 	if next == prev {
 		return
 	}
-	// Store before close: readers that wake up must find the new table. They are the loops over
-	// latest.Of and latest.Changes, such as trust.Trust.Run and backend.Pools.Run.
+	// Store before close: readers that wake up must find the new table, in loops over latest.Of and latest.Changes.
 	r.table.Store(next)
 	close(prev.superseded)
 }

@@ -41,9 +41,8 @@ var ErrUnauthenticated = errors.New("unauthenticated")
 
 // Config configures an Authenticator (makeAuthn in cmd/fairlead). The zero Config refuses all but anonymous requests.
 type Config struct {
-	// VerifyClient (certs.Clients.VerifyUser) verifies a peer's certificates, leaf first, against
-	// the client CA and returns the verified chains. No chain and no error mean that there is
-	// currently no client CA, so no opinion. Nil means that client certificates are ignored.
+	// VerifyClient verifies a peer's certificates as certs.Clients.VerifyUser. No chain and no error mean that there is
+	// no client CA, so no opinion. Nil means that client certificates are ignored.
 	VerifyClient func(peer []*x509.Certificate) ([][]*x509.Certificate, error)
 	// VerifyFrontProxy does the same with the request-header CA, and checks the leaf's name against
 	// the allowed names. Nil means that no front proxy is trusted.

@@ -28,16 +28,13 @@ type Config struct {
 	// the APIService, or by b if apiService is empty; a value says that it has only expired: what goes on there may,
 	// new requests need another connection. release is called when the connection has ended.
 	Guard func(apiService string, b *registry.Backend, chain []*x509.Certificate) (lost <-chan struct{}, release func())
-	// IdentityChanged returns a channel that is closed when the proxy client certificate is
-	// replaced; the next call returns a new one. All connections then drain.
+	// IdentityChanged is certs.Pair.Changed of the proxy client certificate. When that changes, all connections drain.
 	IdentityChanged func() <-chan struct{}
 	// Dial connects to an address, or refuses to: who writes an EndpointSlice chooses to whom our certificate is shown.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Signal reports to health that live traffic found an endpoint failing: a dial, a handshake, an
-	// unanswered ping, a lost connection. It must not block.
+	// Signal is health.Prober.Signal, of a dial, a handshake, an unanswered ping, a lost connection. It must not block.
 	Signal func(apiService, address string, err error)
-	// Observe reports to health how long an endpoint took from the end of a request to the first byte of its response,
-	// for every request that is not long-running. It is on the hot path: it must not block, lock or allocate.
+	// Observe is health.Prober.Observe, for all requests but long-running ones: it must not block, lock or allocate.
 	Observe func(apiService, address string, took time.Duration)
 	// Memory bounds what the heads of answers take, with everything else. Nil means its own.
 	Memory       *hold.Bound

@@ -279,9 +279,8 @@ func (r *rawConn) unread() bool {
 	return n > 0
 }
 
-// taken returns how many bytes the peer has acknowledged, and whether all others are on their way. What our own socket
-// accepts says little, since it buffers megabytes. Zero and true mean unknown. Silence is the time since the last
-// acknowledgement: a peer whose window is full is asked again and again, and its kernel answers for a stopped process.
+// taken is engine.Config.Taken. What our own socket accepts says little, since it buffers megabytes. A peer whose
+// window is full is asked again and again, and its kernel answers for a stopped process.
 func (r *rawConn) taken() (n uint64, sent bool, silence time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock() // so that fd is not closed meanwhile

@@ -41,11 +41,9 @@ type Config struct {
 	From func(e *registry.Entry) Do
 	// Local sends requests to a local apiserver, likewise. Nil means that there is none.
 	Local func(server string) Do
-	// Each calls f for each local apiserver, on a goroutine of its own with a context that lasts as
-	// long as the server is one, and returns when ctx has ended and all have returned.
+	// Each calls f for each local apiserver, with a context that lasts as long as the server, see backend.Local.Each.
 	Each func(ctx context.Context, f func(ctx context.Context, server string)) error
-	// Only is told, before a document lists it, what not all of the known servers serve, and by
-	// whom: a resource, a group-version without one, or a path as the resource.
+	// Only is told, before a document lists it, what not all of the known servers serve, see backend.Local.Only.
 	Only func(document string, known []string, by map[schema.GroupVersionResource][]string)
 	// FetchOwn sends a request to this process for what it serves itself: apiregistration.k8s.io with the dir:
 	// registry, whatever the local apiserver has. Run uses it once. Nil means nothing.

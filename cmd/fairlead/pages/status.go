@@ -103,8 +103,7 @@ func total(counts []uint64) (n uint64) {
 	return n
 }
 
-// quantile returns a quantile in seconds: element i counts latencies of less than 2^i µs, without
-// those of earlier elements. Within an element it assumes an even distribution.
+// quantile returns a quantile of Pages.latencies in seconds. Within an element it assumes an even distribution.
 func quantile(counts []uint64, share float64) float64 {
 	all := total(counts)
 	if all == 0 {

@@ -144,8 +144,7 @@ func (e *Engine) freeChunk(c *chunk) {
 	e.freeChunks++
 }
 
-// freed marks an object that is on a free list. Memory that is freed twice would be given to two connections, and one
-// would read the other's data: freeing it again panics. The panic closes the connection on which it happens.
+// freed marks an object on a free list. Freeing it again panics, as in spare.Buffers, and closes the connection.
 type freed bool
 
 func (f *freed) free() {
