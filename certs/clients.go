@@ -92,8 +92,7 @@ func (t *clientTrust) verifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Cert
 
 func verify(peer []*x509.Certificate, roots *x509.CertPool) ([][]*x509.Certificate, error) {
 	if roots == nil || len(peer) == 0 {
-		// In crypto/x509 a nil pool would mean the system's roots.
-		return nil, nil
+		return nil, nil // in crypto/x509 a nil pool would mean the system's roots
 	}
 	if err := trust.Bounded(peer); err != nil {
 		return nil, err //nolint:wrapcheck // the callers wrap it
@@ -164,8 +163,7 @@ func pool(certs []*x509.Certificate) *x509.CertPool {
 type HeaderNames struct {
 	// Username, UID and Group are header names in order of preference. Nil means that the ConfigMap has none.
 	Username, UID, Group []string
-	// ExtraPrefix are prefixes of header names.
-	ExtraPrefix []string
+	ExtraPrefix          []string // prefixes of header names
 }
 
 // requestHeaders are what the ConfigMap says about front proxies.

@@ -60,8 +60,7 @@ func (p *Pair) GetClientCertificate(*tls.CertificateRequestInfo) (*tls.Certifica
 func (p *Pair) Set(cert *tls.Certificate) {
 	old := p.current.Load()
 	p.current.Store(&pairState{cert: cert, superseded: make(chan struct{})})
-	// Swap before close: a goroutine that wakes up must find the new pair.
-	close(old.superseded)
+	close(old.superseded) // swap before close: a goroutine that wakes up must find the new pair
 }
 
 // take puts data (certificate, key) in force. It refuses a truncated certificate file: intermediates would be missing.

@@ -26,9 +26,8 @@ import (
 
 // followed is a value that is read from files, or from the authentication ConfigMap, as a whole or not at all.
 type followed struct {
-	use string
-	// source names the origin in logs, metrics and status, and distinguishes two of the same use.
-	source string
+	use    string
+	source string // names the origin in logs, metrics and status, and distinguishes two of the same use
 	// files are the paths to read, perhaps symlinks, or below one, as in a Kubernetes volume. Nil: it is delivered.
 	files []string
 	// take parses the data, in the order of the files, and puts it in force, unless it is faulty.
@@ -39,8 +38,7 @@ type followed struct {
 	// held returns the certificates in force: of a pair, the leaf. Nil means that it has none.
 	held func() []*x509.Certificate
 
-	// mu guards the fields below. Only the goroutine that reads the source writes them.
-	mu      sync.Mutex
+	mu      sync.Mutex        // guards the fields below. Only the goroutine that reads the source writes them
 	digest  [sha256.Size]byte // of the last data taken or refused; zero means none yet
 	refused bool
 	read    time.Time
@@ -105,8 +103,7 @@ func (f *followed) offer(data [][]byte, err error, take func() error) (changed b
 
 // readFile reads a regular file, as large as a bundle may be: a FIFO would block for ever, a device has no end.
 func readFile(path string) ([]byte, error) {
-	// Stat first: opening a FIFO already blocks.
-	if info, err := os.Stat(path); err != nil {
+	if info, err := os.Stat(path); err != nil { // stat first: opening a FIFO already blocks
 		return nil, err
 	} else if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("opening %s: not a regular file", path)
@@ -214,8 +211,7 @@ const (
 	// parts, and the certificate after the key, usually within milliseconds. The wait ends after quietAtMost.
 	quiet       = 100 * time.Millisecond
 	quietAtMost = time.Second
-	// maxLinks bounds the symlinks on the way to one file, as the kernel does.
-	maxLinks = 40
+	maxLinks    = 40 // bounds the symlinks on the way to one file, as the kernel does
 )
 
 // runFiles reads the files again when their directories change, and once a minute, until ctx ends.
@@ -232,8 +228,7 @@ func (s *Store) runFiles(ctx context.Context) {
 	defer watching.Wait()
 	watching.Go(func() { w.Run(ctx) })
 	for {
-		// Watch before reading: a change between New and this point is seen now.
-		w.Watch(func() (all []string) {
+		w.Watch(func() (all []string) { // watch before reading: a change between New and this point is seen now
 			for _, path := range paths {
 				all = append(all, directories(path)...)
 			}

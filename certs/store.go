@@ -58,9 +58,8 @@ type Config struct {
 	ProxyClient PairSource // presented to the local apiserver and to backends. Zero means none
 	Files       []File     // further files to follow, such as a kubeconfig. Nil means none
 
-	// Watch follows the ConfigMap. It is required if ConfigMap is set.
-	Watch        trust.Watch
-	metric.Sinks // reloads
+	Watch        trust.Watch // follows the ConfigMap. It is required if ConfigMap is set
+	metric.Sinks             // reloads
 }
 
 // File is a file of another package that is followed with the same care.
@@ -69,8 +68,7 @@ type File struct {
 	Path string // the file
 	// Take parses the content and puts it in force. After an error the former stays. New calls it first, later Run.
 	Take func(data []byte) error
-	// Held returns the certificates in it that are in force. Nil means that it has none.
-	Held func() []*x509.Certificate
+	Held func() []*x509.Certificate // returns the certificates in it that are in force. Nil means that it has none
 }
 
 // Store holds the certificates of this process. It needs Run only to follow its sources.

@@ -21,8 +21,7 @@ const ownCheck = "fairlead"
 // Checks answers a health path as kube-apiserver does: /readyz with ?verbose and ?exclude=, and /readyz/<check> for one
 // of them. Two checks come before those listed: ping, which always passes, and fairlead, which fails while draining.
 type Checks struct {
-	// Name is the path without its slash: livez, readyz.
-	Name string
+	Name string // the path without its slash: livez, readyz
 	// Draining ends readiness, before anything else of a shutdown: once true, the check fairlead
 	// fails. Nil means that there is no such check (a process that drains is alive).
 	Draining *atomic.Bool

@@ -23,16 +23,14 @@ import (
 )
 
 const (
-	// probeTimeout is the same as kube-aggregator's.
-	probeTimeout = 5 * time.Second
+	probeTimeout = 5 * time.Second // the same as kube-aggregator's
 	// dialTimeout is the part of probeTimeout that the dial may take. One lost SYN is sent again after 1 s (RFC 6298)
 	// and still arrives. A host whose packets vanish is ejected within 2 s (keep-alive) + 0.25 s + 2 s.
 	dialTimeout = 2 * time.Second
 	// maxBody is how much of a body is drained, so that the backend sees its response read to the end
 	// (kubernetes/kubernetes#133644). A document is some 100 KiB at most. A longer body costs only that connection.
-	maxBody = 1 << 20
-	// maxHead and maxMessage bound what a backend can make us keep and show.
-	maxHead, maxMessage = 64 << 10, 1 << 10
+	maxBody             = 1 << 20
+	maxHead, maxMessage = 64 << 10, 1 << 10 // bound what a backend can make us keep and show
 )
 
 func probeURL(e *registry.Entry, address string) *url.URL {

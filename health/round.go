@@ -111,8 +111,7 @@ func (r *round) run(ctx context.Context, asked []*claim) {
 				r.room = max(1, min(l.conn.Available()+l.conn.InFlight(), atOneTime)) // SETTINGS came before it
 				most = max(most, r.room)
 			case <-stall.C:
-				// Where all requests hang, all claims are to be probed soon.
-				most += max(most, atOneTime)
+				most += max(most, atOneTime) // where all requests hang, all claims are to be probed soon
 				after = hedgeSuspicious
 				stall.Reset(after)
 			}

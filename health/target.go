@@ -17,8 +17,7 @@ const (
 	// defaultInterval is the time between probes of a healthy endpoint whose Policy names none.
 	// kube-aggregator resyncs every 30 s with five requests; this is as many, evenly spread.
 	defaultInterval = 10 * time.Second
-	// jitter spreads the probes of endpoints that came at the same time.
-	jitter = 0.2
+	jitter          = 0.2 // spreads the probes of endpoints that came at the same time
 	// lightChecks is how many checks the time between two probes is divided into, the probe included: at most 4 s pass
 	// (12 s / 3) before one, so a hanging endpoint is ejected within 4 + 0.5 + 5.25 s, under the promised 12.
 	lightChecks = 3

@@ -80,8 +80,7 @@ func (x *exchange) bodies() bool {
 	if x.event == nil || !x.event.Bodies() {
 		return false
 	}
-	// Decided by the route: with impersonation, the action is not final yet.
-	d := &x.decision
+	d := &x.decision // decided by the route: with impersonation, the action is not final yet
 	return d.Entry != nil && !d.Entry.Local() || d.Request.IsResourceRequest && x.p.actionOf(d.route) == ToPage
 }
 

@@ -272,18 +272,16 @@ type Input struct {
 	// Touched names the APIServices of which an object has changed since prev: the APIService, its Service, a slice, or
 	// a CustomResourceDefinition that it shadows. Build then skips all others. Nil means that any may have changed.
 	Touched sets.Set[string]
-	// Reports are the prober's reports since prev. Earlier ones are carried over from prev.
-	Reports []Report
+	Reports []Report // the prober's reports since prev. Earlier ones are carried over from prev
 	// Shadowed are CustomResourceDefinitions of group-versions that are claimed for a remote.
 	Shadowed map[schema.GroupVersion]string
 	policy   *routings // nil means that of prev, else none
 	bundles  bundles   // parsed in advance
 	// Options are the settings. Nil means prev's, else the defaults. With another pointer than prev's, all is rebuilt.
-	Options *Options
-	// Problems are the faults of the source that belong to no entry. See Table.Problems.
-	Problems []directory.Fault
-	Complete bool      // every source has been read once
-	Now      time.Time // the current time, for Since and for the overlap of a replaced CA
+	Options  *Options
+	Problems []directory.Fault // the faults of the source that belong to no entry. See Table.Problems
+	Complete bool              // every source has been read once
+	Now      time.Time         // the current time, for Since and for the overlap of a replaced CA
 }
 
 // Options are the settings of Build. The zero value means the documented defaults.
@@ -292,11 +290,9 @@ type Options struct {
 	ClusterIPRouting bool
 	// Reach says which addresses endpoints and external names may have. Config.Directory implies
 	// its AllowLoopback, unless Config.Cluster or Config.APIServices is set.
-	Reach reach.Rules
-	// Zone is this replica's. Empty means that it is unknown, and that the hints of endpoints do not count.
-	Zone string
-	// AllowURLs allows the annotation url. Config.Directory and Config.APIServices imply it.
-	AllowURLs bool
+	Reach     reach.Rules
+	Zone      string // this replica's. Empty means that it is unknown, and that the hints of endpoints do not count
+	AllowURLs bool   // allows the annotation url. Config.Directory and Config.APIServices imply it
 	// Front is Fairlead's own Service, to which the cluster's aggregator sends APIServices: none
 	// may have it as its extension server. Zero means that none is known.
 	Front types.NamespacedName
@@ -315,8 +311,7 @@ type Options struct {
 // Protects reports whether no remote may claim the group: it would see every Secret, or answer SubjectAccessReviews.
 func (o *Options) Protects(group string) bool {
 	if o.ProtectedGroups == nil {
-		// The group extensions is gone, but its name is reserved.
-		return builtin.Group(group) || group == "extensions"
+		return builtin.Group(group) || group == "extensions" // the group extensions is gone, but its name is reserved
 	}
 	return slices.Contains(o.ProtectedGroups, group) || group == "" && slices.Contains(o.ProtectedGroups, "core")
 }

@@ -28,15 +28,13 @@ const (
 	kindAPIService kind = iota
 	kindService
 	kindSlice
-	// kindFallback are the directory's APIServices where etcd's, kindAPIService, come first.
-	kindFallback
+	kindFallback // the directory's APIServices where etcd's, kindAPIService, come first
 	// kindServed are what the local apiserver serves: Local, but for what it sends to Fairlead. They come last.
 	kindServed
 	// kindFallbackService and kindFallbackSlice are a cluster's, and count if the directory has neither of that name.
 	kindFallbackService
 	kindFallbackSlice
-	// kindPolicy is the policy, of which there is one, if any.
-	kindPolicy
+	kindPolicy // the policy, of which there is one, if any
 	kinds
 )
 
@@ -54,8 +52,7 @@ type reportKey struct {
 // changes collects the news of the sources and the prober until the writer takes them. Only the last state of each
 // object is kept, so the number of objects and endpoints bounds it, independently of the rate of changes.
 type changes struct {
-	// signal holds a token for Registry.write while there are changes.
-	signal chan struct{}
+	signal chan struct{} // holds a token for Registry.write while there are changes
 
 	mu sync.Mutex // guards batch
 	batch

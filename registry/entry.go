@@ -22,33 +22,27 @@ type Entry struct {
 	GroupVersion schema.GroupVersion // the one that the entry claims
 	// Object is the APIService as it was read, without managed fields and, in kubernetes mode, status (see Verdict). It
 	// is read-only. A change of the status or of unused metadata (resourceVersion) makes no new Entry: they may be old.
-	Object *apiregistrationv1.APIService
-	// Backend is where requests go. Nil means Local: the local apiserver serves this group-version.
-	Backend *Backend
+	Object  *apiregistrationv1.APIService
+	Backend *Backend // where requests go. Nil means Local: the local apiserver serves this group-version
 	// Endpoints are the addresses that may be dialled: ready before terminating, then by address.
 	// Without endpoint routing, the ClusterIP. Empty means Local, or that the Verdict says why.
 	Endpoints []Endpoint
-	// Settings are those from the object's annotations, with defaults filled in.
-	Settings Settings
+	Settings  Settings // those from the object's annotations, with defaults filled in
 	// Front is the Service to which the cluster's own aggregator sends the APIService, Fairlead's, as
 	// <namespace>/<name>:<port> (annotation service), and FrontSays that aggregator's verdict. Empty means none.
 	Front, FrontSays string
 	// Problems are faults that do not keep the object out of the table: bad annotations, a shadowed definition.
 	Problems []string
-	// Verdict says whether requests may be sent.
-	Verdict Verdict
-	// Further are further backends, by the policy, in its order. See For.
-	Further []*Entry
+	Verdict  Verdict  // says whether requests may be sent
+	Further  []*Entry // further backends, by the policy, in its order. See For
 	// StandIn is the one of Further that answers for Backend, which is, or just was, unavailable. Nil means none.
 	StandIn *Entry
-	// Rule is that of one of another entry's Further. Nil means that the entry is an APIService.
-	Rule *policy.Rule
+	Rule    *policy.Rule // that of one of another entry's Further. Nil means that the entry is an APIService
 	// Hidden is the place of the policy's route that answers the group-version with 404, and keeps it out of documents.
 	Hidden string
 
-	kept *kept
-	// outages count by unavailableReasons how often it became unavailable.
-	outages [len(unavailableReasons)]uint64
+	kept    *kept
+	outages [len(unavailableReasons)]uint64 // count by unavailableReasons how often it became unavailable
 }
 
 // Key returns the name, for latest.Diff.
@@ -154,8 +148,7 @@ type Endpoint struct {
 
 // Settings are those of an APIService's fairlead.dev/ annotations, with the flags' defaults (Options.Defaults).
 type Settings struct {
-	// RequestTimeout bounds a request that is not long-running. Annotation request-timeout.
-	RequestTimeout time.Duration
+	RequestTimeout time.Duration // bounds a request that is not long-running. Annotation request-timeout
 	// MaxInFlight bounds requests in flight, MaxLongRunning watches and sessions; max-inflight, max-longrunning.
 	MaxInFlight, MaxLongRunning int
 	// LongRunningSubresources are treated like exec. Annotation long-running-subresources.
@@ -194,12 +187,10 @@ const (
 type Verdict struct {
 	// Status is True, False or Unknown. Empty means Unknown: not yet checked.
 	Status corev1.ConditionStatus `json:"status"`
-	// Reason is one of the Reason constants. Empty means not yet checked.
-	Reason string `json:"reason,omitempty"`
+	Reason string                 `json:"reason,omitempty"` // one of the Reason constants. Empty means not yet checked
 	// Message is for the operator: it may contain addresses and must not be sent to clients.
-	Message string `json:"message,omitempty"`
-	// Since is when Status last changed. Zero means not yet checked.
-	Since time.Time `json:"since,omitzero"`
+	Message string    `json:"message,omitempty"`
+	Since   time.Time `json:"since,omitzero"` // when Status last changed. Zero means not yet checked
 }
 
 // Available reports whether requests may be sent.
@@ -217,13 +208,9 @@ const (
 
 // Report is the result of a probe of one endpoint for one APIService (Registry.Report).
 type Report struct {
-	Name string // the APIService's, such as v1beta1.metrics.k8s.io
-	// Backend is that of the probed entry. If the entry has another one by now, the report is dropped.
-	Backend *Backend
-	// Endpoint is what was found of the endpoint at the Address.
-	Endpoint
-	// Began is when the probe began that proves it: nothing later is said. Zero means unknown.
-	Began time.Time
-	// HTTP2 says that a Healthy endpoint has answered over HTTP/2.
-	HTTP2 bool
+	Name     string    // the APIService's, such as v1beta1.metrics.k8s.io
+	Backend  *Backend  // that of the probed entry. If the entry has another one by now, the report is dropped
+	Endpoint           // what was found of the endpoint at the Address
+	Began    time.Time // when the probe began that proves it: nothing later is said. Zero means unknown
+	HTTP2    bool      // says that a Healthy endpoint has answered over HTTP/2
 }

@@ -157,11 +157,9 @@ func (t *Table) toward(e *Entry) Match {
 type shape uint8
 
 const (
-	plainPath shape = iota
-	// oddPath is a path that receivers that decode or clean it may read differently.
-	oddPath
-	// brokenPath is not a path of a valid request.
-	brokenPath
+	plainPath  shape = iota
+	oddPath          // a path that receivers that decode or clean it may read differently
+	brokenPath       // not a path of a valid request
 )
 
 // inspect reads every byte of a path once. All receivers read a plain path in the same way.

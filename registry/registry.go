@@ -54,10 +54,9 @@ type Config struct {
 	// Policy is the file or directory of the policy, or configmap:<namespace>/<name>, of which each key is a file.
 	Policy string
 	// CacheFile stores the last known APIServices of etcd, for a start at which etcd cannot be read. Empty means none.
-	CacheFile string
-	// Options are the settings of the table. Zero means the documented defaults.
-	Options      Options
-	metric.Sinks // faults of the source, and changes of verdicts
+	CacheFile    string
+	Options      Options // the settings of the table. Zero means the documented defaults
+	metric.Sinks         // faults of the source, and changes of verdicts
 }
 
 // Registry holds the current table. Table, Report and Watch may be called before Run, but the table

@@ -32,12 +32,10 @@ type remembered struct {
 }
 
 const (
-	// recallAfter is how long etcd may take at the start: longer than a leader election.
-	recallAfter = 5 * time.Second
+	recallAfter = 5 * time.Second // how long etcd may take at the start: longer than a leader election
 	// rememberEvery is the shortest interval between writes. After a restart without etcd, later changes are missing.
 	rememberEvery = 10 * time.Second
-	// maxRemembered is 10,000 objects of 6 KiB.
-	maxRemembered = 64 << 20
+	maxRemembered = 64 << 20 // 10,000 objects of 6 KiB
 	kindOfList    = "APIServiceList"
 )
 

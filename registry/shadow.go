@@ -22,9 +22,8 @@ const (
 	// The request is cheap: the apiserver lists names from its memory.
 	shadowInterval = time.Minute
 	// shadowPause bounds the requests that new claims cause: tables may follow within milliseconds.
-	shadowPause = time.Second
-	// shadowTimeout is far more than listing the names of a thousand definitions takes.
-	shadowTimeout = 10 * time.Second
+	shadowPause   = time.Second
+	shadowTimeout = 10 * time.Second // far more than listing the names of a thousand definitions takes
 )
 
 // shadows finds the CustomResourceDefinitions that APIServices shadow. No two APIServices of a cluster can claim one

@@ -16,13 +16,11 @@ import (
 
 // Status describes the trust of one APIService's backend, for the status page and for metrics.
 type Status struct {
-	// APIService is its name, "local-apiserver" for the local apiserver.
-	APIService string `json:"apiService"`
+	APIService string `json:"apiService"` // its name, "local-apiserver" for the local apiserver
 	// Source is where the roots come from: "inline", "system", "none" (verification is off),
 	// "configmap <namespace>/<name>/<key>" or "kubeconfig".
-	Source string `json:"source"`
-	// Changed is when the bundle was last replaced or became unreadable.
-	Changed      time.Time `json:"changed"`
+	Source       string    `json:"source"`
+	Changed      time.Time `json:"changed"`               // when the bundle was last replaced or became unreadable
 	Fault        string    `json:"fault,omitempty"`       // why the newest bundle is not used. Empty means that it is
 	Warning      string    `json:"warning,omitempty"`     // which part of the bundle was ignored. Empty means none
 	OverlapUntil time.Time `json:"overlapUntil,omitzero"` // when the last replaced roots stop being trusted. Zero: none

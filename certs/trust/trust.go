@@ -64,8 +64,7 @@ type Trust struct {
 	local   *backend
 	applied atomic.Uint64 // generation of the table that was applied last
 
-	// mu guards the maps and serializes apply. It is never held over I/O.
-	mu       sync.RWMutex
+	mu       sync.RWMutex        // guards the maps and serializes apply. It is never held over I/O
 	backends map[string]*backend // by APIService
 	// shared has the trust that all users of a Backend share: its bundle, without replaced roots.
 	// Without users it is kept while its connections may carry the last requests of former ones.
@@ -74,8 +73,7 @@ type Trust struct {
 	saidMu  sync.Mutex        // guards said, see say
 	said    []line
 
-	// rewatch asks Run to sync the references: another goroutine may have applied the table.
-	rewatch atomic.Bool
+	rewatch atomic.Bool // asks Run to sync the references: another goroutine may have applied the table
 }
 
 // New returns a Trust and registers its metrics.
@@ -216,8 +214,7 @@ func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
 		}
 	}
 	t.entries = entries
-	// After the maps: a goroutine that sees the generation must find its entries.
-	t.applied.Store(generation)
+	t.applied.Store(generation) // after the maps: a goroutine that sees the generation must find its entries
 }
 
 func (t *Trust) take(e *registry.Entry) {

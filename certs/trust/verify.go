@@ -259,8 +259,7 @@ type Error struct {
 	// Message is one line for the operator: what is wrong and where, without the reason. It has
 	// names from certificates, but never a dialled address.
 	Message string
-	// Err is the cause. Nil means that there is none beyond the message.
-	Err error
+	Err     error // the cause. Nil means that there is none beyond the message
 
 	reason string
 }

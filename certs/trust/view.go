@@ -124,8 +124,7 @@ func identify(c *x509.Certificate) identity {
 		return sha256.Sum256(c.Raw)
 	}
 	h := sha256.New()
-	// The DER of both is self-delimiting, so no separator is needed.
-	h.Write(c.RawSubject)
+	h.Write(c.RawSubject) // the DER of both is self-delimiting, so no separator is needed
 	h.Write(c.RawSubjectPublicKeyInfo)
 	return identity(h.Sum(nil))
 }

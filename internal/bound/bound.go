@@ -130,8 +130,7 @@ func (h *Place) Leave() {
 
 // Source identifies who holds a place. Equal Sources are the same source.
 type Source struct {
-	// User is the user's name. If empty, the place counts for the request's address.
-	User string
+	User string // the user's name. If empty, the place counts for the request's address
 	// Address is a stranger's address: an IPv4 address, or the /64 of an IPv6 address, which one subscriber gets.
 	Address string
 	// Conn is the address and port of a stranger's connection. A connection may hold a quarter of its address's share:
@@ -350,8 +349,7 @@ func (p *Places) Busiest() (most Source, n int64) {
 
 // Limit describes a limit that is reached, or was lately.
 type Limit struct {
-	// Name is that of label limit of fairlead_backend_rejections_total.
-	Name string `json:"name"`
+	Name string `json:"name"` // that of label limit of fairlead_backend_rejections_total
 	// Held of Most places are taken. Holder holds at least Holds of them, more than any other. Zero and empty: unknown.
 	Held   int64  `json:"held,omitempty"`
 	Most   int64  `json:"most,omitempty"`

@@ -73,8 +73,7 @@ const (
 	oneRetry = 1000
 	// RetryShare of the requests may be retried: a backend that fails all must not get three times the load.
 	RetryShare = 0.2
-	// retryFloor is the number of free retries a second, so that a quiet backend gets some.
-	retryFloor = 10
+	retryFloor = 10 // the number of free retries a second, so that a quiet backend gets some
 	// RetryBurst is the largest balance: a process that dies resets all its requests in flight at once, and all reads
 	// among them should be retried. kube-apiserver works on 600 by default, and more wait in its queues.
 	RetryBurst = 1000
@@ -83,11 +82,10 @@ const (
 // Retries limits retries to a share of the requests, and is safe for concurrent use. Every request
 // uses it, so it has no lock, and while it is full nothing is written.
 type Retries struct {
-	saved  atomic.Int64 // thousandths of retries
-	began  time.Time
-	filled atomic.Int64 // when the floor was last added, in nanoseconds since began
-	// Allow takes one retry. It reports false if the budget is used up, and counts that.
-	Allow     func() bool
+	saved     atomic.Int64 // thousandths of retries
+	began     time.Time
+	filled    atomic.Int64 // when the floor was last added, in nanoseconds since began
+	Allow     func() bool  // takes one retry. It reports false if the budget is used up, and counts that
 	exhausted *atomic.Uint64
 }
 

@@ -65,8 +65,7 @@ type Answer struct {
 type Row struct {
 	Who
 	Counts
-	// Token stands for a user who is not known. It is comparable, or nil.
-	Token any `json:"-"`
+	Token any `json:"-"` // stands for a user who is not known. It is comparable, or nil
 	// Group and Subresource belong to the Resource of a request that is counted.
 	Group, Subresource string `json:"-"`
 }

@@ -62,14 +62,12 @@ const window = 64
 // Element is an element of a state. Unchanged ones are the same pointers, and keys are unique.
 type Element interface {
 	comparable
-	// Key identifies an element in successive states.
-	Key() string
+	Key() string // identifies an element in successive states
 }
 
 // Change is an element that differs between two states.
 type Change[E Element] struct {
-	// Old is nil if the element is new, and New is nil if it is gone.
-	Old, New E
+	Old, New E // Old is nil if the element is new, and New is nil if it is gone
 }
 
 // Key returns the key of the element.

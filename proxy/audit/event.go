@@ -39,14 +39,13 @@ type Request struct {
 
 // Event is the record of one request. It is used by one goroutine at a time.
 type Event struct {
-	log         *Log
-	from        bound.Source
-	ev          auditinternal.Event
-	cfg         audit.RequestAuditConfig
-	longRunning bool
-	started     bool
-	// Transports may still read the request's body after the response, so each has a lock.
-	request, response copied
+	log               *Log
+	from              bound.Source
+	ev                auditinternal.Event
+	cfg               audit.RequestAuditConfig
+	longRunning       bool
+	started           bool
+	request, response copied // transports may still read the request's body after the response, so each has a lock
 }
 
 const maxAgent = 1024 // limits the User-Agent, like kube-apiserver

@@ -64,8 +64,7 @@ func (s *nameSet) render(u user.Info) ([]hpack.HeaderField, error) {
 	if s.err != nil {
 		return nil, fmt.Errorf("asserting a user: %w", s.err)
 	}
-	// Without a name the target would use the identity of our own certificate.
-	if u == nil || u.GetName() == "" {
+	if u == nil || u.GetName() == "" { // without a name the target would use the identity of our own certificate
 		return nil, fmt.Errorf("asserting a user: it has no name")
 	}
 	var fields []hpack.HeaderField

@@ -207,8 +207,7 @@ func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) 
 			v.client = authenticated(resp)
 		}
 	}
-	// A certificate that is valid for one of the two CAs is expected to fail the other.
-	if !v.front && v.client == nil {
+	if !v.front && v.client == nil { // a certificate that is valid for one of the two CAs is expected to fail the other
 		v.until = now.Add(retryVerify)
 		for _, cert := range c.Peer {
 			if now.Before(cert.NotBefore) && cert.NotBefore.Before(v.until) {

@@ -163,8 +163,7 @@ func (a *Authenticator) remembered(token Token, now time.Time) (id *identity, ok
 }
 
 func (a *Authenticator) review(token Token, from bound.Source) (id *identity, err error) {
-	// This is a goroutine of singleflight's, where a panic would end the process.
-	defer func() {
+	defer func() { // this is a goroutine of singleflight's, where a panic would end the process
 		if v := recover(); v != nil {
 			a.cfg.Logger.Error("reviewing a token panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			a.reviews.WithLabelValues("error").Inc()

@@ -199,8 +199,7 @@ func (a *Authenticator) Issued(conn *Conn, c *Credentials, found *Credentials) (
 	case found.issued:
 		c.second = Token{}
 	case found.alsoIssued:
-		// If it were forwarded, the cluster would try it after the first one fails.
-		c.Kind = KindInvalid
+		c.Kind = KindInvalid // if it were forwarded, the cluster would try it after the first one fails
 	}
 	return found.issued, true
 }

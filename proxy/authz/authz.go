@@ -177,8 +177,7 @@ func (z *Authorizer) review(a *Attributes, key string) (d Decision, err error) {
 			d, err = Decision{}, errors.New("authorizing: the review panicked")
 		}
 	}()
-	// The previous review may have ended between our look-up and here.
-	if d, ok := z.cache.get(a); ok {
+	if d, ok := z.cache.get(a); ok { // the previous review may have ended between our look-up and here
 		return d, nil
 	}
 	// Both are taken before the call, because the answer may be as old as that.

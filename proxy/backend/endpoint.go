@@ -44,8 +44,7 @@ type endpoint struct {
 	gone  context.Context // canceled by drain, with mu held
 	leave context.CancelFunc
 
-	// mu guards the fields below. It is never held during I/O.
-	mu      sync.Mutex
+	mu      sync.Mutex      // guards the fields below. It is never held during I/O
 	plain   *plain          // HTTP/1.1 connections; nil if there are none since the last drain
 	changed chan struct{}   // closed by drain: older connections must take no new requests. It is then replaced
 	verdict context.Context // canceled by eject, when it becomes unhealthy while others are not. It is then replaced

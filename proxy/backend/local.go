@@ -83,8 +83,7 @@ type Local struct {
 	shared *shared
 	pools  [pools]*Upstream
 
-	// mu guards told, and orders changes of servers and only. It is never held during I/O.
-	mu   sync.Mutex
+	mu   sync.Mutex      // guards told, and orders changes of servers and only. It is never held during I/O
 	told map[string]told // :: document
 
 	servers atomic.Pointer[servers]
@@ -124,8 +123,7 @@ func (l *Local) newPool(p Pool, name string, maxConns int, protocol string) *Ups
 		protocols: func() []string { return protocols },
 	})
 	u.pool = p
-	// These limits are against strangers, so no place is lent.
-	u.inFlight.Lend, u.longRunning.Lend = false, false
+	u.inFlight.Lend, u.longRunning.Lend = false, false // these limits are against strangers, so no place is lent
 	return u
 }
 

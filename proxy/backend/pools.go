@@ -35,10 +35,9 @@ type Config struct {
 	// Signal is health.Prober.Signal, of a dial, a handshake, an unanswered ping, a lost connection. It must not block.
 	Signal func(apiService, address string, err error)
 	// Observe is health.Prober.Observe, for all requests but long-running ones: it must not block, lock or allocate.
-	Observe func(apiService, address string, took time.Duration)
-	// Memory bounds what the heads of answers take, with everything else. Nil means its own.
-	Memory       *hold.Bound
-	metric.Sinks // failed dials (debug), and fairlead_backend_*
+	Observe      func(apiService, address string, took time.Duration)
+	Memory       *hold.Bound // bounds what the heads of answers take, with everything else. Nil means its own
+	metric.Sinks             // failed dials (debug), and fairlead_backend_*
 }
 
 // Pools carry requests to the table's extension servers. They work from New on, and follow the table while Run runs.
@@ -153,8 +152,7 @@ func (p *Pools) apply(generation uint64, entries []*registry.Entry) {
 	p.entries = entries
 	p.closeUnused()
 	p.moveDetached()
-	// After the maps: a reader that sees the generation must see its entries.
-	p.applied.Store(generation)
+	p.applied.Store(generation) // after the maps: a reader that sees the generation must see its entries
 }
 
 func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
@@ -216,8 +214,7 @@ func (p *Pools) newRemote(name string) *remote {
 			}
 			return either
 		},
-		// An HTTP/1.1 backend needs one connection for each request; the APIService's limits apply.
-		maxConns: 16 << 10,
+		maxConns: 16 << 10, // an HTTP/1.1 backend needs one connection for each request; the APIService's limits apply
 		wait:     func() time.Duration { return 0 },
 	})
 	return r

@@ -60,8 +60,7 @@ type Upstream struct {
 	reads, writes         bound.Places   // the places that Share gives
 	budget, budgetApart   budget.Retries // for retries, and for those of requests that Plan sends apart
 
-	// mu guards endpoints and orders changes of view. It is never held during I/O.
-	mu        sync.Mutex
+	mu        sync.Mutex // guards endpoints and orders changes of view. It is never held during I/O
 	endpoints map[string]*endpoint
 }
 
@@ -92,8 +91,7 @@ type shared struct {
 
 	engine atomic.Pointer[h2.Server] // not the engine.Engine of one shard; nil until SetEngine
 
-	// mu guards the fields below. After stopped is set, nothing is added to running.
-	mu      sync.Mutex
+	mu      sync.Mutex // guards the fields below. After stopped is set, nothing is added to running
 	stopped bool
 	running sync.WaitGroup // dials, watched and closing connections
 }
@@ -198,8 +196,7 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 		}
 	}
 	v.arrange(list, u.endpoints)
-	// Swap before draining: a new choice must not return a removed endpoint.
-	u.view.Store(v)
+	u.view.Store(v) // swap before draining: a new choice must not return a removed endpoint
 	if was := u.agreement().Load(); (len(u.endpoints) > known || len(seen) < known) && was != nil && *was != "h2" {
 		u.agreement().CompareAndSwap(was, nil) // a new endpoint may speak HTTP/2, or all that are left
 	}

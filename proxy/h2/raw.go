@@ -35,13 +35,12 @@ type rawConn struct {
 	quiet   int  // bytes that were passed since TLS last returned content, see Quiet
 	bounded bool // quiet is
 
-	mu    sync.Mutex // guards the following fields, and is held during non-blocking writes to the socket
-	spare *output    // out's free list
-	// out is what TLS has written, also on its own (key updates, alerts), not yet to the socket.
-	out        []byte
-	fd         int    // changed only by the loop; -1 means closed
-	pending    []byte // engine output whose rest is in out; nil means that none waits for the socket
-	encrypting bool   // engine output is being encrypted into out; its writer will write out
+	mu         sync.Mutex // guards the following fields, and is held during non-blocking writes to the socket
+	spare      *output    // out's free list
+	out        []byte     // what TLS has written, also on its own (key updates, alerts), not yet to the socket
+	fd         int        // changed only by the loop; -1 means closed
+	pending    []byte     // engine output whose rest is in out; nil means that none waits for the socket
+	encrypting bool       // engine output is being encrypted into out; its writer will write out
 }
 
 const (

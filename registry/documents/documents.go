@@ -38,9 +38,8 @@ type Do = func(ctx context.Context, r *http.Request) (*http.Response, error)
 type Config struct {
 	Tables latest.Tables[*registry.Table] // the current table
 	// From sends requests to a remote entry's backend, under an identity that may read its documents. Required.
-	From func(e *registry.Entry) Do
-	// Local sends requests to a local apiserver, likewise. Nil means that there is none.
-	Local func(server string) Do
+	From  func(e *registry.Entry) Do
+	Local func(server string) Do // sends requests to a local apiserver, likewise. Nil means that there is none
 	// Each calls f for each local apiserver, with a context that lasts as long as the server, see backend.Local.Each.
 	Each func(ctx context.Context, f func(ctx context.Context, server string)) error
 	// Only is told, before a document lists it, what not all of the known servers serve, see backend.Local.Only.
@@ -71,10 +70,8 @@ type Kind[S, L any] struct {
 	Publish func(t *registry.Table) (again time.Time)
 	// AskOwn reads by Config.FetchOwn what this process serves itself, once, before anything else.
 	AskOwn func(ctx context.Context) error
-	// Status calls show with the freshness of each APIService's part.
-	Status func(show func(Freshness))
-	// Sizes calls show with the size of each document.
-	Sizes func(show func(document string, bytes int))
+	Status func(show func(Freshness))                  // calls show with the freshness of each APIService's part
+	Sizes  func(show func(document string, bytes int)) // calls show with the size of each document
 }
 
 // Sources are those of a merged document: the table's backends, each with its own goroutine, and the local apiservers.

@@ -24,8 +24,7 @@ const (
 	// restFactor is how much longer than a request or a publication the pause after it is: in a storm of changes
 	// fetching, reading and merging growing documents takes a fifth of a core each.
 	restFactor = 4
-	// firstAgain is the pause after a first failure; it doubles up to Every.
-	firstAgain = 100 * time.Millisecond
+	firstAgain = 100 * time.Millisecond // the pause after a first failure; it doubles up to Every
 	// firstHurry and lastHurry are the pauses after the request that follows a hint, doubling: kube-apiserver's
 	// discovery changes tens of milliseconds before or after the CRD or APIService, its OpenAPI a second or two.
 	firstHurry = 30 * time.Millisecond

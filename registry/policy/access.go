@@ -31,8 +31,7 @@ type AccessRule struct {
 	// PerSecond and Burst belong to Rate. Zero Burst means what a second allows, at least one.
 	PerSecond float64 `json:"perSecond"`
 	Burst     int32   `json:"burst"`
-	// Max belongs to InFlight. A watch counts until it ends.
-	Max int32 `json:"max"`
+	Max       int32   `json:"max"` // belongs to InFlight. A watch counts until it ends
 	// Shared: all callers together have the limit of Rate or InFlight. If false, each user (an impersonator, too) has
 	// it for itself; where the user is not known, each token, and without one each address.
 	Shared  bool   `json:"shared"`

@@ -244,8 +244,7 @@ func (e *Engine) resetFrame(c *Conn, h http2.FrameHeader, p []byte) *connError {
 		return nil
 	}
 	if s.half[down].sentEnd {
-		// The request was answered, and the client stops its upload, like Go's client.
-		s.unlinkLeg(up)
+		s.unlinkLeg(up) // the request was answered, and the client stops its upload, like Go's client
 		s.reset(down, http2.ErrCodeCancel)
 		s.endIfDone()
 		return nil

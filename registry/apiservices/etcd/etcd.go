@@ -59,9 +59,8 @@ const (
 	keepAliveTimeout = 5 * time.Second
 	// againAfter is the longest pause before another try to connect. It is the registry's after a failure to list: the
 	// table is outdated meanwhile. With gRPC's own, two minutes, an outage of minutes lasts that much longer.
-	againAfter = 3 * time.Second
-	// leaseSeconds is how long a dead leader's lease lasts, as for Kubernetes' own components.
-	leaseSeconds = 15
+	againAfter   = 3 * time.Second
+	leaseSeconds = 15 // how long a dead leader's lease lasts, as for Kubernetes' own components
 )
 
 // New makes a Store of the objects that scheme knows. It does not wait for etcd.
@@ -136,8 +135,7 @@ func (s *Store) elect(ctx context.Context, name string, lead func(context.Contex
 	if err != nil {
 		return err
 	}
-	// Revoke the lease even after ctx has ended, so that others need not wait until it expires.
-	defer func() {
+	defer func() { // revoke the lease even after ctx has ended, so that others need not wait until it expires
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		session.Orphan()

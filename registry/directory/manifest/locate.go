@@ -26,8 +26,7 @@ func split(data []byte) (docs []*document) {
 		text := data[begin:at]
 		blank := text[:len(text)-len(bytes.TrimLeft(text, " \t\r\n"))]
 		if len(blank) < len(text) {
-			// Indentation of the first line is kept: it counts in YAML.
-			text = text[bytes.LastIndexByte(blank, '\n')+1:]
+			text = text[bytes.LastIndexByte(blank, '\n')+1:] // indentation of the first line is kept: it counts in YAML
 			docs = append(docs, &document{text: text, line: first + bytes.Count(blank, []byte("\n"))})
 		}
 	}

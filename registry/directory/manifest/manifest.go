@@ -74,8 +74,7 @@ func (f Fault) String() string {
 
 // Decoder reads objects.
 type Decoder struct {
-	// Namespace is set on objects that need one, as by kubectl. Empty means that they are refused.
-	Namespace string
+	Namespace string // set on objects that need one, as by kubectl. Empty means that they are refused
 
 	scheme *runtime.Scheme
 	strict runtime.Decoder

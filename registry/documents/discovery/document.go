@@ -58,8 +58,7 @@ type form struct {
 	once        sync.Once
 	body        []byte
 	contentType string
-	// answers are the responses without gzip, and with. Nil means not requested yet.
-	answers [2]struct {
+	answers     [2]struct { // the responses without gzip, and with. Nil means not requested yet
 		once sync.Once
 		made atomic.Pointer[negotiate.Answer]
 	}

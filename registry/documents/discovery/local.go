@@ -26,8 +26,7 @@ const (
 	// localEvery is the time between conditional GETs of the local apiserver's documents. A 304 costs it some 50 µs. So
 	// soon is a CRD's change seen that leaves its APIServices (short names, categories, a subresource).
 	localEvery = 2 * time.Second
-	// localTime is how long it may take: only the merged document waits for it.
-	localTime = 30 * time.Second
+	localTime  = 30 * time.Second // how long it may take: only the merged document waits for it
 )
 
 // localState is what a local apiserver serves, or all of them together. It is immutable.

@@ -40,8 +40,7 @@ func (d *Discovery) render(m *merge, l *localState, old *view) *view {
 		next.core = d.aggregated(l.core, func() *apidiscoveryv2.APIGroupDiscoveryList { return l.core })
 	}
 	if l.versions != nil && (next.versions == nil || next.versions.of != l.versions) {
-		// For the sake of Kubernetes 1.1 it has no apiVersion.
-		at := addresses(l.versions.ServerAddressByClientCIDRs)
+		at := addresses(l.versions.ServerAddressByClientCIDRs) // for the sake of Kubernetes 1.1 it has no apiVersion
 		h := apidiscovery.NewLegacyRootAPIHandler(at, d.codecs.legacy, "/api")
 		next.versions = &document{cache: private, of: l.versions, write: h.ServeHTTP}
 	}

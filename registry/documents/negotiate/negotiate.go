@@ -111,8 +111,7 @@ func Hash(body []byte) string { return fmt.Sprintf("%X", sha512.Sum512(body)) }
 func Gzip(body []byte) []byte {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
-	// Writing to a bytes.Buffer never fails.
-	_, _ = z.Write(body)
+	_, _ = z.Write(body) // writing to a bytes.Buffer never fails
 	_ = z.Close()
 	return bytes.Clone(b.Bytes()) // without the buffer's spare capacity
 }

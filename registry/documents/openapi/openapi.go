@@ -62,8 +62,7 @@ type view struct {
 	// documents of names, made of v2: those of its paths that were claimed since it has had local.spec.
 	claimed, names map[string]bool
 	converted      func() map[string]*document
-	// index returns the v3 index. Nil means that the local apiserver's is not known yet.
-	index func() *packed
+	index          func() *packed // returns the v3 index. Nil means that the local apiserver's is not known yet
 	// inputs returns the inputs of v2: as long as nothing has changed, the same pointer as that of the merged document.
 	inputs func() *inputs
 }
