@@ -173,7 +173,6 @@ type set struct {
 // peers are the claims of one APIService, by address. They never change.
 type peers map[string]*claim
 
-// apply changes the set to what a table asks for.
 func (s *set) apply(ctx context.Context, entries []*registry.Entry) {
 	for _, c := range latest.Diff(s.entries, entries) {
 		switch {

@@ -54,7 +54,6 @@ var errUnfit = unavailable("the front door cannot read or use the cluster's Conf
 
 var errUnauthorized = apierrors.NewUnauthorized("Unauthorized")
 
-// errNotImpersonated refuses a known user whom this process must not impersonate.
 func errNotImpersonated(name, group string) error {
 	who, flag := "user "+strconv.Quote(name), "--impersonate-refuse-users"
 	if group != "" {

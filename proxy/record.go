@@ -58,7 +58,6 @@ func (rec *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return http.NewResponseController(rec.ResponseWriter).Hijack()
 }
 
-// Unwrap is for http.ResponseController.
 func (rec *recorder) Unwrap() http.ResponseWriter { return rec.ResponseWriter }
 
 // responded records the final status before its head is sent. Own responses get the fields of kube-apiserver's filters.

@@ -259,7 +259,6 @@ func addressOf(text string) (string, error) {
 	return net.JoinHostPort(host, strconv.Itoa(port)), nil
 }
 
-// given reports whether the annotation exists.
 func (u *urls) given() bool { return u.fault != "" || len(u.addresses) > 0 }
 
 // check sets a fault that does not depend on the annotation's text alone.

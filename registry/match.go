@@ -153,7 +153,6 @@ func (t *Table) toward(e *Entry) Match {
 	return Match{Route: RouteRemote, Entry: e}
 }
 
-// shape is the result of inspect.
 type shape uint8
 
 const (

@@ -71,7 +71,6 @@ func newPolicies(r *Registry, from string) (p *policies, err error) {
 	return p, nil
 }
 
-// run follows the policy until ctx ends.
 func (p *policies) run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	take := func(objects []directory.Object, faults []directory.Fault) { p.take(ctx, g, objects, faults) }

@@ -20,7 +20,6 @@ func sysMove(trap uintptr, fd int, p []byte) (int, error) {
 	return sysResult(n, errno)
 }
 
-// epollPoll returns the pending events of an epoll instance.
 func epollPoll(fd int, events []syscall.EpollEvent) (int, error) {
 	n, _, errno := syscall.RawSyscall6(syscall.SYS_EPOLL_PWAIT,
 		uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), 0, 0, 0)

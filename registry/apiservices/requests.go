@@ -69,7 +69,6 @@ func (w *flushing) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return http.NewResponseController(w.ResponseWriter).Hijack()
 }
 
-// Unwrap supports http.ResponseController.
 func (w *flushing) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {

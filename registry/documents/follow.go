@@ -132,7 +132,6 @@ func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
 	}
 }
 
-// local is a local apiserver.
 type local[L any] struct {
 	name    string
 	hints   chan struct{} // one slot: its documents may have changed
