@@ -116,7 +116,10 @@ func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response,
 	}
 	// A body that does not end, or ends badly, is no failure of the endpoint (kube-aggregator does
 	// not read it). Closing it unfinished ends the connection or, on HTTP/2, the stream.
-	defer func() { _, _ = io.CopyN(io.Discard, resp.Body, maxBody); _ = resp.Body.Close() }()
+	defer func() {
+		_, _ = io.CopyN(io.Discard, resp.Body, maxBody)
+		_ = resp.Body.Close()
+	}()
 	switch code := resp.StatusCode; {
 	case code >= http.StatusOK && code < http.StatusMultipleChoices:
 		c.accepted.Store(true)

@@ -263,7 +263,10 @@ func (s *set) start(ctx context.Context) {
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		t.cancel = cancel
-		s.owners.Go(func() { defer cancel(); t.run(ctx) })
+		s.owners.Go(func() {
+			defer cancel()
+			t.run(ctx)
+		})
 	}
 	clear(s.changed)
 }

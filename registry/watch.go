@@ -185,7 +185,10 @@ func (l *lister) Replace(list []any, _ string) error {
 
 // Transformer strips objects early: the reflector must not hold a list with all managed fields.
 func (l *lister) Transformer() cache.TransformFunc {
-	return func(o any) (any, error) { object, _, err := l.named(o); return object, err }
+	return func(o any) (any, error) {
+		object, _, err := l.named(o)
+		return object, err
+	}
 }
 
 func (l *lister) named(o any) (runtime.Object, types.NamespacedName, error) {

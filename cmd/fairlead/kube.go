@@ -179,9 +179,12 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 			p.entry.Endpoints, p.superseded = k.pools.Servers()
 			return p
 		},
-		Report: func(r registry.Report) { k.pools.Report(r); latest.Wake(k.news) },
-		TLS:    func(string, *registry.Backend) (*tls.Config, error) { return k.tls(true) },
-		Dial:   rules.Dial, Authorization: credential,
+		Report: func(r registry.Report) {
+			k.pools.Report(r)
+			latest.Wake(k.news)
+		},
+		TLS:  func(string, *registry.Backend) (*tls.Config, error) { return k.tls(true) },
+		Dial: rules.Dial, Authorization: credential,
 	})
 	k.loops["local apiserver's pools"], k.loops["local apiserver's prober"] = k.pools.Run, k.prober.Run
 	if k.o.serversFrom == "" {

@@ -60,7 +60,10 @@ func keepSmall() *memory {
 		return nil
 	}
 	debug.SetGCPercent(gcPercent)
-	return &memory{give: func() { debug.FreeOSMemory(); unmap() }}
+	return &memory{give: func() {
+		debug.FreeOSMemory()
+		unmap()
+	}}
 }
 
 // look sets the pace of collections. It returns memory if there was no collection since the last look, and an eighth of

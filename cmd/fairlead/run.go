@@ -50,7 +50,10 @@ func newProcess(o *options, log *slog.Logger) *process {
 }
 
 func every(pause time.Duration, f func(context.Context)) func(context.Context) error {
-	return func(ctx context.Context) error { wait.UntilWithContext(ctx, f, pause); return ctx.Err() }
+	return func(ctx context.Context) error {
+		wait.UntilWithContext(ctx, f, pause)
+		return ctx.Err()
+	}
 }
 
 func run(ctx context.Context, o *options, log *slog.Logger) error {

@@ -48,7 +48,10 @@ func (s *Store) open(scheme *runtime.Scheme, prefix string) (*bounded, func(), e
 	}
 	b := &bounded{Interface: raw}
 	b.watches.Store(newWatches())
-	return b, func() { compactor.Stop(); raw.Close() }, nil
+	return b, func() {
+		compactor.Stop()
+		raw.Close()
+	}, nil
 }
 
 // URLAnnotation names a backend by its URLs. Its Service is then not looked up.
@@ -97,7 +100,10 @@ func Over(scheme *runtime.Scheme, raw storage.Interface) (r REST, cached *cacher
 				return nil, nil, err
 			}
 			all := cacher.NewCacheDelegator(cached, raw)
-			return all, func() { all.Stop(); cached.Stop() }, nil
+			return all, func() {
+				all.Stop()
+				cached.Stop()
+			}, nil
 		},
 	})
 	return r, cached

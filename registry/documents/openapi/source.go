@@ -328,7 +328,10 @@ func (q *question) begin(ctx context.Context) (release func(), err error) {
 		return nil, &documents.Error{Reason: documents.ReasonTimeout, Err: err}
 	}
 	begun := time.Now()
-	return func() { q.busy += time.Since(begun); <-q.o.heavy }, nil
+	return func() {
+		q.busy += time.Since(begun)
+		<-q.o.heavy
+	}, nil
 }
 
 // converted makes v3 documents from v2 if the backend has no v3. This loses something, as in kube-aggregator.
