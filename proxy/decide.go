@@ -264,8 +264,10 @@ func (p *Proxy) authorize(d *Decision) error {
 
 func (d *Decision) attributes() authz.Attributes {
 	return authz.Attributes{
-		User: d.User, RequestInfo: request.RequestInfo(d.Request),
-		Remote: d.Entry != nil && !d.Entry.Local(), Now: d.Credentials.Now,
+		User:        d.User,
+		RequestInfo: request.RequestInfo(d.Request),
+		Remote:      d.Entry != nil && !d.Entry.Local(),
+		Now:         d.Credentials.Now,
 	}
 }
 

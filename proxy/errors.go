@@ -270,8 +270,10 @@ func readyAnswer(err *apierrors.StatusError) *engine.Answer {
 	body, _ := json.Marshal(&s) //fairlead:boundary its own text; strings and numbers always marshal
 	body = append(body, '\n')
 	fields := []hpack.HeaderField{
-		{Name: ":status", Value: strconv.Itoa(int(s.Code))}, {Name: "cache-control", Value: "no-cache, private"},
-		{Name: "content-type", Value: "application/json"}, {Name: "content-length", Value: strconv.Itoa(len(body))},
+		{Name: ":status", Value: strconv.Itoa(int(s.Code))},
+		{Name: "cache-control", Value: "no-cache, private"},
+		{Name: "content-type", Value: "application/json"},
+		{Name: "content-length", Value: strconv.Itoa(len(body))},
 		{Name: "x-content-type-options", Value: "nosniff"},
 	}
 	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {

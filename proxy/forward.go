@@ -380,7 +380,10 @@ func (x *exchange) tunnel(w http.ResponseWriter, res *http.Response, conn net.Co
 		x.p.log.Error("taking over a client's connection", "err", err)
 		panic(http.ErrAbortHandler)
 	}
-	over := func() { _ = client.Close(); _ = conn.Close() }
+	over := func() {
+		_ = client.Close()
+		_ = conn.Close()
+	}
 	defer over()
 	x.p.sessions.open.Add(1)
 	defer x.p.sessions.open.Add(-1)

@@ -40,9 +40,15 @@ func (x *exchange) startRecords() {
 		return
 	}
 	r := &audit.Request{
-		Attributes: d.Request.attributes(caller(d)), ID: id, Path: h.Path, RawQuery: h.RawQuery,
-		UserAgent: h.get("user-agent"), SourceIPs: sourceIPs(h, d), Received: h.Arrived, LongRunning: endless(h, d),
-		From: bound.Caller(caller(d), h.Remote).AnyConn(),
+		Attributes:  d.Request.attributes(caller(d)),
+		ID:          id,
+		Path:        h.Path,
+		RawQuery:    h.RawQuery,
+		UserAgent:   h.get("user-agent"),
+		SourceIPs:   sourceIPs(h, d),
+		From:        bound.Caller(caller(d), h.Remote).AnyConn(),
+		Received:    h.Arrived,
+		LongRunning: endless(h, d),
 	}
 	if d.Action == ToLocal && !p.cfg.AuditLocal {
 		x.late = r

@@ -186,7 +186,8 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 		e.Verdict.Since = b.in.Now
 	}
 	// As upstream, only the step from available to unavailable counts.
-	if at := slices.Index(unavailableReasons[:], e.Verdict.Reason); at >= 0 && e.kept.up && !e.Verdict.Available() {
+	at := slices.Index(unavailableReasons[:], e.Verdict.Reason)
+	if at >= 0 && e.kept.up && !e.Verdict.Available() {
 		e.outages[at]++
 	}
 	e.kept.up = e.Verdict.Available() || e.kept.up && e.Verdict.Status == ""

@@ -182,10 +182,12 @@ type objects struct {
 // newObjects makes an empty store, complete once the kinds of every source and of more were read.
 func newObjects(more ...kind) *objects {
 	o := &objects{
-		apiServices: make(map[string]*apiregistrationv1.APIService), policy: &routings{},
-		misnamed: make(map[types.NamespacedName]*apiregistrationv1.APIService),
-		several:  sets.New[types.NamespacedName](), users: make(map[types.NamespacedName][]string),
-		awaited: append([]kind{kindAPIService, kindService, kindSlice}, more...),
+		apiServices: make(map[string]*apiregistrationv1.APIService),
+		misnamed:    make(map[types.NamespacedName]*apiregistrationv1.APIService),
+		several:     sets.New[types.NamespacedName](),
+		users:       make(map[types.NamespacedName][]string),
+		awaited:     append([]kind{kindAPIService, kindService, kindSlice}, more...),
+		policy:      &routings{},
 	}
 	for what := range o.all {
 		o.all[what] = make(map[types.NamespacedName]runtime.Object)

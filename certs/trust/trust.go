@@ -169,8 +169,9 @@ func (t *Trust) TLS(apiService string, b *registry.Backend) (*tls.Config, error)
 // chain, or is deleted: then watches must end within 5 s, too. If apiService is empty, b's trust counts: it does not
 // end. lost is closed at once if the chain does not verify, so call Guard after the handshake. release ends the guard.
 // It must be called when the connection closes, and may be called more than once.
-func (t *Trust) Guard(apiService string, b *registry.Backend, chain []*x509.Certificate) (
-	lost <-chan struct{}, release func()) {
+func (t *Trust) Guard(
+	apiService string, b *registry.Backend, chain []*x509.Certificate,
+) (lost <-chan struct{}, release func()) {
 	s, err := t.lookup(apiService, b)
 	if err != nil {
 		gone := make(chan struct{})

@@ -26,8 +26,9 @@ const rewatchAfter = 2 * time.Second
 type Watch func(ctx context.Context, ref types.NamespacedName, changed func(data map[string][]byte, err error)) error
 
 // Keep runs the watch until ctx ends, and starts it again after a pause if it ends earlier.
-func (w Watch) Keep(ctx context.Context, ref types.NamespacedName, logger *slog.Logger,
-	changed func(data map[string][]byte, err error)) {
+func (w Watch) Keep(
+	ctx context.Context, ref types.NamespacedName, logger *slog.Logger, changed func(data map[string][]byte, err error),
+) {
 	for {
 		err := w(ctx, ref, changed)
 		if ctx.Err() != nil {

@@ -201,8 +201,9 @@ func (r *Rules) via(ctx context.Context, network, address string) (net.Conn, err
 
 // first makes up to n dials, the next one when one has failed or has not answered for attemptDelay, and returns the
 // first connection. If all fail, it returns the error of the first dial. When done delivers, it waits for none.
-func first(ctx context.Context, done <-chan struct{}, n int,
-	dial func(ctx context.Context, i int) (net.Conn, error)) (net.Conn, error) {
+func first(
+	ctx context.Context, done <-chan struct{}, n int, dial func(ctx context.Context, i int) (net.Conn, error),
+) (net.Conn, error) {
 	n = min(n, maxTried)
 	dialling, cancel := context.WithCancel(ctx) // ends a little after ctx
 	defer cancel()                              // ends the other dials

@@ -122,7 +122,8 @@ func New(cfg Config) (*Authenticator, error) {
 		return nil, fmt.Errorf("reading request header names: %w", err)
 	}
 	a := &Authenticator{
-		cfg: cfg, read: read,
+		cfg:  cfg,
+		read: read,
 		as: &nameSet{
 			user: "impersonate-user", uid: "impersonate-uid", group: "impersonate-group", extra: "impersonate-extra-",
 			completes: true, prefixes: cfg.GroupPrefixes,

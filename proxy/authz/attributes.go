@@ -31,7 +31,9 @@ func (a *Attributes) words() [9]string {
 
 // appendKey appends what a review sends: equal keys, equal questions. Each text, of any bytes, follows its length.
 func (a *Attributes) appendKey(key []byte) []byte {
-	add := func(text string) { key = append(binary.AppendUvarint(key, uint64(len(text))), text...) }
+	add := func(text string) {
+		key = append(binary.AppendUvarint(key, uint64(len(text))), text...)
+	}
 	all := func(texts []string) {
 		key = binary.AppendUvarint(key, uint64(len(texts)))
 		for _, t := range texts {

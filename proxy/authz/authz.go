@@ -115,8 +115,9 @@ func New(cfg Config) (*Authorizer, error) {
 			d, _, _ := paths.Authorize(context.Background(), a) //fairlead:boundary it compares paths
 			return d == authorizer.DecisionAllow
 		},
-		cache: newCache(cfg.Generation), queue: bound.NewQueue(maxReviews, maxWaiting),
-		hits: metric.Count("fairlead_authorization_cache_hits_total", "Authorization decisions taken from the cache."),
+		cache: newCache(cfg.Generation),
+		queue: bound.NewQueue(maxReviews, maxWaiting),
+		hits:  metric.Count("fairlead_authorization_cache_hits_total", "Authorization decisions taken from the cache."),
 		reviews: metric.Counter("fairlead_authorization_reviews_total",
 			"SubjectAccessReviews by result: allowed, denied, error, or busy (too many under way).",
 			"result", "allowed", "denied", "error", "busy"),

@@ -15,7 +15,8 @@ import (
 
 // SubjectAccessReview returns a Config.Review that asks the local apiserver with k8s.io/apiserver's client and retries.
 func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
-	review func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error)) {
+	review func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error),
+) {
 	compiler := authorizationcel.NewDefaultCompiler()
 	return func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		// A client for each review: its own cache, before which ours comes, cannot be turned off. It keeps 8,192

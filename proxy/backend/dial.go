@@ -238,7 +238,10 @@ func (u *Upstream) dialOwned(ctx context.Context, e *endpoint, how dialing) (*Co
 	c := &Conn{Conn: tc, how: how, at: e}
 	c.socket = tc.NetConn().(interface{ NetConn() net.Conn }).NetConn() //nolint:forcetypeassert // Wrap's
 	c.closed, c.end = context.WithCancel(context.Background())
-	u.shared.spawn(func() { defer release(); c.watch(&c.how, c.closed.Done(), changed, lost, u.shared.ctx.Done()) })
+	u.shared.spawn(func() {
+		defer release()
+		c.watch(&c.how, c.closed.Done(), changed, lost, u.shared.ctx.Done())
+	})
 	return c, nil
 }
 

@@ -117,10 +117,14 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 func (l *Local) newPool(p Pool, name string, maxConns int, protocol string) *Upstream {
 	protocols := []string{protocol}
 	u := newUpstream(name, l.shared, target{
-		tls:   func() (*tls.Config, error) { return l.cfg.TLS(p == PoolCertificate) },
-		guard: l.cfg.Guard, dial: l.cfg.Dial, signal: l.signal, maxConns: maxConns, wait: l.patience,
+		tls:       func() (*tls.Config, error) { return l.cfg.TLS(p == PoolCertificate) },
+		guard:     l.cfg.Guard,
+		dial:      l.cfg.Dial,
+		signal:    l.signal,
 		observe:   func(string, time.Duration) {}, // apiservers are not compared: all serve the same etcd
 		protocols: func() []string { return protocols },
+		maxConns:  maxConns,
+		wait:      l.patience,
 	})
 	u.pool = p
 	u.inFlight.Lend, u.longRunning.Lend = false, false // these limits are against strangers, so no place is lent

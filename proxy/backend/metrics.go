@@ -159,7 +159,8 @@ func newCollector(upstreams func() []*Upstream, described bool) *collector {
 		return prometheus.NewDesc("fairlead_backend_"+name, help, append([]string{"name"}, labels...), nil)
 	}
 	return &collector{
-		described: described, upstreams: upstreams,
+		described:   described,
+		upstreams:   upstreams,
 		inFlight:    desc("requests_in_flight", "Requests that hold a place among those in flight, by kind.", "kind"),
 		connections: desc("connections", "Open pooled connections over HTTP/1.1."),
 		dials: desc("dials_total", "Connections dialed, by result: ok, or the step that failed. "+

@@ -71,9 +71,12 @@ func New(cfg Config) (*Pools, error) {
 			"making backend pools: Tables, TLS, Guard, IdentityChanged, Dial, Signal and Observe are required")
 	}
 	p := &Pools{
-		cfg: cfg, shared: newShared(cfg.Log(), cfg.Memory), remotes: make(map[string]*remote),
-		carriers: make(map[*registry.Backend]*carrier), guarded: make(map[heldConn]struct{}),
-		shrunk: make(map[*carrier]struct{}),
+		cfg:      cfg,
+		shared:   newShared(cfg.Log(), cfg.Memory),
+		remotes:  make(map[string]*remote),
+		carriers: make(map[*registry.Backend]*carrier),
+		guarded:  make(map[heldConn]struct{}),
+		shrunk:   make(map[*carrier]struct{}),
 	}
 	metric.Register(cfg.Metrics, newCollector(p.upstreams, true))
 	return p, nil
@@ -164,8 +167,10 @@ func (p *Pools) updateRemote(r *remote, e *registry.Entry) {
 		p.move(r, b) // before the entry is published: its requests must not use the old connections
 	}
 	v := &view{
-		entry: e, maxInFlight: int64(e.Settings.MaxInFlight), maxLongRunning: int64(e.Settings.MaxLongRunning),
-		pingTimeout: b.PingTimeout,
+		entry:          e,
+		maxInFlight:    int64(e.Settings.MaxInFlight),
+		maxLongRunning: int64(e.Settings.MaxLongRunning),
+		pingTimeout:    b.PingTimeout,
 	}
 	fewer := r.update(v, e.Endpoints)
 	if c := r.carrier.Load(); fewer && c != nil {

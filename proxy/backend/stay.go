@@ -196,7 +196,8 @@ func (s *Stay) Leaves() bool {
 	if s == nil {
 		return false
 	}
-	if at := s.counted.Load(); at == nil || at.spare.Load() <= 0 || at.spare.Add(-1) < 0 {
+	at := s.counted.Load()
+	if at == nil || at.spare.Load() <= 0 || at.spare.Add(-1) < 0 {
 		return false
 	}
 	s.end()

@@ -308,7 +308,10 @@ func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err err
 		place.Leave()
 		return func() {}, nil
 	}
-	end = sync.OnceFunc(func() { place.Leave(); memory.Add(-n) })
+	end = sync.OnceFunc(func() {
+		place.Leave()
+		memory.Add(-n)
+	})
 	held := make([]byte, n)
 	if _, err := io.ReadFull(r.Body, held); err != nil {
 		end()

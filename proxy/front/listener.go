@@ -55,8 +55,9 @@ type Listener struct {
 	roomAt, ofOneAt atomic.Int64          // when it last has so, in seconds
 	known           []string              // the sharers when this one began to listen. Nil: the port is not shared
 	logged          time.Time             // of the last log; used by Accept's goroutine only
-	end             sync.Once
-	done            chan struct{} // closed by Close
+
+	end  sync.Once
+	done chan struct{} // closed by Close
 }
 
 // Connections returns how many may be open for a share of descriptors, and of memory: one has 26 KB, TLS up to 17 more.
@@ -97,7 +98,8 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 	failed := prometheus.NewDesc("fairlead_tls_handshake_errors_total",
 		"TLS handshakes of clients that failed, by cause (docs/operations.md).", []string{"cause"}, labels)
 	metric.Register(a.Metrics, l.stalls, open, metric.Gauges{
-		Type: prometheus.CounterValue, All: []*prometheus.Desc{failed},
+		Type: prometheus.CounterValue,
+		All:  []*prometheus.Desc{failed},
 		Make: func(gauge func(*prometheus.Desc, float64, ...string)) {
 			for _, c := range l.all() {
 				gauge(failed, c.count, c.name)

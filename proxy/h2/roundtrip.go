@@ -27,8 +27,9 @@ type guest struct {
 // context ends, errors.Is finds the context's error. Plan.Done is called in any case, and has returned when RoundTrip
 // or Read returns an error. As with http.RoundTripper, r's body is closed, perhaps later, and the response's must be
 // read to its end or closed. Interim heads go to interim, which may end the request with an error; nil drops them.
-func (s *Server) RoundTrip(r *http.Request, h *wire.Head, p engine.Plan,
-	interim func(int, textproto.MIMEHeader) error) (*http.Response, error) {
+func (s *Server) RoundTrip(
+	r *http.Request, h *wire.Head, p engine.Plan, interim func(int, textproto.MIMEHeader) error,
+) (*http.Response, error) {
 	sh := s.shards[int(s.next.Add(1))%len(s.shards)]
 	g := &guest{sh: sh, ctx: r.Context(), request: r, interim: interim}
 	hasBody := r.Body != nil && r.Body != http.NoBody

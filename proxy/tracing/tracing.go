@@ -56,8 +56,11 @@ func Start(t trace.Tracer, h *wire.Head, name, id string, began time.Time, trust
 	}
 	_, span := t.Start(ctx, text(name), options...)
 	if span.IsRecording() {
-		span.SetAttributes(attribute.String("http.request.method", text(h.Method)),
-			attribute.String("url.path", text(h.Path)), attribute.String("audit-id", text(id)))
+		span.SetAttributes(
+			attribute.String("http.request.method", text(h.Method)),
+			attribute.String("url.path", text(h.Path)),
+			attribute.String("audit-id", text(id)),
+		)
 	}
 	return &Span{span: span, began: began}
 }

@@ -39,12 +39,20 @@ const maxBody = 3 << 20 // kube-apiserver's limit for request bodies
 // groupVersion returns the installer's input, without the storage.
 func groupVersion(scheme *runtime.Scheme, codecs serializer.CodecFactory) *endpoints.APIGroupVersion {
 	return &endpoints.APIGroupVersion{
-		Root: "/apis", GroupVersion: apiregistrationv1.SchemeGroupVersion,
-		OptionsExternalVersion: &metav1.Unversioned, Serializer: codecs, ParameterCodec: metav1.ParameterCodec,
-		Creater: scheme, //nolint:misspell // its name there
-		Typer:   scheme, Convertor: scheme, ConvertabilityChecker: scheme, Defaulter: scheme,
-		UnsafeConvertor: runtime.UnsafeObjectConvertor(scheme), Namer: runtime.Namer(meta.NewAccessor()),
-		MinRequestTimeout: watchTime, MaxRequestBodyBytes: maxBody,
+		Root:                       "/apis",
+		GroupVersion:               apiregistrationv1.SchemeGroupVersion,
+		OptionsExternalVersion:     &metav1.Unversioned,
+		Serializer:                 codecs,
+		ParameterCodec:             metav1.ParameterCodec,
+		Typer:                      scheme,
+		Creater:                    scheme, //nolint:misspell // its name there
+		Convertor:                  scheme,
+		ConvertabilityChecker:      scheme,
+		UnsafeConvertor:            runtime.UnsafeObjectConvertor(scheme),
+		Defaulter:                  scheme,
+		Namer:                      runtime.Namer(meta.NewAccessor()),
+		MinRequestTimeout:          watchTime,
+		MaxRequestBodyBytes:        maxBody,
 		EquivalentResourceRegistry: runtime.NewEquivalentResourceRegistry(),
 	}
 }

@@ -81,8 +81,10 @@ func (b *bounded) Create(ctx context.Context, key string, o, out runtime.Object,
 	return b.within(ctx, true, func(ctx context.Context) error { return b.Interface.Create(ctx, key, o, out, ttl) })
 }
 
-func (b *bounded) Delete(ctx context.Context, key string, out runtime.Object, p *storage.Preconditions,
-	valid storage.ValidateObjectFunc, cached runtime.Object, o storage.DeleteOptions) error {
+func (b *bounded) Delete(
+	ctx context.Context, key string, out runtime.Object, p *storage.Preconditions, valid storage.ValidateObjectFunc,
+	cached runtime.Object, o storage.DeleteOptions,
+) error {
 	do := func(ctx context.Context) error { return b.Interface.Delete(ctx, key, out, p, valid, cached, o) }
 	return b.within(ctx, true, do)
 }
@@ -95,8 +97,10 @@ func (b *bounded) GetList(ctx context.Context, key string, o storage.ListOptions
 	return b.within(ctx, false, func(ctx context.Context) error { return b.Interface.GetList(ctx, key, o, into) })
 }
 
-func (b *bounded) GuaranteedUpdate(ctx context.Context, key string, into runtime.Object, missing bool,
-	p *storage.Preconditions, update storage.UpdateFunc, cached runtime.Object) error {
+func (b *bounded) GuaranteedUpdate(
+	ctx context.Context, key string, into runtime.Object, missing bool, p *storage.Preconditions,
+	update storage.UpdateFunc, cached runtime.Object,
+) error {
 	return b.within(ctx, true, func(ctx context.Context) error {
 		return b.Interface.GuaranteedUpdate(ctx, key, into, missing, p, update, cached)
 	})

@@ -92,9 +92,18 @@ func Over(scheme *runtime.Scheme, raw storage.Interface) (r REST, cached *cacher
 			attributes storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
 		) (_ storage.Interface, _ factory.DestroyFunc, err error) {
 			cached, err = cacher.NewCacherFromConfig(cacher.Config{
-				Storage: raw, Versioner: raw.Versioner(), Codec: c.Codec, GroupResource: c.GroupResource,
-				EventsHistoryWindow: c.EventsHistoryWindow, ResourcePrefix: prefix, KeyFunc: key,
-				NewFunc: one, NewListFunc: list, GetAttrsFunc: attributes, IndexerFuncs: triggers, Indexers: indexers,
+				Storage:             raw,
+				Versioner:           raw.Versioner(),
+				GroupResource:       c.GroupResource,
+				EventsHistoryWindow: c.EventsHistoryWindow,
+				ResourcePrefix:      prefix,
+				KeyFunc:             key,
+				NewFunc:             one,
+				NewListFunc:         list,
+				GetAttrsFunc:        attributes,
+				IndexerFuncs:        triggers,
+				Indexers:            indexers,
+				Codec:               c.Codec,
 			})
 			if err != nil {
 				return nil, nil, err
