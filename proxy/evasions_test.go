@@ -54,7 +54,9 @@ func (a *asked) stopped(rules *policy.Gates) string {
 	r := Request(*a.RequestInfo)
 	for _, u := range []user.Info{a.user, a.asker} {
 		q := r.ForPolicy(u, a.agent)
-		q.WholeList = a.whole
+		if q.WholeList = a.whole; u != a.user {
+			q = impersonating(a.user.GetName()).ForPolicy(u, a.agent)
+		}
 		if rule, _ := rules.Find(&q); rule != nil && !health && !(u == a.asker && slices.Contains(exempt, u.GetName())) {
 			return rule.Name
 		}

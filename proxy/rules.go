@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
@@ -41,23 +42,38 @@ func (p *Proxy) rule(d *Decision, h *Head, u user.Info) {
 	case u != nil && slices.Contains(exempt, u.GetName()):
 		return
 	}
-	d.Rule, d.DryRun = d.find(g, h, u)
+	d.Rule, d.DryRun = d.find(g, h, &d.Request, u)
 }
 
-// ask finds the rule of who asks to be somebody else. It holds, too: the name may be made up, or a friend. A Deny gives
-// way to an Allow of whom they name, as to break glass: the apiserver refuses those who may not be that.
+// ask finds the rule of who asks to be somebody else: the name may be made up, and costs the apiserver a decision. A
+// limit of the request holds for them, too. A Deny does if it denies to impersonate, which an apiserver authorizes as a
+// request of its own, unless whom they name has an Allow, as to break glass: the apiserver refuses those who may not.
 func (d *Decision) ask(g *policy.Gates, h *Head, u user.Info) {
-	c, _ := d.find(g, h, u)
-	if c == nil || c.Action == policy.Allow || u != nil && slices.Contains(exempt, u.GetName()) {
+	if u != nil && slices.Contains(exempt, u.GetName()) {
 		return
 	}
-	if as, _ := d.find(g, h, h.impersonated()); c.Action != policy.Deny || as == nil || as.Action != policy.Allow {
+	if c, _ := d.find(g, h, impersonating(h.get("impersonate-user")), u); c != nil && c.Action == policy.Deny {
+		if as, _ := d.find(g, h, &d.Request, h.impersonated()); as == nil || as.Action != policy.Allow {
+			d.asker = c
+			return
+		}
+	}
+	if c, _ := d.find(g, h, &d.Request, u); c != nil && c.Action != policy.Deny && c.Action != policy.Allow {
 		d.asker = c
 	}
 }
 
-func (d *Decision) find(g *policy.Gates, h *Head, u user.Info) (found, dry *policy.Gate) {
-	q := d.Request.ForPolicy(u, "")
+// impersonating returns what an apiserver asks its authorizer before somebody passes for a user (impersonation.go).
+func impersonating(name string) *Request {
+	r := &Request{IsResourceRequest: true, Verb: "impersonate", Resource: "users", Name: name}
+	if namespace, name, err := serviceaccount.SplitUsername(name); err == nil {
+		r.Resource, r.Namespace, r.Name = "serviceaccounts", namespace, name
+	}
+	return r
+}
+
+func (d *Decision) find(g *policy.Gates, h *Head, r *Request, u user.Info) (found, dry *policy.Gate) {
+	q := r.ForPolicy(u, "")
 	if g.Agents {
 		q.UserAgent = h.get("user-agent")
 	}

@@ -19,7 +19,7 @@ import (
 type AccessRule struct {
 	Name string `json:"name"` // unique in the policy, and seen in answers, logs and metrics
 	// Match matches as a FlowSchema's rules do, but what is left out is no condition: without subjects it is anybody,
-	// without both kinds of rules any request to a resource. With impersonation whom it names, and who asks.
+	// without both kinds of rules any request to a resource. With impersonation whom it names.
 	Match flowcontrolv1.PolicyRulesWithSubjects `json:"match"`
 
 	UserAgents []string `json:"userAgents"` // values, or prefixes that end in *. Clients choose theirs
