@@ -151,6 +151,18 @@ func TestMoveUndone(t *testing.T) {
 			check.Fault(t, "the change was undone", err, "%s", name)
 			tt.c.says(t, "real/api:443", "A", "")
 		}
+		c := &moved{object: original}
+		must.Get(c.move(t, own, (*mover).adopt))(t)
+		adopted, writes := c.object, c.writes
+		c.wrote = func(int) error { // as without the right to patch
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.object = adopted
+			return errors.New("forbidden")
+		}
+		_, err := c.move(t, own, (*mover).release)
+		check.Fault(t, "forbidden; the change was undone", err, "a write that is refused")
+		check.Same(t, writes+1, c.writes, "writes")
 	})
 }
 

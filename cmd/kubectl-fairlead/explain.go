@@ -159,18 +159,14 @@ func joined(separator string, texts ...string) string {
 
 func (c *client) describe(x *answer.Explanation) string {
 	var b strings.Builder
-	line := func(name, text string, colour ...string) { // none for an empty text
+	line := func(name, text string, colour ...string) { // one colour, or none. There is no line for an empty text
 		if text == "" {
 			return
 		}
 		if name != "" {
 			name += ":"
 		}
-		text = printable.Line(text)
-		for _, code := range colour {
-			text = c.palette.paint(code, text)
-		}
-		fmt.Fprintf(&b, "%-14s %s\n", name, text)
+		fmt.Fprintf(&b, "%-14s %s\n", name, c.palette.paint(strings.Join(colour, ""), printable.Line(text)))
 	}
 	line("Request", x.Method+" "+x.Path+" ("+x.Verb+")")
 	if x.Code != 0 {
