@@ -25,10 +25,9 @@ import (
 
 type palette struct{ on bool } // colours words if it is on
 
-// paletteFor colours only for a terminal that is not dumb, without NO_COLOR (https://no-color.org).
+// paletteFor colours only for a terminal that is not dumb, without NO_COLOR (no-color.org: an empty one is none).
 func paletteFor(w io.Writer) palette {
-	_, no := os.LookupEnv("NO_COLOR")
-	return palette{on: !no && os.Getenv("TERM") != "dumb" && isTerminal(w)}
+	return palette{on: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(w)}
 }
 
 func isTerminal(stream any) bool {

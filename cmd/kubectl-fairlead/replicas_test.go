@@ -93,6 +93,14 @@ func TestColour(t *testing.T) {
 	f := must.Get(os.CreateTemp(t.TempDir(), ""))(t)
 	defer f.Close()
 	check.Same(t, true, !paletteFor(&bytes.Buffer{}).on && !paletteFor(f).on, "a pipe or a file gets colours")
+	if pty, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0); err == nil { // a terminal
+		defer pty.Close()
+		t.Setenv("TERM", "xterm")
+		for value, want := range map[string]bool{"": true, "1": false} {
+			t.Setenv("NO_COLOR", value)
+			check.Same(t, want, paletteFor(pty).on, "colours with NO_COLOR=%q", value)
+		}
+	}
 	var out bytes.Buffer
 	now, c := time.Now(), &client{palette: palette{on: true}}
 	rows := [][]cell{{{"a", good}, {text: "b"}}, {{text: "long"}, {text: "c"}}}
