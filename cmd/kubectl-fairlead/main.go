@@ -118,16 +118,17 @@ func (c *client) open(ctx context.Context, path string, query url.Values) (*http
 		return nil, errors.New("the server has no such page: is it Fairlead, or kube-apiserver itself? " +
 			"See --server and --context")
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // a Status is far smaller
-	if err != nil {
-		return nil, fmt.Errorf("asking %s: %w", path, err)
-	}
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // a Status is far smaller. What is cut short says why, too
 	var status struct{ Message string }
 	if json.Unmarshal(text, &status) == nil && status.Message != "" {
 		text = []byte(status.Message)
 	}
 	said := strings.TrimSpace(string(text))
-	return nil, fmt.Errorf("asking %s: %s: %s", path, resp.Status, joined("; ", said, advice.For(said)))
+	do := advice.For(said)
+	if resp.StatusCode == http.StatusUnauthorized {
+		do = login
+	}
+	return nil, fmt.Errorf("asking %s: %s: %s", path, resp.Status, joined("; ", said, do))
 }
 
 func (c *client) get(ctx context.Context, path string, query url.Values, into any) error {
