@@ -86,7 +86,7 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 			l.backend(ctx, client, e, answers[e])
 		}
 	}
-	l.bundles(ctx, kube, entries)
+	l.unbound(ctx, kube, entries, t.NamespaceLabels())
 	l.doubled(entries)
 	l.shadowed(ctx, client.RESTClient(), t.Entries())
 }

@@ -110,14 +110,17 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 	}
 	for _, r := range missing {
 		folder, do := path.Dir(r.Manifest), "kubectl apply -k %s, or your kustomization with it"
-		if account == podUser && folder != "deploy/base" { // by itself it binds its roles to the ServiceAccount alone
-			do = "apply your kustomization with %s and deploy/components/static-pod"
-		} else if account == podUser {
-			folder = "deploy/static-pod"
-		}
-		if strings.HasSuffix(r.Role, "-ca-from") { // which no manifest binds
+		switch {
+		case strings.HasSuffix(r.Role, "-ca-from"): // which no manifest binds
 			folder, do = r.Namespace, "kubectl -n %s create rolebinding fairlead-ca-from "+
 				"--clusterrole=system:fairlead-ca-from --user="+account
+		case r.Resource == "namespaces": // nor this one
+			folder, do = account, "kubectl create clusterrolebinding system:fairlead-namespaces "+
+				"--clusterrole=system:fairlead-namespaces --user=%s"
+		case account == podUser && folder != "deploy/base": // by itself it binds its roles to the ServiceAccount alone
+			do = "apply your kustomization with %s and deploy/components/static-pod"
+		case account == podUser:
+			folder = "deploy/static-pod"
 		}
 		severity, names := certs.SeverityError, ""
 		if r.Narrow {
@@ -128,12 +131,12 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 	}
 }
 
-// bundles asks for the right to read what APIServices name for their CAs: who runs lint may have it, and Fairlead not.
-func (l *linter) bundles(ctx context.Context, kube kubernetes.Interface, entries []*registry.Entry) {
-	all := rights.Needed(rights.Features{Bundles: rights.BundlesOf(entries)})
-	other := func(r rights.Right) bool { return !strings.HasSuffix(r.Role, "-ca-from") } // asked for by preflight
+// unbound asks for rights that no manifest binds, if objects need them: who runs lint may have them, and Fairlead not.
+func (l *linter) unbound(ctx context.Context, kube kubernetes.Interface, entries []*registry.Entry, labels bool) {
+	all := rights.Needed(rights.Features{Bundles: rights.BundlesOf(entries), NamespaceLabels: labels})
+	bound := func(r rights.Right) bool { return !strings.HasSuffix(r.Role, "-ca-from") && r.Resource != "namespaces" }
 	if l.survey.installed {
-		l.rights(ctx, l.survey, kube, slices.DeleteFunc(all, other))
+		l.rights(ctx, l.survey, kube, slices.DeleteFunc(all, bound))
 	}
 }
 

@@ -211,15 +211,17 @@ func TestPreflightPolicy(t *testing.T) {
 	}
 }
 
-// The right to read what APIServices name for their CAs is asked for, too: an administrator may have it alone.
-func TestPreflightBundles(t *testing.T) {
+// The rights to read what APIServices name for their CAs, and labels of namespaces, are asked for, too: an administrator may have them alone.
+func TestPreflightUnbound(t *testing.T) {
 	c, l := newLand(t), &linter{output: "text"}
 	c.bound()
 	c.granted = func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Verb != "list" }
 	kube, e := c.client(), &registry.Entry{Backend: &registry.Backend{Namespace: "ext", CAFrom: "ca/ca.crt"}}
 	l.survey = look(t.Context(), &rest.Config{Host: c.server}, kube)
-	l.bundles(t.Context(), kube, []*registry.Entry{e, {}, {Backend: &registry.Backend{}}, e})
-	check.Same(t, "error: deploy/base/rbac.yaml:35: ClusterRole system:fairlead-ca-from: "+accountUser+" may not list configmaps ca in namespace ext: APIServices with the annotation fairlead.dev/ca-from are not verified; "+
+	l.unbound(t.Context(), kube, []*registry.Entry{e, {}, {Backend: &registry.Backend{}}, e}, true)
+	check.Same(t, "error: deploy/components/policy/rbac.yaml:19: ClusterRole system:fairlead-namespaces: "+accountUser+" may not list namespaces: no rule of the policy by namespaceLabels matches; "+
+		"grant it again: kubectl create clusterrolebinding system:fairlead-namespaces --clusterrole=system:fairlead-namespaces --user="+accountUser+"\n"+
+		"error: deploy/base/rbac.yaml:35: ClusterRole system:fairlead-ca-from: "+accountUser+" may not list configmaps ca in namespace ext: APIServices with the annotation fairlead.dev/ca-from are not verified; "+
 		"grant it again: kubectl -n ext create rolebinding fairlead-ca-from --clusterrole=system:fairlead-ca-from --user="+accountUser+"\n", reported(l), "found")
 }
 
