@@ -45,7 +45,7 @@ func Root(use, short, version string, subcommands ...*cobra.Command) *cobra.Comm
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	// cobra's default version text stays: a template for it links text/template.
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage{err} })
+	cmd.SetFlagErrorFunc(seeHelp)
 	cmd.AddCommand(subcommands...)
 	cmd.AddCommand(versionCommand(version))
 	cmd.InitDefaultCompletionCmd() // cobra would add it later
@@ -64,15 +64,17 @@ func Root(use, short, version string, subcommands ...*cobra.Command) *cobra.Comm
 			c.RunE = cmd.RunE
 		}
 		if check := c.Args; check != nil {
-			c.Args = func(cmd *cobra.Command, args []string) error {
-				if err := check(cmd, args); err != nil {
-					return usage{fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
-				}
-				return nil
-			}
+			c.Args = func(cmd *cobra.Command, args []string) error { return seeHelp(cmd, check(cmd, args)) }
 		}
 	}
 	return cmd
+}
+
+func seeHelp(cmd *cobra.Command, err error) error {
+	if err != nil {
+		err = usage{fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
+	}
+	return err
 }
 
 func versionCommand(version string) *cobra.Command {

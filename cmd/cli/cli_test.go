@@ -23,7 +23,7 @@ func TestRoot(t *testing.T) {
 		{"sattus", `unknown command "sattus" for "fairlead"; did you mean status?`},
 		{"nothing-like-it", `unknown command "nothing-like-it" for "fairlead"`},
 		{"status extra", "see fairlead status --help"},
-		{"--no-such-flag", "unknown flag"},
+		{"--no-such-flag", "unknown flag: --no-such-flag: see fairlead --help"},
 		{"completion", "Generate the autocompletion script"},
 		{"completion bsh", `unknown command "bsh" for "fairlead completion"`},
 		{"--version", "fairlead version v1.2.3 (go"},
