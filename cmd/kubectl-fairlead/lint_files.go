@@ -134,7 +134,7 @@ func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
 	for _, f := range faults {
 		if f.Foreign != "" {
 			l.foreign[f.Foreign]++
-		} else {
+		} else if s.in.Options.Directory || !strings.Contains(f.Message, "aggregationRule: Forbidden") { // by dir:
 			l.faults([]directory.Fault{f}, "correct the manifest")
 		}
 	}
