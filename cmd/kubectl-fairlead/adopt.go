@@ -139,8 +139,8 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 	}
 	at, own := behind.Format(from.Spec.Service), behind.Format(m.own)
 	if real, known := from.Annotations[behind.Service]; known && at != real && at != own {
-		return fmt.Errorf("the cluster asks %s, which is neither %s (--service) nor %s of annotation %s",
-			at, own, real, behind.Service)
+		return fmt.Errorf("the cluster asks %s, which is neither %s (--service) nor %s of annotation %s: "+
+			"correct --service, or remove the annotation if it is out of date", at, own, real, behind.Service)
 	}
 	between, to := from.DeepCopy(), from.DeepCopy()
 	if err := change(m, ctx, to); err != nil {

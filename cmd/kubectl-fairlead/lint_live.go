@@ -133,6 +133,8 @@ func doFor(err error, allow string) string {
 		return allow
 	case apierrors.IsUnauthorized(err):
 		return login
+	case strings.Contains(text, "getting credentials: "):
+		return "run the kubeconfig's plugin (exec) by hand: it gives no credential"
 	case strings.Contains(text, "x509: "):
 		return cmp.Or(advice.For(text), ownAddress)
 	}

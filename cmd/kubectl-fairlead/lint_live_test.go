@@ -104,6 +104,7 @@ func TestLintUnreadableCluster(t *testing.T) {
 		}
 	}
 	check.Has(t, doFor(tls.RecordHeaderError{Msg: "x509: certificate signed by unknown authority"}, grant), "certificate-authority of the kubeconfig")
+	check.Has(t, doFor(tls.RecordHeaderError{Msg: "getting credentials: exec: executable aws not found"}, grant), "the kubeconfig's plugin")
 }
 
 // All backends are asked at once: each of these presents its certificate when all have been asked,
