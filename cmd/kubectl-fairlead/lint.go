@@ -78,6 +78,9 @@ func lintCommand() *cobra.Command {
 			for _, k := range slices.Sorted(maps.Keys(l.foreign)) {
 				cmd.PrintErrf("ignored, because Fairlead does not read it: %s (%d)\n", printable.Line(k), l.foreign[k])
 			}
+			if err := cmd.Context().Err(); err != nil {
+				return err // all that was not asked yet would be a finding
+			}
 			return l.report(cmd.OutOrStdout())
 		},
 	}
@@ -121,10 +124,7 @@ func (l *linter) validate(files []string) error {
 }
 
 func count(n int, of string) string {
-	if n == 1 {
-		return "1 " + of
-	}
-	return fmt.Sprintf("%d %ss", n, of)
+	return fmt.Sprint(n, " ", of, map[bool]string{true: "s"}[n != 1])
 }
 
 func (l *linter) report(out io.Writer) error {

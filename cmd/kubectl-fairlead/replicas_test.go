@@ -152,8 +152,8 @@ func TestUnwritten(t *testing.T) {
 	}
 }
 
-// An interrupt does not make replicas unknown, which would be exit code 3.
-func TestReplicasInterrupted(t *testing.T) {
+// An interrupt does not make replicas unknown, which would be exit code 3, nor a finding of what lint did not ask.
+func TestInterrupted(t *testing.T) {
 	f := newFront(t)
 	f.lists(t, f.address())
 	t.Setenv("KUBECONFIG", kubeconfig(t, f.Server))
@@ -164,4 +164,8 @@ func TestReplicasInterrupted(t *testing.T) {
 		return 0, context.Canceled
 	})
 	check.Fault(t, "context canceled", err, "asking")
+	cmd := root()
+	cmd.SetArgs([]string{"lint"})
+	cmd.SetOut(io.Discard)
+	check.Fault(t, "context canceled", cmd.ExecuteContext(ctx), "lint")
 }
