@@ -121,7 +121,7 @@ func (c *client) pathOf(ctx context.Context, subject string) (string, error) {
 	kind, _ := mapper.KindFor(gvr) // it is known
 	known, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	clusterWide := err == nil && known.Scope.Name() == meta.RESTScopeNameRoot
-	if ns := *c.flags.Namespace; ns != "" && !clusterWide { // as kubectl
+	if ns, _, err := c.flags.ToRawKubeConfigLoader().Namespace(); err == nil && !clusterWide { // as kubectl get
 		path += "namespaces/" + ns + "/"
 	}
 	return path + gvr.Resource, nil
