@@ -176,6 +176,8 @@ func TestPreflightNames(t *testing.T) {
 		{"all there", "https://lb.example.com:6443", []string{"lb.example.com", "join.example.com", "192.0.2.7"}, linter{names: []string{"192.0.2.7"}}, ""},
 		{"an administrator's", "https://lb.example.com:6443", []string{"join.example.com"}, linter{}, "lb.example.com"},
 		{"of nodes", "https://127.0.0.1:6443", nil, linter{}, "join.example.com"},
+		{"of kubectl proxy", "http://127.0.0.9:8001", []string{"join.example.com"}, linter{}, ""},
+		{"of Rancher", "https://rancher.example.com/k8s/clusters/c-1", []string{"join.example.com"}, linter{}, ""},
 		{"given", "127.0.0.1:6443", []string{"join.example.com"}, linter{names: []string{"api.example.com"}}, "api.example.com"},
 	} {
 		c := newLand(t, tt.names...)
