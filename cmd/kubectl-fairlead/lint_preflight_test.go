@@ -81,6 +81,10 @@ func TestPreflight(t *testing.T) {
 			c.granted = func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Subresource == "" }
 		}, linter{}, "error: deploy/components/write-status/rbac.yaml:6: ClusterRole system:fairlead-status: " + accountUser + " may not patch apiservices/status.apiregistration.k8s.io: " +
 			"the condition fairlead.dev/Available is not written; grant it again: kubectl apply -k deploy/components/write-status, or your kustomization with it\n"},
+		{"a feature that is off", func(c *land) {
+			c.pods = append(c.pods, runs("cp1", "--write-status=false"))
+			c.granted = func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Subresource == "" }
+		}, linter{}, ""},
 		{"a static pod's user", func(c *land) {
 			c.pods = append(c.pods, runs("cp1", "--kubeconfig=/etc/kubernetes/fairlead.conf"))
 			c.granted = func(user string, _ *authorizationv1.ResourceAttributes) bool { return user == podUser }

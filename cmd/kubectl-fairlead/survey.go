@@ -114,7 +114,7 @@ func flagsOf(p *corev1.Pod) map[string]string {
 				if !given {
 					value = "true"
 				}
-				flags[name] = value
+				flags[name] = strings.TrimPrefix(value, "false") // as if it were not given: none is true by default
 			}
 		}
 	}
