@@ -39,7 +39,8 @@ func (l *linter) own() {
 	before, c := len(l.Findings), &l.Certs
 	l.bundle("client CA", c.ClientCA)
 	l.bundle("request-header CA", c.RequestHeaderCA)
-	if c.ClientCA == "" || c.RequestHeaderCA == "" || len(l.Findings) > before {
+	failed := func(f certs.Finding) bool { return f.Severity == certs.SeverityError }
+	if c.ClientCA == "" || c.RequestHeaderCA == "" || slices.ContainsFunc(l.Findings[before:], failed) {
 		return
 	}
 	cas := certs.Config{ClientCA: c.ClientCA, RequestHeaderCA: c.RequestHeaderCA, AllowedNames: c.AllowedNames}

@@ -70,8 +70,9 @@ func files(t *testing.T) (dir string, fill *strings.Replacer) {
 	}
 	for name, text := range map[string]string{
 		"client-ca.crt": string(clients.PEM()), "front-proxy-ca.crt": string(proxies.PEM()), "cut.crt": string(proxies.PEM()[:200]),
-		"two/a.yaml":  strings.Replace(manifests.Remote("widgets.example.com", "192.0.2.1", `fairlead.dev/request-timeout: "\e[2J"`), "insecureSkipTLSVerify: true, ", "", 1),
-		"urls/a.yaml": manifests.Remote("widgets.example.com", "127.0.0.1", `fairlead.dev/url: "https://127.0.0.1:8443,https://api.example.com"`),
+		"short-ca.crt": string(clients.IntermediateUntil("short", time.Now().Add(15*time.Minute)).PEM()),
+		"two/a.yaml":   strings.Replace(manifests.Remote("widgets.example.com", "192.0.2.1", `fairlead.dev/request-timeout: "\e[2J"`), "insecureSkipTLSVerify: true, ", "", 1),
+		"urls/a.yaml":  manifests.Remote("widgets.example.com", "127.0.0.1", `fairlead.dev/url: "https://127.0.0.1:8443,https://api.example.com"`),
 	} {
 		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
