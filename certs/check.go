@@ -60,7 +60,8 @@ func (f *Findings) Add(severity, object, do, format string, args ...any) {
 // short-lived certificate is renewed sooner, so a quarter of its lifetime is enough.
 const soon = 30 * 24 * time.Hour
 
-func (f *Findings) expiry(object string, c *x509.Certificate, what, do string) {
+// Expiry adds a finding if a certificate is not valid, or soon will not be. what says whose it is.
+func (f *Findings) Expiry(object string, c *x509.Certificate, what, do string) {
 	now := time.Now()
 	left, name := c.NotAfter.Sub(now), trust.Describe(c).Subject
 	switch {
@@ -90,7 +91,7 @@ func (f *Findings) CheckProxyClient(chain []*x509.Certificate, authentication ma
 		}
 		return
 	}
-	f.expiry(object, chain[0], "certificate",
+	f.Expiry(object, chain[0], "certificate",
 		"renew it; Fairlead loads a new pair from the same files without a restart")
 	if authentication == nil {
 		f.Warn(object, "allow reading ConfigMap kube-system/extension-apiserver-authentication "+
@@ -166,7 +167,7 @@ func (f *Findings) headers(object string, authentication map[string][]byte) {
 // CheckServing checks whether a serving chain suits the names that clients use. object is the Object of the findings.
 func (f *Findings) CheckServing(object string, chain []*x509.Certificate, names []string) {
 	leaf := chain[0]
-	f.expiry(object, leaf, "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
+	f.Expiry(object, leaf, "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
 	for _, name := range names {
 		if err := leaf.VerifyHostname(name); err != nil {
 			f.Error(object, fmt.Sprintf("have it issued with %q among its subject alternative names", name),
@@ -189,7 +190,7 @@ func (f *Findings) CheckBundle(object string, data []byte) {
 		return
 	}
 	for _, c := range cas {
-		f.expiry(object, c, "CA", "remove it if its successor is in the bundle already; "+
+		f.Expiry(object, c, "CA", "remove it if its successor is in the bundle already; "+
 			"otherwise add its successor, then have the certificates issued anew")
 	}
 }
@@ -214,7 +215,7 @@ func (f *Findings) CheckBackend(object string, b *registry.Backend, data []byte,
 			continue
 		}
 		used[trust.Describe(root).Fingerprint] = true
-		f.expiry(object, live[endpoint][0], "endpoint "+endpoint+": certificate", "renew it at the backend")
+		f.Expiry(object, live[endpoint][0], "endpoint "+endpoint+": certificate", "renew it at the backend")
 	}
 	for _, c := range cas {
 		if sound && len(live) > 0 && !used[trust.Describe(c).Fingerprint] {
@@ -241,7 +242,7 @@ func (f *Findings) bundle(object string, data []byte) []*x509.Certificate {
 		if time.Now().After(c.NotAfter) {
 			do = "remove it, and add its successor"
 		}
-		f.expiry(object, c, "CA", do)
+		f.Expiry(object, c, "CA", do)
 	}
 	return cas
 }

@@ -20,7 +20,6 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/advice"
-	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
@@ -102,13 +101,7 @@ func (l *linter) credentials(cfg *rest.Config) {
 		l.Error(object, do, "reading its client certificate: %v", err)
 		return
 	}
-	const soon = 30 * 24 * time.Hour // as for all certificates
-	switch left := time.Until(chain[0].NotAfter); {
-	case left <= 0:
-		l.Error(object, do, "its client certificate expired at %s", chain[0].NotAfter.UTC().Format(time.RFC3339))
-	case left < min(soon, chain[0].NotAfter.Sub(chain[0].NotBefore)/4):
-		l.Warn(object, do, "its client certificate expires in %s", answer.Left(time.Now(), chain[0].NotAfter))
-	}
+	l.Expiry(object, chain[0], "its client certificate", do)
 }
 
 // usable returns the APIServices that kube-apiserver's own aggregator can use: the table's verdicts are lint's own.

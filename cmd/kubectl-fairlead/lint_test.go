@@ -23,7 +23,7 @@ import (
 
 func TestLintKubeconfig(t *testing.T) {
 	for left, want := range map[time.Duration]string{
-		-time.Hour: "error: kubeconfig: its client certificate expired at ", 5*time.Hour + time.Minute: "warning: kubeconfig: its client certificate expires in 5h", 365 * 24 * time.Hour: "",
+		-time.Hour: `error: kubeconfig: its client certificate "system:fairlead" expired at `, 5*time.Hour + time.Minute: `warning: kubeconfig: its client certificate "system:fairlead" expires in 5h`, 365 * 24 * time.Hour: "",
 	} {
 		l := &linter{output: "text"}
 		leaf := pki.NewCA("ca").Issue(pki.Leaf{CommonName: "system:fairlead", NotBefore: time.Now().Add(-30 * 24 * time.Hour), NotAfter: time.Now().Add(left)})
