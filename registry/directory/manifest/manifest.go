@@ -6,6 +6,7 @@ package manifest
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -142,6 +143,9 @@ func (d *Decoder) DecodeGood(file string, data []byte) (objects []Object, faults
 
 func (d *Decoder) document(doc *document) ([]Object, []Fault) {
 	raw, err := yaml.YAMLToJSONStrict(doc.text)
+	if err != nil && strings.Contains(err.Error(), "Unicode character escape") && json.Valid(doc.text) {
+		raw, err = doc.text, nil // with surrogates (\ud83d\ude00), as Python writes JSON: YAML has none
+	}
 	if err != nil {
 		return nil, []Fault{doc.syntaxFault(err)}
 	}

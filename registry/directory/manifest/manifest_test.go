@@ -99,6 +99,18 @@ func TestMarkers(t *testing.T) {
 	}
 }
 
+// JSON is read as strictly where YAML is not a superset of it.
+func TestJSON(t *testing.T) {
+	const text = `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "a", "name": "b"}, "data": {"k": "\ud83d\ude00"%s}}`
+	objects, faults := NewDecoder().Decode("f.json", fmt.Appendf(nil, text, ""))
+	if len(faults) > 0 || len(objects) != 1 || objects[0].Value.(*corev1.ConfigMap).Data["k"] != "😀" {
+		t.Errorf("objects %v, faults %v", objects, faults)
+	}
+	if _, faults = NewDecoder().Decode("f.json", fmt.Appendf(nil, text, `, "k": "twice"`)); len(faults) != 1 {
+		t.Errorf("faults %v, want that of a field that is there twice", faults)
+	}
+}
+
 func TestInvalid(t *testing.T) {
 	d := NewDecoder()
 	for _, text := range manifests.Good() {
