@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -241,8 +242,9 @@ func (s *Shared) Validate(f *Faults) {
 		f.If(err != nil, "--behind %q is not NAMESPACE/NAME", s.Behind)
 	}
 	if ref, inMap := PolicyMap(s.Policy); inMap {
-		_, err := behind.Parse(ref + ":443")
-		f.If(err != nil, "--policy %q is not configmap:NAMESPACE/NAME", s.Policy)
+		namespace, name, _ := strings.Cut(ref, "/")
+		f.If(len(validation.IsDNS1123Label(namespace))+len(validation.IsDNS1123Subdomain(name)) > 0,
+			"--policy %q is not configmap:NAMESPACE/NAME", s.Policy)
 	} else {
 		f.Readable("--policy", s.Policy)
 	}
