@@ -150,7 +150,7 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 		between.Spec, between.Annotations = from.Spec, to.Annotations
 	}
 	differ(m.out, yamlOf(from), yamlOf(to))
-	before, did := from, "unchanged"
+	before, did := from, "unchanged: the cluster asks"
 	for _, next := range []*apiregistrationv1.APIService{between, to} {
 		if same(before, next) {
 			continue
@@ -162,9 +162,9 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 			return err
 		}
 		was := before
-		switch before, did = next, "changed"; {
+		switch before, did = next, "changed: the cluster asks"; {
 		case m.dryRun:
-			did = "would be changed (dry run)"
+			did = "would be changed (dry run): the cluster would ask"
 		case err == nil && moves && m.patience == 0:
 		case err == nil && moves:
 			err = m.settled(ctx, next)
@@ -184,8 +184,7 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(m.out, "apiservice/%s %s: the cluster asks %s\n",
-		name, did, behind.Format(before.Spec.Service))
+	_, err := fmt.Fprintf(m.out, "apiservice/%s %s %s\n", name, did, behind.Format(before.Spec.Service))
 	return err
 }
 

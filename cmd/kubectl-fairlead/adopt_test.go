@@ -56,7 +56,7 @@ func (c *moved) RoundTrip(r *http.Request) (*http.Response, error) {
 		if code = http.StatusServiceUnavailable; c.serves == nil || c.serves(c.apiService()) {
 			code, body = http.StatusOK, `{"kind":"APIResourceList","apiVersion":"v1"}`
 		}
-	case r.Method == http.MethodPatch:
+	case r.Method == http.MethodPatch && r.URL.Query().Get("dryRun") == "":
 		patch, _ := io.ReadAll(r.Body)
 		c.mu.Lock()
 		next, err := jsonpatch.MergePatch([]byte(c.object), patch)
@@ -117,6 +117,8 @@ func (c *moved) says(t *testing.T, service, ca, noted string) {
 func TestMoveByAnotherName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &moved{object: original}
+		check.Has(t, must.Get(c.move(t, own, (*mover).adopt, func(m *mover) { m.dryRun = true }))(t), "would be changed (dry run): the cluster would ask "+own+"\n")
+		c.says(t, "real/api:443", "A", "")
 		must.Get(c.move(t, own, (*mover).adopt))(t)
 		c.says(t, own, string(ownBundle), "real/api:443")
 		for name, change := range map[string]change{"adopt": (*mover).adopt, "release": (*mover).release} {
