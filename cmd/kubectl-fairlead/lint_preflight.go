@@ -14,6 +14,7 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/client-go/kubernetes"
@@ -110,11 +111,11 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 	}
 	for _, r := range missing {
 		folder, do := path.Dir(r.Manifest), "kubectl apply -k %s, or your kustomization with it"
-		switch {
-		case strings.HasSuffix(r.Role, "-ca-from"): // which no manifest binds
+		switch { // authors of APIServices must not control by names what others run
+		case strings.HasSuffix(r.Role, "-ca-from") && len(validation.IsDNS1123Label(r.Namespace)) == 0:
 			folder, do = r.Namespace, "kubectl -n %s create rolebinding fairlead-ca-from "+
 				"--clusterrole=system:fairlead-ca-from --user="+account
-		case r.Resource == "namespaces": // nor this one
+		case r.Resource == "namespaces": // no manifest binds these two
 			folder, do = account, "kubectl create clusterrolebinding system:fairlead-namespaces "+
 				"--clusterrole=system:fairlead-namespaces --user=%s"
 		case account == podUser && folder != "deploy/base": // by itself it binds its roles to the ServiceAccount alone

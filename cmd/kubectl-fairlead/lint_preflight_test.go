@@ -224,11 +224,14 @@ func TestPreflightUnbound(t *testing.T) {
 	c.granted = func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Verb != "list" }
 	kube, e := c.client(), &registry.Entry{Backend: &registry.Backend{Namespace: "ext", CAFrom: "ca/ca.crt"}}
 	l.survey = look(t.Context(), &rest.Config{Host: c.server}, kube)
-	l.unbound(t.Context(), kube, []*registry.Entry{e, {}, {Backend: &registry.Backend{}}, e}, true)
+	hostile := &registry.Entry{Backend: &registry.Backend{Namespace: "x;y", CAFrom: "ca/ca.crt"}}
+	l.unbound(t.Context(), kube, []*registry.Entry{e, {}, {Backend: &registry.Backend{}}, hostile, e}, true)
 	check.Same(t, "error: deploy/components/policy/rbac.yaml:19: ClusterRole system:fairlead-namespaces: "+accountUser+" may not list namespaces: no rule of the policy by namespaceLabels matches; "+
 		"grant it again: kubectl create clusterrolebinding system:fairlead-namespaces --clusterrole=system:fairlead-namespaces --user="+accountUser+"\n"+
 		"error: deploy/base/rbac.yaml:35: ClusterRole system:fairlead-ca-from: "+accountUser+" may not list configmaps ca in namespace ext: APIServices with the annotation fairlead.dev/ca-from are not verified; "+
-		"grant it again: kubectl -n ext create rolebinding fairlead-ca-from --clusterrole=system:fairlead-ca-from --user="+accountUser+"\n", reported(l), "found")
+		"grant it again: kubectl -n ext create rolebinding fairlead-ca-from --clusterrole=system:fairlead-ca-from --user="+accountUser+"\n"+
+		"error: deploy/base/rbac.yaml:35: ClusterRole system:fairlead-ca-from: "+accountUser+" may not list configmaps ca in namespace x;y: APIServices with the annotation fairlead.dev/ca-from are not verified; "+
+		"grant it again: kubectl apply -k deploy/base, or your kustomization with it\n", reported(l), "found")
 }
 
 // What preflight calls tested is tested, and its ports are those of the manifests.
