@@ -137,7 +137,7 @@ func TestTracing(t *testing.T) {
 	for version, endpoint := range map[string]string{"v1": c.Address, "v1beta1": "127.0.0.1:1"} {
 		d, _ := recordsDoor(t, options{}, strings.Replace(tracingHead, "v1", version, 1)+"endpoint: "+endpoint+"\nsamplingRatePerMillion: 1000000\n")
 		tracer := must.Get(d.makeTracer())(t)
-		requests.Start(tracer, &wire.Head{Method: "GET", Path: "/x"}, "GET", "", began, false).End(&engine.Outcome{Status: 503, Duration: time.Second, Retries: 2}, "get", "", "gone")
+		requests.Start(tracer, &wire.Head{Method: "GET", Path: "/x"}, "GET", "", began, false).End(&engine.Outcome{Status: 503, Duration: time.Second, Retries: 2}, 503, "get", "", "gone")
 		must.Do(t, d.closeRecords())
 	}
 	if took := time.Since(began); took > flushTime+5*time.Second {

@@ -239,13 +239,18 @@ func TestExpire(t *testing.T) {
 // A connection over HTTP/2 has the same limit.
 func TestExpireHTTP2(t *testing.T) {
 	var conn net.Conn
-	f := newFixture(t, func(c *Config) { c.Dial = new(net.Dialer).DialContext })
+	f := newFixture(t, func(c *Config) {
+		c.Dial = func(ctx context.Context, network, address string) (_ net.Conn, err error) {
+			conn, err = new(net.Dialer).DialContext(ctx, network, address)
+			return conn, err
+		}
+	})
 	s := httptest.NewUnstartedServer(nil)
 	s.TLS, s.EnableHTTP2 = &tls.Config{Certificates: []tls.Certificate{f.pair}}, true
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	e := f.Upstream(f.set(healthy(s.Listener.Addr().String()))).snapshot()[0]
-	_, closed, err := Dial(t.Context(), e.forEngine(), func(c net.Conn) net.Conn { conn = c; return c })
+	_, closed, err := Dial(t.Context(), e.forEngine())
 	must.Do(t, err)
 	defer closed()
 	check.Same(t, 5000, option(t, conn, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT), "user timeout in ms")

@@ -332,7 +332,7 @@ func sharedConnections(t *testing.T) {
 	}
 
 	both(place2)
-	if _, _, err := Dial(t.Context(), s.via("a").at(place2).forEngine(), nil); err == nil {
+	if _, _, err := Dial(t.Context(), s.via("a").at(place2).forEngine()); err == nil {
 		t.Fatal("spoke HTTP/2 with a server that does not")
 	}
 	speak("of a server without it", false)
