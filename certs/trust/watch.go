@@ -129,6 +129,10 @@ func (t *Trust) references() map[types.NamespacedName][]use {
 			continue
 		}
 		ref, key := spec.Reference()
+		if ref.Name == "" || key == "" {
+			b.referenced(spec, nil, fmt.Errorf("the reference %q is not <configmap>/<key>", spec.CAFrom))
+			continue
+		}
 		refs[ref] = append(refs[ref], use{b, spec, key})
 	}
 	return refs
