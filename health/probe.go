@@ -100,8 +100,7 @@ var errUnread, errGone = errors.New("it has just started, and may not have read 
 func (c *claim) get(ctx context.Context, do func(*http.Request) (*http.Response, error)) (time.Duration, error) {
 	config := &c.target.prober.config
 	header := http.Header{"X-Remote-User": {"system:kube-aggregator"}, "X-Remote-Group": {"system:masters"}}
-	host := strings.TrimSuffix(c.at.Host, ":443") // as proxy/backend.hostOf
-	req := &http.Request{Method: http.MethodGet, URL: c.at, Host: host, Header: header}
+	req := &http.Request{Method: http.MethodGet, URL: c.at, Host: reach.Host(c.at.Host), Header: header}
 	if config.Authorization != nil {
 		req.Header = http.Header{}
 		if own := config.Authorization(); own != "" {

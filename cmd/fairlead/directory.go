@@ -40,7 +40,8 @@ func parseSources(text string) (s sources, err error) {
 			case dir:
 				s.dir += "," + element
 			default:
-				return s, fmt.Errorf("--registry %q is neither kubernetes, dir:PATH nor etcd:URL,…, nor a list of them", text)
+				return s, fmt.Errorf("--registry %q is neither kubernetes, dir:PATH nor etcd:URL,…, "+
+					"nor a list of them", text)
 			}
 			continue
 		}

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -15,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -59,24 +56,6 @@ func TestLogOfClientsThatGo(t *testing.T) {
 	}
 	check.Has(t, logged.String()[before:], "another has no server")
 	check.Same(t, false, strings.Contains(logged.String()[before:], "registry has no server"), "a failure of the registry's is repeated")
-}
-
-// While nobody reads the log, those who write lines wait once, for a second. What is stuck still comes, and so do later ones.
-func TestBlockedLog(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r, w := io.Pipe()
-		log, began, text := slog.New(slog.NewTextHandler(patient{w, make(chan struct{}, 1)}, nil)), time.Now(), make([]byte, 1<<10)
-		for i := range 100 {
-			log.Info("line", "i", i)
-		}
-		check.Same(t, time.Second, time.Since(began), "the time of 100 lines")
-		n := must.Get(r.Read(text))(t)
-		check.Has(t, string(text[:n]), "i=0\n")
-		synctest.Wait()
-		go log.Info("line", "i", 100)
-		n = must.Get(r.Read(text))(t)
-		check.Has(t, string(text[:n]), "i=100\n")
-	})
 }
 
 type small struct {

@@ -217,7 +217,8 @@ func TestPreflightPolicy(t *testing.T) {
 	}
 }
 
-// The rights to read what APIServices name for their CAs, and labels of namespaces, are asked for, too: an administrator may have them alone.
+// Rights to read what APIServices name for their CAs, and labels of namespaces, are asked for: an administrator may
+// have them alone.
 func TestPreflightUnbound(t *testing.T) {
 	c, l := newLand(t), &linter{output: "text"}
 	c.bound()

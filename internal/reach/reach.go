@@ -245,6 +245,16 @@ func first(
 	return nil, errs[0]
 }
 
+// Host returns the Host of requests to an address: of a name, the default port of https is left out (RFC 9110, 4.2.2),
+// without which some servers alone know it. Of a Service's address it is there, as kube-aggregator sends it.
+func Host(address string) string {
+	name, named := strings.CutSuffix(address, ":443")
+	if _, err := netip.ParseAddr(strings.Trim(name, "[]")); !named || err == nil {
+		return address
+	}
+	return name
+}
+
 // Handshake does a TLS handshake as a client, for c's name or else the address's. On an error it closes raw. A server's
 // certificate can cause a panic there (CVE-2025-58188), which would end the process: here it is such an error.
 func Handshake(ctx context.Context, raw net.Conn, at string, c *tls.Config, log *slog.Logger) (_ *tls.Conn, err error) {

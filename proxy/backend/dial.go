@@ -10,7 +10,6 @@ import (
 	"net/http/httptrace"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -138,10 +137,7 @@ type dialing struct {
 func (c *Conn) Address() string { return c.at.address }
 
 // Host returns the Host of a request to the endpoint.
-func (c *Conn) Host() string { return hostOf(c.at.address) }
-
-// hostOf leaves out the default port of https (RFC 9110, 4.2.2): some servers know their name only without it.
-func hostOf(address string) string { return strings.TrimSuffix(address, ":443") }
+func (c *Conn) Host() string { return c.at.host() }
 
 // Failed returns the error of a request that was sent on the connection, and got no response head because of err.
 func (c *Conn) Failed(err error) error {

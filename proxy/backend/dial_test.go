@@ -274,9 +274,9 @@ func TestServersChainThatPanics(t *testing.T) {
 
 // A backend on the default port may know its name only without it.
 func TestHost(t *testing.T) {
-	for address, want := range map[string]string{"a.io:443": "a.io", "[::1]:443": "[::1]", "a.io:1443": "a.io:1443", "10.0.0.1:6443": "10.0.0.1:6443"} {
-		plain := (&call{req: &http.Request{URL: &url.URL{Path: "/apis"}, Header: http.Header{}}}).outgoing(t.Context(), address)
-		framed := (&endpoint{address: address, up: newUpstream("a", newShared(slog.New(slog.DiscardHandler), nil), target{})}).forEngine()
-		check.Same(t, [3]string{want, want, want}, [3]string{plain.Host, framed.Host, (&Conn{at: &endpoint{address: address}}).Host()}, "hosts of %s", address)
+	for address, want := range map[string]string{"a.io:443": "a.io", "[::1]:443": "[::1]:443", "10.0.0.1:443": "10.0.0.1:443", "a.io:1443": "a.io:1443", "10.0.0.1:6443": "10.0.0.1:6443"} {
+		e := &endpoint{address: address, up: newUpstream("a", newShared(slog.New(slog.DiscardHandler), nil), target{})}
+		plain := (&call{req: &http.Request{URL: &url.URL{Path: "/apis"}, Header: http.Header{}}}).outgoing(t.Context(), e)
+		check.Same(t, [3]string{want, want, want}, [3]string{plain.Host, e.forEngine().Host, (&Conn{at: e}).Host()}, "hosts of %s", address)
 	}
 }

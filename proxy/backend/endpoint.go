@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/internal/reach"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -50,6 +51,9 @@ type endpoint struct {
 	verdict context.Context // canceled by eject, when it becomes unhealthy while others are not. It is then replaced
 	ejected context.CancelFunc
 }
+
+// host returns the Host of requests to the endpoint that have no other.
+func (e *endpoint) host() string { return reach.Host(e.address) }
 
 func newEndpoint(u *Upstream, address string) *endpoint {
 	e := &endpoint{up: u, address: address, hash: maphash.String(u.shared.seed, address), changed: make(chan struct{})}

@@ -54,7 +54,7 @@ func (e *endpoint) forEngine() *engine.Endpoint {
 			return was
 		}
 		next := &engine.Endpoint{
-			Name: e.address, Host: hostOf(e.address), Via: via, Value: e, Release: e.release, Told: e.tell,
+			Name: e.address, Host: e.host(), Via: via, Value: e, Release: e.release, Told: e.tell,
 			PingTimeout: e.up.pingTimeout(), Failed: e.failed,
 		}
 		if e.inEngine.CompareAndSwap(was, next) {

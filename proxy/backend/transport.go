@@ -162,7 +162,7 @@ func (c *call) try(e *endpoint) *engine.Failure {
 			cancel(errPatience)
 		}
 	})
-	res, err := p.transport.RoundTrip(c.outgoing(ctx, e.address))
+	res, err := p.transport.RoundTrip(c.outgoing(ctx, e))
 	if !stays() && c.safe {
 		cancel(errEjected) // as its function does, perhaps later: the response must not be cut then
 	}
@@ -207,13 +207,13 @@ func (c *call) try(e *endpoint) *engine.Failure {
 
 // outgoing returns the request to send. It shares the caller's Header unless a field must be
 // changed; an empty User-Agent keeps net/http from setting its own.
-func (c *call) outgoing(ctx context.Context, address string) *http.Request {
+func (c *call) outgoing(ctx context.Context, e *endpoint) *http.Request {
 	out := c.req.WithContext(ctx)
 	target := *c.req.URL
-	target.Scheme, target.Host, target.User = "https", address, (*url.Userinfo)(nil)
+	target.Scheme, target.Host, target.User = "https", e.address, (*url.Userinfo)(nil)
 	out.URL = &target
 	if out.Host == "" {
-		out.Host = hostOf(address)
+		out.Host = e.host()
 	}
 	out.Body, out.GetBody = http.NoBody, nil
 	if c.body != nil {

@@ -163,3 +163,12 @@ func (s *apiserver) overwrite(t *testing.T, address string, annotated bool) {
 	fresh.Annotations, fresh.Labels, fresh.ResourceVersion = nil, map[string]string{discoveryv1.LabelServiceName: "kubernetes"}, have.ResourceVersion
 	must.Get(c.Client.DiscoveryV1().EndpointSlices("default").Update(t.Context(), fresh, metav1.UpdateOptions{}))(t)
 }
+
+// families makes the Service kubernetes, with families of IP.
+func (s *stage) families(all []string) {
+	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}}
+	for _, f := range all {
+		o.Spec.IPFamilies = append(o.Spec.IPFamilies, corev1.IPFamily(f))
+	}
+	must.Get(s.config().Client.CoreV1().Services("default").Create(s.Context(), o, metav1.CreateOptions{}))(s)
+}

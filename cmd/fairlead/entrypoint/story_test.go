@@ -15,7 +15,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -113,11 +112,7 @@ func (s *stage) do(at string, words ...string) {
 		}
 		must.Get(list.Update(s.Context(), slice, metav1.UpdateOptions{}))(s)
 	case "families": // of the Service
-		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}}
-		for _, f := range words[1:] {
-			o.Spec.IPFamilies = append(o.Spec.IPFamilies, corev1.IPFamily(f))
-		}
-		must.Get(s.config().Client.CoreV1().Services("default").Create(s.Context(), o, metav1.CreateOptions{}))(s)
+		s.families(words[1:])
 	case "ready", "unready": // replica
 		r.unready.Store(words[0] == "unready")
 	case "withdraw":
