@@ -307,7 +307,9 @@ func TestIdleMakeRoom(t *testing.T) {
 			left int
 		}{{second, 2}, {nil, 1}, {second, 1}, {second, 0}} {
 			p.heads.makeRoom(tt.of, atOnce, roomIdle)
+			p.heads.mu.Lock()
 			check.Same(t, tt.left, len(p.heads.all), "connections that are left")
+			p.heads.mu.Unlock()
 			time.Sleep(roomIdle / 5)
 		}
 	})
