@@ -163,6 +163,10 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 	}
 	const verbs, methods = "get list watch create update patch delete deletecollection proxy",
 		"get head post put patch delete options"
+	ofResources := verbs
+	if r.Action == Allow || r.Action == Deny { // limits hold for what is asked as somebody else, not for asking it
+		ofResources += " impersonate"
+	}
 	in := func(of string) func(string) bool {
 		return func(v string) bool { return slices.Contains(strings.Fields(of), v) }
 	}
@@ -171,7 +175,7 @@ func (r *AccessRule) checkMatch(at *field.Path) (wrong field.ErrorList) {
 	resource := func(v string) bool { return whole(strings.Replace(v, "/", ".", 1)) }
 	for i, rr := range m.ResourceRules {
 		at := at.Child("resourceRules").Index(i)
-		values(at.Child("verbs"), rr.Verbs, verbs, in(verbs))
+		values(at.Child("verbs"), rr.Verbs, ofResources, in(ofResources))
 		values(at.Child("apiGroups"), rr.APIGroups, `a group without its version, "" for core`, group)
 		values(at.Child("resources"), rr.Resources, "a resource, or resource/subresource", resource)
 		if len(rr.Namespaces) > 0 || !rr.ClusterScope {

@@ -266,6 +266,7 @@ func TestRulesThatStopNobody(t *testing.T) {
 		{of("*", "*", "*", "*"), ""},
 		{of("deletecollection", "", "pods/exec", "team-a"), ""},
 		{of("get", "external.metrics.k8s.io", "queueLength", "team-a"), ""},
+		{of("impersonate", "", "serviceaccounts", "team-a"), ""},
 		{flowcontrolv1.PolicyRulesWithSubjects{Subjects: []flowcontrolv1.Subject{}, ResourceRules: of("*", "*", "*", "*").ResourceRules}, "match.subjects"},
 		{account("n", "*"), ""},
 		{account("n", "a.b"), ""},
@@ -294,6 +295,8 @@ func TestRulesThatStopNobody(t *testing.T) {
 		}
 		check.Same(t, tt.fault, fault, "the fault of rule %d", i)
 	}
+	limit := AccessRule{Name: "r", Action: InFlight, Max: 1, Match: of("impersonate", "", "users", "team-a")}
+	check.Same(t, 1, len(NewGates(nil).Add(&limit, "here", nil, false)), "faults of a limit of a verb that has none")
 }
 
 // compiled compiles rules as the registry does.
