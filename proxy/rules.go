@@ -36,7 +36,7 @@ func (p *Proxy) rule(d *Decision, h *Head, u user.Info) {
 	}
 	switch {
 	case d.Impersonator != nil:
-	case d.Credentials.Impersonates && h.get("impersonate-user") != "": // without a name the filter does nothing
+	case d.Credentials.Impersonates && h.get("impersonate-user") != "":
 		d.ask(g, h, u)
 		u = h.impersonated()
 	case u != nil && slices.Contains(exempt, u.GetName()):
@@ -49,10 +49,11 @@ func (p *Proxy) rule(d *Decision, h *Head, u user.Info) {
 // limit of the request holds for them, too. A Deny does if it denies to impersonate, which an apiserver authorizes as a
 // request of its own, unless whom they name has an Allow, as to break glass: the apiserver refuses those who may not.
 func (d *Decision) ask(g *policy.Gates, h *Head, u user.Info) {
-	if u != nil && slices.Contains(exempt, u.GetName()) {
+	name := h.get("impersonate-user")
+	if name == "" || u != nil && slices.Contains(exempt, u.GetName()) { // without a name the filter does nothing
 		return
 	}
-	if c, _ := d.find(g, h, impersonating(h.get("impersonate-user")), u); c != nil && c.Action == policy.Deny {
+	if c, _ := d.find(g, h, impersonating(name), u); c != nil && c.Action == policy.Deny {
 		if as, _ := d.find(g, h, &d.Request, h.impersonated()); as == nil || as.Action != policy.Allow {
 			d.asker = c
 			return
