@@ -171,7 +171,8 @@ const (
 	PoolCertificate
 	// PoolProven leads to the local apiserver without a client certificate, for recently accepted tokens, unchanged.
 	PoolProven
-	// PoolUnproven is the same for anonymous requests and other tokens: kube-apiserver ends their HTTP/2 connections.
+	// PoolUnproven is the same for anonymous requests and other tokens. kube-apiserver answers an unauthenticated
+	// HTTP/2 request with GOAWAY, so such requests must not share a connection with long-running ones.
 	PoolUnproven
 	// PoolImpersonate leads to the local apiserver with a credential of this process that may impersonate. It gets the
 	// identity in Impersonate-*, and of the caller's fields only those that an extension server gets.

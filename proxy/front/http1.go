@@ -156,8 +156,8 @@ func (h *heads) take(by *plain, n int64) (place bound.Place, ok bool) {
 	}
 }
 
-// makeRoom closes n connections of an address or, of nil, any, if they were idle for so long, the longest first: but
-// any for one, for it is asked by every connection while memory is short. It reports false if it finds none.
+// makeRoom closes up to n connections of an address or, of nil, any, that were idle for so long. Of several the longest
+// idle go first; finding one is fast, as each connection asks while memory is short. It reports false if there is none.
 func (h *heads) makeRoom(of *hold.Source, n int, long time.Duration) bool {
 	idle := map[*plain]time.Duration{}
 	h.mu.Lock()
@@ -258,7 +258,7 @@ func (c *plain) leave() {
 	c.all.mu.Unlock()
 }
 
-// idle returns how long the connection could make room: no whole head has come, nor much of one, see late. Zero: not.
+// idle returns for how long no whole head has come, nor much of one, see late. Zero: the connection makes no room.
 func (c *plain) idle() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -224,7 +224,7 @@ func (p *Port) Keep(keep bool) {
 }
 
 // Shutdown accepts no new connections and lets requests finish; long-running ones over HTTP/2 end
-// after watches. When ctx ends, it closes the remaining connections and returns an error.
+// within watches. When ctx ends, it closes the remaining connections and returns an error.
 func (p *Port) Shutdown(ctx context.Context, watches time.Duration) error {
 	var both errgroup.Group
 	both.Go(func() error { return p.cfg.Frames.Shutdown(ctx, watches) }) // net/http only waits for its own connections

@@ -23,7 +23,8 @@ import (
 
 const localBuffer = 64 << 10 // how much of a handler's response may wait before the handler blocks
 
-// local is a running handler, whose goroutine ends with it. The request's context ends with the stream: a Failure.
+// local is a running handler, whose goroutine ends with it. The request's context ends with the stream, and its cause
+// is a Failure.
 type local struct {
 	engine.Local // guarded by the shard's mutex
 	sh           *shard

@@ -80,8 +80,8 @@ func socketOf(c net.Conn) socket {
 // errNoInput is a temporary net.Error: crypto/tls returns it and keeps the connection usable.
 var errNoInput = os.ErrDeadlineExceeded
 
-// Quiet must be called before each Read of a connection that no Server serves, after its handshake: TLS gets maxQuiet
-// for it, and that of the record.
+// Quiet must be called before each Read, after the handshake, of a connection that no Server serves: if TLS finds no
+// content in maxQuiet bytes, the Read fails.
 func Quiet(c *tls.Conn) {
 	r := c.NetConn().(*rawConn) //nolint:forcetypeassert // see Wrap
 	r.quiet, r.bounded = 0, true

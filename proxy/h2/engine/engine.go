@@ -381,7 +381,7 @@ func (s *stream) endsAt() time.Duration {
 	return s.e.cutFrom + (s.e.cutAt-s.e.cutFrom)*time.Duration(part)>>16
 }
 
-// Drain begins the shutdown: every client gets GOAWAY, and long-running streams end after grace.
+// Drain begins the shutdown: every client gets GOAWAY, and long-running streams end within grace.
 func (e *Engine) Drain(grace time.Duration) {
 	defer e.rescue(nil)
 	e.draining = true

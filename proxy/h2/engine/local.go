@@ -14,8 +14,9 @@ import (
 // Local is a stream that an http.Handler of this process answers (it is not the local apiserver's).
 // The driver runs the handler, see Config.Serve.
 type Local struct {
-	Changed sync.Cond   // on the driver's mutex: the stream, its queues or their ends have changed
-	Cancel  func(error) // is called with a Failure if the stream ends before the handler has returned. May be nil
+	Changed sync.Cond // on the driver's mutex: the stream, its queues or their ends have changed
+	// Cancel is called under the mutex, with a Failure, if the stream ends before the handler has returned. May be nil.
+	Cancel func(error)
 
 	c *Conn   // the client's
 	s *stream // nil after the stream has ended or the response is complete
