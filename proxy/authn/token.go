@@ -55,7 +55,12 @@ func (t Token) payer() string {
 }
 
 // String hides the token.
-func (t Token) String() string { return map[bool]string{true: "<none>", false: "<masked>"}[t.none()] }
+func (t Token) String() string {
+	if t.none() {
+		return "<none>"
+	}
+	return "<masked>"
+}
 
 // GoString hides the token.
 func (t Token) GoString() string { return t.String() }

@@ -87,9 +87,10 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 		seats:      bound.Places{Lend: true}, // to one load balancer
 		done:       make(chan struct{}),
 		stalls: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "fairlead_accept_stalls_total", ConstLabels: labels,
+			Name: "fairlead_accept_stalls_total",
 			Help: "Times that a port accepted no new connection for a while: its limit was reached, " +
 				"or accepting failed. One that lasts counts once a minute.",
+			ConstLabels: labels,
 		}),
 	}
 	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{

@@ -160,12 +160,13 @@ type Config struct {
 func New(cfg Config) *Engine {
 	cfg.MaxStreams = cmp.Or(cfg.MaxStreams, 250) // kube-apiserver's --http2-max-streams-per-connection
 	return &Engine{
-		Config: cfg,
-		now:    1,
-		cutAt:  never, cutFrom: never,
-		pools:  map[*Endpoint][]*pool{},
-		debts:  map[string]time.Duration{},
-		fields: wire.FieldSection{Max: maxHeader},
+		Config:  cfg,
+		now:     1,
+		cutFrom: never,
+		cutAt:   never,
+		pools:   map[*Endpoint][]*pool{},
+		debts:   map[string]time.Duration{},
+		fields:  wire.FieldSection{Max: maxHeader},
 		lim: limits{
 			backendWindow: 1 << 30, // Go's: it is refilled on receipt, because the streams' windows are the bound
 			writeLimit:    128 << 10,

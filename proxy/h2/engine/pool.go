@@ -139,20 +139,24 @@ func (p *pool) grow() {
 		limit = max(1, limit/maxLanes)
 	}
 	each := p.expected()
-	need, have := p.waiting.n-p.dialing*each, p.dialing
+	need, have := p.waiting.n-p.dialing*each, p.dialing // streams without a connection, connections that count
 	if need <= 0 || p.dialing >= maxDialing || p.e.now < p.redialAt {
 		return
 	}
 	for _, c := range p.conns {
-		if need -= c.slots(each); !c.drained { // else it ends with its requests: watches may last for an hour
+		need -= c.slots(each)
+		if !c.drained { // else it ends with its requests: watches may last for an hour
 			have++
 		}
 	}
 	if p.known && p.perConn == 0 && slices.ContainsFunc(p.conns, func(c *Conn) bool { return !c.drained }) {
 		return // it takes none now: more connections would not help, unless it only said so before it ends these
 	}
-	for ; need > 0 && p.dialing < maxDialing && have < limit; need, have = need-each, have+1 {
-		p.dialing, p.dialAt = p.dialing+1, p.e.now
+	for need > 0 && p.dialing < maxDialing && have < limit {
+		need -= each
+		have++
+		p.dialing++
+		p.dialAt = p.e.now
 		p.e.callLater(func() { p.e.Dial(p.ep, p.dialled) })
 	}
 }
@@ -160,7 +164,8 @@ func (p *pool) grow() {
 // dialled handles the result of a dial: it adds a new connection to the pool.
 func (p *pool) dialled(err error) (c *Conn) {
 	e := p.e
-	p.dialing, p.dialAt = p.dialing-1, e.now
+	p.dialing--
+	p.dialAt = e.now
 	if err != nil {
 		defer e.rescue(nil)
 		p.ep.Failed(err, false)
@@ -176,8 +181,11 @@ func (p *pool) dialled(err error) (c *Conn) {
 		e.closeIfDone(c)
 		return c
 	}
-	last := slices.IndexFunc(append(p.conns, c), func(o *Conn) bool { return o == c || o.drained })
-	p.conns = slices.Insert(p.conns, last, c) // before those that take no more streams: they may be many
+	at := slices.IndexFunc(p.conns, func(o *Conn) bool { return o.drained })
+	if at < 0 {
+		at = len(p.conns)
+	}
+	p.conns = slices.Insert(p.conns, at, c) // before those that take no more streams: they may be many
 	p.serve()
 	return c
 }
