@@ -207,6 +207,7 @@ func setMessage(to *string, value string, most int) error {
 	return nil
 }
 
+// bounded shortens untrusted text.
 func bounded(s string) string { return printable.Cut(s, 64) }
 
 // urlAnnotation names a backend by comma-separated URLs. Its Service is then not looked up.

@@ -61,7 +61,7 @@ type changes struct {
 // batch is the set of changes that the writer takes at once.
 type batch struct {
 	objects  map[key]runtime.Object // those that have changed, nil when deleted
-	bundles  bundles                // of those that have changed
+	bundles  bundles                // large ones of those that have changed, also of states that others have replaced
 	replaced [kinds]bool            // kinds that have been relisted: what is not in objects is gone
 	reports  map[reportKey]Report
 	problems []directory.Fault
@@ -80,7 +80,9 @@ func newBatch() batch {
 	return batch{objects: make(map[key]runtime.Object), bundles: make(bundles), reports: make(map[reportKey]Report)}
 }
 
-const largeBundle = 16 << 10 // bytes of PEM, which take a millisecond. Of a reread directory few are new
+// largeBundle is the size in bytes of a PEM bundle that is parsed in advance: it takes a millisecond. Those of unchanged
+// objects of a relist or a reread directory are parsed again, though the table has them, so small ones are left out.
+const largeBundle = 16 << 10
 
 // record adds to the batch, and then objects, nil for one that was deleted; and wakes the writer. It parses their large
 // bundles, for which the writer has no time: one of 1 MiB takes 60 ms.

@@ -151,6 +151,7 @@ func (b *backend) bundleLocked(data []byte, err error, now time.Time) {
 	b.takeLocked(next, fault, now)
 }
 
+// takeLocked sets the backend's roots to next, or to none if fault is set.
 func (b *backend) takeLocked(next *roots, fault *Error, now time.Time) {
 	v := b.current.Load()
 	if fault != nil && v.fault != nil && fault.Message == v.fault.Message ||

@@ -33,7 +33,7 @@ type Bound struct {
 	loggedAt atomic.Pointer[time.Time] // when they were logged; nil means never
 
 	mu      sync.Mutex         // guards sources
-	sources map[string]*Source // of open connections :: key
+	sources map[string]*Source // :: key → that of open connections
 }
 
 // Refusal is what was refused because too much memory is held.

@@ -19,7 +19,8 @@ import (
 type AccessRule struct {
 	Name string `json:"name"` // unique in the policy, and seen in answers, logs and metrics
 	// Match matches as a FlowSchema's rules do, but what is left out is no condition: without subjects it is anybody,
-	// without both kinds of rules any request to a resource. With impersonation whom it names.
+	// without both kinds of rules any request to a resource. With impersonation the user is who is named; who asks has
+	// only the limits, and a Deny of the verb impersonate (proxy/rules.go).
 	Match flowcontrolv1.PolicyRulesWithSubjects `json:"match"`
 
 	UserAgents []string `json:"userAgents"` // values, or prefixes that end in *. Clients choose theirs

@@ -135,6 +135,7 @@ func (b *bounded) detectRestores(ctx context.Context, cached *cacher.Cacher) {
 	}, detectEvery)
 }
 
+// now returns etcd's revision.
 func (b *bounded) now(ctx context.Context) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -313,6 +313,7 @@ func (q *question) tag() string {
 	return tag
 }
 
+// take stores the v2 document, nil for none.
 func (q *question) take(found *packed, tag string) {
 	for i := range q.now {
 		q.now[i].v2, q.now[i].tag = found, tag
