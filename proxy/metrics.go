@@ -35,7 +35,7 @@ func newMetrics(reg prometheus.Registerer, tables tables, active ...prometheus.C
 		tables: tables,
 		total: metric.CountBy("fairlead_request_total",
 			"Requests by Kubernetes verb, group-version of the table and HTTP status; 499 is a client that went away, "+
-				"101 an upgraded session, 502 also a cut response, 5xx any other 5..", labels...),
+				"101 an upgraded session, 502 also a cut response, 5xx any unregistered 5..", labels...),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "fairlead_request_duration_seconds",
 			Help: "Time from a request's head to its last byte, without long-running requests.",
