@@ -80,8 +80,8 @@ func newBatch() batch {
 	return batch{objects: make(map[key]runtime.Object), bundles: make(bundles), reports: make(map[reportKey]Report)}
 }
 
-// largeBundle is the size in bytes of a PEM bundle that is parsed in advance: it takes a millisecond. Those of unchanged
-// objects of a relist or a reread directory are parsed again, though the table has them, so small ones are left out.
+// largeBundle is the size in bytes above which PEM is parsed in advance: it takes a millisecond. Smaller ones are not:
+// of a relist or a reread directory most are unchanged, and the table has them.
 const largeBundle = 16 << 10
 
 // record adds to the batch, and then objects, nil for one that was deleted; and wakes the writer. It parses their large
