@@ -37,7 +37,7 @@ import (
 // Config configures a Publisher. All fields but Logger and Metrics are required.
 type Config struct {
 	// Client writes default/kubernetes as Endpoints (it needs the verbs get, create and update) and
-	// EndpointSlices, and keeps Leases in kube-system (list, create, update and delete for both).
+	// EndpointSlices, keeps Leases in kube-system (list, create, update and delete for both), and may list Services.
 	Client       kubernetes.Interface
 	Address      netip.AddrPort // where clients reach this replica: one that CheckAddress accepts, with a port
 	Zone         string         // this replica's. Empty means that it is unknown
