@@ -255,8 +255,8 @@ func Host(address string) string {
 	return name
 }
 
-// Handshake does a TLS handshake as a client, for c's name or else the address's. On an error it closes raw. A server's
-// certificate can cause a panic there (CVE-2025-58188), which would end the process: here it is such an error.
+// Handshake does a TLS handshake as a client. An empty name in c becomes the address's. On an error it closes raw. A
+// server's certificate can cause a panic there (CVE-2025-58188), which would end the process: here it is such an error.
 func Handshake(ctx context.Context, raw net.Conn, at string, c *tls.Config, log *slog.Logger) (_ *tls.Conn, err error) {
 	defer func() {
 		if v := recover(); v != nil {
