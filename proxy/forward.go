@@ -226,9 +226,10 @@ func localPool(p authn.Pool) backend.Pool {
 }
 
 func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err error) {
-	client := cmp.Or(x.ended, &ended{client: r.Context()}).client // not r's, which a drain may have ended
-	// net/http also reports a client as gone if its body did not come in time (errSlowBody).
-	if errors.Is(client.Err(), context.Canceled) && !errors.As(err, new(*apierrors.StatusError)) {
+	client := cmp.Or(x.ended, &ended{client: r.Context()}).client // a drain may have ended r's
+	// net/http also reports a client as gone if its body did not come in time (errSlowBody, or the request's limit).
+	left := errors.Is(r.Context().Err(), context.Canceled) && errors.Is(client.Err(), context.Canceled)
+	if left && !errors.As(err, new(*apierrors.StatusError)) {
 		// The client has gone, so nothing is sent. The recorder counts it as 499.
 		panic(http.ErrAbortHandler)
 	}
