@@ -19,8 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
-// mastersGroup is the group that kube-apiserver allows everything, without authorization.
-const mastersGroup = "system:masters"
+const mastersGroup = "system:masters" // the group that kube-apiserver allows everything, without authorization
 
 // staticTokens is kube-apiserver's token file, with a user of each kind that tests need. alice and
 // bob may do nothing until a test binds a role to them.

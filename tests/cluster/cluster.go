@@ -31,20 +31,11 @@ import (
 
 // Config describes a cluster. The zero value is one etcd and one kube-apiserver, with a temporary folder.
 type Config struct {
-	// Dir holds keys, data and logs, and is kept. Empty: a temporary folder that Close removes.
-	Dir string
-
-	// Loopback is where servers listen. Empty: 127.0.0.1.
-	Loopback string
-
-	// APIServers is the number of kube-apiservers that share the etcd. Zero: one. Negative: none.
-	APIServers int
-
-	// Members is the number of etcd members. Zero: one.
-	Members int
-
-	// EtcdArgs are appended to the arguments of each member; later ones override. Nil: none.
-	EtcdArgs []string
+	Dir        string   // holds keys, data and logs, and is kept. Empty: a temporary folder that Close removes.
+	Loopback   string   // where servers listen. Empty: 127.0.0.1.
+	APIServers int      // the number of kube-apiservers that share the etcd. Zero: one. Negative: none.
+	Members    int      // the number of etcd members. Zero: one.
+	EtcdArgs   []string // appended to the arguments of each member; later ones override. Nil: none.
 
 	// Nodes are the network namespaces (of ip netns) in which the kube-apiservers run, one each, in
 	// their order. Nil: that of this process.
@@ -54,21 +45,15 @@ type Config struct {
 	// without --requestheader flags, so they trust no front proxy. Zero: none.
 	Clouds int
 
-	// AdminGroup is the group of Admin, bound to cluster-admin as by kubeadm and clouds. Empty: system:masters.
-	AdminGroup string
-
-	// UIDHeaders makes the kube-apiservers accept X-Remote-Uid. False: they drop it, as kubeadm's do.
-	UIDHeaders bool
+	AdminGroup string // the group of Admin, bound to cluster-admin as by kubeadm and clouds. Empty: system:masters.
+	UIDHeaders bool   // makes the kube-apiservers accept X-Remote-Uid. False: they drop it, as kubeadm's do.
 
 	// BelieverArgs are appended to the arguments of each kube-apiserver that trusts front proxies,
 	// before APIServerArgs. Nil: none.
 	BelieverArgs []string
 
-	// Audit makes each kube-apiserver record who asks for what, in Dir. False: nothing is recorded.
-	Audit bool
-
-	// APIServerArgs are appended to the arguments of each kube-apiserver; later ones override. Nil: none.
-	APIServerArgs []string
+	Audit         bool     // makes each kube-apiserver record who asks for what, in Dir. False: nothing is recorded.
+	APIServerArgs []string // appended to the arguments of each kube-apiserver; later ones override. Nil: none.
 
 	// Progress receives a line per program that must be built first. Nil: standard error, since a build takes minutes.
 	Progress io.Writer

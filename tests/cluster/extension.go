@@ -29,11 +29,8 @@ type Backend struct {
 	// dial it, so all that the backend receives comes from Fairlead. All of one family. Nil: localhost.
 	Addresses []string
 
-	// GroupVersions have the form metrics.k8s.io/v1beta1, the preferred version first.
-	GroupVersions []string
-
-	// Annotations are those of its APIServices. Nil: none.
-	Annotations map[string]string
+	GroupVersions []string          // have the form metrics.k8s.io/v1beta1, the preferred version first
+	Annotations   map[string]string // those of its APIServices. Nil: none.
 }
 
 // Register creates b's Service and APIServices. Kubernetes refuses loopback addresses in

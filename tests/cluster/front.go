@@ -12,35 +12,16 @@ import (
 
 // Fairlead describes a Fairlead in front of the cluster's first kube-apiserver.
 type Fairlead struct {
-	// Path is the executable.
-	Path string
-
-	// Registry is its --registry flag; it then runs without a local apiserver. Empty: with one.
-	Registry string
-
-	// Name is its name in errors and of its log file. Empty: fairlead.
-	Name string
-
-	// Address is the address that it listens on. Empty: Config.Loopback.
-	Address string
-
-	// Netns is the network namespace (of ip netns) to run it in. Empty: that of this process.
-	Netns string
-
-	// Port is the front port. Zero: a free one.
-	Port int
-
-	// AdminPort is the port for health and metrics. Zero: a free one.
-	AdminPort int
-
-	// CAFile verifies its serving certificate, if Args replace that. Empty: the cluster's serving CA.
-	CAFile string
-
-	// Ready is the path on the admin port that must pass. Empty: /readyz.
-	Ready string
-
-	// Args are appended to the arguments of fairlead serve; later ones override. Nil: none.
-	Args []string
+	Path      string   // the executable
+	Registry  string   // its --registry flag; it then runs without a local apiserver. Empty: with one.
+	Name      string   // its name in errors and of its log file. Empty: fairlead.
+	Address   string   // the address that it listens on. Empty: Config.Loopback.
+	Netns     string   // the network namespace (of ip netns) to run it in. Empty: that of this process.
+	Port      int      // the front port. Zero: a free one.
+	AdminPort int      // the port for health and metrics. Zero: a free one.
+	CAFile    string   // verifies its serving certificate, if Args replace that. Empty: the cluster's serving CA.
+	Ready     string   // the path on the admin port that must pass. Empty: /readyz.
+	Args      []string // appended to the arguments of fairlead serve; later ones override. Nil: none.
 }
 
 // Front is a running Fairlead.

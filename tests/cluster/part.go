@@ -17,23 +17,12 @@ import (
 
 // Command describes a program to run in a cluster.
 type Command struct {
-	// Name is used in errors and for the log file. It must be unique in its cluster.
-	Name string
-
-	// Path is the executable.
-	Path string
-
-	// Args are its arguments.
-	Args []string
-
-	// Env is appended to this process's environment.
-	Env []string
-
-	// Netns is the network namespace (of ip netns) to run it in. Empty: that of this process.
-	Netns string
-
-	// Ready is called until it returns nil. Nil: a running process is ready.
-	Ready func(context.Context) error
+	Name  string                      // used in errors and for the log file. It must be unique in its cluster.
+	Path  string                      // the executable
+	Args  []string                    // its arguments
+	Env   []string                    // appended to this process's environment
+	Netns string                      // the network namespace (of ip netns) to run it in. Empty: that of this process.
+	Ready func(context.Context) error // called until it returns nil. Nil: a running process is ready.
 }
 
 // Part is a process of a cluster. It ends with this process, even if that is killed, and with Cluster.Close.
@@ -53,8 +42,7 @@ type run struct {
 	asked   atomic.Bool   // the end was requested
 }
 
-// errExited is why a process ended that has not failed.
-var errExited = errors.New("exit status 0")
+var errExited = errors.New("exit status 0") // why a process ended that has not failed
 
 func (p *Part) start(ctx context.Context) error {
 	line := append([]string{p.cmd.Path}, p.cmd.Args...)

@@ -39,17 +39,10 @@ type Authority struct {
 
 // Leaf describes a certificate.
 type Leaf struct {
-	// User is the common name: a user's or a server's name.
-	User string
-
-	// Groups become the organizations. Nil: none.
-	Groups []string
-
-	// Names are a server's DNS names and addresses; without any, it is a client certificate.
-	Names []string
-
-	// NotAfter is its expiry. Zero: in a day, longer than any test.
-	NotAfter time.Time
+	User     string    // the common name: a user's or a server's name
+	Groups   []string  // become the organizations. Nil: none.
+	Names    []string  // a server's DNS names and addresses; without any, it is a client certificate
+	NotAfter time.Time // its expiry. Zero: in a day, longer than any test.
 }
 
 func newPKI(dir, adminGroup string) (p *PKI, err error) {

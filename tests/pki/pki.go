@@ -29,8 +29,7 @@ import (
 
 // A CA signs certificates.
 type CA struct {
-	// Certificate is the CA's own, self-signed or signed by its parent.
-	Certificate *x509.Certificate
+	Certificate *x509.Certificate // the CA's own, self-signed or signed by its parent
 
 	key   *ecdsa.PrivateKey
 	chain [][]byte // from this CA up to, but without, the root: the chain that a leaf sends
@@ -91,22 +90,14 @@ func (ca *CA) Pool() *x509.CertPool {
 
 // Leaf describes a certificate. The zero value is for a nameless client and server, valid for a day.
 type Leaf struct {
-	// CommonName is the subject's name: the user of a client certificate. Empty: none.
-	CommonName string
-	// Organizations are the groups of a client certificate. Nil: none.
-	Organizations []string
-	// UIDs are the user's, as Kubernetes reads them from a client certificate. Nil: none.
-	UIDs []string
-	// Names are its DNS names and IP addresses. Nil: none, not even CommonName.
-	Names []string
-	// URIs is how many empty URIs it has besides. Zero: none.
-	URIs int
-	// NotBefore and NotAfter bound its validity. Zero: an hour ago, in a day.
-	NotBefore, NotAfter time.Time
-	// Usage is the extended key usage. Nil: TLS client and server.
-	Usage []x509.ExtKeyUsage
-	// SHA1 signs with SHA-1, which verifiers have refused for years.
-	SHA1 bool
+	CommonName          string             // the subject's name: the user of a client certificate. Empty: none.
+	Organizations       []string           // the groups of a client certificate. Nil: none.
+	UIDs                []string           // the user's, as Kubernetes reads them from a client certificate. Nil: none.
+	Names               []string           // its DNS names and IP addresses. Nil: none, not even CommonName.
+	URIs                int                // how many empty URIs it has besides. Zero: none.
+	NotBefore, NotAfter time.Time          // bound its validity. Zero: an hour ago, in a day.
+	Usage               []x509.ExtKeyUsage // the extended key usage. Nil: TLS client and server.
+	SHA1                bool               // signs with SHA-1, which verifiers have refused for years
 }
 
 // Issue creates a key pair for leaf.
@@ -152,8 +143,7 @@ func (ca *CA) Issue(leaf Leaf) *Pair {
 
 // A Pair is a certificate with its key.
 type Pair struct {
-	// Certificate is the leaf.
-	Certificate *x509.Certificate
+	Certificate *x509.Certificate // the leaf
 
 	key   *ecdsa.PrivateKey
 	chain [][]byte

@@ -58,14 +58,10 @@ func Ports(t *testing.T, n int) []int {
 
 // Door is a running Fairlead.
 type Door struct {
-	// Front and Admin are host:port.
-	Front, Admin string
-	// Log is its output.
-	Log *logbook.Book
-	// Process is the running program.
-	Process *os.Process
-	// Stop sends SIGTERM, as systemd does, and returns the result of Wait.
-	Stop func() error
+	Front, Admin string        // host:port
+	Log          *logbook.Book // its output
+	Process      *os.Process   // the running program
+	Stop         func() error  // sends SIGTERM, as systemd does, and returns the result of Wait
 }
 
 // Serve runs a program with the arguments of fairlead serve until the test ends: fairlead itself,

@@ -22,12 +22,9 @@ import (
 
 // User runs kubectl as one user.
 type User struct {
-	// Kubeconfig is its file.
-	Kubeconfig string
-	// Cache is the folder of what it keeps of discovery.
-	Cache string
-	// Env is added to its environment. Nil: nothing.
-	Env []string
+	Kubeconfig string   // its file
+	Cache      string   // the folder of what it keeps of discovery
+	Env        []string // added to its environment. Nil: nothing.
 
 	path string
 }

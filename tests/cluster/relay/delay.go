@@ -14,8 +14,7 @@ import (
 
 // Relay stands between a client and a server, and forwards what it receives later.
 type Relay struct {
-	// Address is host:port.
-	Address string
+	Address string // host:port
 
 	late  atomic.Int64 // nanoseconds
 	mu    sync.Mutex   // guards what follows

@@ -30,8 +30,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
-// building limits the build of programs that no cache holds.
-const building = 20 * time.Minute
+const building = 20 * time.Minute // limits the build of programs that no cache holds
 
 // Start starts a cluster, usually in a Folder, and closes it with the test.
 func Start(t *testing.T, cfg cluster.Config) *cluster.Cluster {
@@ -136,10 +135,8 @@ func Pause(t *testing.T, d time.Duration) {
 
 // Answer is the result of a command.
 type Answer struct {
-	// Out and Errs are its standard output and standard error.
-	Out, Errs string
-	// Code is its exit code.
-	Code int
+	Out, Errs string // its standard output and standard error
+	Code      int    // its exit code
 }
 
 // Run runs a command and returns its result, with any exit code.

@@ -10,13 +10,11 @@ import (
 )
 
 const (
-	// beat is how long a Clock sleeps at a time.
-	beat = 50 * time.Millisecond
+	beat = 50 * time.Millisecond // how long a Clock sleeps at a time
 	// standstill is how much later it must wake for the machine to have stood still: a busy
 	// scheduler is late by some 10 ms, a busy collector by less.
 	standstill = 250 * time.Millisecond
-	// aftermath is how long a standstill has effects: as long as a ping or a probe may take.
-	aftermath = 5 * time.Second
+	aftermath  = 5 * time.Second // how long a standstill has effects: as long as a ping or a probe may take
 	// leastStill is the shortest standstill that excuses a delay. It must also last for a quarter
 	// of the operation: with three quarters of its time left, an operation is late by itself.
 	leastStill = time.Second

@@ -178,12 +178,9 @@ func Invalid() []Case {
 
 // Case is an invalid manifest.
 type Case struct {
-	// Name describes the fault.
-	Name string
-	// Text is the file's content.
-	Text string
-	// Want is the message for the first fault in a file named bad.yaml: bad.yaml:LINE: FIELD: MESSAGE.
-	Want string
+	Name string // describes the fault
+	Text string // the file's content
+	Want string // the message for the first fault in a file named bad.yaml: bad.yaml:LINE: FIELD: MESSAGE
 }
 
 // Remote returns manifests for group/v1 at port 8443 of an address. Its APIService has the annotations, if any.

@@ -10,10 +10,8 @@ import (
 
 // Head is what a client chooses of a request's head.
 type Head struct {
-	// Path is the path with the query.
-	Path string
-	// Fields have names in lower case.
-	Fields []hpack.HeaderField
+	Path   string              // the path with the query
+	Fields []hpack.HeaderField // have names in lower case
 }
 
 // Size is the head's size over HTTP/1.1.
@@ -49,10 +47,8 @@ const (
 
 // Shape is a kind of heads, or of a backend's: what there is much of.
 type Shape struct {
-	// Name says what it is.
-	Name string
-	// Small is the smaller size.
-	Small int
+	Name  string // says what it is
+	Small int    // the smaller size
 	// Of makes one of some size in bytes. base is the path of a request that is answered.
 	Of func(base string, size int) Head
 }

@@ -17,15 +17,12 @@ import (
 
 // Row is one dimension in which somebody else chooses how much there is.
 type Row struct {
-	// Name says what there is many of, or what is long.
-	Name string
-	// N is the smaller amount. The larger is 4 N.
-	N int
+	Name string // says what there is many of, or what is long
+	N    int    // the smaller amount. The larger is 4 N.
 	// Of makes an input of n, and returns its size in bytes and what reads it. What read returns is
 	// what stays in memory; if nil, that is not measured.
-	Of func(n int) (sent int, read func() any)
-	// Held is how many times of what was sent may stay in memory. Zero means 8.
-	Held int
+	Of   func(n int) (sent int, read func() any)
+	Held int // how many times of what was sent may stay in memory. Zero means 8.
 }
 
 const (
@@ -38,14 +35,12 @@ const (
 	maxBytes, maxHeld = 5, 8
 	// tries is of how many measurements the least counts: others only use the caches of the
 	// processor, and never make it faster.
-	tries = 5
-	// rounds is how often a row that seems to grow too fast is measured again.
-	rounds = 20
+	tries  = 5
+	rounds = 20 // how often a row that seems to grow too fast is measured again
 	// enough is what the smaller input takes at least, by repeating it: a thousand times the
 	// resolution of getrusage(2).
 	enough = time.Millisecond
-	// slack is what others of this process may allocate during a measurement.
-	slack = 32 << 10
+	slack  = 32 << 10 // what others of this process may allocate during a measurement
 )
 
 // Repeat returns texts with n times each between begin and end. In each, @ is its number, and @-1 that

@@ -21,10 +21,8 @@ import (
 
 // Count counts and delays the reviews of a fake apiserver.
 type Count struct {
-	// Delay is how long each review takes. Zero means no time.
-	Delay time.Duration
-	// N counts the reviews, Now those that run.
-	N, Now atomic.Int64
+	Delay  time.Duration // how long each review takes. Zero means no time.
+	N, Now atomic.Int64  // N counts the reviews, Now those that run
 }
 
 // Wait is one review: it waits for Delay, or until ctx ends.
@@ -49,10 +47,8 @@ type Asker struct {
 	Ask func(ctx context.Context, name string) (bool, error)
 	// Known reports whether the verdict is cached, and whether it accepts.
 	Known func(name string) (ok, known bool)
-	// Busy counts those that were refused because too many wait.
-	Busy func() float64
-	// No is the error of a refusal. Nil means that a refusal is not an error.
-	No error
+	Busy  func() float64 // counts those that were refused because too many wait
+	No    error          // the error of a refusal. Nil means that a refusal is not an error.
 }
 
 // Start makes an Asker for an apiserver. generation numbers the configuration.
@@ -187,8 +183,7 @@ func Bounds(t *testing.T, start Start, name func(source, i int) string, waiting,
 // Server is an apiserver for reviews.
 type Server struct {
 	*httptest.Server
-	// REST is a client's configuration for it.
-	REST *rest.Config
+	REST *rest.Config // a client's configuration for it
 }
 
 // Serve answers the reviews of a path until the test ends, or the Server is closed.

@@ -34,12 +34,10 @@ const Home = "home"
 // Scene is a table with its servers. The table is complete, and empty at first.
 type Scene struct {
 	testing.TB
-	// Input is what the next Build uses.
-	Input registry.Input
+	Input registry.Input // what the next Build uses
 	// Built is called after each Build, since tables of a test cannot supersede each other. Nil: not called.
 	Built func()
-	// From answers Get.
-	From http.Handler
+	From  http.Handler // answers Get
 	// Own are the steps of a package's own stories, by name, and Show what they expect.
 	Own  map[string]func(words []string)
 	Show func() string

@@ -44,16 +44,12 @@ func Pace(ctx context.Context, every time.Duration, do func(i int)) {
 
 // Load sends requests and keeps their results.
 type Load struct {
-	// Every is the interval between requests.
-	Every time.Duration
-	// Clients take turns.
-	Clients []*http.Client
+	Every   time.Duration  // the interval between requests
+	Clients []*http.Client // Clients take turns
 	// Make returns request i. An empty body means none.
-	Make func(i int) (method, url, body string)
-	// Header is added to every request. Nil means no fields but Content-Type.
-	Header http.Header
-	// Again reports whether a real client would repeat the request a second later. Nil means never.
-	Again func(*Shot) bool
+	Make   func(i int) (method, url, body string)
+	Header http.Header      // added to every request. Nil means no fields but Content-Type.
+	Again  func(*Shot) bool // reports whether a real client would repeat the request a second later. Nil means never.
 
 	stop   context.CancelFunc
 	flying sync.WaitGroup
@@ -143,18 +139,12 @@ type Shot struct {
 	// Method and Target are the request's, and Began is when it was sent first.
 	Method, Target string
 	Began          time.Time
-	// Head is the time from Began to the head of the response. Zero means that none arrived.
-	Head time.Duration
-	// Took is the time from Began to the end of the response.
-	Took time.Duration
-	// Code is the status. Zero means that no head arrived.
-	Code int
-	// Text is the beginning of an error response's body.
-	Text string
-	// Err is why the response is missing or incomplete. Nil means that it is complete.
-	Err error
-	// Repeated counts the repetitions.
-	Repeated int
+	Head           time.Duration // the time from Began to the head of the response. Zero means that none arrived.
+	Took           time.Duration // the time from Began to the end of the response
+	Code           int           // the status. Zero means that no head arrived.
+	Text           string        // the beginning of an error response's body
+	Err            error         // why the response is missing or incomplete. Nil means that it is complete.
+	Repeated       int           // counts the repetitions
 }
 
 // Failed reports whether the client got no response or an error.
@@ -217,10 +207,8 @@ type Watch struct {
 
 // End is how a watch ended.
 type End struct {
-	// Rest is the length of an unfinished event.
-	Rest int
-	// Err is nil if the body ended cleanly between two events.
-	Err error
+	Rest int   // the length of an unfinished event
+	Err  error // nil if the body ended cleanly between two events
 }
 
 // Run watches until ctx ends.

@@ -14,58 +14,35 @@ type Kind string
 // The kinds. Those of the first group concern connections: Path, Method and Every do not apply. The
 // others concern requests.
 const (
-	// Refuse closes the port: new connections are refused, open ones stay.
-	Refuse Kind = "refuse"
-	// Dead closes the port and resets every open connection, like the death of the process.
-	Dead Kind = "dead"
-	// HangConnect accepts new connections and sends nothing on them, not even TLS.
-	HangConnect Kind = "hang-connect"
+	Refuse      Kind = "refuse"       // closes the port: new connections are refused, open ones stay
+	Dead        Kind = "dead"         // closes the port and resets every open connection, like the death of the process
+	HangConnect Kind = "hang-connect" // accepts new connections and sends nothing on them, not even TLS
 	// Freeze stops reading and writing on all connections, including pings, as if the network dropped every packet.
-	Freeze Kind = "freeze"
-	// WrongCA serves a certificate of another CA with the same name.
-	WrongCA Kind = "wrong-ca"
-	// WrongName serves a certificate for another host.
-	WrongName Kind = "wrong-name"
-	// NoNames serves a certificate with only a common name.
-	NoNames Kind = "no-names"
-	// Expired serves a certificate that expired a minute ago.
-	Expired Kind = "expired"
-	// NotYetValid serves a certificate that will be valid in an hour.
-	NotYetValid Kind = "not-yet-valid"
-	// SHA1 serves a certificate signed with SHA-1.
-	SHA1 Kind = "sha1"
-	// HTTP1Only removes HTTP/2 from ALPN.
-	HTTP1Only Kind = "http1-only"
-	// HTTP2Only removes HTTP/1.1 from ALPN.
-	HTTP2Only Kind = "http2-only"
-
-	// Hang never answers.
-	Hang Kind = "hang"
-	// HangBody answers with status and headers, but never with a body.
-	HangBody Kind = "hang-body"
-	// Slow waits Delay before it handles the request.
-	Slow Kind = "slow"
-	// SlowBody sends Size bytes (0: 1,000) in ten pieces, Delay apart.
-	SlowBody Kind = "slow-body"
+	Freeze      Kind = "freeze"
+	WrongCA     Kind = "wrong-ca"      // serves a certificate of another CA with the same name
+	WrongName   Kind = "wrong-name"    // serves a certificate for another host
+	NoNames     Kind = "no-names"      // serves a certificate with only a common name
+	Expired     Kind = "expired"       // serves a certificate that expired a minute ago
+	NotYetValid Kind = "not-yet-valid" // serves a certificate that will be valid in an hour
+	SHA1        Kind = "sha1"          // serves a certificate signed with SHA-1
+	HTTP1Only   Kind = "http1-only"    // removes HTTP/2 from ALPN
+	HTTP2Only   Kind = "http2-only"    // removes HTTP/1.1 from ALPN
+	Hang        Kind = "hang"          // Hang never answers
+	HangBody    Kind = "hang-body"     // answers with status and headers, but never with a body
+	Slow        Kind = "slow"          // waits Delay before it handles the request
+	SlowBody    Kind = "slow-body"     // sends Size bytes (0: 1,000) in ten pieces, Delay apart
 	// Reset ends the request before the response: RST_STREAM with INTERNAL_ERROR on HTTP/2, a TCP reset on HTTP/1.1.
-	Reset Kind = "reset"
-	// ResetBody is Reset after the headers and the first Size bytes (0: 1,000) of a longer body.
-	ResetBody Kind = "reset-body"
-	// ResetConn ends the whole connection with a TCP reset before the response, on both protocols.
-	ResetConn Kind = "reset-conn"
-	// Status answers with Code (0: 500) and a Status object, and keeps the connection open.
-	Status Kind = "status"
-	// Redirect answers with 307 and another server's Location.
-	Redirect Kind = "redirect"
-	// HugeBody sends a JSON string of Size bytes (0: 1 GiB), or until the client stops it.
-	HugeBody Kind = "huge-body"
-	// Garbage answers 200 with bytes that do not match the Content-Type.
-	Garbage Kind = "garbage"
+	Reset     Kind = "reset"
+	ResetBody Kind = "reset-body" // Reset after the headers and the first Size bytes (0: 1,000) of a longer body
+	ResetConn Kind = "reset-conn" // ends the whole connection with a TCP reset before the response, on both protocols
+	Status    Kind = "status"     // answers with Code (0: 500) and a Status object, and keeps the connection open
+	Redirect  Kind = "redirect"   // answers with 307 and another server's Location
+	HugeBody  Kind = "huge-body"  // sends a JSON string of Size bytes (0: 1 GiB), or until the client stops it
+	Garbage   Kind = "garbage"    // answers 200 with bytes that do not match the Content-Type
 	// EndlessHeaders sends header lines (HTTP/1.1) or CONTINUATION frames (HTTP/2) of Size bytes
 	// (0: 64 MiB), or until the client stops it.
-	EndlessHeaders Kind = "endless-headers"
-	// InformationalFlood sends Size (0: 10,000) 103 responses before the final one.
-	InformationalFlood Kind = "informational-flood"
+	EndlessHeaders     Kind = "endless-headers"
+	InformationalFlood Kind = "informational-flood" // sends Size (0: 10,000) 103 responses before the final one
 	// ShortBody has a Content-Length of Size (0: 1,000) and ends after half of that.
 	ShortBody Kind = "short-body"
 	// LongBody has a Content-Length of half of the Size bytes (0: 1,000) that it sends.
@@ -78,20 +55,15 @@ const (
 	// BodyAfterReset sends RST_STREAM and then DATA for the same stream; on HTTP/1.1 it sends a
 	// second response, which was not requested.
 	BodyAfterReset Kind = "body-after-reset"
-	// Unasked101 answers 101 to a request without an upgrade.
-	Unasked101 Kind = "unasked-101"
+	Unasked101     Kind = "unasked-101" // answers 101 to a request without an upgrade
 )
 
 // Fault is a way to misbehave, and when. The first fault of a list that matches a request applies to it.
 type Fault struct {
-	// Kind is the way.
-	Kind Kind
-	// Path is a prefix of matching request targets, as on the wire. Empty: all.
-	Path string
-	// Method is the matching method. Empty: all.
-	Method string
-	// Every applies the fault only to every n-th matching request. 0 and 1: to each.
-	Every int
+	Kind   Kind   // the way
+	Path   string // a prefix of matching request targets, as on the wire. Empty: all.
+	Method string // the matching method. Empty: all.
+	Every  int    // applies the fault only to every n-th matching request. 0 and 1: to each
 	// Delay, Code and Size are described at the kinds that use them.
 	Delay time.Duration
 	Code  int

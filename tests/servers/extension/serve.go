@@ -101,15 +101,12 @@ func writeError(w http.ResponseWriter, err error) {
 
 // Request is a request as it arrived. It is recorded once its head was read; Trailer is set after the answer.
 type Request struct {
-	// Time is when the head was complete.
-	Time time.Time
+	Time time.Time // when the head was complete
 	// PeerName is the common name of the client's certificate, PeerSerial its serial number in
 	// hexadecimal. Empty: no certificate.
 	PeerName, PeerSerial string
-	// Verified says that RequestHeaderCA has verified the peer, or is nil.
-	Verified bool
-	// Method and Target (:path) are as on the wire.
-	Method, Target string
+	Verified             bool   // says that RequestHeaderCA has verified the peer, or is nil
+	Method, Target       string // Method and Target (:path) are as on the wire
 	// Header has the names as net/http spells them. It is nil if it was longer than 64 KiB. Trailer
 	// is nil if there was none.
 	Header, Trailer http.Header
@@ -123,8 +120,7 @@ type ring struct {
 	kept []*Request // at most size; oldest first
 }
 
-// maxRecorded is how much of a head is kept: more than any honest one has.
-const maxRecorded = 64 << 10
+const maxRecorded = 64 << 10 // how much of a head is kept: more than any honest one has
 
 // add records a request and returns its record, which only finish may change.
 func (r *ring) add(req *http.Request, c *connection) *Request {

@@ -32,29 +32,22 @@ import (
 type Config struct {
 	// GroupVersions are the served "group/version"s, each group's preferred version first. Nil: widgets.example.com/v1.
 	GroupVersions []string
-	// Address is the address to listen on. Empty: a free port of 127.0.0.1.
-	Address string
+	Address       string // the address to listen on. Empty: a free port of 127.0.0.1.
 	// Names are DNS names and addresses of the serving certificate, besides localhost and 127.0.0.1. Nil: none.
-	Names []string
-	// CA signs the serving certificate. Nil: a new one.
-	CA *pki.CA
-	// NoHTTP1 removes HTTP/1.1 from ALPN. False: both protocols are served.
-	NoHTTP1 bool
+	Names   []string
+	CA      *pki.CA // signs the serving certificate. Nil: a new one.
+	NoHTTP1 bool    // removes HTTP/1.1 from ALPN. False: both protocols are served.
 	// LegacyDiscovery answers /apis with an APIGroupList, even to requests for aggregated discovery. False: aggregated.
 	LegacyDiscovery bool
 	// RequestHeaderCA signs the client certificates that may assert X-Remote-*. Nil: all peers count as verified.
 	RequestHeaderCA *x509.CertPool
-	// AllowedNames are the allowed common names of those certificates. Nil: any.
-	AllowedNames []string
-	// RejectWith is the status for callers that RequestHeaderCA does not verify. 0: they are served.
-	RejectWith int
-	// MaxStreams is the number of concurrent HTTP/2 streams per connection. 0: 250.
-	MaxStreams uint32
+	AllowedNames    []string // the allowed common names of those certificates. Nil: any.
+	RejectWith      int      // the status for callers that RequestHeaderCA does not verify. 0: they are served
+	MaxStreams      uint32   // the number of concurrent HTTP/2 streams per connection. 0: 250
 	// Objects is the initial number of widgets of about 1 KB in the namespace default. 0: 100, so
 	// that a LIST has 100 KB.
 	Objects int
-	// Record is the number of recorded requests. 0: 1,024. Negative: none, for benchmarks.
-	Record int
+	Record  int // the number of recorded requests. 0: 1,024. Negative: none, for benchmarks.
 	// Wrap wraps the handler of requests without a fault, including discovery, for tests with their
 	// own objects. It is called for each request. Nil: not wrapped.
 	Wrap func(next http.Handler) http.Handler
@@ -62,8 +55,7 @@ type Config struct {
 
 // Server is a running extension server.
 type Server struct {
-	// CA signed the serving certificate; it belongs in caBundle.
-	CA *pki.CA
+	CA *pki.CA // CA signed the serving certificate; it belongs in caBundle
 
 	cfg       Config
 	versions  []schema.GroupVersion

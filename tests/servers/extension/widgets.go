@@ -20,8 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// maxObject limits a body; kube-apiserver's own limit is 3 MB.
-const maxObject = 4 << 20
+const maxObject = 4 << 20 // limits a body; kube-apiserver's own limit is 3 MB
 
 // object is a piece of a JSON document.
 type object = map[string]any

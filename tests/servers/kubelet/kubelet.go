@@ -34,25 +34,17 @@ import (
 
 const (
 	// idle limits the silence of a stream, and creating the time for opening streams: the kubelet's own defaults.
-	idle     = 4 * time.Hour
-	creating = 30 * time.Second
-	// containerName is the name of every pod's only container.
-	containerName = "main"
+	idle          = 4 * time.Hour
+	creating      = 30 * time.Second
+	containerName = "main" // the name of every pod's only container
 )
 
 // Config describes a kubelet. All fields but Address are required.
 type Config struct {
-	// Address is where it listens, and its node's. Empty: 127.0.0.1.
-	Address string
-
-	// Certificate is the serving pair. It must be valid for Address.
-	Certificate tls.Certificate
-
-	// ClientCAs verify callers.
-	ClientCAs *x509.CertPool
-
-	// Dir holds the containers' folders.
-	Dir string
+	Address     string          // where it listens, and its node's. Empty: 127.0.0.1.
+	Certificate tls.Certificate // the serving pair. It must be valid for Address.
+	ClientCAs   *x509.CertPool  // verify callers
+	Dir         string          // holds the containers' folders
 }
 
 // Kubelet is a running stub kubelet.
@@ -197,8 +189,7 @@ func (k *Kubelet) serveMetrics(w http.ResponseWriter, _ *http.Request) {
 
 // Container is a folder to run processes in, and a log. Its main process, for attach, repeats each line in capitals.
 type Container struct {
-	// Dir is its working directory.
-	Dir string
+	Dir string // its working directory
 
 	namespace, pod string
 	started        time.Time

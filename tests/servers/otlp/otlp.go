@@ -17,21 +17,17 @@ import (
 type Span struct {
 	// Name is the span's name. Trace, ID and Parent are in hex; the Parent of a root is empty.
 	Name, Trace, ID, Parent string
-	// Links are the linked traces, in hex.
-	Links []string
+	Links                   []string // the linked traces, in hex
 	// Attributes are the span's own, as text. Resource has those of the process.
 	Attributes, Resource map[string]string
-	// Events are the names of the span's events, in order.
-	Events []string
-	// Error is the message of a span that failed. Empty means no failure, or no message.
-	Error string
+	Events               []string // the names of the span's events, in order
+	Error                string   // the message of a span that failed. Empty means no failure, or no message.
 }
 
 // Collector receives spans. Make one with Start.
 type Collector struct {
 	collector.UnimplementedTraceServiceServer
-	// Address is host:port.
-	Address string
+	Address string // host:port
 
 	server *grpc.Server
 	mu     sync.Mutex // guards spans
