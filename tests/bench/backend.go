@@ -27,10 +27,8 @@ const (
 	// objectSize and listSize are the sizes of an ordinary object and a list of a hundred.
 	objectSize = 1 << 10
 	listSize   = 100 << 10
-	// addresses is how many the extension server has: an endpoint each in scenario rest.
-	addresses = 2000
-	// maxStreams is more than any scenario opens on a connection.
-	maxStreams = 1100
+	addresses  = 2000 // how many the extension server has: an endpoint each in scenario rest
+	maxStreams = 1100 // more than any scenario opens on a connection
 )
 
 // extension is the extension server behind all peers: an object, a list, endless bodies

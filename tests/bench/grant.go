@@ -16,12 +16,10 @@ import (
 )
 
 const (
-	// masters is the group of the cluster's administrators.
-	masters = "bench-masters"
+	masters = "bench-masters" // the group of the cluster's administrators
 	// localPath is an object in kube-apiserver, as large as the extension server's.
 	localPath = "/api/v1/namespaces/default/configmaps/bench"
-	// tokenSize is the size of a service account's token.
-	tokenSize = 900
+	tokenSize = 900 // the size of a service account's token
 )
 
 // token returns the user's. It is one of kube-apiserver's static ones, so that authentication costs a TokenReview and

@@ -83,8 +83,7 @@ func ratio(ours, theirs *series, of func(sample) float64) spread {
 	return within(of, func(v []float64) float64 { return v[0] / v[1] }, ours, theirs)
 }
 
-// single is the scenario without concurrent requests: its latencies show what a proxy itself adds.
-const single = "alone"
+const single = "alone" // the scenario without concurrent requests: its latencies show what a proxy itself adds
 
 // added divides what Fairlead adds to direct's figure by what a peer adds.
 func added(ours, theirs, direct *series, of func(sample) float64) spread {

@@ -16,11 +16,9 @@ import (
 
 const (
 	// settling is until the first probes and documents are complete, and garbage, buffers and memory are released.
-	settling = 25 * time.Second
-	// resting is three rounds of probes at the default interval.
-	resting = 30 * time.Second
-	// perEndpoint is the number of APIServices per endpoint. Each endpoint has its own Service.
-	perEndpoint = 5
+	settling    = 25 * time.Second
+	resting     = 30 * time.Second // three rounds of probes at the default interval
+	perEndpoint = 5                // the number of APIServices per endpoint. Each endpoint has its own Service.
 )
 
 // idleness measures what Fairlead costs without requests. APIServices come from a folder,

@@ -20,8 +20,7 @@ const (
 	// covers many bodies of 100 KB.
 	streamWindow = 1 << 30
 	connWindow   = 1 << 24
-	// readBuffer holds four TLS records.
-	readBuffer = 64 << 10
+	readBuffer   = 64 << 10 // holds four TLS records
 )
 
 // conn is one connection. Its reader goroutine also sends, unless the load has a rate.

@@ -16,31 +16,23 @@ import (
 
 // Request is a request to send.
 type Request struct {
-	// Path is the request target, with its query.
-	Path string
-	// Token is the bearer token, or empty without one.
-	Token string
-	// Watch says that the answer never ends: its DATA frames count as done.
-	Watch bool
+	Path  string // the request target, with its query
+	Token string // the bearer token, or empty without one
+	Watch bool   // says that the answer never ends: its DATA frames count as done
 }
 
 // Config describes a load. Address and TLS are required.
 type Config struct {
-	// Address is the server's host:port.
-	Address string
-	// TLS is the client's configuration; ALPN is added.
-	TLS *tls.Config
-	// Connections is the number of connections, by default one.
-	Connections int
-	// Streams is the number of concurrent requests on each, by default one.
-	Streams int
+	Address     string      // the server's host:port
+	TLS         *tls.Config // the client's configuration; ALPN is added
+	Connections int         // the number of connections, by default one
+	Streams     int         // the number of concurrent requests on each, by default one
 	// Rate is how many requests start per second, on all connections together, at random moments, without waiting for
 	// earlier ones; Streams then only limits them. If zero, the next request starts when one has ended.
 	Rate float64
 	// Next returns the n-th request of a connection, counted from zero. If nil, requests are those of Open.
 	Next func(conn, n int) Request
-	// Size is the required length of every body, or zero for any.
-	Size int
+	Size int // the required length of every body, or zero for any
 	// Visit, if not nil, is called in a loop by Connections goroutines, instead of requests over
 	// HTTP/2; it makes its own connections.
 	Visit func(context.Context) error
@@ -155,14 +147,10 @@ func (l *Load) fault(err error) {
 
 // Snapshot is the counts since Start.
 type Snapshot struct {
-	// At is its time.
-	At time.Time
-	// Done is the number of correct answers and of DATA frames of watches.
-	Done int64
-	// Faults is the number of wrong answers and lost connections.
-	Faults int64
-	// Took are the latencies since the last Snapshot, sorted.
-	Took []time.Duration
+	At     time.Time       // its time
+	Done   int64           // the number of correct answers and of DATA frames of watches
+	Faults int64           // the number of wrong answers and lost connections
+	Took   []time.Duration // the latencies since the last Snapshot, sorted
 }
 
 // Snapshot returns the counts.

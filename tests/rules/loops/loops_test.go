@@ -15,8 +15,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// entry is where a loop begins.
-const entry = "(*proxy/h2.loop).run"
+const entry = "(*proxy/h2.loop).run" // where a loop begins
 
 // Nothing blocks and nothing is expensive on a loop, nor under a mutex that a loop takes.
 func TestLoopsNeverWait(t *testing.T) {

@@ -43,8 +43,7 @@ var listed = []mutex{
 // mutexes is a set of listed mutexes, by their index.
 type mutexes uint64
 
-// shardMutex is the first.
-const shardMutex mutexes = 1
+const shardMutex mutexes = 1 // the first
 
 func (m mutexes) String() string {
 	var names []string

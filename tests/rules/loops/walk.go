@@ -267,8 +267,7 @@ func (w *walk) violates(m moment, at token.Pos, text string) {
 	w.found[key] = path
 }
 
-// maxPath is how many calls are shown: from a frame to a decision there are some twenty.
-const maxPath = 30
+const maxPath = 30 // how many calls are shown: from a frame to a decision there are some twenty
 
 // name returns a function's name: of a generic one without type arguments, of ours without the module.
 func name(f *ssa.Function) string {

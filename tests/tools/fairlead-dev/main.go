@@ -43,8 +43,7 @@ func main() {
 	}
 }
 
-// errUsage is returned after the flag package has printed the mistake.
-var errUsage = errors.New("usage")
+var errUsage = errors.New("usage") // returned after the flag package has printed the mistake
 
 type options struct {
 	dir               string
