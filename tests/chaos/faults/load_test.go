@@ -18,10 +18,8 @@ import (
 )
 
 const (
-	// rate is the number of requests per second.
-	rate = 300
-	// freshEvery is the share of requests with a new connection: one in so many.
-	freshEvery = 15
+	rate       = 300 // the number of requests per second
+	freshEvery = 15  // the share of requests with a new connection: one in so many
 )
 
 // target is what the load reads and watches.

@@ -18,11 +18,9 @@ import (
 const (
 	// most is how much later than directly a server may be served through Fairlead: kube-apiserver's own aggregator
 	// needs a tenth of a second, and people notice nothing below a third.
-	most = 300 * time.Millisecond
-	// step is the interval between requests.
-	step = 20 * time.Millisecond
-	// patience is how long it may take until all are served.
-	patience = 30 * time.Second
+	most     = 300 * time.Millisecond
+	step     = 20 * time.Millisecond // the interval between requests
+	patience = 30 * time.Second      // how long it may take until all are served
 )
 
 type server struct {

@@ -29,8 +29,7 @@ import (
 // takenWithin is the limit until a change is in force: Fairlead waits for 100 ms without changes, a second at most.
 const takenWithin = 5 * time.Second
 
-// beat is the ConfigMap at the local apiserver that the load reads and watches.
-const beat = "beat"
+const beat = "beat" // the ConfigMap at the local apiserver that the load reads and watches
 
 // stage is a Fairlead under load, with the load's backends.
 type stage struct {

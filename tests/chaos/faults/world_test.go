@@ -29,10 +29,8 @@ import (
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 const (
-	// longest is the limit of anything that a test waits for.
-	longest = 30 * time.Second
-	// steadyPause lets earlier effects settle.
-	steadyPause = 2 * time.Second
+	longest     = 30 * time.Second // the limit of anything that a test waits for
+	steadyPause = 2 * time.Second  // lets earlier effects settle
 )
 
 // world is what all cases share: a cluster of two kube-apiservers, and the CAs that are rotated.
@@ -102,8 +100,7 @@ type remote struct {
 	ca        *pki.CA // of the first certificates
 }
 
-// port is the port of every extension server. Each has its own address.
-const port = 8443
+const port = 8443 // the port of every extension server. Each has its own address.
 
 // at is where the server with an address listens.
 func at(address string) string { return fmt.Sprintf("%s:%d", address, port) }

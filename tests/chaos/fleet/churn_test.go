@@ -86,8 +86,7 @@ func definition(name string) *unstructured.Unstructured {
 	}}
 }
 
-// churned begins the names of these namespaces.
-const churned = "churn-"
+const churned = "churn-" // begins the names of these namespaces
 
 // orphans waits until all these namespaces are gone, and counts the claims that are left in them.
 func (w *world) orphans(t *testing.T) (n int) {

@@ -28,10 +28,8 @@ import (
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 const (
-	// calm is how long the load runs before and after each event.
-	calm = 5 * time.Second
-	// draining is how long a server may take to exit: kube-apiserver gives its requests 60 s.
-	draining = 2 * time.Minute
+	calm     = 5 * time.Second // how long the load runs before and after each event
+	draining = 2 * time.Minute // how long a server may take to exit: kube-apiserver gives its requests 60 s
 )
 
 type world struct {

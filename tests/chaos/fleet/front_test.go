@@ -31,16 +31,12 @@ func (w *world) point(t *testing.T, servers ...cluster.Endpoint) {
 }
 
 const (
-	// rate is how many requests start per second, whether or not earlier ones have ended.
-	rate = 50
-	// latest is the time within which each must be answered: the limit is 2 s.
-	latest = 2 * time.Second
-	// objects is the number of ConfigMaps that are read, written and watched.
-	objects = 20
+	rate    = 50              // how many requests start per second, whether or not earlier ones have ended
+	latest  = 2 * time.Second // the time within which each must be answered: the limit is 2 s
+	objects = 20              // the number of ConfigMaps that are read, written and watched
 )
 
-// path is their collection.
-const path = "/api/v1/namespaces/fleet/configmaps"
+const path = "/api/v1/namespaces/fleet/configmaps" // their collection
 
 // payload makes an event longer than an HTTP/2 frame, so that a broken connection would cut it.
 var payload = strings.Repeat("x", 20<<10)

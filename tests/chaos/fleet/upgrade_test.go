@@ -16,8 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
 
-// from is the release before the pinned one.
-const from = "v1.36.3"
+const from = "v1.36.3" // the release before the pinned one
 
 // toll is what an upgrade costs clients.
 type toll struct {

@@ -43,8 +43,7 @@ const (
 	filterable = 2
 )
 
-// filteredAddress is that of the last one. Packets to it can be dropped.
-const filteredAddress = "10.79.2.2"
+const filteredAddress = "10.79.2.2" // that of the last one. Packets to it can be dropped.
 
 func killed(t *testing.T, w *world) *incident {
 	f := w.serveAt(t, w.EndpointOf(killable), "killed")
@@ -72,8 +71,7 @@ func orphaned(t *testing.T, shared *world) *incident {
 	return &incident{fronts: []*cluster.Front{f}, paths: []string{widgets("orphan")}, start: func(*testing.T) { w.Etcd.Kill() }, mend: func(t *testing.T) { must.Do(t, w.Etcd.Restart(t.Context())) }, world: &w}
 }
 
-// resolver is the address of the DNS server of these tests.
-const resolver = "127.0.0.53:53"
+const resolver = "127.0.0.53:53" // the address of the DNS server of these tests
 
 // nameServer answers every question for an address with 127.0.0.1 while it is set. It ends with the test.
 func nameServer(t *testing.T) (answers *atomic.Bool) {

@@ -21,20 +21,16 @@ import (
 
 type row struct {
 	name string
-	// set prepares it.
-	set func(t *testing.T, w *world) *incident
+	set  func(t *testing.T, w *world) *incident // prepares it
 	// first is the command that somebody tries who was told nothing. Empty: status.
 	first string
-	// want matches the true cause in its output.
-	want string
-	// more commands, and what they must print of the cause.
-	more map[string]string
+	want  string            // matches the true cause in its output
+	more  map[string]string // more commands, and what they must print of the cause
 	// then is what the first command prints later, while the incident lasts. Empty: nothing else.
 	then string
 	// alerts are those that people are told of, separated by |, and empty if there is none.
 	alerts string
-	// lasts is how long it must last until they fire. Zero: a quarter of an hour.
-	lasts time.Duration
+	lasts  time.Duration // how long it must last until they fire. Zero: a quarter of an hour.
 }
 
 // incident is a prepared row.

@@ -28,8 +28,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// long is a validity for which no alert fires, and less than that of a CA.
-const long = 9 * 24 * time.Hour
+const long = 9 * 24 * time.Hour // a validity for which no alert fires, and less than that of a CA
 
 // world is what all rows share: a cluster with one healthy extension server.
 type world struct {

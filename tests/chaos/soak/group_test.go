@@ -165,16 +165,14 @@ func (w *world) rotate(ctx context.Context, g *group) error {
 }
 
 const (
-	// look is the interval of polls for convergence.
-	look = 50 * time.Millisecond
+	look = 50 * time.Millisecond // the interval of polls for convergence
 	// patience is how many polls convergence may take: 30 s while the world is undisturbed and the
 	// machine runs. Probes of what is down are 5 s apart and take 5 s at most, watches of a control
 	// plane that was down are retried every few seconds, and other soaks may run on this machine.
 	patience = 600
 )
 
-// plane is wrong's name for the kube-apiservers.
-const plane = "plane"
+const plane = "plane" // wrong's name for the kube-apiservers
 
 // await waits until nothing is wrong with a part of the world, and records how long that took. It counts polls instead
 // of time, and only while the world can converge: with a control plane, and both doors.

@@ -34,22 +34,18 @@ const (
 )
 
 type class struct {
-	name string
-	// weight is the percentage of requests in this class.
-	weight int
+	name   string
+	weight int // the percentage of requests in this class
 	// path is the local apiserver's. Empty: a group's backend, and write changes something there.
 	path  string
 	write bool
 	// identity says that the answer names the caller; anonymous requests have no credentials.
 	identity, anonymous bool
-	// answer and send limit the sizes of payload and body.
-	answer, send int
-	// want is the expected status, or zero for 2xx.
-	want int
+	answer, send        int // limit the sizes of payload and body
+	want                int // the expected status, or zero for 2xx
 	// has is what a complete JSON document of the local apiserver contains. Empty: not checked.
-	has string
-	// header is added to the request.
-	header http.Header
+	has    string
+	header http.Header // added to the request
 }
 
 // reviews is where the local apiserver says who the caller is.
@@ -83,9 +79,8 @@ type task struct {
 	h2, forged, fresh bool
 	method, path      string
 	body              []byte
-	size              int // of the answer's payload, or the number of a watch's events
-	// quit is when the client gives up, after its start. Zero: it does not.
-	quit time.Duration
+	size              int           // of the answer's payload, or the number of a watch's events
+	quit              time.Duration // when the client gives up, after its start. Zero: it does not.
 }
 
 // draw makes the next task. Which it is depends on the seed alone, but for the door, which is a ready one. Most

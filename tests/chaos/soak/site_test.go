@@ -19,10 +19,8 @@ import (
 )
 
 const (
-	// sitePort is the port of every site. Each has its own address.
-	sitePort = 8443
-	// eventEvery is the interval of a watch's events.
-	eventEvery = 200 * time.Millisecond
+	sitePort   = 8443                   // the port of every site. Each has its own address.
+	eventEvery = 200 * time.Millisecond // the interval of a watch's events
 	// receiptHeader carries a receipt, idHeader a request's name.
 	receiptHeader = "X-Soak-Receipt"
 	idHeader      = "X-Soak-Id"
@@ -36,8 +34,7 @@ type site struct {
 	checker  *checker
 	names    []string // in its certificate
 
-	// late is how the next writes end after their execution.
-	late atomic.Int32
+	late atomic.Int32 // how the next writes end after their execution
 
 	listed bool // as an endpoint of its Service; guarded by world.mu
 	broken bool // on purpose; guarded by world.mu

@@ -21,8 +21,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// rate is the number of requests per second.
-const rate = 120
+const rate = 120 // the number of requests per second
 
 var (
 	minutes = flag.Float64("minutes", 20, "how long to break things")

@@ -25,8 +25,7 @@ type act struct {
 	dose  int
 	// begin breaks something and end repairs it, unless it is nil.
 	begin, end func(context.Context) error
-	// part of the world must recover, see world.wrong.
-	part string
+	part       string // part of the world must recover, see world.wrong
 }
 
 // torment runs the tormentors for the time of the soak, and returns when each has ended its act.
@@ -78,13 +77,11 @@ func (w *world) play(ctx context.Context, a *act) {
 type ill struct {
 	name  string // empty: the fault's
 	fault extension.Fault
-	// late is how writes end: executed, and then not answered.
-	late int32
+	late  int32 // how writes end: executed, and then not answered
 	// lies says that answers are invented. It applies only to reads: no proxy can distinguish a lie
 	// from an acknowledgement.
-	lies bool
-	// connections marks a fault of connections, to which path and method do not apply.
-	connections bool
+	lies        bool
+	connections bool // marks a fault of connections, to which path and method do not apply
 }
 
 // ills returns all. The most frequent ones in life are in it twice.

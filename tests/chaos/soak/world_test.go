@@ -33,8 +33,7 @@ const (
 	drainDelay = 2 * time.Second
 	// requestTimeout is Fairlead's timeout for requests to backends: short, so that hung ones do not pile up.
 	requestTimeout = 10 * time.Second
-	// watchers is how many watches are open at any time.
-	watchers = 9
+	watchers       = 9 // how many watches are open at any time
 )
 
 // world is the whole environment: a control plane, groups with their backends, two doors in front, and callers.
@@ -77,11 +76,10 @@ type caller struct {
 	groups []string // sorted
 	// header is in each of the caller's requests. Callers with the same line share connections: all
 	// with a token, and all behind the front proxy.
-	header http.Header
-	line   string
-	tls    *tls.Config
-	// trusted marks a front proxy's caller: forged identity headers would be believed.
-	trusted bool
+	header  http.Header
+	line    string
+	tls     *tls.Config
+	trusted bool // marks a front proxy's caller: forged identity headers would be believed
 }
 
 func raise(t *testing.T, dir string, journal *slog.Logger) *world {
