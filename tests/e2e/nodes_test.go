@@ -27,8 +27,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/servers/kubelet"
 )
 
-// bulk is the number of bytes copied each way: far more than all windows and buffers on the way.
-const bulk = 10 << 20
+const bulk = 10 << 20 // the number of bytes copied each way: far more than all windows and buffers on the way
 
 // mooring is a pod, and a caller who may do anything in its namespace.
 type mooring struct {

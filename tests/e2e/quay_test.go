@@ -249,8 +249,7 @@ type row struct {
 	name   string
 	pair   cluster.Pair
 	header http.Header
-	// here is Fairlead's status for a remote where it differs from kube-apiserver's on purpose. Zero means the same.
-	here int
+	here   int // Fairlead's status for a remote where it differs from kube-apiserver's on purpose. Zero means the same.
 }
 
 func with(h http.Header, more http.Header) http.Header {

@@ -16,8 +16,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
 
-// broken stands for an answer that breaks off.
-const broken = 0
+const broken = 0 // stands for an answer that breaks off
 
 // malice is a backend's fault, and what clients of HTTP/2 or HTTP/1.1 may see of it over either backend protocol.
 type malice struct {

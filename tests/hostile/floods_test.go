@@ -23,34 +23,29 @@ import (
 )
 
 const (
-	// attackers is the number of a flood's concurrent connections.
-	attackers = 2
+	attackers = 2 // the number of a flood's concurrent connections
 	// again is when an attacker reconnects after its connection was ended: a handshake uses 1 ms of
 	// CPU on both sides, and the work that a new connection may cause some 5 ms more. Many new
 	// connections a second are no matter of frames, and have to be stopped outside Fairlead.
 	again = 100 * time.Millisecond
 	// An attacker sends burst frames per breath: 64,000 a second per connection. More would only
 	// show how much CPU the test itself takes from the innocents.
-	burst  = 64
-	breath = time.Millisecond
-	// floodBound is how much slower others' 99th percentile may be.
-	floodBound = othersTake
-	// floodMemory is how much memory a flood may use: see docs/security.md, limits of a connection.
-	floodMemory = 96 * mib
+	burst       = 64
+	breath      = time.Millisecond
+	floodBound  = othersTake // how much slower others' 99th percentile may be
+	floodMemory = 96 * mib   // how much memory a flood may use: see docs/security.md, limits of a connection
 )
 
 // flood is one way to keep a server busy.
 type flood struct {
 	name     string
 	settings []http2.Setting
-	// begin is called once per connection, unless it is nil.
-	begin func(*wire) error
+	begin    func(*wire) error // called once per connection, unless it is nil
 	// step writes a few frames and returns how many.
 	step func(w *wire, n int) (int, error)
 	// breath is the interval of steps, for frames whose size makes them expensive. 0: many steps per millisecond.
 	breath time.Duration
-	// want is how the engine must end the connection, or empty if it may stay open.
-	want string
+	want   string // how the engine must end the connection, or empty if it may stay open
 }
 
 // floods has one of each class of proxy/h2/engine's floods.txtar.
@@ -213,10 +208,8 @@ func testFloods(t *testing.T, d *door) {
 }
 
 const (
-	// strangerBound is how much longer others' slowest answer may take.
-	strangerBound = 50 * time.Millisecond
-	// strangerMemory is how much memory a stranger may use.
-	strangerMemory = 64 * mib
+	strangerBound  = 50 * time.Millisecond // how much longer others' slowest answer may take
+	strangerMemory = 64 * mib              // how much memory a stranger may use
 )
 
 // One attacker with sixteen connections cannot stop other users of a real kube-apiserver, nor

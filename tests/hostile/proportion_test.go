@@ -27,29 +27,24 @@ import (
 )
 
 const (
-	// largest is the size of heads: a few KiB below the limit of both protocols.
-	largest = 240 << 10
-	// dearer is how many times the processor time of one plain field of the same size a head may take.
-	dearer = 4
+	largest = 240 << 10 // the size of heads: a few KiB below the limit of both protocols
+	dearer  = 4         // how many times the processor time of one plain field of the same size a head may take
 	// heads are sent for one measurement; the least of rounds counts, of more if that is too dear:
 	// a head takes 3 to 20 ms, and the collector comes by chance.
 	heads, rounds, more = 5, 3, 12
 	// sideBySide is the number of windows of each kind, calm and attacked in turn, and glance is
 	// how long one takes: three heads of an attack.
 	sideBySide, glance = 9, 150 * time.Millisecond
-	// pace is the interval between an attack's heads, of all its sources: 4.8 MB/s.
-	pace = 50 * time.Millisecond
+	pace               = 50 * time.Millisecond // the interval between an attack's heads, of all its sources: 4.8 MB/s
 	// share is how many of the others' requests are answered in time, of those without the attack,
 	// and late is how much later than their slowest one.
-	share, late = 0.8, 50 * time.Millisecond
-	// proportionMemory is how much memory an attack may use.
-	proportionMemory = 128 * mib
+	share, late      = 0.8, 50 * time.Millisecond
+	proportionMemory = 128 * mib // how much memory an attack may use
 )
 
 type attack struct {
 	name string
-	// over is the client's protocol, or the backend's.
-	over string
+	over string // the client's protocol, or the backend's
 	// send sends it once, as a client of d's from some address, and returns the status; 0 if the connection was ended.
 	send func(c *visitor) int
 	// plain is what it is compared with, and small only connects.

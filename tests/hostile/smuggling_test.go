@@ -24,10 +24,8 @@ const inner = "GET /apis/GV/v1/smuggled HTTP/1.1\r\nHost: x\r\nX-Remote-User: sy
 // group, INNER for inner.
 type smuggled struct {
 	name, text string
-	// want are the statuses that are allowed. Refusals end the connection.
-	want []int
-	// whole says that the request is valid, and what follows it is a second one, which is answered, too.
-	whole bool
+	want       []int // the statuses that are allowed. Refusals end the connection.
+	whole      bool  // says that the request is valid, and what follows it is a second one, which is answered, too
 }
 
 func smuggling() []smuggled {

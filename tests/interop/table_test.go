@@ -75,8 +75,7 @@ func calls() []call {
 	}
 }
 
-// good is what comes of each call directly.
-var good = regexp.MustCompile(`^\d*x? ?(20[01])? ?bytes=`)
+var good = regexp.MustCompile(`^\d*x? ?(20[01])? ?bytes=`) // what comes of each call directly
 
 // TestTable asks every server through Fairlead and directly: the same comes.
 func TestTable(t *testing.T) {

@@ -259,8 +259,7 @@ func curl(version string) func(*world, call, string) []string {
 // upload is a file of 1 MiB.
 func (w *world) upload() string { return filepath.Join(w.dir, "upload") }
 
-// most is how long a client may take: the longest call waits for two minutes.
-const most = 5 * time.Minute
+const most = 5 * time.Minute // how long a client may take: the longest call waits for two minutes
 
 // do runs a client, and returns a function that waits for what comes of the call, on any goroutine.
 func (w *world) do(t *testing.T, one client, c call, url string) func() string {

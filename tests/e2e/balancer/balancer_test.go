@@ -24,8 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
 
-// balancer is HAProxy's address towards its servers.
-const balancer = "127.0.0.9"
+const balancer = "127.0.0.9" // HAProxy's address towards its servers
 
 const rules = `
 apiVersion: fairlead.dev/v1

@@ -25,8 +25,7 @@ import (
 )
 
 const (
-	// direct runs the suite without Fairlead: what fails there is not Fairlead's fault.
-	direct = "direct"
+	direct = "direct" // runs the suite without Fairlead: what fails there is not Fairlead's fault
 	// impersonate is a lane in front of a kube-apiserver as clouds run it, with the account of deploy/overlays/managed.
 	impersonate = "impersonate"
 )
@@ -86,8 +85,7 @@ func suite(ctx context.Context, c *cluster.Cluster, server cluster.Endpoint, wan
 	parts := try.Get(tools.Paths(ctx, tools.Config{Progress: os.Stderr}, "e2e.test", "kubectl"))
 	kubeconfig := filepath.Join(c.Dir(), "e2e.kubeconfig")
 	try.Do(server.WriteKubeconfig(kubeconfig, c.Admin()))
-	// 30 min: the specs take about four minutes on two cores.
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute) // 30 min: the specs take about four minutes on two cores
 	defer cancel()
 	cmd := exec.CommandContext(ctx, parts[0],
 		"--kubeconfig="+kubeconfig, "--kubectl-path="+parts[1], "--provider=skeleton",

@@ -65,8 +65,7 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// lanes is how many scripts run at a time, each with servers of its own.
-const lanes = 24
+const lanes = 24 // how many scripts run at a time, each with servers of its own
 
 // stage is a world with servers that play parts.
 type stage struct {

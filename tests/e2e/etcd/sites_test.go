@@ -22,8 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// keys is the prefix of the keys of APIServices.
-const keys = "/registry/apiregistration.k8s.io/apiservices/"
+const keys = "/registry/apiregistration.k8s.io/apiservices/" // the prefix of the keys of APIServices
 
 func text(t *testing.T, o *apiregistrationv1.APIService) string {
 	t.Helper()

@@ -184,8 +184,7 @@ func testFlunders(t *testing.T, w *world) {
 	}
 }
 
-// soon is how long a change may take to be known everywhere.
-const soon = time.Minute
+const soon = time.Minute // how long a change may take to be known everywhere
 
 // ours are APIServices of a directory, one with a URL and one with a Service of the cluster.
 const ours = `

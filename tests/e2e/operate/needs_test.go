@@ -52,8 +52,7 @@ func (n *needing) status(t *testing.T, front *cluster.Front, c cluster.Credentia
 	return line, a.Code
 }
 
-// served begins what the status of a name says while all is well.
-const served = "NAME "
+const served = "NAME " // begins what the status of a name says while all is well
 
 // says waits until the command says that, and exits with 3 unless all is well.
 func (n *needing) says(t *testing.T, front *cluster.Front, want string) {

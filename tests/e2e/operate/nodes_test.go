@@ -27,8 +27,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-// The machines of docs/tutorial.md.
-const balancer, firstNode, laptop = "10.0.0.10", "10.0.0.11", "10.0.0.1"
+const balancer, firstNode, laptop = "10.0.0.10", "10.0.0.11", "10.0.0.1" // the machines of docs/tutorial.md
 
 var nodes = []string{firstNode, "10.0.0.12", "10.0.0.13"}
 

@@ -23,8 +23,7 @@ import (
 
 const own = "system:serviceaccount:kube-system:fairlead"
 
-// lendable is a role that the tests bind themselves.
-const lendable = "/system:fairlead-namespaces"
+const lendable = "/system:fairlead-namespaces" // a role that the tests bind themselves
 
 // components bring roles beside the base's.
 func components() []string {

@@ -34,8 +34,7 @@ func testTutorial(t *testing.T, w *world) {
 	t.Run("kubeadm", func(t *testing.T) { testKubeadm(t, c) })
 }
 
-// image is the shipped manifests'.
-const image = "ghcr.io/fairlead-proxy/fairlead:"
+const image = "ghcr.io/fairlead-proxy/fairlead:" // the shipped manifests'
 
 // testTopologies follows the tutorial to everything and back, changed by docs/topologies.md.
 func testTopologies(t *testing.T, w *world) {

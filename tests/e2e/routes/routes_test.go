@@ -131,8 +131,7 @@ spec:
   triggers: [{type: prometheus, metadata: {serverAddress: %q, query: sum(mails_waiting), threshold: "1"}}]
 `
 
-// patience limits what an autoscaler does: KEDA, Prometheus and its adapter look once a second.
-const patience = time.Minute
+const patience = time.Minute // limits what an autoscaler does: KEDA, Prometheus and its adapter look once a second
 
 func (w *world) scale(t *testing.T) {
 	t.Helper()

@@ -29,8 +29,7 @@ import (
 const (
 	pods   = 20_000
 	length = 40 * time.Second // of a measurement
-	// named is how soon the busiest caller must be seen.
-	named = 10 * time.Second
+	named  = 10 * time.Second // how soon the busiest caller must be seen
 )
 
 const rule = `
