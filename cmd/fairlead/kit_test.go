@@ -22,8 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-// ca signs the certificates of every door, and of the servers behind it.
-var ca = pki.NewCA("ca")
+var ca = pki.NewCA("ca") // signs the certificates of every door, and of the servers behind it
 
 // writeFile writes a file and returns its name.
 func writeFile(t testing.TB, name, text string) string {

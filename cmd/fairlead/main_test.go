@@ -83,8 +83,7 @@ func TestWholeLines(t *testing.T) {
 	check.Same(t, "line\nl\nline\n", disk.String(), "what is on disk")
 }
 
-// asFairlead is the environment variable that makes the test's executable act as fairlead.
-const asFairlead = "TEST_AS_FAIRLEAD"
+const asFairlead = "TEST_AS_FAIRLEAD" // the environment variable that makes the test's executable act as fairlead
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asFairlead) != "" {

@@ -29,8 +29,7 @@ import (
 type moved struct {
 	mu     sync.Mutex
 	object string
-	// wrote is called after the nth PATCH; its error is the answer, though the change is made.
-	wrote func(n int) error
+	wrote  func(n int) error // called after the nth PATCH; its error is the answer, though the change is made
 	// serves says whether the group-version answers.
 	serves func(a *apiregistrationv1.APIService) bool
 	writes int

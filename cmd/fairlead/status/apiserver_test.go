@@ -31,10 +31,9 @@ type apiserver struct {
 	client  fake.Clientset
 	tracker clienttesting.ObjectTracker
 	// down makes every call fail, denied the calls for one APIService.
-	down   atomic.Bool
-	denied atomic.Pointer[string]
-	// revision is the resourceVersion of the latest write.
-	revision atomic.Int64
+	down     atomic.Bool
+	denied   atomic.Pointer[string]
+	revision atomic.Int64 // the resourceVersion of the latest write
 
 	// blind makes the first watch show nothing.
 	blind, begun atomic.Bool

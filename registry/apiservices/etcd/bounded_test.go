@@ -90,8 +90,7 @@ func TestRevisionBeforeTheCache(t *testing.T) {
 	must.Do(t, s.Known(t.Context(), "5"))
 }
 
-// distrust is sent to when klog reports an etcd whose certificate cannot be verified.
-var distrust = make(chan struct{}, 1)
+var distrust = make(chan struct{}, 1) // sent to when klog reports an etcd whose certificate cannot be verified
 
 // TestMain sets klog's logger before anything logs, because client-go may log for a while after a store has ended.
 func TestMain(m *testing.M) {
