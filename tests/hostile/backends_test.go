@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
@@ -85,9 +86,7 @@ func testBackends(t *testing.T, d *door) {
 					}
 					must.Do(t, backend.s.Set())
 					d.serves(t, backend.path+"/widget-001")
-					if wrong := ask.Serves(t.Context(), i.client, i.url); wrong != nil {
-						t.Errorf("others received %s meanwhile", wrong)
-					}
+					check.Fault(t, "", ask.Serves(t.Context(), i.client, i.url), "others meanwhile")
 				})
 			}
 		}
@@ -105,20 +104,14 @@ func (d *door) taste(t *testing.T, c *http.Client, path string) int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second) // less than the minute of a request without a deadline
 	defer cancel()
-	defer func() {
-		if ctx.Err() != nil {
-			t.Error("timeout")
-		}
-	}()
+	defer func() { check.Fault(t, "", ctx.Err(), "time") }()
 	res, err := c.Do(must.Get(http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.Front+path, nil))(t))
 	if err != nil {
 		return broken
 	}
 	defer res.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(res.Body, 32*mib))
-	if strings.Contains(string(body[:min(len(body), 1000)]), "forged") {
-		t.Errorf("answered %q", body)
-	}
+	check.Lacks(t, string(body[:min(len(body), 1000)]), "forged")
 	if err != nil {
 		return broken
 	}

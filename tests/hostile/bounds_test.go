@@ -20,6 +20,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
@@ -139,9 +140,7 @@ func (d *door) asksFrames(ctx context.Context, t *testing.T, n int) {
 		_, asked := w.ask("GET", target, true)
 		err = errors.Join(err, asked)
 	}
-	if err := errors.Join(err, w.flush()); err != nil {
-		t.Error(err)
-	}
+	check.Fault(t, "", errors.Join(err, w.flush()), "asking")
 }
 
 // contain makes Fairlead run with so much memory: the kernel kills a process that uses more. Its
@@ -167,11 +166,7 @@ func container(t *testing.T, room int) string {
 	if err != nil {
 		t.Fatalf("making a control group (needs root): %v", err)
 	}
-	t.Cleanup(func() {
-		if err := os.Remove(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { check.Fault(t, "", os.Remove(dir), "removing the control group") })
 	must.Do(t, os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(room)), 0))
 	return dir
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
@@ -124,9 +125,7 @@ func (c *compared) held(t *testing.T, of func([]time.Duration) time.Duration, bo
 	if attacked-calm > bound {
 		t.Errorf("others took %v without and %v with the attack", c.calm, c.attacked)
 	}
-	if len(c.wrong) > 0 {
-		t.Errorf("others received %v", c.wrong)
-	}
+	check.Same(t, 0, len(c.wrong), "what others received wrong: %v", c.wrong)
 	if c.peak > limit {
 		t.Errorf("%d MiB were used, the limit is %d", c.peak/mib, limit/mib)
 	}

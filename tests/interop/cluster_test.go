@@ -110,9 +110,7 @@ func TestCluster(t *testing.T) {
 				cmd.Env = append(slices.Clip(shared), "NAME="+name, "OUT="+filepath.Join(dir, name), "URL="+road.URL, "CA="+road.CAFile, "KUBECONFIG="+filepath.Join(dir, fmt.Sprint("kubeconfig-", i)))
 				out, err := cmd.CombinedOutput()
 				got[i] = strings.NewReplacer(name, "NAME", road.URL, "URL").Replace(string(out))
-				if err != nil {
-					t.Errorf("%s: %v", road.URL, err)
-				}
+				check.Fault(t, "", err, "%s", road.URL)
 			}
 			t.Log(got[0])
 			check.Same(t, got[0], got[1], "directly, and here")

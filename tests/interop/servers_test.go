@@ -106,7 +106,5 @@ func testLongHeads(t *testing.T, name string, field int, refused string) {
 			t.Errorf("%s: %s", page, body)
 		}
 	}
-	if !strings.Contains(d.Log.String(), "ended a connection with an error") {
-		t.Error("the log does not say so")
-	}
+	check.Has(t, d.Log.String(), "ended a connection with an error")
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -104,9 +105,7 @@ func TestTable(t *testing.T) {
 					if !good.MatchString(got[0]) {
 						t.Errorf("directly it does not work: %s", got[0])
 					}
-					if got[0] != got[1] {
-						t.Errorf("directly: %s\nhere:     %s", got[0], got[1])
-					}
+					check.Same(t, got[0], got[1], "directly, and here")
 				})
 			}
 		}

@@ -26,9 +26,7 @@ func TestStarOfImports(t *testing.T) {
 			if !ours {
 				continue
 			}
-			if why := forbiddenEdge(s, to); why != "" {
-				t.Errorf("%s imports %s: %s", s.name, to, why)
-			}
+			check.Same(t, "", forbiddenEdge(s, to), "%s imports %s", s.name, to)
 		}
 	}
 }
@@ -221,9 +219,7 @@ func TestDirectModules(t *testing.T) {
 	slices.Sort(direct)
 	slices.Sort(reasons)
 	check.Same(t, direct, reasons, "modules with a reason in "+decision)
-	if len(staging) != 1 {
-		t.Errorf("versions of Kubernetes libraries: %v", staging)
-	}
+	check.Same(t, 1, len(staging), "versions of Kubernetes libraries: %v", staging)
 }
 
 // permissive reports whether a text is a licence that linked modules may have.

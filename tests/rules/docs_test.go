@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -73,9 +74,7 @@ func TestIndexes(t *testing.T) {
 			}
 			entry += "\n"
 		}
-		if !strings.Contains(index, entry) {
-			t.Errorf("the index does not have %s", entry)
-		}
+		check.Has(t, index, entry)
 	}
 }
 

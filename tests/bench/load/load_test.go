@@ -3,11 +3,11 @@ package load
 import (
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -60,9 +60,7 @@ func TestFaults(t *testing.T) {
 			cfg := serve(t, tc.answer)
 			cfg.Size = 7
 			l := must.Get(Start(t.Context(), cfg))(t)
-			if err := l.WaitDone(t.Context(), 1); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("%v, want %q", err, tc.want)
-			}
+			check.Fault(t, tc.want, l.WaitDone(t.Context(), 1), "waiting")
 		})
 	}
 }
@@ -97,8 +95,6 @@ func TestWatch(t *testing.T) {
 	must.Do(t, l.WaitDone(t.Context(), 2))
 	l.Open(4, Request{Path: "/", Watch: true})
 	must.Do(t, l.WaitDone(t.Context(), 10))
-	if n := l.Snapshot().Done; n != 10 {
-		t.Errorf("%d done, want 2 answers and 8 events", n)
-	}
+	check.Same(t, 10, l.Snapshot().Done, "done: 2 answers and 8 events")
 	must.Do(t, l.Close())
 }

@@ -110,9 +110,7 @@ func rotateServing(t *testing.T, s *stage) {
 		suite.Pause(t, 500*time.Millisecond)
 	}
 	s.judge(t, "")
-	if n := s.series("fairlead_certificate_reloads_total", `use="serving"`, `outcome="success"`); len(n) != 1 {
-		t.Errorf("metric: %v", n)
-	}
+	check.Same(t, 1, len(s.series("fairlead_certificate_reloads_total", `use="serving"`, `outcome="success"`)), "series of the metric")
 }
 
 // replaceFirst moves a caller of the load to a new CA of the same name: only the keys differ. The
@@ -172,9 +170,7 @@ func rotateProxyPair(t *testing.T, s *stage) {
 		suite.Pause(t, time.Second)
 		for _, r := range s.remotes() {
 			for _, q := range r.handled(since) {
-				if q.PeerSerial != serial {
-					t.Errorf("%s arrived with the old certificate, half a second after the first with the new one", q.Target)
-				}
+				check.Same(t, serial, q.PeerSerial, "the certificate of %s, half a second after the first with the new one", q.Target)
 			}
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -87,9 +88,7 @@ func (k *Keys) Serve(t *testing.T, program, registry string, args ...string) *Do
 		return cmd.Wait()
 	})
 	t.Cleanup(func() {
-		if err := d.Stop(); err != nil {
-			t.Errorf("fairlead exited: %v", err)
-		}
+		check.Fault(t, "", d.Stop(), "fairlead's end")
 		if t.Failed() {
 			t.Logf("log:\n%s", d.Log)
 		}

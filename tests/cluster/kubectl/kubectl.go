@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -83,14 +84,8 @@ func (u User) Fail(t *testing.T, want, stdin string, args ...string) {
 func (u User) Says(t *testing.T, code int, stdin, args string, want ...string) {
 	t.Helper()
 	a := u.Try(t, stdin, strings.Fields(args)...)
-	if a.Code != code {
-		t.Errorf("kubectl %s: exit code %d, want %d\n%s%s", args, a.Code, code, a.Out, a.Errs)
-	}
-	for _, text := range want {
-		if !strings.Contains(a.Out+a.Errs, text) {
-			t.Errorf("kubectl %s: no %q in\n%s%s", args, text, a.Out, a.Errs)
-		}
-	}
+	check.Same(t, code, a.Code, "exit code of kubectl %s\n%s%s", args, a.Out, a.Errs)
+	check.Has(t, a.Out+a.Errs, want...)
 }
 
 // Soon runs kubectl until it succeeds, because authorizers learn of changes by a watch and Fairlead

@@ -28,6 +28,16 @@ func Has(t testing.TB, text string, parts ...string) {
 	}
 }
 
+// Lacks fails the test for each part that a text has.
+func Lacks(t testing.TB, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if strings.Contains(text, part) {
+			t.Errorf("%q is in:\n%s", part, text)
+		}
+	}
+}
+
 // Fault fails the test unless the text of err has want. An empty want means no error.
 func Fault(t testing.TB, want string, err error, format string, args ...any) {
 	t.Helper()

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -57,17 +58,13 @@ func TestClockIsBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k, stop := start(t, 10*time.Second)
 		time.Sleep(6 * time.Second)
-		if got, want := k.Excuses(time.Now().Add(-3*time.Second), time.Now()), 5*time.Second; got != want {
-			t.Errorf("excuses %v, want %v", got, want)
-		}
+		check.Same(t, 5*time.Second, k.Excuses(time.Now().Add(-3*time.Second), time.Now()), "excuses")
 		time.Sleep(time.Minute)
 		if n, all, longest := k.Sum(); n != 1 || all != 10*time.Second || longest != all {
 			t.Errorf("%d standstills, %v, %v", n, all, longest)
 		}
 		stop()
 		time.Sleep(time.Minute)
-		if got := k.Stood(time.Now().Add(-50*time.Second), time.Now()); got != 0 {
-			t.Errorf("a stopped clock has seen %v", got)
-		}
+		check.Same(t, 0, k.Stood(time.Now().Add(-50*time.Second), time.Now()), "what a stopped clock has seen")
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
@@ -194,9 +195,7 @@ func TestConnectionFaults(t *testing.T) {
 			old := client(t, s, strings.HasSuffix(t.Name(), "true"), nil)
 			got(t, old, "GET", s.URL()+"/healthz", "", long)
 			must.Do(t, s.Set(extension.Fault{Kind: kind}))
-			if out := got(t, c, "GET", s.URL()+"/healthz", "", patience); !strings.Contains(out, want) {
-				t.Errorf("a new connection: %s, want %s", out, want)
-			}
+			check.Has(t, got(t, c, "GET", s.URL()+"/healthz", "", patience), want)
 			if kind != extension.Freeze {
 				patience = long
 			}
@@ -206,9 +205,7 @@ func TestConnectionFaults(t *testing.T) {
 			}
 			must.Do(t, s.Set())
 			c.CloseIdleConnections()
-			if out := got(t, c, "GET", s.URL()+"/healthz", "", long); out != "200 ok" {
-				t.Errorf("afterwards: %s", out)
-			}
+			check.Same(t, "200 ok", got(t, c, "GET", s.URL()+"/healthz", "", long), "afterwards")
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -99,9 +100,7 @@ func (d dev) parts(t *testing.T) map[string]int {
 
 func (d dev) endsAll(t *testing.T) {
 	d.stop()
-	if err := <-d.result; err != nil {
-		t.Errorf("run: %v, want nil", err)
-	}
+	check.Fault(t, "", <-d.result, "run")
 	if left := d.parts(t); len(left) > 0 {
 		t.Errorf("left running: %v", left)
 	}
@@ -113,21 +112,15 @@ func TestDev(t *testing.T) {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), filepath.Join(d.dir, "kubectl"), append([]string{"--kubeconfig", filepath.Join(d.dir, "kubeconfig")}, args...)...)
 		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Errorf("kubectl %v: %v\n%s", args, err, out)
-		}
+		check.Fault(t, "", err, "kubectl %v: %s", args, out)
 		return string(out)
 	}
 	t.Run("the promised command shows something", func(t *testing.T) {
-		if out := kubectl("get", "flunders", "-A"); !strings.Contains(out, "bowline") {
-			t.Errorf("no flunder:\n%s", out)
-		}
+		check.Has(t, kubectl("get", "flunders", "-A"), "bowline")
 	})
 	t.Run("the kubeconfig points at Fairlead", func(t *testing.T) {
 		server := strings.TrimSpace(kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"))
-		if !strings.Contains(printed, "front door   "+server) {
-			t.Errorf("the kubeconfig names %s, printed:\n%s", server, printed)
-		}
+		check.Has(t, printed, "front door   "+server)
 	})
 	for command, want := range map[string]string{
 		"kubectl fairlead status": "v1beta1.wardle.example.com", "kubectl fairlead lint --allow-loopback-backends": "to do: user system:serviceaccount:kube-system:fairlead",
@@ -155,9 +148,7 @@ func TestDev(t *testing.T) {
 	})
 	t.Run("a second one in the same folder is refused", func(t *testing.T) {
 		err := run(t.Context(), []string{"-dir", d.dir, "-fairlead", "/bin/true"}, io.Discard, io.Discard)
-		if err == nil || !strings.Contains(err.Error(), "another fairlead-dev uses this folder") {
-			t.Errorf("got %v", err)
-		}
+		check.Fault(t, "another fairlead-dev uses this folder", err, "run")
 	})
 	t.Run("one that dies is named, and the others run on", func(t *testing.T) {
 		pid := d.parts(t)["sample-apiserver"]
@@ -178,7 +169,5 @@ func TestUsage(t *testing.T) {
 	if err := run(t.Context(), []string{"-no-such-flag"}, io.Discard, &errs); err == nil || !strings.Contains(errs.String(), "usage: fairlead-dev") {
 		t.Errorf("got %v, printed %q", err, errs.String())
 	}
-	if err := run(t.Context(), []string{"-fairlead", filepath.Join(t.TempDir(), "none")}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "make build") {
-		t.Errorf("got %v, want an error that names make build", err)
-	}
+	check.Fault(t, "make build", run(t.Context(), []string{"-fairlead", filepath.Join(t.TempDir(), "none")}, io.Discard, io.Discard), "run without fairlead")
 }

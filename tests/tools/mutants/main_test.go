@@ -65,21 +65,15 @@ func TestMutants(t *testing.T) {
 	check.Same(t, want, got, "mutants")
 	files := f.write(f.mutants)
 	const text = "if (!mutant(1) && ((!mutant(2) && ((!mutant(3) && (n <= mutantPick(4, int(mutantPick(5, int(most), int(most - 1))), int(most + 1))) || mutant(3) && (n < most)) && full(seats)) || mutant(2) && (n <= most))) || mutant(1) && (n <= most || full(seats))) {"
-	if !strings.Contains(string(files[name]), text) {
-		t.Errorf("the file lacks %s:\n%s", text, files[name])
-	}
+	check.Has(t, string(files[name]), text)
 }
 
 // A line of the list applies to exactly one mutant, and is reported when no such mutant exists.
 func TestList(t *testing.T) {
 	here := &mutant{file: "a.go F", code: "x: y", to: "dropped"}
 	w := workshop{reasons: []string{"# what this is", "a.go F: x: y → dropped: nobody asks", "a.go F: z → dropped: gone", ""}}
-	if why := w.reason(here); why != "nobody asks" {
-		t.Errorf("reason %q", why)
-	}
-	if why := w.reason(&mutant{file: "a.go F", code: "z", to: "dropped (2)"}); why != "" {
-		t.Errorf("reason of another %q", why)
-	}
+	check.Same(t, "nobody asks", w.reason(here), "reason")
+	check.Same(t, "", w.reason(&mutant{file: "a.go F", code: "z", to: "dropped (2)"}), "reason of another")
 	err := w.stale([]*folder{{mutants: []*mutant{here}}})
 	if err == nil || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), "z → dropped") {
 		t.Errorf("stale: %v", err)
