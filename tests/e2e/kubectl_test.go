@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -148,9 +149,7 @@ func testControllers(t *testing.T, w *world) {
 		kc.Run(t, "delete", "namespace", ns, "--timeout=4m") // returns when the namespace is gone
 		for _, k := range kinds() {
 			list := must.Get(w.dynamic.Resource(k.gvr).Namespace(ns).List(t.Context(), metav1.ListOptions{}))(t)
-			if len(list.Items) > 0 {
-				t.Errorf("%d %s outlived their namespace", len(list.Items), k.name)
-			}
+			check.Same(t, 0, len(list.Items), "%s that outlived their namespace", k.name)
 		}
 	})
 	local, remote := kinds()[0], kinds()[1]

@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -47,9 +48,7 @@ func TestPortSharing(t *testing.T) {
 		return w.APIServers[len(w.APIServers)-1]
 	})
 	t.Logf("of %d connections during %d replacements failed here: %v; at kube-apiserver: %v", connects, replaced, here, there)
-	if len(here) > 0 {
-		t.Errorf("connections failed: %v", here)
-	}
+	check.Same(t, 0, len(here), "connections that failed: %v", here)
 }
 
 func portOf(t *testing.T, e cluster.Endpoint) int {

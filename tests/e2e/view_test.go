@@ -153,9 +153,8 @@ func testListed(t *testing.T, w *views) {
 		c := suite.Client(t, w.front.Endpoint, w.Admin())
 		for _, gv := range w.listed(t) {
 			asked++
-			if r := must.Get(ask.Do(t.Context(), c, http.MethodGet, w.front.Endpoint.URL+"/apis/"+gv, nil, ""))(t); r.Code != http.StatusOK {
-				t.Errorf("%s: %d", gv, r.Code)
-			}
+			r := must.Get(ask.Do(t.Context(), c, http.MethodGet, w.front.Endpoint.URL+"/apis/"+gv, nil, ""))(t)
+			check.Same(t, http.StatusOK, r.Code, "%s", gv)
 		}
 	}
 	t.Logf("%d group-versions asked for", asked)
@@ -176,9 +175,7 @@ func testListed(t *testing.T, w *views) {
 	if index.Paths["apis/"+only[0]].ServerRelativeURL == "" || !strings.Contains(w.get(t, w.front, "/openapi/v2"), "/apis/"+only[1]) {
 		t.Error("OpenAPI has no " + strings.Join(only, " or no "))
 	}
-	if why := w.get(t, w.front, "/fairlead/explain?path=/apis/"+only[0]); !strings.Contains(why, "the local apiserver "+w.second.Address+" (not all of them serve it)") {
-		t.Errorf("explain: %s", why)
-	}
+	check.Has(t, w.get(t, w.front, "/fairlead/explain?path=/apis/"+only[0]), "the local apiserver "+w.second.Address+" (not all of them serve it)")
 	if status := w.get(t, w.front, "/fairlead/status"); !strings.Contains(status, `"release": "v1.`) || strings.Count(status, only[0]) != 1 {
 		t.Errorf("status: %s", status)
 	}

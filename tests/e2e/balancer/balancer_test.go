@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
@@ -96,9 +97,7 @@ func TestBalancer(t *testing.T) {
 					t.Errorf("%s: a write, an extension server, the rule: %v, want %v; the watch: %v", agent, got, want, events.Err())
 				}
 				busiest := must.Get(ask.Do(t.Context(), client, http.MethodGet, url+"/fairlead/busiest?by=source", nil, ""))(t)
-				if !strings.Contains(busiest.Body, `"`+from+`"`) {
-					t.Errorf("%s: the busiest are %s", agent, busiest.Body)
-				}
+				check.Has(t, busiest.Body, `"`+from+`"`)
 				lines("access.jsonl", agent, `"from":"`+from+`"`)
 				lines("front.jsonl", agent, `"sourceIPs":["`+from+`"]`)
 				lines("kube-apiserver.audit", agent, `"sourceIPs":["`+from+`","127.0.0.1"]`)
@@ -123,9 +122,7 @@ func TestBalancer(t *testing.T) {
 	if reply, err := ask.Do(t.Context(), from127(t, c, door["bare"], "127.0.0.2", true), http.MethodGet, door["bare"].URL+"/version", nil, ""); err == nil {
 		t.Errorf("bare: status %d", reply.Code)
 	}
-	if why := "PROXY protocol: proxyproto: proxy protocol signature not present"; !strings.Contains(string(must.Get(os.ReadFile(front.Part.LogFile()))(t)), why) {
-		t.Errorf("Fairlead's log does not say: %s", why)
-	}
+	check.Has(t, string(must.Get(os.ReadFile(front.Part.LogFile()))(t)), "PROXY protocol: proxyproto: proxy protocol signature not present")
 }
 
 func balance(t *testing.T, c *cluster.Cluster, front cluster.Endpoint) map[string]cluster.Endpoint {
@@ -156,7 +153,5 @@ func execute(t *testing.T, c *cluster.Cluster, e cluster.Endpoint) {
 	core := must.Get(kubernetes.NewForConfig(c.Endpoint().RESTConfig(c.Admin())))(t)
 	node := must.Get(c.StartNode(t.Context(), c.Endpoint(), "harbour", "127.0.0.1"))(t)
 	must.Get(node.Run(t.Context(), core, "default", "buoy"))(t)
-	if out := kubectl.As(t, e, c.Admin()).Try(t, "to and fro", "exec", "-i", "buoy", "--", "cat"); out.Out != "to and fro" {
-		t.Errorf("exec: %q %s", out.Out, out.Errs)
-	}
+	check.Same(t, "to and fro", kubectl.As(t, e, c.Admin()).Feed(t, "to and fro", "exec", "-i", "buoy", "--", "cat"), "what exec prints")
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
@@ -268,9 +269,8 @@ func testDocuments(t *testing.T, w *world) {
 		"/apis/wardle.example.com/v1beta1": 200, "/api/v1/namespaces": 404, "/apis/apps/v1": 404, "/openapi/v3/apis/apps/v1": 404, "/api": 404, "/version": 404, "/fairlead/status": 404,
 	} {
 		r, err := ask.Do(t.Context(), aggregator, http.MethodGet, w.fronts[0].Endpoint.URL+path, http.Header{"X-Remote-User": {"root"}, "X-Remote-Group": {"system:masters"}}, "")
-		if must.Do(t, err); r.Code != want {
-			t.Errorf("GET %s as the aggregator: %d, want %d: %s", path, r.Code, want, r.Body)
-		}
+		must.Do(t, err)
+		check.Same(t, want, r.Code, "GET %s as the aggregator: %s", path, r.Body)
 	}
 	r, err := ask.Do(t.Context(), aggregator, http.MethodGet, w.fronts[0].Endpoint.URL+"/apis", http.Header{"X-Remote-User": {"root"}}, "")
 	if must.Do(t, err); strings.Contains(r.Body, `"apps"`) || !strings.Contains(r.Body, `"wardle.example.com"`) {

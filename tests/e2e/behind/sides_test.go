@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
@@ -95,9 +96,7 @@ func testBothSides(t *testing.T, w *world) {
 	if a := w.run(t, "adopt", "v1.apps"); a.Code != 1 || !strings.Contains(a.Errs, "it is Local") {
 		t.Errorf("adopt a Local one: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
-	if a := w.run(t, "adopt", beta, "--service=default/kubernetes:443"); a.Code != 2 {
-		t.Errorf("adopt to the apiserver: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
-	}
+	check.Same(t, 2, w.run(t, "adopt", beta, "--service=default/kubernetes:443").Code, "exit code of adopt to the apiserver")
 }
 
 // testIdentity compares the users that an extension server sees with those who asked the cluster.
@@ -159,9 +158,7 @@ func testIdentity(t *testing.T, w *world) {
 					}
 				}
 			}
-			if seen != 1 {
-				t.Errorf("%d requests were seen", seen)
-			}
+			check.Same(t, 1, seen, "requests that were seen")
 		})
 	}
 	// The aggregator's own probes pass, too: as the user system:kube-aggregator in system:masters.
@@ -178,9 +175,8 @@ func testIdentity(t *testing.T, w *world) {
 		"nobody": {}, "a stranger": {Pair: must.Get(must.Get(w.PKI.NewAuthority("strangers"))(t).Issue("stranger", cluster.Leaf{User: "front-proxy-client"}))(t)},
 	} {
 		r, err := ask.Do(t.Context(), suite.Client(t, w.fronts[0].Endpoint, cred), http.MethodGet, w.fronts[0].Endpoint.URL+path, forged, "")
-		if must.Do(t, err); r.Code != http.StatusUnauthorized {
-			t.Errorf("%s with forged headers: %d %s", name, r.Code, r.Body)
-		}
+		must.Do(t, err)
+		check.Same(t, http.StatusUnauthorized, r.Code, "%s with forged headers: %s", name, r.Body)
 	}
 	w.succeed(t, "release", "v1.widgets.example.com")
 	must.Do(t, w.objects.Delete(t.Context(), "v1.widgets.example.com", metav1.DeleteOptions{}))

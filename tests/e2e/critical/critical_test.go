@@ -14,6 +14,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
@@ -103,9 +104,7 @@ func (w *world) ready(t *testing.T) string {
 func (w *world) steady(t *testing.T, d time.Duration, want string) {
 	t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); suite.Pause(t, 250*time.Millisecond) {
-		if got := w.ready(t); got != want {
-			t.Errorf("%s before the end: ready are %q, want %q", time.Until(end), got, want)
-		}
+		check.Same(t, want, w.ready(t), "the ready ones, %s before the end", time.Until(end))
 	}
 }
 

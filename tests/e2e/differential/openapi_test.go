@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
@@ -166,9 +167,7 @@ func testV2(t *testing.T, w *world) {
 	header := http.Header{"Accept": {"application/com.github.proto-openapi.spec.v2.v1.0+protobuf"}}
 	doc := &openapi_v2.Document{}
 	must.Do(t, proto.Unmarshal([]byte(w.ask(t, w.front.Endpoint, "/openapi/v2", header).Body), doc))
-	if n := len(doc.GetPaths().GetPath()); n != len(ours["paths"].(map[string]any)) {
-		t.Errorf("the protobuf form has %d paths, the JSON form %d", n, len(ours["paths"].(map[string]any)))
-	}
+	check.Same(t, len(ours["paths"].(map[string]any)), len(doc.GetPaths().GetPath()), "paths of the JSON form, of the protobuf form")
 	tag := w.ask(t, w.front.Endpoint, "/openapi/v2", nil).Header.Get("Etag")
 	if a := w.ask(t, w.front.Endpoint, "/openapi/v2", http.Header{"If-None-Match": {`"x", W/` + tag}}); a.Code != http.StatusNotModified {
 		t.Errorf("status %d for the document's own tag", a.Code)

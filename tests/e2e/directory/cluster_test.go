@@ -132,9 +132,8 @@ func testClaimed(t *testing.T, shared *world) {
 	})
 	server.Forget()
 	for _, p := range []string{path, "/apis/apps/v1beta1", path + "/x", path + "?watch=1"} {
-		if status, body := alone.Get(t, root, front.Endpoint.URL+p); status != http.StatusServiceUnavailable {
-			t.Errorf("%s: %d %s", p, status, body)
-		}
+		status, body := alone.Get(t, root, front.Endpoint.URL+p)
+		check.Same(t, http.StatusServiceUnavailable, status, "%s: %s", p, body)
 	}
 	for _, r := range server.Requests() {
 		if strings.HasPrefix(r.Target, path) {

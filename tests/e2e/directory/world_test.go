@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/relay"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -76,9 +77,8 @@ func (d *door) ask(t *testing.T, c *http.Client, path string) (int, string) {
 
 func (d *door) status(t *testing.T, c *http.Client, path string, want int) {
 	t.Helper()
-	if got, body := d.ask(t, c, path); got != want {
-		t.Errorf("GET %s: %d, want %d: %s", path, got, want, body)
-	}
+	got, body := d.ask(t, c, path)
+	check.Same(t, want, got, "GET %s: %s", path, body)
 }
 
 func (d *door) becomes(t *testing.T, c *http.Client, path string, want int) {

@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
@@ -82,9 +83,7 @@ func TestEntrypoint(t *testing.T) {
 			}
 		}
 	})
-	if log := must.Get(os.ReadFile(one.Part.LogFile()))(t); strings.Contains(string(log), "forbidden") {
-		t.Errorf("something was forbidden:\n%s", log)
-	}
+	check.Lacks(t, string(must.Get(os.ReadFile(one.Part.LogFile()))(t)), "forbidden")
 }
 
 // load sends requests of eight pods' clients. Each client has a connection of its own, to a random

@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -60,9 +61,7 @@ func TestIPv6(t *testing.T) {
 		must.Get(k.Run(t.Context(), w.core, "default", "buoy"))(t)
 		for _, websockets := range []string{"true", "false"} {
 			admin.Env = []string{"KUBECTL_REMOTE_COMMAND_WEBSOCKETS=" + websockets}
-			if out := admin.Run(t, "exec", "buoy", "--", "echo", "ahoy"); out != "ahoy\n" {
-				t.Errorf("exec prints %q", out)
-			}
+			check.Same(t, "ahoy\n", admin.Run(t, "exec", "buoy", "--", "echo", "ahoy"), "what exec prints")
 		}
 	})
 	t.Run("followed", func(t *testing.T) {

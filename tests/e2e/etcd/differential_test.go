@@ -15,12 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/scheme"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 )
@@ -109,14 +109,10 @@ func (c *comparison) compare(t *testing.T, at string, o operation) {
 		})
 	}
 	if want := o.words["want"]; want != "" {
-		if !strings.Contains(answers[1], want) {
-			t.Errorf("%s: %q is missing in\n%s", at, want, answers[1])
-		}
+		check.Has(t, answers[1], want)
 		return
 	}
-	if diff := cmp.Diff(strings.Split(answers[0], "\n"), strings.Split(answers[1], "\n")); diff != "" {
-		t.Errorf("%s: %s %s: -kube-apiserver +fairlead\n%s", at, o.method, o.path, diff)
-	}
+	check.Same(t, strings.Split(answers[0], "\n"), strings.Split(answers[1], "\n"), "%s: %s %s: -kube-apiserver +fairlead", at, o.method, o.path)
 }
 
 const base = "/apis/apiregistration.k8s.io/v1/apiservices"

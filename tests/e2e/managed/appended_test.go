@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -68,25 +69,17 @@ func TestAppended(t *testing.T) {
 		}
 	})
 	t.Run("appended", func(t *testing.T) {
-		if out := w.must(t, appendCommand); !strings.Contains(out, "extension-apiserver-authentication written\n  CA \"fairlead-ca-") {
-			t.Errorf("it printed:\n%s", out)
-		}
+		check.Has(t, w.must(t, appendCommand), "extension-apiserver-authentication written\n  CA \"fairlead-ca-")
 		served(t, true)
-		if out := w.must(t, w.blocks[4], "--allow-loopback-backends"); out != "" {
-			t.Errorf("lint reports:\n%s", out)
-		}
-		if out := w.must(t, appendCommand); !strings.Contains(out, "extension-apiserver-authentication unchanged\n") {
-			t.Errorf("the second run printed:\n%s", out)
-		}
+		check.Same(t, "", w.must(t, w.blocks[4], "--allow-loopback-backends"), "what lint reports")
+		check.Has(t, w.must(t, appendCommand), "extension-apiserver-authentication unchanged\n")
 	})
 	t.Run("reconciled", func(t *testing.T) { // kube-apiserver puts its own back once a minute
 		w.edit(t, func(data map[string]string) {
 			data[bundleKey], data[namesKey], data["note"] = ca, `["`+own+`"]`, "a key that it does not know"
 		})
 		trusts(t, cluster1, fronts)
-		if w.shared(t).Data["note"] != "" {
-			t.Error("it keeps other keys")
-		}
+		check.Same(t, "", w.shared(t).Data["note"], "what it keeps of other keys")
 		trusts(t, ca, own)
 		served(t, true)
 	})
@@ -116,17 +109,13 @@ func TestAppended(t *testing.T) {
 	t.Run("deleted", func(t *testing.T) { // the one thing that loses it
 		must.Do(t, w.core.CoreV1().ConfigMaps("kube-system").Delete(t.Context(), "extension-apiserver-authentication", metav1.DeleteOptions{}))
 		trusts(t, cluster1, fronts)
-		if strings.Contains(w.shared(t).Data[bundleKey], ca) {
-			t.Error("kube-apiserver remembers the CA")
-		}
+		check.Lacks(t, w.shared(t).Data[bundleKey], ca)
 		served(t, false)
 		w.must(t, appendCommand)
 		served(t, true)
 	})
 	t.Run("removed", func(t *testing.T) {
-		if out := w.must(t, appendCommand, "--remove"); !strings.Contains(out, "removed\n") {
-			t.Errorf("it printed:\n%s", out)
-		}
+		check.Has(t, w.must(t, appendCommand, "--remove"), "removed\n")
 		served(t, false)
 		if data := w.shared(t).Data; strings.Contains(data[bundleKey], ca) || strings.Contains(data[namesKey], `"`+own+`"`) || !strings.Contains(data[bundleKey], cluster1) {
 			t.Errorf("left: %v", data)

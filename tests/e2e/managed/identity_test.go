@@ -21,6 +21,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -118,9 +119,8 @@ func testIdentity(t *testing.T, w *world) {
 			case p.user == "admin":
 				want = http.StatusOK
 			}
-			if code, body := w.ask(t, w.front, p, http.MethodGet, mine, ""); code != want {
-				t.Errorf("the list that only Fairlead may read: %d %.300s, want %d", code, body, want)
-			}
+			code, body = w.ask(t, w.front, p, http.MethodGet, mine, "")
+			check.Same(t, want, code, "the list that only Fairlead may read: %.300s", body)
 		})
 	}
 	t.Run("the cluster's record", func(t *testing.T) { testRecord(t, w) })
@@ -158,9 +158,7 @@ func testRecord(t *testing.T, w *world) {
 // the CronJob's account has. tests/e2e/operate does so for the rules of the base.
 func testRules(t *testing.T, w *world) {
 	log := must.Get(os.ReadFile(w.front.Part.LogFile()))(t)
-	if strings.Contains(string(log), "forbidden: User") {
-		t.Errorf("%s", log)
-	}
+	check.Lacks(t, string(log), "forbidden: User")
 	all := must.Get(w.Audited())(t)
 	for i := range all {
 		e := &all[i]

@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
@@ -139,9 +140,7 @@ func testExtensionServer(t *testing.T, w *world) {
 }
 
 func testLint(t *testing.T, w *world) {
-	if out := w.must(t, w.blocks[4], "--allow-loopback-backends"); out != "" {
-		t.Errorf("lint reports:\n%s", out)
-	}
+	check.Same(t, "", w.must(t, w.blocks[4], "--allow-loopback-backends"), "what lint reports")
 	pair := w.PKI.FrontProxyPair
 	a := w.follow(t, "kubectl fairlead lint --kubeconfig=$KUBECONFIG --local-identity=impersonate --allow-loopback-backends --proxy-client-cert-file="+pair.CertFile, "--proxy-client-key-file="+pair.KeyFile)
 	if a.Code != 1 || !strings.Contains(a.Out, `does not trust the CA "front-proxy-ca" of the proxy client certificate; start it with --requestheader-client-ca-file`) {
@@ -153,11 +152,7 @@ func testClients(t *testing.T, w *world) {
 	mine := filepath.Join(w.Dir(), "client.kubeconfig")
 	w.must(t, "cp $KUBECONFIG "+mine)
 	out := w.must(t, "export KUBECONFIG="+mine+"\n"+w.blocks[5])
-	for _, want := range []string{"Username    admin", "v1beta1.wardle.example.com"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %q in:\n%s", want, out)
-		}
-	}
+	check.Has(t, out, "Username    admin", "v1beta1.wardle.example.com")
 }
 
 const flunders = "/apis/wardle.example.com/v1beta1/namespaces/managed/flunders"
@@ -175,9 +170,8 @@ func testFlunders(t *testing.T, w *world) {
 	if code, body := w.ask(t, w.front, dave, "GET", flunders+"?fieldSelector==x", ""); code != http.StatusForbidden || !strings.Contains(body, "is invalid: ") {
 		t.Errorf("a selector without a key: %d %s", code, body)
 	}
-	if _, body := w.ask(t, w.front, passport{cred: w.StaticToken("admin")}, "GET", "/fairlead/status", ""); strings.Contains(body, `"status": "failed"`) {
-		t.Errorf("a check fails: %s", body)
-	}
+	_, body := w.ask(t, w.front, passport{cred: w.StaticToken("admin")}, "GET", "/fairlead/status", "")
+	check.Lacks(t, body, `"status": "failed"`)
 	direct := &cluster.Front{Endpoint: w.Endpoint()}
 	if code, body := w.ask(t, direct, passport{cred: w.StaticToken("admin")}, "GET", flunders, ""); code < 400 {
 		t.Errorf("past Fairlead: %d %s", code, body)
@@ -243,9 +237,8 @@ func testSeveral(t *testing.T, w *world) {
 // testCertificates makes certificates, compares them with those for cert-manager, and renews them
 // with the CronJob's account.
 func testCertificates(t *testing.T, w *world) {
-	if out := w.must(t, w.blocks[1]); strings.Count(out, " written") != 3 {
-		t.Errorf("init printed:\n%s", out)
-	}
+	out := w.must(t, w.blocks[1])
+	check.Same(t, 3, strings.Count(out, " written"), "what init has written:\n%s", out)
 	t.Run("as cert-manager's", func(t *testing.T) {
 		data := must.Get(os.ReadFile("../../../deploy/components/cert-manager/certificates.yaml"))(t)
 		usages := map[x509.ExtKeyUsage]string{x509.ExtKeyUsageClientAuth: "client auth", x509.ExtKeyUsageServerAuth: "server auth"}
@@ -269,9 +262,7 @@ func testCertificates(t *testing.T, w *world) {
 				t.Errorf("%s: CA %t, %q for %v; cert-manager is asked for %+v", o.Spec.SecretName, leaf.IsCA, leaf.Subject.CommonName, leaf.ExtKeyUsage, o.Spec)
 			}
 		}
-		if n != 3 {
-			t.Errorf("%d certificates, want 3", n)
-		}
+		check.Same(t, 3, n, "certificates")
 	})
 	t.Run("what somebody else made", func(t *testing.T) {
 		w.must(t, "kubectl -n managed create secret tls fairlead-front-proxy-client --cert="+w.PKI.FrontProxyPair.CertFile, "--key="+w.PKI.FrontProxyPair.KeyFile)

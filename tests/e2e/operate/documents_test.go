@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -57,9 +58,8 @@ func testDocuments(t *testing.T, w *world) {
 		} else { // a command that needs a node must at least parse
 			line = []string{"-n", "-c", regexp.MustCompile(`<\w+>`).ReplaceAllString(b.text, "x")}
 		}
-		if a := w.bash(t, dir, w.direct, line...); a.Code != 0 {
-			t.Errorf("%s: exit code %d\n%s%s", b.text, a.Code, a.Out, a.Errs)
-		}
+		a := w.bash(t, dir, w.direct, line...)
+		check.Same(t, 0, a.Code, "exit code of %s\n%s%s", b.text, a.Out, a.Errs)
 	}
 	if ran < 8 || len(blocks) < 15 {
 		t.Errorf("%d blocks, of which %d were run", len(blocks), ran)
@@ -312,9 +312,7 @@ func testRunbooks(t *testing.T, w *world) {
 		" -w", "", // or it would never exit
 	)
 	alerts := shippedRules(t).alerts()
-	if pages := runbooks(t); len(pages) != len(alerts) {
-		t.Errorf("%d runbooks for %d alerts", len(pages), len(alerts))
-	}
+	check.Same(t, len(alerts), len(runbooks(t)), "runbooks, as many as alerts")
 	ran := 0
 	for _, alert := range alerts {
 		t.Run(alert, func(t *testing.T) {

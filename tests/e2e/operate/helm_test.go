@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -91,9 +92,7 @@ func testHelm(t *testing.T, w *world) {
 		}
 		bare := t.TempDir()
 		succeed(t, "", "cp", "-r", chart+"/Chart.yaml", chart+"/values.yaml", chart+"/templates", bare)
-		if a := command(t, "", helm, "template", "fairlead", bare, "--namespace", "kube-system"); !strings.Contains(a.Errs, "Use the chart of a release") {
-			t.Errorf("without the links: exit code %d\n%s", a.Code, a.Errs)
-		}
+		check.Has(t, command(t, "", helm, "template", "fairlead", bare, "--namespace", "kube-system").Errs, "Use the chart of a release")
 	})
 	t.Run("helm test", func(t *testing.T) { testHook(t, w) })
 	t.Run("helm test by its own CA", func(t *testing.T) { // helm test has created its account
@@ -114,9 +113,7 @@ func testHook(t *testing.T, w *world) {
 	suite.Put(t, token, suite.Token(t, w.core, "kube-system", "fairlead-test"))
 	suite.Put(t, config, strings.NewReplacer("https://fairlead-admin.kube-system.svc:8443", w.front.Endpoint.URL,
 		"/var/run/secrets/kubernetes.io/serviceaccount/ca.crt", w.front.Endpoint.CAFile, "/var/run/secrets/kubernetes.io/serviceaccount/token", token).Replace(text))
-	if !strings.Contains(pod, "command: [/usr/local/bin/kubectl-fairlead, explain, /version, --kubeconfig=/etc/fairlead-test/kubeconfig]") {
-		t.Errorf("the pod runs another command:\n%s", pod)
-	}
+	check.Has(t, pod, "command: [/usr/local/bin/kubectl-fairlead, explain, /version, --kubeconfig=/etc/fairlead-test/kubeconfig]")
 	suite.Eventually(t, 15*time.Second, "passed", func() (bool, string) { // the authorizer caches refusals
 		a := command(t, "", w.fairlead, "explain", "/version", "--kubeconfig="+config)
 		return a.Code == 0 && strings.Contains(a.Out, "system:serviceaccount:kube-system:fairlead-test"), a.Out + a.Errs
@@ -185,9 +182,7 @@ func testValues(t *testing.T, w *world) {
 	w.ask(t, "annotate -n kube-system configmap fairlead-policy meta.helm.sh/release-name=fairlead")
 	ended := render(t, []string{"policy.enabled=true"}, "--skip-tests", "--is-upgrade", "--dry-run=server", "--kubeconfig="+w.direct)
 	w.ask(t, "annotate -n kube-system configmap fairlead-policy meta.helm.sh/release-name-")
-	if !strings.Contains(ended.Out, "    routes: []\n    rules: []\n") {
-		t.Errorf("without values the policy that Helm has made does not end: exit code %d\n%s", ended.Code, ended.Errs)
-	}
+	check.Has(t, ended.Out, "    routes: []\n    rules: []\n") // without values the policy that Helm has made ends
 	if a := render(t, nil, "--namespace", "elsewhere"); a.Code == 0 || !strings.Contains(a.Errs, "kube-system") {
 		t.Errorf("another namespace: exit code %d\n%s", a.Code, a.Errs)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -109,9 +110,7 @@ func testReach(t *testing.T, w *world) {
 			t.Errorf("%s: exit code %d %s", manifest, a.Code, a.Errs)
 		}
 	}
-	if a := try("", "delete", "endpointslice", "-n", "default", "another"); !strings.Contains(a.Errs, "forbidden") {
-		t.Errorf("another EndpointSlice: %s", a.Errs)
-	}
+	check.Has(t, try("", "delete", "endpointslice", "-n", "default", "another").Errs, "forbidden")
 }
 
 // testLayouts lets init write the manifests of each layout for this cluster, which gets the nodes
@@ -171,9 +170,7 @@ func testLayouts(t *testing.T, w *world) {
 func accepted(t *testing.T, w *world, rendered string) {
 	t.Helper()
 	out := succeed(t, rendered, w.kubectl, "--kubeconfig", w.direct, "apply", "--dry-run=server", "-f", "-")
-	if n := strings.Count(out, "(server dry run)"); n != strings.Count("\n"+rendered, "\nkind: ") {
-		t.Errorf("%d objects were accepted:\n%s", n, out)
-	}
+	check.Same(t, strings.Count("\n"+rendered, "\nkind: "), strings.Count(out, "(server dry run)"), "objects, and those that were accepted:\n%s", out)
 }
 
 const controlPlanes = `

@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -66,11 +67,7 @@ func (n *needing) says(t *testing.T, front *cluster.Front, want string) {
 func (n *needing) shows(t *testing.T, e cluster.Endpoint, path string, wants ...string) {
 	t.Helper()
 	_, body := n.get(t, e, path, "")
-	for _, want := range wants {
-		if !strings.Contains(body, want) {
-			t.Errorf("%s lacks %q: %s", path, want, body)
-		}
-	}
+	check.Has(t, body, wants...)
 }
 
 func (n *needing) testReviews(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
@@ -133,9 +134,7 @@ func testPage(t *testing.T, w *world) {
 		b.shoot(t, "detail")
 	})
 	t.Run("policy", func(t *testing.T) {
-		if len(b.findings) > 0 {
-			t.Errorf("the browser reports: %s", strings.Join(b.findings, "\n"))
-		}
+		check.Same(t, 0, len(b.findings), "what the browser reports: %s", strings.Join(b.findings, "\n"))
 		b.eval(t, `new Promise(done => { const s = document.createElement('script'); s.textContent = 'window.evil = 1'; document.body.append(s); setTimeout(done, 100) })`)
 		if b.eval(t, `window.evil === undefined`) != true {
 			t.Error("an injected script runs")

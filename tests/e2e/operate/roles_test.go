@@ -17,6 +17,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
@@ -161,14 +162,11 @@ func testComponents(t *testing.T, w *world, guarded *extension.Server) {
 	written("parts-late", "False")
 	w.ask(t, `patch apiservice v1.parts-late.example.com --type=merge -p {"spec":{"service":null}}`) // it becomes Local
 	written("parts-late", "")
-	if _, scrape := w.get(t, front.Admin, "/metrics", ""); !strings.Contains(scrape, `fairlead_status_write_total{result="failed"} 0`) {
-		t.Errorf("writes have failed:\n%s", scrape)
-	}
+	_, scrape := w.get(t, front.Admin, "/metrics", "")
+	check.Has(t, scrape, `fairlead_status_write_total{result="failed"} 0`)
 	must.Do(t, front.Part.Stop(time.Minute))
 	w.publishes(t, "")
-	if leases := w.ask(t, "get leases -n kube-system -o name -l fairlead.dev/entrypoint"); leases != "" {
-		t.Errorf("it left Leases: %s", leases)
-	}
+	check.Same(t, "", w.ask(t, "get leases -n kube-system -o name -l fairlead.dev/entrypoint"), "the Leases that it left")
 }
 
 // testCallers compares accounts with a shipped role that is not bound by default, and without.

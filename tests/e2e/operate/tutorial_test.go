@@ -15,10 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
@@ -95,9 +94,7 @@ func (c *controlPlane) walk(t *testing.T, steps ...int) {
 					t.Error("that is more than a minute")
 				}
 				second.Kill()
-				if out := read(t, second.LogFile()); out != "" {
-					t.Errorf("the second terminal printed:\n%s", out)
-				}
+				check.Same(t, "", read(t, second.LogFile()), "what the second terminal printed")
 				for _, load := range loads {
 					shots := load.Stop()
 					if volley.Judge(t, shots, 0, func(s *volley.Shot) bool { return s.Failed() || s.Cut() }); len(shots) < 400 {
@@ -225,9 +222,7 @@ func testKubeadm(t *testing.T, c *controlPlane) {
 	suite.Put(t, file, own+"---\n"+read(t, file))
 	c.on(t, firstNode, blocks[1].text)
 	names := c.on(t, firstNode, "openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -ext subjectAltName")
-	if !strings.Contains(names, "DNS:front.example.com") || !strings.Contains(names, "IP Address:"+balancer) {
-		t.Errorf("the certificate has:\n%s", names)
-	}
+	check.Has(t, names, "DNS:front.example.com", "IP Address:"+balancer)
 	lint := c.on(t, firstNode, strings.ReplaceAll(blocks[2].text, "<node>", firstNode))
 	if lines := strings.Count(lint, "\n"); lines != 1 || !strings.Contains(lint, "--requestheader-uid-headers") {
 		t.Errorf("lint of a node made by kubeadm reports:\n%s", lint)
@@ -270,9 +265,7 @@ func testShells(t *testing.T) {
 			if want == "" {
 				want = got // bash's, which the other tests run
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("bash (-) and %s (+) differ:\n%s", shell, diff)
-			}
+			check.Same(t, want, got, "bash (-) and %s (+)", shell)
 		})
 	}
 }
@@ -294,8 +287,6 @@ func recorded(t *testing.T, shell, script string) string {
 	}
 	cmd := exec.CommandContext(t.Context(), shell, args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "RECORD="+filepath.Join(dir, "record"))
-	if a := suite.Run(t, cmd, ""); a.Errs != "" {
-		t.Errorf("%s: exit code %d\n%s", shell, a.Code, a.Errs)
-	}
+	check.Same(t, "", suite.Run(t, cmd, "").Errs, "errors of %s", shell)
 	return read(t, filepath.Join(dir, "record"))
 }

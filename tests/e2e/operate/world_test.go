@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -148,9 +149,8 @@ func (w *world) get(t *testing.T, e cluster.Endpoint, path, token string) (int, 
 // wants fails the test unless a GET with a token has the status.
 func (w *world) wants(t *testing.T, want int, e cluster.Endpoint, path, token string) {
 	t.Helper()
-	if code, body := w.get(t, e, path, token); code != want {
-		t.Errorf("%s: status %d, want %d: %s", path, code, want, body)
-	}
+	code, body := w.get(t, e, path, token)
+	check.Same(t, want, code, "status of %s: %s", path, body)
 }
 
 // serves waits until a GET with a token succeeds, because recent changes may not be known yet.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -75,9 +76,7 @@ func (s *site) twice(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o002))
 	again := filepath.Join(t.TempDir(), "dist")
 	s.make(t, "release", "OUT="+again)
-	if diff := s.run(t, "diff", "-r", s.out, again); diff != "" {
-		t.Error(diff)
-	}
+	check.Same(t, "", s.run(t, "diff", "-r", s.out, again), "what differs")
 	s.run(t, "sh", "-c", "cd "+again+" && sha256sum --check --quiet SHA256SUMS")
 	sums := must.Get(os.ReadFile(filepath.Join(again, "SHA256SUMS")))(t)
 	if n := strings.Count(string(sums), "\n"); n < 11 {
@@ -92,9 +91,7 @@ func (s *site) named(t *testing.T) {
 	s.run(t, "tar", "-xzf", s.file(t, "fairlead-manifests_*"), "-C", dir)
 	want := "image: " + strings.TrimSpace(string(digest)) + "\n"
 	// Of a commit without a tag it may be a number, such as 1234567 or 12345e6, which is no text unless it is quoted.
-	if chart := s.run(t, "tar", "-xzOf", s.file(t, "fairlead-*.tgz"), "fairlead/Chart.yaml"); !strings.Contains(chart, "\nappVersion: \""+version+"\"\n") {
-		t.Errorf("the chart's version of Fairlead is no text:\n%s", chart)
-	}
+	check.Has(t, s.run(t, "tar", "-xzOf", s.file(t, "fairlead-*.tgz"), "fairlead/Chart.yaml"), "\nappVersion: \""+version+"\"\n")
 	for _, overlay := range []string{"control-plane", "load-balancer"} {
 		if out := s.run(t, suite.Tool(t, "kubectl"), "kustomize", filepath.Join(dir, "overlays", overlay)); strings.Count(out, "image: ") != 1 || !strings.Contains(out, want) {
 			t.Errorf("%s does not name %s", overlay, want)
@@ -116,9 +113,7 @@ func (s *site) deb(t *testing.T, c *cluster.Cluster) {
 	s.run(t, "dpkg", append(dpkg, "--install", s.file(t, "*.deb"))...)
 	licences(t, root)
 	unit := filepath.Join(root, "usr/lib/systemd/system/fairlead.service")
-	if out := s.run(t, "systemd-analyze", "verify", "--root="+root, "--man=no", "--recursive-errors=no", unit); out != "" {
-		t.Error(out)
-	}
+	check.Same(t, "", s.run(t, "systemd-analyze", "verify", "--root="+root, "--man=no", "--recursive-errors=no", unit), "what systemd-analyze reports")
 	text := must.Get(os.ReadFile(unit))(t)
 	_, rest, _ := strings.Cut(string(text), "\nExecStart=")
 	line, _, _ := strings.Cut(strings.ReplaceAll(rest, "\\\n", " "), "\n")
@@ -186,12 +181,8 @@ func (s *site) start(t *testing.T, c *cluster.Cluster, root string, line []strin
 // licences requires the licences and notices of linked modules beside the programs.
 func licences(t *testing.T, root string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "usr/share/doc/fairlead/THIRD-PARTY-LICENSES"))
-	for _, want := range []string{"\ngolang.org/x/net@", "Redistributions in binary form must reproduce", "\nk8s.io/apimachinery@", "\ngoogle.golang.org/grpc@v", " NOTICE.txt\n"} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("no %q in the licences (%v)", want, err)
-		}
-	}
+	text := must.Get(os.ReadFile(filepath.Join(root, "usr/share/doc/fairlead/THIRD-PARTY-LICENSES")))(t)
+	check.Has(t, string(text), "\ngolang.org/x/net@", "Redistributions in binary form must reproduce", "\nk8s.io/apimachinery@", "\ngoogle.golang.org/grpc@v", " NOTICE.txt\n")
 }
 
 // man requires that groff accepts the pages without a warning.
@@ -224,9 +215,7 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 	var top, index struct{ Manifests []descriptor }
 	data := must.Get(os.ReadFile(filepath.Join(s.out, "image/index.json")))(t)
 	must.Do(t, json.Unmarshal(data, &top))
-	if name := top.Manifests[0].Annotations["io.containerd.image.name"]; name != s.image+"@"+top.Manifests[0].Digest {
-		t.Errorf("containerd imports it as %s, which no manifest names", name)
-	}
+	check.Same(t, s.image+"@"+top.Manifests[0].Digest, top.Manifests[0].Annotations["io.containerd.image.name"], "containerd's name for the image")
 	blob(top.Manifests[0].Digest, &index)
 	var manifest struct {
 		Config descriptor
@@ -249,9 +238,7 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 	}
 	must.Do(t, os.Chmod(root, 0o755))
 	for _, program := range []string{"fairlead", "kubectl-fairlead"} {
-		if out := s.run(t, "chroot", "--userspec="+config.Config.User, root, "/usr/local/bin/"+program, "version"); !strings.Contains(out, version) {
-			t.Errorf("%s version prints %s", program, out)
-		}
+		check.Has(t, s.run(t, "chroot", "--userspec="+config.Config.User, root, "/usr/local/bin/"+program, "version"), version)
 	}
 	licences(t, root)
 	if roots, err := os.ReadFile(filepath.Join(root, "etc/ssl/certs/ca-certificates.crt")); err != nil || strings.Count(string(roots), "BEGIN CERTIFICATE") < 100 {
@@ -291,9 +278,8 @@ func (s *site) signed(t *testing.T) {
 			continue
 		}
 		files++
-		if a := verify(keys, attested, provenance, filepath.Join(s.out, f.Name())); a.Code != 0 {
-			t.Errorf("%s: %s", f.Name(), a.Errs)
-		}
+		a := verify(keys, attested, provenance, filepath.Join(s.out, f.Name()))
+		check.Same(t, 0, a.Code, "exit code for %s: %s", f.Name(), a.Errs)
 	}
 	if files < 11 {
 		t.Errorf("%d files are attested", files)

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -79,9 +80,7 @@ func TestTwoMetricServers(t *testing.T) {
 func (w *world) explains(t *testing.T, path, want string) {
 	t.Helper()
 	a := suite.Run(t, exec.CommandContext(t.Context(), filepath.Join(w.dir, "kubectl-fairlead"), "explain", path, "--kubeconfig="+w.kubectl.Kubeconfig), "")
-	if !strings.Contains(a.Out, want) {
-		t.Errorf("explain %s: exit code %d, want %q\n%s%s", path, a.Code, want, a.Out, a.Errs)
-	}
+	check.Has(t, a.Out, want)
 }
 
 // documents waits until the document of the group-version has all these resources.
@@ -185,9 +184,8 @@ func (w *world) steady(t *testing.T, s scaler) (done func()) {
 		defer close(ended)
 		for e := range watching.ResultChan() {
 			if h, ok := e.Object.(*autoscalingv2.HorizontalPodAutoscaler); ok {
-				if is, message := scalingActive(h); is != corev1.ConditionTrue {
-					t.Errorf("%s: ScalingActive is %s: %s", s.name, is, message)
-				}
+				is, message := scalingActive(h)
+				check.Same(t, corev1.ConditionTrue, is, "ScalingActive of %s: %s", s.name, message)
 				seen++
 			}
 		}

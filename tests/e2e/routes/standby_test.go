@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
@@ -91,9 +92,7 @@ func (r *round) judge(t *testing.T, i int, shots []volley.Shot, own, standby wid
 			outage = max(outage, late)
 		}
 	}
-	if early := own.numbered(r.killed.Add(time.Second), r.back); len(early) > 0 {
-		t.Errorf("%d requests went back before it was back for good", len(early))
-	}
+	check.Same(t, 0, len(own.numbered(r.killed.Add(time.Second), r.back)), "requests that went back before it was back for good")
 	ours, theirs := own.numbered(r.back, r.ended), standby.numbered(r.back, r.ended)
 	if len(ours) == 0 || len(theirs) == 0 {
 		t.Fatalf("%d requests arrived after the return, %d of them at the standby", len(ours)+len(theirs), len(theirs))
