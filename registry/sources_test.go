@@ -332,9 +332,8 @@ func TestSourcesThatCannotBe(t *testing.T) {
 		"no such file":                              {Directory: file + "nowhere"},
 		"not a directory":                           {Directory: file},
 	} {
-		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %s", err, want)
-		}
+		_, err := New(c)
+		check.Fault(t, want, err, "New")
 	}
 }
 

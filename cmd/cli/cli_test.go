@@ -87,8 +87,6 @@ func TestErrorsAreEscaped(t *testing.T) {
 		{errors.New("asking: 403 \x1b]0;x\x07\nerror: forged"), `asking: 403 \u001b]0;x\u0007 error: forged`},
 		{Usage(errors.New("one\ntwo \u202e")), "one\ntwo \\u202e"},
 	} {
-		if got := text(tt.err); got != tt.want {
-			t.Errorf("got %q, want %q", got, tt.want)
-		}
+		check.Same(t, tt.want, text(tt.err), "text")
 	}
 }

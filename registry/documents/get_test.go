@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -136,9 +135,7 @@ func TestWatch(t *testing.T) {
 		})
 		synctest.Wait()
 		asked, events := c.behave(http.StatusForbidden)
-		if want := []string{"limit=1 as=PartialObjectMetadataList", "watch=true&resourceVersion=7 as=PartialObjectMetadata"}; !slices.Equal(asked, want) {
-			t.Errorf("requests %q, want %q", asked, want)
-		}
+		check.Same(t, []string{"limit=1 as=PartialObjectMetadataList", "watch=true&resourceVersion=7 as=PartialObjectMetadata"}, asked, "requests")
 		check.Same(t, 1, changes.Swap(0), "changes at the start, one for everything before")
 		time.Sleep(time.Minute)
 		for range 3 {

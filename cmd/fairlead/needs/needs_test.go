@@ -50,9 +50,7 @@ func TestChecks(t *testing.T) {
 				"\nfairlead_ready{check=\"seen\"} " + seen + "\nfairlead_ready{check=\"users\"} " + users + "\n"
 			got := must.Get(metrics.Gather())(t)
 			want = "# HELP fairlead_ready " + got[0].GetHelp() + "\n" + want
-			if err := testutil.GatherAndCompare(metrics, strings.NewReader(want)); err != nil {
-				t.Errorf("%s: %v", when, err)
-			}
+			check.Fault(t, "", testutil.GatherAndCompare(metrics, strings.NewReader(want)), "%s", when)
 		}
 		check.Same(t, Unknown, n.List()[0].Status, "before anything was asked")
 		scrape("before anything was asked", "1", "1", "1", "1")

@@ -41,9 +41,7 @@ func TestEvents(t *testing.T) {
 	s.draining.Store(true)
 	for lines.Scan() { // the test's deadline bounds this
 	}
-	if err := lines.Err(); err != nil {
-		t.Errorf("the stream did not end cleanly: %v", err)
-	}
+	check.Fault(t, "", lines.Err(), "the end of the stream")
 }
 
 // Streams of events are bounded, and one user, or one address, leaves some to others.

@@ -278,9 +278,7 @@ func TestOwnGroupMissing(t *testing.T) {
 		s.Set("own", h)
 		s.cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) { return s.Answer("own", r) }
 		s.make()
-		if err := s.o.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "reading OpenAPI of this process itself") {
-			t.Errorf("%s: %v", name, err)
-		}
+		check.Fault(t, "reading OpenAPI of this process itself", s.o.Run(t.Context()), "%s", name)
 	}
 }
 
