@@ -69,9 +69,8 @@ func TestAnnotations(t *testing.T) {
 	} {
 		got := readAnnotations(map[string]string{prefix + tc.name: tc.value, "example.com/other": "x"}, defaults)
 		if tc.bad != "" {
-			if len(got.problems) != 1 || !strings.Contains(got.problems[0], tc.bad) || !strings.Contains(got.problems[0], prefix+tc.name) {
-				t.Errorf("%s=%q: problems %q, want one with %q", tc.name, tc.value, got.problems, tc.bad)
-			}
+			check.Same(t, 1, len(got.problems), "%s=%q: problems", tc.name, tc.value)
+			check.Has(t, strings.Join(got.problems, "; "), tc.bad, prefix+tc.name)
 			got.problems, tc.want = nil, with(func(*annotated) {}) // what is invalid changes nothing
 		}
 		if d := cmp.Diff(tc.want, got, cmp.AllowUnexported(annotated{}, urls{}), cmpopts.EquateEmpty()); d != "" {
@@ -200,9 +199,7 @@ func TestURLs(t *testing.T) {
 	} {
 		u := readURLs(tt.value)
 		b := u.backend()
-		if got := strings.Join(u.addresses, ","); got != tt.want || u.fault != "" || b.ServerName != tt.called {
-			t.Errorf("%q: %+v, called %q; want %s, called %q", tt.value, u, b.ServerName, tt.want, tt.called)
-		}
+		check.Same(t, [3]string{tt.want, "", tt.called}, [3]string{strings.Join(u.addresses, ","), u.fault, b.ServerName}, "%q: addresses, fault and name", tt.value)
 		check.Same(t, u.addresses, readURLs(b.URLs).addresses, "%q, shown as %s", tt.value, b.URLs)
 		for _, a := range u.addresses {
 			host, _, _ := net.SplitHostPort(a)

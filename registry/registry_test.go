@@ -221,9 +221,7 @@ func TestStormIsCoalesced(t *testing.T) {
 		time.Sleep(mostPause) // virtual time: the table must exist by then
 		synctest.Wait()
 		table := r.Table()
-		if len(table.Entries()) != 100 || table.named("v1.g7.example.com").Object.Spec.VersionPriority != 9907 {
-			t.Errorf("table after the changes has %d entries", len(table.Entries()))
-		}
+		check.Same(t, [2]int{100, 9907}, [2]int{len(table.Entries()), int(table.named("v1.g7.example.com").Object.Spec.VersionPriority)}, "entries after the changes, and a priority")
 		if g := table.Generation(); g > 20 {
 			t.Errorf("%d tables for one burst of changes", g)
 		}

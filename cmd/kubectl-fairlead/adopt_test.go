@@ -107,9 +107,8 @@ const (
 func (c *moved) says(t *testing.T, service, ca, noted string) {
 	t.Helper()
 	a := c.apiService()
-	if at := behind.Format(a.Spec.Service); at != service || string(a.Spec.CABundle) != ca || a.Annotations[behind.Service] != noted || a.Annotations["theirs"] != "kept" {
-		t.Errorf("it names %s with %.60q, annotations %q; want %s with %.60q, annotation %q", at, a.Spec.CABundle, a.Annotations, service, ca, noted)
-	}
+	got := [4]string{behind.Format(a.Spec.Service), string(a.Spec.CABundle), a.Annotations[behind.Service], a.Annotations["theirs"]}
+	check.Same(t, [4]string{service, ca, noted, "kept"}, got, "service, bundle and annotations")
 }
 
 // Where the extension server is stays known, whatever Service the command is given.

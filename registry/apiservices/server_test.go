@@ -82,12 +82,8 @@ func TestClients(t *testing.T) {
 		fails(t, apierrors.IsMethodNotSupported, "", c.Delete(t.Context(), "v1.apps", metav1.DeleteOptions{}), "%s: delete", contentType)
 	}
 	c := must.Get(discovery.NewDiscoveryClientForConfig(&rest.Config{Host: url}))(t)
-	if list, err := c.ServerResourcesForGroupVersion("apiregistration.k8s.io/v1"); err != nil || list.APIResources[0].Kind != "APIService" {
-		t.Errorf("resources %v: %v", list, err)
-	}
-	if v, err := c.ServerVersion(); err != nil || v.GitVersion != "v1.36.3" {
-		t.Errorf("version %v: %v", v, err)
-	}
+	check.Same(t, "APIService", must.Get(c.ServerResourcesForGroupVersion("apiregistration.k8s.io/v1"))(t).APIResources[0].Kind, "the first resource")
+	check.Same(t, "v1.36.3", must.Get(c.ServerVersion())(t).GitVersion, "version")
 	for path, want := range map[string]string{
 		"/openapi/v2": "io.k8s.kube-aggregator.pkg.apis.apiregistration.v1.APIService",
 		"/openapi/v3/apis/apiregistration.k8s.io/v1": "/apis/apiregistration.k8s.io/v1/apiservices/{name}",

@@ -72,9 +72,8 @@ func TestWatchByWebSocket(t *testing.T) {
 	c, res := must.Get2(websocket.DefaultDialer.DialContext(t.Context(), strings.Replace(url, "http", "ws", 1)+root+"/v1/apiservices?watch=1", http.Header{"Origin": {url}}))(t)
 	defer c.Close()
 	defer res.Body.Close()
-	if _, data, err := c.ReadMessage(); err != nil || !strings.Contains(string(data), `"type":"ADDED"`) || !strings.Contains(string(data), "v1.a.io") {
-		t.Errorf("%v %s", err, data)
-	}
+	_, data := must.Get2(c.ReadMessage())(t)
+	check.Has(t, string(data), `"type":"ADDED"`, "v1.a.io")
 }
 
 // A watcher that is too far behind must list again, and the history is bounded.

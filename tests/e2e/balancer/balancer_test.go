@@ -110,9 +110,7 @@ func TestBalancer(t *testing.T) {
 			forwarded[from]++
 		}
 	}
-	if forwarded["0.0.2"] != 4 || forwarded["0.0.3"] != 4 {
-		t.Errorf("the extension server saw %v of each client, want 4 and 4", forwarded)
-	}
+	check.Same(t, [2]int{4, 4}, [2]int{forwarded["0.0.2"], forwarded["0.0.3"]}, "what the extension server saw of each client")
 	execute(t, c, door["v2"])
 	lines("access.jsonl", "buoy/exec", `"from":"127.0.0.1"`)
 

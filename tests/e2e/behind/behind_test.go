@@ -155,9 +155,8 @@ func testInterrupted(t *testing.T, w *world) {
 	}
 	for service, want := range map[string]string{"nobody": "has no ready endpoint", "down": "the change was undone"} {
 		a := w.run(t, "adopt", beta, "--service=kube-system/"+service+":443", "--wait=6s")
-		if a.Code != 1 || !strings.Contains(a.Errs, want) {
-			t.Errorf("adopt to %s: exit code %d\n%s%s", service, a.Code, a.Out, a.Errs)
-		}
+		check.Same(t, 1, a.Code, "exit code of adopt to %s: %s", service, a.Out)
+		check.Has(t, a.Errs, want)
 		unchanged()
 	}
 	must.Do(t, w.WaitAvailable(t.Context(), w.Endpoint(), "wardle.example.com/v1beta1"))

@@ -149,9 +149,7 @@ func testIdentity(t *testing.T, w *world) {
 				}
 				seen++
 				user, groups := strings.Join(q.Header["X-Remote-User"], " "), strings.Join(q.Header["X-Remote-Group"], " ")
-				if user != tt.user || groups != tt.groups || q.PeerName != "fairlead" {
-					t.Errorf("%q of %q by %q, want %q of %q", user, groups, q.PeerName, tt.user, tt.groups)
-				}
+				check.Same(t, [3]string{tt.user, tt.groups, "fairlead"}, [3]string{user, groups, q.PeerName}, "user and groups, by whom")
 				for name := range q.Header {
 					if n := strings.ToLower(name); strings.Contains(n, "_") || n == "x-remote-extra-scopes" || n == "authorization" || strings.HasPrefix(n, "impersonate") {
 						t.Errorf("%s: %q reached the extension server", name, q.Header[name])

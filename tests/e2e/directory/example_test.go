@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -90,9 +91,8 @@ func testExample(t *testing.T, _ *world) {
 	})
 	t.Run("a second one in the same folder is refused", func(t *testing.T) {
 		a := suite.Run(t, exec.CommandContext(t.Context(), "../../../bin/directory", "-dir="+dir), "")
-		if a.Code != 1 || !strings.Contains(a.Errs, "another example uses this folder") {
-			t.Errorf("exit code %d:\n%s%s", a.Code, a.Out, a.Errs)
-		}
+		check.Same(t, 1, a.Code, "exit code: %s", a.Out)
+		check.Has(t, a.Errs, "another example uses this folder")
 	})
 	t.Run("an interrupt ends all", func(t *testing.T) {
 		url := k.Run(t, "config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")

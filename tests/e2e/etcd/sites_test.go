@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -58,9 +59,7 @@ func testShared(t *testing.T, w *world) {
 		ours := must.Get(d.services.Create(t.Context(), s.remote("v1.gadgets.example.com", server), metav1.CreateOptions{}))(t)
 		for range 2 {
 			got := must.Get(theirs.Get(t.Context(), ours.Name, metav1.GetOptions{}))(t)
-			if got.UID != ours.UID || got.Annotations[urlAnnotation] != server.URL() || string(got.Spec.CABundle) != string(ours.Spec.CABundle) {
-				t.Errorf("%v, want %v", got, ours)
-			}
+			check.Same(t, [3]string{string(ours.UID), server.URL(), string(ours.Spec.CABundle)}, [3]string{string(got.UID), got.Annotations[urlAnnotation], string(got.Spec.CABundle)}, "UID, URL and bundle")
 			must.Do(t, s.APIServers[0].Restart(t.Context()))
 		}
 		res := must.Get(s.kv.Get(t.Context(), keys+ours.Name))(t)

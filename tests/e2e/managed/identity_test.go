@@ -101,9 +101,8 @@ func testIdentity(t *testing.T, w *world) {
 		t.Run(p.name, func(t *testing.T) {
 			code, body := w.whoami(t, w.front, p)
 			if p.status != 0 {
-				if code != p.status || !strings.Contains(body, p.says) {
-					t.Errorf("%d %s, want %d %s", code, body, p.status, p.says)
-				}
+				check.Same(t, p.status, code, "status: %s", body)
+				check.Has(t, body, p.says)
 			} else {
 				var r authenticationv1.SelfSubjectReview
 				must.Do(t, json.Unmarshal([]byte(body), &r))

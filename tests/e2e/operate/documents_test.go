@@ -218,9 +218,8 @@ func panels(t *testing.T, file string) (queries []string) {
 		Panels     []struct{ Targets []struct{ Expr string } }
 	}
 	must.Do(t, json.Unmarshal([]byte(read(t, file)), &d))
-	if d.UID != strings.TrimSuffix(name, ".json") || !strings.Contains(read(t, filepath.Dir(file)+"/kustomization.yaml"), name) {
-		t.Errorf("%s: uid %q, or it is not in kustomization.yaml", name, d.UID)
-	}
+	check.Same(t, strings.TrimSuffix(name, ".json"), d.UID, "uid of %s", name)
+	check.Has(t, read(t, filepath.Dir(file)+"/kustomization.yaml"), name)
 	values := []string{"$__rate_interval", "5m"}
 	for _, v := range d.Templating.List {
 		values = append(values, "$"+v.Name, "x")

@@ -13,6 +13,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
@@ -125,21 +126,15 @@ func testExplain(t *testing.T, w *world) {
 	t.Run("plugin", func(t *testing.T) { testPlugin(t, w) })
 	t.Run("lint", func(t *testing.T) { // asks backends for their certificates only
 		a := command(t, "", w.fairlead, "lint", "--kubeconfig", w.direct, "--allow-loopback-backends")
-		for _, want := range []string{"UnknownAuthority", "ExpiredCertificate", "WrongServerName", "it shadows CustomResourceDefinition things.shadowed.example.com"} {
-			if a.Code != 1 || !strings.Contains(a.Out, want) {
-				t.Errorf("exit code %d, want %s in\n%s%s", a.Code, want, a.Out, a.Errs)
-			}
-		}
+		check.Same(t, 1, a.Code, "exit code: %s", a.Errs)
+		check.Has(t, a.Out, "UnknownAuthority", "ExpiredCertificate", "WrongServerName", "it shadows CustomResourceDefinition things.shadowed.example.com")
 	})
 }
 
 func testPlugin(t *testing.T, w *world) {
 	path := "PATH=" + w.dir + ":" + os.Getenv("PATH")
 	a := command(t, "", "env", path, w.kubectl, "fairlead", "status", "--kubeconfig", w.admin)
-	if a.Code != 3 || !strings.Contains(a.Out, "v9.batch ") || !strings.Contains(a.Out, "ProtectedGroup") {
-		t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
-	}
-	if out := succeed(t, "", "env", path, w.kubectl, "fairlead", "explain", "--help"); !strings.Contains(out, "kubectl fairlead explain PATH|RESOURCE|APISERVICE") {
-		t.Errorf("the help does not show how it was called:\n%s", out)
-	}
+	check.Same(t, 3, a.Code, "exit code: %s", a.Errs)
+	check.Has(t, a.Out, "v9.batch ", "ProtectedGroup")
+	check.Has(t, succeed(t, "", "env", path, w.kubectl, "fairlead", "explain", "--help"), "kubectl fairlead explain PATH|RESOURCE|APISERVICE") // as it was called
 }

@@ -168,9 +168,8 @@ func testValues(t *testing.T, w *world) {
 		"secret: {secretName: own-serving, defaultMode: 0440": {"mode=load-balancer", "secrets.serving=own-serving"},
 	} {
 		a := render(t, good, "--skip-tests")
-		if a.Code != 0 || !strings.Contains(a.Out, want) {
-			t.Errorf("%v: exit code %d, want %q\n%s", good, a.Code, want, a.Errs)
-		}
+		check.Same(t, 0, a.Code, "exit code with %v: %s", good, a.Errs)
+		check.Has(t, a.Out, want)
 		dryRun(t, w, a.Out)
 	}
 	// Names that would be numbers if they were not quoted.

@@ -93,11 +93,8 @@ func (n *needing) testReviews(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	must.Do(t, front.Endpoint.WriteKubeconfig(file, n.Admin()))
 	a := command(t, "", n.fairlead, "explain", "/apis", "--as=jane", "--kubeconfig", file)
-	for _, want := range []string{"503", "rights: Fairlead may not create subjectaccessreviews.authorization.k8s.io (deploy/base/rbac.yaml:15)", "apply deploy/base/rbac.yaml again"} {
-		if a.Code != 3 || !strings.Contains(a.Out, want) {
-			t.Errorf("explain: exit code %d, want 3 and %q:\n%s%s", a.Code, want, a.Out, a.Errs)
-		}
-	}
+	check.Same(t, 3, a.Code, "exit code: %s", a.Errs)
+	check.Has(t, a.Out, "503", "rights: Fairlead may not create subjectaccessreviews.authorization.k8s.io (deploy/base/rbac.yaml:15)", "apply deploy/base/rbac.yaml again")
 	n.apply(t, n.roles)
 	n.serves(t, noticed, front.Endpoint, "/apis", jane)
 	n.says(t, front, served)

@@ -224,9 +224,8 @@ func testKubeadm(t *testing.T, c *controlPlane) {
 	names := c.on(t, firstNode, "openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -ext subjectAltName")
 	check.Has(t, names, "DNS:front.example.com", "IP Address:"+balancer)
 	lint := c.on(t, firstNode, strings.ReplaceAll(blocks[2].text, "<node>", firstNode))
-	if lines := strings.Count(lint, "\n"); lines != 1 || !strings.Contains(lint, "--requestheader-uid-headers") {
-		t.Errorf("lint of a node made by kubeadm reports:\n%s", lint)
-	}
+	check.Same(t, 1, strings.Count(lint, "\n"), "lines that lint reports of a node made by kubeadm:\n%s", lint)
+	check.Has(t, lint, "--requestheader-uid-headers")
 }
 
 // stub stands for each program of the tutorial that reaches other machines, and for time. It
@@ -282,9 +281,8 @@ func recorded(t *testing.T, shell, script string) string {
 	if shell == "zsh" {
 		args = []string{"-f", "-c", script} // without this machine's start-up files
 	}
-	if a := suite.Run(t, exec.CommandContext(t.Context(), shell, append([]string{"-n"}, args...)...), ""); a.Code != 0 || a.Errs != "" {
-		t.Errorf("%s -n: exit code %d\n%s", shell, a.Code, a.Errs)
-	}
+	a := suite.Run(t, exec.CommandContext(t.Context(), shell, append([]string{"-n"}, args...)...), "")
+	check.Same(t, suite.Answer{}, a, "%s -n", shell)
 	cmd := exec.CommandContext(t.Context(), shell, args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "RECORD="+filepath.Join(dir, "record"))
 	check.Same(t, "", suite.Run(t, cmd, "").Errs, "errors of %s", shell)

@@ -97,9 +97,7 @@ func (s *site) named(t *testing.T) {
 			t.Errorf("%s does not name %s", overlay, want)
 		}
 	}
-	if pod, err := os.ReadFile(filepath.Join(dir, "static-pod", "fairlead.yaml")); err != nil || !strings.Contains(string(pod), want) {
-		t.Errorf("the static pod does not name %s: %v", want, err)
-	}
+	check.Has(t, string(must.Get(os.ReadFile(filepath.Join(dir, "static-pod", "fairlead.yaml")))(t)), want)
 }
 
 // deb installs the package into a folder and starts its unit as systemd would.
@@ -124,9 +122,7 @@ func (s *site) deb(t *testing.T, c *cluster.Cluster) {
 	if _, err := os.Stat(filepath.Join(root, "usr/bin/fairlead")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the program is still there after its removal: %v", err)
 	}
-	if conf, err := os.ReadFile(filepath.Join(root, "etc/default/fairlead")); err != nil || !strings.Contains(string(conf), "127.0.0.1") {
-		t.Errorf("the operator's flags are gone: %v %s", err, conf)
-	}
+	check.Has(t, string(must.Get(os.ReadFile(filepath.Join(root, "etc/default/fairlead")))(t)), "127.0.0.1") // the operator's flags
 }
 
 // start runs a program in a folder that is its root directory, with a node's keys, until it reports
@@ -221,9 +217,8 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 		Config descriptor
 		Layers []descriptor
 	}
-	if p := index.Manifests[0].Platform; p.OS != "linux" || p.Architecture != runtime.GOARCH {
-		t.Errorf("the image is for %v", p)
-	}
+	p := index.Manifests[0].Platform
+	check.Same(t, "linux "+runtime.GOARCH, p.OS+" "+p.Architecture, "what the image is for")
 	blob(index.Manifests[0].Digest, &manifest)
 	var config struct {
 		Config struct {
@@ -331,7 +326,5 @@ func (s *site) push(t *testing.T, registry string) {
 	t.Setenv("HELM_CONFIG_HOME", dir)
 	t.Setenv("HELM_DATA_HOME", dir)
 	out := s.run(t, helm, "template", "fairlead", "oci://"+chart, "--version", strings.TrimPrefix(version, "v"), "--plain-http", "--namespace", "kube-system")
-	if !strings.Contains(out, "image: "+s.image+"@"+digest+"\n") || !strings.Contains(out, "app.kubernetes.io/version: "+version) {
-		t.Errorf("the chart does not name %s@%s:\n%s", s.image, digest, out)
-	}
+	check.Has(t, out, "image: "+s.image+"@"+digest+"\n", "app.kubernetes.io/version: "+version)
 }

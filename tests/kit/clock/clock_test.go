@@ -45,9 +45,7 @@ func TestStandstill(t *testing.T) {
 				k, _ := start(t, tt.still)
 				time.Sleep(time.Minute)
 				stood, excuses := k.Stood(began.Add(tt.begin), began.Add(tt.end)), k.Excuses(began.Add(tt.begin), began.Add(tt.end))
-				if stood != tt.want || excuses != tt.excusing {
-					t.Errorf("stood still for %v, excuses %v; want %v and %v", stood, excuses, tt.want, tt.excusing)
-				}
+				check.Same(t, [2]time.Duration{tt.want, tt.excusing}, [2]time.Duration{stood, excuses}, "standstill, excuses")
 			})
 		})
 	}
@@ -60,9 +58,8 @@ func TestClockIsBehind(t *testing.T) {
 		time.Sleep(6 * time.Second)
 		check.Same(t, 5*time.Second, k.Excuses(time.Now().Add(-3*time.Second), time.Now()), "excuses")
 		time.Sleep(time.Minute)
-		if n, all, longest := k.Sum(); n != 1 || all != 10*time.Second || longest != all {
-			t.Errorf("%d standstills, %v, %v", n, all, longest)
-		}
+		n, all, longest := k.Sum()
+		check.Same(t, [3]any{1, 10 * time.Second, 10 * time.Second}, [3]any{n, all, longest}, "standstills, their sum, the longest")
 		stop()
 		time.Sleep(time.Minute)
 		check.Same(t, 0, k.Stood(time.Now().Add(-50*time.Second), time.Now()), "what a stopped clock has seen")

@@ -126,9 +126,7 @@ func Coalesce(t *testing.T, start Start, name string) {
 		if !errors.Is(gaveUp, context.DeadlineExceeded) || a.No != nil && errors.Is(gaveUp, a.No) {
 			t.Errorf("the caller that gave up got %v", gaveUp)
 		}
-		if well.Load() != 50 || api.N.Load() != 1 {
-			t.Errorf("%d succeeded with %d reviews", well.Load(), api.N.Load())
-		}
+		check.Same(t, [2]int64{50, 1}, [2]int64{well.Load(), api.N.Load()}, "callers that succeeded, reviews")
 	})
 }
 

@@ -80,9 +80,7 @@ func TestRecord(t *testing.T) {
 			r := must.Get(http.NewRequestWithContext(t.Context(), "POST", s.URL()+target, io.MultiReader(strings.NewReader("body"))))(t)
 			r.Header, r.Trailer = http.Header{"X-Twice": {"one", "two"}, "X_under": {"u"}}, http.Header{"X-Check": {"yes"}}
 			res := must.Get(c.Do(r))(t)
-			if back := must.Get(io.ReadAll(res.Body))(t); string(back) != "body" || res.Trailer.Get("X-Check") != "yes" {
-				t.Errorf("echo %q with trailer %v", back, res.Trailer)
-			}
+			check.Same(t, "body yes", string(must.Get(io.ReadAll(res.Body))(t))+" "+res.Trailer.Get("X-Check"), "what is echoed, and the trailer")
 		}
 		all := s.Requests()
 		if len(all) != 3 {
@@ -92,9 +90,7 @@ func TestRecord(t *testing.T) {
 		if got.Target != target || got.Method != "POST" || !got.Verified || got.PeerName != leaf.CommonName || got.PeerSerial != pair.Certificate.SerialNumber.Text(16) {
 			t.Errorf("recorded %+v", got)
 		}
-		if len(got.Header["X-Twice"]) != 2 || got.Header["X_under"][0] != "u" || got.Trailer.Get("X-Check") != "yes" {
-			t.Errorf("recorded %+v", got)
-		}
+		check.Same(t, [3]any{2, "u", "yes"}, [3]any{len(got.Header["X-Twice"]), got.Header["X_under"][0], got.Trailer.Get("X-Check")}, "of the recorded fields")
 	})
 }
 

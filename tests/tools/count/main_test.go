@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // events makes events of go test: action, test ("-" for the package) and output or nothing.
@@ -53,17 +56,11 @@ func TestRun(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.options.want = filepath.Join(t.TempDir(), "COUNT")
-			if err := os.WriteFile(tt.options.want, []byte(tt.least+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(tt.options.want, []byte(tt.least+"\n"), 0o600))
 			var out strings.Builder
 			err := run(strings.NewReader(events(tt.in)), &out, tt.options)
-			if !strings.Contains(out.String(), tt.wantOut) {
-				t.Errorf("output %q lacks %q", out.String(), tt.wantOut)
-			}
-			if (err != nil) != (tt.wantErr != "") || err != nil && !strings.Contains(err.Error(), tt.wantErr) {
-				t.Errorf("error %v, want %q", err, tt.wantErr)
-			}
+			check.Has(t, out.String(), tt.wantOut)
+			check.Fault(t, tt.wantErr, err, "run")
 		})
 	}
 }
@@ -74,13 +71,10 @@ func TestTimes(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "new", "times")
 		for _, suite := range []string{"good", "bad"} {
 			in := events(map[string]string{"good": "pass", "bad": "fail"}[suite] + " TestA")
-			if err := run(strings.NewReader(in), &strings.Builder{}, options{suite: suite, times: file}); (err != nil) != (suite == "bad") {
-				t.Errorf("%s: %v", suite, err)
-			}
+			err := run(strings.NewReader(in), &strings.Builder{}, options{suite: suite, times: file})
+			check.Same(t, suite == "bad", err != nil, "%s fails: %v", suite, err)
 		}
 		const want = "good\t1\t0\tok\nbad\t1\t0\tfailed: TestA\n"
-		if got, err := os.ReadFile(file); err != nil || string(got) != want {
-			t.Errorf("wrote\n%s(%v), want\n%s", got, err, want)
-		}
+		check.Same(t, want, string(must.Get(os.ReadFile(file))(t)), "what it wrote")
 	})
 }
