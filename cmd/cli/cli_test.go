@@ -60,15 +60,11 @@ func TestFlags(t *testing.T) {
 	at := -1
 	for _, want := range []string{"Do it.", "Examples:\n  do --a", "Second flags:", "First flags:"} {
 		next := strings.Index(out.String(), want)
-		if next <= at {
-			t.Errorf("%q is missing, or in the wrong output:\n%s", want, out.String())
-		}
+		check.Same(t, true, next > at, "%q is missing, or in the wrong output:\n%s", want, out.String())
 		at = next
 	}
 	for line := range strings.Lines(out.String()) {
-		if len(line) > columns+1 {
-			t.Errorf("%d columns: %s", len(line), line)
-		}
+		check.Same(t, true, len(line) <= columns+1, "%d columns: %s", len(line), line)
 	}
 }
 

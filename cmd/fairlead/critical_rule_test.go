@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/members"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 func someOf(r *rand.Rand, names ...string) []string {
@@ -48,9 +49,7 @@ func TestCriticalRule(t *testing.T) {
 			t.Fatalf("none is ready: %v", leases)
 		}
 	}
-	if unready < 10_000 {
-		t.Errorf("only %d were not ready", unready)
-	}
+	check.Same(t, true, unready >= 10_000, "only %d were not ready", unready)
 }
 
 // While what replicas reach changes at random, and Leases sometimes cannot be read or written, some
@@ -84,9 +83,7 @@ func TestCriticalAtAnyTime(t *testing.T) {
 				}
 				out += 4 - len(ready)
 			}
-			if out == 0 {
-				t.Errorf("seed %d: all were always ready", seed)
-			}
+			check.Same(t, true, out != 0, "seed %d: all were always ready", seed)
 		})
 	}
 }

@@ -68,8 +68,6 @@ func TestUsageErrors(t *testing.T) {
 func TestFlagTexts(t *testing.T) {
 	sentences := regexp.MustCompile(`^[A-Z].*\.$`)
 	flagSet(new(options)).VisitAll(func(f *pflag.Flag) {
-		if !sentences.MatchString(f.Usage) || slices.Contains([]string{"account", "namespace", "output", "serving-names"}, f.Name) {
-			t.Errorf("--%s: %s", f.Name, f.Usage)
-		}
+		check.Same(t, true, sentences.MatchString(f.Usage) && !slices.Contains([]string{"account", "namespace", "output", "serving-names"}, f.Name), "--%s: %s", f.Name, f.Usage)
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -44,9 +45,7 @@ func TestDeaths(t *testing.T) {
 	must.Do(t, err)
 	first, child := p.PID(), must.Get(strconv.Atoi(strings.TrimSpace(string(must.Get(os.ReadFile(filepath.Join(c.dir, "child")))(t)))))(t)
 	must.Do(t, p.Restart(t.Context()))
-	if !dead(first) || dead(p.PID()) {
-		t.Errorf("after a restart: %d dead %t, %d dead %t", first, dead(first), p.PID(), dead(p.PID()))
-	}
+	check.Same(t, true, dead(first) && !dead(p.PID()), "after a restart: %d dead %t, %d dead %t", first, dead(first), p.PID(), dead(p.PID()))
 	must.Soon(t, 10*time.Second, "the child is dead", func() bool { return dead(child) })
 	p.Kill()
 	p.Kill()

@@ -93,9 +93,7 @@ func TestPeers(t *testing.T) {
 		return out
 	}
 	before := rerouted()
-	if before == "" {
-		t.Error("the server that lacks the group-version counts no rerouted request")
-	}
+	check.Same(t, true, before != "", "the server that lacks the group-version counts no rerouted request")
 	servers := "--local-apiserver=" + lacks.URL + "," + has.URL
 	w.front = must.Get(w.StartFairlead(t.Context(), cluster.Fairlead{Path: suite.Build(t, t.TempDir()), Args: []string{servers}}))(t)
 	suite.Eventually(t, soon, "it is listed", func() (bool, string) { return slices.Contains(w.listed(t), only[1]), "" })
@@ -319,9 +317,7 @@ func TestReplicas(t *testing.T) {
 	here, hereGone := timeTravel(t, w, flunders, flunder, front.Endpoint)
 	there, thereGone := timeTravel(t, w, flunders, flunder, w.Endpoint())
 	t.Logf("of 80 lists right after a create lacked it: through kube-apiserver %d, here %d; of 400 later ones %d and %d", there, here, thereGone, hereGone)
-	if hereGone > thereGone {
-		t.Errorf("%d objects are gone from later lists of their own connection", hereGone)
-	}
+	check.Same(t, true, hereGone <= thereGone, "%d objects are gone from later lists of their own connection", hereGone)
 	if here > there+20 { // spread over both, half
 		t.Errorf("here %d lists more than through kube-apiserver", here-there)
 	}

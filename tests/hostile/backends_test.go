@@ -77,9 +77,7 @@ func testBackends(t *testing.T, d *door) {
 						deadline = ""
 					}
 					got := d.taste(t, c, m.fault.Path+deadline)
-					if !slices.Contains(m.want, got) {
-						t.Errorf("answered %d, want one of %v", got, m.want)
-					}
+					check.Same(t, true, slices.Contains(m.want, got), "answered %d, want one of %v", got, m.want)
 					tries := slices.DeleteFunc(backend.s.Requests(), func(r extension.Request) bool { return !strings.HasPrefix(r.Target, m.fault.Path) })
 					if n := len(tries); n > 8 { // the prober has requests, too, the more the longer it takes
 						t.Errorf("the backend received %d requests", n)
@@ -93,9 +91,7 @@ func testBackends(t *testing.T, d *door) {
 	}
 	_, peak := memory(t, d.Process.Pid)
 	t.Logf("memory +%d MiB at most", (peak-before)/mib)
-	if peak-before > 96*mib {
-		t.Errorf("%d MiB were used", (peak-before)/mib)
-	}
+	check.Same(t, true, peak-before <= 96*mib, "%d MiB were used", (peak-before)/mib)
 }
 
 // taste sends a request and reads some of the answer. It returns the status if the answer ended

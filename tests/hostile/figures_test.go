@@ -122,13 +122,9 @@ func (c *compared) held(t *testing.T, of func([]time.Duration) time.Duration, bo
 	calm, attacked := of(c.calm), of(c.attacked)
 	t.Logf("others %s calm, %s attacked (%.2fx, %+d ms), memory +%d MiB", calm.Round(100*time.Microsecond), attacked.Round(100*time.Microsecond),
 		float64(attacked)/float64(calm), (attacked - calm).Milliseconds(), c.peak/mib)
-	if attacked-calm > bound {
-		t.Errorf("others took %v without and %v with the attack", c.calm, c.attacked)
-	}
+	check.Same(t, true, attacked-calm <= bound, "others took %v without and %v with the attack", c.calm, c.attacked)
 	check.Same(t, 0, len(c.wrong), "what others received wrong: %v", c.wrong)
-	if c.peak > limit {
-		t.Errorf("%d MiB were used, the limit is %d", c.peak/mib, limit/mib)
-	}
+	check.Same(t, true, c.peak <= limit, "%d MiB were used, the limit is %d", c.peak/mib, limit/mib)
 }
 
 func median(list []time.Duration) time.Duration {

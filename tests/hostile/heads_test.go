@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
@@ -131,9 +132,7 @@ func (d *door) keeps(t *testing.T, h headAttack, sources int) {
 	cancel()
 	attackers.Wait()
 	t.Logf("calm %d, attacked %d; RSS %d MiB before, %d now, peak %d; held %.0f MiB (%v), refused %v", calm, attacked, before/mib, now/mib, peak/mib, m["fairlead_memory_held_bytes"]/mib, err, m[`fairlead_memory_refused_total{what="head"}`])
-	if float64(attacked) < share*float64(calm) {
-		t.Errorf("%d of others' requests were served, of %d without the attack", attacked, calm)
-	}
+	check.Same(t, true, float64(attacked) >= share*float64(calm), "%d of others' requests were served, of %d without the attack", attacked, calm)
 	suite.Eventually(t, 20*time.Second, "the heads are forgotten", func() (bool, string) {
 		m := must.Get(ask.Metrics(t.Context(), d.root, "https://"+d.Admin))(t)
 		return m["fairlead_memory_held_bytes"] < mib, fmt.Sprint(m["fairlead_memory_held_bytes"])

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -48,9 +49,7 @@ func testConformance(t *testing.T, d *door) {
 			out, err := exec.CommandContext(t.Context(), h2spec, "--host", host, "--port", port, "--tls", "--insecure", "--timeout", "5", "--path", at[1]).CombinedOutput()
 			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 			t.Log(lines[len(lines)-1])
-			if err != nil || !strings.Contains(string(out), " 0 failed") {
-				t.Errorf("%v\n%s", err, out)
-			}
+			check.Same(t, true, err == nil && strings.Contains(string(out), " 0 failed"), "%v\n%s", err, out)
 		})
 	}
 }

@@ -102,9 +102,7 @@ func TestTable(t *testing.T) {
 						both.Go(func() { got[i] = wait() })
 					}
 					both.Wait()
-					if !good.MatchString(got[0]) {
-						t.Errorf("directly it does not work: %s", got[0])
-					}
+					check.Same(t, true, good.MatchString(got[0]), "directly it does not work: %s", got[0])
 					check.Same(t, got[0], got[1], "directly, and here")
 				})
 			}

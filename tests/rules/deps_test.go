@@ -96,9 +96,7 @@ func TestEngineDoesNothingByItself(t *testing.T) {
 			case *ast.GoStmt:
 				t.Errorf("%s: starts a goroutine: leave it to the driver", fset.Position(n.Pos()))
 			case *ast.UnaryExpr:
-				if n.Op == token.ARROW {
-					t.Errorf("%s: receives from a channel", fset.Position(n.Pos()))
-				}
+				check.Same(t, true, n.Op != token.ARROW, "%s: receives from a channel", fset.Position(n.Pos()))
 			case *ast.SelectorExpr:
 				if x, ok := n.X.(*ast.Ident); ok && names[x.Name] && !words.MatchString(x.Name+"."+n.Sel.Name) {
 					t.Errorf("%s: %s.%s: not allowed in the engine: leave it to the driver", fset.Position(n.Pos()), x.Name, n.Sel.Name)
@@ -111,9 +109,7 @@ func TestEngineDoesNothingByItself(t *testing.T) {
 			return true
 		})
 	}
-	if files < 20 {
-		t.Errorf("%d files of the engine, want all", files)
-	}
+	check.Same(t, true, files >= 20, "%d files of the engine, want all", files)
 }
 
 // ownOrTest reports whether s may import the package to although s is in a leaf: to is directly below s, the engine and
@@ -136,9 +132,7 @@ func TestForbiddenEdge(t *testing.T) {
 		{"no test code in the product", "proxy/proxy.go", "tests/pki"},
 		{"nor in its command", "cmd/fairlead/serve.go", "tests/pki"},
 	} {
-		if forbiddenEdge(source{name: tt.from, dir: path.Dir(tt.from)}, tt.to) == "" {
-			t.Errorf("%s: %s may import %s", tt.name, tt.from, tt.to)
-		}
+		check.Same(t, true, forbiddenEdge(source{name: tt.from, dir: path.Dir(tt.from)}, tt.to) != "", "%s: %s may import %s", tt.name, tt.from, tt.to)
 	}
 }
 
@@ -152,9 +146,7 @@ func TestUnwantedPackages(t *testing.T) {
 	if found := packagesOf(t, "kubectl-fairlead", module+"/proxy", module+"/health"); len(found) > 0 {
 		t.Errorf("cmd/kubectl-fairlead links %s", strings.Join(found, ", "))
 	}
-	if len(packagesOf(t, "kubectl-fairlead", kubectl...)) == 0 {
-		t.Error("cmd/kubectl-fairlead links no kubectl code: this test looks for the wrong packages")
-	}
+	check.Same(t, true, len(packagesOf(t, "kubectl-fairlead", kubectl...)) != 0, "cmd/kubectl-fairlead links no kubectl code: this test looks for the wrong packages")
 }
 
 // packagesOf returns the unwanted packages of a command that is built as in the Makefile.
@@ -181,14 +173,10 @@ func TestImageHasItsSources(t *testing.T) {
 		if folder, found := strings.CutPrefix(p, module+"/"); found {
 			ours++
 			folder, _, _ = strings.Cut(folder, "/")
-			if !slices.Contains(named, "!"+folder) {
-				t.Errorf(".dockerignore leaves out %s, which cmd links", p)
-			}
+			check.Same(t, true, slices.Contains(named, "!"+folder), ".dockerignore leaves out %s, which cmd links", p)
 		}
 	}
-	if ours < 20 {
-		t.Errorf("%d packages of this module, want all", ours)
-	}
+	check.Same(t, true, ours >= 20, "%d packages of this module, want all", ours)
 }
 
 func imports(s source) (paths []string) {
@@ -248,9 +236,7 @@ func TestLicences(t *testing.T) {
 		t.Fatalf("only %d modules were found", len(modules))
 	}
 	for path, dir := range modules {
-		if !licensed(t, dir) {
-			t.Errorf("%s: no known licence in %s: read it, and add it to the list or drop the module", path, dir)
-		}
+		check.Same(t, true, licensed(t, dir), "%s: no known licence in %s: read it, and add it to the list or drop the module", path, dir)
 	}
 }
 

@@ -50,9 +50,7 @@ func TestLinksLead(t *testing.T) {
 				continue
 			}
 			titles := title.FindAllStringSubmatch(all[to], -1)
-			if m[2] != "" && !slices.ContainsFunc(titles, func(x []string) bool { return anchor(x[1]) == m[2] }) {
-				t.Errorf("%s: there is no title #%s in %s", page, m[2], to)
-			}
+			check.Same(t, true, m[2] == "" || slices.ContainsFunc(titles, func(x []string) bool { return anchor(x[1]) == m[2] }), "%s: there is no title #%s in %s", page, m[2], to)
 		}
 	}
 }
@@ -107,14 +105,10 @@ func TestPagesNameWhatExists(t *testing.T) {
 			continue
 		}
 		for _, m := range file.FindAllStringSubmatch(text, -1) {
-			if !slices.ContainsFunc(all, func(s source) bool { return s.name == m[1] || strings.HasSuffix(s.name, "/"+m[1]) }) {
-				t.Errorf("%s: there is no file %s", page, m[1])
-			}
+			check.Same(t, true, slices.ContainsFunc(all, func(s source) bool { return s.name == m[1] || strings.HasSuffix(s.name, "/"+m[1]) }), "%s: there is no file %s", page, m[1])
 		}
 		for _, name := range test.FindAllString(text, -1) {
-			if !tests[name] {
-				t.Errorf("%s: there is no test %s", page, name)
-			}
+			check.Same(t, true, tests[name], "%s: there is no test %s", page, name)
 		}
 		for _, m := range name.FindAllStringSubmatch(text, -1) {
 			if at := declared[m[1]]; declared[m[2]] != "" && !slices.Contains(others, m[1]) && (at == "" || m[3] != "" && m[3] != at) {

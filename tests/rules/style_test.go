@@ -13,6 +13,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -85,9 +86,7 @@ func TestExportedBudget(t *testing.T) {
 			budget = maxEngineExported
 		}
 		names := exportedNames(must.Get(doc.NewFromFiles(fset, trees, module+"/"+dir))(t))
-		if len(names) > budget {
-			t.Errorf("%s exports %d names, at most %d: %s", dir, len(names), budget, strings.Join(names, ", "))
-		}
+		check.Same(t, true, len(names) <= budget, "%s exports %d names, at most %d: %s", dir, len(names), budget, strings.Join(names, ", "))
 	}
 }
 
@@ -164,9 +163,7 @@ func TestProse(t *testing.T) {
 		for _, r := range rules {
 			for _, hit := range r.re.FindAllIndex(text, -1) {
 				word := string(text[hit[0]:hit[1]])
-				if !strings.Contains(word, "TODO(#") {
-					t.Errorf("%s:%d: %q: %s", name, 1+strings.Count(string(text[:hit[0]]), "\n"), word, r.why)
-				}
+				check.Same(t, true, strings.Contains(word, "TODO(#"), "%s:%d: %q: %s", name, 1+strings.Count(string(text[:hit[0]]), "\n"), word, r.why)
 			}
 		}
 	})

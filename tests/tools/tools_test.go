@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 func TestEveryPartIsPinned(t *testing.T) {
@@ -14,9 +16,7 @@ func TestEveryPartIsPinned(t *testing.T) {
 			if version == "" {
 				t.Fatalf("%s/go.mod does not require %s", p.module, p.from)
 			}
-			if !bytes.Contains(pins.sum, []byte(p.from+" "+version+" h1:")) {
-				t.Errorf("%s/go.sum does not hold %s %s", p.module, p.from, version)
-			}
+			check.Same(t, true, bytes.Contains(pins.sum, []byte(p.from+" "+version+" h1:")), "%s/go.sum does not hold %s %s", p.module, p.from, version)
 			if flags := p.ldflags(pins); p.stamped && !strings.Contains(flags, "k8s.io/component-base/version.gitVersion="+version) {
 				t.Errorf("version not stamped: %s", flags)
 			}
@@ -47,8 +47,6 @@ func TestKeyFollowsPins(t *testing.T) {
 		"bytes moved between": pins{mod: []byte("ab")}.key(etcd),
 		"other flags":         a.key(api),
 	} {
-		if other == a.key(etcd) {
-			t.Errorf("%s: same key", name)
-		}
+		check.Same(t, true, other != a.key(etcd), "%s: same key", name)
 	}
 }

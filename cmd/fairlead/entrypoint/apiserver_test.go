@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -136,9 +137,7 @@ func (s *apiserver) published(t *testing.T) string {
 			all.Subsets = append(all.Subsets, subset)
 		}
 	}
-	if content(e) != content(&all) {
-		t.Errorf("Endpoints contain %q, EndpointSlices %q", content(e), content(&all))
-	}
+	check.Same(t, true, content(e) == content(&all), "Endpoints contain %q, EndpointSlices %q", content(e), content(&all))
 	return content(e)
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
@@ -87,9 +88,7 @@ func testBlackhole(t *testing.T, d *door) {
 	})
 	mustSucceed(t, reads, failOver)
 	for _, s := range shots {
-		if s.Head == 0 || s.Head > failOver {
-			t.Errorf("waited too long: %s", &s)
-		}
+		check.Same(t, true, s.Head != 0 && s.Head <= failOver, "waited too long: %s", &s)
 	}
 }
 

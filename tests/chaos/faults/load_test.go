@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
@@ -112,13 +113,9 @@ func (l *load) judge(t *testing.T, distrusted string) {
 	for _, w := range l.watches {
 		all := w.Ends()
 		for _, e := range all {
-			if e.Err != nil || w.target != distrusted {
-				t.Errorf("cut off: %s: %+v", w.who, e)
-			}
+			check.Same(t, true, e.Err == nil && w.target == distrusted, "cut off: %s: %+v", w.who, e)
 		}
-		if w.target == distrusted && len(all) == 0 {
-			t.Errorf("%s is still open over a connection without trust", w.who)
-		}
+		check.Same(t, true, w.target != distrusted || len(all) != 0, "%s is still open over a connection without trust", w.who)
 	}
 }
 

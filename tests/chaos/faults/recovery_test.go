@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
@@ -57,9 +58,7 @@ func TestRecovery(t *testing.T) {
 					late = append(late, fmt.Sprint(got.Round(time.Millisecond)))
 				}
 			}
-			if len(late) > 0 {
-				t.Errorf("%d of 10 restarts: served later than %s after it would answer directly: %s", len(late), most, late)
-			}
+			check.Same(t, 0, len(late), "%d of 10 restarts: served later than %s after it would answer directly: %s", len(late), most, late)
 		})
 	}
 }
@@ -92,9 +91,7 @@ func (w *world) restart(t *testing.T, front cluster.Endpoint, s server, down tim
 	theirs, _ := served(beside, begun)
 	t.Logf("down %s: answers directly %s after its start, through Fairlead %s later, through the aggregator %s later",
 		down, at.Sub(begun).Round(time.Millisecond), ours.Sub(at).Round(time.Millisecond), theirs.Sub(at).Round(time.Millisecond))
-	if relapses > 0 {
-		t.Errorf("down %s: %d requests failed after the first answer", down, relapses)
-	}
+	check.Same(t, 0, relapses, "down %s: %d requests failed after the first answer", down, relapses)
 	return ours.Sub(at)
 }
 

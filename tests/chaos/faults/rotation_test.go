@@ -91,9 +91,7 @@ func (r *remote) trust(t *testing.T, cas ...*pki.CA) {
 func (s *stage) onOne(t *testing.T, c *http.Client, id identity, tg target, want int) {
 	t.Helper()
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
-		if !i.Reused && want != http.StatusOK {
-			t.Error("the open connection was closed")
-		}
+		check.Same(t, true, i.Reused || want == http.StatusOK, "the open connection was closed")
 	}})
 	if reply, err := ask.Do(ctx, c, http.MethodGet, s.Endpoint.URL+tg.get, id.header, ""); err != nil || reply.Code != want {
 		t.Errorf("%s: %d (%v) on the open connection, want %d", tg.name, reply.Code, err, want)

@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/clock"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -180,10 +181,6 @@ func (s stopwatch) within(t *testing.T, bound time.Duration, what string, ok fun
 	at := time.Now()
 	gross, still := at.Sub(s.begun), s.clock.Stood(s.begun, at)
 	t.Logf("%s after %s by the clock, minus %s of standstill", what, gross.Round(time.Millisecond), still.Round(time.Millisecond))
-	if still > gross/2 {
-		t.Errorf("the machine stood still for %s of %s: the result proves nothing", still, gross)
-	}
-	if gross-still > bound {
-		t.Errorf("%s after %s, want %s", what, gross-still, bound)
-	}
+	check.Same(t, true, still <= gross/2, "the machine stood still for %s of %s: the result proves nothing", still, gross)
+	check.Same(t, true, gross-still <= bound, "%s after %s, want %s", what, gross-still, bound)
 }

@@ -135,9 +135,7 @@ func testMoves(t *testing.T, w *world) {
 			for _, command := range []string{"release", "release", "adopt", "release"} {
 				w.succeed(t, command, name)
 			}
-			if ended(t, name, l) > 0 {
-				t.Error("requests have failed")
-			}
+			check.Same(t, 0, ended(t, name, l), "requests have failed")
 		})
 	}
 	w.succeed(t, "adopt", external)
@@ -170,9 +168,7 @@ func testInterrupted(t *testing.T, w *world) {
 	}
 	w.succeed(t, "adopt", beta)
 	w.succeed(t, "release", beta)
-	if ended(t, beta, l) > 0 {
-		t.Error("requests have failed")
-	}
+	check.Same(t, 0, ended(t, beta, l), "requests have failed")
 	unchanged()
 }
 
@@ -223,12 +219,8 @@ func testReplicas(t *testing.T, w *world) {
 			suite.Pause(t, time.Second)
 			tt.do(t)
 			w.allHealthy(t)
-			if ended(t, "through Fairlead", through) > 0 {
-				t.Error("requests have failed")
-			}
-			if ended(t, "the aggregator alone", alone) == 0 {
-				t.Error("it needs no Fairlead")
-			}
+			check.Same(t, 0, ended(t, "through Fairlead", through), "requests have failed")
+			check.Same(t, true, ended(t, "the aggregator alone", alone) != 0, "it needs no Fairlead")
 		})
 	}
 }
@@ -244,9 +236,7 @@ func testUpdates(t *testing.T, w *world) {
 		w.publish(t, "fairlead", fairleads...)
 		suite.Pause(t, time.Second)
 	}
-	if ended(t, "updated", l) > 0 {
-		t.Error("requests have failed")
-	}
+	check.Same(t, 0, ended(t, "updated", l), "requests have failed")
 }
 
 // testDocuments compares what the cluster shows of APIServices that it sends to Fairlead.

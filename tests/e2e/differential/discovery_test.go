@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
@@ -207,9 +208,7 @@ func agree(t *testing.T, name string, want, got ask.Reply, fields ...string) boo
 		if field == "Vary" { // kube-apiserver adds it only to compressed answers
 			b = slices.DeleteFunc(b, func(v string) bool { return v == "Accept-Encoding" })
 		}
-		if !slices.Equal(a, b) {
-			t.Errorf("%s: %s %q, kube-apiserver's %q", name, field, b, a)
-		}
+		check.Same(t, true, slices.Equal(a, b), "%s: %s %q, kube-apiserver's %q", name, field, b, a)
 	}
 	return true
 }

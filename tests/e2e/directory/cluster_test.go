@@ -75,9 +75,7 @@ func testLocal(t *testing.T, shared *world) {
 	t.Run("a protected group stays local", func(t *testing.T) {
 		k.Says(t, 0, "", "create deployment local --image=none -n default", "deployment.apps/local created")
 		for _, r := range server.Requests() {
-			if strings.HasPrefix(r.Target, "/apis/apps/v1/") && r.Target != "/apis/apps/v1/" {
-				t.Errorf("the extension server received %s", r.Target)
-			}
+			check.Same(t, true, !strings.HasPrefix(r.Target, "/apis/apps/v1/") || r.Target == "/apis/apps/v1/", "the extension server received %s", r.Target)
 		}
 	})
 	t.Run("browsers are told the same", func(t *testing.T) {
@@ -136,9 +134,7 @@ func testClaimed(t *testing.T, shared *world) {
 		check.Same(t, http.StatusServiceUnavailable, status, "%s: %s", p, body)
 	}
 	for _, r := range server.Requests() {
-		if strings.HasPrefix(r.Target, path) {
-			t.Errorf("the claimant received %s, from Fairlead or kube-apiserver", r.Target)
-		}
+		check.Same(t, false, strings.HasPrefix(r.Target, path), "the claimant received %s, from Fairlead or kube-apiserver", r.Target)
 	}
 	if status, body := alone.Get(t, root, front.Endpoint.URL+"/apis/apps/v1/deployments"); status != http.StatusOK {
 		t.Errorf("the group's own version: %d %s", status, body)

@@ -77,9 +77,7 @@ func testExample(t *testing.T, _ *world) {
 		})
 		delete(want, command)
 	}
-	if len(want) > 0 {
-		t.Errorf("it does not suggest %v:\n%s", want, out)
-	}
+	check.Same(t, 0, len(want), "it does not suggest %v:\n%s", want, out)
 	t.Run("the folder is followed", func(t *testing.T) {
 		file := filepath.Join(dir, "registry", "widgets.yaml")
 		text := must.Get(os.ReadFile(file))(t)

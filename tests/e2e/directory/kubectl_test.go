@@ -14,6 +14,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -97,9 +98,7 @@ func testSpeed(t *testing.T, w *world) {
 		}
 	}
 	t.Logf("routed after %s (min), %s (median), %s (max)", took[0], took[len(took)/2], took[len(took)-1])
-	if took[len(took)/2] > 100*time.Millisecond {
-		t.Errorf("a changed file is routed after %s, want 100ms", took[len(took)/2])
-	}
+	check.Same(t, true, took[len(took)/2] <= 100*time.Millisecond, "a changed file is routed after %s, want 100ms", took[len(took)/2])
 }
 
 // renamed renames a file into place and returns the time until it is in effect.

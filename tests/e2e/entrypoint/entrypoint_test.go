@@ -48,9 +48,7 @@ func TestEntrypoint(t *testing.T) {
 				}
 			}
 		}
-		if created == 0 {
-			t.Error("it bypassed Fairlead")
-		}
+		check.Same(t, true, created != 0, "it bypassed Fairlead")
 	})
 	t.Run("kube-controller-manager", func(t *testing.T) {
 		must.Get(w.StartControllerManager(t.Context(), inCluster))(t)

@@ -158,9 +158,7 @@ func TestZones(t *testing.T) {
 					t.Logf("back in the zone after %s", back)
 				})
 				volley.Judge(t, shots, 0, (*volley.Shot).Failed)
-				if got["b1"]+got["b2"] == 0 {
-					t.Errorf("the other zone did not help: %v, %d failed", got, failed)
-				}
+				check.Same(t, true, got["b1"]+got["b2"] != 0, "the other zone did not help: %v, %d failed", got, failed)
 			})
 		}
 	}

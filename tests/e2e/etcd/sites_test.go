@@ -45,9 +45,7 @@ func testShared(t *testing.T, w *world) {
 			t.Errorf("%v, want %v", got, made)
 		}
 		all := must.Get(d.services.List(t.Context(), metav1.ListOptions{LabelSelector: "kube-aggregator.kubernetes.io/automanaged=onstart"}))(t)
-		if len(all.Items) < 10 {
-			t.Errorf("%d of kube-apiserver's own APIServices, want at least 10", len(all.Items))
-		}
+		check.Same(t, true, len(all.Items) >= 10, "%d of kube-apiserver's own APIServices, want at least 10", len(all.Items))
 	})
 	t.Run("what kube-apiserver changes and deletes is followed", func(t *testing.T) {
 		must.Get(theirs.Patch(t.Context(), made.Name, types.MergePatchType, []byte(`{"metadata":{"annotations":{"fairlead.dev/maintenance":"hull"}}}`), metav1.PatchOptions{}))(t)
@@ -96,9 +94,7 @@ func testBeside(t *testing.T, w *world) {
 	t.Run("the admin port takes no writes", func(t *testing.T) {
 		port := &door{Front: &cluster.Front{Part: d.Part, Endpoint: d.Admin}, client: suite.Client(t, d.Admin, s.Admin())}
 		res := port.ask(t, http.MethodPost, base, manifest("v1.admin.example.com", "", ""))
-		if res.Code != http.StatusNotFound && res.Code != http.StatusMethodNotAllowed {
-			t.Errorf("%d %s", res.Code, res.Body)
-		}
+		check.Same(t, true, res.Code == http.StatusNotFound || res.Code == http.StatusMethodNotAllowed, "%d %s", res.Code, res.Body)
 	})
 	t.Run("two writers of a status do not fight", func(t *testing.T) {
 		suite.Eventually(t, 60*time.Second, "it is logged", func() (bool, string) {

@@ -330,9 +330,7 @@ func testOthers(t *testing.T, w *world) {
 			"hostPath: {path: /var/lib/rancher/k3s/server/tls/client-auth-proxy.key, type: File}}", "- --local-apiserver=https://127.0.0.1:6444", "- --requestheader-allowed-names=system:auth-proxy",
 			"- --proxy-client-key-file=/etc/kubernetes/pki/client-auth-proxy.key", "- --tls-cert-file=/etc/kubernetes/pki/serving-kube-apiserver.crt",
 		} {
-			if !strings.Contains(out, want) {
-				t.Errorf("the rendered manifests lack %q", want)
-			}
+			check.Same(t, true, strings.Contains(out, want), "the rendered manifests lack %q", want)
 		}
 	})
 	t.Run("Talos", func(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/alone"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
@@ -34,9 +35,7 @@ func testAlerts(t *testing.T, w *world) {
 		succeed(t, "", "promtool", "check", "rules", filepath.Join(dir, "rules.yaml"))
 		succeed(t, "", "promtool", "test", "rules", filepath.Join(dir, "alerts.yaml"))
 		for _, name := range shippedRules(t).alerts() {
-			if !strings.Contains(cases, "alertname: "+name+"\n") {
-				t.Errorf("%s has no test", name)
-			}
+			check.Same(t, true, strings.Contains(cases, "alertname: "+name+"\n"), "%s has no test", name)
 		}
 	})
 	t.Run("inhibited", func(t *testing.T) { testInhibited(t, w) })
@@ -46,9 +45,7 @@ func testAlerts(t *testing.T, w *world) {
 		_, scrape := w.get(t, w.front.Admin, "/metrics", token)
 		a := command(t, scrape, "promtool", "check", "metrics")
 		for line := range strings.Lines(a.Out + a.Errs) {
-			if strings.HasPrefix(line, "fairlead") || strings.HasPrefix(line, "aggregator") {
-				t.Errorf("promtool check metrics: %s", line)
-			}
+			check.Same(t, true, !strings.HasPrefix(line, "fairlead") && !strings.HasPrefix(line, "aggregator"), "promtool check metrics: %s", line)
 		}
 	})
 	t.Run("fire and clear", func(t *testing.T) { testFire(t, w, token) })

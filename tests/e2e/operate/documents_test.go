@@ -61,9 +61,7 @@ func testDocuments(t *testing.T, w *world) {
 		a := w.bash(t, dir, w.direct, line...)
 		check.Same(t, 0, a.Code, "exit code of %s\n%s%s", b.text, a.Out, a.Errs)
 	}
-	if ran < 8 || len(blocks) < 15 {
-		t.Errorf("%d blocks, of which %d were run", len(blocks), ran)
-	}
+	check.Same(t, true, ran >= 8 && len(blocks) >= 15, "%d blocks, of which %d were run", len(blocks), ran)
 	t.Run("flags", func(t *testing.T) { testDocumentedFlags(t, w) })
 	t.Run("names", testNames)
 	t.Run("shells", testShells)
@@ -112,14 +110,10 @@ func testDocumentedFlags(t *testing.T, w *world) {
 		for _, flag := range regexp.MustCompile(`--[a-z][a-z0-9-]+`).FindAllString(read(t, page), -1) {
 			n++
 			ours := regexp.MustCompile(regexp.QuoteMeta(flag) + `\b[^-]`).MatchString(known)
-			if !ours && !slices.Contains(others, flag) {
-				t.Errorf("%s: no program has %s", filepath.Base(page), flag)
-			}
+			check.Same(t, true, ours || slices.Contains(others, flag), "%s: no program has %s", filepath.Base(page), flag)
 		}
 	}
-	if n < 40 {
-		t.Errorf("%d flags were found, want at least 40", n)
-	}
+	check.Same(t, true, n >= 40, "%d flags were found, want at least 40", n)
 }
 
 // spans returns what a page has in backquotes, without its blocks, whose fences are backquotes too.
@@ -169,9 +163,7 @@ func testNames(t *testing.T) {
 			}
 			if name := regexp.MustCompile(`^fairlead\.dev/[a-z0-9-]+`).FindString(span); name != "" && !slices.Contains(others, name) {
 				seen++
-				if !strings.Contains(annotations, "| `"+strings.TrimPrefix(name, "fairlead.dev/")+"` |") {
-					t.Errorf("%s: there is no annotation %s", where, name)
-				}
+				check.Same(t, true, strings.Contains(annotations, "| `"+strings.TrimPrefix(name, "fairlead.dev/")+"` |"), "%s: there is no annotation %s", where, name)
 			}
 			if regexp.MustCompile(`^(up|sum|rate|increase|max|histogram_quantile)\b.*[({]`).MatchString(span) {
 				queries[where] = append(queries[where], span)
@@ -194,9 +186,7 @@ func testNames(t *testing.T) {
 	var all []map[string]string
 	for where, list := range queries {
 		for _, q := range list {
-			if uses(where, q) == 0 {
-				t.Errorf("%s uses no metric: %s", where, q)
-			}
+			check.Same(t, true, uses(where, q) != 0, "%s uses no metric: %s", where, q)
 			all = append(all, map[string]string{"record": fmt.Sprintf("query:%d", len(all)), "expr": q})
 		}
 	}
@@ -227,9 +217,7 @@ func panels(t *testing.T, file string) (queries []string) {
 	for _, p := range d.Panels {
 		for _, q := range p.Targets {
 			expr := strings.NewReplacer(values...).Replace(q.Expr)
-			if strings.Contains(expr, "$") {
-				t.Errorf("%s: unknown variable: %s", name, expr)
-			}
+			check.Same(t, false, strings.Contains(expr, "$"), "%s: unknown variable: %s", name, expr)
 			queries = append(queries, expr)
 		}
 	}
@@ -333,9 +321,7 @@ func testRunbooks(t *testing.T, w *world) {
 			}
 		})
 	}
-	if ran < 20 {
-		t.Errorf("%d commands were run, want at least 20", ran)
-	}
+	check.Same(t, true, ran >= 20, "%d commands were run, want at least 20", ran)
 }
 
 // typed runs a command of a page. It may exit with 3: an APIService is down.

@@ -87,9 +87,7 @@ func testHelm(t *testing.T, w *world) {
 		dir := t.TempDir()
 		succeed(t, "", helm, "package", chart, "--destination", dir)
 		packed := succeed(t, "", helm, "template", "fairlead", filepath.Join(dir, "fairlead-0.1.0.tgz"), "--namespace", "kube-system", "--set", "monitoring.enabled=true")
-		if packed != render(t, []string{"monitoring.enabled=true"}).Out {
-			t.Error("the archive renders differently: is a linked file missing?")
-		}
+		check.Same(t, true, packed == render(t, []string{"monitoring.enabled=true"}).Out, "the archive renders differently: is a linked file missing?")
 		bare := t.TempDir()
 		succeed(t, "", "cp", "-r", chart+"/Chart.yaml", chart+"/values.yaml", chart+"/templates", bare)
 		check.Has(t, command(t, "", helm, "template", "fairlead", bare, "--namespace", "kube-system").Errs, "Use the chart of a release")
@@ -208,9 +206,7 @@ func substance(t *testing.T, rendered string) map[string]any {
 		o.SetLabels(nil)
 		o.SetAnnotations(nil)
 		key := o.GetKind() + " " + o.GetNamespace() + "/" + o.GetName()
-		if all[key] != nil {
-			t.Errorf("%s is rendered twice", key)
-		}
+		check.Same(t, true, all[key] == nil, "%s is rendered twice", key)
 		all[key] = o.Object
 	}
 	return all

@@ -45,9 +45,7 @@ func testFlags(t *testing.T, w *world, rendered string) {
 	}
 	a := command(t, "", w.fairlead, line...)
 	for fault := range strings.SplitSeq(strings.TrimSpace(a.Errs), "\n") {
-		if !strings.Contains(fault, "no such file or directory") && !strings.Contains(fault, "--kubeconfig is required outside a pod") {
-			t.Errorf("%v: %s", line, fault)
-		}
+		check.Same(t, true, strings.Contains(fault, "no such file or directory") || strings.Contains(fault, "--kubeconfig is required outside a pod"), "%v: %s", line, fault)
 	}
 }
 
@@ -83,9 +81,7 @@ func testProtected(t *testing.T, w *world) {
 		}
 	}
 	a := command(t, strings.ReplaceAll(protected, "v9", "v8"), w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
-	if a.Code == 0 || !strings.Contains(a.Errs, "no service may claim Kubernetes' own group batch") {
-		t.Errorf("claiming batch: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
-	}
+	check.Same(t, true, a.Code != 0 && strings.Contains(a.Errs, "no service may claim Kubernetes' own group batch"), "claiming batch: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 }
 
 // testReach tries, with Fairlead's account, what the entrypoint's Roles allow and its policy does
@@ -144,9 +140,7 @@ func testLayouts(t *testing.T, w *world) {
 			line := append([]string{"init", "--kubeconfig=" + w.direct, "--layout=" + tt.layout, "--deploy=" + filepath.Join(w.dir, "deploy"), "--out=" + out, "--yes"}, tt.flags...)
 			printed := succeed(t, "", filepath.Join(w.dir, "kubectl-fairlead"), line...)
 			const taken = "to do: port 8443: pod kube-system/haproxy-layouts-cp1 on layouts-cp1 uses it"
-			if !strings.Contains(printed, "kubectl apply -k "+out) || (tt.layout != "etcd") != strings.Contains(printed, taken) {
-				t.Errorf("it prints\n%s", printed)
-			}
+			check.Same(t, true, strings.Contains(printed, "kubectl apply -k "+out) && (tt.layout != "etcd") == strings.Contains(printed, taken), "it prints\n%s", printed)
 			rendered := succeed(t, "", w.kubectl, "kustomize", out)
 			accepted(t, w, rendered)
 			if tt.layout == "static-pod" {
@@ -154,9 +148,7 @@ func testLayouts(t *testing.T, w *world) {
 				accepted(t, w, rendered)
 			}
 			for _, want := range append(slices.Clone(tt.args), "kind: "+tt.object) {
-				if !regexp.MustCompile(`(?m)^[- ]*` + want + `$`).MatchString(rendered) {
-					t.Errorf("no %s in:\n%s", want, rendered)
-				}
+				check.Same(t, true, regexp.MustCompile(`(?m)^[- ]*`+want+`$`).MatchString(rendered), "no %s in:\n%s", want, rendered)
 			}
 			testFlags(t, w, rendered)
 			if again := succeed(t, "", filepath.Join(w.dir, "kubectl-fairlead"), line...); !strings.HasSuffix(again, "nothing changed\n") {

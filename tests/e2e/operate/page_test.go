@@ -74,9 +74,7 @@ func testPage(t *testing.T, w *world) {
 				}
 			}
 		}
-		if named < 10 {
-			t.Errorf("%d controls", named)
-		}
+		check.Same(t, true, named >= 10, "%d controls", named)
 	})
 	t.Run("without a script", func(t *testing.T) {
 		b.call(t, "Emulation.setScriptExecutionDisabled", map[string]any{"value": true}, nil)
@@ -263,8 +261,6 @@ func (b *browser) shoot(t *testing.T, name string) {
 	all := b.eval(t, `({x: 0, y: 0, width: document.documentElement.scrollWidth, height: Math.min(document.documentElement.scrollHeight, 4000), scale: 1})`)
 	b.call(t, "Page.captureScreenshot", map[string]any{"captureBeyondViewport": true, "format": "webp", "quality": 60, "clip": all}, &r)
 	picture := must.Get(base64.StdEncoding.DecodeString(r.Data))(t)
-	if len(picture) < 5000 {
-		t.Errorf("%s: a picture of %d bytes shows nothing", name, len(picture))
-	}
+	check.Same(t, true, len(picture) >= 5000, "%s: a picture of %d bytes shows nothing", name, len(picture))
 	must.Do(t, os.WriteFile(filepath.Join(t.ArtifactDir(), name+".webp"), picture, 0o600))
 }

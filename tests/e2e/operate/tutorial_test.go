@@ -90,9 +90,7 @@ func (c *controlPlane) walk(t *testing.T, steps ...int) {
 				}
 				took := time.Since(begun)
 				t.Logf("the way back took %s", took.Round(time.Second))
-				if took > time.Minute {
-					t.Error("that is more than a minute")
-				}
+				check.Same(t, true, took <= time.Minute, "that is more than a minute")
 				second.Kill()
 				check.Same(t, "", read(t, second.LogFile()), "what the second terminal printed")
 				for _, load := range loads {

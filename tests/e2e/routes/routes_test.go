@@ -193,9 +193,7 @@ func (w *world) steady(t *testing.T, s scaler) (done func()) {
 	done = sync.OnceFunc(func() {
 		stop()
 		<-ended
-		if seen == 0 {
-			t.Errorf("%s: nothing was seen", s.name)
-		}
+		check.Same(t, true, seen != 0, "%s: nothing was seen", s.name)
 	})
 	t.Cleanup(done) // after a failure
 	return done

@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/volley"
 )
@@ -70,12 +71,8 @@ func TestStorm(t *testing.T) {
 	for _, f := range []figures{quiet, storm, ruled, fair} {
 		t.Log(f)
 	}
-	if ruled.lists > 4 || storm.lists < 5 {
-		t.Errorf("%d lists without the rule, %d with it", storm.lists, ruled.lists)
-	}
-	if ruled.p99 > storm.p99 || ruled.memory > storm.memory {
-		t.Errorf("the rule does not help: %v %v", ruled, storm)
-	}
+	check.Same(t, true, ruled.lists <= 4 && storm.lists >= 5, "%d lists without the rule, %d with it", storm.lists, ruled.lists)
+	check.Same(t, true, ruled.p99 <= storm.p99 && ruled.memory <= storm.memory, "the rule does not help: %v %v", ruled, storm)
 }
 
 type world struct {

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 )
 
@@ -63,9 +64,7 @@ func TestPlanted(t *testing.T) {
 				break
 			}
 		}
-		if !noticed {
-			t.Errorf("%s: noticed %q, want %q", tt.row.Name, faults, tt.want)
-		}
+		check.Same(t, true, noticed, "%s: noticed %q, want %q", tt.row.Name, faults, tt.want)
 	}
 }
 

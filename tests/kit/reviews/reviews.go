@@ -105,9 +105,7 @@ func Coalesce(t *testing.T, start Start, name string) {
 		end()
 		_, err := a.Ask(over, name)
 		synctest.Wait()
-		if api.N.Load() != 0 || !errors.Is(err, context.Canceled) {
-			t.Errorf("after the end of a request: %d reviews, then %v", api.N.Load(), err)
-		}
+		check.Same(t, true, api.N.Load() == 0 && errors.Is(err, context.Canceled), "after the end of a request: %d reviews, then %v", api.N.Load(), err)
 		impatient, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		var gaveUp error

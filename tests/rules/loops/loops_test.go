@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -40,22 +41,14 @@ func TestLoopsNeverWait(t *testing.T) {
 		"(*proxy.Proxy).identify", "(*proxy.Proxy).authenticate", "(*proxy.Proxy).authorize", "(*proxy.Proxy).dispatch",
 		"(*proxy.exchange).finish", "(*registry.Table).Match", "(*proxy/authn.Authenticator).Read", "(*proxy/backend.Upstream).Plan", "(*proxy/accesslog.Log).Add",
 	} {
-		if !reached[f] {
-			t.Errorf("%s was not reached", f)
-		}
+		check.Same(t, true, reached[f], "%s was not reached", f)
 	}
-	if reached["(*proxy.Proxy).lookUp"] {
-		t.Error("what a decision lacks is looked up where it may not wait")
-	}
+	check.Same(t, false, reached["(*proxy.Proxy).lookUp"], "what a decision lacks is looked up where it may not wait")
 	for _, l := range listed {
-		if !w.taken[l.name] {
-			t.Errorf("%s is listed, and never taken", l.name)
-		}
+		check.Same(t, true, w.taken[l.name], "%s is listed, and never taken", l.name)
 	}
 	for f := range known {
-		if !w.used[f] {
-			t.Errorf("%s is in outside.go, and never called", f)
-		}
+		check.Same(t, true, w.used[f], "%s is in outside.go, and never called", f)
 	}
 }
 
@@ -93,13 +86,9 @@ func TestPlanted(t *testing.T) {
 		}
 	}
 	for at, finding := range want {
-		if !hit[at] {
-			t.Errorf("%s: not found: %s", at, finding)
-		}
+		check.Same(t, true, hit[at], "%s: not found: %s", at, finding)
 	}
-	if !slept {
-		t.Error("a Sleep as the second statement of Proxy.decide was not found")
-	}
+	check.Same(t, true, slept, "a Sleep as the second statement of Proxy.decide was not found")
 }
 
 // plant returns a file with a Sleep and a call of planted as the second statements of Proxy.decide.

@@ -168,13 +168,9 @@ func TestGoAwayUnprocessedIsTrue(t *testing.T) {
 	must.Do(t, s.Set())
 	all.Wait()
 	for path, n := range executed {
-		if n > 1 {
-			t.Errorf("%s was executed %d times", path, n)
-		}
+		check.Same(t, true, n <= 1, "%s was executed %d times", path, n)
 	}
-	if len(executed) < 50 {
-		t.Errorf("%d requests were executed", len(executed))
-	}
+	check.Same(t, true, len(executed) >= 50, "%d requests were executed", len(executed))
 }
 
 func TestConnectionFaults(t *testing.T) {
@@ -196,9 +192,7 @@ func TestConnectionFaults(t *testing.T) {
 				patience = long
 			}
 			out, ended := got(t, old, "GET", s.URL()+"/healthz", "", patience), kind == extension.Dead || kind == extension.Freeze
-			if (out == "200 ok") == ended {
-				t.Errorf("an open connection: %s", out)
-			}
+			check.Same(t, true, (out == "200 ok") != ended, "an open connection: %s", out)
 			must.Do(t, s.Set())
 			c.CloseIdleConnections()
 			check.Same(t, "200 ok", got(t, c, "GET", s.URL()+"/healthz", "", long), "afterwards")

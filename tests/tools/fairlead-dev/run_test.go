@@ -141,9 +141,7 @@ func TestDev(t *testing.T) {
 	t.Run("all parts run", func(t *testing.T) {
 		got := d.parts(t)
 		for _, want := range []string{"etcd", "kube-apiserver", "sample-apiserver", "fairlead", "kube-controller-manager"} {
-			if got[want] == 0 {
-				t.Errorf("no %s among %v", want, got)
-			}
+			check.Same(t, true, got[want] != 0, "no %s among %v", want, got)
 		}
 	})
 	t.Run("a second one in the same folder is refused", func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -43,9 +44,7 @@ func TestStandalone(t *testing.T) {
 		})
 		want = want[1:]
 	}
-	if len(want) > 0 {
-		t.Errorf("no suggestion whose output contains %q:\n%s", want, printed)
-	}
+	check.Same(t, 0, len(want), "no suggestion whose output contains %q:\n%s", want, printed)
 	t.Run("there is no Kubernetes", func(t *testing.T) {
 		got := d.parts(t)
 		if len(got) != 2 || got["etcd"] == 0 || got["fairlead"] == 0 { // fairlead and fairlead-dev share a name

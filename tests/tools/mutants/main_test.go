@@ -40,9 +40,7 @@ func TestMutants(t *testing.T) {
 	var got []string
 	for _, m := range f.mutants {
 		got = append(got, m.key())
-		if !f.compiles(m) {
-			t.Errorf("%s does not compile", m.key())
-		}
+		check.Same(t, true, f.compiles(m), "%s does not compile", m.key())
 	}
 	want := []string{
 		"d/p.go sit: n <= most && full(seats) → n <= most || full(seats)",
