@@ -31,13 +31,8 @@ func (in *installation) append(a appender) (string, error) {
 	in.Helper()
 	var out bytes.Buffer
 	err := a.run(in.Context(), in.cluster.CoreV1(), "kube-system", &out)
-	return strings.ReplaceAll(strings.TrimPrefix(out.String(), "configmap/extension-apiserver-authentication "), in.caName(), "CA"), err
-}
-
-func (in *installation) caName() string {
-	in.Helper()
 	ca, _ := in.leaf("fairlead-ca")
-	return ca.Subject.CommonName
+	return strings.ReplaceAll(strings.TrimPrefix(out.String(), "configmap/extension-apiserver-authentication "), ca.Subject.CommonName, "CA"), err
 }
 
 // installed is a cluster with Fairlead's certificates and the ConfigMap's data.

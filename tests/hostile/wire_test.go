@@ -36,8 +36,10 @@ type wire struct {
 // connect opens an HTTP/2 connection. If reads is false, it never reads after the handshake.
 func connect(ctx context.Context, address string, c *tls.Config, reads bool, settings ...http2.Setting) (*wire, error) {
 	dialer := &net.Dialer{}
-	if !reads {
-		dialer = deaf()
+	if !reads { // only a few KiB are buffered: by default the kernel buffers megabytes
+		dialer.Control = func(_, _ string, raw syscall.RawConn) (err error) {
+			return errors.Join(raw.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10) }), err)
+		}
 	}
 	return connectBy(ctx, dialer, address, c, reads, settings...)
 }
@@ -63,13 +65,6 @@ func connectBy(ctx context.Context, dialer *net.Dialer, address string, c *tls.C
 		go w.read() // ends with the connection
 	}
 	return w, nil
-}
-
-// deaf dials connections that buffer only a few KiB until they are read. By default the kernel buffers megabytes.
-func deaf() *net.Dialer {
-	return &net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
-		return errors.Join(raw.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10) }), err)
-	}}
 }
 
 func (w *wire) close() { _ = w.tls.NetConn().Close() }

@@ -136,7 +136,10 @@ type world struct {
 func begin(t *testing.T) *world {
 	bin := fairlead(t)
 	keys, registry, w := alone.NewKeys(), t.TempDir(), &world{dir: t.TempDir()}
-	compile(t)
+	t.Cleanup(func() { _ = os.RemoveAll(classes) })
+	if out, err := exec.CommandContext(t.Context(), "javac", "-nowarn", "-cp", jars(), "-d", classes, "testdata/Server.java", "testdata/Client.java").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	ports := alone.Ports(t, len(servers)+1)
 	plain := ports[len(servers)]
 	run(t, script("node", "server.js", "http")("", plain, cluster.Pair{}, 0))
@@ -167,13 +170,6 @@ func begin(t *testing.T) *world {
 	w.front = "https://" + keys.Serve(t, bin, registry).Front // now that all ports are taken
 	serve(1)
 	return w
-}
-
-func compile(t *testing.T) {
-	t.Cleanup(func() { _ = os.RemoveAll(classes) })
-	if out, err := exec.CommandContext(t.Context(), "javac", "-nowarn", "-cp", jars(), "-d", classes, "testdata/Server.java", "testdata/Client.java").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
 }
 
 // run runs a server until the test ends, and returns its log.

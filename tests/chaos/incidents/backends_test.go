@@ -151,12 +151,6 @@ func names(name string) []string {
 	return []string{name + ".incidents.svc", name + ".example.com", "10.79.0.11", "10.79.0.12"}
 }
 
-func (w *world) caFile(t *testing.T) string {
-	t.Helper()
-	file, _ := must.Get2(w.ca.WriteFiles(w.dir, "extension-ca"))(t)
-	return file
-}
-
 // byURL is an APIService of a folder.
 const byURL = `
 apiVersion: apiregistration.k8s.io/v1

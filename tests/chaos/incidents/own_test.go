@@ -5,7 +5,6 @@ package incidents
 import (
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -152,7 +151,9 @@ func full(t *testing.T, w *world) *incident {
 func narrow(t *testing.T, w *world) *incident {
 	f := w.serve(t, "narrow")
 	for range 80 {
-		watch := must.Get(ask.Open(t.Context(), forever(t, f.Endpoint, w.jane), f.Endpoint.URL+widgets("well")+"?watch=true", nil))(t)
+		c := suite.Client(t, f.Endpoint, w.jane)
+		c.Timeout = 0
+		watch := must.Get(ask.Open(t.Context(), c, f.Endpoint.URL+widgets("well")+"?watch=true", nil))(t)
 		t.Cleanup(func() { _ = watch.Body.Close() })
 	}
 	limit := func(n int) {
@@ -167,12 +168,4 @@ func narrow(t *testing.T, w *world) *incident {
 		},
 		mend: func(*testing.T) { limit(4096) },
 	}
-}
-
-// forever is a client with a connection of its own and without a timeout.
-func forever(t *testing.T, e cluster.Endpoint, c cluster.Credentials) *http.Client {
-	t.Helper()
-	client := suite.Client(t, e, c)
-	client.Timeout = 0
-	return client
 }

@@ -63,7 +63,8 @@ func newWorld(t *testing.T) *world {
 		w.lasting(t, i)
 	}
 	well := w.extension(t, "well", "")
-	must.Do(t, w.Register(t.Context(), cluster.Backend{Namespace: "incidents", Service: "well", Port: well.Port(), CAFile: w.caFile(t), GroupVersions: []string{"well.example.com/v1"}}))
+	file, _ := must.Get2(w.ca.WriteFiles(w.dir, "extension-ca"))(t)
+	must.Do(t, w.Register(t.Context(), cluster.Backend{Namespace: "incidents", Service: "well", Port: well.Port(), CAFile: file, GroupVersions: []string{"well.example.com/v1"}}))
 	return w
 }
 

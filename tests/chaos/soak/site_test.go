@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
 
@@ -57,10 +56,6 @@ func (w *world) newSite(g *group, service, ip string) *site {
 }
 
 func (x *site) address() string { return fmt.Sprintf("%s:%d", x.ip, sitePort) }
-
-func (x *site) present(ca *pki.CA) {
-	x.server.SetPair(ca.Issue(pki.Leaf{CommonName: "extension", Names: x.names}))
-}
 
 // widget is a site's answer, or an event of its watch.
 type widget struct {

@@ -96,7 +96,8 @@ func testDifferential(t *testing.T, w *world) {
 func (c *comparison) compare(t *testing.T, at string, o operation) {
 	t.Helper()
 	if before := o.words["before"]; before != "" {
-		compact(t, c)
+		current := must.Get(c.kv.Get(t.Context(), "none"))(t).Header.Revision
+		must.Get(c.kv.Compact(t.Context(), current))(t)
 		if before == "restart" {
 			restart(t, c)
 		}
@@ -131,7 +132,8 @@ func (s *side) ask(t *testing.T, o operation) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, res.Code, res.Header.Get("Content-Type"), res.Header["Warning"], "Retry-After:", res.Header.Get("Retry-After"), "Allow:", res.Header.Get("Allow"))
 	if strings.HasPrefix(res.Header.Get("Content-Type"), "application/vnd.kubernetes.protobuf") {
-		text = fromProtobuf(t, text)
+		o, _ := must.Get2(aggregatorscheme.Codecs.UniversalDeserializer().Decode(text, nil, nil))(t)
+		text = must.Get(json.Marshal(o))(t)
 	}
 	last := ""
 	for decoder := json.NewDecoder(bytes.NewReader(text)); ; {
@@ -232,26 +234,9 @@ func restart(t *testing.T, c *comparison) {
 	}
 }
 
-// compact compacts etcd at its current revision.
-func compact(t *testing.T, c *comparison) {
-	t.Helper()
-	res, err := c.kv.Get(t.Context(), "none")
-	must.Do(t, err)
-	must.Get(c.kv.Compact(t.Context(), res.Header.Revision))(t)
-}
-
 // manifest returns an APIService as JSON. It inserts more into the metadata and spec into the spec.
 func manifest(name, more, spec string) string {
 	version, group, _ := strings.Cut(name, ".")
 	return fmt.Sprintf(`{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":%q,"labels":{"suite":"diff"}%s},`+
 		`"spec":{"group":%q,"version":%q,"groupPriorityMinimum":100,"versionPriority":10%s}}`, name, more, group, version, spec)
-}
-
-func fromProtobuf(t *testing.T, data []byte) []byte {
-	t.Helper()
-	o, _, err := aggregatorscheme.Codecs.UniversalDeserializer().Decode(data, nil, nil)
-	if err != nil {
-		t.Fatalf("%v in %q", err, data)
-	}
-	return must.Get(json.Marshal(o))(t)
 }

@@ -251,7 +251,10 @@ type side struct {
 }
 
 func TestKonnectivity(t *testing.T) {
-	network(t)
+	netns.Up(t)
+	netns.Hide(t, "/run/netns")
+	netns.Add(t, "elsewhere", plane, node) // it has the pods
+	netns.IP(t, "-n elsewhere address add "+pod+"/32 dev lo")
 	for _, mode := range []string{"grpc", "http-connect"} {
 		t.Run(mode, func(t *testing.T) {
 			w := newWorld(t, mode)
@@ -261,15 +264,6 @@ func TestKonnectivity(t *testing.T) {
 			t.Run("agent stopped", w.testStopped)
 		})
 	}
-}
-
-// network makes the namespace elsewhere, which has the pods.
-func network(t *testing.T) {
-	t.Helper()
-	netns.Up(t)
-	netns.Hide(t, "/run/netns")
-	netns.Add(t, "elsewhere", plane, node)
-	netns.IP(t, "-n elsewhere address add "+pod+"/32 dev lo")
 }
 
 // elsewhere runs f in the namespace elsewhere: its sockets stay there.

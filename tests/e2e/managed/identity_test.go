@@ -88,18 +88,13 @@ func (w *world) ask(t *testing.T, front *cluster.Front, p passport, method, path
 	return reply.Code, reply.Body
 }
 
-func (w *world) whoami(t *testing.T, front *cluster.Front, p passport) (int, string) {
-	t.Helper()
-	return w.ask(t, front, p, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)
-}
-
 // mine is a list that only Fairlead's account and administrators may read.
 const mine = "/apis/apiregistration.k8s.io/v1/apiservices"
 
 func testIdentity(t *testing.T, w *world) {
 	for _, p := range passports(t, w) {
 		t.Run(p.name, func(t *testing.T) {
-			code, body := w.whoami(t, w.front, p)
+			code, body := w.ask(t, w.front, p, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}`)
 			if p.status != 0 {
 				check.Same(t, p.status, code, "status: %s", body)
 				check.Has(t, body, p.says)

@@ -39,11 +39,6 @@ type layout struct {
 	fairlead  string   // its port
 }
 
-// tutorials is the layout of docs/tutorial.md.
-func tutorials() layout {
-	return layout{port: "6443", balancers: []string{balancer}, fairlead: "8443"}
-}
-
 // controlPlane is three nodes made by kubeadm, and HAProxy in front of them, each machine with its
 // own network and /etc.
 //

@@ -28,7 +28,7 @@ import (
 func testTutorial(t *testing.T, w *world) {
 	newer := filepath.Join(w.dir, "fairlead-newer")
 	must.Get(exec.CommandContext(t.Context(), "go", "build", "-ldflags=-X main.version=v0.2.0", "-o", newer, "github.com/fairlead-proxy/fairlead/cmd/fairlead").CombinedOutput())(t) // which may take minutes
-	c := newControlPlane(t, w, tutorials(), map[string]string{image + "v0.1.0": w.fairlead, image + "v0.2.0": newer})
+	c := newControlPlane(t, w, layout{port: "6443", balancers: []string{balancer}, fairlead: "8443"}, map[string]string{image + "v0.1.0": w.fairlead, image + "v0.2.0": newer})
 	c.walk(t, 1, 2, 3, 4, 5, 6, 7)
 	t.Run("kubeadm", func(t *testing.T) { testKubeadm(t, c) })
 }

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
+	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -34,7 +35,7 @@ func TestTwoMetricServers(t *testing.T) {
 	prometheus := w.prometheus(t, q)
 	adapter := w.adapter(t, prometheus)
 	keda := w.keda(t)
-	w.scale(t)
+	must.Get(w.StartControllerManager(t.Context(), w.front.Endpoint, "--controllers=horizontal-pod-autoscaler-controller", "--horizontal-pod-autoscaler-sync-period=1s"))(t)
 	w.kubectl.Feed(t, fmt.Sprintf(shop, prometheus), "apply", "--server-side", "-f", "-")
 	orders, mails := scaler{"shop", "orders", "orders"}, scaler{"shop", "keda-hpa-mails", "mails"}
 
@@ -46,7 +47,8 @@ func TestTwoMetricServers(t *testing.T) {
 	w.active(t, mails, "True")
 	w.documents(t, "orders_waiting", "externalmetrics")
 	for path, want := range map[string]string{"s0-prometheus?labelSelector=scaledobject.keda.sh%2Fname%3Dmails": "keda/keda-metrics-apiserver", "orders_waiting": "monitoring/prometheus-adapter"} {
-		w.explains(t, "/apis/"+external+"/namespaces/shop/"+path, "forwarded to "+want+":")
+		explain := exec.CommandContext(t.Context(), filepath.Join(w.dir, "kubectl-fairlead"), "explain", "/apis/"+external+"/namespaces/shop/"+path, "--kubeconfig="+w.kubectl.Kubeconfig)
+		check.Has(t, suite.Run(t, explain, "").Out, "forwarded to "+want+":")
 	}
 	q.orders.Store(3)
 	q.mails.Store(2)
@@ -76,18 +78,11 @@ func TestTwoMetricServers(t *testing.T) {
 	}
 }
 
-// explains checks what `kubectl fairlead explain` says of a path.
-func (w *world) explains(t *testing.T, path, want string) {
-	t.Helper()
-	a := suite.Run(t, exec.CommandContext(t.Context(), filepath.Join(w.dir, "kubectl-fairlead"), "explain", path, "--kubeconfig="+w.kubectl.Kubeconfig), "")
-	check.Has(t, a.Out, want)
-}
-
 // documents waits until the document of the group-version has all these resources.
 func (w *world) documents(t *testing.T, resources ...string) {
 	t.Helper()
 	suite.Eventually(t, patience, fmt.Sprint("the document has ", resources), func() (bool, string) {
-		r := w.get(t, "/apis/"+external)
+		r := must.Get(ask.Do(t.Context(), w.admin, http.MethodGet, w.front.Endpoint.URL+"/apis/"+external, nil, ""))(t)
 		ok := r.Code == http.StatusOK
 		for _, name := range resources {
 			ok = ok && strings.Contains(r.Body, fmt.Sprintf(`"name":%q`, name))
@@ -132,18 +127,13 @@ spec:
 
 const patience = time.Minute // limits what an autoscaler does: KEDA, Prometheus and its adapter look once a second
 
-func (w *world) scale(t *testing.T) {
-	t.Helper()
-	must.Get(w.StartControllerManager(t.Context(), w.front.Endpoint, "--controllers=horizontal-pod-autoscaler-controller", "--horizontal-pod-autoscaler-sync-period=1s"))(t)
-}
-
 type scaler struct{ namespace, name, deployment string }
 
 func (w *world) has(t *testing.T, s scaler, replicas int32) {
 	t.Helper()
 	took := suite.Eventually(t, patience, fmt.Sprintf("%s has %d replicas", s.deployment, replicas), func() (bool, string) {
 		d := must.Get(w.core.AppsV1().Deployments(s.namespace).Get(t.Context(), s.deployment, metav1.GetOptions{}))(t)
-		return *d.Spec.Replicas == replicas, fmt.Sprint(*d.Spec.Replicas, w.run(t, "-n", s.namespace, "describe", "hpa", s.name).Out)
+		return *d.Spec.Replicas == replicas, fmt.Sprint(*d.Spec.Replicas, w.kubectl.Try(t, "", "-n", s.namespace, "describe", "hpa", s.name).Out)
 	})
 	t.Logf("%s has %d replicas after %s", s.deployment, replicas, took.Round(time.Millisecond))
 }

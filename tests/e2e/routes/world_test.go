@@ -22,7 +22,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
-	"github.com/fairlead-proxy/fairlead/tests/kit/ask"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -90,11 +89,6 @@ func (w *world) serve(t *testing.T, program string, b *cluster.Backend, more ...
 	return server{must.Get(w.StartExtension(t.Context(), program, b, more...))(t), b}
 }
 
-func (w *world) run(t *testing.T, words ...string) suite.Answer {
-	t.Helper()
-	return w.kubectl.Try(t, "", words...)
-}
-
 // queues are what both metrics servers scale by.
 type queues struct{ orders, mails atomic.Int32 }
 
@@ -160,9 +154,4 @@ func source(t *testing.T) string {
 	var module struct{ Dir string }
 	must.Do(t, json.Unmarshal(must.Get(download.Output())(t), &module))
 	return module.Dir
-}
-
-func (w *world) get(t *testing.T, path string) ask.Reply {
-	t.Helper()
-	return must.Get(ask.Do(t.Context(), w.admin, http.MethodGet, w.front.Endpoint.URL+path, nil, ""))(t)
 }
