@@ -95,9 +95,7 @@ func BenchmarkStep(b *testing.B) {
 	const n = 10_000
 	service, extra := types.NamespacedName{Namespace: "extensions", Name: "server-5"}, remoteService("extra.example.com", "v1", "server-5")
 	for name, change := range map[string]func(r *Registry, i int){
-		"endpoint": func(r *Registry, i int) {
-			put(r.changes, slice(service, fmt.Sprintf("10.200.0.%d", i%200)))
-		},
+		"endpoint": func(r *Registry, i int) { put(r.changes, slice(service, fmt.Sprintf("10.200.0.%d", i%200))) },
 		"report": func(r *Registry, i int) {
 			e := r.Table().Entries()[n/2]
 			r.Report(Report{Name: e.Name, Backend: e.Backend, Endpoint: Endpoint{Address: e.Endpoints[0].Address, Health: Healthy + Health(i%2)}})

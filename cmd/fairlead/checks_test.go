@@ -196,7 +196,5 @@ func TestOwnRights(t *testing.T) {
 		return strings.Contains(first(), "Fairlead may not list configmaps extension-apiserver-authentication in namespace kube-system (deploy/base/rbac.yaml:26)")
 	})
 	allowed.Store(true)
-	must.Soon(t, 30*time.Second, "it is given back", func() bool {
-		return !strings.Contains(first(), "may not")
-	})
+	must.Soon(t, 30*time.Second, "it is given back", func() bool { return !strings.Contains(first(), "may not") })
 }

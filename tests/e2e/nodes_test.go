@@ -149,9 +149,7 @@ func attach(t *testing.T, m mooring) {
 
 // portForward makes several connections through one port-forward.
 func portForward(t *testing.T, m mooring) {
-	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = w.Write(must.Get(io.ReadAll(r.Body))(t))
-	}))
+	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write(must.Get(io.ReadAll(r.Body))(t)) }))
 	t.Cleanup(echo.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // as any kubectl
 	defer cancel()

@@ -109,9 +109,7 @@ func (s *apiserver) update(a clienttesting.Action, o runtime.Object) (runtime.Ob
 	return o, s.tracker.Update(a.GetResource(), o, a.GetNamespace())
 }
 
-func (s *apiserver) config() Config {
-	return Config{Client: &s.client}
-}
+func (s *apiserver) config() Config { return Config{Client: &s.client} }
 
 // published returns the addresses in the Endpoints and the EndpointSlices, which must be equal.
 func (s *apiserver) published(t *testing.T) string {

@@ -121,9 +121,7 @@ func TestKeysOfEtcd(t *testing.T) {
 	}
 	// An etcd whose CA is unknown is reported, and accepted as soon as its CA is in the file.
 	bundle := filepath.Join(dir, "bundle")
-	write := func(ca *pki.CA) {
-		must.Do(t, os.WriteFile(bundle, ca.PEM(), 0o600))
-	}
+	write := func(ca *pki.CA) { must.Do(t, os.WriteFile(bundle, ca.PEM(), 0o600)) }
 	write(pki.NewCA("another"))
 	s := open(t, Config{Endpoints: kv.Endpoints(), CAFile: bundle, CertFile: client, KeyFile: clientKey})
 	<-distrust

@@ -55,9 +55,7 @@ func TestStandby(t *testing.T) {
 		suite.Pause(t, 5*time.Second)
 		r.back = time.Now()
 		must.Do(t, own.Set(slow))
-		r.took = suite.Eventually(t, patience, "requests go back", func() (bool, string) {
-			return len(own.numbered(r.back, time.Now())) > 0, ""
-		})
+		r.took = suite.Eventually(t, patience, "requests go back", func() (bool, string) { return len(own.numbered(r.back, time.Now())) > 0, "" })
 		suite.Pause(t, 3*time.Second)
 		r.ended = time.Now()
 		rounds = append(rounds, r)

@@ -115,9 +115,7 @@ func TestDev(t *testing.T) {
 		check.Fault(t, "", err, "kubectl %v: %s", args, out)
 		return string(out)
 	}
-	t.Run("the promised command shows something", func(t *testing.T) {
-		check.Has(t, kubectl("get", "flunders", "-A"), "bowline")
-	})
+	t.Run("the promised command shows something", func(t *testing.T) { check.Has(t, kubectl("get", "flunders", "-A"), "bowline") })
 	t.Run("the kubeconfig points at Fairlead", func(t *testing.T) {
 		server := strings.TrimSpace(kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"))
 		check.Has(t, printed, "front door   "+server)

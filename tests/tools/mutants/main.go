@@ -123,9 +123,7 @@ func (w *workshop) choose(p *folder, all []*folder) []*mutant {
 	if w.sample > 0 && w.at == "" {
 		quota = max(4, (w.sample*len(p.mutants)+total-1)/total) // at least a few of a small package
 	}
-	drawn := func(m *mutant) string {
-		return fmt.Sprintf("%x", sha256.Sum256(fmt.Append(nil, w.seed, m.key())))
-	}
+	drawn := func(m *mutant) string { return fmt.Sprintf("%x", sha256.Sum256(fmt.Append(nil, w.seed, m.key()))) }
 	slices.SortFunc(p.mutants, func(a, b *mutant) int { return cmp.Compare(drawn(a), drawn(b)) })
 	var chosen []*mutant
 	for _, m := range p.mutants {

@@ -210,9 +210,7 @@ func (m *maker) constant(e ast.Expr, stack []ast.Node) {
 	if _, ok := e.(*ast.BinaryExpr); ok {
 		code = "(" + code + ")"
 	}
-	pick := func(other string) {
-		m.add(e, other, "mutantPick($, "+typ+"(", "), "+typ+"("+other+"))")
-	}
+	pick := func(other string) { m.add(e, other, "mutantPick($, "+typ+"(", "), "+typ+"("+other+"))") }
 	switch v := constant.ToInt(tv.Value); {
 	case tv.Value.Kind() == constant.Bool:
 		pick("!" + code)
