@@ -159,9 +159,7 @@ func TestUnitFile(t *testing.T) {
 	unit := string(must.Get(os.ReadFile("../../deploy/systemd/fairlead.service"))(t))
 	fs := flagSet(new(options))
 	for _, named := range regexp.MustCompile(`--[a-z0-9-]+`).FindAllString(unit+string(must.Get(os.ReadFile("../../deploy/systemd/fairlead.default"))(t)), -1) {
-		if name := strings.TrimPrefix(named, "--"); name != "help" && fs.Lookup(name) == nil {
-			t.Errorf("%s is named, but is not a flag of serve", named)
-		}
+		check.Same(t, true, named == "--help" || fs.Lookup(strings.TrimPrefix(named, "--")) != nil, "%s is named, but is not a flag of serve", named)
 	}
 	for _, line := range []string{`ExecStart=\S+/fairlead serve `, "StartLimitIntervalSec=0\n", "Type=notify", "KillMode=mixed", "LimitNOFILE=",
 		"RestrictAddressFamilies=.*AF_NETLINK"} { // which net.InterfaceAddrs needs

@@ -95,9 +95,7 @@ func TestHeadsOfOneAddress(t *testing.T) {
 		for range 20 { // the loop reads the heads meanwhile
 			must.Get(clientOf(t, true, nil).Get(urlOf(l) + "/livez"))(t).Body.Close()
 		}
-		if left := 4 * d.held.Share(); left < limit*2/3 {
-			t.Errorf("%s: %d bytes of %d are left", port, left, limit)
-		}
+		check.Same(t, true, 4*d.held.Share() >= limit*2/3, "%s: of %d bytes, a share of %d is left", port, limit, d.held.Share())
 		for _, conn := range conns {
 			_ = conn.Close()
 		}

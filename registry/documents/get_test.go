@@ -81,9 +81,7 @@ func TestBounded(t *testing.T) {
 		levels(maxDepth + 1): false,
 		"[],[],[]":           true,
 	} {
-		if err := (Answer{Body: []byte(text)}).Bounded(2, 2); (err == nil) != want {
-			t.Errorf("%.50q: %v", text, err)
-		}
+		check.Same(t, want, (Answer{Body: []byte(text)}).Bounded(2, 2) == nil, "%.50q is within the bounds", text)
 	}
 }
 

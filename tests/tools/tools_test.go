@@ -38,9 +38,7 @@ func TestStagingFollowsKubernetes(t *testing.T) {
 func TestKeyFollowsPins(t *testing.T) {
 	etcd, api := parts()[0], parts()[1]
 	a := pins{mod: []byte("a"), sum: []byte("b")}
-	if again := (pins{mod: []byte("a"), sum: []byte("b"), dir: "elsewhere"}); again.key(etcd) != a.key(etcd) {
-		t.Error("another clone has another key")
-	}
+	check.Same(t, a.key(etcd), pins{mod: []byte("a"), sum: []byte("b"), dir: "elsewhere"}.key(etcd), "another clone's key")
 	for name, other := range map[string]string{
 		"another go.mod":      pins{mod: []byte("c"), sum: []byte("b")}.key(etcd),
 		"another go.sum":      pins{mod: []byte("a"), sum: []byte("c")}.key(etcd),

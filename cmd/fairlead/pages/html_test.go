@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/html"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
@@ -195,9 +194,7 @@ func TestEndpointHistory(t *testing.T) {
 		was = is
 	}
 	got := h.of("v1.x")
-	if want := []answer.Change{{Time: now, Health: "healthy"}}; !cmp.Equal(got["0"], want) {
-		t.Errorf("%v for an endpoint that changed once", got["0"])
-	}
+	check.Same(t, []answer.Change{{Time: now, Health: "healthy"}}, got["0"], "of an endpoint that changed once")
 	if n := len(got["1"]); n != maxChanges || got["1"][n-1].Health != "unhealthy" {
 		t.Errorf("%d changes: %v", n, got["1"])
 	}

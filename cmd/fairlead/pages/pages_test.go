@@ -76,9 +76,7 @@ func TestPage(t *testing.T) {
 	}
 	check.Has(t, body, "back &lt;b&gt;at nine", "v1.lost.example.com", "3 of 4 APIServices of extension servers cannot be used.", `id="explanation"`, `lang="en"`, "discovery: too_large",
 		"node-7 in cluster prod-1", `<code class="copy">kubectl -n x get services</code>`, "FairleadAPIServiceDown.md", `role="search"`, `<td class="n bad" data-label="Endpoints">0/0</td>`, "s ago, took 2.0ms, passed")
-	if down, well := strings.Index(body, `"apiservice/v1.bad.`), strings.Index(body, `"apiservice/v1.good.`); down > well {
-		t.Error("a healthy APIService comes before an unhealthy one")
-	}
+	check.Same(t, true, strings.Index(body, `"apiservice/v1.bad.`) <= strings.Index(body, `"apiservice/v1.good.`), "an unhealthy APIService comes before a healthy one")
 	_, body = s.get(t, "/apiservice/v1.good.example.com")
 	check.Has(t, body, "3 resources", "confirmed 90m ago", "33554433 bytes", "no v2, v3, confirmed 0s ago")
 	must.Soon(t, 10*time.Second, "an hour in which it was unhealthy", func() bool { // history follows the table

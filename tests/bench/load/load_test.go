@@ -41,9 +41,7 @@ func TestLoad(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if n := seen["/x?y Bearer t"]; n < 500 || len(seen) != 1 {
-		t.Errorf("the server received %v", seen)
-	}
+	check.Same(t, true, seen["/x?y Bearer t"] >= 500 && len(seen) == 1, "the server received %v", seen)
 }
 
 // Every unexpected answer is a fault.
@@ -73,9 +71,7 @@ func TestRate(t *testing.T) {
 	must.Do(t, l.WaitDone(t.Context(), 100))
 	// A hundred take 200 ms. A busy machine may need longer, but never much less: a Poisson
 	// process's deviation is a tenth.
-	if took := time.Since(began); took < 100*time.Millisecond {
-		t.Errorf("100 requests at 500/s took %v", took)
-	}
+	check.Same(t, true, time.Since(began) >= 100*time.Millisecond, "100 requests at 500/s took %v", time.Since(began))
 	must.Do(t, l.Close())
 }
 

@@ -84,9 +84,7 @@ func TestIPv6(t *testing.T) {
 	_, two := w.daemon(t, deploy, "entrypoint", node2, "--local-apiservers-from=")
 	t.Run("entrypoint", func(t *testing.T) {
 		w.publishes(t, 15*time.Second, "["+node2+"]:8443")
-		if kind := kubectl.As(t, two, w.Admin()).Run(t, "get", "endpointslice", "kubernetes", "-o", "jsonpath={.addressType}"); kind != "IPv6" {
-			t.Errorf("the slice is of %q", kind)
-		}
+		check.Same(t, "IPv6", kubectl.As(t, two, w.Admin()).Run(t, "get", "endpointslice", "kubernetes", "-o", "jsonpath={.addressType}"), "what the slice is of")
 		pod := kubectl.As(t, cluster.Endpoint{URL: "https://[" + clusterIP6 + "]", CAFile: two.CAFile}, w.Admin())
 		pod.Run(t, "get", "--raw", "/fairlead/status")
 		pod.Run(t, "get", "flunders")

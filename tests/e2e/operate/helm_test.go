@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
@@ -74,9 +73,7 @@ func testHelm(t *testing.T, w *world) {
 		t.Run(s.name, func(t *testing.T) {
 			rendered := render(t, s.values, "--skip-tests").Out
 			want, got := substance(t, w.compose(t, s)), substance(t, rendered)
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("kustomize (-) and Helm (+) differ:\n%s", diff)
-			}
+			check.Same(t, want, got, "kustomize (-) and Helm (+)")
 			if len(got) < 13 || regexp.MustCompile(`image: fairlead\n`).MatchString(rendered) {
 				t.Errorf("%d objects were rendered, want at least 13, or an image has no registry", len(got))
 			}

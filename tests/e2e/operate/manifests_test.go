@@ -66,9 +66,7 @@ func testProtected(t *testing.T, w *world) {
 	}
 	for _, e := range registry.Build(registry.Input{APIServices: objects, Complete: true}, nil).Entries() {
 		// The group of APIServices itself is not refused: it is Local.
-		if refused := e.Local() || e.Verdict.Reason == registry.ReasonProtectedGroup; refused != (e.GroupVersion.Group != "open.example.com") {
-			t.Errorf("group %q: refused by Fairlead: %v", e.GroupVersion.Group, refused)
-		}
+		check.Same(t, e.GroupVersion.Group != "open.example.com", e.Local() || e.Verdict.Reason == registry.ReasonProtectedGroup, "group %q is refused by Fairlead", e.GroupVersion.Group)
 	}
 	// Every group that kube-apiserver registers itself must be in the list.
 	automanaged := strings.Fields(w.ask(t, "get apiservices -l kube-aggregator.kubernetes.io/automanaged=onstart -o name"))

@@ -79,9 +79,7 @@ func (s *site) twice(t *testing.T) {
 	check.Same(t, "", s.run(t, "diff", "-r", s.out, again), "what differs")
 	s.run(t, "sh", "-c", "cd "+again+" && sha256sum --check --quiet SHA256SUMS")
 	sums := must.Get(os.ReadFile(filepath.Join(again, "SHA256SUMS")))(t)
-	if n := strings.Count(string(sums), "\n"); n < 11 {
-		t.Errorf("%d files:\n%s", n, sums)
-	}
+	check.Same(t, true, strings.Count(string(sums), "\n") >= 11, "at least 11 files:\n%s", sums)
 }
 
 // named requires that every manifest names the image that was made, and no other.
@@ -234,9 +232,7 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 		check.Has(t, s.run(t, "chroot", "--userspec="+config.Config.User, root, "/usr/local/bin/"+program, "version"), version)
 	}
 	licences(t, root)
-	if roots, err := os.ReadFile(filepath.Join(root, "etc/ssl/certs/ca-certificates.crt")); err != nil || strings.Count(string(roots), "BEGIN CERTIFICATE") < 100 {
-		t.Errorf("CA roots: %v", err)
-	}
+	check.Same(t, true, strings.Count(string(must.Get(os.ReadFile(filepath.Join(root, "etc/ssl/certs/ca-certificates.crt")))(t)), "BEGIN CERTIFICATE") >= 100, "CA roots")
 	s.start(t, c, root, append(append(config.Config.Entrypoint, config.Config.Cmd...), strings.Fields(`--kubeconfig=/etc/kubernetes/fairlead.conf --bind-address=127.0.0.1 --secure-port=0 --admin-secure-port=0
 		--tls-cert-file=/etc/kubernetes/pki/apiserver.crt --tls-private-key-file=/etc/kubernetes/pki/apiserver.key --client-ca-file=/etc/kubernetes/pki/ca.crt
 		--proxy-client-cert-file=/etc/kubernetes/pki/front-proxy-client.crt --proxy-client-key-file=/etc/kubernetes/pki/front-proxy-client.key`)...), 65532)

@@ -101,9 +101,7 @@ func (d dev) parts(t *testing.T) map[string]int {
 func (d dev) endsAll(t *testing.T) {
 	d.stop()
 	check.Fault(t, "", <-d.result, "run")
-	if left := d.parts(t); len(left) > 0 {
-		t.Errorf("left running: %v", left)
-	}
+	check.Same(t, map[string]int{}, d.parts(t), "processes left running")
 }
 
 func TestDev(t *testing.T) {
