@@ -233,9 +233,8 @@ func TestBehindLocal(t *testing.T) {
 		a.Annotations = map[string]string{behind.Service: "extensions/server-0:443"}
 		a.Spec.Service, a.Spec.InsecureSkipTLSVerify = nil, false
 		in.APIServices[a.Name] = a
-		if e := Build(in, nil).named(a.Name); !e.Local() || !e.Verdict.Available() {
-			t.Errorf("%s is served by %v: %+v", a.Name, e.Backend, e.Verdict)
-		}
+		e := Build(in, nil).named(a.Name)
+		check.Same(t, true, e.Local() && e.Verdict.Available(), "%s is served by %v: %+v", a.Name, e.Backend, e.Verdict)
 	}
 }
 
@@ -259,9 +258,8 @@ func TestMessagesAreSteady(t *testing.T) {
 	} {
 		check.Same(t, [2]string{tt.want, tt.want}, [2]string{normalizeCause(tt.message), normalizeCause(tt.again)}, "messages")
 	}
-	if got := normalizeCause(strings.Repeat("ü", 600)); len(got) != 1024+len("…") || !utf8.ValidString(got) {
-		t.Errorf("a message of %d bytes", len(got))
-	}
+	got := normalizeCause(strings.Repeat("ü", 600))
+	check.Same(t, true, len(got) == 1024+len("…") && utf8.ValidString(got), "a message of %d bytes", len(got))
 }
 
 // Whoever writes EndpointSlices may write any number of endpoints. Only so many are used, the ready ones before others.

@@ -113,7 +113,6 @@ func TestUnchangedTables(t *testing.T) {
 	in.Options = &Options{Defaults: Settings{MaxInFlight: 7}}
 	next := Build(in, table)
 	check.Same(t, table.Generation()+1, next.Generation(), "generation")
-	if e := next.Entries()[0]; e == table.Entries()[0] || e.Settings.MaxInFlight != 7 {
-		t.Errorf("entry under new options has %d in flight", e.Settings.MaxInFlight)
-	}
+	e := next.Entries()[0]
+	check.Same(t, true, e != table.Entries()[0] && e.Settings.MaxInFlight == 7, "entry under new options has %d in flight", e.Settings.MaxInFlight)
 }

@@ -244,12 +244,10 @@ func TestCostlyPolicy(t *testing.T) {
 		compiled, wrong := new(Options).compile(objects, new(policy.Namespaces), nil)
 		runtime.GC()
 		runtime.ReadMemStats(&after)
-		if kept := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) >> 20; kept > 100 {
-			t.Errorf("%s: %d MB are kept", name, kept)
-		}
-		if got := len(compiled.rules.All()) > 0; got != tc.rules || len(wrong) > 0 {
-			t.Errorf("%s: compiled %v: %v %v", name, got, faults, wrong)
-		}
+		kept := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) >> 20
+		check.Same(t, true, kept <= 100, "%s: %d MB are kept", name, kept)
+		got := len(compiled.rules.All()) > 0
+		check.Same(t, true, got == tc.rules && len(wrong) == 0, "%s: compiled %v: %v %v", name, got, faults, wrong)
 		runtime.KeepAlive(compiled)
 		runtime.KeepAlive(objects)
 	}

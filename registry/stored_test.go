@@ -43,9 +43,8 @@ func TestRememberedOnceComplete(t *testing.T) {
 		m.seen(r.changes, map[types.NamespacedName]runtime.Object{{Name: o.Name}: o})
 		must.Run(t, func(ctx context.Context) error { m.follow(ctx, r.Table); return ctx.Err() })
 		synctest.Wait()
-		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("an empty table was stored: %v", err)
-		}
+		_, err := os.Stat(file)
+		check.Same(t, true, errors.Is(err, fs.ErrNotExist), "an empty table was stored: %v", err)
 		r.changes.replace(kindService, nil)
 		r.changes.replace(kindSlice, nil)
 		must.Run(t, r.write)
@@ -54,9 +53,8 @@ func TestRememberedOnceComplete(t *testing.T) {
 		must.Do(t, os.Mkdir(filepath.Dir(file), 0o700))
 		time.Sleep(2 * rememberEvery)
 		synctest.Wait()
-		if list := must.Get(m.read())(t); len(list.Items) != 1 || list.Items[0].Name != o.Name {
-			t.Errorf("stored %+v", list.Items)
-		}
+		list := must.Get(m.read())(t)
+		check.Same(t, true, len(list.Items) == 1 && list.Items[0].Name == o.Name, "stored %+v", list.Items)
 	})
 }
 

@@ -142,9 +142,8 @@ func TestLoopThatDoesNotEnd(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			cancel(tt.cause)
 			begun := time.Now()
-			if err := p.ended(ctx, func() error { <-time.After(tt.loops); return fault }, stopped); !errors.Is(err, tt.want) {
-				t.Errorf("loops that end after %v, with %v: %v, want %v", tt.loops, tt.cause, err, tt.want)
-			}
+			err := p.ended(ctx, func() error { <-time.After(tt.loops); return fault }, stopped)
+			check.Same(t, true, errors.Is(err, tt.want), "loops that end after %v, with %v: %v, want %v", tt.loops, tt.cause, err, tt.want)
 			check.Same(t, min(tt.loops, lastWait), time.Since(begun), "the delay")
 			<-time.After(tt.loops) // a bubble waits for its goroutines
 		})

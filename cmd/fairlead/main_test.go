@@ -137,9 +137,8 @@ func TestLogWithoutReader(t *testing.T) {
 	must.Do(t, r.Close())
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "serve")
 	cmd.Env, cmd.Stderr = append(os.Environ(), asFairlead+"=1"), w
-	if exit, ok := errors.AsType[*exec.ExitError](cmd.Run()); !ok || exit.ExitCode() != 2 {
-		t.Errorf("without flags: %v, want exit code 2", exit)
-	}
+	exit, ok := errors.AsType[*exec.ExitError](cmd.Run())
+	check.Same(t, true, ok && exit.ExitCode() == 2, "without flags: %v, want exit code 2", exit)
 }
 
 func TestFindPlugin(t *testing.T) {
@@ -149,9 +148,8 @@ func TestFindPlugin(t *testing.T) {
 	t.Setenv("PATH", elsewhere)
 	// fairlead used to be its own plugin, installed under this name.
 	must.Do(t, os.Symlink(self, filepath.Join(beside, plugin)))
-	if path, err := findPlugin(self); err == nil {
-		t.Errorf("%s is fairlead itself", path)
-	}
+	path, err := findPlugin(self)
+	check.Same(t, true, err != nil, "%s is fairlead itself", path)
 	program(t, filepath.Join(elsewhere, plugin))
 	check.Same(t, filepath.Join(elsewhere, plugin), must.Get(findPlugin(self))(t), "in PATH")
 	must.Do(t, os.Remove(filepath.Join(beside, plugin)))

@@ -58,9 +58,8 @@ func TestUsageErrors(t *testing.T) {
 	cmd := root()
 	for _, args := range [][]string{{"serve", "--secure-port", "0"}, {"serve", "--no-such-flag"}, {"serve", "extra"}} {
 		cmd.SetArgs(args)
-		if err := cmd.ExecuteContext(t.Context()); !cli.IsUsage(err) {
-			t.Errorf("%v: %T: %v", args, err, err)
-		}
+		err := cmd.ExecuteContext(t.Context())
+		check.Same(t, true, cli.IsUsage(err), "%v: %T: %v", args, err, err)
 	}
 }
 

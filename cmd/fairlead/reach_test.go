@@ -118,9 +118,8 @@ func TestEventsReachTheLocalApiserver(t *testing.T) {
 			return false
 		}
 	})
-	if quiet := doorBefore(t, s.URL, "--write-status").loops; quiet["events"] != nil || quiet["status writer"] == nil {
-		t.Errorf("events: %v, status writer: %v", quiet["events"] != nil, quiet["status writer"] != nil)
-	}
+	quiet := doorBefore(t, s.URL, "--write-status").loops
+	check.Same(t, true, quiet["events"] == nil && quiet["status writer"] != nil, "events: %v, status writer: %v", quiet["events"] != nil, quiet["status writer"] != nil)
 }
 
 // --allow-url-backends reaches the table; without it, an APIService by URL of a cluster is invalid.

@@ -62,9 +62,8 @@ func TestAuditFiles(t *testing.T) {
 		entries, lines := must.Get(os.ReadDir(dir))(t), 0
 		check.Same(t, len(all), len(entries), "%s: files", files)
 		for i, e := range entries {
-			if ok, err := filepath.Match(all[i], e.Name()); !ok || err != nil {
-				t.Errorf("%s: there is %s", files, e.Name())
-			}
+			ok, err := filepath.Match(all[i], e.Name())
+			check.Same(t, true, ok && err == nil, "%s: there is %s", files, e.Name())
 			check.Same(t, 0o600, must.Get(e.Info())(t).Mode(), "mode of %s", e.Name())
 			lines += bytes.Count(must.Get(os.ReadFile(filepath.Join(dir, e.Name())))(t), []byte("\n"))
 		}

@@ -92,9 +92,8 @@ func TestInit(t *testing.T) {
 func TestInitRefusesURLs(t *testing.T) {
 	in := &installation{t, fake.NewClientset()}
 	for _, name := range []string{"https://api.example.com", "api.example.com:6443", "[2001:db8::1]", "2001:db8::1:x", "api example", ""} {
-		if _, err := in.run("front.example.com", name); !cli.IsUsage(err) {
-			t.Errorf("%q: error %v, want a usage error", name, err)
-		}
+		_, err := in.run("front.example.com", name)
+		check.Same(t, true, cli.IsUsage(err), "%q: error %v, want a usage error", name, err)
 	}
 	check.Same(t, "ca written\nfront-proxy-client written\nserving written\n", in.init("*.Example.com", "a_b", "2001:db8::1"), "the first run that was not refused")
 }
@@ -122,9 +121,8 @@ func TestInitWithoutItsCA(t *testing.T) {
 	before, _ := in.leaf("fairlead-front-proxy-client")
 	must.Do(t, in.cluster.CoreV1().Secrets("kube-system").Delete(t.Context(), "fairlead-ca", metav1.DeleteOptions{}))
 	check.Same(t, "ca written\nfront-proxy-client written\n", in.init(), "another CA")
-	if after, _ := in.leaf("fairlead-front-proxy-client"); after.Equal(before) {
-		t.Error("the certificate is still the deleted CA's")
-	}
+	after, _ := in.leaf("fairlead-front-proxy-client")
+	check.Same(t, false, after.Equal(before), "the certificate is still the deleted CA's")
 	bad := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "fairlead-ca", Namespace: "kube-system"}, Data: map[string][]byte{"tls.crt": []byte("x")}}
 	if _, err := (&installation{t, fake.NewClientset(bad)}).run(); err == nil || errors.Unwrap(err) == nil || !strings.Contains(err.Error(), "reading Secret fairlead-ca") {
 		t.Errorf("a CA that cannot be read: %v", err)

@@ -70,9 +70,8 @@ func TestSlowBodies(t *testing.T) {
 		<-time.After(time.Millisecond)
 	}
 	check.Same(t, 0, s.places.writes.Held(), "places of writes held")
-	if res, body := do(t, http.MethodPost, url+root+"/v1/apiservices", ""); res.StatusCode == http.StatusTooManyRequests {
-		t.Errorf("another user's: %s", body)
-	}
+	res, body := do(t, http.MethodPost, url+root+"/v1/apiservices", "")
+	check.Same(t, true, res.StatusCode != http.StatusTooManyRequests, "another user's: %s", body)
 }
 
 // The wait for a body is limited.
@@ -140,9 +139,8 @@ func TestDeclaredSize(t *testing.T) {
 		p := &places{}
 		r := httptest.NewRequest(http.MethodPost, "/", io.LimitReader(zeros{}, maxBody+1))
 		r.ContentLength = declared
-		if _, err := p.body(httptest.NewRecorder(), r); !apierrors.IsRequestEntityTooLargeError(err) || p.bodies.Held() != 0 {
-			t.Errorf("%d bytes declared: %v, %d held", declared, err, p.bodies.Held())
-		}
+		_, err := p.body(httptest.NewRecorder(), r)
+		check.Same(t, true, apierrors.IsRequestEntityTooLargeError(err) && p.bodies.Held() == 0, "%d bytes declared: %v, %d held", declared, err, p.bodies.Held())
 	}
 }
 
@@ -153,7 +151,6 @@ func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 // A request for a future revision gets no Retry-After, because client-go would obey it ten times.
 func TestTooLarge(t *testing.T) {
 	err := newStore().known(t.Context(), "18446744073709551615")
-	if after, told := apierrors.SuggestsClientDelay(err); told || !storage.IsTooLargeResourceVersion(err) {
-		t.Errorf("Retry-After: %d s: %v", after, err)
-	}
+	after, told := apierrors.SuggestsClientDelay(err)
+	check.Same(t, true, !told && storage.IsTooLargeResourceVersion(err), "Retry-After: %d s: %v", after, err)
 }

@@ -88,8 +88,7 @@ func TestClients(t *testing.T) {
 		"/openapi/v2": "io.k8s.kube-aggregator.pkg.apis.apiregistration.v1.APIService",
 		"/openapi/v3/apis/apiregistration.k8s.io/v1": "/apis/apiregistration.k8s.io/v1/apiservices/{name}",
 	} {
-		if res, body := get(t, url+path, "application/json"); res.StatusCode != http.StatusOK || !strings.Contains(body, want) {
-			t.Errorf("%s: %d %.300s", path, res.StatusCode, body)
-		}
+		res, body := get(t, url+path, "application/json")
+		check.Same(t, true, res.StatusCode == http.StatusOK && strings.Contains(body, want), "%s: %d %.300s", path, res.StatusCode, body)
 	}
 }

@@ -214,9 +214,8 @@ func TestLocalKeepsItsObjects(t *testing.T) {
 	l := must.Get(NewLocal(c, nil))(t)
 	name := types.NamespacedName{Name: "v1.b.io"}
 	l.made = l.objects(list)
-	if a, b := l.made, l.objects(list); len(a) != 1 || a[name] != b[name] {
-		t.Errorf("objects %v and %v", a, b)
-	}
+	a, b := l.made, l.objects(list)
+	check.Same(t, true, len(a) == 1 && a[name] == b[name], "objects %v and %v", a, b)
 	check.Same(t, 0, len(l.objects(&metav1.APIGroupList{})), "objects of group-versions that are gone")
 	check.Same(t, 0, c.Timeout, "timeout of the caller's configuration")
 }

@@ -85,9 +85,8 @@ func testEncodings(t *testing.T, w *world) {
 				}
 				t.Run("ends", func(t *testing.T) {
 					for _, s := range p.streams {
-						if err := s.until("nothing"); !errors.Is(err, io.EOF) {
-							t.Errorf("%s: %v", s.Request.URL, err)
-						}
+						err := s.until("nothing")
+						check.Same(t, true, errors.Is(err, io.EOF), "%s: %v", s.Request.URL, err)
 					}
 				})
 			})

@@ -174,9 +174,8 @@ func testListed(t *testing.T, w *views) {
 		t.Error("OpenAPI has no " + strings.Join(only, " or no "))
 	}
 	check.Has(t, w.get(t, w.front, "/fairlead/explain?path=/apis/"+only[0]), "the local apiserver "+w.second.Address+" (not all of them serve it)")
-	if status := w.get(t, w.front, "/fairlead/status"); !strings.Contains(status, `"release": "v1.`) || strings.Count(status, only[0]) != 1 {
-		t.Errorf("status: %s", status)
-	}
+	status := w.get(t, w.front, "/fairlead/status")
+	check.Same(t, true, strings.Contains(status, `"release": "v1.`) && strings.Count(status, only[0]) == 1, "status: %s", status)
 	for range 2 { // each connects to another server
 		c := suite.Client(t, w.front.Endpoint, w.Admin())
 		for _, item := range index.Paths {

@@ -130,9 +130,8 @@ func (d *door) smuggle(t *testing.T, s smuggled, group string, backend *extensio
 		t.Errorf("answered %v, want one of %v", got, s.want)
 	}
 	if !s.whole && len(got) > 0 && got[0] >= 400 {
-		if rest, err := io.ReadAll(io.LimitReader(conn, 1<<16)); err == nil && bytes.Contains(rest, []byte("HTTP/1.1")) {
-			t.Errorf("the refusal was followed by %q", rest)
-		}
+		rest, err := io.ReadAll(io.LimitReader(conn, 1<<16))
+		check.Same(t, true, err != nil || !bytes.Contains(rest, []byte("HTTP/1.1")), "the refusal was followed by %q", rest)
 	}
 	for _, r := range backend.Requests() {
 		user := r.Header.Get("X-Remote-User")

@@ -17,9 +17,8 @@ func TestEveryPartIsPinned(t *testing.T) {
 				t.Fatalf("%s/go.mod does not require %s", p.module, p.from)
 			}
 			check.Same(t, true, bytes.Contains(pins.sum, []byte(p.from+" "+version+" h1:")), "%s/go.sum does not hold %s %s", p.module, p.from, version)
-			if flags := p.ldflags(pins); p.stamped && !strings.Contains(flags, "k8s.io/component-base/version.gitVersion="+version) {
-				t.Errorf("version not stamped: %s", flags)
-			}
+			flags := p.ldflags(pins)
+			check.Same(t, true, !p.stamped || strings.Contains(flags, "k8s.io/component-base/version.gitVersion="+version), "version not stamped: %s", flags)
 		})
 	}
 }

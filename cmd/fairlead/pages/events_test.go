@@ -35,9 +35,8 @@ func TestEvents(t *testing.T) {
 	}
 	first := next()
 	s.write(t, "new", "")
-	if second := next(); second == first {
-		t.Errorf("generation %s twice", second)
-	}
+	second := next()
+	check.Same(t, true, second != first, "generation %s twice", second)
 	s.draining.Store(true)
 	for lines.Scan() { // the test's deadline bounds this
 	}

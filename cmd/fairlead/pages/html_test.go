@@ -195,9 +195,8 @@ func TestEndpointHistory(t *testing.T) {
 	}
 	got := h.of("v1.x")
 	check.Same(t, []answer.Change{{Time: now, Health: "healthy"}}, got["0"], "of an endpoint that changed once")
-	if n := len(got["1"]); n != maxChanges || got["1"][n-1].Health != "unhealthy" {
-		t.Errorf("%d changes: %v", n, got["1"])
-	}
+	n := len(got["1"])
+	check.Same(t, true, n == maxChanges && got["1"][n-1].Health == "unhealthy", "%d changes: %v", n, got["1"])
 	gone := entry(registry.Healthy)
 	h.changed(was, gone, now)
 	check.Same(t, 1, len(h.of("v1.x")), "endpoints in the history after one was removed")

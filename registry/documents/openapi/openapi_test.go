@@ -243,9 +243,8 @@ func TestConvertedOnce(t *testing.T) {
 	cancel() // it needs no turn
 	s.o.heavy <- struct{}{}
 	same := s.o.question(nil, known, own...)
-	if err := same.converted(ctx); err != nil || !slices.Equal(same.now, q.now) {
-		t.Errorf("unchanged: %v", err)
-	}
+	err := same.converted(ctx)
+	check.Same(t, true, err == nil && slices.Equal(same.now, q.now), "unchanged: %v", err)
 	known.err = context.Canceled
 	check.Same(t, true, s.o.question(nil, known, own...).converted(ctx) != nil, "converted again after a failure")
 }
@@ -306,9 +305,8 @@ func TestUnreadDocument(t *testing.T) {
 		r.Header = header
 		before := scene.Heap()
 		p.serve(w, r, typeJSON, p.hash)
-		if kept := w.heap - before; kept > 1<<20 {
-			t.Errorf("%v: %.1f MB are in use for a document of %d MB", header, kept/(1<<20), len(body)>>20)
-		}
+		kept := w.heap - before
+		check.Same(t, true, kept <= 1<<20, "%v: %.1f MB are in use for a document of %d MB", header, kept/(1<<20), len(body)>>20)
 		check.Same(t, http.StatusOK, w.Code, "status")
 		check.Same(t, "8388608", w.Header().Get("Content-Length"), "length")
 		check.Same(t, true, w.Body.String() == body, "%v: the document arrived, of %d bytes", header, w.Body.Len())

@@ -93,9 +93,8 @@ func (s *stage) onOne(t *testing.T, c *http.Client, id identity, tg target, want
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
 		check.Same(t, true, i.Reused || want == http.StatusOK, "the open connection was closed")
 	}})
-	if reply, err := ask.Do(ctx, c, http.MethodGet, s.Endpoint.URL+tg.get, id.header, ""); err != nil || reply.Code != want {
-		t.Errorf("%s: %d (%v) on the open connection, want %d", tg.name, reply.Code, err, want)
-	}
+	reply, err := ask.Do(ctx, c, http.MethodGet, s.Endpoint.URL+tg.get, id.header, "")
+	check.Same(t, true, err == nil && reply.Code == want, "%s: %d (%v) on the open connection, want %d", tg.name, reply.Code, err, want)
 }
 
 func rotateServing(t *testing.T, s *stage) {

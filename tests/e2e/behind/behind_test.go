@@ -48,9 +48,8 @@ func TestBehind(t *testing.T) {
 	w.metrics(t)
 	t.Run("alone", func(t *testing.T) { testAlone(t, w) })
 	t.Log(w.succeed(t, "adopt", beta, alpha, "--dry-run"))
-	if a := must.Get(w.objects.Get(t.Context(), beta, metav1.GetOptions{}))(t); len(a.Annotations) > 0 || a.Spec.Service.Name != "api" {
-		t.Errorf("--dry-run has changed it: %+v", a)
-	}
+	a := must.Get(w.objects.Get(t.Context(), beta, metav1.GetOptions{}))(t)
+	check.Same(t, true, len(a.Annotations) == 0 && a.Spec.Service.Name == "api", "--dry-run has changed it: %+v", a)
 	for range 2 { // the second time, nothing is to be done
 		t.Log(w.succeed(t, "adopt", beta, alpha, metrics, external, custom))
 	}

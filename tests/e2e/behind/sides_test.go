@@ -49,9 +49,8 @@ func testBothSides(t *testing.T, w *world) {
 	lints := func(want string) {
 		t.Helper()
 		a := w.run(t, "lint", "--behind=kube-system/fairlead", "--local-identity=impersonate")
-		if said := strings.Contains(a.Out, "error: "); said != (want != "") || !strings.Contains(a.Out, want) {
-			t.Errorf("lint: exit code %d, want %q\n%s%s", a.Code, want, a.Out, a.Errs)
-		}
+		said := strings.Contains(a.Out, "error: ")
+		check.Same(t, true, said == (want != "") && strings.Contains(a.Out, want), "lint: exit code %d, want %q\n%s%s", a.Code, want, a.Out, a.Errs)
 	}
 	says("the cluster sends it to service kube-system/fairlead:443, and its own condition says: True, Passed: all checks passed", "explain", beta)
 	says("wardle/api", "status", beta)

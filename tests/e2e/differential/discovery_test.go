@@ -137,9 +137,8 @@ func testConditional(t *testing.T, w *world) {
 		w.same(t, path, http.Header{"Accept": accept, "If-None-Match": {`"0"`}})
 		w.same(t, path, http.Header{"Accept": accept, "If-None-Match": {strings.Trim(tags[0], `"`)}})
 		zipped := http.Header{"Accept": accept, "Accept-Encoding": {"gzip"}}
-		if got := w.ask(t, w.front.Endpoint, path, zipped); path == "/apis" && got.Header.Get("Content-Encoding") != "gzip" {
-			t.Errorf("%s is not compressed", path)
-		}
+		got := w.ask(t, w.front.Endpoint, path, zipped)
+		check.Same(t, true, path != "/apis" || got.Header.Get("Content-Encoding") == "gzip", "%s is not compressed", path)
 	}
 }
 

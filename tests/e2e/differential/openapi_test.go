@@ -111,9 +111,8 @@ func (w *world) sameDocument(t *testing.T, path, accept string) {
 	if strings.HasSuffix(want.Header.Get("Content-Type"), "protobuf") {
 		a, b := &openapi_v3.Document{}, &openapi_v3.Document{}
 		must.Do(t, proto.Unmarshal([]byte(want.Body), a))
-		if err := proto.Unmarshal([]byte(got.Body), b); err != nil || !proto.Equal(a, b) {
-			t.Errorf("%s: the documents differ: %v", name, err)
-		}
+		err := proto.Unmarshal([]byte(got.Body), b)
+		check.Same(t, true, err == nil && proto.Equal(a, b), "%s: the documents differ: %v", name, err)
 		return
 	}
 	if want.Body != got.Body {

@@ -99,9 +99,8 @@ func testExample(t *testing.T, _ *world) {
 		if !slices.Contains(strings.Split(errs.String(), "\n"), "example: interrupted, stopping") || strings.Contains(errs.String(), "Error") {
 			t.Errorf("it printed:\n%s", errs.String())
 		}
-		if status, body := alone.Get(t, &http.Client{Timeout: 5 * time.Second}, url); status != 0 || !strings.Contains(body, "refused") {
-			t.Errorf("the front door still answers: %d %s", status, body)
-		}
+		status, body := alone.Get(t, &http.Client{Timeout: 5 * time.Second}, url)
+		check.Same(t, true, status == 0 && strings.Contains(body, "refused"), "the front door still answers: %d %s", status, body)
 		suite.Eventually(t, 15*time.Second, "no process left", func() (bool, string) {
 			left := processes(t, dir)
 			return len(left) == 0, strings.Join(left, "\n")

@@ -47,9 +47,8 @@ func testKubectl(t *testing.T, w *world) {
 	}
 	t.Run("no writes, no core", func(t *testing.T) {
 		k.Fail(t, "change the manifest", "", "delete", "apiservice", "v1.widgets.example.com")
-		if status, body := d.ask(t, d.root, "/api/v1/namespaces"); status != http.StatusNotFound || !strings.Contains(body, `"kind":"Status"`) {
-			t.Errorf("%d %s", status, body)
-		}
+		status, body := d.ask(t, d.root, "/api/v1/namespaces")
+		check.Same(t, true, status == http.StatusNotFound && strings.Contains(body, `"kind":"Status"`), "%d %s", status, body)
 	})
 	t.Run("watch follows the files", func(t *testing.T) { testWatch(t, k, registry) })
 }

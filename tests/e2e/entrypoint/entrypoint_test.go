@@ -76,9 +76,8 @@ func TestEntrypoint(t *testing.T) {
 		must.Get(pod.CoreV1().ConfigMaps("default").Get(t.Context(), "mine", metav1.GetOptions{}))(t)
 		scrape := w.scrape(t, one)
 		for name, want := range map[string]float64{"published": 1, "replicas": 1, "contested": 0, "foreign_writes_total": 0} {
-			if got, ok := scrape["fairlead_entrypoint_"+name]; !ok || got != want {
-				t.Errorf("fairlead_entrypoint_%s is %v, want %v", name, got, want)
-			}
+			got, ok := scrape["fairlead_entrypoint_"+name]
+			check.Same(t, true, ok && got == want, "fairlead_entrypoint_%s is %v, want %v", name, got, want)
 		}
 	})
 	check.Lacks(t, string(must.Get(os.ReadFile(one.Part.LogFile()))(t)), "forbidden")

@@ -64,9 +64,8 @@ func TestAppended(t *testing.T) {
 	t.Run("not yet", func(t *testing.T) {
 		served(t, false)
 		before := w.shared(t).ResourceVersion
-		if out := w.must(t, appendCommand, "--dry-run"); !strings.Contains(out, "not written (--dry-run)\n  CA \"fairlead-ca-") || w.shared(t).ResourceVersion != before {
-			t.Errorf("--dry-run printed:\n%s", out)
-		}
+		out := w.must(t, appendCommand, "--dry-run")
+		check.Same(t, true, strings.Contains(out, "not written (--dry-run)\n  CA \"fairlead-ca-") && w.shared(t).ResourceVersion == before, "--dry-run printed:\n%s", out)
 	})
 	t.Run("appended", func(t *testing.T) {
 		check.Has(t, w.must(t, appendCommand), "extension-apiserver-authentication written\n  CA \"fairlead-ca-")

@@ -162,9 +162,8 @@ func testRules(t *testing.T, w *world) {
 	}
 	own := must.Get(w.core.RbacV1().ClusterRoles().Get(t.Context(), "system:fairlead-impersonate", metav1.GetOptions{}))(t)
 	renew := must.Get(w.core.RbacV1().Roles("kube-system").Get(t.Context(), "fairlead-renew", metav1.GetOptions{}))(t)
-	if n := w.needed(t, accountName, own.Rules) + w.needed(t, "system:serviceaccount:kube-system:fairlead-renew", renew.Rules); n < 9 {
-		t.Errorf("%d permissions are granted, want at least 9", n)
-	}
+	n := w.needed(t, accountName, own.Rules) + w.needed(t, "system:serviceaccount:kube-system:fairlead-renew", renew.Rules)
+	check.Same(t, true, n >= 9, "%d permissions are granted, want at least 9", n)
 }
 
 // needed fails for what rules grant an account without need, and returns how much they grant.

@@ -266,9 +266,8 @@ func testCertificates(t *testing.T, w *world) {
 	})
 	t.Run("what somebody else made", func(t *testing.T) {
 		w.must(t, "kubectl -n managed create secret tls fairlead-front-proxy-client --cert="+w.PKI.FrontProxyPair.CertFile, "--key="+w.PKI.FrontProxyPair.KeyFile)
-		if a := w.follow(t, "kubectl fairlead init -n managed"); a.Code == 0 || !strings.Contains(a.Errs, "conflict") {
-			t.Errorf("exit code %d\n%s%s", a.Code, a.Out, a.Errs)
-		}
+		a := w.follow(t, "kubectl fairlead init -n managed")
+		check.Same(t, true, a.Code != 0 && strings.Contains(a.Errs, "conflict"), "exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	})
 	t.Run("renewed", func(t *testing.T) { testRenewed(t, w) })
 }

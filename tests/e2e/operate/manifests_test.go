@@ -74,9 +74,8 @@ func testProtected(t *testing.T, w *world) {
 		t.Fatalf("kube-apiserver registers %d of its own", len(automanaged))
 	}
 	for _, name := range automanaged {
-		if _, group, _ := strings.Cut(strings.TrimPrefix(name, "apiservice.apiregistration.k8s.io/"), "."); !slices.Contains(groups, group) {
-			t.Errorf("group %q of kube-apiserver is not protected", group)
-		}
+		_, group, _ := strings.Cut(strings.TrimPrefix(name, "apiservice.apiregistration.k8s.io/"), ".")
+		check.Same(t, true, slices.Contains(groups, group), "group %q of kube-apiserver is not protected", group)
 	}
 	a := command(t, strings.ReplaceAll(protected, "v9", "v8"), w.kubectl, "--kubeconfig", w.direct, "apply", "-f", "-")
 	check.Same(t, true, a.Code != 0 && strings.Contains(a.Errs, "no service may claim Kubernetes' own group batch"), "claiming batch: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
@@ -149,9 +148,8 @@ func testLayouts(t *testing.T, w *world) {
 				check.Same(t, true, regexp.MustCompile(`(?m)^[- ]*`+want+`$`).MatchString(rendered), "no %s in:\n%s", want, rendered)
 			}
 			testFlags(t, w, rendered)
-			if again := succeed(t, "", filepath.Join(w.dir, "kubectl-fairlead"), line...); !strings.HasSuffix(again, "nothing changed\n") {
-				t.Errorf("again, it prints\n%s", again)
-			}
+			again := succeed(t, "", filepath.Join(w.dir, "kubectl-fairlead"), line...)
+			check.Same(t, true, strings.HasSuffix(again, "nothing changed\n"), "again, it prints\n%s", again)
 		})
 	}
 }

@@ -96,9 +96,8 @@ func testPage(t *testing.T, w *world) {
 		const back = `getComputedStyle(document.body).backgroundColor`
 		light := b.eval(t, back)
 		b.call(t, "Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": "dark"}}}, nil)
-		if dark := b.eval(t, back); dark == light {
-			t.Errorf("the dark background is the light one: %v", dark)
-		}
+		dark := b.eval(t, back)
+		check.Same(t, true, dark != light, "the dark background is the light one: %v", dark)
 		b.shoot(t, "dark")
 	})
 	t.Run("400 pixels", func(t *testing.T) {

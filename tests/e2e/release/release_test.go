@@ -91,9 +91,8 @@ func (s *site) named(t *testing.T) {
 	// Of a commit without a tag it may be a number, such as 1234567 or 12345e6, which is no text unless it is quoted.
 	check.Has(t, s.run(t, "tar", "-xzOf", s.file(t, "fairlead-*.tgz"), "fairlead/Chart.yaml"), "\nappVersion: \""+version+"\"\n")
 	for _, overlay := range []string{"control-plane", "load-balancer"} {
-		if out := s.run(t, suite.Tool(t, "kubectl"), "kustomize", filepath.Join(dir, "overlays", overlay)); strings.Count(out, "image: ") != 1 || !strings.Contains(out, want) {
-			t.Errorf("%s does not name %s", overlay, want)
-		}
+		out := s.run(t, suite.Tool(t, "kubectl"), "kustomize", filepath.Join(dir, "overlays", overlay))
+		check.Same(t, true, strings.Count(out, "image: ") == 1 && strings.Contains(out, want), "%s does not name %s", overlay, want)
 	}
 	check.Has(t, string(must.Get(os.ReadFile(filepath.Join(dir, "static-pod", "fairlead.yaml")))(t)), want)
 }
@@ -117,9 +116,8 @@ func (s *site) deb(t *testing.T, c *cluster.Cluster) {
 	flags := s.run(t, "sh", "-c", ". "+root+"/etc/default/fairlead; echo $FAIRLEAD_FLAGS")
 	s.start(t, c, root, strings.Fields(strings.ReplaceAll(line, "$FAIRLEAD_FLAGS", flags)), 0)
 	s.run(t, "dpkg", append(dpkg, "--remove", "fairlead")...)
-	if _, err := os.Stat(filepath.Join(root, "usr/bin/fairlead")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the program is still there after its removal: %v", err)
-	}
+	_, err := os.Stat(filepath.Join(root, "usr/bin/fairlead"))
+	check.Same(t, true, errors.Is(err, os.ErrNotExist), "the program is still there after its removal: %v", err)
 	check.Has(t, string(must.Get(os.ReadFile(filepath.Join(root, "etc/default/fairlead")))(t)), "127.0.0.1") // the operator's flags
 }
 
@@ -309,9 +307,8 @@ func (s *site) push(t *testing.T, registry string) {
 		s.image + "@" + digest: "keys", chart + ":" + strings.TrimPrefix(version, "v"): "keys", s.image + ":" + version: "keys-other",
 	} {
 		verify := exec.CommandContext(t.Context(), suite.Tool(t, "cosign"), "verify", "--key", filepath.Join(s.dir, pub, "cosign.pub"), "--insecure-ignore-tlog", "--allow-http-registry", ref)
-		if a := suite.Run(t, verify, ""); (a.Code == 0) != (pub == "keys") {
-			t.Errorf("%s with %s: exit code %d\n%s", ref, pub, a.Code, a.Errs)
-		}
+		a := suite.Run(t, verify, "")
+		check.Same(t, true, (a.Code == 0) == (pub == "keys"), "%s with %s: exit code %d\n%s", ref, pub, a.Code, a.Errs)
 	}
 	dir := t.TempDir()
 	t.Setenv("HELM_CACHE_HOME", dir)

@@ -68,9 +68,8 @@ func TestRecord(t *testing.T) {
 	cfg := extension.Config{RequestHeaderCA: front.Pool(), AllowedNames: []string{leaf.CommonName}, RejectWith: 401, Record: 3}
 	run(t, "what arrived", cfg, func(t *testing.T, s *extension.Server, _ *http.Client) {
 		for name, pair := range map[string]*pki.Pair{"another CA": pki.NewCA("front").Issue(leaf), "another name": front.Issue(pki.Leaf{CommonName: "other"}), "none": nil} {
-			if out := got(t, client(t, s, true, pair), "GET", s.URL()+widgets, "", long); !strings.HasPrefix(out, "401") || s.Requests()[0].Verified {
-				t.Errorf("a certificate of %s: %s", name, out)
-			}
+			out := got(t, client(t, s, true, pair), "GET", s.URL()+widgets, "", long)
+			check.Same(t, true, strings.HasPrefix(out, "401") && !s.Requests()[0].Verified, "a certificate of %s: %s", name, out)
 			s.Forget()
 		}
 		pair := front.Intermediate("between").Issue(leaf)

@@ -151,17 +151,15 @@ func TestDev(t *testing.T) {
 		}
 		must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
 		d.tells(t, "sample-apiserver.wardle ended: signal: killed; all other parts keep running")
-		if left := d.parts(t); len(left) != 4 || left["fairlead"] == 0 {
-			t.Errorf("running: %v", left)
-		}
+		left := d.parts(t)
+		check.Same(t, true, len(left) == 4 && left["fairlead"] != 0, "running: %v", left)
 	})
 	t.Run("an interrupt ends all", d.endsAll)
 }
 
 func TestUsage(t *testing.T) {
 	var errs bytes.Buffer
-	if err := run(t.Context(), []string{"-no-such-flag"}, io.Discard, &errs); err == nil || !strings.Contains(errs.String(), "usage: fairlead-dev") {
-		t.Errorf("got %v, printed %q", err, errs.String())
-	}
+	err := run(t.Context(), []string{"-no-such-flag"}, io.Discard, &errs)
+	check.Same(t, true, err != nil && strings.Contains(errs.String(), "usage: fairlead-dev"), "got %v, printed %q", err, errs.String())
 	check.Fault(t, "make build", run(t.Context(), []string{"-fairlead", filepath.Join(t.TempDir(), "none")}, io.Discard, io.Discard), "run without fairlead")
 }
