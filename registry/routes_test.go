@@ -234,9 +234,7 @@ func TestCostlyPolicy(t *testing.T) {
 		"all repeated":            {repeated(9000, some.String(), "match: {resourceRules: *r}, userAgents: *a"), false},
 	} {
 		text := "apiVersion: fairlead.dev/v1\nkind: Policy\nmetadata: {name: a}\nrules:\n" + tc.text()
-		if len(text) > room {
-			t.Fatalf("%s: %d bytes", name, len(text))
-		}
+		must.Be(t, len(text) <= room, "%s: %d bytes", name, len(text))
 		var before, after runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&before)

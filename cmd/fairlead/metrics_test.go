@@ -37,9 +37,7 @@ func described(t *testing.T, d *server) map[string]*dto.MetricFamily {
 	go func() { defer close(descs); d.metrics.Describe(descs) }()
 	for desc := range descs {
 		m := form.FindStringSubmatch(desc.String())
-		if m == nil {
-			t.Fatalf("unknown form of a description: %s", desc)
-		}
+		must.Be(t, m != nil, "unknown form of a description: %s", desc)
 		f := &dto.MetricFamily{Name: &m[1], Help: new(strings.ReplaceAll(m[2], `\"`, `"`)), Type: cmp.Or(kinds[m[1]], kindOf(m[1]).Enum()), Metric: []*dto.Metric{{}}}
 		for l := range strings.SplitSeq(m[4]+","+m[3], ",") {
 			if name, _, _ := strings.Cut(l, "="); name != "" {

@@ -60,8 +60,6 @@ func resident(t *testing.T, name string) int {
 	maps := must.Get(os.ReadFile("/proc/self/smaps"))(t)
 	_, mapping, _ := strings.Cut(string(maps), name+"\n")
 	_, size, ok := strings.Cut(mapping, "Rss:")
-	if !ok {
-		t.Fatalf("%s is not mapped in\n%s", name, maps)
-	}
+	must.Be(t, ok, "%s is not mapped in\n%s", name, maps)
 	return must.Get(strconv.Atoi(strings.Fields(size)[0]))(t)
 }

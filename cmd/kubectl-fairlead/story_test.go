@@ -132,9 +132,7 @@ func TestStories(t *testing.T) {
 					stdin += []string{"", "---\n"}[min(i, 1)] + s.File(t, file)
 				}
 				if from, to, change := strings.Cut(strings.Join(words[1+files:], " ")+" ", " | "); change {
-					if !strings.Contains(stdin, from) {
-						t.Fatalf("%s: there is no %q to replace", at, from)
-					}
+					must.Be(t, strings.Contains(stdin, from), "%s: there is no %q to replace", at, from)
 					stdin = strings.Replace(stdin, from, strings.TrimSpace(to), 1)
 				}
 				stdin = fill.Replace(stdin)

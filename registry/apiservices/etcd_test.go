@@ -88,9 +88,7 @@ func TestEtcdIsServed(t *testing.T) {
 		for ok && e.Type == watch.Bookmark {
 			e, ok = <-w.ResultChan()
 		}
-		if !ok || e.Type != want {
-			t.Fatalf("event %v %v, want %s", e.Type, e.Object, want)
-		}
+		must.Be(t, ok && e.Type == want, "event %v %v, want %s", e.Type, e.Object, want)
 		return e.Object.(*apiregistrationv1.APIService)
 	}
 	made := must.Get(c.Create(t.Context(), remote("v1.a.io", "one"), metav1.CreateOptions{}))(t)
@@ -144,9 +142,7 @@ func TestProtectedGroupsAreRefused(t *testing.T) {
 	kv, _, c := serveEtcd(t)
 	fails(t, apierrors.IsForbidden, `group "apps" is protected`, of(c.Create(t.Context(), remote("v1.apps", "mine"), metav1.CreateOptions{})), "a remote APIService")
 	o, err := c.Create(t.Context(), object("v1.apps", nil), metav1.CreateOptions{})
-	if err != nil || o.Status.Conditions[0].Reason != "Local" {
-		t.Fatalf("a Local APIService: %v %v", err, o)
-	}
+	must.Be(t, err == nil && o.Status.Conditions[0].Reason == "Local", "a Local APIService: %v %v", err, o)
 	o.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "x", Name: "y"}
 	fails(t, apierrors.IsForbidden, "", of(c.Update(t.Context(), o, metav1.UpdateOptions{})), "an update to remote")
 	o.Spec.Service, o.Annotations = nil, map[string]string{"fairlead.dev/url": "https://10.0.0.1"}

@@ -134,9 +134,7 @@ func TestUnreadIsReadAgain(t *testing.T) {
 	must.Do(t, os.Chtimes(path, written, written))
 	d := must.Get(New(Config{Path: filepath.Dir(path)}))(t)
 	f := d.readFile(path, &file{})
-	if len(f.faults) != 1 || !strings.HasPrefix(f.faults[0].Message, "reading file: ") {
-		t.Fatalf("faults %v", f.faults)
-	}
+	must.Be(t, len(f.faults) == 1 && strings.HasPrefix(f.faults[0].Message, "reading file: "), "faults %v", f.faults)
 	check.Same(t, true, d.readFile(path, f) != f, "read again")
 }
 

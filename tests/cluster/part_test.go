@@ -82,9 +82,7 @@ func TestParentDeath(t *testing.T) {
 		}
 		must.Do(t, cmd.Process.Signal(sig))
 		_ = cmd.Wait() // killed: the error says only that
-		if child == 0 {
-			t.Fatal("the parent started no child")
-		}
+		must.Be(t, child != 0, "the parent started no child")
 		must.Soon(t, 10*time.Second, "the child is dead", func() bool { return dead(child) })
 	}
 }

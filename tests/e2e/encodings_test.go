@@ -105,9 +105,7 @@ func (p *pair) testBodies(t *testing.T) {
 		body = string(must.Get(encode(p.object(fmt.Sprintf("buoy-%d", i), value).Object))(t))
 		header := http.Header{"Content-Type": {as}, "Accept": {as}}
 		r := must.Get(ask.Do(t.Context(), p.clients[1], http.MethodPost, p.urls[1], header, body))(t)
-		if r.Code != http.StatusCreated || !strings.Contains(r.Body, value) {
-			t.Fatalf("status %d, %v: %.300q", r.Code, r.Header, r.Body)
-		}
+		must.Be(t, r.Code == http.StatusCreated && strings.Contains(r.Body, value), "status %d, %v: %.300q", r.Code, r.Header, r.Body)
 	}
 	for _, c := range []struct {
 		method, path, as, body string

@@ -162,9 +162,7 @@ func portForward(t *testing.T, m mooring) {
 	line, err := bufio.NewReader(out).ReadString('\n')
 	_, after, found := strings.Cut(line, "Forwarding from ")
 	address, _, _ := strings.Cut(after, " ")
-	if !found {
-		t.Fatalf("kubectl printed %q (%v)\n%s", line, err, errs.String())
-	}
+	must.Be(t, found, "kubectl printed %q (%v)\n%s", line, err, errs.String())
 	var connections errgroup.Group
 	for i := range 5 {
 		connections.Go(func() error {

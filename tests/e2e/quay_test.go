@@ -330,9 +330,7 @@ func testRow(t *testing.T, q *quay, c row, proto string) {
 	if here.Code != want {
 		t.Errorf("for the extension server: %d, want %d (directly %d)\n%s\n%s", here.Code, want, past.Code, here.Body, past.Body)
 	}
-	if (byUs != nil) != (want == http.StatusOK) {
-		t.Fatalf("the extension server received %v", byUs)
-	}
+	must.Be(t, (byUs != nil) == (want == http.StatusOK), "the extension server received %v", byUs)
 	if byUs != nil {
 		got, expected := identity(byUs), identity(byThem)
 		if !q.uids {
@@ -357,9 +355,7 @@ func testRow(t *testing.T, q *quay, c row, proto string) {
 	v.method, v.path, v.body = http.MethodPost, reviews, review
 	past, _ = q.visit(t, q.EndpointOf(0), v)
 	here, _ = q.visit(t, q.server, v)
-	if here.Code != past.Code {
-		t.Fatalf("for the local apiserver: %d, directly %d\n%s\n%s", here.Code, past.Code, here.Body, past.Body)
-	}
+	must.Be(t, here.Code == past.Code, "for the local apiserver: %d, directly %d\n%s\n%s", here.Code, past.Code, here.Body, past.Body)
 	user := whoIs(t, here)
 	strip(q, user.Extra, credential)
 	if diff := cmp.Diff(whoIs(t, past), user, cmpopts.EquateEmpty()); diff != "" {

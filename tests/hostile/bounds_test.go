@@ -163,9 +163,7 @@ func container(t *testing.T, room int) string {
 		t.Fatalf("limiting memory (needs root): %v", err)
 	}
 	dir, err := os.MkdirTemp(top, "fairlead-") //nolint:usetesting // it has to be there
-	if err != nil {
-		t.Fatalf("making a control group (needs root): %v", err)
-	}
+	must.Be(t, err == nil, "making a control group (needs root): %v", err)
 	t.Cleanup(func() { check.Fault(t, "", os.Remove(dir), "removing the control group") })
 	must.Do(t, os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(room)), 0))
 	return dir

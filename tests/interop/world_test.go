@@ -153,9 +153,7 @@ func begin(t *testing.T) *world {
 	w.user, w.ca = alone.Pair(t, keys.Clients, pki.Leaf{CommonName: "user", Organizations: []string{"system:masters"}}), alone.Bundle(t, keys.Servers)
 	store := filepath.Join(w.dir, "store.p12")
 	out, err := exec.CommandContext(t.Context(), "openssl", "pkcs12", "-export", "-in", w.user.CertFile, "-inkey", w.user.KeyFile, "-out", store, "-passout", "pass:x").CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Be(t, err == nil, "%v: %s", err, out)
 	w.env = append(os.Environ(), "CA="+w.ca, "CERT="+w.user.CertFile, "KEY="+w.user.KeyFile, "STORE="+store)
 	client := suite.Client(t, cluster.Endpoint{CAFile: w.ca}, cluster.Credentials{Pair: w.user})
 	serve := func(road int) {

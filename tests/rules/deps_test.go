@@ -232,9 +232,7 @@ func TestLicences(t *testing.T) {
 			modules[path] = dir
 		}
 	}
-	if len(modules) < 20 {
-		t.Fatalf("only %d modules were found", len(modules))
-	}
+	must.Be(t, len(modules) >= 20, "only %d modules were found", len(modules))
 	for path, dir := range modules {
 		check.Same(t, true, licensed(t, dir), "%s: no known licence in %s: read it, and add it to the list or drop the module", path, dir)
 	}

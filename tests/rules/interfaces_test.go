@@ -21,9 +21,7 @@ func TestNoDetours(t *testing.T) {
 		}
 		all[strings.TrimPrefix(p.PkgPath, module+"/")] = p.TypesInfo
 	}
-	if len(all) < 40 {
-		t.Fatalf("%d packages", len(all))
-	}
+	must.Be(t, len(all) >= 40, "%d packages", len(all))
 	t.Run("interfaces", func(t *testing.T) { haveImplementations(t, all) })
 	t.Run("func fields", func(t *testing.T) { returnTypes(t, all) })
 }

@@ -45,9 +45,7 @@ func sources(t *testing.T) (*token.FileSet, []source) {
 			all = append(all, source{name: name, dir: path.Dir(name), tree: tree})
 		}
 	})
-	if len(all) < 3 {
-		t.Fatalf("%d Go files found: the walk is broken", len(all))
-	}
+	must.Be(t, len(all) >= 3, "%d Go files found: the walk is broken", len(all))
 	return fset, all
 }
 

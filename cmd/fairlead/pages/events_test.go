@@ -27,9 +27,7 @@ func TestEvents(t *testing.T) {
 	next := func() (data string) {
 		t.Helper()
 		for found := false; !found; data, found = strings.CutPrefix(lines.Text(), "data: ") {
-			if !lines.Scan() {
-				t.Fatalf("the stream has ended: %v", lines.Err())
-			}
+			must.Be(t, lines.Scan(), "the stream has ended: %v", lines.Err())
 		}
 		return data
 	}

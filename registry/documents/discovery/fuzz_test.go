@@ -74,9 +74,7 @@ func FuzzBackendSays(f *testing.F) {
 			return
 		}
 		next, _ := d.taken(empty, []*registry.Entry{own}, found, "")
-		if len(next.versions) != 1 {
-			t.Fatalf("it lists the group-versions %v", next.versions)
-		}
+		must.Be(t, len(next.versions) == 1, "it lists the group-versions %v", next.versions)
 		v := next.versions[own.GroupVersion]
 		if v.doc == nil {
 			return

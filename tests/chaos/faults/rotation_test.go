@@ -143,9 +143,7 @@ func (s *stage) answers(t *testing.T, id identity, want int, what string) {
 			c := &http.Client{Transport: s.w.transport(id, true)}
 			defer c.CloseIdleConnections()
 			reply, err := ask.Do(t.Context(), c, http.MethodGet, s.Endpoint.URL+tg.get, id.header, "")
-			if err != nil || reply.Code != 200 && reply.Code != 401 {
-				t.Fatalf("%s: %d %v", tg.name, reply.Code, err)
-			}
+			must.Be(t, err == nil && (reply.Code == 200 || reply.Code == 401), "%s: %d %v", tg.name, reply.Code, err)
 			return reply.Code == want, fmt.Sprint(reply.Code)
 		})
 	}

@@ -198,9 +198,7 @@ func (w *world) firing(t *testing.T, h *history, at, since time.Duration) (all [
 	cmd := exec.CommandContext(t.Context(), "promtool", "test", "rules", filepath.Join(dir, "tests.yaml"))
 	a := suite.Run(t, cmd, "")
 	got := result.FindStringSubmatch(a.Out + a.Errs)
-	if a.Code != 1 || got == nil {
-		t.Fatalf("promtool: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
-	}
+	must.Be(t, a.Code == 1 && got != nil, "promtool: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	for _, m := range labels.FindAllStringSubmatch(got[1], -1) {
 		all = append(all, alert{m[1], m[2], m[3]})
 	}
@@ -234,9 +232,7 @@ func (w *world) told(t *testing.T, firing []alert) (names []string) {
 	matches := func(a alert, matchers []string) bool {
 		return !slices.ContainsFunc(matchers, func(m string) bool {
 			parts := regexp.MustCompile(`^(\w+)(=~|!=|=)"(.*)"$`).FindStringSubmatch(m)
-			if parts == nil {
-				t.Fatalf("matcher %s is not understood", m)
-			}
+			must.Be(t, parts != nil, "matcher %s is not understood", m)
 			value := label(a, parts[1])
 			switch parts[2] {
 			case "=~":

@@ -129,9 +129,7 @@ func refused(t *testing.T, w *world) *incident {
 func full(t *testing.T, w *world) *incident {
 	folder := t.TempDir()
 	out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder).CombinedOutput()
-	if err != nil {
-		t.Fatalf("mounting: %v\n%s", err, out)
-	}
+	must.Be(t, err == nil, "mounting: %v\n%s", err, out)
 	t.Cleanup(func() { _ = exec.Command("umount", "--lazy", folder).Run() })
 	policy := filepath.Join(w.Dir(), "audit-policy.yaml")
 	suite.Put(t, policy, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")

@@ -146,9 +146,7 @@ func (s *side) run(t *testing.T, l load, token string) {
 	}
 	out, err := exec.CommandContext(ctx, "h2load", append(args, s.url)...).CombinedOutput()
 	m := report.FindStringSubmatch(string(out))
-	if err != nil || m == nil {
-		t.Fatalf("h2load %s: %v\n%s", l, err, out)
-	}
+	must.Be(t, err == nil && m != nil, "h2load %s: %v\n%s", l, err, out)
 	s.took = append(s.took, must.Get(time.ParseDuration(m[1]))(t))
 	s.slowest = append(s.slowest, must.Get(time.ParseDuration(m[3]))(t))
 	if lost := l.requests - must.Get(strconv.Atoi(m[2]))(t); lost > 0 {

@@ -65,9 +65,7 @@ func (u User) Run(t *testing.T, args ...string) string {
 func (u User) Feed(t *testing.T, stdin string, args ...string) string {
 	t.Helper()
 	a := u.Try(t, stdin, args...)
-	if a.Code != 0 {
-		t.Fatalf("kubectl %s: exit code %d\n%s%s", strings.Join(args, " "), a.Code, a.Out, a.Errs)
-	}
+	must.Be(t, a.Code == 0, "kubectl %s: exit code %d\n%s%s", strings.Join(args, " "), a.Code, a.Out, a.Errs)
 	return a.Out
 }
 

@@ -92,9 +92,7 @@ func Eventually(t *testing.T, most time.Duration, what string, ok func() (bool, 
 		done, last = ok()
 		return done, nil
 	})
-	if late != nil {
-		t.Fatalf("after %s still not: %s: %s", most, what, last)
-	}
+	must.Be(t, late == nil, "after %s still not: %s: %s", most, what, last)
 	return time.Since(begun)
 }
 

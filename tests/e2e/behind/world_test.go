@@ -123,9 +123,7 @@ func (w *world) start(t *testing.T, i int, kubeconfig string) *cluster.Front {
 	}
 	a := suite.Run(t, exec.CommandContext(t.Context(), w.kubectl, "kustomize", "../../../deploy/overlays/behind"), "")
 	args := manifests.Arguments(manifests.Serve(a.Out), fairleads[i], "/etc/fairlead", mounted)
-	if len(args) < 8 {
-		t.Fatalf("%q of the overlay\n%s", args, a.Errs)
-	}
+	must.Be(t, len(args) >= 8, "%q of the overlay\n%s", args, a.Errs)
 	ca := filepath.Join(mounted, "serving/ca.crt")
 	f := &cluster.Front{
 		Endpoint: cluster.Endpoint{URL: "https://" + fairleads[i] + ":6443", CAFile: ca},
@@ -151,9 +149,7 @@ func (w *world) command(ctx context.Context, words ...string) *exec.Cmd {
 func (w *world) succeed(t *testing.T, words ...string) string {
 	t.Helper()
 	a := w.run(t, words...)
-	if a.Code != 0 {
-		t.Fatalf("%v: exit code %d\n%s%s", words, a.Code, a.Out, a.Errs)
-	}
+	must.Be(t, a.Code == 0, "%v: exit code %d\n%s%s", words, a.Code, a.Out, a.Errs)
 	return a.Out
 }
 

@@ -68,9 +68,7 @@ func testExample(t *testing.T, _ *world) {
 			if strings.Contains(comment, "forbidden") {
 				text, code = "Forbidden", 1
 			}
-			if text == "" {
-				t.Fatal("this test does not know the command's output")
-			}
+			must.Be(t, text != "", "this test does not know the command's output")
 			if a := enter(t, command); a.Code != code || !strings.Contains(a.Out+a.Errs, text) {
 				t.Errorf("exit code %d, want %d and %q:\n%s%s", a.Code, code, text, a.Out, a.Errs)
 			}

@@ -70,9 +70,7 @@ func (w *world) echo(t *testing.T, s *side, protocol string) {
 	res := must.Get(c.Do(r))(t)
 	defer res.Body.Close()
 	tunnel, ok := res.Body.(io.ReadWriteCloser)
-	if res.StatusCode != http.StatusSwitchingProtocols || !ok {
-		t.Fatalf("%s: %s", protocol, res.Status)
-	}
+	must.Be(t, res.StatusCode == http.StatusSwitchingProtocols && ok, "%s: %s", protocol, res.Status)
 	sent := strings.Repeat("ahoy ", 200<<10)
 	go func() { _, _ = io.WriteString(tunnel, sent) }() // ends with the tunnel
 	back := make([]byte, len(sent))

@@ -127,9 +127,7 @@ func testExtensionServer(t *testing.T, w *world) {
 	for _, f := range regexp.MustCompile(`(?m)^ *(--requestheader-(?:client-ca-file|allowed-names)=\S+)$`).FindAllStringSubmatch(string(page), -1) {
 		flags = append(flags, strings.Replace(f[1], "/etc/fairlead-requestheader", w.folder, 1))
 	}
-	if len(flags) != 2 {
-		t.Fatalf("the page has flags %q", flags)
-	}
+	must.Be(t, len(flags) == 2, "the page has flags %q", flags)
 	must.Get(w.StartSampleAPIServer(t.Context(), flags...))(t)
 	// Requests for it would be failures of the last minute, at which the command of testClients ends with 1.
 	probed := w.front.Endpoint.Probed(w.StaticToken("admin"), "v1beta1.wardle.example.com")
@@ -277,9 +275,7 @@ func testCertificates(t *testing.T, w *world) {
 func testRenewed(t *testing.T, w *world) {
 	rendered := w.must(t, "mkdir -p deploy/job && printf 'resources: [../base]\\ncomponents: [../components/renew]\\n' > deploy/job/kustomization.yaml && kubectl kustomize deploy/job")
 	_, job, _ := strings.Cut(rendered, "kind: CronJob")
-	if !strings.Contains(job, "/usr/local/bin/kubectl-fairlead\n") || !strings.Contains(job, "- init\n") {
-		t.Fatalf("the CronJob runs another command:\n%s", job)
-	}
+	must.Be(t, strings.Contains(job, "/usr/local/bin/kubectl-fairlead\n") && strings.Contains(job, "- init\n"), "the CronJob runs another command:\n%s", job)
 	w.must(t, "kubectl apply -k deploy/job")
 	account := filepath.Join(w.folder, "renew.kubeconfig")
 	must.Do(t, w.Cluster.Endpoint().WriteKubeconfig(account, cluster.Credentials{Token: suite.Token(t, w.core, "kube-system", "fairlead-renew")}))
@@ -316,9 +312,7 @@ func testOthers(t *testing.T, w *world) {
 		_, rest, _ := strings.Cut(string(page), "\n## "+title+"\n")
 		_, rest, _ = strings.Cut(rest, "```console\n")
 		text, _, found := strings.Cut(rest, "```")
-		if !found {
-			t.Fatalf("no block below %q", title)
-		}
+		must.Be(t, found, "no block below %q", title)
 		return text
 	}
 	t.Run("K3s", func(t *testing.T) {

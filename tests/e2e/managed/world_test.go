@@ -61,9 +61,7 @@ func newWorld(t *testing.T, clouds int) *world {
 	for _, b := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```$").FindAllStringSubmatch(string(data), -1) {
 		w.blocks = append(w.blocks, regexp.MustCompile("(?m)^   ").ReplaceAllString(b[1], "")) // they are indented in a list
 	}
-	if len(w.blocks) != 6 {
-		t.Fatalf("%d blocks in docs/managed.md, want 6: one for each step here", len(w.blocks))
-	}
+	must.Be(t, len(w.blocks) == 6, "%d blocks in docs/managed.md, want 6: one for each step here", len(w.blocks))
 	return w
 }
 
@@ -85,9 +83,7 @@ func (w *world) follow(t *testing.T, block string, more ...string) suite.Answer 
 func (w *world) must(t *testing.T, block string, more ...string) string {
 	t.Helper()
 	a := w.follow(t, block, more...)
-	if a.Code != 0 {
-		t.Fatalf("%s %v: exit code %d\n%s%s", block, more, a.Code, a.Out, a.Errs)
-	}
+	must.Be(t, a.Code == 0, "%s %v: exit code %d\n%s%s", block, more, a.Code, a.Out, a.Errs)
 	return a.Out
 }
 

@@ -40,9 +40,7 @@ func testManifests(t *testing.T, w *world) {
 // testFlags runs the program with a manifest's arguments. It must complain only about missing files.
 func testFlags(t *testing.T, w *world, rendered string) {
 	line := manifests.Arguments(manifests.Serve(rendered), "192.0.2.1", "/etc/kubernetes", "/nowhere")
-	if len(line) < 8 {
-		t.Fatalf("%d arguments were found, want at least 8", len(line))
-	}
+	must.Be(t, len(line) >= 8, "%d arguments were found, want at least 8", len(line))
 	a := command(t, "", w.fairlead, line...)
 	for fault := range strings.SplitSeq(strings.TrimSpace(a.Errs), "\n") {
 		check.Same(t, true, strings.Contains(fault, "no such file or directory") || strings.Contains(fault, "--kubeconfig is required outside a pod"), "%v: %s", line, fault)
@@ -53,9 +51,7 @@ func testFlags(t *testing.T, w *world, rendered string) {
 func testProtected(t *testing.T, w *world) {
 	manifest := w.kustomize(t, "base")
 	list := regexp.MustCompile(`(?s)expression: '\["(.*?)\]'`).FindStringSubmatch(manifest)
-	if list == nil {
-		t.Fatalf("no list of groups in:\n%s", manifest)
-	}
+	must.Be(t, list != nil, "no list of groups in:\n%s", manifest)
 	var groups []string
 	must.Do(t, json.Unmarshal([]byte(`["`+strings.ReplaceAll(list[1], "\n", " ")+"]"), &groups))
 	objects := map[string]*apiregistrationv1.APIService{}
@@ -70,9 +66,7 @@ func testProtected(t *testing.T, w *world) {
 	}
 	// Every group that kube-apiserver registers itself must be in the list.
 	automanaged := strings.Fields(w.ask(t, "get apiservices -l kube-aggregator.kubernetes.io/automanaged=onstart -o name"))
-	if len(automanaged) < 10 {
-		t.Fatalf("kube-apiserver registers %d of its own", len(automanaged))
-	}
+	must.Be(t, len(automanaged) >= 10, "kube-apiserver registers %d of its own", len(automanaged))
 	for _, name := range automanaged {
 		_, group, _ := strings.Cut(strings.TrimPrefix(name, "apiservice.apiregistration.k8s.io/"), ".")
 		check.Same(t, true, slices.Contains(groups, group), "group %q of kube-apiserver is not protected", group)

@@ -131,9 +131,7 @@ func (n *needing) testConfigMap(t *testing.T) {
 		n.apply(t, n.roles)
 		suite.Eventually(t, noticed, where+": forbidden, not unauthorized", func() (bool, string) {
 			code, body := request()
-			if code == http.StatusUnauthorized {
-				t.Fatalf("%s: %s", where, body)
-			}
+			must.Be(t, code != http.StatusUnauthorized, "%s: %s", where, body)
 			return code == http.StatusForbidden, fmt.Sprint(code, " ", body)
 		})
 		n.says(t, front, served)

@@ -250,9 +250,7 @@ func (c *controlPlane) follow(t *testing.T, block string, args ...string) string
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	out, err := c.bash(ctx, append([]string{"-euo", "pipefail", "-c", block}, args...)...)
-	if err != nil {
-		t.Fatalf("%s %q\n%v\n%s", block, args, err, out)
-	}
+	must.Be(t, err == nil, "%s %q\n%v\n%s", block, args, err, out)
 	return out
 }
 
@@ -285,8 +283,6 @@ func (c *controlPlane) env() []string {
 func edit(t *testing.T, file, old, text string) {
 	t.Helper()
 	before := read(t, file)
-	if !strings.Contains(before, old) {
-		t.Fatalf("%s does not have %q:\n%s", file, old, before)
-	}
+	must.Be(t, strings.Contains(before, old), "%s does not have %q:\n%s", file, old, before)
 	suite.Put(t, file, strings.Replace(before, old, text, 1))
 }

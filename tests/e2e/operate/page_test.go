@@ -123,9 +123,7 @@ func testPage(t *testing.T, w *world) {
 			}
 			b.press(t, "Tab", "", 9)
 		}
-		if b.eval(t, reached+` && getComputedStyle(document.activeElement).outlineStyle !== 'none'`) != true {
-			t.Fatal("Tab does not reach the row, or the focus is invisible")
-		}
+		must.Be(t, b.eval(t, reached+` && getComputedStyle(document.activeElement).outlineStyle !== 'none'`) == true, "Tab does not reach the row, or the focus is invisible")
 		b.press(t, "Enter", "\r", 13)
 		b.until(t, `location.pathname.endsWith('/apiservice/v1.shown.example.com') && document.body.innerText.includes('shown.operate.svc')`)
 		b.shoot(t, "detail")

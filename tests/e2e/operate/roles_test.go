@@ -96,9 +96,7 @@ func shippedRoles(t *testing.T, w *world) (all []shippedRule) {
 	for name := range roles {
 		check.Same(t, true, slices.Contains(tested, name), "role %s is shipped and not tested", name)
 	}
-	if len(all) < 16 {
-		t.Fatalf("%d rules were found, want at least 16", len(all))
-	}
+	must.Be(t, len(all) >= 16, "%d rules were found, want at least 16", len(all))
 	return all
 }
 

@@ -114,9 +114,7 @@ func (c *controlPlane) walk(t *testing.T, steps ...int) {
 func documented(t *testing.T, page, title string) []block {
 	t.Helper()
 	_, rest, found := strings.Cut(read(t, "../../../docs/"+page), "# "+title+"\n")
-	if !found {
-		t.Fatalf("%s has no section %q", page, title)
-	}
+	must.Be(t, found, "%s has no section %q", page, title)
 	section, _, _ := strings.Cut(rest, "\n#")
 	return blocksOf(section)
 }

@@ -115,9 +115,7 @@ func command(t *testing.T, stdin, name string, args ...string) suite.Answer {
 func succeed(t *testing.T, stdin, name string, args ...string) string {
 	t.Helper()
 	a := command(t, stdin, name, args...)
-	if a.Code != 0 {
-		t.Fatalf("%s %s: exit code %d\n%s%s", filepath.Base(name), strings.Join(args, " "), a.Code, a.Out, a.Errs)
-	}
+	must.Be(t, a.Code == 0, "%s %s: exit code %d\n%s%s", filepath.Base(name), strings.Join(args, " "), a.Code, a.Out, a.Errs)
 	return a.Out
 }
 

@@ -55,18 +55,14 @@ func (s *site) make(t *testing.T, args ...string) {
 func (s *site) run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	a := suite.Run(t, exec.CommandContext(t.Context(), name, args...), "")
-	if a.Code != 0 {
-		t.Fatalf("%s %q: exit code %d\n%s%s", name, args, a.Code, a.Out, a.Errs)
-	}
+	must.Be(t, a.Code == 0, "%s %q: exit code %d\n%s%s", name, args, a.Code, a.Out, a.Errs)
 	return a.Out
 }
 
 func (s *site) file(t *testing.T, pattern string) string {
 	t.Helper()
 	found := must.Get(filepath.Glob(filepath.Join(s.out, pattern)))(t)
-	if len(found) != 1 {
-		t.Fatalf("%s: %q", pattern, found)
-	}
+	must.Be(t, len(found) == 1, "%s: %q", pattern, found)
 	return found[0]
 }
 

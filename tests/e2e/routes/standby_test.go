@@ -92,9 +92,7 @@ func (r *round) judge(t *testing.T, i int, shots []volley.Shot, own, standby wid
 	}
 	check.Same(t, 0, len(own.numbered(r.killed.Add(time.Second), r.back)), "requests that went back before it was back for good")
 	ours, theirs := own.numbered(r.back, r.ended), standby.numbered(r.back, r.ended)
-	if len(ours) == 0 || len(theirs) == 0 {
-		t.Fatalf("%d requests arrived after the return, %d of them at the standby", len(ours)+len(theirs), len(theirs))
-	}
+	must.Be(t, len(ours) != 0 && len(theirs) != 0, "%d requests arrived after the return, %d of them at the standby", len(ours)+len(theirs), len(theirs))
 	if late := theirs[len(theirs)-1].Time.Sub(ours[0].Time); late > 100*time.Millisecond { // what was on its way
 		t.Errorf("requests still arrived at the standby %s after the first went back", late)
 	}

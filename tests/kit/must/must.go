@@ -18,6 +18,14 @@ func Do(t testing.TB, err error) {
 	}
 }
 
+// Be ends the test unless what was prepared is as it must be.
+func Be(t testing.TB, ok bool, format string, args ...any) {
+	t.Helper()
+	if !ok {
+		t.Fatalf(format, args...)
+	}
+}
+
 // Get takes the results of a call. The returned function returns the value, or ends the test on an
 // error: b := must.Get(os.ReadFile(name))(t).
 func Get[T any](v T, err error) func(testing.TB) T {

@@ -27,9 +27,7 @@ var update = flag.Bool("update", false, "rewrite what the stories of testdata ex
 // Tell runs each story of testdata as a subtest. With the flag -update it rewrites the expected files.
 func Tell(t *testing.T, tell func(t *testing.T, s *Story)) {
 	files := must.Get(filepath.Glob("testdata/*.txtar"))(t)
-	if len(files) == 0 {
-		t.Fatal("no stories")
-	}
+	must.Be(t, len(files) != 0, "no stories")
 	for _, f := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(f), ".txtar"), func(t *testing.T) {
 			s := &Story{f, must.Get(txtar.ParseFile(f))(t)}

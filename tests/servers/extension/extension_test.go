@@ -82,9 +82,7 @@ func TestRecord(t *testing.T) {
 			check.Same(t, "body yes", string(must.Get(io.ReadAll(res.Body))(t))+" "+res.Trailer.Get("X-Check"), "what is echoed, and the trailer")
 		}
 		all := s.Requests()
-		if len(all) != 3 {
-			t.Fatalf("%d requests kept, want 3", len(all))
-		}
+		must.Be(t, len(all) == 3, "%d requests kept, want 3", len(all))
 		got := all[0]
 		if got.Target != target || got.Method != "POST" || !got.Verified || got.PeerName != leaf.CommonName || got.PeerSerial != pair.Certificate.SerialNumber.Text(16) {
 			t.Errorf("recorded %+v", got)

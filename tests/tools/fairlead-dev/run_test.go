@@ -124,9 +124,7 @@ func TestDev(t *testing.T) {
 		t.Run(command, func(t *testing.T) {
 			_, export, _ := strings.Cut(printed, "\n  export ")
 			export, _, _ = strings.Cut(export, "\n")
-			if !strings.Contains(printed, "\n  "+command+" ") {
-				t.Fatalf("it is not suggested in:\n%s", printed)
-			}
+			must.Be(t, strings.Contains(printed, "\n  "+command+" "), "it is not suggested in:\n%s", printed)
 			cmd := exec.CommandContext(t.Context(), "bash", "-c", "export "+export+"; "+command)
 			cmd.Dir = t.TempDir() // a suggestion works anywhere
 			if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), want) || strings.Contains(string(out), "loopback") {
@@ -146,9 +144,7 @@ func TestDev(t *testing.T) {
 	})
 	t.Run("one that dies is named, and the others run on", func(t *testing.T) {
 		pid := d.parts(t)["sample-apiserver"]
-		if pid == 0 {
-			t.Fatal("sample-apiserver is not running")
-		}
+		must.Be(t, pid != 0, "sample-apiserver is not running")
 		must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
 		d.tells(t, "sample-apiserver.wardle ended: signal: killed; all other parts keep running")
 		left := d.parts(t)

@@ -24,9 +24,7 @@ func TestStandalone(t *testing.T) {
 		if len(words) < 2 || words[0] != "kubectl" {
 			continue
 		}
-		if len(want) == 0 {
-			t.Fatalf("unexpected suggestion: %s", line)
-		}
+		must.Be(t, len(want) != 0, "unexpected suggestion: %s", line)
 		t.Run(strings.ReplaceAll(strings.Join(words[1:], " "), d.dir, ""), func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), filepath.Join(d.dir, words[0]), words[1:]...)
 			cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(d.dir, "kubeconfig"))
