@@ -233,9 +233,8 @@ func TestSupersededComesAfterTheTable(t *testing.T) {
 		a := remoteService("metrics.k8s.io", fmt.Sprintf("v%d", i+1), "server")
 		put(c, a)
 		<-old.Superseded()
-		if now := r.Table(); now == old || now.Generation() <= old.Generation() {
-			t.Fatalf("woken by generation %d, found %d", old.Generation(), now.Generation())
-		}
+		now := r.Table()
+		must.Be(t, now != old && now.Generation() > old.Generation(), "woken by generation %d, found %d", old.Generation(), now.Generation())
 	}
 }
 

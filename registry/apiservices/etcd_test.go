@@ -163,9 +163,8 @@ func TestCorruptObjects(t *testing.T) {
 	put := func(name, value string) {
 		t.Helper()
 		must.Get(kv.Put(t.Context(), "/registry/apiregistration.k8s.io/apiservices/"+name, value))(t)
-		if e := <-w.ResultChan(); e.Type != watch.Added {
-			t.Fatalf("%v", e)
-		}
+		e := <-w.ResultChan()
+		must.Be(t, e.Type == watch.Added, "%v", e)
 	}
 	put("v1.noise.io", "\x00\x01\x02")
 	put("v1.secret.io", "k8s:enc:secretbox:v1:key1:\x00\x01\x02") // by kube-apiserver's --encryption-provider-config

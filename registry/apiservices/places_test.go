@@ -107,9 +107,8 @@ func TestOwnPlaces(t *testing.T) {
 	p := &places{}
 	own := httptest.NewRequestWithContext(Own(t.Context()), http.MethodGet, "/", nil)
 	for range 2 * maxWatches {
-		if _, ok := p.take(own, "watch"); !ok {
-			t.Fatal("refused")
-		}
+		_, ok := p.take(own, "watch")
+		must.Be(t, ok, "refused")
 	}
 	check.Same(t, 0, p.watches.Held(), "places taken")
 }

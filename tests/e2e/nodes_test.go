@@ -108,9 +108,8 @@ func logs(t *testing.T, m mooring) {
 		if i > 0 {
 			m.container.Log(want) // only after the previous line has arrived: lines must not be held back
 		}
-		if got, err := lines.ReadString('\n'); err != nil || got != want+"\n" {
-			t.Fatalf("followed: %q, %v, want %s", got, err, want)
-		}
+		got, err := lines.ReadString('\n')
+		must.Be(t, err == nil && got == want+"\n", "followed: %q, %v, want %s", got, err, want)
 	}
 	cancel()
 	_ = cmd.Wait() // killed

@@ -282,9 +282,8 @@ func testEven(t *testing.T, w *views) {
 
 func (w *views) create(t *testing.T, c *http.Client, at cluster.Endpoint, path, body string) {
 	t.Helper()
-	if r := must.Get(ask.Do(t.Context(), c, http.MethodPost, at.URL+path, nil, body))(t); r.Code != http.StatusCreated {
-		t.Fatalf("creating %s at %s: %d %s", body, path, r.Code, r.Body)
-	}
+	r := must.Get(ask.Do(t.Context(), c, http.MethodPost, at.URL+path, nil, body))(t)
+	must.Be(t, r.Code == http.StatusCreated, "creating %s at %s: %d %s", body, path, r.Code, r.Body)
 }
 
 // An extension server with two replicas over one etcd, which one of them sees late: no client goes

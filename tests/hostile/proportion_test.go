@@ -115,9 +115,8 @@ func (d *door) takes(t *testing.T, small, send func(*visitor) int) time.Duration
 	for range heads {
 		v := d.visit(t, "127.0.0.1")
 		defer v.leave()
-		if got := small(v); got != http.StatusOK {
-			t.Fatalf("a usual request was answered with %d", got)
-		}
+		got := small(v)
+		must.Be(t, got == http.StatusOK, "a usual request was answered with %d", got)
 		visitors = append(visitors, v)
 	}
 	begun := processor(t, d.Process.Pid)

@@ -155,9 +155,8 @@ func narrow(t *testing.T, w *world) *incident {
 		t.Cleanup(func() { _ = watch.Body.Close() })
 	}
 	limit := func(n int) {
-		if a := run(t, "prlimit", fmt.Sprintf("--pid=%d", f.Part.PID()), fmt.Sprintf("--nofile=%d:", n)); a.Code != 0 {
-			t.Fatalf("prlimit: %s", a.Errs)
-		}
+		a := run(t, "prlimit", fmt.Sprintf("--pid=%d", f.Part.PID()), fmt.Sprintf("--nofile=%d:", n))
+		must.Be(t, a.Code == 0, "prlimit: %s", a.Errs)
 	}
 	return &incident{
 		fronts: []*cluster.Front{f},

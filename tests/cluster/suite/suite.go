@@ -68,9 +68,8 @@ func Build(t *testing.T, dir string, packages ...string) (fairlead string) {
 	for _, p := range packages {
 		args = append(args, module+p)
 	}
-	if out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput(); err != nil {
-		t.Fatalf("building: %v\n%s", err, out)
-	}
+	out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput()
+	must.Be(t, err == nil, "building: %v\n%s", err, out)
 	return filepath.Join(dir, "fairlead")
 }
 

@@ -44,9 +44,8 @@ func testV3(t *testing.T, w *world) {
 		Paths map[string]struct{ ServerRelativeURL string }
 	}
 	read := func(a ask.Reply) (i index) {
-		if err := json.Unmarshal([]byte(a.Body), &i); err != nil {
-			t.Fatalf("%v: %.300s", err, a.Body)
-		}
+		err := json.Unmarshal([]byte(a.Body), &i)
+		must.Be(t, err == nil, "%v: %.300s", err, a.Body)
 		return i
 	}
 	var theirs, ours index

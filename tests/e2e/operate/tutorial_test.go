@@ -254,9 +254,8 @@ func testShells(t *testing.T) {
 	for _, shell := range []string{"bash", "dash", "sh", "zsh"} {
 		t.Run(shell, func(t *testing.T) {
 			got := recorded(t, shell, script+changed)
-			if n := strings.Count(got, "\nssh\n"); n < 40 || !strings.Contains(got, "<https://10.0.0.13:8444/readyz>") {
-				t.Fatalf("%d commands were run on nodes:\n%s", n, got)
-			}
+			n := strings.Count(got, "\nssh\n")
+			must.Be(t, n >= 40 && strings.Contains(got, "<https://10.0.0.13:8444/readyz>"), "%d commands were run on nodes:\n%s", n, got)
 			if want == "" {
 				want = got // bash's, which the other tests run
 			}
