@@ -36,25 +36,17 @@ type Config struct {
 	APIServers int      // the number of kube-apiservers that share the etcd. Zero: one. Negative: none.
 	Members    int      // the number of etcd members. Zero: one.
 	EtcdArgs   []string // appended to the arguments of each member; later ones override. Nil: none.
-
-	// Nodes are the network namespaces (of ip netns) in which the kube-apiservers run, one each, in
-	// their order. Nil: that of this process.
-	Nodes []string
-
+	Nodes      []string // the kube-apiservers' network namespaces (of ip netns), in their order. Nil: this process's.
 	// Clouds is how many of the kube-apiservers, the last ones, run as cloud providers run them:
 	// without --requestheader flags, so they trust no front proxy. Zero: none.
-	Clouds int
-
+	Clouds     int
 	AdminGroup string // the group of Admin, bound to cluster-admin as by kubeadm and clouds. Empty: system:masters.
 	UIDHeaders bool   // makes the kube-apiservers accept X-Remote-Uid. False: they drop it, as kubeadm's do.
-
 	// BelieverArgs are appended to the arguments of each kube-apiserver that trusts front proxies,
 	// before APIServerArgs. Nil: none.
-	BelieverArgs []string
-
+	BelieverArgs  []string
 	Audit         bool     // makes each kube-apiserver record who asks for what, in Dir. False: nothing is recorded.
 	APIServerArgs []string // appended to the arguments of each kube-apiserver; later ones override. Nil: none.
-
 	// Progress receives a line per program that must be built first. Nil: standard error, since a build takes minutes.
 	Progress io.Writer
 }

@@ -24,11 +24,9 @@ type Backend struct {
 	Service   string // the Service's name; the certificate must be valid for <Service>.<Namespace>.svc
 	Port      int    // its port
 	CAFile    string // the CA of its serving certificate
-
 	// Addresses are its endpoints, not on loopback. The Service is headless: kube-apiserver's own aggregator cannot
 	// dial it, so all that the backend receives comes from Fairlead. All of one family. Nil: localhost.
-	Addresses []string
-
+	Addresses     []string
 	GroupVersions []string          // have the form metrics.k8s.io/v1beta1, the preferred version first
 	Annotations   map[string]string // those of its APIServices. Nil: none.
 }

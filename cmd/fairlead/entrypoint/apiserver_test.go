@@ -119,9 +119,7 @@ func (s *apiserver) published(t *testing.T) string {
 	if apierrors.IsNotFound(err) {
 		return "nothing"
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	list := must.Get(c.Client.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"}))(t)
 	var all corev1.Endpoints
 	for i := range list.Items {

@@ -63,11 +63,7 @@ func TestInProportion(t *testing.T) {
 				own = append(own, schema.GroupVersion{Group: "own.example.com", Version: fmt.Sprintf("v%d", i)})
 			}
 			return len(body) + 20*n, func() any {
-				sw, err := readForeign(body)
-				if err != nil {
-					t.Fatal(err)
-				}
-				sw = must.Get(filterRemote(sw, own))(t)
+				sw := must.Get(filterRemote(must.Get(readForeign(body))(t), own))(t)
 				uniqueKinds(sw)
 				v3, err := toV3(sw)
 				return []any{pack(v3), err}
