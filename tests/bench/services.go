@@ -117,9 +117,7 @@ const serviceManifest = `---
 apiVersion: v1
 kind: Service
 metadata: {name: extension-%[1]d, namespace: bench}
-spec:
-  clusterIP: None
-  ports: [{port: %[3]s, targetPort: %[3]s}]
+spec: {clusterIP: None, ports: [{port: %[3]s, targetPort: %[3]s}]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice

@@ -203,24 +203,14 @@ func collect(t *testing.T, w *world, owner, owned kind, policy metav1.DeletionPr
 const knots = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
-metadata:
-  name: knots.rigging.example.org
+metadata: {name: knots.rigging.example.org}
 spec:
   group: rigging.example.org
   scope: Namespaced
   names: {plural: knots, singular: knot, kind: Knot, shortNames: [kn]}
   versions:
-  - name: v1
-    served: true
-    storage: true
-    schema:
-      openAPIV3Schema:
-        type: object
-        properties:
-          spec:
-            type: object
-            properties:
-              turns: {type: integer, description: How often the line goes round.}
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, properties: {
+      turns: {type: integer, description: How often the line goes round.}}}}}}}
 `
 
 const bowline = `{"apiVersion":"rigging.example.org/v1","kind":"Knot","metadata":{"name":"bowline"},"spec":{"turns":1}}`

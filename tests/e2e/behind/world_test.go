@@ -180,10 +180,7 @@ spec: {replicas: 1, selector: {matchLabels: {app: web}}, template: {metadata: {l
 apiVersion: autoscaling/v2
 kind: HorizontalPodAutoscaler
 metadata: {namespace: scaled, name: web}
-spec:
-  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: web}
-  minReplicas: 1
-  maxReplicas: 3
-  metrics: [{type: External, external: {metric: {name: my-external-metric}, target: {type: AverageValue, averageValue: "1"}}}]
+spec: {scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: web}, minReplicas: 1, maxReplicas: 3,
+  metrics: [{type: External, external: {metric: {name: my-external-metric}, target: {type: AverageValue, averageValue: "1"}}}]}
 `)
 }

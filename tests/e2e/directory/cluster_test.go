@@ -25,11 +25,7 @@ spec:
   group: sea.example.com
   scope: Namespaced
   names: {plural: boats, singular: boat, kind: Boat}
-  versions:
-  - name: v1
-    served: true
-    storage: true
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
 `
 
 // testLocal runs Fairlead with a directory in front of a real kube-apiserver.

@@ -108,21 +108,14 @@ spec: {selector: {matchLabels: {app: mails}}, template: {metadata: {labels: {app
 apiVersion: autoscaling/v2
 kind: HorizontalPodAutoscaler
 metadata: {namespace: shop, name: orders}
-spec:
-  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: orders}
-  minReplicas: 1
-  maxReplicas: 10
-  metrics: [{type: External, external: {metric: {name: orders_waiting}, target: {type: AverageValue, averageValue: "1"}}}]
+spec: {scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: orders}, minReplicas: 1, maxReplicas: 10,
+  metrics: [{type: External, external: {metric: {name: orders_waiting}, target: {type: AverageValue, averageValue: "1"}}}]}
 ---
 apiVersion: keda.sh/v1alpha1
 kind: ScaledObject
 metadata: {namespace: shop, name: mails}
-spec:
-  scaleTargetRef: {name: mails}
-  minReplicaCount: 1
-  maxReplicaCount: 10
-  pollingInterval: 1
-  triggers: [{type: prometheus, metadata: {serverAddress: %q, query: sum(mails_waiting), threshold: "1"}}]
+spec: {scaleTargetRef: {name: mails}, minReplicaCount: 1, maxReplicaCount: 10, pollingInterval: 1,
+  triggers: [{type: prometheus, metadata: {serverAddress: %q, query: sum(mails_waiting), threshold: "1"}}]}
 `
 
 const patience = time.Minute // limits what an autoscaler does: KEDA, Prometheus and its adapter look once a second
