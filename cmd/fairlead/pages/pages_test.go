@@ -71,9 +71,7 @@ func TestPage(t *testing.T) {
 	s := newStand(t)
 	resp, body := s.get(t, "/fairlead/?explain=%2Fapis%2Fclosed.example.com%2Fv1%2Fx%22%3E%3Cscript%3Ealert(1)%3C%2Fscript%3E")
 	check.Same(t, policy, resp.Header().Get("Content-Security-Policy"), "policy")
-	for _, bad := range []string{"<b>at nine", "<script>alert", "http://", "https://cdn", " style=", "onclick"} {
-		check.Same(t, false, strings.Contains(body, bad), "the page holds %q", bad)
-	}
+	check.Lacks(t, body, "<b>at nine", "<script>alert", "http://", "https://cdn", " style=", "onclick")
 	check.Has(t, body, "back &lt;b&gt;at nine", "v1.lost.example.com", "3 of 4 APIServices of extension servers cannot be used.", `id="explanation"`, `lang="en"`, "discovery: too_large",
 		"node-7 in cluster prod-1", `<code class="copy">kubectl -n x get services</code>`, "FairleadAPIServiceDown.md", `role="search"`, `<td class="n bad" data-label="Endpoints">0/0</td>`, "s ago, took 2.0ms, passed")
 	check.Same(t, true, strings.Index(body, `"apiservice/v1.bad.`) <= strings.Index(body, `"apiservice/v1.good.`), "an unhealthy APIService comes before a healthy one")
