@@ -28,9 +28,7 @@ func TestTakesLittleThenNothing(t *testing.T) {
 	silence = goneTime + 1
 	check.Same(t, false, c.c.closing, "closed too early")
 	r.tick(2 * time.Second)
-	if !c.shut {
-		t.Error("kept open as long as its peer likes")
-	}
+	check.Same(t, true, c.shut, "closed after so long without its kernel")
 	r.clean()
 }
 
@@ -47,15 +45,11 @@ func TestStallIsNotSilence(t *testing.T) {
 		turn(TickEvery)
 	}
 	turn(time.Hour)
-	if b.c.closing || c.c.closing || b.c.cut || c.c.cut {
-		t.Fatal("connections were closed because this process did not run")
-	}
+	check.Same(t, false, b.c.closing || c.c.closing || b.c.cut || c.c.cut, "closed because this process did not run")
 	for range int(defaultPing/TickEvery) + 2 { // the PING that was due is sent, and not answered
 		turn(TickEvery)
 	}
-	if !b.c.cut {
-		t.Error("a backend that is silent while this process runs was not closed")
-	}
+	check.Same(t, true, b.c.cut, "a backend that is silent while this process runs is closed")
 }
 
 // A peer with unread input in our socket is not silent: we are late.
@@ -67,14 +61,10 @@ func TestLateReadingIsNotSilence(t *testing.T) {
 	c.get(1)
 	b := r.backend(0)
 	r.tick(3 * time.Minute)
-	if b.c.cut || c.c.cut {
-		t.Fatal("connections were closed because this process was late")
-	}
+	check.Same(t, false, b.c.cut || c.c.cut, "closed because this process was late")
 	waiting = false
 	r.tick(TickEvery)
-	if !b.c.cut || c.c.cut {
-		t.Error("the connection of the silent backend was not closed, or the client's was")
-	}
+	check.Same(t, [2]bool{true, false}, [2]bool{b.c.cut, c.c.cut}, "closed: the connection of the silent backend, and the client's")
 }
 
 // A server that is not ready sends GOAWAY to a few clients at a time, because it holds its mutex.
@@ -83,9 +73,7 @@ func TestSentAwayAFewAtATime(t *testing.T) {
 	for range sentAwayAtOnce + 1 {
 		r.client().get(1)
 	}
-	if !r.e.SendAway() || r.e.SendAway() {
-		t.Errorf("want %d at a time", sentAwayAtOnce)
-	}
+	check.Same(t, [2]bool{true, false}, [2]bool{r.e.SendAway(), r.e.SendAway()}, "more to do after %d, and after all", sentAwayAtOnce)
 }
 
 // A connection with nothing left to do is not cut while its client takes output that the socket has
@@ -121,9 +109,8 @@ func TestClosedSlowly(t *testing.T) {
 		for closed = r.e.now; !c.c.cut && r.e.now < time.Hour; {
 			r.tick(TickEvery)
 		}
-		if took := r.e.now - closed; !c.c.closing || took < tt.want || took > tt.want+2*TickEvery {
-			t.Errorf("a client that %s: cut after %v, want %v", tt.name, took, tt.want)
-		}
+		check.Same(t, true, c.c.closing, "a client that %s: closing", tt.name)
+		check.Within(t, tt.want, tt.want+2*TickEvery, r.e.now-closed, "a client that %s: time until it is cut", tt.name)
 	}
 }
 
@@ -145,18 +132,14 @@ func TestCrowd(t *testing.T) {
 		check.Same(t, maxDialing, len(r.held), "dials at once")
 		dials, sent := 0, 0
 		for ; len(r.held) > 0; dials++ {
-			if n := len(r.held); n > maxDialing {
-				t.Fatalf("%d dials at once", n)
-			}
+			check.Within(t, 1, maxDialing, len(r.held), "dials at once")
 			r.dialEnds(nil).say("SETTINGS MAX_CONCURRENT_STREAMS=%d", uint32(tt.perConn))
 		}
 		for _, b := range r.backends {
 			sent += len(b.c.streams)
 		}
 		check.Same(t, tt.clients*each, sent, "requests that were sent")
-		if dials > tt.most {
-			t.Errorf("%d dials, %d streams each suffice: want at most %d", dials, tt.perConn, tt.most)
-		}
+		check.Within(t, 0, tt.most, dials, "dials, where %d streams each suffice", tt.perConn)
 	}
 }
 
@@ -198,9 +181,7 @@ func TestSilenceAtRest(t *testing.T) {
 			for pace(ticked); !b.c.cut && r.e.now < time.Minute; {
 				pace(r.e.now)
 			}
-			if took := r.e.now - last; took > max(limit, limit*9/10+TickEvery) {
-				t.Errorf("PingTimeout %v: closed after %v", limit, took)
-			}
+			check.Within(t, 0, max(limit, limit*9/10+TickEvery), r.e.now-last, "PingTimeout %v: time until it is closed", limit)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // A backend that allows many streams cannot hold up a shard by having all of them visited again and
@@ -35,13 +36,9 @@ func TestGoAwayFlood(t *testing.T) {
 			if b.say("GOAWAY %d NO_ERROR", top-4-2*uint32(n)); b.c.closing {
 				break
 			}
-			if got := len(b.c.streams); got != before-2-n {
-				t.Fatalf("%d of %d streams are left after %d GOAWAYs", got, before, n)
-			}
+			check.Same(t, before-2-n, len(b.c.streams), "streams left of %d after %d GOAWAYs", before, n)
 		}
-		if n != tc.accepted {
-			t.Errorf("%d more GOAWAYs each visited %d streams", n, before)
-		}
+		check.Same(t, tc.accepted, n, "more GOAWAYs that each visit %d streams", before)
 	}
 }
 
@@ -98,9 +95,7 @@ func TestBackendThatOnlyGreets(t *testing.T) {
 					b.flush()
 				}
 			}
-			if most := 10 * maxDialing * 5; dials > most {
-				t.Errorf("%d dials in 10 s, at most %d", dials, most)
-			}
+			check.Within(t, 0, 10*maxDialing*5, dials, "dials in 10 s")
 			r.heldDial, r.held = false, nil
 		})
 	}
@@ -125,9 +120,7 @@ func TestTinyFields(t *testing.T) {
 						pieces(f, id, p == c, bytes.Repeat([]byte(unit), size/len(unit)), minMaxFrame, 0)
 					}))
 				}
-				if most := max(size, 500<<10); sent > most {
-					t.Errorf("%s%s: the connection ends after %d bytes in blocks of %d, at most %d", side, name, sent, size, most)
-				}
+				check.Within(t, 0, max(size, 500<<10), sent, "%s%s: bytes in blocks of %d until the connection ends", side, name, size)
 			}
 		}
 	}
@@ -147,9 +140,8 @@ func TestTooManyNames(t *testing.T) {
 				head = append(head, fmt.Sprintf("x-%d=1", i))
 			}
 			b.send(1, at != ":status=103", head...)
-			if seen := c.told(""); !strings.Contains(seen, want) {
-				t.Errorf("%d names with %q became %.40s, want %s", n, at, seen, want)
-			}
+			seen := c.told("")
+			check.Same(t, true, strings.Contains(seen, want), "%d names with %q became %.40s, want %s", n, at, seen, want)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // FuzzClientBytes sends arbitrary bytes after a valid preface: no panic, no stream is left, and output is bounded.
@@ -63,9 +64,7 @@ func finish(r *rig) {
 	}
 	r.tick(20 * time.Second)
 	for _, p := range r.peers {
-		if n := len(p.c.out); n > 1<<20 {
-			r.t.Errorf("%d bytes of output", n)
-		}
+		check.Within(r.t, 0, 1<<20, len(p.c.out), "bytes of output")
 		r.e.lose(p.c, nil)
 	}
 	r.run()

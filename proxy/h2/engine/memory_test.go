@@ -20,22 +20,16 @@ func TestManySmallHolders(t *testing.T) {
 	r.e.Due()
 	other.c.queued = 2 * int(hold.Least) // found only by a look, because no more is held
 	r.e.Due()
-	if other.c.cut {
-		t.Error("a turn looked again, although no more was held")
-	}
+	check.Same(t, false, other.c.cut, "a turn looked again, although no more was held")
 	r.heldDial = true
 	c.request(1, "POST", false)
 	c.upload(1, 3*int(hold.Least)/2)
 	r.e.Due()
-	if !other.c.cut || !c.c.cut {
-		t.Errorf("when more is held, the large holders are cut: %v, %v", other.c.cut, c.c.cut)
-	}
+	check.Same(t, [2]bool{true, true}, [2]bool{other.c.cut, c.c.cut}, "when more is held, the large holders are cut")
 	small, late := r.client(), r.client()
 	late.c.queued = 2 * int(hold.Least)
 	r.tick(TickEvery)
-	if !late.c.cut || small.c.cut {
-		t.Errorf("at a tick, only the large holder is cut: %v, %v", late.c.cut, small.c.cut)
-	}
+	check.Same(t, [2]bool{true, false}, [2]bool{late.c.cut, small.c.cut}, "cut at a tick: the large holder, and the small one")
 }
 
 // A head may be large if there is room: for the connection, and for all of its address.
@@ -72,12 +66,8 @@ func TestLargeHeadsNeedRoom(t *testing.T) {
 			} else {
 				c.get(1, "x-big="+strings.Repeat("b", big))
 			}
-			if c.c.closing != tc.cut || (c.c.streams[1] != nil) != tc.opens {
-				t.Errorf("closing: %v, opened: %v", c.c.closing, c.c.streams[1] != nil)
-			}
-			if held := int(r.e.held); (tc.opens || tc.split) && !tc.cut && held < big {
-				t.Errorf("%d bytes are counted", held)
-			}
+			check.Same(t, [2]bool{tc.cut, tc.opens}, [2]bool{c.c.closing, c.c.streams[1] != nil}, "closing, and opened")
+			check.Same(t, false, (tc.opens || tc.split) && !tc.cut && int(r.e.held) < big, "only %d bytes are counted", r.e.held)
 		})
 	}
 }
@@ -94,9 +84,7 @@ func TestUnreadAnswersAreCounted(t *testing.T) {
 	check.Same(t, 0, c.c.heads, "counted for an answer that was sent")
 	c.say("SETTINGS INITIAL_WINDOW_SIZE=0")
 	c.gets(3, 5)
-	if c.c.heads < 4<<10 {
-		t.Errorf("%d bytes are counted for two answers that wait", c.c.heads)
-	}
+	check.Same(t, true, c.c.heads >= 4<<10, "%d bytes are counted for two answers that wait", c.c.heads)
 	c.say("WINDOW 3 1 | WINDOW 5 1")
 	r.clean()
 }
@@ -117,9 +105,7 @@ func TestBlockBufferIsCounted(t *testing.T) {
 		large.get(1, "x-big="+strings.Repeat("b", 400<<10))
 		before := r.e.held
 		c.begin(sent)
-		if held, has := int(r.e.held-before), cap(c.c.block); held < has || has > 8*sent {
-			t.Errorf("%d bytes sent, %d held, %d counted", sent, has, held)
-		}
+		check.Within(t, 0, min(int(r.e.held-before), 8*sent), cap(c.c.block), "bytes held, of which %d are counted, after %d were sent", r.e.held-before, sent)
 	}
 }
 
@@ -132,9 +118,7 @@ func TestBlockBufferRefusesNobody(t *testing.T) {
 		large.get(1, "x-big="+strings.Repeat("b", before))
 		r.e.Memory.Add(52 << 20)
 		c.begin(11 * 16 << 10)
-		if c.c.closing {
-			t.Errorf("after a head of %d bytes, an unfinished one finds no room", before)
-		}
+		check.Same(t, false, c.c.closing, "after a head of %d bytes, an unfinished one finds no room", before)
 		r.e.Memory.Add(-52 << 20)
 		r.lose(large, errRefused)
 		r.lose(c, errRefused)
@@ -164,11 +148,7 @@ func TestFreedTwice(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			free := tt.free(newRig(t))
 			free()
-			defer func() {
-				if recover() == nil {
-					t.Error("no panic although it was freed twice")
-				}
-			}()
+			defer func() { check.Same(t, true, recover() != nil, "it panics when it is freed twice") }()
 			free()
 		})
 	}

@@ -351,13 +351,9 @@ func (r *rig) backend(i int) *peer {
 func (r *rig) clean() {
 	r.t.Helper()
 	for _, c := range r.e.conns {
-		if len(c.streams) > 0 {
-			r.t.Errorf("side %d still has %d streams", c.side, len(c.streams))
-		}
+		check.Same(r.t, 0, len(c.streams), "side %d: streams", c.side)
 		check.Same(r.t, 0, c.heads, "side %d: bytes of heads", c.side)
-		if c.queued != 0 || c.ready.n != 0 {
-			r.t.Errorf("side %d: %d bytes queued, %d streams ready", c.side, c.queued, c.ready.n)
-		}
+		check.Same(r.t, [2]int{}, [2]int{c.queued, c.ready.n}, "side %d: bytes queued, and streams ready", c.side)
 	}
 	for _, list := range r.e.pools {
 		for _, p := range list {

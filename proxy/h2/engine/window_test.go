@@ -206,9 +206,7 @@ func TestWindowsGrowWithDistance(t *testing.T) {
 				r := newRig(t)
 				c, b := r.downloads(streams)
 				got := b.rounds(distance, streams, n, true, b.download(c))
-				if most := (n/goWindow + 1) * 10 / 9; got > most {
-					t.Errorf("%d round trips, at most %d", got, most)
-				}
+				check.Within(t, 0, (n/goWindow+1)*10/9, got, "round trips")
 				check.Same(t, r.e.lim.backendWindow, b.c.recv+b.c.credit, "the backend's window")
 			})
 			t.Run("from a client, "+name, func(t *testing.T) {
@@ -226,9 +224,7 @@ func TestWindowsGrowWithDistance(t *testing.T) {
 					b.from.Reset()
 					c.from.Reset()
 				})
-				if most := streams * n / goServer * 2 / 3; got > most {
-					t.Errorf("%d round trips, at most %d", got, most)
-				}
+				check.Within(t, 0, streams*n/goServer*2/3, got, "round trips")
 				check.Same(t, widest, c.c.reach.conn, "the client's window")
 				check.Same(t, widest, c.c.recv+c.c.credit, "the client's window, with the credit")
 			})
@@ -280,27 +276,22 @@ func TestWindowsStayNarrow(t *testing.T) {
 			c.say("WINDOW %d %d", id, 64<<10)
 			b.download(c)(id, n)
 		})
-		if full(b) > growth*streamWindow { // the first burst was not slowed down
-			t.Errorf("a window of %d", full(b))
-		}
+		check.Within(t, streamWindow, growth*streamWindow, full(b), "window") // the first burst was not slowed down
 	})
 	t.Run("no room", func(t *testing.T) {
 		r := newRig(t)
 		r.e.Memory = hold.New(8 << 20)
 		c, b := r.downloads(20)
 		b.rounds(50*time.Millisecond, 20, 4<<20, false, b.download(c))
-		if p := b.c.reach.promised; p == 0 || p > 2<<20 {
-			t.Errorf("%d bytes are promised", p)
-		}
+		check.Within(t, 1, 2<<20, b.c.reach.promised, "bytes promised")
 	})
 	t.Run("rest", func(t *testing.T) {
 		r := newRig(t)
 		c, b := r.downloads(1)
 		b.rounds(50*time.Millisecond, 1, 32<<20, false, b.download(c))
 		wide := full(b)
-		if int64(wide-streamWindow) != b.c.reach.promised || wide < 4<<20 {
-			t.Errorf("a window of %d, and %d are promised", wide, b.c.reach.promised)
-		}
+		check.Same(t, int64(wide-streamWindow), b.c.reach.promised, "bytes promised")
+		check.Same(t, true, wide >= 4<<20, "a wide window: %d", wide)
 		b.pong() // otherwise it is silent
 		for range 7 {
 			r.tick(time.Second)
@@ -309,9 +300,8 @@ func TestWindowsStayNarrow(t *testing.T) {
 		h := &b.c.streams[1].half[down]
 		check.Same(t, wide, h.recv+h.credit, "bytes that may be sent, of those promised")
 		b.rounds(far+time.Millisecond, 1, int(wide), false, b.download(c)) // as much as a slow watch sends in days
-		if full(b) != streamWindow || b.c.reach.promised != 0 || h.recv+h.credit != full(b) {
-			t.Errorf("a window of %d after a rest; %d may be sent, and %d are promised", full(b), h.recv+h.credit, b.c.reach.promised)
-		}
+		check.Same(t, [2]int32{streamWindow, streamWindow}, [2]int32{full(b), h.recv + h.credit}, "window after a rest, and what may be sent")
+		check.Same(t, 0, b.c.reach.promised, "bytes promised after it")
 	})
 	t.Run("end", func(t *testing.T) {
 		r := newRig(t)

@@ -3,6 +3,7 @@
 package check
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -43,5 +44,13 @@ func Fault(t testing.TB, want string, err error, format string, args ...any) {
 	t.Helper()
 	if got := fmt.Sprint(err); (err == nil) != (want == "") || err != nil && !strings.Contains(got, want) {
 		t.Errorf("%s: error %s, want %q", fmt.Sprintf(format, args...), got, want)
+	}
+}
+
+// Is fails the test unless err is the one that is wanted, as errors.Is says. A nil want means no error.
+func Is(t testing.TB, want, err error, format string, args ...any) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: error %v, want %v", fmt.Sprintf(format, args...), err, want)
 	}
 }
