@@ -201,15 +201,10 @@ func TestGuestReadsSlowly(t *testing.T) {
 		_ = s.guest("GET", "/", nil).Body.Close()
 		<-s.ended
 	}
-	if n := s.left()[1]; n > 2*256<<10 {
-		t.Errorf("%d bytes are held", n)
-	}
-	if n, err := io.Copy(io.Discard, slow.Body); n != size || err != nil {
-		t.Errorf("%d bytes, %v", n, err)
-	}
-	if n, err := io.Copy(io.Discard, late); n > hold.Least+4<<10 || err == nil {
-		t.Errorf("after its deadline: %d bytes, %v", n, err)
-	}
+	check.Within(t, 0, 2*256<<10, s.left()[1], "bytes held")
+	check.Same(t, size, must.Get(io.Copy(io.Discard, slow.Body))(t), "bytes read")
+	n, err := io.Copy(io.Discard, late)
+	check.Same(t, true, err != nil && n <= hold.Least+4<<10, "little is read after its deadline, and an error: %d bytes, %v", n, err)
 	s.ends(engine.ReasonNone)
 	check.Same(t, [2]int64{}, s.left(), "streams and bytes left")
 }
@@ -230,14 +225,11 @@ func TestGuestsStayWithinBound(t *testing.T) {
 	sh := s.server.shards[0]
 	sh.lock()
 	defer sh.settle()
-	if over := bound.Over(); over > 0 {
-		t.Errorf("%d bytes above the limit are held", over)
-	}
+	check.Same(t, 0, bound.Over(), "bytes above the limit that are held")
 	for _, g := range guests {
 		g.Abort(errServerEnded) // ends the others, too: then nothing may be left of any
-		if n, _, err := g.Read(make([]byte, 1)); n > 0 {
-			t.Fatalf("bytes are held that are not counted, before %v", err)
-		}
+		n, _, _ := g.Read(make([]byte, 1))
+		check.Same(t, 0, n, "bytes that are held and not counted")
 	}
 }
 

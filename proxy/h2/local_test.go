@@ -62,26 +62,19 @@ func TestLocalDeadlines(t *testing.T) {
 		body, upload := io.Pipe()
 		defer upload.Close()
 		s.reads(s.do("POST", path, body), "late")
-		if err := <-got; !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%s: reading ended with %v", path, err)
-		}
+		check.Is(t, os.ErrDeadlineExceeded, <-got, "%s: reading", path)
 	}
 	s.reads(s.do("GET", "/cleared", nil), "fine")
 	must.Do(t, <-got)
 	res := s.do("GET", "/write", nil) // the body is not read before the deadline
 	close(headed)
-	if err := <-got; !errors.Is(err, errStreamGone) {
-		t.Errorf("writing ended with %v", err)
-	}
-	if _, err := io.Copy(io.Discard, res.Body); err == nil || !strings.Contains(err.Error(), "INTERNAL_ERROR") {
-		t.Errorf("the client saw %v, want a reset", err)
-	}
+	check.Is(t, errStreamGone, <-got, "writing")
+	_, err := io.Copy(io.Discard, res.Body)
+	check.Fault(t, "INTERNAL_ERROR", err, "what the client saw")
 	body, upload := io.Pipe()
 	defer upload.Close()
 	must.Do(t, s.do("POST", "/gone", body).Body.Close())
-	if err := <-got; !errors.Is(err, errStreamGone) {
-		t.Errorf("reading, or writing, after the client has gone ended with %v", err)
-	}
+	check.Is(t, errStreamGone, <-got, "reading, or writing, after the client has gone")
 }
 
 // Of a HEAD response the length is known only if the handler has written the body (RFC 9110 §8.6).
@@ -124,9 +117,7 @@ func TestAnswer(t *testing.T) {
 			res := s.do(method, path, bytes.NewReader(answers["/frame"].Body))
 			s.reads(res, string(want.Body))
 			check.Same(t, want.Status, res.StatusCode, "%s: status", path)
-			if at, err := http.ParseTime(res.Header.Get("Date")); err != nil || time.Since(at) > time.Minute {
-				t.Errorf("%s: Date %q", path, res.Header.Get("Date"))
-			}
+			check.Same(t, true, time.Since(must.Get(http.ParseTime(res.Header.Get("Date")))(t)) <= time.Minute, "%s: Date %s", path, res.Header.Get("Date"))
 			// A client that has its answer cancels its upload.
 			if o := <-s.ended; o.Reason != engine.ReasonNone && o.Reason != engine.ReasonClientReset || o.Status == 0 || o.Endpoint != nil {
 				t.Errorf("outcome %+v", o)

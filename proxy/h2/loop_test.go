@@ -29,17 +29,14 @@ func TestLoopThatCannotWait(t *testing.T) {
 	for _, sh := range s.server.shards {
 		must.Do(t, sh.loop.file.SetReadDeadline(time.Now()))
 	}
-	if _, err := io.ReadAll(res.Body); err == nil {
-		t.Error("a response that was cut off looks complete")
-	}
+	_, err := io.ReadAll(res.Body)
+	check.Same(t, true, err != nil, "a response that was cut off does not look complete")
 	select {
 	case <-s.stopped:
 	case <-time.After(10 * time.Second):
 		t.Fatal("Run did not return")
 	}
-	if !errors.Is(s.runErr, os.ErrDeadlineExceeded) {
-		t.Errorf("Run returned %v", s.runErr)
-	}
+	check.Is(t, os.ErrDeadlineExceeded, s.runErr, "Run")
 }
 
 // A turn that filled its events reports that there may be more, because epoll tells nothing twice.
@@ -52,9 +49,7 @@ func TestFullTurn(t *testing.T) {
 	defer r.Close()
 	must.Do(t, w.Close()) // r is readable
 	for n := range loopEvents + 1 {
-		if more, err := lp.takeTurn(); more != (n == loopEvents) || err != nil {
-			t.Fatalf("with %d events: more %v, %v", n, more, err)
-		}
+		check.Same(t, n == loopEvents, must.Get(lp.takeTurn())(t), "there may be more than %d events", n)
 		fd := must.Get(syscall.Dup(int(r.Fd())))(t)
 		defer syscall.Close(fd)
 		lp.links = append(lp.links, make([]*link, fd+1)...)
@@ -106,9 +101,7 @@ func TestOneTurnEach(t *testing.T) {
 	for range strangers*each + 2 {
 		<-s.ended
 	}
-	if at > sent+loopHeads+strangers*turnPlans {
-		t.Errorf("%d requests of other connections were handled first", at-sent)
-	}
+	check.Within(t, 0, sent+loopHeads+strangers*turnPlans, at, "requests of other connections that were handled first")
 }
 
 // If the engine leaves some of a buffer for the next turn, neither later input nor the connection's end overtakes it.

@@ -41,9 +41,8 @@ func TestWriteDeadlineOfHandshake(t *testing.T) {
 	r := Wrap(near)
 	defer r.Close()
 	must.Do(t, r.SetWriteDeadline(time.Now()))
-	if _, err := r.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("writing ended with %v", err)
-	}
+	_, err := r.Write([]byte("x"))
+	check.Is(t, os.ErrDeadlineExceeded, err, "writing")
 }
 
 // After a handshake TLS gets no long message, which it would collect, from a connection that no loop owns, either.
@@ -112,9 +111,7 @@ func TestRawReadKeepsRecordsApart(t *testing.T) {
 			}
 			got = append(got, buf[:n]...)
 		}
-		if !bytes.Equal(got, stream) {
-			t.Fatal("bytes were changed")
-		}
+		check.Same(t, true, bytes.Equal(got, stream), "bytes are unchanged")
 	}
 }
 
@@ -205,9 +202,8 @@ func TestTLSKeepsPartialRecords(t *testing.T) {
 				got = append(got, buf[:n]...)
 			}
 			check.Same(t, first+second, string(got), "what was read")
-			if _, err := io.WriteString(server, "and back"); err != nil || len(raw.out) == 0 {
-				t.Errorf("writing afterwards: %d bytes, %v", len(raw.out), err)
-			}
+			must.Get(io.WriteString(server, "and back"))(t)
+			check.Same(t, true, len(raw.out) > 0, "something is written afterwards")
 		})
 	}
 }
@@ -217,9 +213,7 @@ func TestUnread(t *testing.T) {
 	ours, theirs := sockets(t)
 	raw := Wrap(ours).(*rawConn)
 	must.Do(t, (&loop{sh: &shard{pool: &buffers{}}}).own(raw))
-	if raw.unread() {
-		t.Error("unread input before anything was sent")
-	}
+	check.Same(t, false, raw.unread(), "unread input before anything was sent")
 	must.Get(theirs.Write([]byte("x")))(t)
 	must.Soon(t, 10*time.Second, "what was sent is seen", raw.unread)
 }
@@ -267,13 +261,9 @@ func TestOutputIsNoAnswerOfTLS(t *testing.T) {
 	write(2 * maxOwn)
 	must.Do(t, raw.flushOwn())
 	done, err := raw.flushOr([]byte("output"))
-	if done || err != nil || raw.flushOwn() != nil {
-		t.Errorf("output that waits: done %v, %v, then %v", done, err, raw.flushOwn())
-	}
+	check.Same(t, true, !done && err == nil && raw.flushOwn() == nil, "output waits: done %v, %v", done, err)
 	raw.pending = nil
-	if err := raw.flushOwn(); !errors.Is(err, errOwnOutput) {
-		t.Errorf("the rest is TLS's own: %v", err)
-	}
+	check.Is(t, errOwnOutput, raw.flushOwn(), "the rest is TLS's own")
 }
 
 type mute struct{ net.Conn }
@@ -290,9 +280,7 @@ func TestBridge(t *testing.T) {
 		throughBridge(t, true)
 	}
 	runtime.ReadMemStats(&after)
-	if each := (after.TotalAlloc - before.TotalAlloc) / n; each > 3*recordContent {
-		t.Errorf("%d bytes for a bridge", each)
-	}
+	check.Within(t, 0, 3*recordContent, (after.TotalAlloc-before.TotalAlloc)/n, "bytes for a bridge")
 	throughBridge(t, false)
 }
 
@@ -314,7 +302,5 @@ func throughBridge(t *testing.T, takes bool) {
 		must.Get(io.ReadFull(far, buf))(t)
 		must.Do(t, far.Close())
 	}
-	if rest, err := io.ReadAll(near); err != nil || len(rest) > 0 {
-		t.Errorf("takes output: %v: its end looks like %q, %v", takes, rest, err)
-	}
+	check.Same(t, "", string(must.Get(io.ReadAll(near))(t)), "its end, where output is taken: %v", takes)
 }

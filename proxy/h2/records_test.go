@@ -21,6 +21,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/budget"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -136,9 +137,7 @@ func testKeyUpdateFlood(t *testing.T, driver string) {
 		}
 	}
 	// It is unknown how many were still in the socket when the connection was closed.
-	if n := s.server.shards[0].e.Count.Floods.Load(); n != 1 {
-		t.Errorf("%d key updates in %v ended %d connections, want 1", sent, time.Since(began), n)
-	}
+	check.Same(t, 1, s.server.shards[0].e.Count.Floods.Load(), "connections that %d key updates in %v ended", sent, time.Since(began))
 }
 
 // After the handshake nobody sends a long message of TLS, which crypto/tls would collect up to 256 KiB.
@@ -154,9 +153,8 @@ func testLongMessage(t *testing.T, driver string) {
 		}
 	}
 	_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
-	if _, err := io.Copy(io.Discard, c.NetConn()); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("the connection stays")
-	}
+	_, err := io.Copy(io.Discard, c.NetConn())
+	check.Same(t, false, errors.Is(err, os.ErrDeadlineExceeded), "the connection stays")
 }
 
 // A client is not charged for rekeying as often as a cautious client may, or for records of one

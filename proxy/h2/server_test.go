@@ -3,7 +3,6 @@ package h2
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -122,13 +121,11 @@ func testShutdownRunsOutOfTime(t *testing.T, driver string) {
 	<-s.stopped
 	s.ends(engine.ReasonDrain)
 	for _, res := range []*http.Response{hold, guest} {
-		if _, err := io.ReadAll(res.Body); err == nil {
-			t.Error("a response that was cut off looks complete")
-		}
+		_, err := io.ReadAll(res.Body)
+		check.Same(t, true, err != nil, "a response that was cut off does not look complete")
 	}
-	if _, err := s.ask(t.Context(), "GET", "/", nil); !errors.Is(err, errServerEnded) {
-		t.Errorf("after the end: %v", err)
-	}
+	_, err := s.ask(t.Context(), "GET", "/", nil)
+	check.Is(t, errServerEnded, err, "after the end")
 	s.ends(engine.ReasonAbort)
 }
 
@@ -157,17 +154,12 @@ func TestServeWhileRunEnds(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ours, theirs := net.Pipe()
 		var running sync.WaitGroup
-		running.Go(func() {
-			if err := s.Run(ctx); err != nil {
-				t.Error(err)
-			}
-		})
+		running.Go(func() { check.Is(t, nil, s.Run(ctx), "Run") })
 		running.Go(func() { s.Serve(t.Context(), tls.Server(Wrap(ours), &tls.Config{})) })
 		cancel()
 		running.Wait()
-		if _, err := theirs.Read(make([]byte, 1)); err == nil {
-			t.Error("the connection is left open")
-		}
+		_, err := theirs.Read(make([]byte, 1))
+		check.Same(t, true, err != nil, "the connection is closed")
 		_ = theirs.Close()
 	}
 }
@@ -191,7 +183,5 @@ fairlead_h2_resets_total{cause="limit"} 0
 fairlead_h2_resets_total{cause="protocol"} 0
 `
 	must.Do(t, testutil.GatherAndCompare(reg, strings.NewReader(want), "fairlead_h2_streams", "fairlead_h2_resets_total"))
-	if n, err := testutil.GatherAndCount(reg); err != nil || n != 16 {
-		t.Errorf("%d series, %v", n, err)
-	}
+	check.Same(t, 16, must.Get(testutil.GatherAndCount(reg))(t), "series")
 }

@@ -237,9 +237,8 @@ func (s *stand) reads(res *http.Response, want string) {
 // ends checks the reason of the next outcome; about identifies the request in the failure message.
 func (s *stand) ends(want engine.Reason, about ...any) {
 	s.t.Helper()
-	if o := <-s.ended; o.Reason != want {
-		s.t.Errorf("%v: outcome %+v, want %s", about, o, want)
-	}
+	o := <-s.ended
+	check.Same(s.t, want, o.Reason, "%v: outcome %+v", about, o)
 }
 
 func field(name, value string) hpack.HeaderField { return hpack.HeaderField{Name: name, Value: value} }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -74,9 +75,7 @@ func TestEncoderIndexesWhatRepeats(t *testing.T) {
 	for i := range 1000 { // unique fields do not evict it
 		p.pass(field(":path", fmt.Sprintf("/apis/example.com/v1/namespaces/default/things/%d", i)))
 	}
-	if b := p.pass(agent); len(b) != 1 {
-		t.Errorf("a thousand unique fields evicted one that repeats: %x", b)
-	}
+	check.Same(t, 1, len(p.pass(agent)), "bytes of a field that repeats, after a thousand unique ones")
 }
 
 func TestEncoderNeverIndexesCredentials(t *testing.T) {
@@ -84,21 +83,15 @@ func TestEncoderNeverIndexesCredentials(t *testing.T) {
 	secret := hpack.HeaderField{Name: "authorization", Value: "Bearer 0123456789", Sensitive: true}
 	user := hpack.HeaderField{Name: "x-remote-user", Value: "alice", Sensitive: true}
 	for range 3 {
-		if b := p.pass(secret); b[0]&0xf0 != 0x10 {
-			t.Fatalf("a token is sent as %x, want never indexed", b)
-		}
-		if b := p.pass(user); b[0]&0xf0 != 0x10 {
-			t.Fatalf("a user is sent as %x, want never indexed", b)
-		}
+		check.Same(t, 0x10, p.pass(secret)[0]&0xf0, "never indexed, a token's first byte")
+		check.Same(t, 0x10, p.pass(user)[0]&0xf0, "never indexed, a user's first byte")
 	}
 	// Not even after the same field was sent without Sensitive.
 	secret.Sensitive = false
 	p.pass(secret)
 	p.pass(secret)
 	secret.Sensitive = true
-	if b := p.pass(secret); b[0]&0xf0 != 0x10 {
-		t.Errorf("a token is sent as %x, want never indexed", b)
-	}
+	check.Same(t, 0x10, p.pass(secret)[0]&0xf0, "never indexed, a token's first byte")
 }
 
 // Long heads are Huffman-coded, as far as that costs little. A usual token is not.
@@ -115,9 +108,7 @@ func TestEncoderShortensLongHeads(t *testing.T) {
 		{"bytes that become longer", []hpack.HeaderField{field("x", strings.Repeat("\xff", 9000))}, 9000, 9010},
 		{"more than any server takes", []hpack.HeaderField{token(100_000)}, 100_000, 100_010},
 	} {
-		if n := len(newHpackPair(t).pass(tc.fields...)); n < tc.least || n > tc.most {
-			t.Errorf("%s: %d bytes, want %d to %d", tc.name, n, tc.least, tc.most)
-		}
+		check.Within(t, tc.least, tc.most, len(newHpackPair(t).pass(tc.fields...)), "%s: bytes", tc.name)
 	}
 }
 
@@ -130,9 +121,7 @@ func TestEncoderGrows(t *testing.T) {
 		p.pass(f, f) // it repeats
 		fields = append(fields, f)
 	}
-	if b := p.pass(fields...); len(b) != len(fields) {
-		t.Errorf("%d known fields take %d bytes, want one for each", len(fields), len(b))
-	}
+	check.Same(t, len(fields), len(p.pass(fields...)), "bytes of so many known fields")
 }
 
 func TestEncoderEvictsAndShrinks(t *testing.T) {
@@ -147,9 +136,7 @@ func TestEncoderEvictsAndShrinks(t *testing.T) {
 	for _, size := range []uint32{1000, 100, 31, 0} {
 		p.enc.SetTableSize(size)
 		many(300)
-		if p.enc.size > int(size) {
-			t.Errorf("the table has %d bytes, want at most %d", p.enc.size, size)
-		}
+		check.Within(t, 0, int(size), p.enc.size, "bytes in the table")
 	}
 	for i := range 1000 { // as small as fields can be: the ring is full
 		p.pass(field("a", fmt.Sprint(i)), field("a", fmt.Sprint(i)))

@@ -41,13 +41,10 @@ func FuzzRequestBlock(f *testing.F) {
 		fr.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 		fr.SetMaxReadFrameSize(1<<24 - 1)
 		_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: buf.Bytes(), EndHeaders: true})
-		if _, err := fr.ReadFrame(); err != nil {
-			t.Errorf("x/net refuses what we accept: %v: %q", err, fields)
-		}
+		_, err := fr.ReadFrame()
+		check.Is(t, nil, err, "x/net refuses what we accept: %q", fields)
 		for _, hf := range h.Fields {
-			if !validName(hf.Name) || !validValue(hf.Value) || ConnectionSpecific(hf.Name) || hf.Name == "host" {
-				t.Errorf("forwarded field %q", hf)
-			}
+			check.Same(t, true, validName(hf.Name) && validValue(hf.Value) && !ConnectionSpecific(hf.Name) && hf.Name != "host", "forwarded field %q", hf)
 		}
 	})
 }
@@ -61,9 +58,7 @@ func TestValidValue(t *testing.T) {
 			check.Same(t, want, validValue(string(s)), "validValue(%q)", s)
 		}
 	}
-	if validValue("tab\tthen\x01bell ") || validValue("\x7f") || !validValue("") {
-		t.Error("short values are misjudged")
-	}
+	check.Same(t, [3]bool{false, false, true}, [3]bool{validValue("tab\tthen\x01bell "), validValue("\x7f"), validValue("")}, "validValue of short ones")
 }
 
 // Names are tokens in lower case, methods are tokens in any case (RFC 9110 §5.6.2, RFC 9113 §8.2.1).
@@ -74,15 +69,12 @@ func TestTokens(t *testing.T) {
 		check.Same(t, name, validName(s), "validName(%q)", s)
 		check.Same(t, name || 'A' <= b && b <= 'Z', (&Head{Method: s}).Valid(), "method %q", s)
 	}
-	if validName("") || new(Head).Valid() {
-		t.Error("an empty token is accepted")
-	}
+	check.Same(t, false, validName("") || new(Head).Valid(), "an empty token is accepted")
 	long := strings.Repeat("a", 1<<10) // whose quoting would take longer than reading it
 	for _, odd := range []hpack.HeaderField{field(":"+long, ""), field("A"+long, ""), field(long, "\x01")} {
 		s := FieldSection{fields: []hpack.HeaderField{field(":method", "GET"), field(":scheme", "https"), field(":path", "/"), odd}}
-		if err := s.Request(new(Head)); err == nil || len(err.Error()) > 256 {
-			t.Errorf("refused by %v", err)
-		}
+		err := s.Request(new(Head))
+		check.Same(t, true, err != nil && len(err.Error()) <= 256, "refused by %v", err)
 	}
 }
 
@@ -95,9 +87,8 @@ func TestLengths(t *testing.T) {
 		ok     bool
 	}{{-1, "0", false, true}, {-1, "7", false, true}, {0, "0", true, true}, {0, "7", false, false}, {7, "7", true, true}, {7, "0", false, false}, {-1, "+7", false, false}, {-1, "9223372036854775807", false, true}} {
 		to := tt.have
-		if again, err := setLength(&to, tt.digits); again != tt.again || (err == nil) != tt.ok {
-			t.Errorf("%d and then %s: again %v, %v", tt.have, tt.digits, again, err)
-		}
+		again, err := setLength(&to, tt.digits)
+		check.Same(t, [2]bool{tt.again, tt.ok}, [2]bool{again, err == nil}, "%d and then %s: again, and accepted", tt.have, tt.digits)
 	}
 }
 
@@ -149,13 +140,10 @@ func TestNextFrame(t *testing.T) {
 		b := AppendFrameHeader(nil, tt.h)
 		b[5] |= 0x80 // reserved
 		h, need, ok := NextFrame(b[:tt.have], maxFrame)
-		if need != tt.need || ok != tt.ok || tt.have == FrameHeaderLen && h != tt.h {
-			t.Errorf("%s: got %+v, need %d, %v", tt.name, h, need, ok)
-		}
+		check.Same(t, true, need == tt.need && ok == tt.ok && (tt.have < FrameHeaderLen || h == tt.h), "%s: got %+v, need %d, %v", tt.name, h, need, ok)
 		PutFrameLength(b, 1<<16+2<<8+3)
-		if h := parseFrameHeader(b); h.Length != 1<<16+2<<8+3 || h.StreamID != tt.h.StreamID {
-			t.Errorf("%s: with another length: %+v", tt.name, h)
-		}
+		h = parseFrameHeader(b)
+		check.Same(t, [2]uint32{1<<16 + 2<<8 + 3, tt.h.StreamID}, [2]uint32{h.Length, h.StreamID}, "%s: with another length", tt.name)
 	}
 }
 
