@@ -32,9 +32,8 @@ func TestDialUpgrade(t *testing.T) {
 	f.serve(place2, protoH2, nil)
 	e := f.set(healthy(place1), registry.Endpoint{Address: place2})
 	c := must.Get(f.Upstream(e).DialUpgrade(t.Context(), nil))(t)
-	if p := c.ConnectionState().NegotiatedProtocol; p == protoH2 || c.Address() != place2 {
-		t.Errorf("got %q with %s", p, c.Address())
-	}
+	check.Same(t, false, c.ConnectionState().NegotiatedProtocol == protoH2, "HTTP/2")
+	check.Same(t, place2, c.Address(), "the endpoint")
 	inFlight := func() (n int64) {
 		for _, e := range f.Upstream(e).snapshot() {
 			n += e.inFlight.Load()
@@ -42,17 +41,15 @@ func TestDialUpgrade(t *testing.T) {
 		return n
 	}
 	check.Same(t, 1, inFlight(), "leases held")
-	if ended, wrong := c.Failed(io.ErrUnexpectedEOF), c.Failed(errors.New("no HTTP")); reasonOf(ended) != engine.ReasonLost || reasonOf(wrong) != engine.ReasonBadResponse {
-		t.Errorf("got %v and %v", ended, wrong)
-	}
+	check.Same(t, engine.ReasonLost, reasonOf(c.Failed(io.ErrUnexpectedEOF)), "an early end")
+	check.Same(t, engine.ReasonBadResponse, reasonOf(c.Failed(errors.New("no HTTP"))), "no HTTP")
 	_ = c.Close()
 	_ = c.Close()
 	check.Same(t, 0, inFlight(), "leases held after closing")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := f.Upstream(e).DialUpgrade(ctx, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want Canceled", err)
-	}
+	_, err := f.Upstream(e).DialUpgrade(ctx, nil)
+	check.Is(t, context.Canceled, err, "a client that has gone")
 }
 
 // Where Guard allows it, a connection is kept if only the trust or a limit differs. Another service or ping timeout
@@ -77,12 +74,10 @@ func TestChangesOfABackend(t *testing.T) {
 			f.backend = &tt.backend
 			f.policy.MaxInFlight = 10 + i // makes a new entry each time
 			e := f.set(healthy(place1))
-			if err := f.Upstream(e).Learn(t.Context(), 0); err != nil || f.Upstream(e).HTTP2() == tt.backend.HTTP1 {
-				t.Errorf("%+v: HTTP/2 is %v, %v", tt.backend, f.Upstream(e).HTTP2(), err)
-			}
-			if _, got, err := f.do(e, http.MethodGet, ""); err != nil || got != "HTTP/1.1" {
-				t.Errorf("%+v: got %q, %v", tt.backend, got, err)
-			}
+			must.Do(t, f.Upstream(e).Learn(t.Context(), 0))
+			check.Same(t, !tt.backend.HTTP1, f.Upstream(e).HTTP2(), "%+v: HTTP/2", tt.backend)
+			_, got := must.Get2(f.do(e, http.MethodGet, ""))(t)
+			check.Same(t, "HTTP/1.1", got, "%+v: the protocol of a request", tt.backend)
 			check.Same(t, tt.conns, s.conns.Load(), "connections after %d tables", i+1)
 			check.Same(t, cmp.Or(tt.backend.PingTimeout, defaultPing), f.Upstream(e).pingTimeout(), "ping timeout")
 		}
@@ -98,9 +93,8 @@ func TestNoTrust(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	check.Same(t, 0, len(f.signals.list), "signals %v", f.signals.list)
-	if _, _, err := f.do(f.set(), http.MethodGet, ""); reasonOf(err) != engine.ReasonDial {
-		t.Errorf("without an endpoint: %v", err)
-	}
+	_, _, err := f.do(f.set(), http.MethodGet, "")
+	check.Same(t, engine.ReasonDial, reasonOf(err), "without an endpoint")
 }
 
 // What a probe has found out costs no handshake any more. That it spoke HTTP/1.1 says nothing of other endpoints.
@@ -205,9 +199,8 @@ func TestHandshakeClasses(t *testing.T) {
 				to.dial = tt.dial
 			}
 			u := newUpstream("test", o, to)
-			if _, err := u.dialOwned(ctx, newEndpoint(u, well), dialing{protocols: []string{cmp.Or(tt.protocol, protoH1)}}); err == nil {
-				t.Fatal("the handshake succeeded")
-			}
+			_, err := u.dialOwned(ctx, newEndpoint(u, well), dialing{protocols: []string{cmp.Or(tt.protocol, protoH1)}})
+			check.Same(t, true, err != nil, "the handshake fails")
 			for i, class := range handshakeClasses {
 				check.Same(t, class == tt.want, u.meter.handshakes[i].Load() == 1, "%s is counted", class)
 			}
@@ -243,9 +236,7 @@ func TestRoundTrip(t *testing.T) {
 		e := f.set(healthy(place1))
 		for range 3 {
 			status, text := must.Get2(f.do(e, http.MethodPost, "body"))(t)
-			if want := "POSTHTTP/1.1body[] []"; status != http.StatusTemporaryRedirect || text != want {
-				t.Errorf("got %d %q, want %q", status, text, want)
-			}
+			check.Same(t, "307 POSTHTTP/1.1body[] []", fmt.Sprint(status, " ", text), "the answer")
 		}
 		check.Same(t, 1, s.conns.Load(), "connections of three requests")
 	})
@@ -264,12 +255,10 @@ func TestServersChainThatPanics(t *testing.T) {
 	})
 	f.serve(place1, protoH2, nil)
 	e := f.set(healthy(place1))
-	if _, _, err := f.do(e, http.MethodGet, ""); reasonOf(err) != engine.ReasonDial {
-		t.Errorf("a request: %v, want it undialled", err)
-	}
-	if _, err := f.Upstream(e).DialUpgrade(t.Context(), nil); reasonOf(err) != engine.ReasonDial {
-		t.Errorf("an upgrade: %v, want it undialled", err)
-	}
+	_, _, err := f.do(e, http.MethodGet, "")
+	check.Same(t, engine.ReasonDial, reasonOf(err), "a request")
+	_, err = f.Upstream(e).DialUpgrade(t.Context(), nil)
+	check.Same(t, engine.ReasonDial, reasonOf(err), "an upgrade")
 }
 
 // A backend on the default port may know its name only without it.

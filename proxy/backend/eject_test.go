@@ -3,6 +3,7 @@ package backend
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -49,15 +50,9 @@ func TestEjected(t *testing.T) {
 				start := time.Now()
 				time.AfterFunc(500*time.Millisecond, func() { f.set(unhealthy, healthy(place2)) })
 				status, _, err := f.do(e, tt.method, "")
-				if err != nil || status != http.StatusOK || well.hits.Load() != tt.want {
-					t.Errorf("%d, %v; %d requests reached the healthy endpoint, want %d", status, err, well.hits.Load(), tt.want)
-				}
-				if took := time.Since(start); tt.want > 0 && took != 500*time.Millisecond {
-					t.Errorf("took %v", took)
-				}
-				if retried := f.Upstream(e).meter.retries[retryIndex(engine.ReasonEjected)].Load(); (retried > 0) != (tt.sent && tt.want > 0) {
-					t.Errorf("%d retries are counted for ejected endpoints", retried)
-				}
+				check.Same(t, fmt.Sprint("200 <nil> ", tt.want), fmt.Sprint(status, " ", err, " ", well.hits.Load()), "the answer, and requests that reached the healthy endpoint")
+				check.Same(t, true, tt.want == 0 || time.Since(start) == 500*time.Millisecond, "moved at once, not after %v", time.Since(start))
+				check.Same(t, tt.sent && tt.want > 0, f.Upstream(e).meter.retries[retryIndex(engine.ReasonEjected)].Load() > 0, "retries are counted for ejected endpoints")
 				time.Sleep(5 * time.Second) // until the dial and the handler end
 			})
 		})
@@ -75,9 +70,7 @@ func TestEjectedAtItsAnswer(t *testing.T) {
 	})
 	f.serve(place2, protoH1, nil)
 	for range 200 {
-		if _, _, err := f.do(f.set(unhealthy), http.MethodGet, ""); err != nil {
-			t.Fatal(err)
-		}
+		must.Get2(f.do(f.set(unhealthy), http.MethodGet, ""))(t)
 		<-ejected
 	}
 }
@@ -158,9 +151,8 @@ func TestManyReadsSurviveADeath(t *testing.T) {
 		var asking sync.WaitGroup
 		for range reads {
 			asking.Go(func() {
-				if status, _, err := f.do(e, http.MethodGet, ""); err != nil || status != http.StatusOK {
-					t.Errorf("a read got %d, %v", status, err)
-				}
+				status, _, err := f.do(e, http.MethodGet, "")
+				check.Same(t, "200 <nil>", fmt.Sprint(status, " ", err), "a read")
 			})
 		}
 		synctest.Wait()

@@ -46,9 +46,8 @@ func TestNewLocalRequires(t *testing.T) {
 		n := newNetwork(t)
 		cfg := quiet(LocalConfig{Servers: []string{"10.0.0.1:6443"}, Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }})
 		without(&cfg)
-		if _, err := NewLocal(cfg); err == nil {
-			t.Errorf("made without a %s", what)
-		}
+		_, err := NewLocal(cfg)
+		check.Same(t, true, err != nil, "refused without a %s", what)
 	}
 }
 
@@ -102,23 +101,18 @@ func TestLocalPools(t *testing.T) {
 			check.Same(t, true, l.Upstream(p).HTTP2(), "HTTP/2 of pool %d", p)
 			_ = c.Close()
 		}
-		if status, text, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK || text != "HTTP/1.1" || l.Upstream(PoolUnproven).HTTP2() {
-			t.Errorf("the unproven pool: got %d %q %v", status, text, err)
-		}
+		status, text := must.Get2(l.get(t, PoolUnproven, "good"))(t)
+		check.Same(t, "200 HTTP/1.1 false", fmt.Sprint(status, " ", text, " ", l.Upstream(PoolUnproven).HTTP2()), "the unproven pool")
 		for range 1000 {
-			if status, _, err := l.get(t, PoolUnproven, "bad"); err != nil || status != http.StatusUnauthorized {
-				t.Fatalf("a bad token: got %d, %v", status, err)
-			}
+			status, _ := must.Get2(l.get(t, PoolUnproven, "bad"))(t)
+			check.Same(t, http.StatusUnauthorized, status, "status of a bad token")
 		}
 		check.Same(t, map[bool]int{true: 1, false: 2}, dials, "connections with a certificate, and without: proven and unproven")
 		for _, p := range []Pool{PoolCertificate, PoolProven} {
-			if _, err := dialWatched(t.Context(), l.Upstream(p).at(old)); reasonOf(err) != engine.ReasonDial {
-				t.Errorf("pool %d falls back to HTTP/1.1: got %v, want it undialled", p, err)
-			}
+			_, err := dialWatched(t.Context(), l.Upstream(p).at(old))
+			check.Same(t, engine.ReasonDial, reasonOf(err), "pool %d does not fall back to HTTP/1.1", p)
 		}
-		if l.Upstream(0) != nil || l.Upstream(PoolHealth+1) != nil {
-			t.Error("the zero Pool, or one after the last, has an upstream")
-		}
+		check.Same(t, true, l.Upstream(0) == nil && l.Upstream(PoolHealth+1) == nil, "the zero Pool, and one after the last, have no upstream")
 	})
 }
 
@@ -140,9 +134,8 @@ func TestLocalRestart(t *testing.T) {
 				n := newNetwork(t)
 				s := n.serve(place1, protoH2, apiserver)
 				l := newLocal(t, n, nil, place1)
-				if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
-					t.Fatalf("got %d, %v", status, err)
-				}
+				status, _ := must.Get2(l.get(t, PoolUnproven, "good"))(t)
+				check.Same(t, http.StatusOK, status, "status before the restart")
 				must.Do(t, s.Close())
 				synctest.Wait()
 				back := time.AfterFunc(tt.back, func() { n.serve(place1, protoH2, apiserver) })
@@ -150,12 +143,9 @@ func TestLocalRestart(t *testing.T) {
 				start := time.Now()
 				_, _, err := l.ask(t, tt.method, PoolUnproven, "good")
 				synctest.Wait()
-				if took := time.Since(start); reasonOf(err) != tt.want || took < min(tt.back, defaultWait) || took > tt.within {
-					t.Errorf("got %v after %v, want %v within %v", err, took, tt.want, tt.within)
-				}
-				if err != nil && l.Ready() == nil {
-					t.Error("Ready without a reachable server")
-				}
+				check.Same(t, tt.want, reasonOf(err), "why it failed: %v", err)
+				check.Within(t, min(tt.back, defaultWait), tt.within, time.Since(start), "time")
+				check.Same(t, false, err != nil && l.Ready() == nil, "ready without a reachable server")
 			})
 		})
 	}
@@ -179,9 +169,8 @@ func TestLocalLost(t *testing.T) {
 			start := time.Now()
 			check.Same(t, step.lost, l.Lost(), "%+v: lost", step)
 			check.Same(t, step.waits, l.Upstream(PoolProven).Plan(false, nil).Wait, "%+v: the wait over HTTP/2", step)
-			if _, _, err := l.get(t, PoolUnproven, "good"); reasonOf(err) != engine.ReasonDial || time.Since(start).Truncate(defaultWait) != step.waits {
-				t.Errorf("%+v: got %v after %v", step, err, time.Since(start))
-			}
+			_, _, err := l.get(t, PoolUnproven, "good")
+			check.Same(t, fmt.Sprint(engine.ReasonDial, " ", step.waits), fmt.Sprint(reasonOf(err), " ", time.Since(start).Truncate(defaultWait)), "%+v: why it failed, and when", step)
 		}
 	})
 }
@@ -241,23 +230,17 @@ func TestProve(t *testing.T) {
 	l := newLocal(t, n, nil, place1)
 	from := bound.Stranger("10.0.0.1:1")
 	for token, want := range map[string]int{"good": http.StatusOK, "bad": http.StatusUnauthorized} {
-		if status, err := l.Prove(t.Context(), token, from, nil); err != nil || status != want {
-			t.Errorf("token %q: got %d, %v, want %d", token, status, err, want)
-		}
+		check.Same(t, want, must.Get(l.Prove(t.Context(), token, from, nil))(t), "status of the token %q", token)
 	}
 	u := l.Upstream(PoolUnproven)
 	check.Same(t, 0, u.inFlight.Held(), "places held")
 	for range maxUnproven / 16 {
-		if _, ok := u.Acquire(from, false); !ok {
-			t.Fatal("a connection does not get its share of places")
-		}
+		_, ok := u.Acquire(from, false)
+		check.Same(t, true, ok, "a connection gets its share of places")
 	}
-	if _, err := l.Prove(t.Context(), "good", from, nil); !errors.Is(err, bound.ErrFull) {
-		t.Errorf("beyond its share: got %v, want bound.ErrFull", err)
-	}
-	if status, err := l.Prove(t.Context(), "good", bound.Stranger("10.0.0.1:2"), nil); status != http.StatusOK {
-		t.Errorf("another connection: got %d, %v", status, err)
-	}
+	_, err := l.Prove(t.Context(), "good", from, nil)
+	check.Is(t, bound.ErrFull, err, "beyond its share")
+	check.Same(t, http.StatusOK, must.Get(l.Prove(t.Context(), "good", bound.Stranger("10.0.0.1:2"), nil))(t), "status of another connection's")
 }
 
 // A restarted apiserver answers 403 before it is ready: after its connections are lost, other
@@ -279,9 +262,8 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		ask := func(times int) {
 			t.Helper()
 			for range times {
-				if status, _, err := l.get(t, PoolUnproven, "good"); err != nil || status != http.StatusOK {
-					t.Errorf("got %d, %v", status, err)
-				}
+				status, _ := must.Get2(l.get(t, PoolUnproven, "good"))(t)
+				check.Same(t, http.StatusOK, status, "status")
 				time.Sleep(20 * time.Millisecond)
 			}
 		}
@@ -289,19 +271,13 @@ func TestLostConnectionsWaitForProbe(t *testing.T) {
 		must.Do(t, s.Close())
 		s = n.serve(restarted, protoH2, nil)
 		synctest.Wait()
-		if signals.count(restarted) == 0 {
-			t.Error("no probe was requested")
-		}
-		if l.Upstream(PoolProven).endpoints[restarted].load() == 0 {
-			t.Error("another pool does not suspect the server")
-		}
+		check.Same(t, true, signals.count(restarted) > 0, "a probe was requested")
+		check.Same(t, true, l.Upstream(PoolProven).endpoints[restarted].load() > 0, "another pool suspects the server")
 		ask(100)
 		check.Same(t, 0, s.hits.Load(), "requests of a server that may not be ready")
 		l.Report(registry.Report{Endpoint: registry.Endpoint{Address: restarted, Health: registry.Healthy}, Began: time.Now()})
 		ask(20)
-		if s.hits.Load() == 0 {
-			t.Error("the server gets no requests after it is ready")
-		}
+		check.Same(t, true, s.hits.Load() > 0, "the server gets requests after it is ready")
 	})
 }
 

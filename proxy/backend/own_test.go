@@ -64,9 +64,7 @@ func TestOwn(t *testing.T) {
 	a := newAudience(t, 3000, three...)
 	before := a.at()
 	for address, n := range count(before) {
-		if n > 1250 {
-			t.Errorf("%s has %d of 3,000 connections", address, n)
-		}
+		check.Within(t, 0, 1250, n, "connections of %s, of 3,000", address)
 	}
 	a.house("v2.example.com", func(e *registry.Entry, b *registry.Backend) { *b, e.Endpoints = *a.backend, three })
 	a.table()
@@ -76,9 +74,7 @@ func TestOwn(t *testing.T) {
 		l, _ := other.Plan(false, a.stays[i]).Forward.Pick(a.stays[i], nil).Value.(*endpoint)
 		l.release()
 		check.Same(t, []string{before[i], before[i]}, []string{again[i], l.address}, "endpoint of connection %d, then and for another APIService", i)
-		if before[i] != place2 && now != before[i] || now == place2 {
-			t.Errorf("connection %d: %s, without %s %s", i, before[i], place2, now)
-		}
+		check.Same(t, false, before[i] != place2 && now != before[i] || now == place2, "connection %d: %s, without %s %s", i, before[i], place2, now)
 	}
 }
 
@@ -88,9 +84,7 @@ func TestOwnIsEven(t *testing.T) {
 	for _, clients := range []int{300, 1000, 10_000} {
 		a := newAudience(t, clients, three...)
 		for address, n := range a.hold(1) {
-			if most := clients * 5 / 12; n > int64(most) {
-				t.Errorf("%s has %d of %d requests, more than %d", address, n, clients, most)
-			}
+			check.Within(t, 0, int64(clients*5/12), n, "requests of %s, of %d", address, clients)
 		}
 		a.release()
 	}
@@ -105,9 +99,7 @@ func TestBusyClient(t *testing.T) {
 	a.release()
 	first := a.hold(64)
 	for address, n := range first {
-		if n < 64/3/4 || n > 64/3+spare {
-			t.Errorf("%s has %d of 64 requests", address, n)
-		}
+		check.Within(t, 64/3/4, 64/3+spare, n, "requests of %s, of 64", address)
 	}
 	a.release()
 	check.Same(t, first, a.hold(64), "requests of each endpoint, again")
@@ -138,9 +130,7 @@ func TestOwnIsUsable(t *testing.T) {
 	next := func(is string) {
 		t.Helper()
 		got := count(slices.Concat(a.at(), a.at(), a.at(), a.at()))
-		if got[own] > 0 || len(got) != 1 {
-			t.Errorf("its endpoint %s is %s: %v", own, is, got)
-		}
+		check.Same(t, true, got[own] == 0 && len(got) == 1, "another one while its endpoint %s is %s: %v", own, is, got)
 	}
 	report := func(r registry.Report) {
 		r.Name, r.Backend, r.Address = "v1.example.com", a.entries["v1.example.com"].Backend, own

@@ -47,17 +47,14 @@ func TestRemovedEndpoint(t *testing.T) {
 			<-conn.drained
 			_ = conn.Close()
 		}
-		if _, _, err := f.do(e, http.MethodPost, "body"); err != nil || fresh.hits.Load() != 1 {
-			t.Errorf("got %v", err)
-		}
-		if _, text, err := read(res, nil); err != nil || text != "done" {
-			t.Errorf("the request under way got %q, %v", text, err)
-		}
+		must.Get2(f.do(e, http.MethodPost, "body"))(t)
+		check.Same(t, 1, fresh.hits.Load(), "requests of the new endpoint")
+		_, text := must.Get2(read(res, nil))(t)
+		check.Same(t, "done", text, "the request under way")
 		synctest.Wait()
 		check.Same(t, 0, old.open.Load(), "old connections")
-		if _, err := dialWatched(t.Context(), removed); reasonOf(err) != engine.ReasonDial {
-			t.Errorf("dialling a removed endpoint: %v", err)
-		}
+		_, err = dialWatched(t.Context(), removed)
+		check.Same(t, engine.ReasonDial, reasonOf(err), "dialling a removed endpoint")
 	})
 }
 
@@ -68,9 +65,7 @@ func TestTrustEnds(t *testing.T) {
 		var guarded, released atomic.Int64
 		f := newFixture(t, func(cfg *Config) {
 			cfg.Guard = func(_ string, _ *registry.Backend, chain []*x509.Certificate) (<-chan struct{}, func()) {
-				if len(chain) == 0 {
-					t.Error("no chain")
-				}
+				check.Same(t, false, len(chain) == 0, "no chain")
 				guarded.Add(1)
 				return lost, func() { released.Add(1) }
 			}
@@ -108,12 +103,10 @@ func TestTrustEnds(t *testing.T) {
 		<-owned.cut
 		_ = owned.Close()
 		synctest.Wait()
-		if _, err := upgraded.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("the upgraded connection is not closed: %v", err)
-		}
-		if _, text, err := read(request, nil); err != nil || text != "done" {
-			t.Errorf("the request got %q, %v", text, err)
-		}
+		_, err := upgraded.Write([]byte("x"))
+		check.Is(t, net.ErrClosed, err, "the upgraded connection")
+		_, text := must.Get2(read(request, nil))(t)
+		check.Same(t, "done", text, "the request")
 		synctest.Wait()
 		check.Same(t, 0, u.meter.connections.Load()+u.snapshot()[0].inFlight.Load(), "pooled connections and leases at the end")
 		check.Same(t, [2]int64{5, 5}, [2]int64{guarded.Load(), released.Load()}, "connections that were guarded, and released")
@@ -207,9 +200,8 @@ func TestBodyEndsWithRequest(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	res := must.Get(f.RoundTrip(f.set(healthy(place1)), newRequest(t, http.MethodGet, "").WithContext(ctx), false))(t)
 	cancel()
-	if _, got, err := read(res, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %q, %v", got, err)
-	}
+	_, got, err := read(res, nil)
+	check.Is(t, context.Canceled, err, "got %q", got)
 }
 
 // The kernel closes a dead connection within the ping timeout.

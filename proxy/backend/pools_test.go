@@ -51,9 +51,7 @@ func TestNoLeaks(t *testing.T) {
 	entries := 0
 	f.byEntry.Range(func(any, any) bool { entries++; return true })
 	check.Same(t, [3]int{}, [3]int{len(f.remotes), len(f.carriers), entries}, "upstreams, carriers and entries that are left")
-	if n, err := testutil.GatherAndCount(reg); err != nil || n != 0 {
-		t.Errorf("%d series are left: %v", n, err)
-	}
+	check.Same(t, 0, must.Get(testutil.GatherAndCount(reg))(t), "series that are left")
 }
 
 // The metrics of a Pools and of a Local can be registered together, and are well-formed.
@@ -79,9 +77,7 @@ fairlead_backend_dials_total{name="v1.example.com",result="connect"} 1
 fairlead_backend_dials_total{name="v1.example.com",result="ok"} 1
 `
 	must.Do(t, testutil.GatherAndCompare(reg, strings.NewReader(want), "fairlead_backend_retries_total", "fairlead_backend_dials_total"))
-	if n, err := testutil.GatherAndCount(reg, "fairlead_backend_phase_seconds"); err != nil || n < 6 {
-		t.Errorf("%d phases, %v", n, err)
-	}
+	check.Same(t, true, must.Get(testutil.GatherAndCount(reg, "fairlead_backend_phase_seconds"))(t) >= 6, "at least six phases")
 }
 
 // A request may have matched a table that is older or newer than the applied one, or chosen an
@@ -140,9 +136,8 @@ func TestWhoShares(t *testing.T) {
 			asked = apiService
 			return nil, errLost
 		}
-		if _, _ = of.target.tls(); asked != name {
-			t.Errorf("TLS was called for %q, want %q", asked, name)
-		}
+		_, _ = of.target.tls()
+		check.Same(t, name, asked, "whom TLS was called for")
 		lost, _ := of.target.guard(nil) // the kit's guard gives none to nobody
 		check.Same(t, name != "", lost != nil, "the guard was called for %q", name)
 	}
@@ -186,9 +181,7 @@ func TestWhoShares(t *testing.T) {
 	delete(s.entries, signaled[0])
 	s.table()
 	a.target.signal(place2, errLost)
-	if len(signaled) != 2 || signaled[1] == signaled[0] {
-		t.Errorf("signaled for %v", signaled)
-	}
+	check.Same(t, true, len(signaled) == 2 && signaled[1] != signaled[0], "signaled for two: %v", signaled)
 }
 
 // After an APIService changes its target or its trust, its requests no longer use the shared
@@ -257,9 +250,7 @@ func TestHeldConnections(t *testing.T) {
 		synctest.Wait()
 		s.Pools.mu.Lock()
 		defer s.Pools.mu.Unlock()
-		if len(ended) != 1 || <-ended != stays || len(s.guarded) != 0 {
-			t.Errorf("%d ended, %d guards", len(ended), len(s.guarded))
-		}
+		check.Same(t, true, len(ended) == 1 && <-ended == stays && len(s.guarded) == 0, "%d ended, %d guards", len(ended), len(s.guarded))
 	})
 }
 
@@ -327,9 +318,8 @@ func sharedConnections(t *testing.T) {
 	delete(s.entries, "a")
 	s.table()
 	want("a has left", true, shared)
-	if _, err := dialWatched(t.Context(), left); err == nil || len(s.carriers) != 1 {
-		t.Errorf("dialled after the last one left: %v, %d carriers", err, len(s.carriers))
-	}
+	_, err := dialWatched(t.Context(), left)
+	check.Same(t, true, err != nil && len(s.carriers) == 1, "not dialled after the last one left: %v, %d carriers", err, len(s.carriers))
 
 	both(place2)
 	if _, _, err := Dial(t.Context(), s.via("a").at(place2).forEngine()); err == nil {

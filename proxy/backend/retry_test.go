@@ -82,9 +82,7 @@ func TestCountedHeads(t *testing.T) {
 		e := f.set(healthy(place1))
 		for range 3 {
 			status, body, err := f.do(e, http.MethodGet, "")
-			if err != nil || status != http.StatusOK || body != lines {
-				t.Errorf("got %d, %d bytes, %v", status, len(body), err)
-			}
+			check.Same(t, "200 <nil> true", fmt.Sprint(status, " ", err, " ", body == lines), "status, error, and whole body")
 		}
 		check.Same(t, 3, s.hits.Load(), "requests")
 	})
@@ -114,15 +112,12 @@ func TestRetryUnreachable(t *testing.T) {
 				if size < 0 {
 					req.ContentLength = -1
 				}
-				if status, got, err := read(f.RoundTrip(e, req, false)); err != nil || status != http.StatusOK || got != strconv.Itoa(length) {
-					t.Fatalf("%d bytes: got %d, %s bytes, %v", size, status, got, err)
-				}
+				status, got := must.Get2(read(f.RoundTrip(e, req, false)))(t)
+				check.Same(t, fmt.Sprint("200 ", length), fmt.Sprint(status, " ", got), "%d bytes: status, and bytes that came", size)
 			}
 		}
 		check.Same(t, 0, f.shared.buffered.Held(), "bytes still counted")
-		if f.signals.count(place1) == 0 || f.signals.count(place2) != 0 {
-			t.Errorf("signals: %v", f.signals.list)
-		}
+		check.Same(t, [2]bool{true, false}, [2]bool{f.signals.count(place1) > 0, f.signals.count(place2) > 0}, "signals: %v", f.signals.list)
 	}
 }
 
@@ -136,22 +131,18 @@ func TestRefusingEndpointIsDialledRarely(t *testing.T) {
 		var asking sync.WaitGroup
 		for range 200 { // one every 10 ms, each with retries
 			asking.Go(func() {
-				if _, _, err := f.do(e, http.MethodGet, ""); reasonOf(err) != engine.ReasonDial {
-					t.Errorf("got %v", err)
-				}
+				_, _, err := f.do(e, http.MethodGet, "")
+				check.Same(t, engine.ReasonDial, reasonOf(err), "a request")
 			})
 			time.Sleep(10 * time.Millisecond)
 		}
 		begun := time.Now()
 		asking.Wait()
-		if took := 2*time.Second + time.Since(begun); f.dials.Load() > 1+int64(took/dialPause) {
-			t.Errorf("%d dials in %s", f.dials.Load(), took)
-		}
+		check.Within(t, 1, 1+int64((2*time.Second+time.Since(begun))/dialPause), f.dials.Load(), "dials")
 		f.serve(place1, protoH1, nil)
 		time.Sleep(dialPause)
-		if status, _, err := f.do(e, http.MethodGet, ""); err != nil || status != http.StatusOK {
-			t.Errorf("after its return: %d, %v", status, err)
-		}
+		status, _ := must.Get2(f.do(e, http.MethodGet, ""))(t)
+		check.Same(t, http.StatusOK, status, "status after its return")
 	})
 }
 
@@ -204,9 +195,8 @@ func TestBlackhole(t *testing.T) {
 					}
 					start := time.Now()
 					err := dial(t, f.Upstream(e))
-					if took := time.Since(start); reasonOf(err) != tt.want || took > tt.within {
-						t.Errorf("got %v after %v, want %v within %v", err, took, tt.want, tt.within)
-					}
+					check.Same(t, tt.want, reasonOf(err), "why it failed: %v", err)
+					check.Within(t, 0, tt.within, time.Since(start), "time")
 					time.Sleep(dialTimeout) // the dial continues without the request
 					synctest.Wait()
 					check.Same(t, tt.signals, f.signals.count(hole), "signals")
@@ -257,9 +247,8 @@ func TestDeadline(t *testing.T) {
 			defer cancel()
 			start := time.Now()
 			_, err := f.RoundTrip(e, newRequest(t, http.MethodGet, "").WithContext(ctx), false)
-			if !errors.Is(err, context.DeadlineExceeded) || reasonOf(err) != engine.ReasonDeadline {
-				t.Errorf("%s: got %v, want DeadlineExceeded", address, err)
-			}
+			check.Is(t, context.DeadlineExceeded, err, "%s", address)
+			check.Same(t, engine.ReasonDeadline, reasonOf(err), "%s: why it failed", address)
 			check.Same(t, 2*time.Second, time.Since(start), "%s: time", address)
 		}
 	})
@@ -320,24 +309,18 @@ func TestRetryBudget(t *testing.T) {
 		u := f.Upstream(e)
 		const stock, requests = 20, 200
 		for range budget.RetryBurst - stock {
-			if !u.budget.Allow() {
-				t.Fatal("the budget is smaller than budget.RetryBurst")
-			}
+			check.Same(t, true, u.budget.Allow(), "the budget is as large as budget.RetryBurst")
 		}
 		for range requests { // in no time, so that none are earned by it
-			if _, _, err := f.do(e, http.MethodGet, ""); reasonOf(err) != engine.ReasonLost {
-				t.Fatalf("got %v, want it lost", err)
-			}
+			_, _, err := f.do(e, http.MethodGet, "")
+			check.Same(t, engine.ReasonLost, reasonOf(err), "why it failed")
 		}
 		check.Same(t, int64(stock+requests*budget.RetryShare), bad.hits.Load()+worse.hits.Load()-requests, "retries of %d requests", requests)
 		before := u.meter.exhausted.Load()
 		for u.budget.Allow() {
 		}
-		if n := u.meter.exhausted.Load() - before; before == 0 || n != 1 {
-			t.Errorf("the exhausted budget was counted %d times, and then %d times for one retry", before, n)
-		}
-		if u.Plan(false, nil).Budget() || !u.Plan(true, nil).Budget() {
-			t.Error("requests that are sent apart have no budget of their own")
-		}
+		check.Same(t, true, before > 0, "the exhausted budget is counted")
+		check.Same(t, before+1, u.meter.exhausted.Load(), "times, after one more retry")
+		check.Same(t, [2]bool{false, true}, [2]bool{u.Plan(false, nil).Budget(), u.Plan(true, nil).Budget()}, "paid for, and for a request that is sent apart, whose budget is its own")
 	})
 }

@@ -82,9 +82,7 @@ func (c *crowd) at() []string {
 func (c *crowd) even(share float64) {
 	c.t.Helper()
 	for a, n := range count(c.at()) {
-		if float64(n) > share {
-			c.t.Errorf("%s has %d of %d connections", a, n, len(c.stays))
-		}
+		check.Within(c.t, 0, share, float64(n), "connections of %s, of %d", a, len(c.stays))
 	}
 }
 
@@ -108,9 +106,7 @@ func stays(t *testing.T) {
 	moved := c.at()
 	c.report(registry.Healthy, place2)
 	for i, now := range c.at() {
-		if now != moved[i] || before[i] != place2 && now != before[i] || now == place2 {
-			t.Errorf("connection %d: %s, then %s while %s was down, then %s", i, before[i], moved[i], place2, now)
-		}
+		check.Same(t, false, now != moved[i] || before[i] != place2 && now != before[i] || now == place2, "connection %d: %s, then %s while %s was down, then %s", i, before[i], moved[i], place2, now)
 	}
 	c.even(150)
 	for range 2 * time.Minute / balanceEvery {

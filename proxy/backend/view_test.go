@@ -93,9 +93,8 @@ func TestPickSpreads(t *testing.T) {
 			}
 		}
 		for _, e := range tt.endpoints {
-			if n := got[e.Address]; (e.Slow || tt.n == 999) && (n < tt.least || n > tt.most) {
-				t.Errorf("%s got %d of %d among %d", e.Address, n, tt.n, len(tt.endpoints))
-			}
+			n := got[e.Address]
+			check.Same(t, false, (e.Slow || tt.n == 999) && (n < tt.least || n > tt.most), "%s got %d of %d among %d", e.Address, n, tt.n, len(tt.endpoints))
 		}
 		for _, l := range leases {
 			l.release()
@@ -204,9 +203,8 @@ func TestLimits(t *testing.T) {
 		check.Same(t, "inflight 19/20 user \"jane\" 14, 11 user \"jane\" 11;", describe(), "one user has all but one place")
 		check.Same(t, [2]bool{false, true}, [2]bool{u.Room(jane, false), u.Room(bob, false)}, "room for the two")
 		check.Same(t, true, u.Room(jane, true), "room for a watch")
-		if _, ok := u.Share(true).Take(bob, 1, 1); !ok {
-			t.Error("no share")
-		}
+		_, ok := u.Share(true).Take(bob, 1, 1)
+		check.Same(t, true, ok, "a share")
 		check.Same(t, [2]bool{false, true}, [2]bool{u.Share(true).Room(bob, 1), u.Share(false).Room(bob, 1)}, "room in the shares of writes and reads")
 		check.Same(t, 11, u.meter.rejected[limitInFlight].Load(), "refused, without the questions")
 		u.Refuse(bob, true)
