@@ -30,9 +30,7 @@ func TestPayerOfToken(t *testing.T) {
 	for _, token := range []string{"e30.e30", "e30.e30.AA.AA", "e30.AA.AA", "e30.e30=.AA", "opaque", ".."} {
 		check.Same(t, token, newToken(token).payer(), "payer of %s", token)
 	}
-	if newToken("e30.eyB9.AA").payer() == jwt {
-		t.Error("other claims have the same payer")
-	}
+	check.Same(t, false, newToken("e30.eyB9.AA").payer() == jwt, "other claims have the same payer")
 }
 
 // Users that are known without the local apiserver are asserted to it: in Impersonate-*, if there
@@ -42,9 +40,8 @@ func TestKnownUsers(t *testing.T) {
 	for kind, want := range map[Kind]user.Info{KindFrontProxy: u, KindCertificate: u, KindIssued: u, KindInvalid: nil} {
 		c := &Credentials{Kind: kind, User: want}
 		a := newAuthenticator(t, Config{})
-		if got, known := a.Cached(c, ""); got != want || !known {
-			t.Errorf("kind %d: %v, known %v", kind, got, known)
-		}
+		got, known := a.Cached(c, "")
+		check.Same(t, true, known && got == want, "kind %d is known, and as whom: %v", kind, got)
 		if want != nil {
 			check.Same(t, PoolCertificate, a.Pool(c), "pool of kind %d", kind)
 			check.Same(t, PoolImpersonate, newImpersonator(t).Pool(c), "pool of kind %d, with a credential", kind)
@@ -117,27 +114,20 @@ func TestConnVerifiesOnce(t *testing.T) {
 	a := newAuthenticator(t, Config{VerifyClient: counted(&clients, client), VerifyFrontProxy: counted(&fronts, front)})
 	c := &Conn{Peer: client.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
 	busy := errors.New("busy")
-	if err := a.Verify(c, func() (func(), error) { return nil, busy }); !errors.Is(err, busy) {
-		t.Errorf("without a turn: %v", err)
-	}
-	if _, known := a.Read(c, nil, ""); known {
-		t.Error("read before it was verified")
-	}
+	check.Is(t, busy, a.Verify(c, func() (func(), error) { return nil, busy }), "without a turn")
+	_, known := a.Read(c, nil, "")
+	check.Same(t, false, known, "read before it was verified")
 	var wg sync.WaitGroup
 	for range 100 {
 		wg.Go(func() {
-			if err := a.Verify(c, func() (func(), error) { entered.Add(1); return func() { left.Add(1) }, nil }); err != nil {
-				t.Error(err)
-			}
+			check.Is(t, nil, a.Verify(c, func() (func(), error) { entered.Add(1); return func() { left.Add(1) }, nil }), "with a turn")
 			if got, known := a.Read(c, nil, ""); !known || got.Kind != KindCertificate || got.User.GetName() != "alice" {
 				t.Errorf("known %v: %+v", known, got)
 			}
 		})
 	}
 	wg.Wait()
-	if err := a.Verify(c, func() (func(), error) { return nil, busy }); err != nil {
-		t.Errorf("a turn was wanted again: %v", err)
-	}
+	check.Is(t, nil, a.Verify(c, func() (func(), error) { return nil, busy }), "a turn is not wanted again")
 	if clients.Load() != 1 || fronts.Load() != 1 || entered.Load() == 0 || entered.Load() != left.Load() {
 		t.Errorf("verified %d and %d times; %d turns taken, %d released", clients.Load(), fronts.Load(), entered.Load(), left.Load())
 	}
@@ -198,9 +188,8 @@ func TestVerdicts(t *testing.T) {
 				step.first()
 			}
 			time.Sleep(step.later)
-			if got := read(a, step.conn, nil, ""); got.Kind != step.want || n.Load() != step.verified {
-				t.Errorf("%s: kind %d, want %d; %d verifications, want %d", step.name, got.Kind, step.want, n.Load(), step.verified)
-			}
+			check.Same(t, step.want, read(a, step.conn, nil, "").Kind, "%s: kind", step.name)
+			check.Same(t, step.verified, n.Load(), "%s: verifications", step.name)
 		}
 	})
 }
@@ -213,9 +202,8 @@ func TestNoOpinion(t *testing.T) {
 	c := &Conn{Peer: ca.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
 	check.Same(t, KindNone, read(a, c, head("x-remote-user", "root"), "").Kind, "kind of a certificate")
 	check.Same(t, KindNone, read(a, nil, nil, "").Kind, "kind of nothing")
-	if _, known := newAuthenticator(t, Config{}).Read(&Conn{Peer: c.Peer}, nil, ""); !known {
-		t.Error("a certificate is verified although there is no CA")
-	}
+	_, known := newAuthenticator(t, Config{}).Read(&Conn{Peer: c.Peer}, nil, "")
+	check.Same(t, true, known, "a certificate need not be verified without a CA")
 }
 
 // A value remembered from one request is never used for another value of the next one.
@@ -227,9 +215,7 @@ func TestConnRemembersTokens(t *testing.T) {
 		{"Basic alice", ""}, {"Basic alice", ""}, {"Bearer " + long, long}, {"Bearer " + long, long}, {"bearer bob", "bob"},
 	} {
 		check.Same(t, f.want, read(a, c, head("authorization", f.value), "").Token.Secret(), "token of %.20q", f.value)
-		if l := c.last.Load(); len(l.value) > maxRemembered || l.value == "" {
-			t.Errorf("a value of %d bytes is remembered", len(l.value))
-		}
+		check.Within(t, 1, maxRemembered, len(c.last.Load().value), "bytes of the value that is remembered")
 	}
 }
 

@@ -67,9 +67,7 @@ func TestTarget(t *testing.T) {
 			}
 			check.Same(t, tt.want, strings.TrimSpace(names), "names")
 			for _, name := range slices.Concat(tt.names.Username, tt.names.UID, tt.names.Group, tt.names.ExtraPrefix) {
-				if tt.err == "" && !a.Strip(name, PoolUnproven) {
-					t.Errorf("%s is not stripped", name)
-				}
+				check.Same(t, true, tt.err != "" || a.Strip(name, PoolUnproven), "%s is stripped", name)
 			}
 		})
 	}
@@ -80,9 +78,8 @@ func TestNewRefusesBadNames(t *testing.T) {
 		{Username: []string{""}}, {Username: []string{"a b"}}, {Group: []string{"X-Remote-Group"}}, {Username: []string{"a"}, ExtraPrefix: []string{""}},
 		{Username: []string{"a"}, UID: []string{"ü"}}, {Username: []string{"a"}, Group: []string{"a b"}},
 	} {
-		if _, err := New(Config{RequestHeaders: n}); err == nil {
-			t.Errorf("%+v was accepted", n)
-		}
+		_, err := New(Config{RequestHeaders: n})
+		check.Same(t, true, err != nil, "%+v is refused", n)
 	}
 }
 
@@ -91,9 +88,7 @@ func toHTTP(t testing.TB, fields []hpack.HeaderField) http.Header {
 	t.Helper()
 	h := http.Header{}
 	for _, f := range fields {
-		if !f.Sensitive || f.Name != strings.ToLower(f.Name) || !httpguts.ValidHeaderFieldName(f.Name) || !httpguts.ValidHeaderFieldValue(f.Value) {
-			t.Errorf("%+v", f)
-		}
+		check.Same(t, true, f.Sensitive && f.Name == strings.ToLower(f.Name) && httpguts.ValidHeaderFieldName(f.Name) && httpguts.ValidHeaderFieldValue(f.Value), "%+v can be sent", f)
 		h.Add(f.Name, f.Value)
 	}
 	return h
@@ -104,9 +99,7 @@ func kubeAPIServer(t testing.TB) func([]hpack.HeaderField) (user.Info, *httptest
 	var served user.Info
 	filter := impersonation.WithConstrainedImpersonation(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		served, _ = apirequest.UserFrom(r.Context())
-		if len(r.Header) != 1 {
-			t.Errorf("the filter kept %v", r.Header)
-		}
+		check.Same(t, 1, len(r.Header), "fields that the filter keeps: %v", r.Header)
 	}), authorizerfactory.NewAlwaysAllowAuthorizer(), serializer.NewCodecFactory(runtime.NewScheme()))
 	return func(fields []hpack.HeaderField) (user.Info, *httptest.ResponseRecorder) {
 		t.Helper()
@@ -168,9 +161,7 @@ func headersArrive(t *testing.T, u *user.DefaultInfo) error {
 	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL, nil))(t)
 	r.Header = upstream.Header
 	must.Do(t, must.Get(s.Client().Do(r))(t).Body.Close())
-	if diff := sameUser(u, got); diff != "" {
-		t.Errorf("-meant +read:\n%s", diff)
-	}
+	check.Same(t, "", sameUser(u, got), "-meant +read")
 	return nil
 }
 
@@ -190,9 +181,7 @@ func impersonationArrives(t *testing.T, u *user.DefaultInfo, gains ...string) (g
 	}
 	meant := *u
 	meant.Groups = slices.Concat(meant.Groups, gains)
-	if diff := sameUser(&meant, got); diff != "" {
-		t.Errorf("-meant +served:\n%s", diff)
-	}
+	check.Same(t, "", sameUser(&meant, got), "-meant +served")
 	return toHTTP(t, fields)["Impersonate-Group"], nil
 }
 
@@ -294,18 +283,15 @@ func TestUsersRefused(t *testing.T) {
 		"ours":          &identity{DefaultInfo: user.DefaultInfo{Name: "a ", Groups: []string{"g"}}},
 	} {
 		for _, pool := range []Pool{PoolRemote, PoolRemote, PoolImpersonate, PoolImpersonate} { // the second time cached
-			if got, err := a.Assert(dst, u, pool); err == nil || len(got) != 1 {
-				t.Errorf("%s, pool %d: %v, %v", name, pool, got, err)
-			}
+			got, err := a.Assert(dst, u, pool)
+			check.Same(t, true, err != nil && len(got) == 1, "%s, pool %d: refused: %v, %v", name, pool, got, err)
 		}
 	}
-	if got, err := newAuthenticator(t, Config{}).Assert(dst, &user.DefaultInfo{Name: "a"}, PoolImpersonate); err == nil || len(got) != 1 {
-		t.Errorf("without a credential: %v, %v", got, err)
-	}
+	got, err := newAuthenticator(t, Config{}).Assert(dst, &user.DefaultInfo{Name: "a"}, PoolImpersonate)
+	check.Same(t, true, err != nil && len(got) == 1, "refused without a credential: %v, %v", got, err)
 	certificate := newAuthenticator(t, Config{Impersonate: func() string { return "" }})
-	if got, err := certificate.Assert(nil, &user.DefaultInfo{Name: "a"}, PoolImpersonate); err != nil || len(got) != 1 {
-		t.Errorf("with a certificate: %v, %v", got, err)
-	}
+	got, err = certificate.Assert(nil, &user.DefaultInfo{Name: "a"}, PoolImpersonate)
+	check.Same(t, true, err == nil && len(got) == 1, "asserted with a certificate: %v, %v", got, err)
 }
 
 func TestRefuses(t *testing.T) {
@@ -324,8 +310,7 @@ func TestRefuses(t *testing.T) {
 		{user.DefaultInfo{Name: "alice", Groups: []string{"dev", "system:masters"}}, false, "system:masters"},
 		{user.DefaultInfo{Name: "alice", Groups: []string{"wheel"}}, true, "wheel"},
 	} {
-		if name, group := a.Refuses(&tc.u, tc.named); name+group != tc.want {
-			t.Errorf("%v, named %v: %q %q, want %q", tc.u, tc.named, name, group, tc.want)
-		}
+		name, group := a.Refuses(&tc.u, tc.named)
+		check.Same(t, tc.want, name+group, "what is refused of %v, named %v", tc.u, tc.named)
 	}
 }

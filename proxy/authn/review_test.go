@@ -81,16 +81,12 @@ func TestReviewErrors(t *testing.T) {
 		"nobody": errBadToken.Error(), "nothing": "without a user", "userless": "without a user",
 	} {
 		_, err := a.Review(t.Context(), credentials(a, token), bound.Source{})
-		if err == nil || errors.Is(err, ErrUnauthenticated) != (want == errBadToken.Error()) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", token, err)
-		}
-		if err != nil && token != "panic" && want != errBadToken.Error() && strings.Contains(err.Error(), token) {
-			t.Errorf("the error contains the token: %v", err)
-		}
+		check.Fault(t, want, err, "%s", token)
+		check.Same(t, want == errBadToken.Error(), errors.Is(err, ErrUnauthenticated), "%s is refused", token)
+		check.Same(t, false, err != nil && token != "panic" && want != errBadToken.Error() && strings.Contains(err.Error(), token), "the error contains the token: %v", err)
 	}
-	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "fixture_test.go") {
-		t.Errorf("log without the stack of the panic: %q", text)
-	}
+	check.Same(t, 1, strings.Count(log.String(), "\n"), "lines of log")
+	check.Has(t, log.String(), "fixture_test.go") // the stack of the panic
 	two := read(a, nil, append(bearer("bad"), head("sec-websocket-protocol", "x,"+protocolOf("fails"))...), "websocket")
 	if _, err := a.Review(t.Context(), &two, bound.Source{}); !errors.Is(err, ErrUnauthenticated) || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("two tokens: %v", err)
@@ -98,9 +94,8 @@ func TestReviewErrors(t *testing.T) {
 	must.Get(a.Review(t.Context(), credentials(a, "good"), bound.Source{}))(t)
 	for _, token := range []string{"good", "bad"} {
 		c := credentials(a, token)
-		if _, known := a.Cached(c, ""); !known {
-			t.Errorf("%s: not cached", token)
-		}
+		_, known := a.Cached(c, "")
+		check.Same(t, true, known, "%s is cached", token)
 		// A request that comes just after the answer needs no review, either.
 		if u, err := a.review(c.Token, bound.Source{}); (u != nil) != (token == "good") || errors.Is(err, ErrUnauthenticated) != (token == "bad") {
 			t.Errorf("%s, late: %v, %v", token, u, err)
@@ -113,9 +108,8 @@ func TestReviewErrors(t *testing.T) {
 	check.Same(t, 5, must.Get(testutil.GatherAndCount(metrics))(t), "series")
 	none := newAuthenticator(t, Config{Anonymous: true})
 	c := credentials(none, "good")
-	if u, known := none.Cached(c, ""); u != nil || !known {
-		t.Errorf("%v, %v without a reviewer", u, known)
-	}
+	u, known := none.Cached(c, "")
+	check.Same(t, true, u == nil && known, "nobody is known without a reviewer: %v, %v", u, known)
 }
 
 func TestAnonymous(t *testing.T) {
@@ -147,18 +141,15 @@ func TestBadTokensPushNobodyOut(t *testing.T) {
 		for i := range 6000 {
 			_, _ = a.Review(t.Context(), credentials(a, fmt.Sprint("bad", i)), bound.Source{})
 		}
-		if u, known := a.Cached(good, ""); u == nil || !known {
-			t.Error("the valid token was evicted")
-		}
+		u, known := a.Cached(good, "")
+		check.Same(t, true, u != nil && known, "the valid token is still cached")
 		n := 0
 		for i := range 6000 {
 			if a.refused.Get(newToken(fmt.Sprint("bad", i)), time.Time{}) != nil {
 				n++
 			}
 		}
-		if n > 4096 || n < 2048 {
-			t.Errorf("%d invalid tokens are cached", n)
-		}
+		check.Within(t, 2048, 4096, n, "invalid tokens that are cached")
 	})
 }
 
@@ -176,9 +167,7 @@ func TestProven(t *testing.T) {
 		pool(PoolUnproven)
 		for _, status := range []int{100, 103, 199, 204, 400, 401, 408, 413, 417, 429, 431, 500, 502, 503, 504} {
 			a.Seen(c, status)
-			if proven(a, c.Token) {
-				t.Errorf("proven by status %d", status)
-			}
+			check.Same(t, false, proven(a, c.Token), "proven by status %d", status)
 		}
 		for _, status := range []int{101, 200, 201, 206, 301, 304, 403, 404, 405, 409, 410, 415, 422, 499} {
 			a.Seen(c, status)
@@ -199,17 +188,15 @@ func TestProven(t *testing.T) {
 		// A 401 drops the token's user from the cache.
 		must.Get(a.Review(t.Context(), c, bound.Source{}))(t)
 		a.Seen(c, 401)
-		if _, known := a.Cached(c, ""); known {
-			t.Error("the user of a refused token is still cached")
-		}
+		_, known := a.Cached(c, "")
+		check.Same(t, false, known, "the user of a refused token is still cached")
 		// A review that refuses a token ends its proof.
 		for _, err := range []error{nil, fmt.Errorf("%w: revoked", ErrUnauthenticated)} {
 			a.Seen(c, 200)
 			pool(PoolProven)
 			review = func(context.Context, string) (*authenticator.Response, bool, error) { return nil, false, err }
-			if _, err := a.Review(t.Context(), c, bound.Source{}); !errors.Is(err, ErrUnauthenticated) {
-				t.Errorf("a revoked token: %v", err)
-			}
+			_, refused := a.Review(t.Context(), c, bound.Source{})
+			check.Is(t, ErrUnauthenticated, refused, "a revoked token")
 			pool(PoolUnproven)
 			time.Sleep(time.Minute) // until the refusal expires
 		}
@@ -217,14 +204,10 @@ func TestProven(t *testing.T) {
 		// With two tokens it is unknown which one was accepted.
 		two := read(a, nil, append(bearer("bad"), head("sec-websocket-protocol", "x,"+protocolOf("good"))...), "websocket")
 		a.Seen(&two, 200)
-		if proven(a, two.Token) || a.Pool(&two) != PoolUnproven {
-			t.Error("an invalid token was proven by the valid one beside it")
-		}
+		check.Same(t, false, proven(a, two.Token) || a.Pool(&two) != PoolUnproven, "an invalid token was proven by the valid one beside it")
 		// A request without a token proves none.
 		a.Seen(&Credentials{}, 200)
-		if proven(a, Token{}) {
-			t.Error("the empty token is proven")
-		}
+		check.Same(t, false, proven(a, Token{}), "the empty token is proven")
 	})
 }
 
@@ -249,11 +232,8 @@ func TestTokensAreNotPrinted(t *testing.T) {
 		}
 	}
 	for _, secret := range []string{"hunter2", fmt.Sprintf("%x", "hunter2"), "104 117 110 116 101 114 50"} {
-		if strings.Contains(out.String(), secret) {
-			t.Errorf("%q was printed:\n%s", secret, out.String())
-		}
+		check.Same(t, false, strings.Contains(out.String(), secret), "%q was printed:\n%s", secret, out.String())
 	}
-	if !strings.Contains(out.String(), "<masked>") || (Token{}).String() != "<none>" || (Token{}).Secret() != "" || c.Token.Secret() != "hunter2" {
-		t.Error("the output does not show that there is a token")
-	}
+	check.Has(t, out.String(), "<masked>")
+	check.Same(t, [3]string{"<none>", "", "hunter2"}, [3]string{Token{}.String(), Token{}.Secret(), c.Token.Secret()}, "no token, its secret, and another's")
 }

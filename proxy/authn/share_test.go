@@ -54,9 +54,8 @@ func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 		}
 		flood("stranger", false, maxReviews, 1)
 		begun := time.Now()
-		if _, err := a.Review(t.Context(), credentials(a, "good"), bound.Source{}); err != nil || time.Since(begun) > 0 {
-			t.Errorf("%v after %s", err, time.Since(begun))
-		}
+		_, err := a.Review(t.Context(), credentials(a, "good"), bound.Source{})
+		check.Same(t, "<nil> 0s", fmt.Sprint(err, " ", time.Since(begun)), "a regular's review, and its time")
 		flood("regular", true, 2*maxReviews, 2)
 		time.Sleep(time.Minute)
 	})
@@ -86,15 +85,12 @@ func TestTokenReview(t *testing.T) {
 	for token, want := range map[string]int64{"bad": 1, "ended": 2} {
 		before := asked.Load()
 		for range 2 {
-			if _, err := a.Review(t.Context(), credentials(a, token), bound.Source{}); !errors.Is(err, ErrUnauthenticated) {
-				t.Errorf("%s: %v", token, err)
-			}
+			_, err := a.Review(t.Context(), credentials(a, token), bound.Source{})
+			check.Is(t, ErrUnauthenticated, err, "%s", token)
 		}
 		check.Same(t, want, asked.Load()-before, "reviews of %s", token)
 	}
-	if !proven(a, credentials(a, "good").Token) || proven(a, credentials(a, "bad").Token) {
-		t.Error("a review did not prove the token, or proved an invalid one")
-	}
+	check.Same(t, [2]bool{true, false}, [2]bool{proven(a, credentials(a, "good").Token), proven(a, credentials(a, "bad").Token)}, "proven by a review: the token, and an invalid one")
 	server.Close()
 	if _, err := a.Review(t.Context(), credentials(a, "another"), bound.Source{}); err == nil || errors.Is(err, ErrUnauthenticated) || strings.Contains(err.Error(), "another") {
 		t.Error(err)

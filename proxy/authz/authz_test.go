@@ -156,9 +156,7 @@ func TestAuthorize(t *testing.T) {
 						got, err = z.Authorize(t.Context(), a)
 					}
 					check.Same(t, tt.want, got, "answers")
-					if (err != nil) != (tt.wantErr != "") || err != nil && !strings.Contains(err.Error(), tt.wantErr) {
-						t.Errorf("error %v, want %q", err, tt.wantErr)
-					}
+					check.Fault(t, tt.wantErr, err, "the error")
 					if a.IsResourceRequest { // a path is no part of the question
 						a.Path = "/elsewhere"
 					}
@@ -185,9 +183,7 @@ func TestAuthorize(t *testing.T) {
 					rec := r.last.Load()
 					got := fmt.Sprintf("field %v %v, label %v %v",
 						rec.FieldSelectorRequirements, rec.FieldSelectorParsingErr, rec.LabelSelectorRequirements, rec.LabelSelectorParsingErr)
-					if !strings.HasPrefix(got, tt.selectors) {
-						t.Errorf("reviewed %s, want %s", got, tt.selectors)
-					}
+					check.Same(t, true, strings.HasPrefix(got, tt.selectors), "reviewed %s, want %s", got, tt.selectors)
 					if a.IsResourceRequest {
 						a.Path = rec.Path
 					}
@@ -196,9 +192,8 @@ func TestAuthorize(t *testing.T) {
 			})
 		}
 	}
-	if d, err := newAuthorizer(t, Config{Review: newAsked().review}).Authorize(t.Context(), get("panic")); err == nil || d.Allowed {
-		t.Errorf("without a log, a panic is %+v, %v", d, err)
-	}
+	d, err := newAuthorizer(t, Config{Review: newAsked().review}).Authorize(t.Context(), get("panic"))
+	check.Same(t, true, err != nil && !d.Allowed, "refused without a log after a panic: %+v, %v", d, err)
 }
 
 func spelledRecord(a authorizer.Attributes) string {
@@ -219,23 +214,19 @@ func TestPaths(t *testing.T) {
 			a := asks(&user.DefaultInfo{Name: "bob"}, p)
 			a.IsResourceRequest = resource
 			want, _ := must.Get2(upstream.Authorize(t.Context(), authorizer.AttributesRecord{User: a.User, Verb: "get", Path: p, ResourceRequest: resource}))(t)
-			if got, _ := z.Cached(a); got.Allowed != (want == authorizer.DecisionAllow) {
-				t.Errorf("%q (resource %v): allowed %v, upstream says %v", p, resource, got.Allowed, want)
-			}
+			got, _ := z.Cached(a)
+			check.Same(t, want == authorizer.DecisionAllow, got.Allowed, "%q (resource %v): allowed as upstream", p, resource)
 		}
 	}
-	if _, err := New(Config{AllowPaths: []string{"/a*b"}}); err == nil {
-		t.Error("a wildcard in the middle was accepted")
-	}
+	_, err := New(Config{AllowPaths: []string{"/a*b"}})
+	check.Same(t, true, err != nil, "a wildcard in the middle is refused")
 	d := newAuthorizer(t, Config{})
 	for _, p := range []string{"/healthz", "/readyz", "/livez"} {
-		if got, _ := d.Cached(asks(&user.DefaultInfo{Name: "bob"}, p)); !got.Allowed {
-			t.Errorf("%s is not open by default", p)
-		}
+		got, _ := d.Cached(asks(&user.DefaultInfo{Name: "bob"}, p))
+		check.Same(t, true, got.Allowed, "%s is open by default", p)
 	}
-	if got, known := d.Cached(&Attributes{}); got.Allowed || !known {
-		t.Errorf("%v, %v without a user", got, known)
-	}
+	got, known := d.Cached(&Attributes{})
+	check.Same(t, [2]bool{false, true}, [2]bool{got.Allowed, known}, "allowed without a user, and known")
 }
 
 // asker makes an Authorizer; a name may be "user/object".

@@ -10,6 +10,8 @@ import (
 
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // dice makes questions from bytes, with few letters, so that nearly equal ones are frequent.
@@ -93,13 +95,10 @@ func FuzzKey(f *testing.F) {
 		a, b := (&dice{one}).question(), (&dice{other}).question()
 		text, otherText := spelled(a), spelled(b)
 		same := text == otherText
-		if a.Equal(b) != same {
-			t.Errorf("equal %v:\n%s\n%s", !same, text, otherText)
-		}
+		check.Same(t, same, a.Equal(b), "equal:\n%s\n%s", text, otherText)
 		generation++ // forgets what other questions have left
 		c.put(string(a.appendKey(nil)), Decision{Allowed: true}, time.Now().Add(time.Hour), generation)
-		if _, hit := c.get(b); hit != same {
-			t.Errorf("answered %v:\n%s\n%s", hit, text, otherText)
-		}
+		_, hit := c.get(b)
+		check.Same(t, same, hit, "answered:\n%s\n%s", text, otherText)
 	})
 }

@@ -40,14 +40,10 @@ func TestSubjectAccessReview(t *testing.T) {
 	path := asks(alice, "/openapi/v2")
 	path.APIGroup = "ignored"
 	for _, a := range []*Attributes{resource, resource, path, path} { // the second one cached
-		if d, err := z.Authorize(t.Context(), a); err != nil || d != (Decision{Allowed: true, Reason: "because"}) {
-			t.Errorf("%v, %v", d, err)
-		}
+		check.Same(t, Decision{Allowed: true, Reason: "because"}, must.Get(z.Authorize(t.Context(), a))(t), "what alice may")
 	}
 	for _, name := range []string{"bob", "mallory"} {
-		if d, err := z.Authorize(t.Context(), get(name)); err != nil || d != (Decision{Reason: "because"}) {
-			t.Errorf("%s: %v, %v", name, d, err)
-		}
+		check.Same(t, Decision{Reason: "because"}, must.Get(z.Authorize(t.Context(), get(name)))(t), "what %s may", name)
 	}
 	who := authorizationv1.SubjectAccessReviewSpec{User: "alice", UID: "7", Groups: []string{"dev"}, Extra: map[string]authorizationv1.ExtraValue{"k": {"v"}}}
 	wantResource, wantPath := who, who
@@ -60,9 +56,8 @@ func TestSubjectAccessReview(t *testing.T) {
 	check.Same(t, []authorizationv1.SubjectAccessReviewSpec{wantResource, wantPath}, seen[:2], "reviews")
 	check.Same(t, 4, len(seen), "reviews")
 	server.Close()
-	if d, err := z.Authorize(t.Context(), get("somebody")); d.Allowed || err == nil {
-		t.Errorf("%v, %v without a server", d, err)
-	}
+	d, err := z.Authorize(t.Context(), get("somebody"))
+	check.Same(t, true, err != nil && !d.Allowed, "refused without a server: %v, %v", d, err)
 }
 
 // Of a review nothing is kept but what Authorizer's cache has, which is bounded. A question has six times the bytes of
@@ -88,9 +83,8 @@ func TestReviewsKeepNothing(t *testing.T) {
 	for i := range 200 {
 		ask(i + 1)
 	}
-	if kept := heap() - before; kept > 3<<20 {
-		t.Errorf("%d bytes are kept of 200 reviews", kept)
-	}
+	kept := heap() - before
+	check.Same(t, true, kept <= 3<<20, "a bound for %d bytes that are kept of 200 reviews", kept)
 }
 
 // What kube-apiserver answers is a permission only if it says so, and nothing else that it might say: conditions

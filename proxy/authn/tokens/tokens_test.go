@@ -46,9 +46,8 @@ func TestTokensOfAFile(t *testing.T) {
 	take := func(text string) {
 		t.Helper()
 		before := k.Generation()
-		if err := k.TakeTokens([]byte(text)); err != nil || k.Generation() == before {
-			t.Fatalf("%v, generation %d", err, before)
-		}
+		must.Do(t, k.TakeTokens([]byte(text)))
+		check.Same(t, false, k.Generation() == before, "the generation after another file")
 	}
 	take("a,alice,1,\"dev,ops\"\nb,bob,2\n")
 	r, _, err := k.Review(t.Context(), "a")
@@ -122,9 +121,8 @@ func TestIssuer(t *testing.T) {
 		"cut":              good[:len(good)-4],
 		"no JWT":           "abc",
 	} {
-		if r, ok, err := k.Review(t.Context(), token); ok || err != nil {
-			t.Errorf("%s: %v, %v, want a refusal", name, r, err)
-		}
+		r, ok, err := k.Review(t.Context(), token)
+		check.Same(t, "false <nil>", fmt.Sprint(ok, " ", err), "%s: accepted as %v", name, r)
 	}
 
 	before := k.Generation()
@@ -157,9 +155,8 @@ func TestIssued(t *testing.T) {
 	k := New(Config{})
 	check.Same(t, false, k.Issued(i.Token(t, nil)), "an issuer without a configuration")
 	before := k.Generation()
-	if err := k.TakeConfig([]byte(i.Config("oidc:"))); err != nil || k.Generation() == before {
-		t.Fatalf("%v, generation %d", err, k.Generation())
-	}
+	must.Do(t, k.TakeConfig([]byte(i.Config("oidc:"))))
+	check.Same(t, false, k.Generation() == before, "the generation after another configuration")
 	url := must.Get(json.Marshal(i.URL))(t)
 	for _, tc := range []struct {
 		name, token string
@@ -186,9 +183,8 @@ func TestIssued(t *testing.T) {
 			continue
 		}
 		// The authenticators do not know the other tokens, either: they are left to the cluster.
-		if r, ok, err := authenticator.TokenFunc(k.Review).AuthenticateToken(t.Context(), tc.token); ok || err != nil {
-			t.Errorf("%s: %v %v", tc.name, r, err)
-		}
+		r, ok, err := authenticator.TokenFunc(k.Review).AuthenticateToken(t.Context(), tc.token)
+		check.Same(t, "false <nil>", fmt.Sprint(ok, " ", err), "%s: accepted as %v", tc.name, r)
 	}
 	google := "https://accounts.google.com" // which omits the scheme in its tokens
 	must.Do(t, k.TakeConfig([]byte(strings.ReplaceAll(i.Config(""), i.URL, google))))
@@ -263,9 +259,8 @@ func TestReplacedConfiguration(t *testing.T) {
 		k.issuers.Store(&issuers{cancel: cancel})
 		must.Do(t, k.TakeConfig([]byte(head)))
 		before := k.Generation()
-		if err := k.replace(t.Context()); err != nil || k.Generation() == before {
-			t.Errorf("generation %d after %d: %v", k.Generation(), before, err)
-		}
+		must.Do(t, k.replace(t.Context()))
+		check.Same(t, false, k.Generation() == before, "the generation after the replacement")
 		for _, tc := range []struct {
 			after time.Duration
 			want  bool
