@@ -60,9 +60,7 @@ func TestLine(t *testing.T) {
 
 func TestMoment(t *testing.T) {
 	for at := time.Date(2026, 12, 31, 23, 59, 58, 0, time.UTC); at.Year() == 2026 || at.Second() < 2; at = at.Add(333 * time.Millisecond) {
-		if got, want := string(moment(nil, at)), at.Format("2006-01-02T15:04:05.000Z"); got != want {
-			t.Fatalf("%s, want %s", got, want)
-		}
+		check.Same(t, at.Format("2006-01-02T15:04:05.000Z"), string(moment(nil, at)), "moment")
 	}
 }
 
@@ -73,15 +71,11 @@ func FuzzField(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		b := append(field([]byte("{"), `"x":`, s), '}')
-		if !utf8.Valid(b) || bytes.ContainsAny(b, "\n\r\x00") {
-			t.Errorf("%q", b)
-		}
+		check.Same(t, true, utf8.Valid(b) && !bytes.ContainsAny(b, "\n\r\x00"), "one line of UTF-8: %q", b)
 		var got struct{ X string }
 		must.Do(t, json.Unmarshal(b, &got))
 		want := strings.Map(func(r rune) rune { return r }, s[:min(len(s), maxText)]) // invalid UTF-8 becomes U+FFFD
-		if got.X != want {
-			t.Errorf("%q, want %q", got.X, want)
-		}
+		check.Same(t, want, got.X, "value")
 	})
 }
 
@@ -94,9 +88,7 @@ func TestLongTexts(t *testing.T) {
 	b := l.append(nil)
 	must.Do(t, json.Unmarshal(b, &got))
 	check.Same(t, any(strings.Repeat("m", maxText)), got["method"], "method")
-	if len(b) > 9*maxText {
-		t.Errorf("%d bytes", len(b))
-	}
+	check.Within(t, 0, 9*maxText, len(b), "bytes")
 }
 
 // gate is a writer that blocks until it is opened, and counts lines and writes.
@@ -130,9 +122,7 @@ func TestGathers(t *testing.T) {
 			l.Add(7, full())
 		}
 		synctest.Wait()
-		if g.lines.Load() < 101 {
-			t.Error("a full stripe is not written")
-		}
+		check.Same(t, true, g.lines.Load() > 100, "a full stripe is written")
 		l.Add(8, full())
 		stop()
 		check.Same(t, 100+soon/100+1, g.lines.Load(), "lines at the end")
@@ -153,9 +143,7 @@ func TestBound(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		lost := l.lost.Load()
-		if lost == 0 || cap(l.stripes[3].buf) > 2*maxStripe {
-			t.Errorf("%d lost, %d bytes kept", lost, cap(l.stripes[3].buf))
-		}
+		check.Same(t, true, lost > 0 && cap(l.stripes[3].buf) <= 2*maxStripe, "%d lost, %d bytes kept", lost, cap(l.stripes[3].buf))
 		close(g.open)
 		stop()
 		check.Same(t, 2*added, g.lines.Load()+lost, "lines written or lost")
@@ -171,9 +159,7 @@ func TestAddAllocates(t *testing.T) {
 		l.Add(1, line)
 	}
 	l.flush()
-	if n := testing.AllocsPerRun(100, func() { l.Add(1, line) }); n > 0 {
-		t.Errorf("%v allocations per line", n)
-	}
+	check.Same(t, 0, testing.AllocsPerRun(100, func() { l.Add(1, line) }), "allocations per line")
 }
 
 // A sample omits the configured share of lines, and no errors.
@@ -191,9 +177,7 @@ func TestSample(t *testing.T) {
 			}
 		}
 		// Six standard deviations at most: 0.5·√20000 each.
-		if off := math.Abs(float64(wanted) - n*(1-skip)); off > 425 {
-			t.Errorf("of %d requests with %v omitted, %d have a line", n, skip, wanted)
-		}
+		check.Within(t, 0, 425, math.Abs(float64(wanted)-n*(1-skip)), "of %d requests with %v omitted, %d have a line: off by", n, skip, wanted)
 	}
 }
 

@@ -60,16 +60,13 @@ func TestTap(t *testing.T) {
 		}
 		for i, want := range [][]int{{202, 203}, {200, 203}, {203}} {
 			for _, status := range want {
-				if !streams[i].Scan() || !strings.Contains(streams[i].Text(), fmt.Sprintf(`"status":%d,`, status)) {
-					t.Errorf("tap %d: %q, want status %d", i, streams[i].Text(), status)
-				}
+				check.Same(t, true, streams[i].Scan(), "tap %d has a line", i)
+				check.Has(t, streams[i].Text(), fmt.Sprintf(`"status":%d,`, status))
 			}
 		}
 		check.Same(t, true, time.Since(began) <= tapTurn, "lines came within a turn")
 		for i, lines := range streams {
-			if lines.Scan() {
-				t.Errorf("tap %d goes on: %s", i, lines.Text())
-			}
+			check.Same(t, false, lines.Scan(), "tap %d goes on: %s", i, lines.Text())
 		}
 		check.Same(t, 2*time.Second, time.Since(began), "time of the taps")
 	})
@@ -123,30 +120,21 @@ func TestTapBound(t *testing.T) {
 		}
 		for _, one := range *taps.open.Load() {
 			one.mu.Lock()
-			if one.lines > tapLines || len(one.buf) > 2*tapBytes+1024 {
-				t.Errorf("%d lines, %d bytes", one.lines, len(one.buf))
-			}
+			check.Same(t, true, one.lines <= tapLines && len(one.buf) <= 2*tapBytes+1024, "a bound for %d lines, %d bytes", one.lines, len(one.buf))
 			one.mu.Unlock()
 		}
 		lines := 0
 		for ; read.Scan() && strings.Contains(read.Text(), `"request"`); lines++ {
 		}
-		if want := fmt.Sprintf(`{"msg":"left out","lines":%d}`, 9*tapLines); lines != tapLines || read.Text() != want {
-			t.Errorf("%d lines, then %s", lines, read.Text())
-		}
+		check.Same(t, tapLines, lines, "lines")
+		check.Same(t, fmt.Sprintf(`{"msg":"left out","lines":%d}`, 9*tapLines), read.Text(), "the line behind them")
 		time.Sleep(time.Second)
-		if n := len(*taps.open.Load()); n != 1 {
-			t.Errorf("%d taps, want only jane's", n)
-		}
+		check.Same(t, 1, len(*taps.open.Load()), "taps, only jane's")
 		_ = unread.Close()
 		draining.Store(true)
-		if read.Scan() {
-			t.Error(read.Text())
-		}
+		check.Same(t, false, read.Scan(), "a line in a drain: %s", read.Text())
 		synctest.Wait()
-		if taps.Active() {
-			t.Error("still open")
-		}
+		check.Same(t, false, taps.Active(), "active in a drain")
 	})
 }
 
@@ -154,9 +142,7 @@ func TestTapBound(t *testing.T) {
 func TestTapAllocates(t *testing.T) {
 	var none *Taps
 	taps := &Taps{}
-	if none.Active() || taps.Active() {
-		t.Error("active without a tap")
-	}
+	check.Same(t, false, none.Active() || taps.Active(), "active without a tap")
 	one := &tap{user: "jane"}
 	taps.replace(one, true)
 	line := &Line{User: "jane", Path: "/apis", Ended: time.Now()}
@@ -167,10 +153,6 @@ func TestTapAllocates(t *testing.T) {
 		}
 		buf = one.take(buf)
 	}
-	if !strings.HasSuffix(string(buf), `{"msg":"left out","lines":1}`+"\n") {
-		t.Errorf("a single line that is left out is not reported: %s", buf)
-	}
-	if n := testing.AllocsPerRun(tapLines/2, func() { taps.Add(line) }); n > 0 {
-		t.Errorf("%v allocations per line", n)
-	}
+	check.Same(t, true, strings.HasSuffix(string(buf), `{"msg":"left out","lines":1}`+"\n"), "a single line that is left out is reported: %s", buf)
+	check.Same(t, 0, testing.AllocsPerRun(tapLines/2, func() { taps.Add(line) }), "allocations per line")
 }

@@ -104,15 +104,11 @@ func TestMetadata(t *testing.T) {
 	check.Same(t, "", both[0].User.Username, "user of a request without one")
 	ev := both[1]
 	check.Same(t, "/apis/example.com/v1/namespaces/default/widgets/one?pretty=1&access_token=MASKED", ev.RequestURI, "requestURI")
-	if ev.User.Username != "bob" || ev.User.UID != "7" || ev.ImpersonatedUser == nil || ev.ImpersonatedUser.Username != "jane" || ev.User.Extra["scope"][0] != "all" {
-		t.Errorf("user %+v, impersonated %+v", ev.User, ev.ImpersonatedUser)
-	}
-	if o := ev.ObjectRef; o == nil || o.Resource != "widgets" || o.Name != "one" || o.APIGroup != "example.com" || o.Namespace != "default" {
-		t.Errorf("objectRef %+v", o)
-	}
-	if len(ev.UserAgent) != maxAgent+len("...TRUNCATED") || ev.AuditID != "id-1" || ev.Annotations["k"] != "v" || ev.SourceIPs[0] != "10.0.0.1" {
-		t.Errorf("%+v", ev)
-	}
+	check.Same(t, [4]string{"bob", "7", "jane", "all"}, [4]string{ev.User.Username, ev.User.UID, ev.ImpersonatedUser.Username, ev.User.Extra["scope"][0]}, "the user, and as whom")
+	o := ev.ObjectRef
+	check.Same(t, [4]string{"widgets", "one", "example.com", "default"}, [4]string{o.Resource, o.Name, o.APIGroup, o.Namespace}, "objectRef")
+	check.Same(t, maxAgent+len("...TRUNCATED"), len(ev.UserAgent), "bytes of the User-Agent")
+	check.Same(t, [3]string{"id-1", "v", "10.0.0.1"}, [3]string{string(ev.AuditID), ev.Annotations["k"], ev.SourceIPs[0]}, "ID, annotation and source")
 }
 
 func zip(s string) string {
@@ -157,9 +153,7 @@ func TestBodies(t *testing.T) {
 			e := l.Open(widget("update"))
 			check.Same(t, !strings.Contains(tc.policy, "Metadata"), e.Bodies(), "bodies are recorded")
 			body := e.Request(io.NopCloser(strings.NewReader(tc.request)), tc.requestType)
-			if read, err := io.ReadAll(body); err != nil || string(read) != tc.request {
-				t.Errorf("the backend read %q, %v", read, err)
-			}
+			check.Same(t, tc.request, string(must.Get(io.ReadAll(body))(t)), "what the backend reads")
 			e.ResponseHead(tc.responseType, tc.coded)
 			response := tc.response
 			if tc.coded == "gzip" {
@@ -195,15 +189,11 @@ func TestLosses(t *testing.T) {
 	for range total {
 		e.Completed(200, "", "")
 	}
-	if lost := testutil.ToFloat64(l.lost); lost < 1000 {
-		t.Errorf("%v events were lost while the writer was blocked", lost)
-	}
+	check.Within(t, 1000, total, testutil.ToFloat64(l.lost), "events lost while the writer was blocked")
 	close(w.open)
 	stop()
 	check.Same(t, [2]float64{total, 0}, [2]float64{testutil.ToFloat64(l.lost), testutil.ToFloat64(l.events)}, "events lost and written")
-	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
-		t.Error(problems, err)
-	}
+	check.Same(t, 0, len(must.Get(testutil.GatherAndLint(reg))(t)), "problems of the metrics")
 }
 
 // narrow refuses what is longer than a file, as the writer that rotates files does.
@@ -269,9 +259,8 @@ func TestWaitingEvents(t *testing.T) {
 		for range 400 {
 			l.Open(widget("get")).Completed(200, "", "")
 		}
-		if n := len(l.queue) - waiting; waiting > maxWaiting/len(long) || n != 400 {
-			t.Errorf("%d long events wait, and %d of 400 ordinary ones behind them", waiting, n)
-		}
+		check.Within(t, 0, maxWaiting/len(long), waiting, "long events that wait")
+		check.Same(t, 400, len(l.queue)-waiting, "ordinary ones behind them")
 	}
 }
 
@@ -288,9 +277,8 @@ func TestCapturedBodies(t *testing.T) {
 			recorded++
 		}
 	}
-	if held := l.captured.Held(); recorded < 15 || held < int64(recorded)*maxBody || held > maxCaptured/4 {
-		t.Errorf("%d bodies of a user are recorded, which hold %d bytes", recorded, held)
-	}
+	check.Within(t, 15, 100, recorded, "bodies of a user that are recorded")
+	check.Within(t, int64(recorded)*maxBody, maxCaptured/4, l.captured.Held(), "bytes that they hold")
 	check.Same(t, "", update(l, "jane", strings.Repeat("1", maxBody)).request.why, "why another user's is not")
 	for i, e := range append(slow, update(l, "jane", "1")) {
 		if e.ResponseHead("application/json", ""); i%2 == 0 {
@@ -344,16 +332,12 @@ func FuzzMask(f *testing.F) {
 				continue
 			}
 			for _, v := range values {
-				if v != "" && v != "MASKED" {
-					t.Errorf("Mask(%q) = %q, which shows %q", q, got, v)
-				}
+				check.Same(t, true, v == "" || v == "MASKED", "Mask(%q) = %q, which hides %q", q, got, v)
 			}
 			delete(before, name)
 			delete(after, name)
 		}
 		check.Same(t, before, after, "Mask(%q) = %q changes more than secrets", q, got)
-		if !strings.Contains(q, "hunter2") && strings.Contains(Mask(q+"&access_token=hunter2"), "hunter2") {
-			t.Errorf("%q prevents masking after it", q)
-		}
+		check.Same(t, false, !strings.Contains(q, "hunter2") && strings.Contains(Mask(q+"&access_token=hunter2"), "hunter2"), "%q prevents masking after it", q)
 	})
 }

@@ -107,7 +107,6 @@ func TestBodiesInMemory(t *testing.T) {
 	}
 	all.Wait()
 	runtime.ReadMemStats(&after)
-	if grown := int64(after.HeapSys-before.HeapSys) >> 20; grown > 400 {
-		t.Errorf("%d MB for 24 bodies of 1 MiB", grown)
-	}
+	grown := int64(after.HeapSys-before.HeapSys) >> 20
+	check.Same(t, true, grown <= 400, "a bound for 24 bodies of 1 MiB: %d MB", grown)
 }
