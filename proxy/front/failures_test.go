@@ -93,9 +93,7 @@ func TestFailedHandshakes(t *testing.T) {
 			}
 			check.Same(t, fmt.Sprint(want), fmt.Sprint(l.counted()), "failures by cause")
 			lines := l.Failing()
-			if len(lines) != len(want) || len(lines) > 0 && !strings.Contains(lines[0], conn.LocalAddr().String()) {
-				t.Errorf("%q does not say what fails, and for whom", lines)
-			}
+			check.Same(t, true, len(lines) == len(want) && (len(lines) == 0 || strings.Contains(lines[0], conn.LocalAddr().String())), "%q says what fails, and for whom", lines)
 		})
 	}
 }
@@ -127,9 +125,7 @@ func TestSilentHandshakes(t *testing.T) {
 		synctest.Wait()
 		check.Same(t, "map[not_tls:1 timeout:3]", fmt.Sprint(l.counted()), "failures by cause")
 		lines := l.Failing()
-		if len(lines) != 2 || !strings.HasPrefix(lines[0], "3 TLS handshakes failed in 32s at port , the last with 192.0.2.1:1: the client did not end it in 32s") {
-			t.Errorf("%q", lines)
-		}
+		check.Same(t, true, len(lines) == 2 && strings.HasPrefix(lines[0], "3 TLS handshakes failed in 32s at port , the last with 192.0.2.1:1: the client did not end it in 32s"), "%q", lines)
 		greet("\x16")
 		synctest.Wait()
 		_ = p.Close()

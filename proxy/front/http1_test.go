@@ -43,10 +43,7 @@ func TestAnswerWhileTheBodyComes(t *testing.T) {
 		_, _ = io.WriteString(upload, " and second")
 		_ = upload.Close()
 	}()
-	got, err := io.ReadAll(res.Body)
-	if err != nil || string(got) != "first and second" {
-		t.Errorf("%q, %v, want all that was sent", got, err)
-	}
+	check.Same(t, "first and second", string(must.Get(io.ReadAll(res.Body))(t)), "all that was sent")
 }
 
 // The rest of an unread body is never parsed as a request, whatever its sender does next. A handler
@@ -71,14 +68,11 @@ func TestRestOfABodyIsNoRequest(t *testing.T) {
 			if err != nil || res.StatusCode != want || !res.Close {
 				t.Fatalf("%+v, %v, want an immediate %d that ends the connection", res, err, want)
 			}
-			if _, err := io.Copy(io.Discard, res.Body); err != nil || time.Since(began) > bodyRest {
-				t.Errorf("the response ended after %v, %v", time.Since(began), err)
-			}
+			must.Get(io.Copy(io.Discard, res.Body))(t)
+			check.Within(t, 0, bodyRest, time.Since(began), "time until the response ended")
 			_, _ = io.WriteString(conn, "GET /second HTTP/1.1\r\nHost: x\r\n\r\n")
-			_, err = io.Copy(io.Discard, r)
-			if took := time.Since(began); err != nil || took < bodyRest || took > 2*bodyRest {
-				t.Errorf("the connection ended after %v, %v, want %v", took, err, bodyRest)
-			}
+			must.Get(io.Copy(io.Discard, r))(t)
+			check.Within(t, bodyRest, 2*bodyRest, time.Since(began), "time until the connection ended")
 			check.Same(t, 1, requests.Load(), "requests, none of them the rest of a body")
 		})
 	}

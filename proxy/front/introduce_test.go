@@ -2,6 +2,7 @@ package front
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -97,9 +98,7 @@ func TestIntroduced(t *testing.T) {
 				}
 				body := must.Get(io.ReadAll(res.Body))(t)
 				_ = res.Body.Close()
-				if want := tt.want; want == "" && string(body) != own || want != "" && string(body) != want {
-					t.Errorf("%s: %s: the client is %s, want %q", tt.name, protocol, body, want)
-				}
+				check.Same(t, cmp.Or(tt.want, own), string(body), "%s: %s: the client", tt.name, protocol)
 			}
 			transport.CloseIdleConnections()
 		}
@@ -145,9 +144,7 @@ func TestNotIntroduced(t *testing.T) {
 			check.Same(t, tt.after, time.Since(begun), "%s: how long it lasts", tt.name)
 			synctest.Wait() // another goroutine may close it
 			check.Same(t, true, left && p.cfg.Memory.Held() == 0, "%s: all is given back", tt.name)
-			if !strings.Contains(log.String(), tt.log) {
-				t.Errorf("%s: the log has\n%s", tt.name, log.String())
-			}
+			check.Same(t, true, strings.Contains(log.String(), tt.log), "%s: the log has\n%s", tt.name, log.String())
 		})
 	}
 }
@@ -173,18 +170,15 @@ func FuzzIntroduction(f *testing.F) {
 		conn := said{piped{nil, "10.0.0.1"}, bytes.NewReader(data)}
 		raw := &placed{Conn: conn, in: conn}
 		if err := p.introduce(t.Context(), raw); err != nil {
-			if !errors.Is(err, errIntroduction) && (!errors.Is(err, errUnused) || len(data) > 0) {
-				t.Errorf("the error is %v", err)
-			}
+			check.Same(t, true, errors.Is(err, errIntroduction) || errors.Is(err, errUnused) && len(data) == 0, "the error is %v", err)
 			return
 		}
 		n := bytes.IndexByte(data, '\n') + 1
 		if strings.HasPrefix(string(data), magic) {
 			n = 16 + int(binary.BigEndian.Uint16(data[14:]))
 		}
-		if _, err := netip.ParseAddrPort(raw.RemoteAddr().String()); err != nil {
-			t.Errorf("the client is %s: %v", raw.RemoteAddr(), err)
-		}
+		_, err := netip.ParseAddrPort(raw.RemoteAddr().String())
+		check.Is(t, nil, err, "the client %s", raw.RemoteAddr())
 		for _, size := range []int{2 << 10, 5} { // earlyBuffer of proxy/h2, and what is left of a record
 			b := make([]byte, size)
 			k, _ := raw.Read(b)

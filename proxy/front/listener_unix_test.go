@@ -29,9 +29,7 @@ func TestOwn(t *testing.T) {
 		own := must.Get(l.Own())(t)
 		loopback := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(l.Addr().(*net.TCPAddr).Port))
 		unspecified := netip.AddrPortFrom(netip.IPv4Unspecified(), loopback.Port())
-		if !slices.Contains(own, loopback) || !all && len(own) != 1 || slices.Contains(own, unspecified) != all {
-			t.Errorf("%s: %v, want %v", host, own, loopback)
-		}
+		check.Same(t, true, slices.Contains(own, loopback) && (all || len(own) == 1) && slices.Contains(own, unspecified) == all, "%s: %v, want %v", host, own, loopback)
 		check.Same(t, 30, cap(l.places), "places of %s", host)
 	}
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(40 * 48 << 10))

@@ -71,9 +71,7 @@ func TestHeadsGetRoom(t *testing.T) {
 				var during int64
 				p, dial := plaintext(t, memory, func(_ http.ResponseWriter, r *http.Request) {
 					during = r.Context().Value(plainKey{}).(*plain).held
-					if r.TLS == nil || !r.TLS.HandshakeComplete {
-						t.Error("the handler does not see the TLS connection")
-					}
+					check.Same(t, true, r.TLS != nil && r.TLS.HandshakeComplete, "the handler sees the TLS connection")
 				})
 				p.heads.waiting.Add(tt.crowd)
 				client := dial("192.0.2.1")
@@ -98,14 +96,10 @@ func TestHeadsGetRoom(t *testing.T) {
 					took = time.Since(begun)
 				}
 				check.Same(t, tt.want, got, "status of the last")
-				if took < tt.after-lookEvery || took > tt.after+time.Second {
-					t.Errorf("answered after %v, want %v", took, tt.after)
-				}
+				check.Within(t, tt.after-lookEvery, tt.after+time.Second, took, "time until the answer")
 				_ = client.NetConn().Close()
 				synctest.Wait()
-				if during < tt.least {
-					t.Errorf("%d bytes were held during the request, want %d", during, tt.least)
-				}
+				check.Same(t, true, during >= tt.least, "%d bytes were held during the request, want %d", during, tt.least)
 				time.Sleep(time.Second) // net/http lingers after a refusal
 				if tt.free == 0 {
 					memory.Add(-tt.others)
@@ -126,9 +120,8 @@ func TestRefusedHeadEnds(t *testing.T) {
 			_, _ = io.WriteString(client, get+"\r\n"+get+"Content-Length: 1\r\n"+proportion.Lines(1200, "n%d", "")+"\r\n")
 		}()
 		said, _ := io.ReadAll(client)
-		if took := time.Since(begun); !strings.Contains(string(said), "431 ") || took > 2*bodyRest {
-			t.Errorf("it ended after %v with %q", took, said)
-		}
+		check.Has(t, string(said), "431 ")
+		check.Within(t, 0, 2*bodyRest, time.Since(begun), "time until it ended")
 	})
 }
 
@@ -140,9 +133,7 @@ func TestShortHeadsLeaveRoom(t *testing.T) {
 		c.hold(freeHead)
 	}
 	other := &plain{all: all, source: all.memory.Source("192.0.2.2")}
-	if !other.hold(1<<20) || all.memory.Over() > 0 {
-		t.Errorf("another address gets no room; over by %d", all.memory.Over())
-	}
+	check.Same(t, true, other.hold(1<<20) && all.memory.Over() == 0, "another address gets room; over by %d", all.memory.Over())
 }
 
 // What handshakes hold is counted, and no address fills the bound with it.
@@ -169,12 +160,8 @@ func TestHandshakesGetRoom(t *testing.T) {
 	for range cap(read) {
 		<-read
 	}
-	if least, most := int64(limit/8), int64(limit/4+cap(read)*freeHead); held() < least || held() > most {
-		t.Errorf("%d bytes are counted, want %d to %d", held(), least, most)
-	}
-	if n := p.cfg.Listener.counted()["no_room"]; n < 1 {
-		t.Errorf("%v handshakes without room are counted", n)
-	}
+	check.Within(t, int64(limit/8), int64(limit/4+cap(read)*freeHead), held(), "bytes that are counted")
+	check.Same(t, true, p.cfg.Listener.counted()["no_room"] >= 1, "handshakes without room are counted")
 	_ = dial("192.0.2.2")
 	_ = p.Close() // an error: its listener is not served
 	must.Soon(t, 10*time.Second, "all is given back", func() bool { return held() == 0 })
@@ -241,9 +228,7 @@ func TestConnectionsGetRoom(t *testing.T) {
 			if res, err := http.ReadResponse(bufio.NewReader(client), nil); err == nil {
 				status = res.StatusCode
 			}
-			if took := time.Since(begun); took > 0 && path != "/busy" {
-				t.Errorf("answered after %v", took)
-			}
+			check.Same(t, true, path == "/busy" || time.Since(begun) == 0, "%s is answered at once", path)
 			return status, client
 		}
 		ended := make(chan int)
@@ -263,9 +248,7 @@ func TestConnectionsGetRoom(t *testing.T) {
 			status, _ = ask(fmt.Sprint("192.0.2.", 1+n), "/")
 			check.Same(t, http.StatusOK, status, "address %d", n)
 		}
-		if held := p.heads.conns.Held(); held > 40*perConn || held < 36*perConn {
-			t.Errorf("%d bytes are held", held)
-		}
+		check.Within(t, 36*perConn, 40*perConn, p.heads.conns.Held(), "bytes held")
 		for range 3 {
 			go func() { _, _ = ask("192.0.2.99", "/busy") }() // ends with busy
 		}

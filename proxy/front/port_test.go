@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -89,9 +88,7 @@ func TestServeFails(t *testing.T) {
 	_ = l.Close()
 	l.Listener = &exhausted{l.Listener, 2, syscall.ENOMEM}
 	p := New(Config{Listener: l, TLS: &tls.Config{Certificates: make([]tls.Certificate, 1), MinVersion: tls.VersionTLS12}, Frames: h2.New(h2.Config{}), ConnContext: same})
-	if err := p.Serve(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Serve: %v", err)
-	}
+	check.Is(t, net.ErrClosed, p.Serve(), "Serve")
 }
 
 // A connection holds its place until it is closed, over both protocols. One address leaves a place to others. A port
@@ -150,10 +147,8 @@ func TestRequestBehindTheLast(t *testing.T) {
 	must.Get(io.WriteString(client, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\nPUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n"+strings.Repeat("b", 9000)))(t)
 	must.Soon(t, 10*time.Second, "the connection is closed", func() bool { return s.listener.open.Load() == 0 })
 	res := must.Get(http.ReadResponse(bufio.NewReader(client), nil))(t)
-	body, err := io.ReadAll(res.Body)
-	if err != nil || string(body) != answer || !res.Close {
-		t.Errorf("read %d bytes, %v; the connection ends: %v", len(body), err, res.Close)
-	}
+	check.Same(t, true, string(must.Get(io.ReadAll(res.Body))(t)) == answer, "the whole answer")
+	check.Same(t, true, res.Close, "the connection ends")
 }
 
 // A connection that is closed during its request gives its place back, although its client never
@@ -190,9 +185,8 @@ func TestFailedAcceptKeepsNoPlace(t *testing.T) {
 	defer time.AfterFunc(10*time.Second, func() { _ = l.Close() }).Stop() // ends a wait for a place
 	l.Listener = &exhausted{l.Listener, 2, syscall.EMFILE}
 	for range 2 {
-		if _, err := l.Accept(); !errors.Is(err, syscall.EMFILE) {
-			t.Fatal(err)
-		}
+		_, err := l.Accept()
+		check.Is(t, syscall.EMFILE, err, "Accept")
 	}
 	client := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 	defer client.Close()
@@ -209,9 +203,8 @@ func TestStalls(t *testing.T) {
 		rooms := 0
 		l := &Listener{log: slog.New(slog.NewTextHandler(&log, nil)), stalls: prometheus.NewCounter(prometheus.CounterOpts{}), done: make(chan struct{}), room: func(*hold.Source) { rooms++ }} // with no place
 		time.AfterFunc(4*stallLogInterval+time.Second, func() { close(l.done) })
-		if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("error %v, want %v", err, net.ErrClosed)
-		}
+		_, err := l.Accept()
+		check.Is(t, net.ErrClosed, err, "Accept")
 		check.Same(t, 5, testutil.ToFloat64(l.stalls), "stalls counted in four intervals, at once and after each")
 		check.Same(t, 3, strings.Count(log.String(), "new connections wait"), "stalls logged, after more than an interval")
 		check.Same(t, true, rooms >= 240, "idle clients make room each second, for some become idle later: %d times", rooms)
