@@ -22,6 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -100,9 +101,8 @@ func TestWhereRequestsGo(t *testing.T) {
 		for target, want := range tc.want {
 			path, query, _ := strings.Cut(target, "?")
 			d, _ := p.decision(t.Context(), asBob(path, query), nil, true)
-			if d.Action != want || d.LongRunning != slices.Contains(tc.long, target) || want == Refuse && tc.err != nil && !tc.err(d.Err) {
-				t.Errorf("%s: %s: %v, want %v; long-running %v (%v)", name, target, d.Action, want, d.LongRunning, d.Err)
-			}
+			check.Same(t, fmt.Sprint(want, slices.Contains(tc.long, target)), fmt.Sprint(d.Action, d.LongRunning), "%s: %s: where it leads, and whether it is long-running", name, target)
+			check.Same(t, true, want != Refuse || tc.err == nil || tc.err(d.Err), "%s: %s: refused with %v", name, target, d.Err)
 		}
 	}
 }
@@ -115,9 +115,8 @@ func TestUserThatCannotBeAsserted(t *testing.T) {
 	p.log = slog.New(slog.NewTextHandler(log, nil))
 	h := asBob(remoteGV+"/widgets", "")
 	h.Fields[0].Value = "Bearer token-of-bob\nroot"
-	if d, _ := p.decision(t.Context(), h, nil, true); d.Action != Refuse || !apierrors.IsUnauthorized(d.Err) {
-		t.Errorf("%v as %v (%v)", d.Action, d.User, d.Err)
-	}
+	d, _ := p.decision(t.Context(), h, nil, true)
+	check.Same(t, true, d.Action == Refuse && apierrors.IsUnauthorized(d.Err), "refused: %v as %v (%v)", d.Action, d.User, d.Err)
 }
 
 // The authorizer gets every attribute of a request, for a path or a resource. So it does when it is
@@ -144,15 +143,11 @@ func TestWhatIsAuthorized(t *testing.T) {
 	} {
 		got = ""
 		d, _ := p.decision(t.Context(), asBob(tt.path, tt.query), nil, true)
-		if d.Action != ToRemote || got != tt.want {
-			t.Errorf("%s: %v, asked %q, want %q", tt.path, d.Action, got, tt.want)
-		}
+		check.Same(t, fmt.Sprint(ToRemote, " ", tt.want), fmt.Sprint(d.Action, " ", got), "%s: where it leads, and what was asked", tt.path)
 		r := (&exchange{decision: d}).asUser(httptest.NewRequest("GET", "/", nil))
 		r.Header.Set("Impersonate-User", "jane")
 		p.impersonation(http.NotFoundHandler()).ServeHTTP(httptest.NewRecorder(), r)
-		if want := strings.Replace(tt.want, "bob ", "bob impersonate-on:user-info:", 1); !asked[want] {
-			t.Errorf("%s as jane: asked %v, want %q", tt.path, asked, want)
-		}
+		check.Same(t, true, asked[strings.Replace(tt.want, "bob ", "bob impersonate-on:user-info:", 1)], "%s as jane: asked %v", tt.path, asked)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
@@ -50,9 +51,7 @@ func FuzzHeadCost(f *testing.F) {
 		runtime.ReadMemStats(&before)
 		_ = p.decide(&Decision{}, h, nil, time.Now())
 		runtime.ReadMemStats(&after)
-		if size := after.TotalAlloc - before.TotalAlloc; size > maxDecided {
-			t.Errorf("%d bytes allocated for one decision, want at most %d", size, maxDecided)
-		}
+		check.Within(t, 0, maxDecided, after.TotalAlloc-before.TotalAlloc, "bytes allocated for one decision")
 	})
 }
 
@@ -69,23 +68,19 @@ func TestChainsOffTheLoop(t *testing.T) {
 	pair := w.client.Issue(pki.Leaf{CommonName: "alice"})
 	c := &authn.Conn{Peer: []*x509.Certificate{pair.Certificate}}
 	h := of("GET", "/api/v1/pods", "", nil)
-	if _, known := w.proxy.decision(t.Context(), h, c, false); known || n.Load() != 0 {
-		t.Fatalf("decided without waiting: %v, verified %d times", known, n.Load())
-	}
+	_, known := w.proxy.decision(t.Context(), h, c, false)
+	check.Same(t, "false 0", fmt.Sprint(known, " ", n.Load()), "decided without waiting, and times that it was verified")
 	if d, known := w.proxy.decision(t.Context(), h, c, true); !known || d.Action != ToLocal || d.User.GetName() != "alice" {
 		t.Fatalf("%+v", d)
 	}
-	if _, known := w.proxy.decision(t.Context(), h, c, false); !known || n.Load() != 1 {
-		t.Errorf("known %v, verified %d times", known, n.Load())
-	}
+	_, known = w.proxy.decision(t.Context(), h, c, false)
+	check.Same(t, "true 1", fmt.Sprint(known, " ", n.Load()), "decided without waiting, and times that it was verified")
 	n.Store(0)
 	client := w.httpClient(t, "h2", pair)
 	for _, query := range []string{"", "?labelSelector=a%2C" + strings.Repeat("b", 2*quickQuery), "?x=1", "?labelSelector=a%2C" + strings.Repeat("b", 4*maxSelectors)} {
 		w.do(t, client, w.request(t, "GET", "/api/v1/pods"+query, nil)).want(t, http.StatusOK, fmt.Sprintf("%.20s", query))
 	}
-	if n.Load() != 1 {
-		t.Errorf("one connection's certificates were verified %d times", n.Load())
-	}
+	check.Same(t, 1, n.Load(), "times that one connection's certificates were verified")
 }
 
 // Long heads that fill the desk are refused, and keep no certificates from it, also not of their own address.
@@ -113,9 +108,7 @@ func TestChainsBesideLongHeads(t *testing.T) {
 			verified <- err
 		}()
 		synctest.Wait()
-		if refused.Load() != maxAtDesk || len(verified) != 0 {
-			t.Errorf("%d heads were refused, and %d chains verified while the slots are used", refused.Load(), len(verified))
-		}
+		check.Same(t, [2]int{maxAtDesk, 0}, [2]int{int(refused.Load()), len(verified)}, "heads refused, and chains verified, while the slots are used")
 		close(over)
 		must.Do(t, <-verified)
 	})
@@ -136,9 +129,7 @@ func TestNoTurnForAChain(t *testing.T) {
 	defer leave()
 	ask().want(t, http.StatusTooManyRequests, "on the admin port, without a turn")
 	d, known := w.proxy.decision(t.Context(), asBob("/api/v1/pods", ""), &authn.Conn{Peer: []*x509.Certificate{alice.Certificate}}, true)
-	if !known || d.Action != Refuse || fmt.Sprint(d.Err) != errBusy("the front door").Error() {
-		t.Errorf("known %v, %v (%v)", known, d.Action, d.Err)
-	}
+	check.Same(t, fmt.Sprint(true, Refuse, errBusy("the front door")), fmt.Sprint(known, d.Action, d.Err), "known, and refused without a turn")
 }
 
 // Invalid tokens whose reviews hang do not delay a valid one of the same connection.

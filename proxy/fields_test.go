@@ -63,9 +63,7 @@ func TestManyFields(t *testing.T) {
 		for res.StatusCode == http.StatusEarlyHints {
 			res = must.Get(http.ReadResponse(br, nil))(t)
 		}
-		if res.StatusCode != tc.want || res.Header.Get("X-0") != "" {
-			t.Errorf("%s with %.40q: %d, want %d; %.60q", tc.target, tc.head, res.StatusCode, tc.want, res.Header)
-		}
+		check.Same(t, fmt.Sprint(tc.want, " "), fmt.Sprint(res.StatusCode, " ", res.Header.Get("X-0")), "%s with %.40q: %.60q", tc.target, tc.head, res.Header)
 	}
 	res, _, _ := w.say(t, "GET /metrics HTTP/1.1\r\nHost: x\r\n"+list(maxListed+1)+"\r\n")
 	check.Same(t, 400, res.StatusCode, "status of a stranger")
@@ -213,12 +211,10 @@ func TestAnsweredUpgrade(t *testing.T) {
 	list := strings.Repeat("item", 1<<20)
 	w := newWorld(t, worldConfig{local: func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, list) }})
 	res, br, _ := w.raw(t, "GET /api/v1/pods", websocket)
-	if body, err := io.ReadAll(res.Body); res.StatusCode != http.StatusOK || err != nil || string(body) != list || !res.Close {
-		t.Errorf("%d, %d bytes, %v, the connection ends: %v", res.StatusCode, len(body), err, res.Close)
-	}
-	if _, err := br.ReadByte(); err == nil {
-		t.Error("the connection goes on")
-	}
+	check.Same(t, "200 true", fmt.Sprint(res.StatusCode, " ", res.Close), "status, and whether the connection ends")
+	check.Same(t, true, string(must.Get(io.ReadAll(res.Body))(t)) == list, "the whole list")
+	_, err := br.ReadByte()
+	check.Same(t, true, err != nil, "the connection has ended")
 }
 
 func countHints(ctx context.Context, n *int) context.Context {
@@ -235,9 +231,8 @@ func TestInterimFlood(t *testing.T) {
 		everyWay(t, func(t *testing.T, proto string) {
 			r, n := w.as(t, "bob", "GET", remoteGV+"/widgets?timeout=5s", nil), 0
 			got := w.do(t, w.httpClient(t, proto, nil), r.WithContext(countHints(r.Context(), &n)))
-			if got.status != http.StatusBadGateway || n > maxInterims {
-				t.Errorf("%d after %d interim heads: %s", got.status, n, got.body)
-			}
+			check.Same(t, http.StatusBadGateway, got.status, "%s", got.body)
+			check.Within(t, 0, maxInterims, n, "interim heads")
 		})
 	})
 }
@@ -256,9 +251,7 @@ func TestInterimTooLate(t *testing.T) {
 	r := must.Get(http.NewRequestWithContext(countHints(t.Context(), &n), http.MethodGet, s.URL, nil))(t)
 	res := must.Get(s.Client().Do(r))(t)
 	defer res.Body.Close()
-	if n != 1 || !res.Close || res.Header.Get("Link") != "" {
-		t.Errorf("%d interim heads, then %v; the connection ends: %v", n, res.Header, res.Close)
-	}
+	check.Same(t, "1 true ", fmt.Sprint(n, " ", res.Close, " ", res.Header.Get("Link")), "interim heads, whether the connection ends, and the final Link")
 }
 
 // An HTTP/1.0 client gets no interim heads, nor does one to which net/http writes 100 Continue: for the race detector.
@@ -270,9 +263,8 @@ func TestInterimsOfHTTP1(t *testing.T) {
 	}}, func(t *testing.T, w *world) {
 		old := w.dial(t, w.front, nil)
 		must.Get(fmt.Fprintf(old, "GET %s/widgets HTTP/1.0\r\nAuthorization: Bearer token-of-bob\r\n\r\n", remoteGV))(t)
-		if got, err := io.ReadAll(old); err != nil || !strings.HasPrefix(string(got), "HTTP/1.0 200 OK\r\n") {
-			t.Errorf("HTTP/1.0: %q, %v", got, err)
-		}
+		got := string(must.Get(io.ReadAll(old))(t))
+		check.Same(t, true, strings.HasPrefix(got, "HTTP/1.0 200 OK\r\n"), "HTTP/1.0: %q", got)
 		res, br, conn := w.raw(t, "POST "+remoteGV+"/widgets", "X-Unread: 1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n")
 		check.Same(t, http.StatusContinue, res.StatusCode, "first status")
 		must.Get(io.WriteString(conn, "1\r\na\r\n0\r\n\r\n"))(t)

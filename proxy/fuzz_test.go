@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -63,9 +64,7 @@ func FuzzDecide(f *testing.F) {
 			h.Fields = append([]hpack.HeaderField{{Name: "authorization", Value: "Bearer token-of-carol"}}, h.Fields...)
 		}
 		d, known := p.decision(t.Context(), h, &authn.Conn{}, true)
-		if !known {
-			t.Fatal("undecided")
-		}
+		check.Same(t, true, known, "decided")
 		checkRoute(t, path, &d)
 		if d.Action == ToRemote {
 			checkRemote(t, &exchange{p: p, head: h, decision: d}, token)
@@ -76,18 +75,12 @@ func FuzzDecide(f *testing.F) {
 func checkRoute(t *testing.T, path string, d *Decision) {
 	t.Helper()
 	spelled := path == remoteGV || strings.HasPrefix(path, remoteGV+"/")
-	if d.Action == ToRemote && !spelled || d.Action == ToLocal && spelled {
-		t.Errorf("%q leads to %v", path, d.Action)
-	}
-	if d.Action == Refuse && d.Err == nil {
-		t.Errorf("%q is refused without an error", path)
-	}
+	check.Same(t, false, d.Action == ToRemote && !spelled || d.Action == ToLocal && spelled, "%q leads to %v", path, d.Action)
+	check.Same(t, false, d.Action == Refuse && d.Err == nil, "%q is refused without an error", path)
 	for part := range strings.SplitSeq(path, "/") {
 		// A path that leads to none of Fairlead's, as sent and resolved, is the local apiserver's
 		// to judge, byte for byte.
-		if (part == ".." || part == ".") && d.Action != Refuse && d.Action != ToLocal {
-			t.Errorf("%q is allowed: %v", path, d.Action)
-		}
+		check.Same(t, false, (part == ".." || part == ".") && d.Action != Refuse && d.Action != ToLocal, "%q is allowed: %v", path, d.Action)
 	}
 }
 
@@ -98,22 +91,14 @@ func checkRemote(t *testing.T, x *exchange, token bool) {
 		t.Fatalf("served as %v", d.User)
 	}
 	for _, f := range d.Set {
-		if !x.removes(f.Name) {
-			t.Errorf("%q is set beside the client's", f.Name)
-		}
-		if f.Name == "x-remote-user" && f.Value != d.User.GetName() {
-			t.Errorf("the backend gets the user %q, want %q", f.Value, d.User.GetName())
-		}
+		check.Same(t, true, x.removes(f.Name), "%q replaces the client's", f.Name)
+		check.Same(t, false, f.Name == "x-remote-user" && f.Value != d.User.GetName(), "the backend gets the user %q, want %q", f.Value, d.User.GetName())
 	}
-	if !slices.ContainsFunc(d.Set, func(f hpack.HeaderField) bool { return f.Name == "x-remote-user" }) {
-		t.Error("the backend gets no user")
-	}
+	check.Same(t, true, slices.ContainsFunc(d.Set, func(f hpack.HeaderField) bool { return f.Name == "x-remote-user" }), "the backend gets a user")
 	for _, f := range h.Fields {
 		name := strings.ReplaceAll(f.Name, "_", "-")
 		personal := strings.HasPrefix(name, "x-remote-") || strings.HasPrefix(name, "impersonate-") || name == "authorization" || name == "proxy-authorization"
-		if personal && !x.removes(f.Name) {
-			t.Errorf("%q is forwarded", f.Name)
-		}
+		check.Same(t, false, personal && !x.removes(f.Name), "%q is forwarded", f.Name)
 	}
 }
 
@@ -134,9 +119,7 @@ func FuzzDecideImpersonating(f *testing.F) {
 		from = ((from % len(conns)) + len(conns)) % len(conns)
 		h := &Head{Head: wire.Head{Method: "GET", Path: path, Fields: fuzzFields(text)}, RemoteIP: "192.0.2.1"}
 		d, known := p.decision(t.Context(), h, conns[from], true)
-		if !known {
-			t.Fatal("undecided")
-		}
+		check.Same(t, true, known, "decided")
 		if d.Action == ToHealth {
 			d.Action = ToLocal
 			p.decideLocal(&d, h)
@@ -149,9 +132,8 @@ func FuzzDecideImpersonating(f *testing.F) {
 		for _, field := range d.Set {
 			switch field.Name {
 			case "authorization":
-				if own++; field.Value != ownCredential {
-					t.Errorf("Authorization is set to %q", field.Value)
-				}
+				own++
+				check.Same(t, ownCredential, field.Value, "Authorization")
 			case "impersonate-user":
 				users = append(users, field.Value)
 			}
@@ -162,16 +144,10 @@ func FuzzDecideImpersonating(f *testing.F) {
 		removes := (&exchange{p: p, head: h, decision: d}).removes
 		for _, field := range h.Fields {
 			name := strings.ReplaceAll(field.Name, "_", "-")
-			if strings.HasPrefix(name, "x-remote-") && !removes(field.Name) || removes(field.Name) && own == 0 && (field.Name == "authorization" || field.Name == "impersonate-user") {
-				t.Errorf("%s: removed %v", field.Name, removes(field.Name))
-			}
-			if own == 1 && (name == "authorization" || strings.HasPrefix(name, "impersonate-")) && !removes(field.Name) {
-				t.Errorf("%q is forwarded along with our own credential", field.Name)
-			}
+			check.Same(t, false, strings.HasPrefix(name, "x-remote-") && !removes(field.Name) || removes(field.Name) && own == 0 && (field.Name == "authorization" || field.Name == "impersonate-user"), "%s: removed %v", field.Name, removes(field.Name))
+			check.Same(t, false, own == 1 && (name == "authorization" || strings.HasPrefix(name, "impersonate-")) && !removes(field.Name), "%q is forwarded along with our own credential", field.Name)
 		}
-		if own == 1 && (users[0] == "" || users[0] != d.User.GetName() || names[from] != "" && users[0] != names[from] || d.Credentials.Impersonates) {
-			t.Errorf("sent as %q, decided for %v", users, d.User)
-		}
+		check.Same(t, false, own == 1 && (users[0] == "" || users[0] != d.User.GetName() || names[from] != "" && users[0] != names[from] || d.Credentials.Impersonates), "sent as %q, decided for %v", users, d.User)
 	})
 }
 
@@ -183,17 +159,15 @@ func TestLongTokenWaitsItsTurn(t *testing.T) {
 	short, long := "jwt.of.dave", "jwt.of."+strings.Repeat("x", 3000)
 	ask := func(token string) (Action, authn.Kind) {
 		h := &Head{Head: wire.Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}}, Remote: "192.0.2.1:1"}
-		if d, known := w.proxy.decision(t.Context(), h, nil, false); known && token == long {
-			t.Errorf("a long token: decided without a turn: %v", d.Action)
-		}
+		_, known := w.proxy.decision(t.Context(), h, nil, false)
+		check.Same(t, false, known && token == long, "a long token: decided without a turn")
 		d, _ := w.proxy.decision(t.Context(), h, nil, true)
 		return d.Action, d.Credentials.Kind
 	}
 	want := func(name, token string, action Action, kind authn.Kind) {
 		t.Helper()
-		if a, k := ask(token); a != action || k != kind {
-			t.Errorf("%s: %v, %v", name, a, k)
-		}
+		a, k := ask(token)
+		check.Same(t, true, a == action && k == kind, "%s: %v, %v", name, a, k)
 	}
 	want("a short token", short, ToLocal, authn.KindIssued)
 	want("a long token while the desk is full", long, Refuse, authn.KindToken)

@@ -33,33 +33,23 @@ func TestGivenUp(t *testing.T) {
 			g.ended(&page, h, statusClientGone, 0)     // answered here
 			g.ended(&watch, h, http.StatusOK, 0)
 		}
-		if g.overLimit(bob, h) {
-			t.Fatal("refused within the burst")
-		}
+		check.Same(t, false, g.overLimit(bob, h), "refused within the burst")
 		g.ended(bob, h, statusClientGone, 0)
-		if !g.overLimit(bob, h) {
-			t.Fatal("not refused beyond the burst")
-		}
-		if alice, h := quitter("alice"); g.overLimit(alice, h) {
-			t.Error("another user is refused, too")
-		}
+		check.Same(t, true, g.overLimit(bob, h), "refused beyond the burst")
+		alice, _ := quitter("alice")
+		check.Same(t, false, g.overLimit(alice, h), "another user is refused, too")
 		time.Sleep(g.pause)
-		if g.overLimit(bob, h) {
-			t.Error("still refused after a pause")
-		}
+		check.Same(t, false, g.overLimit(bob, h), "still refused after a pause")
 		for range 100 * g.burst { // without a call of overLimit in between
 			g.ended(bob, h, statusClientGone, 0)
 		}
 		full := time.Duration(g.burst) * g.pause
-		if time.Sleep(full - g.pause); !g.overLimit(bob, h) {
-			t.Error("accepted too early")
-		}
-		if time.Sleep(2 * g.pause); g.overLimit(bob, h) {
-			t.Error("refused for longer than the bound")
-		}
-		if time.Sleep(full); g.overLimit(bob, h) || g.until.Load() != nil {
-			t.Error("requests still look for debts")
-		}
+		time.Sleep(full - g.pause)
+		check.Same(t, true, g.overLimit(bob, h), "refused until the bound")
+		time.Sleep(2 * g.pause)
+		check.Same(t, false, g.overLimit(bob, h), "refused for longer than the bound")
+		time.Sleep(full)
+		check.Same(t, false, g.overLimit(bob, h) || g.until.Load() != nil, "requests still look for debts")
 	})
 }
 
@@ -84,9 +74,7 @@ func TestPayer(t *testing.T) {
 		{"a token that anybody may have made up", Decision{Pool: authn.PoolUnproven, Credentials: token}, account{address, true}},
 		{"a token that the local apiserver has accepted", Decision{Pool: authn.PoolProven, Credentials: token}, account{Source: bound.Source{User: "token-of-bob"}}},
 	} {
-		if got := accountOf(&tc.d, h); got != tc.want {
-			t.Errorf("%s: %+v", tc.name, got)
-		}
+		check.Same(t, true, accountOf(&tc.d, h) == tc.want, "%s: %+v", tc.name, accountOf(&tc.d, h))
 	}
 }
 
@@ -100,9 +88,8 @@ func TestGivenUpByItsBody(t *testing.T) {
 	w.proxy.givenUp.burst, w.proxy.givenUp.pause = 2, time.Hour
 	for range 3 {
 		res, _, _ := w.raw(t, "POST "+remoteGV+"/widgets", "Transfer-Encoding: chunked\r\n\r\n5\r\nbegin\r\nzz\r\n")
-		if res.StatusCode != http.StatusBadRequest || res.Header.Get("Retry-After") != "" {
-			t.Errorf("answered with %d %v", res.StatusCode, res.Header)
-		}
+		check.Same(t, http.StatusBadRequest, res.StatusCode, "status")
+		check.Same(t, "", res.Header.Get("Retry-After"), "Retry-After")
 	}
 	must.Soon(t, 10*time.Second, "one too many is refused", func() bool {
 		return w.get(t, "http/1.1", remoteGV+"/widgets").status == http.StatusTooManyRequests

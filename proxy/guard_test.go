@@ -60,8 +60,6 @@ func TestGuardServesWhatItAuthorizes(t *testing.T) {
 		raw := must.Get(io.ReadAll(conn))(t)
 		_, body, _ := strings.Cut(string(raw), "\r\n\r\n")
 		authorized, served, ok := strings.Cut(body, " ")
-		if strings.HasPrefix(string(raw), "HTTP/1.1 200") && (!ok || authorized != served) {
-			t.Errorf("%s: authorized for %q, served %q", target, authorized, served)
-		}
+		check.Same(t, false, strings.HasPrefix(string(raw), "HTTP/1.1 200") && (!ok || authorized != served), "%s: authorized for %q, served %q", target, authorized, served)
 	}
 }

@@ -44,9 +44,7 @@ func TestRateOfLateRequests(t *testing.T) {
 			passed++
 		}
 	}
-	if most := 11 + int(10*time.Since(begin).Seconds()); passed > most {
-		t.Errorf("%d requests passed, want at most %d", passed, most)
-	}
+	check.Within(t, 0, 11+int(10*time.Since(begin).Seconds()), passed, "requests that passed")
 }
 
 // A request gives its place of a rule back, however it ends: answered, refused by the rule or by the next limit, broken
@@ -111,13 +109,10 @@ func TestPlacesOfRulesComeBack(t *testing.T) {
 		}
 		all.Wait()
 		must.Soon(t, 20*time.Second, "no request is under way", func() bool { return w.proxy.UnderWay() == 0 && w.proxy.serving.Load() == 0 && w.proxy.Sessions() == 0 })
-		if !seen() {
-			t.Errorf("the rounds say little: %v", ends)
-		}
+		check.Same(t, true, seen(), "the rounds say enough: %v", ends)
 		for _, g := range w.table().Rules().All() {
-			if refused, passed := g.Count(); passed < 100 || refused < 1 {
-				t.Errorf("rule %s: %d refused, %d passed", g.Name, refused, passed)
-			}
+			refused, passed := g.Count()
+			check.Same(t, true, passed >= 100 && refused >= 1, "rule %s says enough: %d refused, %d passed", g.Name, refused, passed)
 			must.Soon(t, 10*time.Second, "all places of rule "+g.Name+" come back", func() bool {
 				var taken []bound.Place
 				for range g.Max + 1 {

@@ -18,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -220,9 +221,7 @@ func (w *world) do(t *testing.T, c *http.Client, r *http.Request) answer {
 
 func (a answer) want(t *testing.T, status int, about ...any) {
 	t.Helper()
-	if a.status != status {
-		t.Errorf("%v: status %d, want %d: %s", about, a.status, status, a.body)
-	}
+	check.Same(t, status, a.status, "%v: status of %s", about, a.body)
 }
 
 // everyWay runs a test over HTTP/1.1 and HTTP/2, which must behave alike.

@@ -78,9 +78,8 @@ func TestWatch(t *testing.T) {
 					sent = time.Now()
 					next <- event
 					got := make([]byte, len(event))
-					if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != event {
-						t.Fatalf("%q, %v", got, err)
-					}
+					must.Get(io.ReadFull(res.Body, got))(t)
+					check.Same(t, event, string(got), "an event")
 				}
 				w.proxy.EndLongRunning(0)
 				if proto == "h2" {
@@ -196,9 +195,8 @@ func TestFetch(t *testing.T) {
 		}
 		res := must.Get(fetch(w.upstream()))(t)
 		res.Body.Close()
-		if got, http2 := w.remote.last(t).proto == "HTTP/2.0", w.remote.EnableHTTP2; res.StatusCode != 200 || got != http2 {
-			t.Errorf("%d, over HTTP/2: %v, want %v", res.StatusCode, got, http2)
-		}
+		check.Same(t, 200, res.StatusCode, "status")
+		check.Same(t, w.remote.EnableHTTP2, w.remote.last(t).proto == "HTTP/2.0", "over HTTP/2")
 		w.remote.CloseClientConnections()
 		w.remote.Listener.Close()
 		for _, u := range []*backend.Upstream{nil, w.upstream()} {

@@ -65,9 +65,7 @@ func TestLookUpsAreBounded(t *testing.T) {
 	}))(t)
 	c := &authn.Conn{Peer: []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice"}).Certificate}}
 	d, known := p.decision(t.Context(), asBob("/api/v1/pods", ""), c, true)
-	if !known || d.Action != Refuse || statusOf(d.Err) != http.StatusServiceUnavailable || n.Load() != maxLookUps {
-		t.Errorf("known %v, %v (%v), verified %d times", known, d.Action, d.Err, n.Load())
-	}
+	check.Same(t, fmt.Sprint(true, Refuse, " ", http.StatusServiceUnavailable, maxLookUps), fmt.Sprint(known, d.Action, " ", statusOf(d.Err), n.Load()), "known, what is decided, the status, and how often it was verified: %v", d.Err)
 }
 
 // The ConfigMap may come while a request with a certificate is decided. It may have the certificate's CA.

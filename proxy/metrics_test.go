@@ -162,18 +162,14 @@ func TestObserve(t *testing.T) {
 		m.observe(&Decision{Request: Request{Verb: verb}}, 7, time.Second)
 	}
 	const registered = 58 // from 200, and four classes, and 499
-	if n, d := testutil.CollectAndCount(m.total), testutil.CollectAndCount(m.duration); n != registered+6 || d != registered+6 {
-		t.Errorf("%d and %d series, want %d", n, d, registered+6)
-	}
+	check.Same(t, [2]int{registered + 6, registered + 6}, [2]int{testutil.CollectAndCount(m.total), testutil.CollectAndCount(m.duration)}, "series")
 	for code, want := range map[string]float64{"200": 3, "499": 2, "511": 2, "2xx": 2 * 90, "4xx": 2 * 70, "5xx": 2 * 89} {
 		check.Same(t, want, testutil.ToFloat64(m.total.WithLabelValues("get", "one", "v1", code)), "%s", code)
 	}
 	p := &Proxy{metrics: m}
 	check.Same(t, [2]uint64{200, 0}, [2]uint64{p.Failed(d.Entry), p.Failed(&registry.Entry{})}, "failed requests, and another entry's")
 	check.Same(t, 5, testutil.ToFloat64(m.total.WithLabelValues("other", "other", "", "other")), "requests counted without an entry")
-	if n := testing.AllocsPerRun(100, func() { m.observe(d, 200, time.Second) }); n > 0 {
-		t.Errorf("%v allocations", n)
-	}
+	check.Same(t, 0, testing.AllocsPerRun(100, func() { m.observe(d, 200, time.Second) }), "allocations")
 }
 
 // Health learns the latency of each endpoint over both protocols, from completed requests that are not long-running.

@@ -39,9 +39,7 @@ func TestSlowBody(t *testing.T) {
 			r := w.by(t, "", "POST", target, body)
 			r.ContentLength = 1
 			w.do(t, w.httpClient(t, proto, nil), r).want(t, http.StatusRequestTimeout, target)
-			if line := <-seen; !strings.Contains(line, `"end":"refused-here"`) {
-				t.Error(line)
-			}
+			check.Has(t, <-seen, `"end":"refused-here"`)
 		})
 	}
 }
@@ -77,9 +75,7 @@ func TestSharesOfLimits(t *testing.T) {
 	check.Same(t, math.MaxInt/2+1, int(newLimit(math.MaxInt, false).share), "share of the highest limit")
 	for most, want := range map[int]int64{0: 0, 1: 1, 2: 1, 3: 2, 400: 200} {
 		l := limits{reads: newLimit(most, false), writes: newLimit(2*most, true)}
-		if l.reads.share != want || l.reads.max != int64(most) || l.writes.share != int64(most) || l.writes.max != int64(2*most) {
-			t.Errorf("of %d reads %d, of %d writes %d; want of reads %d", l.reads.max, l.reads.share, l.writes.max, l.writes.share, want)
-		}
+		check.Same(t, [4]int64{want, int64(most), int64(most), int64(2 * most)}, [4]int64{l.reads.share, l.reads.max, l.writes.share, l.writes.max}, "share and limit of reads, and of writes")
 	}
 	var l limits
 	for _, verb := range []string{"get", "list", "watch", "head", "options", "proxy"} {
@@ -121,15 +117,13 @@ func TestPlacesOfARequest(t *testing.T) {
 		counted(name+", over", 0, 0, 0)
 	}
 	first, _ := enter(remote, w.upstream(), "bob")
-	if _, ok := enter(remote, w.upstream(), "carol"); ok {
-		t.Error("a backend has got more than its share")
-	}
+	_, ok := enter(remote, w.upstream(), "carol")
+	check.Same(t, false, ok, "a backend has got more than its share")
 	counted("beyond the share", 1, 0, 1)
 	first.leave()
 	fillUp(t, w.upstream(), false)
-	if _, ok := enter(remote, w.upstream(), "bob"); ok {
-		t.Error("a backend has got more than its limit")
-	}
+	_, ok = enter(remote, w.upstream(), "bob")
+	check.Same(t, false, ok, "a backend has got more than its limit")
 	counted("beyond the limit", 0, 0, 0)
 }
 
@@ -154,9 +148,7 @@ func TestShareOfAUser(t *testing.T) {
 		w.proxy.limits.reads.places.Take(bound.Source{User: fmt.Sprint(i)}, 1, 5)
 	}
 	d.Request.Verb = "get"
-	if err := w.proxy.enter(new(place), &d, w.upstream(), bound.Source{User: "erin"}); err == nil {
-		t.Error("a place when all of the server's are taken")
-	}
+	check.Same(t, true, w.proxy.enter(new(place), &d, w.upstream(), bound.Source{User: "erin"}) != nil, "refused when all of the server's are taken")
 	check.Same(t, 3, rejections(t, metrics)["server"], "refusals")
 }
 
@@ -165,9 +157,7 @@ func TestShareOfAUser(t *testing.T) {
 func TestGoAwayIsRare(t *testing.T) {
 	p := &Proxy{cfg: Config{GoAwayChance: 1e-12}}
 	for range 1000 {
-		if p.goAway() {
-			t.Fatal("asked to reconnect, with a chance of one in 10^12")
-		}
+		check.Same(t, false, p.goAway(), "asked to reconnect, with a chance of one in 10^12")
 	}
 	p.RejectNew()
 	check.Same(t, true, p.goAway(), "asked to reconnect with a 429")
@@ -199,9 +189,8 @@ func TestUnreadResponse(t *testing.T) {
 			res := must.Get(w.httpClient(t, proto, nil).Do(w.as(t, "bob", "GET", remoteGV+"/widgets?timeout=2s", nil)))(t) // enough for its head
 			defer res.Body.Close()
 			must.Soon(t, 10*time.Second, "the place is free", func() bool { return w.proxy.UnderWay() == 0 })
-			if n, err := io.Copy(io.Discard, res.Body); err == nil {
-				t.Errorf("the response looks complete after %d bytes", n)
-			}
+			n, err := io.Copy(io.Discard, res.Body)
+			check.Same(t, true, err != nil, "the response does not look complete after %d bytes", n)
 		})
 	}
 }
@@ -230,9 +219,7 @@ func TestUnreadPage(t *testing.T) {
 		}
 		select {
 		case err := <-over:
-			if err == nil {
-				t.Errorf("%s was written as a whole", tc.path)
-			}
+			check.Same(t, true, err != nil, "%s is not written as a whole", tc.path)
 		case <-time.After(10 * time.Second):
 			t.Errorf("%s is still written", tc.path)
 		}
@@ -276,9 +263,8 @@ func TestUnreadShortAnswer(t *testing.T) {
 			r.Header.Set("Impersonate-User", "jane")
 		}
 		w.proxy.ServeHTTP(rw, r)
-		if left := time.Until(rw.until); rw.Code != want || left < pageTime/2 || left > pageTime {
-			t.Errorf("%s: %d, to be read within %v", target, rw.Code, left)
-		}
+		check.Same(t, want, rw.Code, "%s: status", target)
+		check.Within(t, pageTime/2, pageTime, time.Until(rw.until), "%s: time to read it", target)
 	}
 	// A request that is forwarded as another user has no such time: it may be a watch.
 	rw, r := &timed{ResponseRecorder: httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), "GET", remoteGV+"/widgets", nil)

@@ -62,9 +62,7 @@ func TestArrivedBeforeReview(t *testing.T) {
 			})},
 		})
 		w.get(t, proto, "/apis")
-		if late := (<-arrived).Sub(<-reviewed); late >= 0 {
-			t.Errorf("arrived %v after its review", late)
-		}
+		check.Same(t, true, (<-arrived).Before(<-reviewed), "it arrived before its review")
 	})
 }
 
@@ -145,9 +143,7 @@ func TestConnectionsAreSpread(t *testing.T) {
 		}
 		w.settled(t)
 		must.Run(t, access.Run)()
-		if n < 2 {
-			t.Errorf("the lines of eight connections came in %d writes", n)
-		}
+		check.Same(t, true, n >= 2, "the lines of eight connections came in %d writes", n)
 	})
 }
 
@@ -180,9 +176,7 @@ func TestReadyDocument(t *testing.T) {
 	check.Same(t, true, uuid4.MatchString(res.Header.Get("Audit-Id")), "Audit-Id")
 	select {
 	case line := <-seen:
-		if !strings.Contains(line, `"path":"/apis","verb":"get","status":200,"bytes":`) {
-			t.Error(line)
-		}
+		check.Has(t, line, `"path":"/apis","verb":"get","status":200,"bytes":`)
 	case <-time.After(10 * time.Second):
 		t.Error("the document is still sent")
 	}
@@ -226,18 +220,12 @@ func TestTraceIsText(t *testing.T) {
 		}
 		must.Soon(t, 10*time.Second, "three spans", func() bool { return len(list()) == 3 })
 		spans := list()
-		if spans[0].Attributes["url.path"] != remoteGV+"/wid\uFFFDgets" {
-			t.Errorf("%d spans: %+v", len(spans), spans)
-		}
+		check.Same(t, remoteGV+"/wid\uFFFDgets", spans[0].Attributes["url.path"], "path of the first of %d spans", len(spans))
 		for _, s := range spans {
 			for name, text := range s.Attributes {
-				if len(text) > 1<<10 || len(s.Name) > 1<<10 {
-					t.Errorf("%s has %d bytes, the span's name %d", name, len(text), len(s.Name))
-				}
+				check.Within(t, 0, 1<<10, max(len(text), len(s.Name)), "bytes of %s or of the span's name", name)
 			}
-			if !strings.HasPrefix(s.Attributes["url.path"], "/") || !strings.HasPrefix(s.Name, "XX") {
-				t.Errorf("%.20q %.20q", s.Name, s.Attributes["url.path"])
-			}
+			check.Same(t, true, strings.HasPrefix(s.Attributes["url.path"], "/") && strings.HasPrefix(s.Name, "XX"), "%.20q %.20q", s.Name, s.Attributes["url.path"])
 		}
 	})
 }

@@ -26,9 +26,8 @@ func TestSessionsEnd(t *testing.T) {
 	access := accesslog.New(accesslog.Config{Writer: seen})
 	w := newWorld(t, worldConfig{Config: Config{AccessLog: access}, remote: switching})
 	_, br, _ := w.raw(t, "GET "+remoteGV+"/x", websocket+"x") // also what was sent before the 101 is echoed
-	if _, err := br.ReadByte(); err != nil || w.proxy.Sessions() != 1 {
-		t.Fatalf("%v, %d sessions", err, w.proxy.Sessions())
-	}
+	must.Get(br.ReadByte())(t)
+	check.Same(t, 1, w.proxy.Sessions(), "sessions")
 	w.proxy.EndSessions(t.Context())
 	check.Same(t, 0, w.proxy.Sessions(), "sessions")
 	ended, end := context.WithCancel(t.Context())
@@ -37,17 +36,13 @@ func TestSessionsEnd(t *testing.T) {
 	if len(seen) != 1 {
 		t.Fatalf("%d lines of the access log", len(seen))
 	}
-	if line := <-seen; !strings.Contains(line, `"end":"drain"`) {
-		t.Error(line)
-	}
-	if _, err := br.ReadByte(); err == nil {
-		t.Error("the session is still open")
-	}
+	check.Has(t, <-seen, `"end":"drain"`)
+	_, err := br.ReadByte()
+	check.Same(t, true, err != nil, "the session has ended")
 	late := w.dial(t, w.front, nil)
 	fmt.Fprintf(late, "GET %s/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, websocket)
-	if _, err := io.ReadAll(late); errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("a session that began later is still open")
-	}
+	_, err = io.ReadAll(late)
+	check.Same(t, false, errors.Is(err, os.ErrDeadlineExceeded), "a session that began later is still open")
 }
 
 // A session that its backend has ended is complete, though its client has gone afterwards.
@@ -59,9 +54,7 @@ func TestSessionIsComplete(t *testing.T) {
 	_, br, conn := w.raw(t, "GET "+remoteGV+"/x", websocket)
 	_, _ = io.ReadAll(br)
 	must.Do(t, conn.Close())
-	if line := <-seen; !strings.Contains(line, `"bytes":3,`) || !strings.Contains(line, `"end":"complete"`) {
-		t.Error(line)
-	}
+	check.Has(t, <-seen, `"bytes":3,`, `"end":"complete"`)
 }
 
 // The watches that a drain ends outside the engine end within the grace, each at a time of its own.

@@ -171,9 +171,7 @@ func TestTrustEnds(t *testing.T) {
 		}
 		close(ended)
 		for name, whole := range map[string]*http.Response{"the request": request, "a watch over another connection": next} {
-			if body, err := io.ReadAll(whole.Body); err != nil || string(body) != "begin end" {
-				t.Errorf("%s got %q, %v", name, body, err)
-			}
+			check.Same(t, "begin end", string(must.Get(io.ReadAll(whole.Body))(t)), "%s", name)
 		}
 	})
 }

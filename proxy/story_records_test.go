@@ -10,6 +10,7 @@ import (
 
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -24,9 +25,7 @@ func (s *stage) recorded(about, want string, q *question) string {
 	}
 	select {
 	case text := <-from:
-		if strings.Contains(text, "token-of-") {
-			s.t.Errorf("%s: a record holds a token: %s", about, text)
-		}
+		check.Same(s.t, false, strings.Contains(text, "token-of-"), "%s: a record holds a token: %s", about, text)
 		return describe(about, text, q)
 	case <-time.After(10 * time.Second):
 		s.t.Fatalf("%s: nothing was recorded, want %s", about, want)
@@ -96,9 +95,7 @@ func (s *stage) event(about, text string, q *question) string {
 	if ev.ResponseObject != nil {
 		words = append(words, string(ev.ResponseObject.Raw))
 	}
-	if ev.ResponseStatus != nil && strings.Contains(ev.ResponseStatus.Message, "client went away") && !q.leaves {
-		s.t.Errorf("%s: its client has stayed: %s", about, text)
-	}
+	check.Same(s.t, false, ev.ResponseStatus != nil && strings.Contains(ev.ResponseStatus.Message, "client went away") && !q.leaves, "%s: its client has stayed: %s", about, text)
 	remote := strings.HasPrefix(q.target, remoteGV)
 	server, further, _ := strings.Cut(ev.Annotations["fairlead.dev/apiservice"], "/")
 	if further != "" {
@@ -115,9 +112,7 @@ func (s *stage) span(about string, q *question) string {
 	must.Soon(s.t, 10*time.Second, "a span", func() bool { return len(s.spans()) > s.seen })
 	one := s.spans()[s.seen]
 	s.seen++
-	if parent := fmt.Sprintf("00-%s-%s-01", one.Trace, one.ID); q.parent != parent {
-		s.t.Errorf("%s: went on with %s, want %s", about, q.parent, parent)
-	}
+	check.Same(s.t, fmt.Sprintf("00-%s-%s-01", one.Trace, one.ID), q.parent, "%s: went on with", about)
 	path, _, _ := strings.Cut(q.target, "?")
 	got := http.Header{"name": {one.Name}, "events": one.Events, "links": one.Links, "parent": {one.Parent}, "error": {one.Error}}
 	usual := http.Header{"events": {"response head"}, "parent": {""}, "error": {""}, "http.request.method": {q.Method}, "url.path": {path}, "audit-id": {q.id}}

@@ -149,9 +149,7 @@ func (s *stage) end() {
 	for _, stop := range s.stops {
 		stop()
 	}
-	if s.spans != nil && len(s.spans()) != s.seen {
-		s.t.Errorf("%d spans, of which %d are wanted", len(s.spans()), s.seen)
-	}
+	check.Same(s.t, true, s.spans == nil || len(s.spans()) == s.seen, "%d spans, and no more", s.seen)
 	for _, out := range []lines{s.log, s.audits} {
 		for len(out) > 0 {
 			s.t.Errorf("also recorded: %s", <-out)

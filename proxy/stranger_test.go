@@ -51,14 +51,10 @@ func TestStrangersTime(t *testing.T) {
 			parent := &counted{Context: t.Context()}
 			r, end := (&exchange{p: p, decision: tc.d}).within(httptest.NewRequestWithContext(parent, http.MethodGet, "/", nil))
 			until, limited := r.Context().Deadline()
-			if limited != (tc.want > 0) || limited && time.Until(until) != tc.want {
-				t.Errorf("%s: %v, limited %v", name, time.Until(until), limited)
-			}
+			check.Same(t, true, limited == (tc.want > 0) && (!limited || time.Until(until) == tc.want), "%s: %v, limited %v", name, time.Until(until), limited)
 			end()
 			check.Same(t, 0, parent.waiting, "%s: what still waits", name)
-			if over := r.Context().Err() != nil; over != (limited || tc.d.LongRunning) {
-				t.Errorf("%s: over %v", name, over)
-			}
+			check.Same(t, limited || tc.d.LongRunning, r.Context().Err() != nil, "%s: over", name)
 		}
 	})
 }
@@ -176,9 +172,7 @@ func TestUnknownUsers(t *testing.T) {
 					})
 				}
 				all.Wait()
-				if n := testutil.ToFloat64(p.metrics.unknown); !tc.some && n != tokens {
-					t.Errorf("%v requests by users who are not known", n)
-				}
+				check.Same(t, true, tc.some || testutil.ToFloat64(p.metrics.unknown) == tokens, "%v requests by users who are not known", testutil.ToFloat64(p.metrics.unknown))
 				check.Same(t, tc.some, refused.Load() > 0, "a queue was full")
 				close(answered)
 			})

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -95,9 +94,7 @@ func TestTapped(t *testing.T) {
 	lines := bufio.NewScanner(res.Body)
 	everyWay(t, func(t *testing.T, proto string) {
 		w.do(t, w.httpClient(t, proto, nil), w.as(t, "bob", "GET", remoteGV+"/widgets?secret=x", nil))
-		if !lines.Scan() || !strings.Contains(lines.Text(), `"user":"bob"`) || strings.Contains(lines.Text(), "secret") {
-			t.Errorf("%q", lines.Text())
-		}
+		check.Same(t, true, lines.Scan() && strings.Contains(lines.Text(), `"user":"bob"`) && !strings.Contains(lines.Text(), "secret"), "%q", lines.Text())
 	})
 }
 
@@ -128,14 +125,10 @@ func TestUpgradeWithBody(t *testing.T) {
 	w := newWorld(t, worldConfig{remote: switching})
 	for _, body := range []string{"hello", ""} { // nobody waits for it
 		res, _, _ := w.raw(t, "POST "+remoteGV+"/x", "Content-Length: 5\r\n"+websocket+body)
-		if res.StatusCode != http.StatusRequestEntityTooLarge || w.remote.count() != 0 {
-			t.Errorf("%q: status %d, %d requests arrived", body, res.StatusCode, w.remote.count())
-		}
+		check.Same(t, [2]int{http.StatusRequestEntityTooLarge, 0}, [2]int{res.StatusCode, w.remote.count()}, "%q: status, and requests that arrived", body)
 	}
 	res, _, _ := w.say(t, "GET "+remoteGV+"/x HTTP/1.1\r\nHost: front.example.com\r\n"+websocket)
-	if res.StatusCode != http.StatusUnauthorized || !res.Close {
-		t.Errorf("status %d; what follows a refused upgrade is no request: %v", res.StatusCode, res.Close)
-	}
+	check.Same(t, "401 true", fmt.Sprint(res.StatusCode, " ", res.Close), "status, and that what follows a refused upgrade is no request")
 }
 
 // A backend that does not answer keeps no request whose client has left, even if the client had
@@ -155,9 +148,7 @@ func TestUpgradeWithoutAnswer(t *testing.T) {
 	fmt.Fprint(conn, "x")
 	must.Do(t, conn.Close())
 	must.Soon(t, 10*time.Second, "the request ends", func() bool { return w.proxy.UnderWay() == 0 })
-	if line := <-seen; !strings.Contains(line, `"status":504,`) {
-		t.Error(line)
-	}
+	check.Has(t, <-seen, `"status":504,`)
 }
 
 // After one direction of a session has ended, the other goes on, but not for ever: a client that
@@ -176,12 +167,10 @@ func TestHalfASession(t *testing.T) {
 		w.proxy.halfOpen = most
 		_, br, conn := w.raw(t, "GET "+remoteGV+"/x?"+query, websocket)
 		must.Do(t, conn.(*tls.Conn).CloseWrite())
-		if rest, err := io.ReadAll(br); query == "ends" && (err != nil || string(rest) != "late") {
-			t.Errorf("what was sent after the client's end: %q, %v", rest, err)
-		}
-		if n, err := conn.(*tls.Conn).NetConn().Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-			t.Errorf("%s: read %d bytes, %v: the connection is still open", query, n, err)
-		}
+		rest, err := io.ReadAll(br)
+		check.Same(t, true, query != "ends" || err == nil && string(rest) == "late", "what was sent after the client's end: %q, %v", rest, err)
+		n, err := conn.(*tls.Conn).NetConn().Read(make([]byte, 1))
+		check.Is(t, io.EOF, err, "%s: the connection has ended: read %d bytes", query, n)
 		must.Soon(t, 10*time.Second, "the session ends", func() bool { return w.proxy.Sessions() == 0 })
 	}
 }

@@ -45,13 +45,9 @@ func TestAnswerBeforeTheBody(t *testing.T) {
 					must.Get(fmt.Fprintf(conn, "POST %s/widgets%s HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, query, length))(t)
 					must.Do(t, conn.SetReadDeadline(time.Now().Add(uploadRest*9/10))) // a response that waits for the body takes uploadRest
 					br := bufio.NewReader(conn)
-					if res := must.Get(http.ReadResponse(br, nil))(t); res.StatusCode != status {
-						t.Fatal(res)
-					}
+					check.Same(t, status, must.Get(http.ReadResponse(br, nil))(t).StatusCode, "status")
 					must.Do(t, conn.SetReadDeadline(time.Now().Add(2*uploadRest)))
-					if _, err := io.Copy(io.Discard, br); err != nil {
-						t.Errorf("the connection does not end: %v", err)
-					}
+					must.Get(io.Copy(io.Discard, br))(t) // the connection ends
 				})
 			}
 		}
@@ -65,10 +61,9 @@ func TestRefusedBeforeTheBody(t *testing.T) {
 	fillUp(t, w.upstream(), false)
 	began := time.Now()
 	res, _, conn := w.raw(t, "POST "+remoteGV+"/widgets", "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
-	_, err := io.Copy(io.Discard, res.Body)
-	if took := time.Since(began); err != nil || res.StatusCode != http.StatusTooManyRequests || took > uploadRest/2 {
-		t.Errorf("%d after %v, %v", res.StatusCode, took, err)
-	}
+	must.Get(io.Copy(io.Discard, res.Body))(t)
+	check.Same(t, http.StatusTooManyRequests, res.StatusCode, "status")
+	check.Within(t, 0, uploadRest/2, time.Since(began), "time")
 	must.Do(t, conn.Close())
 }
 
