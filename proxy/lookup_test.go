@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -50,6 +52,18 @@ func TestFailedReviewFillsNoLog(t *testing.T) {
 	d, _ := p.decision(t.Context(), asBob(remoteGV+"/widgets", ""), nil, true)
 	check.Same(t, http.StatusServiceUnavailable, statusOf(d.Err), "status")
 	check.Same(t, "", log.String(), "the log")
+}
+
+// A user whose name HTTP would change reaches nobody. A log that is blocked holds up neither the decision nor the loop.
+func TestUserThatCannotBeAsserted(t *testing.T) {
+	_, p := thinker(t, worldConfig{})
+	read, log := io.Pipe()
+	defer read.Close()
+	p.log = slog.New(slog.NewTextHandler(log, nil))
+	h := asBob(remoteGV+"/widgets", "")
+	h.Fields[0].Value = "Bearer token-of-bob\nroot"
+	d, _ := p.decision(t.Context(), h, nil, true)
+	check.Same(t, true, d.Action == Refuse && apierrors.IsUnauthorized(d.Err), "refused: %v as %v (%v)", d.Action, d.User, d.Err)
 }
 
 // CAs that change with every look give no request a place for ever.
