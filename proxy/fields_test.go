@@ -213,8 +213,7 @@ func TestAnsweredUpgrade(t *testing.T) {
 	res, br, _ := w.raw(t, "GET /api/v1/pods", websocket)
 	check.Same(t, "200 true", fmt.Sprint(res.StatusCode, " ", res.Close), "status, and whether the connection ends")
 	check.Same(t, true, string(must.Get(io.ReadAll(res.Body))(t)) == list, "the whole list")
-	_, err := br.ReadByte()
-	check.Same(t, true, err != nil, "the connection has ended")
+	check.Same(t, true, check.Err(br.ReadByte()) != nil, "the connection has ended")
 }
 
 func countHints(ctx context.Context, n *int) context.Context {

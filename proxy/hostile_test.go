@@ -74,9 +74,7 @@ func TestAuditIDs(t *testing.T) {
 		x.startRecords()
 		set, id := x.decision.Set, x.auditID
 		taken := n > 0 && n <= maxAuditID
-		if len(set) != 1 || set[0].Value != id || set[0].Sensitive == taken || taken && id != h.Fields[0].Value || !taken && !uuid4.MatchString(id) {
-			t.Errorf("of %d bytes: %q, set %v", n, id, set)
-		}
+		check.Same(t, true, len(set) == 1 && set[0].Value == id && set[0].Sensitive != taken && (!taken || id == h.Fields[0].Value) && (taken || uuid4.MatchString(id)), "of %d bytes: %q, set %v", n, id, set)
 	}
 }
 

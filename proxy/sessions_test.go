@@ -37,12 +37,10 @@ func TestSessionsEnd(t *testing.T) {
 		t.Fatalf("%d lines of the access log", len(seen))
 	}
 	check.Has(t, <-seen, `"end":"drain"`)
-	_, err := br.ReadByte()
-	check.Same(t, true, err != nil, "the session has ended")
+	check.Same(t, true, check.Err(br.ReadByte()) != nil, "the session has ended")
 	late := w.dial(t, w.front, nil)
 	fmt.Fprintf(late, "GET %s/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, websocket)
-	_, err = io.ReadAll(late)
-	check.Same(t, false, errors.Is(err, os.ErrDeadlineExceeded), "a session that began later is still open")
+	check.Same(t, false, errors.Is(check.Err(io.ReadAll(late)), os.ErrDeadlineExceeded), "a session that began later is still open")
 }
 
 // A session that its backend has ended is complete, though its client has gone afterwards.

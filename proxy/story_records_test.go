@@ -42,9 +42,7 @@ func (s *stage) line(about, text string, q *question) string {
 	must.Do(s.t, json.Unmarshal([]byte(text), &all))
 	must.Do(s.t, json.Unmarshal([]byte(text), &at))
 	waited := at.Waited <= at.First && at.First <= at.Took && at.Waited > 0
-	if age := time.Since(at.Time); age.Abs() > time.Minute || at.Took <= 0 || at.First > at.Took || (at.First > 0 && at.Waited > 0 || q.afresh) && !waited {
-		s.t.Errorf("%s: the times are wrong: %s", about, text)
-	}
+	check.Same(s.t, false, time.Since(at.Time).Abs() > time.Minute || at.Took <= 0 || at.First > at.Took || (at.First > 0 && at.Waited > 0 || q.afresh) && !waited, "%s: the times are wrong: %s", about, text)
 	path, _, _ := strings.Cut(q.target, "?")
 	usual := http.Header{
 		"level": {"INFO"}, "msg": {"request"}, "method": {q.Method}, "path": {path}, "from": {"127.0.0.1"}, "tls": {"TLS 1.3"}, "proto": {"HTTP/1.1"}, "audit": {q.id}, "agent": {"story"},
@@ -101,9 +99,7 @@ func (s *stage) event(about, text string, q *question) string {
 	if further != "" {
 		words = append(words, "by /"+further)
 	}
-	if ev.UserAgent != "story" || !slices.Equal(ev.SourceIPs, []string{"127.0.0.1"}) || string(ev.AuditID) != q.id || remote != (server == "v1.remote.example.com") {
-		s.t.Errorf("%s: with ID %q: %+v", about, q.id, ev)
-	}
+	check.Same(s.t, true, ev.UserAgent == "story" && slices.Equal(ev.SourceIPs, []string{"127.0.0.1"}) && string(ev.AuditID) == q.id && remote == (server == "v1.remote.example.com"), "%s: with ID %q: %+v", about, q.id, ev)
 	return strings.Join(strings.Fields(strings.Join(words, " ")), " ")
 }
 

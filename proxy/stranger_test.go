@@ -93,9 +93,8 @@ func TestWhatIsProven(t *testing.T) {
 		tc.change(&d)
 		x := &exchange{p: w.proxy, decision: d}
 		err := x.prove(tc.ctx, bound.Stranger("192.0.2.1:1"))
-		if n := w.local.count() - before; (err != nil) != tc.err || !tc.err && n != tc.requests || x.decision.Pool != tc.want {
-			t.Errorf("%s: %d requests, pool %v, %v", tc.name, n, x.decision.Pool, err)
-		}
+		n := w.local.count() - before
+		check.Same(t, true, (err != nil) == tc.err && (tc.err || n == tc.requests) && x.decision.Pool == tc.want, "%s: %d requests, pool %v, %v", tc.name, n, x.decision.Pool, err)
 	}
 }
 

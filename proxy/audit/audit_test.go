@@ -232,9 +232,8 @@ func TestWaitingEvents(t *testing.T) {
 	for range 100 {
 		update(l, "bob", body).Completed(200, "", "")
 	}
-	if n, lost := len(l.queue), testutil.ToFloat64(l.lost); n != (maxWaiting-maxWaiting/32)/len(body) || lost != float64(100-n) {
-		t.Errorf("%d queued, %v lost", n, lost)
-	}
+	check.Same(t, (maxWaiting-maxWaiting/32)/len(body), len(l.queue), "events queued")
+	check.Same(t, float64(100-len(l.queue)), testutil.ToFloat64(l.lost), "events lost")
 	check.Same(t, int64(len(l.queue)), l.places.Held(), "places of events in the queue")
 	for n, want := range map[int]int64{longText - 1: 0, longText: longText} {
 		l := atLevel(t, "Metadata", io.Discard)

@@ -93,9 +93,8 @@ func TestIssued(t *testing.T) {
 		if !known && tc.wait { // off the loop
 			is, known = a.Issued(tc.conn, &c, a.FindIssuer(tc.conn, &c))
 		}
-		if is != tc.is || known != tc.known || asked != tc.asked || c.second.none() != (tc.is || tc.second == "") {
-			t.Errorf("%s: %v, known %v, asked %d times, alone %v", tc.name, is, known, asked, c.second.none())
-		}
+		check.Same(t, [3]bool{tc.is, tc.known, tc.is || tc.second == ""}, [3]bool{is, known, c.second.none()}, "%s: issued here, known, and alone", tc.name)
+		check.Same(t, tc.asked, asked, "%s: times that it was asked", tc.name)
 		if known && strings.HasPrefix(tc.second, "jwt.") {
 			tc.kind = KindInvalid
 		}
@@ -121,16 +120,14 @@ func TestConnVerifiesOnce(t *testing.T) {
 	for range 100 {
 		wg.Go(func() {
 			check.Is(t, nil, a.Verify(c, func() (func(), error) { entered.Add(1); return func() { left.Add(1) }, nil }), "with a turn")
-			if got, known := a.Read(c, nil, ""); !known || got.Kind != KindCertificate || got.User.GetName() != "alice" {
-				t.Errorf("known %v: %+v", known, got)
-			}
+			got, known := a.Read(c, nil, "")
+			check.Same(t, true, known && got.Kind == KindCertificate && got.User.GetName() == "alice", "known %v: %+v", known, got)
 		})
 	}
 	wg.Wait()
 	check.Is(t, nil, a.Verify(c, func() (func(), error) { return nil, busy }), "a turn is not wanted again")
-	if clients.Load() != 1 || fronts.Load() != 1 || entered.Load() == 0 || entered.Load() != left.Load() {
-		t.Errorf("verified %d and %d times; %d turns taken, %d released", clients.Load(), fronts.Load(), entered.Load(), left.Load())
-	}
+	check.Same(t, [2]int64{1, 1}, [2]int64{clients.Load(), fronts.Load()}, "verifications by each CA")
+	check.Same(t, true, entered.Load() > 0 && entered.Load() == left.Load(), "%d turns taken, %d released", entered.Load(), left.Load())
 }
 
 // The result of a verification lasts as long as the CA, and as the certificates of the chain.

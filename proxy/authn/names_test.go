@@ -78,8 +78,7 @@ func TestNewRefusesBadNames(t *testing.T) {
 		{Username: []string{""}}, {Username: []string{"a b"}}, {Group: []string{"X-Remote-Group"}}, {Username: []string{"a"}, ExtraPrefix: []string{""}},
 		{Username: []string{"a"}, UID: []string{"ü"}}, {Username: []string{"a"}, Group: []string{"a b"}},
 	} {
-		_, err := New(Config{RequestHeaders: n})
-		check.Same(t, true, err != nil, "%+v is refused", n)
+		check.Same(t, true, check.Err(New(Config{RequestHeaders: n})) != nil, "%+v is refused", n)
 	}
 }
 

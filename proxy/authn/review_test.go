@@ -97,9 +97,8 @@ func TestReviewErrors(t *testing.T) {
 		_, known := a.Cached(c, "")
 		check.Same(t, true, known, "%s is cached", token)
 		// A request that comes just after the answer needs no review, either.
-		if u, err := a.review(c.Token, bound.Source{}); (u != nil) != (token == "good") || errors.Is(err, ErrUnauthenticated) != (token == "bad") {
-			t.Errorf("%s, late: %v, %v", token, u, err)
-		}
+		u, err := a.review(c.Token, bound.Source{})
+		check.Same(t, [2]bool{token == "good", token == "bad"}, [2]bool{u != nil, errors.Is(err, ErrUnauthenticated)}, "%s, late: a user, and refused", token)
 	}
 	for result, want := range map[string]float64{"authenticated": 1, "refused": 2, "error": 5, "busy": 0} {
 		check.Same(t, want, testutil.ToFloat64(a.reviews.WithLabelValues(result)), "reviews counted as %s", result)
@@ -195,8 +194,7 @@ func TestProven(t *testing.T) {
 			a.Seen(c, 200)
 			pool(PoolProven)
 			review = func(context.Context, string) (*authenticator.Response, bool, error) { return nil, false, err }
-			_, refused := a.Review(t.Context(), c, bound.Source{})
-			check.Is(t, ErrUnauthenticated, refused, "a revoked token")
+			check.Is(t, ErrUnauthenticated, check.Err(a.Review(t.Context(), c, bound.Source{})), "a revoked token")
 			pool(PoolUnproven)
 			time.Sleep(time.Minute) // until the refusal expires
 		}

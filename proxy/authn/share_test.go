@@ -85,8 +85,7 @@ func TestTokenReview(t *testing.T) {
 	for token, want := range map[string]int64{"bad": 1, "ended": 2} {
 		before := asked.Load()
 		for range 2 {
-			_, err := a.Review(t.Context(), credentials(a, token), bound.Source{})
-			check.Is(t, ErrUnauthenticated, err, "%s", token)
+			check.Is(t, ErrUnauthenticated, check.Err(a.Review(t.Context(), credentials(a, token), bound.Source{})), "%s", token)
 		}
 		check.Same(t, want, asked.Load()-before, "reviews of %s", token)
 	}

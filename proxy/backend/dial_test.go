@@ -48,8 +48,7 @@ func TestDialUpgrade(t *testing.T) {
 	check.Same(t, 0, inFlight(), "leases held after closing")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := f.Upstream(e).DialUpgrade(ctx, nil)
-	check.Is(t, context.Canceled, err, "a client that has gone")
+	check.Is(t, context.Canceled, check.Err(f.Upstream(e).DialUpgrade(ctx, nil)), "a client that has gone")
 }
 
 // Where Guard allows it, a connection is kept if only the trust or a limit differs. Another service or ping timeout
@@ -199,8 +198,7 @@ func TestHandshakeClasses(t *testing.T) {
 				to.dial = tt.dial
 			}
 			u := newUpstream("test", o, to)
-			_, err := u.dialOwned(ctx, newEndpoint(u, well), dialing{protocols: []string{cmp.Or(tt.protocol, protoH1)}})
-			check.Same(t, true, err != nil, "the handshake fails")
+			check.Same(t, true, check.Err(u.dialOwned(ctx, newEndpoint(u, well), dialing{protocols: []string{cmp.Or(tt.protocol, protoH1)}})) != nil, "the handshake fails")
 			for i, class := range handshakeClasses {
 				check.Same(t, class == tt.want, u.meter.handshakes[i].Load() == 1, "%s is counted", class)
 			}
@@ -257,8 +255,7 @@ func TestServersChainThatPanics(t *testing.T) {
 	e := f.set(healthy(place1))
 	_, _, err := f.do(e, http.MethodGet, "")
 	check.Same(t, engine.ReasonDial, reasonOf(err), "a request")
-	_, err = f.Upstream(e).DialUpgrade(t.Context(), nil)
-	check.Same(t, engine.ReasonDial, reasonOf(err), "an upgrade")
+	check.Same(t, engine.ReasonDial, reasonOf(check.Err(f.Upstream(e).DialUpgrade(t.Context(), nil))), "an upgrade")
 }
 
 // A backend on the default port may know its name only without it.

@@ -22,10 +22,9 @@ import (
 // write that was sent may still be answered.
 func TestEjected(t *testing.T) {
 	for _, tt := range []struct {
-		name   string
-		method string
-		sent   bool // before the ejection
-		want   int64
+		name, method string
+		sent         bool // before the ejection
+		want         int64
 	}{
 		{"read that waits for a connection", http.MethodGet, false, 1},
 		{"write that waits for a connection", http.MethodPost, false, 1},

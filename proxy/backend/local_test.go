@@ -2,7 +2,6 @@ package backend
 
 import (
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -46,8 +45,7 @@ func TestNewLocalRequires(t *testing.T) {
 		n := newNetwork(t)
 		cfg := quiet(LocalConfig{Servers: []string{"10.0.0.1:6443"}, Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }})
 		without(&cfg)
-		_, err := NewLocal(cfg)
-		check.Same(t, true, err != nil, "refused without a %s", what)
+		check.Same(t, true, check.Err(NewLocal(cfg)) != nil, "refused without a %s", what)
 	}
 }
 
@@ -109,8 +107,7 @@ func TestLocalPools(t *testing.T) {
 		}
 		check.Same(t, map[bool]int{true: 1, false: 2}, dials, "connections with a certificate, and without: proven and unproven")
 		for _, p := range []Pool{PoolCertificate, PoolProven} {
-			_, err := dialWatched(t.Context(), l.Upstream(p).at(old))
-			check.Same(t, engine.ReasonDial, reasonOf(err), "pool %d does not fall back to HTTP/1.1", p)
+			check.Same(t, engine.ReasonDial, reasonOf(check.Err(dialWatched(t.Context(), l.Upstream(p).at(old)))), "pool %d does not fall back to HTTP/1.1", p)
 		}
 		check.Same(t, true, l.Upstream(0) == nil && l.Upstream(PoolHealth+1) == nil, "the zero Pool, and one after the last, have no upstream")
 	})
@@ -238,8 +235,7 @@ func TestProve(t *testing.T) {
 		_, ok := u.Acquire(from, false)
 		check.Same(t, true, ok, "a connection gets its share of places")
 	}
-	_, err := l.Prove(t.Context(), "good", from, nil)
-	check.Is(t, bound.ErrFull, err, "beyond its share")
+	check.Is(t, bound.ErrFull, check.Err(l.Prove(t.Context(), "good", from, nil)), "beyond its share")
 	check.Same(t, http.StatusOK, must.Get(l.Prove(t.Context(), "good", bound.Stranger("10.0.0.1:2"), nil))(t), "status of another connection's")
 }
 
@@ -314,9 +310,8 @@ func TestHungLocalApiserver(t *testing.T) {
 		res := must.Get(l.Upstream(PoolUnproven).RoundTrip(newRequest(t, http.MethodGet, ""), true, nil))(t)
 		begun := time.Now()
 		l.Report(registry.Report{Endpoint: registry.Endpoint{Address: place1, Health: registry.Unhealthy, Hung: true}})
-		if _, err := io.ReadAll(res.Body); !errors.Is(err, net.ErrClosed) || time.Since(begun) != hungTime {
-			t.Errorf("ended after %v with %v", time.Since(begun), err)
-		}
+		check.Is(t, net.ErrClosed, check.Err(io.ReadAll(res.Body)), "how it ends")
+		check.Same(t, hungTime, time.Since(begun), "when it ends")
 		must.Do(t, res.Body.Close())
 	})
 }

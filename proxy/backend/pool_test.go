@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -53,8 +52,7 @@ func TestRemovedEndpoint(t *testing.T) {
 		check.Same(t, "done", text, "the request under way")
 		synctest.Wait()
 		check.Same(t, 0, old.open.Load(), "old connections")
-		_, err = dialWatched(t.Context(), removed)
-		check.Same(t, engine.ReasonDial, reasonOf(err), "dialling a removed endpoint")
+		check.Same(t, engine.ReasonDial, reasonOf(check.Err(dialWatched(t.Context(), removed))), "dialling a removed endpoint")
 	})
 }
 
@@ -96,15 +94,13 @@ func TestTrustEnds(t *testing.T) {
 		synctest.Wait()
 		check.Same(t, 2, u.meter.connections.Load(), "pooled connections, the two old ones")
 		check.Same(t, 3, u.snapshot()[0].inFlight.Load(), "leases, of these and the upgraded one")
-		if _, err := io.ReadAll(watch.Body); !errors.Is(err, net.ErrClosed) || time.Since(start) != watchGrace {
-			t.Errorf("the watch ended after %v with %v", time.Since(start), err)
-		}
+		check.Is(t, net.ErrClosed, check.Err(io.ReadAll(watch.Body)), "how the watch ends")
+		check.Same(t, watchGrace, time.Since(start), "when it ends")
 		_ = watch.Body.Close()
 		<-owned.cut
 		_ = owned.Close()
 		synctest.Wait()
-		_, err := upgraded.Write([]byte("x"))
-		check.Is(t, net.ErrClosed, err, "the upgraded connection")
+		check.Is(t, net.ErrClosed, check.Err(upgraded.Write([]byte("x"))), "the upgraded connection")
 		_, text := must.Get2(read(request, nil))(t)
 		check.Same(t, "done", text, "the request")
 		synctest.Wait()
@@ -160,9 +156,8 @@ func TestBodyEndsWithConnection(t *testing.T) {
 			address := f.kernel(raw(t, tt.answer, tt.reset))
 			e := f.set(healthy(address))
 			_, body, err := read(f.RoundTrip(e, newRequest(t, http.MethodGet, ""), tt.watch))
-			if whole := tt.answer == short && !tt.reset; whole != (err == nil) || whole && body != "body" {
-				t.Errorf("got %q, %v", body, err)
-			}
+			whole := tt.answer == short && !tt.reset
+			check.Same(t, true, whole == (err == nil) && (!whole || body == "body"), "got %q, %v", body, err)
 			check.Same(t, tt.suspect, f.signals.count(address) == 1, "one signal")
 			check.Same(t, tt.suspect, f.Upstream(e).snapshot()[0].load() > 0, "suspect")
 		})

@@ -172,9 +172,8 @@ func TestWhoShares(t *testing.T) {
 		s.house(name, nil, healthy(place2))
 	}
 	s.table()
-	if known := a.snapshot(); s.via("a") != a || s.via("b") != a || len(known) != 1 || known[0].address != place2 {
-		t.Errorf("the carrier has %d endpoints; a uses %p, b %p, want %p", len(known), s.via("a"), s.via("b"), a)
-	}
+	known := a.snapshot()
+	check.Same(t, true, s.via("a") == a && s.via("b") == a && len(known) == 1 && known[0].address == place2, "the carrier has %d endpoints; a uses %p, b %p, want %p", len(known), s.via("a"), s.via("b"), a)
 
 	// A failure on an unused connection is signaled for one of them. The engine signals those whose requests fail.
 	a.target.signal(place2, errLost)
@@ -202,9 +201,8 @@ func TestRetarget(t *testing.T) {
 	} {
 		s.house("a", change)
 		s.table()
-		if got := s.via("a"); got == nil || got == c || s.via("b") != c || s.via("c") != c {
-			t.Errorf("%s: uses %p, after it shared %p; its neighbours use %p and %p", name, got, c, s.via("b"), s.via("c"))
-		}
+		got := s.via("a")
+		check.Same(t, true, got != nil && got != c && s.via("b") == c && s.via("c") == c, "%s: uses %p, after it shared %p; its neighbours use %p and %p", name, got, c, s.via("b"), s.via("c"))
 		s.house("a", func(_ *registry.Entry, b *registry.Backend) { *b = *s.entries["b"].Backend })
 		s.table()
 		check.Same(t, true, s.via("a") == c, "%s: uses its former connections again", name)

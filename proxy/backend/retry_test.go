@@ -54,12 +54,11 @@ func TestRetry(t *testing.T) {
 				req := newRequest(t, tt.method, tt.body)
 				// Unprobed endpoints are a lower tier than healthy ones: the first try uses the faulty one.
 				status, _, err := read(f.RoundTrip(f.set(healthy(place1), registry.Endpoint{Address: place2}), req, tt.watch))
+				check.Same(t, tt.want, reasonOf(err), "why it failed: %v", err)
 				if tt.want == engine.ReasonNone {
-					if err != nil || status != http.StatusOK || good.hits.Load() != 1 {
-						t.Errorf("got %d, %v; the healthy endpoint got %d requests", status, err, good.hits.Load())
-					}
-				} else if reasonOf(err) != tt.want || bad.hits.Load() != 1 || good.hits.Load() != 0 {
-					t.Errorf("got %d, %v, want %v; executed %d and %d times", status, err, tt.want, bad.hits.Load(), good.hits.Load())
+					check.Same(t, [2]int{http.StatusOK, 1}, [2]int{status, int(good.hits.Load())}, "status, and requests of the healthy endpoint")
+				} else {
+					check.Same(t, [2]int64{1, 0}, [2]int64{bad.hits.Load(), good.hits.Load()}, "times that it was executed")
 				}
 			})
 		})

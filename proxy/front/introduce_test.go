@@ -137,10 +137,7 @@ func TestNotIntroduced(t *testing.T) {
 			ours, theirs := net.Pipe()
 			go func() { _, _ = io.WriteString(theirs, tt.say); _, _ = io.Copy(io.Discard, theirs) }()
 			begun, left := time.Now(), false
-			if tt.from == "" {
-				tt.from = "10.0.0.1"
-			}
-			p.greet(&placed{Conn: piped{ours, tt.from}, in: ours, leave: func() { left = true }})
+			p.greet(&placed{Conn: piped{ours, cmp.Or(tt.from, "10.0.0.1")}, in: ours, leave: func() { left = true }})
 			check.Same(t, tt.after, time.Since(begun), "%s: how long it lasts", tt.name)
 			synctest.Wait() // another goroutine may close it
 			check.Same(t, true, left && p.cfg.Memory.Held() == 0, "%s: all is given back", tt.name)
@@ -177,8 +174,7 @@ func FuzzIntroduction(f *testing.F) {
 		if strings.HasPrefix(string(data), magic) {
 			n = 16 + int(binary.BigEndian.Uint16(data[14:]))
 		}
-		_, err := netip.ParseAddrPort(raw.RemoteAddr().String())
-		check.Is(t, nil, err, "the client %s", raw.RemoteAddr())
+		check.Is(t, nil, check.Err(netip.ParseAddrPort(raw.RemoteAddr().String())), "the client %s", raw.RemoteAddr())
 		for _, size := range []int{2 << 10, 5} { // earlyBuffer of proxy/h2, and what is left of a record
 			b := make([]byte, size)
 			k, _ := raw.Read(b)

@@ -185,8 +185,7 @@ func TestFailedAcceptKeepsNoPlace(t *testing.T) {
 	defer time.AfterFunc(10*time.Second, func() { _ = l.Close() }).Stop() // ends a wait for a place
 	l.Listener = &exhausted{l.Listener, 2, syscall.EMFILE}
 	for range 2 {
-		_, err := l.Accept()
-		check.Is(t, syscall.EMFILE, err, "Accept")
+		check.Is(t, syscall.EMFILE, check.Err(l.Accept()), "Accept")
 	}
 	client := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 	defer client.Close()
@@ -203,8 +202,7 @@ func TestStalls(t *testing.T) {
 		rooms := 0
 		l := &Listener{log: slog.New(slog.NewTextHandler(&log, nil)), stalls: prometheus.NewCounter(prometheus.CounterOpts{}), done: make(chan struct{}), room: func(*hold.Source) { rooms++ }} // with no place
 		time.AfterFunc(4*stallLogInterval+time.Second, func() { close(l.done) })
-		_, err := l.Accept()
-		check.Is(t, net.ErrClosed, err, "Accept")
+		check.Is(t, net.ErrClosed, check.Err(l.Accept()), "Accept")
 		check.Same(t, 5, testutil.ToFloat64(l.stalls), "stalls counted in four intervals, at once and after each")
 		check.Same(t, 3, strings.Count(log.String(), "new connections wait"), "stalls logged, after more than an interval")
 		check.Same(t, true, rooms >= 240, "idle clients make room each second, for some become idle later: %d times", rooms)

@@ -319,9 +319,7 @@ func testModel(t *testing.T, driver string) {
 					client = &http.Client{Transport: s}
 				}
 				got, err := ask(20*time.Second, client, base, way)
-				if err != nil {
-					t.Errorf("exchange %+v got stuck as %s: %+v", x, way, got)
-				}
+				check.Is(t, nil, err, "exchange %+v got stuck as %s: %+v", x, way, got)
 				if way == "guest" && want.Body == "reset" {
 					got.Interims = want.Interims // a guest hears of the reset first
 				}

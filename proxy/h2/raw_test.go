@@ -41,8 +41,7 @@ func TestWriteDeadlineOfHandshake(t *testing.T) {
 	r := Wrap(near)
 	defer r.Close()
 	must.Do(t, r.SetWriteDeadline(time.Now()))
-	_, err := r.Write([]byte("x"))
-	check.Is(t, os.ErrDeadlineExceeded, err, "writing")
+	check.Is(t, os.ErrDeadlineExceeded, check.Err(r.Write([]byte("x"))), "writing")
 }
 
 // After a handshake TLS gets no long message, which it would collect, from a connection that no loop owns, either.

@@ -153,8 +153,7 @@ func testLongMessage(t *testing.T, driver string) {
 		}
 	}
 	_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
-	_, err := io.Copy(io.Discard, c.NetConn())
-	check.Same(t, false, errors.Is(err, os.ErrDeadlineExceeded), "the connection stays")
+	check.Same(t, false, errors.Is(check.Err(io.Copy(io.Discard, c.NetConn())), os.ErrDeadlineExceeded), "the connection stays")
 }
 
 // A client is not charged for rekeying as often as a cautious client may, or for records of one
@@ -177,9 +176,8 @@ func testKeyUpdatesInOrder(t *testing.T, driver string) {
 	must.Do(t, c.send(c.appendData(c.appendKeyUpdate(nil), unanswered())))
 	// The answer's content is a message of five bytes, its type and the tag. No frame and no alert has that size.
 	record := make([]byte, recordHeader+5+1+16)
-	if _, err := io.ReadFull(c.NetConn(), record); err != nil || !bytes.HasPrefix(record, []byte{23, 3, 3, 0, 5 + 1 + 16}) {
-		t.Fatalf("no answer to the key update: %x, %v", record, err)
-	}
+	must.Get(io.ReadFull(c.NetConn(), record))(t)
+	check.Same(t, true, bytes.HasPrefix(record, []byte{23, 3, 3, 0, 5 + 1 + 16}), "the answer to the key update: %x", record)
 }
 
 // Tomcat loses its place if a record has the rest of a frame, and others: what a backend gets are

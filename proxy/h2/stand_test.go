@@ -149,9 +149,8 @@ func newStand(t *testing.T, driver string, h http.Handler, change func(h *wire.H
 		case <-time.After(10 * time.Second):
 			t.Error("the server did not stop")
 		}
-		if n := s.caught(); n < s.panics || s.panics == 0 && n > 0 {
-			t.Errorf("%d panics were recovered, want %d", n, s.panics)
-		}
+		n := s.caught()
+		check.Same(t, true, n >= s.panics && (s.panics > 0 || n == 0), "%d panics were recovered, want %d", n, s.panics)
 	})
 	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
 	front.Listener = listener{front.Listener, driver}

@@ -67,8 +67,7 @@ func TestConfiguration(t *testing.T) {
 	const username = `claimMappings: {username: {claim: sub, prefix: ""}}`
 	good := issuer.Start(t).Config("")
 	for _, tc := range []struct {
-		name, text, wrong string
-		anonymous         string
+		name, text, wrong, anonymous string
 	}{
 		{"nothing in it", head, "", "false false []"},
 		{"not anonymous", head + "anonymous: {enabled: false}", "", "true false []"},

@@ -6,6 +6,9 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 func kit() *Authorizer {
@@ -73,23 +76,15 @@ func TestAuthorize(t *testing.T) {
 		{"the zero Authorizer", member("readers"), url("get", "/apis"), false},
 		{"nobody", nil, resource("get", "a.io", "widgets", "", "one"), false},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			tc.ask.User = tc.user
-			z := kit()
-			if tc.name == "the zero Authorizer" {
-				z = &Authorizer{}
-			}
-			got, reason, err := z.Authorize(t.Context(), tc.ask)
-			want := authorizer.DecisionNoOpinion
-			if tc.want {
-				want = authorizer.DecisionAllow
-			}
-			if err != nil || got != want || tc.want != (reason != "") {
-				t.Errorf("%v, %q, %v, want allowed %v", got, reason, err, tc.want)
-			}
-			if g := z.Generation(); g != 7 && (z.Roles != nil || g != 0) {
-				t.Errorf("generation %d", g)
-			}
-		})
+		tc.ask.User = tc.user
+		z, generation := kit(), uint64(7)
+		if tc.name == "the zero Authorizer" {
+			z, generation = &Authorizer{}, 0
+		}
+		got, reason := must.Get2(z.Authorize(t.Context(), tc.ask))(t)
+		want := map[bool]authorizer.Decision{true: authorizer.DecisionAllow, false: authorizer.DecisionNoOpinion}[tc.want]
+		check.Same(t, want, got, "%s: decision for the reason %q", tc.name, reason)
+		check.Same(t, tc.want, reason != "", "%s: a reason", tc.name)
+		check.Same(t, generation, z.Generation(), "%s: generation", tc.name)
 	}
 }

@@ -35,13 +35,12 @@ func TestManySmallHolders(t *testing.T) {
 // A head may be large if there is room: for the connection, and for all of its address.
 func TestLargeHeadsNeedRoom(t *testing.T) {
 	for _, tc := range []struct {
-		name   string
-		memory int64
-		others int64 // what heads of other connections of the address hold
-		short  bool
-		split  bool // the head is not finished
-		cut    bool
-		opens  bool
+		name       string
+		memory     int64
+		others     int64 // what heads of other connections of the address hold
+		short      bool
+		split      bool // the head is not finished
+		cut, opens bool
 	}{
 		{name: "room", memory: 256 << 20, opens: true},
 		{name: "no room for what a handler would make of it", memory: 8 << 20},
@@ -188,12 +187,11 @@ func TestFewAreKept(t *testing.T) {
 // A body can be sent again only while all of it is kept.
 func TestBodyIsLost(t *testing.T) {
 	for _, tt := range []struct {
-		name       string
-		keep       bool
-		read       int
-		forget     bool
-		lost       bool
-		kept, size int
+		name         string
+		keep         bool
+		read         int
+		forget, lost bool
+		kept, size   int
 	}{
 		{name: "unread", size: 10},
 		{name: "read", read: 1, lost: true, size: 9},

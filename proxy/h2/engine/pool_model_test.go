@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
 // TestPoolModel applies random events to an endpoint's connections, and checks pool's promises to
@@ -169,9 +170,7 @@ func (m *poolModel) end() {
 		m.check()
 	}
 	for _, p := range slices.Concat(slices.Collect(maps.Values(r.e.pools))...) {
-		if p.waiting.n > 0 {
-			r.t.Errorf("%d streams still wait", p.waiting.n)
-		}
+		check.Same(r.t, 0, p.waiting.n, "streams that still wait")
 	}
 	for _, b := range r.backends {
 		if !b.c.closing {
@@ -184,7 +183,5 @@ func (m *poolModel) end() {
 		}
 		r.tick(time.Second)
 	}
-	if len(r.outcomes) != int(m.asked) {
-		r.t.Errorf("%d of %d requests have ended", len(r.outcomes), m.asked)
-	}
+	check.Same(r.t, int(m.asked), len(r.outcomes), "requests that have ended")
 }

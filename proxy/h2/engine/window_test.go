@@ -81,10 +81,8 @@ func TestPanicKeepsNoPromise(t *testing.T) {
 func TestJudge(t *testing.T) {
 	var r reach
 	for i, step := range []struct {
-		took     time.Duration
-		shortest time.Duration
-		used     bool
-		grows    bool
+		took, shortest time.Duration
+		used, grows    bool
 	}{
 		{near - 1, 0, false, false},
 		{far + 1, 0, false, false},
@@ -128,15 +126,13 @@ func TestShares(t *testing.T) {
 	c := r.client().c
 	first := streamWindow
 	for _, tt := range []struct {
-		name         string
-		stream, wide int32
-		room         int64 // what is left of it; 0 means all
-		credit       int32
-		extra        int32
-		long         bool
-		queued       int32
-		taken        bool // by others in the process
-		want         int32
+		name                  string
+		stream, wide          int32
+		room                  int64 // what is left of it; 0 means all
+		credit, extra, queued int32
+		long                  bool
+		taken                 bool // by others in the process
+		want                  int32
 	}{
 		{name: "alone", stream: widest, want: room / minSharers},
 		{name: "little used", stream: first + 10, want: 10},

@@ -55,9 +55,7 @@ func TestEncoderStaticTable(t *testing.T) {
 		for _, value := range []string{f.Value, "some"} {
 			whole := f.Name[0] == ':' && value != "some"
 			got := newHpackPair(t).pass(field(f.Name, value))
-			if whole != (len(got) == 1) || whole && got[0] != 0x80|i || got[0]&15 == 0 && !whole {
-				t.Errorf("%d: %s: %s is sent as %x", i, f.Name, value, got)
-			}
+			check.Same(t, false, whole != (len(got) == 1) || whole && got[0] != 0x80|i || got[0]&15 == 0 && !whole, "%d: %s: %s is sent as %x", i, f.Name, value, got)
 		}
 	}
 	for _, name := range []string{"x-remote-user", "x-one-byte-above-the-longest", ""} {
@@ -69,9 +67,7 @@ func TestEncoderIndexesWhatRepeats(t *testing.T) {
 	p := newHpackPair(t)
 	agent := field("user-agent", "kubectl/v1.36.3 (linux/amd64)")
 	first, second, third := p.pass(agent), p.pass(agent), p.pass(agent)
-	if first[0]&0xf0 != 0 || second[0]&0xc0 != 0x40 || len(third) != 1 || third[0] != 0x80|62 {
-		t.Errorf("a field is sent as %x, %x, %x: want not indexed, added, an index", first, second, third)
-	}
+	check.Same(t, true, first[0]&0xf0 == 0 && second[0]&0xc0 == 0x40 && len(third) == 1 && third[0] == 0x80|62, "a field is sent as %x, %x, %x: want not indexed, added, an index", first, second, third)
 	for i := range 1000 { // unique fields do not evict it
 		p.pass(field(":path", fmt.Sprintf("/apis/example.com/v1/namespaces/default/things/%d", i)))
 	}

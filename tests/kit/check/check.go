@@ -54,3 +54,6 @@ func Is(t testing.TB, want, err error, format string, args ...any) {
 		t.Errorf("%s: error %v, want %v", fmt.Sprintf(format, args...), err, want)
 	}
 }
+
+// Err returns the error of a call that returns a value beside it: check.Is(t, io.EOF, check.Err(c.Read(b)), "read").
+func Err[T any](_ T, err error) error { return err }
