@@ -91,7 +91,5 @@ func TestGivenUpByItsBody(t *testing.T) {
 		check.Same(t, http.StatusBadRequest, res.StatusCode, "status")
 		check.Same(t, "", res.Header.Get("Retry-After"), "Retry-After")
 	}
-	must.Soon(t, 10*time.Second, "one too many is refused", func() bool {
-		return w.get(t, "http/1.1", remoteGV+"/widgets").status == http.StatusTooManyRequests
-	})
+	must.Soon(t, 10*time.Second, "one too many is refused", func() bool { return w.get(t, "http/1.1", remoteGV+"/widgets").status == http.StatusTooManyRequests })
 }

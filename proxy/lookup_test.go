@@ -29,9 +29,7 @@ import (
 func TestAnswersToOtherQuestions(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
 	var d Decision
-	must.Do(t, p.settle(t.Context(), &d, asBob(remoteGV+"/widgets", ""), nil, func() error {
-		return p.decide(&d, asBob(remoteGV+"/widgets", ""), nil, time.Time{})
-	}))
+	must.Do(t, p.settle(t.Context(), &d, asBob(remoteGV+"/widgets", ""), nil, func() error { return p.decide(&d, asBob(remoteGV+"/widgets", ""), nil, time.Time{}) }))
 	p.cfg.Authn = must.Get(authn.New(authn.Config{Review: func(context.Context, string) (*authenticator.Response, bool, error) { panic("asked") }}))(t)
 	p.cfg.Authz = newTestAuthorizer(t, worldConfig{})
 	must.Do(t, p.authenticate(&d))

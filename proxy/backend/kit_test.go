@@ -28,9 +28,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func bothProtocols(t *testing.T, f func(t *testing.T, proto string)) {
 	for _, proto := range []string{protoH1, protoH2} {
-		t.Run(strings.ReplaceAll(proto, "/", ""), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { f(t, proto) })
-		})
+		t.Run(strings.ReplaceAll(proto, "/", ""), func(t *testing.T) { synctest.Test(t, func(t *testing.T) { f(t, proto) }) })
 	}
 }
 

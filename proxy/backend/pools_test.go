@@ -116,9 +116,7 @@ func TestRetriesOfTheEngineAreCounted(t *testing.T) {
 // HTTP/2 nothing is shared. Each has its own limits, and its own verdict on an endpoint.
 func TestWhoShares(t *testing.T) {
 	var signaled []string
-	s := newStreet(t, func(cfg *Config) {
-		cfg.Signal = func(name, _ string, _ error) { signaled = append(signaled, name) }
-	})
+	s := newStreet(t, func(cfg *Config) { cfg.Signal = func(name, _ string, _ error) { signaled = append(signaled, name) } })
 	most := map[string]int{"a": 1, "b": 2}
 	for name, n := range most {
 		s.house(name, func(e *registry.Entry, _ *registry.Backend) { e.Settings.MaxInFlight, e.Settings.MaxLongRunning = n, n }, healthy(place1))

@@ -295,9 +295,7 @@ func reasonOf(err error) engine.Reason {
 	return engine.ReasonNone
 }
 
-func retryIndex(after engine.Reason) int {
-	return slices.Index(retried[:], after)
-}
+func retryIndex(after engine.Reason) int { return slices.Index(retried[:], after) }
 
 // Retries are limited to a share of requests: a backend that fails every request must not get three times the load.
 func TestRetryBudget(t *testing.T) {

@@ -66,9 +66,7 @@ func TestBackendThatOnlyGreets(t *testing.T) {
 		name  string
 		greet func(b *peer)
 	}{
-		{"takes no stream and goes", func(b *peer) {
-			b.say("SETTINGS MAX_CONCURRENT_STREAMS=0 | GOAWAY 0 NO_ERROR")
-		}},
+		{"takes no stream and goes", func(b *peer) { b.say("SETTINGS MAX_CONCURRENT_STREAMS=0 | GOAWAY 0 NO_ERROR") }},
 		{"says that it takes one, refuses it, and goes", func(b *peer) {
 			b.say("SETTINGS MAX_CONCURRENT_STREAMS=1")
 			_ = b.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 0})
