@@ -136,8 +136,7 @@ func TestSeriesOutliveAFurtherBackend(t *testing.T) {
 		count()
 		aMinute()
 		count()
-		further := now.Load().Servers()[1]
-		check.Same(t, uint64(2), (&Proxy{metrics: m}).Failed(further), "its own failures, a minute later")
+		check.Same(t, uint64(2), (&Proxy{metrics: m}).Failed(now.Load().Servers()[1]), "its own failures, a minute later")
 		now.Store(table(now.Load(), ""))
 		aMinute()
 		count()

@@ -219,12 +219,7 @@ func TestUnreadPage(t *testing.T) {
 		if res, err := w.httpClient(t, tc.proto, nil).Do(r); err == nil { // else its time was over before its head
 			defer res.Body.Close()
 		}
-		select {
-		case err := <-over:
-			check.Same(t, true, err != nil, "%s is not written as a whole", tc.path)
-		case <-time.After(10 * time.Second):
-			t.Errorf("%s is still written", tc.path)
-		}
+		check.Same(t, true, must.Come(t, 10*time.Second, tc.path+" is written no more", over) != nil, "%s is not written as a whole", tc.path)
 	}
 	// A page that streams has no such time.
 	w := newWorld(t, worldConfig{})

@@ -23,14 +23,9 @@ func (s *stage) recorded(about, want string, q *question) string {
 	if strings.HasPrefix(want, "| audit") {
 		from, describe = s.audits, s.event
 	}
-	select {
-	case text := <-from:
-		check.Same(s.t, false, strings.Contains(text, "token-of-"), "%s: a record holds a token: %s", about, text)
-		return describe(about, text, q)
-	case <-time.After(10 * time.Second):
-		s.t.Fatalf("%s: nothing was recorded, want %s", about, want)
-	}
-	return ""
+	text := must.Come[string](s.t, 10*time.Second, about+": recorded: "+want, from)
+	check.Same(s.t, false, strings.Contains(text, "token-of-"), "%s: a record holds a token: %s", about, text)
+	return describe(about, text, q)
 }
 
 func (s *stage) line(about, text string, q *question) string {

@@ -213,11 +213,7 @@ func TestLocalWhileTheLogIsBlocked(t *testing.T) {
 		l.Follow([]string{place1})
 		close(done)
 	}()
-	select {
-	case <-done:
-	case <-time.After(10 * time.Second):
-		t.Error("they wait for a line of log")
-	}
+	must.Come(t, 10*time.Second, "they wait for no line of log", done)
 }
 
 // Tokens are proven over the unproven pool, and hold a place in it meanwhile.

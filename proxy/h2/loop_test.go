@@ -30,11 +30,7 @@ func TestLoopThatCannotWait(t *testing.T) {
 		must.Do(t, sh.loop.file.SetReadDeadline(time.Now()))
 	}
 	check.Same(t, true, check.Err(io.ReadAll(res.Body)) != nil, "a response that was cut off does not look complete")
-	select {
-	case <-s.stopped:
-	case <-time.After(10 * time.Second):
-		t.Fatal("Run did not return")
-	}
+	must.Come(t, 10*time.Second, "Run returns", s.stopped)
 	check.Is(t, os.ErrDeadlineExceeded, s.runErr, "Run")
 }
 

@@ -161,10 +161,7 @@ func heldTLS(t *testing.T, version uint16) (raw *rawConn, server, client *tls.Co
 	t.Helper()
 	ca := pki.NewCA("serving")
 	near, far := net.Pipe()
-	t.Cleanup(func() {
-		_ = near.Close()
-		_ = far.Close()
-	})
+	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 	raw = Wrap(near).(*rawConn)
 	server = tls.Server(raw, &tls.Config{MinVersion: version, MaxVersion: version, SessionTicketsDisabled: true,
 		Certificates: []tls.Certificate{ca.Issue(pki.Leaf{Names: []string{"x"}}).TLS()}})

@@ -144,11 +144,7 @@ func newStand(t *testing.T, driver string, h http.Handler, change func(h *wire.H
 	go func() { defer close(s.stopped); s.runErr = s.server.Run(ctx) }()
 	t.Cleanup(func() {
 		s.stop()
-		select {
-		case <-s.stopped:
-		case <-time.After(10 * time.Second):
-			t.Error("the server did not stop")
-		}
+		must.Come(t, 10*time.Second, "the server stops", s.stopped)
 		n := s.caught()
 		check.Same(t, true, n >= s.panics && (s.panics > 0 || n == 0), "%d panics were recovered, want %d", n, s.panics)
 	})

@@ -160,12 +160,8 @@ func some(rnd *rand.Rand, p *peer, ok func(s *stream) bool) uint32 {
 	return ids[rnd.IntN(len(ids))]
 }
 
-func anyStream(*stream) bool { return true }
-
-func uploading(s *stream) bool { return !s.half[up].end }
-
 func randomClient(rnd *rand.Rand, p *peer) {
-	switch id := some(rnd, p, uploading); {
+	switch id := some(rnd, p, func(s *stream) bool { return !s.half[up].end }); {
 	case id == 0:
 	case rnd.IntN(8) == 0:
 		p.send(id, true, "x-trailer=1")
@@ -175,7 +171,7 @@ func randomClient(rnd *rand.Rand, p *peer) {
 }
 
 func randomControl(rnd *rand.Rand, p *peer) {
-	id := some(rnd, p, anyStream)
+	id := some(rnd, p, func(*stream) bool { return true })
 	switch rnd.IntN(8) {
 	case 0, 1:
 		_ = p.fr.WriteWindowUpdate(0, 1+uint32(rnd.IntN(100_000)))

@@ -102,14 +102,8 @@ func TestInProportion(t *testing.T) {
 			})
 		})
 	}
-	row("settings in one frame", 200, client, func(n int) []byte {
-		return written(func(f *http2.Framer) {
-			list := make([]http2.Setting, n)
-			for i := range list {
-				list[i] = http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(1000 + i)}
-			}
-			_ = f.WriteSettings(list...)
-		})
+	row("settings in one frame", 100, client, func(n int) []byte {
+		return newRig(t).client().bytes("SETTINGS%s", strings.Repeat(" INITIAL_WINDOW_SIZE=1000 INITIAL_WINDOW_SIZE=1001", n))
 	})
 	row("pieces of a head", 16, client, func(n int) []byte {
 		return written(func(f *http2.Framer) {

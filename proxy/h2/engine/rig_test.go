@@ -166,14 +166,6 @@ func (r *rig) dialEnds(err error) (b *peer) {
 	return b
 }
 
-func (r *rig) dialAll() {
-	r.heldDial = false
-	for _, d := range r.held {
-		r.dialled(d)
-	}
-	r.held = nil
-}
-
 func (r *rig) peer(c *Conn) *peer {
 	p := &peer{r: r, c: c}
 	p.fr = http2.NewFramer(&p.to, &p.from)
@@ -224,10 +216,11 @@ func (r *rig) run() {
 		r.e.dirty, r.e.calls = r.e.dirty[:0], r.e.calls[:0]
 		for _, c := range dirty {
 			c.dirty = false
-			p := r.find(c)
-			if p == nil {
+			i := slices.IndexFunc(r.peers, func(p *peer) bool { return p.c == c })
+			if i < 0 {
 				continue // the engine has not returned it yet
 			}
+			p := r.peers[i]
 			p.shut = c.cut
 			if !p.silent {
 				p.take()
@@ -245,15 +238,6 @@ func (p *peer) take() {
 		p.from.Write(b)
 		p.c.Wrote(b, nil)
 	}
-}
-
-func (r *rig) find(c *Conn) *peer {
-	for _, p := range r.peers {
-		if p.c == c {
-			return p
-		}
-	}
-	return nil
 }
 
 func (r *rig) tick(d time.Duration) {

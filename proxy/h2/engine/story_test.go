@@ -367,7 +367,11 @@ func (s *teller) dials(step, how string) {
 	case "dial refused":
 		s.dialEnds(errRefused)
 	case "dials ok":
-		s.dialAll()
+		s.heldDial = false
+		for _, d := range s.held {
+			s.dialled(d)
+		}
+		s.held = nil
 	case "dials refused":
 		s.heldDial, s.refuse = false, errRefused
 	case "dials held":

@@ -77,3 +77,14 @@ func Soon(t testing.TB, most time.Duration, what string, is func() bool) {
 		stood += max(time.Since(before)-10*time.Millisecond, 0) // a scheduler that is only busy is late by so much
 	}
 }
+
+// Come returns what comes from a channel, and ends the test if that takes longer than most.
+func Come[T any](t testing.TB, most time.Duration, what string, from <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-from:
+	case <-time.After(most):
+		t.Fatalf("not within %s: %s", most, what)
+	}
+	return v
+}
