@@ -20,32 +20,24 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/servers/otlp"
 )
 
-type lines chan string
-
-func (l lines) Write(p []byte) (int, error) {
-	for line := range strings.Lines(string(p)) {
-		l <- line
-	}
-	return len(p), nil
-}
-
 // newLog makes an access log that runs until the test ends or stop is called.
-func newLog(t *testing.T) (log *accesslog.Log, seen lines, stop func()) {
+func newLog(t *testing.T) (log *accesslog.Log, seen logbook.Lines, stop func()) {
 	t.Helper()
-	seen = make(lines, 64)
+	seen = make(logbook.Lines, 64)
 	log = accesslog.New(accesslog.Config{Writer: seen})
 	return log, seen, must.Run(t, log.Run)
 }
 
 // newAudit does the same for an audit log with the rules of a policy.
-func newAudit(t *testing.T, rules string) (log *audit.Log, seen lines, stop func()) {
+func newAudit(t *testing.T, rules string) (log *audit.Log, seen logbook.Lines, stop func()) {
 	t.Helper()
 	p := must.Get(policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n" + rules)))(t)
-	seen = make(lines, 64)
+	seen = make(logbook.Lines, 64)
 	log = audit.New(audit.Config{Policy: policy.NewPolicyRuleEvaluator(p), Writer: seen})
 	return log, seen, must.Run(t, log.Run)
 }

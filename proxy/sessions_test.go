@@ -16,13 +16,14 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // The end of a drain ends every session, also one that is accepted just then. The process ends
 // next, so all of them are recorded before.
 func TestSessionsEnd(t *testing.T) {
-	seen := make(lines, 1)
+	seen := make(logbook.Lines, 1)
 	access := accesslog.New(accesslog.Config{Writer: seen})
 	w := newWorld(t, worldConfig{Config: Config{AccessLog: access}, remote: switching})
 	_, br, _ := w.raw(t, "GET "+remoteGV+"/x", websocket+"x") // also what was sent before the 101 is echoed

@@ -19,6 +19,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 	"github.com/fairlead-proxy/fairlead/tests/servers/otlp"
@@ -30,7 +31,7 @@ const frontHost = "front.example.com"
 // records are what a world of a story records, and whether its pools of the local apiserver are
 // shown, by their protocol.
 type records struct {
-	log, audits lines
+	log, audits logbook.Lines
 	spans       func() []otlp.Span
 	seen        int // spans
 	pools       bool
@@ -150,7 +151,7 @@ func (s *stage) end() {
 		stop()
 	}
 	check.Same(s.t, true, s.spans == nil || len(s.spans()) == s.seen, "%d spans, and no more", s.seen)
-	for _, out := range []lines{s.log, s.audits} {
+	for _, out := range []logbook.Lines{s.log, s.audits} {
 		for len(out) > 0 {
 			s.t.Errorf("also recorded: %s", <-out)
 		}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki/issuer"
 )
@@ -192,13 +193,6 @@ func TestIssued(t *testing.T) {
 	check.Same(t, false, k.Issued(i.Token(t, nil)), "a removed issuer")
 }
 
-type lines chan string
-
-func (s lines) Write(line []byte) (int, error) {
-	s <- string(line)
-	return len(line), nil
-}
-
 // A configuration whose issuer does not answer in time is tried again, and activated when it does.
 // One that is replaced while it waits for keys is given up, and stops fetching them.
 func TestLateIssuer(t *testing.T) {
@@ -212,7 +206,7 @@ func TestLateIssuer(t *testing.T) {
 		}
 		whole.ServeHTTP(w, r)
 	})
-	log := make(lines, 1000)
+	log := make(logbook.Lines, 1000)
 	k := New(Config{Logger: slog.New(slog.NewTextHandler(log, nil))})
 	k.wait, k.pause = time.Second, time.Millisecond
 	take := func(text string) { must.Do(t, k.TakeConfig([]byte(text))) }

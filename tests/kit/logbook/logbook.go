@@ -1,4 +1,4 @@
-// Package logbook is a log that several goroutines write while a test reads it.
+// Package logbook has logs that several goroutines write while a test reads them: as a whole, or line by line.
 package logbook
 
 import (
@@ -24,4 +24,15 @@ func (b *Book) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.text.String()
+}
+
+// Lines is a log, an io.Writer that waits until each line is received or has room.
+type Lines chan string
+
+// Write implements io.Writer.
+func (l Lines) Write(p []byte) (int, error) {
+	for line := range strings.Lines(string(p)) {
+		l <- line
+	}
+	return len(p), nil
 }
