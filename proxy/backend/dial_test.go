@@ -128,13 +128,8 @@ func TestProtocolAfterARollout(t *testing.T) {
 // The engine learns which backends speak HTTP/2, over one connection for all who ask, and wraps each connection once.
 func TestFrames(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, proto string) {
-		f := newFixture(t, func(cfg *Config) {
-			dial := cfg.Dial
-			cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-				time.Sleep(time.Second) // until all ask
-				return dial(ctx, network, address)
-			}
-		})
+		f := newFixture(t, nil)
+		f.before = func(context.Context, string) { time.Sleep(time.Second) } // until all ask
 		s := f.serve(place1, proto, nil)
 		u := f.Upstream(f.set(healthy(place1)))
 		check.Same(t, false, u.HTTP2(), "HTTP/2 before the first connection")

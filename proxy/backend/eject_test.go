@@ -35,15 +35,12 @@ func TestEjected(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, func(cfg *Config) {
-					dial := cfg.Dial
-					cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-						if address == place1 && !tt.sent {
-							time.Sleep(time.Second)
-						}
-						return dial(ctx, network, address)
+				f := newFixture(t, nil)
+				f.before = func(_ context.Context, address string) {
+					if address == place1 && !tt.sent {
+						time.Sleep(time.Second)
 					}
-				})
+				}
 				f.serve(place1, protoH1, func(http.ResponseWriter, *http.Request) { time.Sleep(3 * time.Second) })
 				well := f.serve(place2, protoH1, nil)
 				unhealthy := registry.Endpoint{Address: place1, Health: registry.Unhealthy}
@@ -190,14 +187,12 @@ func TestWhatAFailureSays(t *testing.T) {
 		{"canceled", connecting(context.Canceled), false, effect{}, effect{}},
 		{"bundle", &dialError{dialTrust, errors.New("bad bundle")}, false, effect{}, effect{}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			f := newStreet(t, nil)
-			e := f.Upstream(f.set(healthy(place1))).at(place1)
-			e.failed(tt.err, tt.idle)
-			check.Same(t, tt.member, effect{e.suspicion.failing(), f.signals.count(place1)}, "who shares it")
-			f.signals.list = nil
-			e.via.Load().failed(tt.err, tt.idle)
-			check.Same(t, tt.owner, effect{e.via.Load().suspicion.failing(), f.signals.count(place1)}, "whose it is")
-		})
+		f := newStreet(t, nil)
+		e := f.Upstream(f.set(healthy(place1))).at(place1)
+		e.failed(tt.err, tt.idle)
+		check.Same(t, tt.member, effect{e.suspicion.failing(), f.signals.count(place1)}, "%s: who shares it", tt.name)
+		f.signals.list = nil
+		e.via.Load().failed(tt.err, tt.idle)
+		check.Same(t, tt.owner, effect{e.via.Load().suspicion.failing(), f.signals.count(place1)}, "%s: whose it is", tt.name)
 	}
 }

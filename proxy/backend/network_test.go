@@ -23,7 +23,8 @@ type network struct {
 	pair tls.Certificate // of all servers
 
 	dials   atomic.Int64
-	mu      sync.Mutex // guards servers
+	before  func(ctx context.Context, address string) // each dial; nil: nothing
+	mu      sync.Mutex                                // guards servers
 	servers map[string]*server
 }
 
@@ -51,6 +52,9 @@ func (n *network) trust() (*tls.Config, error) {
 
 func (n *network) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	n.dials.Add(1)
+	if n.before != nil {
+		n.before(ctx, address)
+	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}

@@ -209,17 +209,13 @@ func TestBlackhole(t *testing.T) {
 func TestPatienceWithDistance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const far = 600 * time.Millisecond
-		f := newFixture(t, func(cfg *Config) {
-			dial := cfg.Dial
-			cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-				select {
-				case <-time.After(far):
-					return dial(ctx, network, address)
-				case <-ctx.Done():
-					return nil, ctx.Err()
-				}
+		f := newFixture(t, nil)
+		f.before = func(ctx context.Context, _ string) {
+			select {
+			case <-time.After(far):
+			case <-ctx.Done():
 			}
-		})
+		}
 		f.serve(place1, protoH1, nil)
 		f.serve(place2, protoH1, nil)
 		u := f.Upstream(f.set(healthy(place1), healthy(place2)))

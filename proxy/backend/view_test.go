@@ -31,34 +31,32 @@ func TestArrange(t *testing.T) {
 		{"never eject all", "a:u b:u", "[a b] [] [] unusable"},
 		{"never eject all, terminating", "a:ut b:ut", "[a b] [] [] unusable"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			var list []registry.Endpoint
-			known := make(map[string]*endpoint)
-			for word := range strings.FieldsSeq(tt.endpoints) {
-				address, is, _ := strings.Cut(word, ":")
-				has := func(mark string) bool { return strings.Contains(is, mark) }
-				e := registry.Endpoint{Address: address, Terminating: has("t"), Slow: has("s"), Far: has("f")}
-				if has("h") {
-					e.Health = registry.Healthy
-				} else if has("u") {
-					e.Health = registry.Unhealthy
-				}
-				list, known[address] = append(list, e), &endpoint{address: address}
+		var list []registry.Endpoint
+		known := make(map[string]*endpoint)
+		for word := range strings.FieldsSeq(tt.endpoints) {
+			address, is, _ := strings.Cut(word, ":")
+			has := func(mark string) bool { return strings.Contains(is, mark) }
+			e := registry.Endpoint{Address: address, Terminating: has("t"), Slow: has("s"), Far: has("f")}
+			if has("h") {
+				e.Health = registry.Healthy
+			} else if has("u") {
+				e.Health = registry.Unhealthy
 			}
-			v, got := &view{}, []any{}
-			v.arrange(list, known)
-			for _, part := range [][]*endpoint{v.preferred, v.slow, v.rest} {
-				names := []string{}
-				for _, e := range part {
-					names = append(names, e.address)
-				}
-				got = append(got, names)
+			list, known[address] = append(list, e), &endpoint{address: address}
+		}
+		v, got := &view{}, []any{}
+		v.arrange(list, known)
+		for _, part := range [][]*endpoint{v.preferred, v.slow, v.rest} {
+			names := []string{}
+			for _, e := range part {
+				names = append(names, e.address)
 			}
-			if !v.usable {
-				got = append(got, "unusable")
-			}
-			check.Same(t, tt.want, strings.TrimSpace(fmt.Sprintln(got...)), "endpoints")
-		})
+			got = append(got, names)
+		}
+		if !v.usable {
+			got = append(got, "unusable")
+		}
+		check.Same(t, tt.want, strings.TrimSpace(fmt.Sprintln(got...)), "%s: endpoints", tt.name)
 	}
 }
 

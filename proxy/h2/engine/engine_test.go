@@ -26,18 +26,15 @@ func TestInputInAnyPieces(t *testing.T) {
 		r.e.Feed(c.c, all[i:i+1])
 		r.run()
 	}
-	want := `POST 1 | DATA 1 "h" | DATA 1 "e" | DATA 1 "l" | DATA 1 "l" | DATA 1 "o" | DATA 1 "" END`
-	check.Same(t, want, r.backend(0).told(""), "what the backend sees")
+	check.Same(t, `POST 1 | DATA 1 "h" | DATA 1 "e" | DATA 1 "l" | DATA 1 "l" | DATA 1 "o" | DATA 1 "" END`, r.backend(0).told(""), "what the backend sees")
 }
 
 var errRefused = errors.New("connection refused")
 
 // Failed is called at once, before the next Pick: the client's next request may already have arrived.
 func TestLostIsToldAtOnce(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
-	c.get(1)
-	r.e.lose(r.backend(0).c, errors.New("reset"))
+	r, _, b := asked(t)
+	r.e.lose(b.c, errors.New("reset"))
 	check.Same(t, 1, r.failed, "calls of Failed at once")
 	r.run()
 }
@@ -157,8 +154,7 @@ func TestTurnHasSoManyHeads(t *testing.T) {
 
 // A driver closes a connection once.
 func TestEndedConnectionIsNotClosed(t *testing.T) {
-	r := newRig(t)
-	c := r.client()
+	r, c := newClient(t)
 	r.e.CutAll(errRefused)
 	r.e.Ended(c.c, errRefused)
 	r.e.Ended(c.c, errRefused)

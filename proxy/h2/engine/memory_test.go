@@ -51,23 +51,21 @@ func TestLargeHeadsNeedRoom(t *testing.T) {
 		{name: "room for an unfinished one", memory: 256 << 20, split: true},
 		{name: "no room for an unfinished one", memory: 4 << 20, split: true, cut: true},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			r, big := newRig(t), 300<<10
-			if tc.short {
-				big = 20 << 10
-			}
-			r.e.Memory = hold.New(tc.memory)
-			c := r.client()
-			c.c.Source = r.e.Memory.Source("10.0.0.1")
-			r.e.Memory.Source("10.0.0.1").Give(-tc.others)
-			if tc.split {
-				c.begin(big + 16<<10)
-			} else {
-				c.get(1, "x-big="+strings.Repeat("b", big))
-			}
-			check.Same(t, [2]bool{tc.cut, tc.opens}, [2]bool{c.c.closing, c.c.streams[1] != nil}, "closing, and opened")
-			check.Same(t, false, (tc.opens || tc.split) && !tc.cut && int(r.e.held) < big, "only %d bytes are counted", r.e.held)
-		})
+		r, big := newRig(t), 300<<10
+		if tc.short {
+			big = 20 << 10
+		}
+		r.e.Memory = hold.New(tc.memory)
+		c := r.client()
+		c.c.Source = r.e.Memory.Source("10.0.0.1")
+		r.e.Memory.Source("10.0.0.1").Give(-tc.others)
+		if tc.split {
+			c.begin(big + 16<<10)
+		} else {
+			c.get(1, "x-big="+strings.Repeat("b", big))
+		}
+		check.Same(t, [2]bool{tc.cut, tc.opens}, [2]bool{c.c.closing, c.c.streams[1] != nil}, "%s: closing, and opened", tc.name)
+		check.Same(t, false, (tc.opens || tc.split) && !tc.cut && int(r.e.held) < big, "%s: only %d bytes are counted", tc.name, r.e.held)
 	}
 }
 
