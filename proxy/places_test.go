@@ -234,14 +234,14 @@ func TestUnreadPage(t *testing.T) {
 	check.Same(t, "late", w.do(t, w.httpClient(t, "http/1.1", nil), r).body, "what streams")
 }
 
-// timed is a response whose client has time to read it until then.
+// timed is a response that passes on how long its client has time to read it.
 type timed struct {
 	*httptest.ResponseRecorder
-	until time.Time
+	until func(time.Time)
 }
 
 func (w *timed) SetWriteDeadline(t time.Time) error {
-	w.until = t
+	w.until(t)
 	return nil
 }
 
@@ -252,7 +252,8 @@ func TestUnreadShortAnswer(t *testing.T) {
 		remoteGV + "/widgets": 401, "/fairlead/status": 401, "/openapi/v2?short": 200, remoteGV + "/widgets?as=jane": 403,
 	} {
 		w.proxy.cfg.Documents = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
-		rw, r := &timed{ResponseRecorder: httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), "GET", target, nil)
+		var until time.Time
+		rw, r := &timed{httptest.NewRecorder(), func(t time.Time) { until = t }}, httptest.NewRequestWithContext(t.Context(), "GET", target, nil)
 		if want != http.StatusUnauthorized {
 			r.Header.Set("Authorization", "Bearer token-of-bob")
 		}
@@ -261,47 +262,39 @@ func TestUnreadShortAnswer(t *testing.T) {
 		}
 		w.proxy.ServeHTTP(rw, r)
 		check.Same(t, want, rw.Code, "%s: status", target)
-		check.Within(t, pageTime/2, pageTime, time.Until(rw.until), "%s: time to read it", target)
+		check.Within(t, pageTime/2, pageTime, time.Until(until), "%s: time to read it", target)
 	}
 	// A request that is forwarded as another user has no such time: it may be a watch.
-	rw, r := &timed{ResponseRecorder: httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), "GET", remoteGV+"/widgets", nil)
+	until := time.Time{}
+	rw, r := &timed{httptest.NewRecorder(), func(t time.Time) { until = t }}, httptest.NewRequestWithContext(t.Context(), "GET", remoteGV+"/widgets", nil)
 	r.Header.Set("Authorization", "Bearer token-of-boss")
 	r.Header.Set("Impersonate-User", "jane")
 	w.proxy.ServeHTTP(rw, r)
-	check.Same(t, "200 ok true", fmt.Sprint(rw.Code, " ", rw.Body, " ", rw.until.IsZero()), "as jane")
-}
-
-// slowly is a response whose short deadline, that of hasten, takes a moment to set.
-type slowly struct {
-	*httptest.ResponseRecorder
-	returned chan struct{} // closed when the handler has
-	late     chan bool     // whether the handler had returned when it was set
-}
-
-func (s *slowly) SetWriteDeadline(t time.Time) error {
-	if time.Until(t) < pageTime/2 {
-		select {
-		case <-s.returned:
-			s.late <- true
-		case <-time.After(100 * time.Millisecond):
-			s.late <- false
-		}
-	}
-	return nil
+	check.Same(t, "200 ok true", fmt.Sprint(rw.Code, " ", rw.Body, " ", until.IsZero()), "as jane")
 }
 
 // The time for an unread response is set before its handler returns, or not at all: it would be the next request's.
 func TestUnreadIsNotTheNext(t *testing.T) {
 	t.Parallel() // it waits most of the time
 	w := newWorld(t, worldConfig{remoteHTTP1: true, remote: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }})
-	slow := &slowly{ResponseRecorder: httptest.NewRecorder(), returned: make(chan struct{}), late: make(chan bool, 1)}
+	returned, late := make(chan struct{}), make(chan bool, 1) // whether the handler had returned when it was set
+	slow := &timed{httptest.NewRecorder(), func(until time.Time) {
+		if time.Until(until) < pageTime/2 { // that of hasten, which takes a moment to set
+			select {
+			case <-returned:
+				late <- true
+			case <-time.After(100 * time.Millisecond):
+				late <- false
+			}
+		}
+	}}
 	r := httptest.NewRequestWithContext(t.Context(), "GET", remoteGV+"/widgets?timeout=200ms", nil)
 	r.Header.Set("Authorization", "Bearer token-of-bob")
 	w.proxy.ServeHTTP(slow, r)
-	close(slow.returned)
+	close(returned)
 	select {
-	case late := <-slow.late:
-		check.Same(t, false, late, "it is set after the handler's return")
+	case was := <-late:
+		check.Same(t, false, was, "it is set after the handler's return")
 	case <-time.After(time.Second): // it was not set at all
 	}
 }
