@@ -53,9 +53,7 @@ func (s *stand) greet() *leanClient {
 	return l
 }
 
-// get writes a request, which is sent by the next flush.
-func (l *leanClient) get(path string) error { return l.open("GET", path, true) }
-
+// open writes a request, which is sent by the next flush.
 func (l *leanClient) open(method, path string, end bool) error {
 	l.block.Reset()
 	for _, f := range []hpack.HeaderField{field(":method", method), field(":scheme", "https"), field(":authority", "a"), field(":path", path)} {
@@ -68,7 +66,7 @@ func (l *leanClient) open(method, path string, end bool) error {
 
 func (l *leanClient) gets(n int, path string) error {
 	for range n {
-		if err := l.get(path); err != nil {
+		if err := l.open("GET", path, true); err != nil {
 			return err
 		}
 	}

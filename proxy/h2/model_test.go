@@ -190,18 +190,11 @@ func (x exchange) perform(ctx context.Context, t *testing.T, client *http.Client
 
 // modelBackend does what X-Exchange of the request says. The channel of a path in left is closed
 // when its client has canceled.
-type modelBackend struct {
-	mu   sync.Mutex
-	left map[string]chan struct{} // guarded by mu
-}
+type modelBackend struct{ left sync.Map }
 
 func (b *modelBackend) gone(name string) chan struct{} {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.left[name] == nil {
-		b.left[name] = make(chan struct{})
-	}
-	return b.left[name]
+	c, _ := b.left.LoadOrStore(name, make(chan struct{}))
+	return c.(chan struct{})
 }
 
 func (b *modelBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -277,7 +270,7 @@ func (b *modelBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func TestModel(t *testing.T) { onDrivers(t, testModel) }
 
 func testModel(t *testing.T, driver string) {
-	b := &modelBackend{left: map[string]chan struct{}{}}
+	b := &modelBackend{}
 	s := newStand(t, driver, b, func(h *wire.Head, p *engine.Plan) {
 		p.Retries, p.Again = 1, h.Method == "GET"
 		p.Fail = func(o engine.Outcome) http.Handler {

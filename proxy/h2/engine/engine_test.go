@@ -166,11 +166,7 @@ func TestEndedConnectionIsNotClosed(t *testing.T) {
 
 // upload sends up to n bytes of a body, as far as the engine's windows allow.
 func (p *peer) upload(id uint32, n int) {
-	for n > 0 {
-		s := p.c.streams[id]
-		if s == nil {
-			return
-		}
+	for s := p.c.streams[id]; n > 0 && s != nil; s = p.c.streams[id] {
 		k := min(n, minMaxFrame, int(s.half[p.c.side].recv), int(p.c.recv))
 		if k <= 0 {
 			return

@@ -16,7 +16,10 @@ import (
 
 func show(f http2.Frame) string {
 	h := f.Header()
-	end := ""
+	end, ack := "", ""
+	if h.Flags.Has(http2.FlagDataEndStream) { // the same bit in HEADERS; in PING and SETTINGS it is ACK
+		end, ack = " END", " ACK"
+	}
 	switch f := f.(type) {
 	case *http2.MetaHeadersFrame:
 		var fields []string
@@ -27,14 +30,8 @@ func show(f http2.Frame) string {
 			}
 			fields = append(fields, mark+hf.Name+"="+hf.Value)
 		}
-		if f.StreamEnded() {
-			end = " END"
-		}
 		return fmt.Sprintf("HEADERS %d %s%s", h.StreamID, strings.Join(fields, " "), end)
 	case *http2.DataFrame:
-		if f.StreamEnded() {
-			end = " END"
-		}
 		if len(f.Data()) > 40 {
 			return fmt.Sprintf("DATA %d (%d)%s", h.StreamID, len(f.Data()), end)
 		}
@@ -46,15 +43,9 @@ func show(f http2.Frame) string {
 	case *http2.WindowUpdateFrame:
 		return fmt.Sprintf("WINDOW %d %d", h.StreamID, f.Increment)
 	case *http2.PingFrame:
-		if f.IsAck() {
-			end = " ACK"
-		}
-		return fmt.Sprintf("PING %s%s", f.Data[:], end)
+		return fmt.Sprintf("PING %s%s", f.Data[:], ack)
 	case *http2.SettingsFrame:
-		if f.IsAck() {
-			return "SETTINGS ACK"
-		}
-		return "SETTINGS"
+		return "SETTINGS" + ack
 	}
 	return h.String()
 }
@@ -177,20 +168,14 @@ func (p *peer) write(frame string) error {
 	return nil
 }
 
-var codes = func() map[string]http2.ErrCode {
-	m := map[string]http2.ErrCode{}
-	for c := range http2.ErrCodeHTTP11Required + 1 {
-		m[c.String()] = c
-	}
-	return m
-}()
-
 func (p *peer) code(name string) http2.ErrCode {
-	code, ok := codes[name]
-	if !ok {
-		p.r.t.Fatalf("unknown code %s", name)
+	for code := range http2.ErrCodeHTTP11Required + 1 {
+		if code.String() == name {
+			return code
+		}
 	}
-	return code
+	p.r.t.Fatalf("unknown code %s", name)
+	return 0
 }
 
 func (p *peer) settings(words []string) error {

@@ -306,16 +306,13 @@ func (p *peer) see() []string {
 	if p.c.side == down && bytes.HasPrefix(p.from.Bytes(), []byte(http2.ClientPreface)) {
 		p.from.Next(len(http2.ClientPreface))
 	}
-	for {
-		f, err := p.fr.ReadFrame()
-		if errors.Is(err, io.EOF) {
-			return got
-		}
+	for f, err := p.fr.ReadFrame(); !errors.Is(err, io.EOF); f, err = p.fr.ReadFrame() {
 		if err != nil {
 			p.r.t.Fatalf("the engine wrote an invalid frame: %v (after %q)", err, got)
 		}
 		got = append(got, show(f))
 	}
+	return got
 }
 
 // backend returns the i-th connection to a backend, after its SETTINGS.
@@ -334,20 +331,18 @@ func (r *rig) backend(i int) *peer {
 // clean checks that nothing is left when all streams have ended.
 func (r *rig) clean() {
 	r.t.Helper()
+	held := r.e.Count.Queued.Load()
 	for _, c := range r.e.conns {
 		check.Same(r.t, 0, len(c.streams), "side %d: streams", c.side)
 		check.Same(r.t, 0, c.heads, "side %d: bytes of heads", c.side)
 		check.Same(r.t, [2]int{}, [2]int{c.queued, c.ready.n}, "side %d: bytes queued, and streams ready", c.side)
+		c.weigh()
+		held += int64(c.weight)
 	}
 	for _, list := range r.e.pools {
 		for _, p := range list {
 			check.Same(r.t, 0, p.waiting.n, "streams that wait")
 		}
-	}
-	held := r.e.Count.Queued.Load()
-	for _, c := range r.e.conns {
-		c.weigh()
-		held += int64(c.weight)
 	}
 	check.Same(r.t, r.e.held, held, "bytes held")
 	check.Same(r.t, 0, r.inFlight, "requests still counted in flight")
