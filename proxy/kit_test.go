@@ -141,9 +141,7 @@ func (w *world) start(t *testing.T, c worldConfig) {
 }
 
 // newPools makes pools for the remotes of a table. Nobody listens but as c says.
-func newPools(
-	t testing.TB, c backend.Config, table func() *registry.Table, to func(string, *registry.Backend) (*tls.Config, error),
-) *backend.Pools {
+func newPools(t testing.TB, c backend.Config, table func() *registry.Table, to func(string, *registry.Backend) (*tls.Config, error)) *backend.Pools {
 	t.Helper()
 	c.Tables, c.Dial, c.TLS = scene.TableFunc(table), new(net.Dialer).DialContext, to
 	c.Signal, c.IdentityChanged = func(string, string, error) {}, func() <-chan struct{} { return nil }
@@ -156,9 +154,7 @@ func newPools(
 	return must.Get(backend.New(c))(t)
 }
 
-func newLocal(
-	t testing.TB, address string, dial func(ctx context.Context, network, address string) (net.Conn, error), to func(bool) (*tls.Config, error),
-) *backend.Local {
+func newLocal(t testing.TB, address string, dial func(ctx context.Context, network, address string) (net.Conn, error), to func(bool) (*tls.Config, error)) *backend.Local {
 	t.Helper()
 	return must.Get(backend.NewLocal(backend.LocalConfig{
 		Servers: []string{address}, Dial: dial, TLS: to, IdentityChanged: func() <-chan struct{} { return nil }, Signal: func(string, error) {},

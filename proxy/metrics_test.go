@@ -25,9 +25,7 @@ import (
 func tableOf(prev *registry.Table, groups ...string) *registry.Table {
 	in := registry.Input{APIServices: map[string]*apiregistrationv1.APIService{}, Complete: true}
 	for _, g := range groups {
-		in.APIServices["v1."+g] = &apiregistrationv1.APIService{
-			ObjectMeta: metav1.ObjectMeta{Name: "v1." + g}, Spec: apiregistrationv1.APIServiceSpec{Group: g, Version: "v1"},
-		}
+		in.APIServices["v1."+g] = &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1." + g}, Spec: apiregistrationv1.APIServiceSpec{Group: g, Version: "v1"}}
 	}
 	return registry.Build(in, prev)
 }

@@ -166,9 +166,8 @@ func TestTrustEnds(t *testing.T) {
 			return anew.Load()
 		})
 		body, err := io.ReadAll(watch.Body)
-		if took := time.Since(begun); err != nil || string(body) != "begin " || took < 4*time.Second || took > 10*time.Second { // some time for a slow machine
-			t.Errorf("the watch ended after %s with %q, %v", took, body, err)
-		}
+		check.Within(t, 4*time.Second, 10*time.Second, time.Since(begun), "time until the watch ends, some of it for a slow machine")
+		check.Same(t, true, err == nil && string(body) == "begin ", "the watch: %q, %v", body, err)
 		close(ended)
 		for name, whole := range map[string]*http.Response{"the request": request, "a watch over another connection": next} {
 			check.Same(t, "begin end", string(must.Get(io.ReadAll(whole.Body))(t)), "%s", name)

@@ -123,10 +123,9 @@ func TestUnknownUsers(t *testing.T) {
 		return r.decision.Action != Refuse
 	}
 	parked := func(p *Proxy, r *exchange) (passes bool) {
-		if p.decide(&r.decision, r.head, &r.front.conn, r.head.Arrived) != needBearer { //nolint:errorlint // nobody wraps it
-			t.Error("no token is asked for")
-		}
-		return p.frames.decideParked(r).Answer == nil // else it is refused
+		err := p.decide(&r.decision, r.head, &r.front.conn, r.head.Arrived)
+		check.Same(t, true, err == needBearer, "a token is asked for: %v", err) //nolint:errorlint // nobody wraps it
+		return p.frames.decideParked(r).Answer == nil                           // else it is refused
 	}
 	for name, tc := range map[string]struct {
 		some   bool // reviews are answered

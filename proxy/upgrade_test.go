@@ -113,9 +113,8 @@ func switching(w http.ResponseWriter, r *http.Request) {
 // A client whose connection cannot be hijacked is disconnected without an answer.
 func TestNotTakenOver(t *testing.T) {
 	defer func() {
-		if v := recover(); v != http.ErrAbortHandler { //nolint:errorlint // net/http compares it so
-			t.Errorf("panic with %v", v)
-		}
+		v := recover()
+		check.Same(t, true, v == http.ErrAbortHandler, "panic with %v", v) //nolint:errorlint // net/http compares it so
 	}()
 	x := &exchange{p: &Proxy{log: slog.New(slog.DiscardHandler)}}
 	x.tunnel(httptest.NewRecorder(), nil, nil, nil)

@@ -279,9 +279,7 @@ func TestBounds(t *testing.T) {
 // its requests has a user of its own.
 func TestCacheIsBounded(t *testing.T) {
 	t.Parallel()
-	groups := &user.DefaultInfo{
-		Name: "alice", Groups: []string{strings.Repeat("g", maxCached)}, Extra: map[string][]string{"scopes": {strings.Repeat("s", maxCached)}},
-	}
+	groups := &user.DefaultInfo{Name: "alice", Groups: []string{strings.Repeat("g", maxCached)}, Extra: map[string][]string{"scopes": {strings.Repeat("s", maxCached)}}}
 	for _, tt := range []struct {
 		name    string
 		user    user.Info

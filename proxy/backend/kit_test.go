@@ -238,8 +238,5 @@ func dialWatched(ctx context.Context, e *endpoint) (*watched, error) {
 		drain:     func() { w.drained <- struct{}{} },
 		cut:       func(*Conn) { w.cut <- struct{}{} },
 	})
-	if err != nil {
-		return nil, err
-	}
-	return w, nil
+	return w, err
 }

@@ -24,8 +24,7 @@ type network struct {
 
 	dials   atomic.Int64
 	before  func(ctx context.Context, address string) // each dial; nil: nothing
-	mu      sync.Mutex                                // guards servers
-	servers map[string]*server
+	servers sync.Map                                  // by address
 }
 
 // server is an extension server at an address. It counts requests, connections, and those that are open.
@@ -43,7 +42,7 @@ const (
 
 func newNetwork(t testing.TB) *network {
 	ca := pki.NewCA("serving")
-	return &network{t: t, ca: ca, pair: ca.Issue(pki.Leaf{Names: []string{"example.com"}}).TLS(), servers: make(map[string]*server)}
+	return &network{t: t, ca: ca, pair: ca.Issue(pki.Leaf{Names: []string{"example.com"}}).TLS()}
 }
 
 func (n *network) trust() (*tls.Config, error) {
@@ -58,11 +57,10 @@ func (n *network) dial(ctx context.Context, _, address string) (net.Conn, error)
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	n.mu.Lock()
-	s := n.servers[address]
-	n.mu.Unlock()
+	known, _ := n.servers.Load(address)
+	s, serves := known.(*server)
 	refused := &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
-	if s == nil {
+	if !serves {
 		return nil, refused
 	}
 	client, server := net.Pipe()
@@ -82,9 +80,7 @@ func (n *network) silent(address string, accepts bool) *server {
 	if accepts {
 		s.accept = make(chan net.Conn, 10)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.servers[address] = s
+	n.servers.Store(address, s)
 	return s
 }
 
