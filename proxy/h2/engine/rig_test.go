@@ -65,11 +65,11 @@ type peer struct {
 
 func newRig(t testing.TB, change ...func(*Engine)) *rig {
 	r := &rig{t: t, e: New(Config{})}
+	r.ep = r.endpoint("ep")
+	r.e.Memory, r.e.Clock = hold.New(0), func() time.Time { return time.Unix(0, 0) }
 	for _, f := range change {
 		f(r.e)
 	}
-	r.ep = r.endpoint("ep")
-	r.e.Memory, r.e.Clock = hold.New(0), func() time.Time { return time.Unix(0, 0) }
 	r.e.Taken = func(*Conn) (uint64, bool, time.Duration) { return 0, true, 0 }
 	r.e.Unread = func(*Conn) bool { return false }
 	r.e.Decide = func(_ *Conn, h *wire.Head, resume func(Plan)) (Plan, bool) {
@@ -193,8 +193,8 @@ func newClient(t testing.TB, change ...func(*Engine)) (r *rig, c *peer) {
 }
 
 // asked returns a rig with a GET in progress, on stream 1.
-func asked(t testing.TB, change ...func(*Engine)) (r *rig, c, b *peer) {
-	r, c = newClient(t, change...)
+func asked(t testing.TB) (r *rig, c, b *peer) {
+	r, c = newClient(t)
 	c.get(1)
 	return r, c, r.backend(0)
 }

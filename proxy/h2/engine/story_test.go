@@ -89,14 +89,13 @@ func tell(t *testing.T, script *story.Story) {
 }
 
 func newTeller(t *testing.T, words []string) *teller {
-	memory := hold.New(0)
 	s := &teller{
 		upstreams: map[string]*Upstream{}, picked: map[string]func() *Endpoint{}, endpoints: map[string]*Endpoint{}, failures: map[string]int{},
 		rig: newRig(t, func(e *Engine) {
 			limits := map[string]func(n int){
 				"maxStreams":    func(n int) { e.MaxStreams = uint32(n) },
 				"maxStreamID":   func(n int) { e.lim.maxStreamID = uint32(n) },
-				"memory":        func(n int) { memory = hold.New(int64(n)) },
+				"memory":        func(n int) { e.Memory = hold.New(int64(n)) },
 				"maxHeader":     func(n int) { e.fields.Max = n },
 				"backlogLimit":  func(n int) { e.lim.backlogLimit = n },
 				"backendWindow": func(n int) { e.lim.backendWindow = int32(n) },
@@ -107,7 +106,6 @@ func newTeller(t *testing.T, words []string) *teller {
 			}
 		}),
 	}
-	s.e.Memory = memory
 	s.decide = func(_ *wire.Head, resume func(Plan)) (Plan, bool) {
 		if s.parks {
 			s.parked = append(s.parked, resume)

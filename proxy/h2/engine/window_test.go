@@ -199,8 +199,7 @@ func TestWindowsGrowWithDistance(t *testing.T) {
 			name := fmt.Sprintf("%v, %d streams", distance, streams)
 			n := 64 << 20 / min(streams, 2) // each
 			t.Run("from a backend, "+name, func(t *testing.T) {
-				r := newRig(t)
-				c, b := r.downloads(streams)
+				r, c, b := downloads(t, streams)
 				got := b.rounds(distance, streams, n, true, b.download(c))
 				check.Within(t, 0, (n/goWindow+1)*10/9, got, "round trips")
 				check.Same(t, r.e.lim.backendWindow, b.c.recv+b.c.credit, "the backend's window")
@@ -228,8 +227,8 @@ func TestWindowsGrowWithDistance(t *testing.T) {
 	}
 }
 
-func (r *rig) downloads(streams int) (c, b *peer) {
-	c = r.client()
+func downloads(t *testing.T, streams int, change ...func(*Engine)) (r *rig, c, b *peer) {
+	r, c = newClient(t, change...)
 	c.say("WINDOW 0 %d", 1<<30)
 	for i := range streams {
 		id := uint32(2*i + 1)
@@ -238,7 +237,7 @@ func (r *rig) downloads(streams int) (c, b *peer) {
 		b = r.backend(0)
 		b.say("HEADERS %d :status=200", id)
 	}
-	return c, b
+	return r, c, b
 }
 
 func (p *peer) download(to *peer) func(id uint32, n int) {
@@ -259,8 +258,7 @@ func (p *peer) download(to *peer) func(id uint32, n int) {
 func TestWindowsStayNarrow(t *testing.T) {
 	full := func(b *peer) int32 { return b.c.streams[1].half[down].full }
 	t.Run("near", func(t *testing.T) {
-		r := newRig(t)
-		c, b := r.downloads(1)
+		_, c, b := downloads(t, 1)
 		b.rounds(near/2, 1, 16<<20, false, b.download(c))
 		check.Same(t, streamWindow, full(b), "window")
 	})
@@ -275,15 +273,12 @@ func TestWindowsStayNarrow(t *testing.T) {
 		check.Within(t, streamWindow, growth*streamWindow, full(b), "window") // the first burst was not slowed down
 	})
 	t.Run("no room", func(t *testing.T) {
-		r := newRig(t)
-		r.e.Memory = hold.New(8 << 20)
-		c, b := r.downloads(20)
+		_, c, b := downloads(t, 20, func(e *Engine) { e.Memory = hold.New(8 << 20) })
 		b.rounds(50*time.Millisecond, 20, 4<<20, false, b.download(c))
 		check.Within(t, 1, 2<<20, b.c.reach.promised, "bytes promised")
 	})
 	t.Run("rest", func(t *testing.T) {
-		r := newRig(t)
-		c, b := r.downloads(1)
+		r, c, b := downloads(t, 1)
 		b.rounds(50*time.Millisecond, 1, 32<<20, false, b.download(c))
 		wide := full(b)
 		check.Same(t, int64(wide-streamWindow), b.c.reach.promised, "bytes promised")
@@ -300,8 +295,7 @@ func TestWindowsStayNarrow(t *testing.T) {
 		check.Same(t, 0, b.c.reach.promised, "bytes promised after it")
 	})
 	t.Run("end", func(t *testing.T) {
-		r := newRig(t)
-		c, b := r.downloads(2)
+		r, c, b := downloads(t, 2)
 		b.rounds(50*time.Millisecond, 2, 32<<20, false, b.download(c))
 		check.Same(t, 2, b.c.reach.wide, "wide windows")
 		b.data(1, "", true)
