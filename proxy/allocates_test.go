@@ -34,7 +34,7 @@ func TestDecideAllocates(t *testing.T) {
 			t.Fatalf("%s: %v: %v", tc.name, d.Action, d.Err)
 		}
 		x := &exchange{p: p, head: h}
-		if n := check.Allocations(func() {
+		check.Same(t, 0, check.Allocations(func() {
 			if err := p.decide(&x.decision, h, c, h.Arrived); err != nil {
 				t.Fatal(err)
 			}
@@ -43,8 +43,6 @@ func TestDecideAllocates(t *testing.T) {
 			}
 			authn.CutProtocol("v4.channel.k8s.io, v3.channel.k8s.io")
 			p.cfg.Authn.Seen(&x.decision.Credentials, 200)
-		}); n > 0 {
-			t.Errorf("%s: %v allocations", tc.name, n)
-		}
+		}), "%s: allocations", tc.name)
 	}
 }

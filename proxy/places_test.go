@@ -207,10 +207,7 @@ func TestUnreadPage(t *testing.T) {
 	} {
 		w, over := newWorld(t, worldConfig{}), make(chan error, 1)
 		w.proxy.pageTime = 100 * time.Millisecond
-		page := http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
-			_, err := rw.Write(text)
-			over <- err
-		})
+		page := http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { over <- check.Err(rw.Write(text)) })
 		w.proxy.cfg.Pages, w.proxy.cfg.Documents = page, page
 		r := w.as(t, "bob", "GET", tc.path, nil)
 		if tc.path == "/metrics" {

@@ -308,8 +308,7 @@ func (s *stage) send(q *question) (got []string) {
 func (s *stage) echo(session io.ReadWriteCloser) string {
 	text := []byte("ok")
 	must.Get(session.Write(text))(s.t)
-	_, err := io.ReadFull(session, text)
-	must.Do(s.t, err)
+	must.Get(io.ReadFull(session, text))(s.t)
 	must.Do(s.t, session.Close())
 	must.Soon(s.t, 10*time.Second, "the session ends", func() bool { return s.proxy.Sessions() == 0 })
 	return string(text)

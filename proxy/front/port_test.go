@@ -49,8 +49,7 @@ func TestShutdown(t *testing.T) {
 					cut <- context.Cause(r.Context())
 				}
 			}))
-			res, _, err := s.get(t, protocol)
-			must.Do(t, err)
+			res, _ := must.Get2(s.get(t, protocol))(t)
 			defer res.Body.Close()
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()

@@ -39,8 +39,7 @@ func TestFullTurn(t *testing.T) {
 	s := newStand(t, "loop", pings(t), nil)
 	lp := newLoop(s.server.shards[0])
 	defer lp.file.Close()
-	r, w, err := os.Pipe()
-	must.Do(t, err)
+	r, w := must.Get2(os.Pipe())(t)
 	defer r.Close()
 	must.Do(t, w.Close()) // r is readable
 	for n := range loopEvents + 1 {

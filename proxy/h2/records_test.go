@@ -90,10 +90,7 @@ func (c *recordConn) seal(to []byte, kind byte, content []byte) []byte {
 	return c.aead.Seal(append(to, header...), nonce, append(bytes.Clone(content), kind), header)
 }
 
-func (c *recordConn) send(records []byte) error {
-	_, err := c.NetConn().Write(records)
-	return err
-}
+func (c *recordConn) send(records []byte) error { return check.Err(c.NetConn().Write(records)) }
 
 // Write sends one record for each call.
 func (c *recordConn) Write(p []byte) (int, error) { return len(p), c.send(c.appendData(nil, p)) }

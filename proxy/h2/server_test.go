@@ -131,13 +131,11 @@ func TestWorkEndsTheRest(t *testing.T) {
 		sh.mu.Unlock()
 	}
 	s.reads(s.do("GET", "/", nil), "fine")
-	if !slices.ContainsFunc(s.server.shards, func(sh *shard) bool {
+	check.Same(t, true, slices.ContainsFunc(s.server.shards, func(sh *shard) bool {
 		sh.lock()
 		defer sh.mu.Unlock()
 		return sh.pace == engine.TickEvery
-	}) {
-		t.Error("no shard ticks at the full rate")
-	}
+	}), "a shard ticks at the full rate")
 }
 
 // A connection that arrives while Run ends, or later, is closed.

@@ -51,8 +51,7 @@ func TestTokensOfAFile(t *testing.T) {
 		check.Same(t, false, k.Generation() == before, "the generation after another file")
 	}
 	take("a,alice,1,\"dev,ops\"\nb,bob,2\n")
-	r, _, err := k.Review(t.Context(), "a")
-	must.Do(t, err)
+	r, _ := must.Get2(k.Review(t.Context(), "a"))(t)
 	check.Same[user.Info](t, &user.DefaultInfo{Name: "alice", UID: "1", Groups: []string{"dev", "ops"}}, r.User, "the user")
 	check.Same(t, false, accepts("A"), "another token")
 	take("b,bob,2\n")
