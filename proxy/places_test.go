@@ -245,9 +245,7 @@ func (w *timed) SetWriteDeadline(t time.Time) error {
 // A short answer waits for its client when its handler has long returned. It has the same time, a refusal, too.
 func TestUnreadShortAnswer(t *testing.T) {
 	w := newWorld(t, worldConfig{})
-	for target, want := range map[string]int{
-		remoteGV + "/widgets": 401, "/fairlead/status": 401, "/openapi/v2?short": 200, remoteGV + "/widgets?as=jane": 403,
-	} {
+	for target, want := range map[string]int{remoteGV + "/widgets": 401, "/fairlead/status": 401, "/openapi/v2?short": 200, remoteGV + "/widgets?as=jane": 403} {
 		w.proxy.cfg.Documents = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 		var until time.Time
 		rw, r := &timed{httptest.NewRecorder(), func(t time.Time) { until = t }}, httptest.NewRequestWithContext(t.Context(), "GET", target, nil)

@@ -83,7 +83,7 @@ func TestAuthorize(t *testing.T) {
 	}
 	allowed := Decision{true, "RBAC: allowed"}
 	const none = "field [] <nil>, label  <nil>"
-	tests := []struct {
+	for _, tt := range []struct {
 		name, user string
 		change     func(*Attributes)
 		cfg        Config
@@ -124,8 +124,7 @@ func TestAuthorize(t *testing.T) {
 		{name: "everything", user: "alice", change: selecting("", ","), want: allowed, asked: 1, selectors: "field [] <nil>, label  found ','"},
 		{name: "invalid fields", user: "alice", change: selecting("a", ""), want: allowed, asked: 1, selectors: "field [] invalid selector"},
 		{name: "invalid labels", user: "alice", change: selecting("", "="), want: allowed, asked: 1, selectors: "field [] <nil>, label  found '='"},
-	}
-	for _, tt := range tests {
+	} {
 		for _, upstream := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, upstream %v", tt.name, upstream), func(t *testing.T) {
 				r, log, metrics := newAsked(), new(logbook.Book), prometheus.NewRegistry()

@@ -55,9 +55,7 @@ func TestDialUpgrade(t *testing.T) {
 // drains it: older connections finish their requests. An annotation turns HTTP/2 off, also for existing connections.
 func TestChangesOfABackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, func(cfg *Config) {
-			cfg.Guard = func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
-		})
+		f := newFixture(t, nil) // whose Guard allows it
 		s := f.serve(place1, protoH2, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })
 		for i, tt := range []struct {
 			backend registry.Backend

@@ -115,7 +115,7 @@ func (n *network) serve(address, proto string, handler http.HandlerFunc) *server
 // kernel answers on loopback, for what needs the kernel's buffers and options.
 func (n *network) kernel(handler http.HandlerFunc) (address string) {
 	s := httptest.NewUnstartedServer(handler)
-	s.TLS = &tls.Config{Certificates: []tls.Certificate{n.pair}}
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{n.pair}, NextProtos: []string{protoH2, protoH1}}
 	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	s.StartTLS()
 	n.t.Cleanup(s.Close)
