@@ -70,9 +70,8 @@ func TestChainsOffTheLoop(t *testing.T) {
 	h := of("GET", "/api/v1/pods", "", nil)
 	_, known := w.proxy.decision(t.Context(), h, c, false)
 	check.Same(t, "false 0", fmt.Sprint(known, " ", n.Load()), "decided without waiting, and times that it was verified")
-	if d, known := w.proxy.decision(t.Context(), h, c, true); !known || d.Action != ToLocal || d.User.GetName() != "alice" {
-		t.Fatalf("%+v", d)
-	}
+	d, known := w.proxy.decision(t.Context(), h, c, true)
+	check.Same(t, true, known && d.Action == ToLocal && d.User.GetName() == "alice", "known %v: %+v", known, d)
 	_, known = w.proxy.decision(t.Context(), h, c, false)
 	check.Same(t, "true 1", fmt.Sprint(known, " ", n.Load()), "decided without waiting, and times that it was verified")
 	n.Store(0)

@@ -225,9 +225,8 @@ func TestInvalidToken(t *testing.T) {
 		asked++
 		return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "TokenReview"}, "", nil)
 	})
-	if _, ok, err := TokenReview(c.AuthenticationV1())(t.Context(), "x"); ok || !errors.Is(err, ErrUnauthenticated) {
-		t.Errorf("%v, %v", ok, err)
-	}
+	_, ok, err := TokenReview(c.AuthenticationV1())(t.Context(), "x")
+	check.Same(t, true, !ok && errors.Is(err, ErrUnauthenticated), "it is refused: %v, %v", ok, err)
 	check.Same(t, 1, asked, "reviews")
 }
 

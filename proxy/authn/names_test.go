@@ -55,9 +55,8 @@ func TestTarget(t *testing.T) {
 			check.Same(t, 0, len(fields), "fields before the names are known")
 			known = true
 			must.Get(a.Assert(nil, u, PoolRemote))(t)
-			if built := a.nameSet(); built != a.nameSet() {
-				t.Error("the names are read for each request")
-			}
+			built := a.nameSet()
+			check.Same(t, true, built == a.nameSet(), "the names are not read for each request")
 			now = &tt.names
 			fields, err = a.Assert(nil, u, PoolRemote)
 			check.Fault(t, tt.err, err, "Assert")

@@ -86,11 +86,10 @@ func TestNoTrust(t *testing.T) {
 	f := newFixture(t, func(cfg *Config) {
 		cfg.TLS = func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("bad bundle") }
 	})
-	if _, _, err := f.do(f.set(healthy("10.0.0.1:443")), http.MethodGet, ""); reasonOf(err) != engine.ReasonDial || !strings.Contains(err.Error(), "bad bundle") {
-		t.Errorf("got %v", err)
-	}
+	_, _, err := f.do(f.set(healthy("10.0.0.1:443")), http.MethodGet, "")
+	check.Same(t, true, reasonOf(err) == engine.ReasonDial && strings.Contains(err.Error(), "bad bundle"), "got %v", err)
 	check.Same(t, 0, len(f.signals.list), "signals %v", f.signals.list)
-	_, _, err := f.do(f.set(), http.MethodGet, "")
+	_, _, err = f.do(f.set(), http.MethodGet, "")
 	check.Same(t, engine.ReasonDial, reasonOf(err), "without an endpoint")
 }
 

@@ -31,9 +31,7 @@ func TestGuest(t *testing.T) {
 		room = cap(p)
 		return body.Read(p[:1])
 	}))
-	if res.Status != "202 Accepted" || res.ProtoMajor != 2 || res.ContentLength != 5 || res.Request == nil {
-		t.Errorf("got %+v", res)
-	}
+	check.Same(t, true, res.Status == "202 Accepted" && res.ProtoMajor == 2 && res.ContentLength == 5 && res.Request != nil, "got %+v", res)
 	s.reads(res, "hello")
 	check.Same(t, guestChunk, room, "bytes that an upload holds whose data has not arrived")
 	s.ends(engine.ReasonNone)
@@ -157,13 +155,10 @@ func TestGuestEnds(t *testing.T) {
 			_, err = res.Body.Read(make([]byte, 1))
 		}
 		cancel()
-		if err == nil || tt.want != nil && !errors.Is(err, tt.want) {
-			t.Errorf("%s: %v", tt.name, err)
-		}
+		check.Same(t, true, err != nil && (tt.want == nil || errors.Is(err, tt.want)), "%s: %v", tt.name, err)
 		f, ok := errors.AsType[*engine.Failure](err)
-		if answered := tt.reason != engine.ReasonClientReset && !strings.HasPrefix(tt.name, "panic"); answered && (!ok || f.Reason != tt.reason || f.Answer == nil) {
-			t.Errorf("%s: failure %+v", tt.name, f)
-		}
+		unanswered := tt.reason == engine.ReasonClientReset || strings.HasPrefix(tt.name, "panic")
+		check.Same(t, true, unanswered || ok && f.Reason == tt.reason && f.Answer != nil, "%s: failure %+v", tt.name, f)
 		s.ends(tt.reason, tt.name)
 		must.Soon(t, 10*time.Second, tt.name+": only the other request is left", func() bool { return handlers.Load() == 1 && s.left()[0] == 1 })
 	}
@@ -219,9 +214,8 @@ func TestGuestsStayWithinBound(t *testing.T) {
 	for range 32 {
 		guests = append(guests, s.guest("GET", "/", nil).Body.(*guestBody).g)
 	}
-	if o := <-s.ended; o.Reason != engine.ReasonMemory || o.Err == nil || !strings.Contains(o.Err.Error(), "free memory") {
-		t.Errorf("outcome %+v", o)
-	}
+	o := <-s.ended
+	check.Same(t, true, o.Reason == engine.ReasonMemory && o.Err != nil && strings.Contains(o.Err.Error(), "free memory"), "outcome %+v", o)
 	sh := s.server.shards[0]
 	sh.lock()
 	defer sh.settle()
@@ -255,7 +249,6 @@ func TestGuestHearsAfterDone(t *testing.T) {
 	<-begun
 	body, err := io.ReadAll(res.Body)
 	read <- err
-	if f, ok := errors.AsType[*engine.Failure](err); string(body) != "begin" || !ok || f.Reason != engine.ReasonReset {
-		t.Errorf("a response that was cut off: %q, %v", body, err)
-	}
+	f, ok := errors.AsType[*engine.Failure](err)
+	check.Same(t, true, string(body) == "begin" && ok && f.Reason == engine.ReasonReset, "a response that was cut off: %q, %v", body, err)
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
@@ -54,11 +55,8 @@ fs.createReadStream(process.argv[2]).pipe(r);`
 		{"nghttp", "--no-verify-peer", "-d", file, "-w", "30", "-W", "30", echo}, // and of 1 GiB
 		{"node", "-e", node, s.url, file},
 	} {
-		if got := run(t, command[0], command[1:]...); got != string(want) {
-			t.Errorf("%s got %d bytes, want %d, or their content differs", command[0], len(got), len(want))
-		}
+		got := run(t, command[0], command[1:]...)
+		check.Same(t, true, got == string(want), "%s got %d bytes, want %d, with the same content", command[0], len(got), len(want))
 	}
-	if got := run(t, "curl", "-sSfk", "--http2", "-o", os.DevNull, "-w", "%{http_version} %{http_code}", s.url); got != "2 200" {
-		t.Errorf("curl printed %q", got)
-	}
+	check.Same(t, "2 200", run(t, "curl", "-sSfk", "--http2", "-o", os.DevNull, "-w", "%{http_version} %{http_code}", s.url), "what curl prints")
 }

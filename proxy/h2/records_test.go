@@ -44,9 +44,7 @@ func dialRecords(t *testing.T, s *stand) (*recordConn, *http2.Framer) {
 	config.MinVersion, config.KeyLogWriter = tls.VersionTLS13, &keys
 	c := &recordConn{t: t, Conn: must.Get(tls.Dial("tcp", s.addr, config))(t)}
 	t.Cleanup(func() { _ = c.NetConn().Close() })
-	if suite := c.ConnectionState().CipherSuite; suite != tls.TLS_AES_128_GCM_SHA256 {
-		t.Fatalf("cipher suite %s", tls.CipherSuiteName(suite))
-	}
+	check.Same(t, tls.TLS_AES_128_GCM_SHA256, c.ConnectionState().CipherSuite, "cipher suite")
 	_, secret, _ := strings.Cut(keys.String(), "CLIENT_TRAFFIC_SECRET_0 ")
 	c.use(must.Get(hex.DecodeString(strings.Fields(secret)[1]))(t))
 	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
@@ -223,9 +221,7 @@ func testTinyRecords(t *testing.T, driver string) {
 	for i := range byte(n) {
 		_ = w.WritePing(false, [8]byte{i})
 	}
-	if len(frames.Bytes()) < 4*turnRecords || n*budget.Frame > budget.Burst {
-		t.Fatal("too few records for several turns, or too many PINGs for the budget")
-	}
+	check.Same(t, true, len(frames.Bytes()) >= 4*turnRecords && n*budget.Frame <= budget.Burst, "records for several turns, and PINGs for the budget")
 	var clients []*http2.Framer
 	var sends []func()
 	for range 3 {

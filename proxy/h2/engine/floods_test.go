@@ -22,9 +22,8 @@ func TestGoAwayFlood(t *testing.T) {
 		before, top := len(b.c.streams), b.c.maxID
 		b.say("GOAWAY %d NO_ERROR", topStreamID)
 		b.say("GOAWAY %d NO_ERROR", top-2)
-		if o := r.outcomes; b.c.closing || len(b.c.streams) != before-1 || len(o) != 1 || !strings.Contains(fmt.Sprint(o[0].Err), "GOAWAY") {
-			t.Fatalf("%d of %d streams are left after a graceful GOAWAY, closing: %v, ended: %+v", len(b.c.streams), before, b.c.closing, o)
-		}
+		o := r.outcomes
+		check.Same(t, true, !b.c.closing && len(b.c.streams) == before-1 && len(o) == 1 && strings.Contains(fmt.Sprint(o[0].Err), "GOAWAY"), "%d of %d streams are left after a graceful GOAWAY, closing: %v, ended: %+v", len(b.c.streams), before, b.c.closing, o)
 		_ = b.fr.WriteGoAway(top-2, http2.ErrCodeNo, nil)
 		same := bytes.Clone(b.to.Bytes())
 		b.to.Reset()

@@ -258,13 +258,7 @@ func (p *peer) encode(fields ...string) []byte {
 
 // headers writes a field block, in CONTINUATION frames if it is long.
 func (p *peer) headers(id uint32, end bool, fields ...string) {
-	block := p.encode(fields...)
-	n := min(len(block), minMaxFrame)
-	_ = p.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:n], EndStream: end, EndHeaders: n == len(block)})
-	for block = block[n:]; len(block) > 0; block = block[n:] {
-		n = min(len(block), minMaxFrame)
-		_ = p.fr.WriteContinuation(id, n == len(block), block[:n])
-	}
+	pieces(p.fr, id, end, p.encode(fields...), minMaxFrame, 0)
 }
 
 func (p *peer) send(id uint32, end bool, fields ...string) {

@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -36,10 +37,7 @@ func (p *hpackPair) pass(fields ...hpack.HeaderField) []byte {
 	p.t.Helper()
 	b := p.enc.Append(nil, fields)
 	p.got = nil
-	if _, err := p.dec.Write(b); err != nil {
-		p.t.Fatalf("decoding %x: %v", b, err)
-	}
-	if err := p.dec.Close(); err != nil {
+	if err := errors.Join(check.Err(p.dec.Write(b)), p.dec.Close()); err != nil {
 		p.t.Fatalf("decoding %x: %v", b, err)
 	}
 	if !slices.Equal(fields, p.got) { // cmp.Diff is too slow to run each time, as this is fuzzed
