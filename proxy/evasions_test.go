@@ -187,10 +187,8 @@ func TestEvasions(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	for i, e := range evasions {
-		if i < 10 {
-			t.Error(e)
-		}
+	for _, e := range evasions[:min(len(evasions), 10)] {
+		t.Error(e)
 	}
 	all := w.table().Rules().All()
 	check.Same(t, 11, len(all), "rules")

@@ -109,7 +109,7 @@ func TestStories(t *testing.T) {
 				continue
 			}
 			t.Run(run, func(t *testing.T) {
-				s, only := &stage{Story: told, t: t, http1: remote == "http1", ruled: ruled, hanging: make(chan struct{}, 64)}, remote
+				s, only := &stage{Story: told, t: t, http1: remote == "http1", ruled: ruled, pairs: map[string]*pki.Pair{}, hanging: make(chan struct{}, 64)}, remote
 				for _, one := range steps {
 					if one.words[0] == "only" {
 						if only = cmp.Or(strings.Join(one.words[1:], ""), remote); only != "h2" && only != "http1" {
@@ -223,9 +223,6 @@ func (s *stage) add(h http.Header, file string) {
 
 // pair returns the certificate of a user, of the front proxy or of a foreign CA.
 func (s *stage) pair(name string) *pki.Pair {
-	if s.pairs == nil {
-		s.pairs = map[string]*pki.Pair{}
-	}
 	if s.pairs[name] == nil {
 		user, groups, _ := strings.Cut(name, ":")
 		leaf := pki.Leaf{CommonName: user, Organizations: strings.FieldsFunc(groups, func(r rune) bool { return r == ',' })}

@@ -31,16 +31,16 @@ const frontHost = "front.example.com"
 // records are what a world of a story records, and whether its pools of the local apiserver are
 // shown, by their protocol.
 type records struct {
-	log, audits logbook.Lines
-	spans       func() []otlp.Span
-	seen        int // spans
-	pools       bool
-	reviews     *atomic.Int64          // SubjectAccessReviews
-	tokens      *atomic.Int64          // TokenReviews
-	failure     *atomic.Pointer[error] // of all reviews
-	metrics     *prometheus.Registry   // of the backends
-	filled      int                    // refusals of a busy backend when the last pool was full
-	stops       []func()               // of what records
+	log, audits         logbook.Lines
+	spans               func() []otlp.Span
+	seen                int // spans
+	pools               bool
+	reviews             *atomic.Int64          // SubjectAccessReviews
+	tokens              *atomic.Int64          // TokenReviews
+	failure             *atomic.Pointer[error] // of all reviews
+	metrics             *prometheus.Registry   // of the backends
+	filled              int                    // refusals of a busy backend when the last pool was full
+	stopLog, stopAudits func()
 }
 
 // neverMatches is a policy whose rules need every caller's user, and match none: nothing may change.
@@ -59,8 +59,9 @@ rules:
 func (s *stage) anew(options []string) {
 	reviews, tokens, failure, none := &atomic.Int64{}, &atomic.Int64{}, &atomic.Pointer[error]{}, error(nil)
 	failure.Store(&none)
-	s.records = records{metrics: prometheus.NewRegistry(), reviews: reviews, tokens: tokens, failure: failure}
-	s.ways, s.also, s.pairs = []string{"http/1.1", "h2"}, nil, nil
+	s.records = records{metrics: prometheus.NewRegistry(), reviews: reviews, tokens: tokens, failure: failure, stopLog: func() {}, stopAudits: func() {}}
+	s.ways, s.also = []string{"http/1.1", "h2"}, nil
+	clear(s.pairs)
 	c := worldConfig{remoteHTTP1: s.http1, remote: s.act, local: s.act, pools: backend.Config{Sinks: metric.Sinks{Metrics: s.metrics}}}
 	c.tokenReviewed = func() error { tokens.Add(1); return *failure.Load() }
 	c.reviewed = func() error { reviews.Add(1); return *failure.Load() }
@@ -122,13 +123,9 @@ func (s *stage) anew(options []string) {
 		case "trace":
 			c.Tracer, s.spans = newTracer(s.t, value)
 		case "log":
-			var stop func()
-			c.AccessLog, s.log, stop = newLog(s.t)
-			s.stops = append(s.stops, stop)
+			c.AccessLog, s.log, s.stopLog = newLog(s.t)
 		case "audit", "audit-local":
-			var stop func()
-			c.Audit, s.audits, stop = newAudit(s.t, s.File(s.t, value))
-			s.stops = append(s.stops, stop)
+			c.Audit, s.audits, s.stopAudits = newAudit(s.t, s.File(s.t, value))
 			c.AuditLocal = key == "audit-local"
 		default:
 			if value == "" {
@@ -147,9 +144,8 @@ func (s *stage) end() {
 		return
 	}
 	must.Soon(s.t, 10*time.Second, "no request is under way", func() bool { return s.proxy.UnderWay() == 0 && s.proxy.serving.Load() == 0 })
-	for _, stop := range s.stops {
-		stop()
-	}
+	s.stopLog()
+	s.stopAudits()
 	check.Same(s.t, true, s.spans == nil || len(s.spans()) == s.seen, "%d spans, and no more", s.seen)
 	for _, out := range []logbook.Lines{s.log, s.audits} {
 		for len(out) > 0 {

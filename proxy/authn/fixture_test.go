@@ -14,7 +14,6 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/reviews"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
@@ -112,16 +111,4 @@ func read(a *Authenticator, c *Conn, h Head, upgrade string) Credentials {
 		got, _ = a.Read(c, h, upgrade)
 	}
 	return got
-}
-
-func identify(t testing.TB, a *Authenticator, c *Credentials, path string) (user.Info, error) {
-	t.Helper()
-	u, known := a.Cached(c, path)
-	switch {
-	case !known:
-		return a.Review(t.Context(), c, bound.Source{})
-	case u == nil:
-		return nil, ErrUnauthenticated
-	}
-	return u, nil
 }

@@ -147,12 +147,6 @@ func (s *spares) empty() bool {
 	return s.streams == nil && s.chunks == nil && s.freeStreams == 0 && s.freeChunks == 0 && len(s.sendings) == 0
 }
 
-func (r *rig) keeps() bool {
-	b := r.e.buffers.Get()
-	r.e.buffers.Put(b)
-	return b != nil
-}
-
 // A backend that answers no request any more is detected in an idle shard as soon as in a busy one,
 // however long it had nothing to answer, and however often it was asked.
 func TestSilenceAtRest(t *testing.T) {

@@ -428,8 +428,7 @@ func (s *teller) value(what string) any {
 		"inflight": func() any { return s.inFlight },
 		"outcomes": func() any { return len(s.outcomes) },
 		"count":    func() any { return s.count(of) },
-		"counted":  func() any { return s.e.held },                                      // bytes, of all connections
-		"spares":   func() any { return fmt.Sprintf("%v,%v", !s.e.empty(), s.keeps()) }, // in free lists, and buffers
+		"counted":  func() any { return s.e.held }, // bytes, of all connections
 		"rests":    func() any { return s.e.Rests() },
 		"pace":     func() any { return s.e.Pace() },
 		"streams":  func() any { return len(s.member(of).c.streams) },
@@ -443,6 +442,11 @@ func (s *teller) value(what string) any {
 		"held": func() any { // bytes, also of its frames
 			c := s.member(of).c
 			return s.e.Count.Queued.Load() + s.e.Count.Output.Load() + int64(len(c.out)+len(c.in)+len(c.block))
+		},
+		"spares": func() any { // in free lists, and buffers
+			b := s.e.buffers.Get()
+			s.e.buffers.Put(b)
+			return fmt.Sprintf("%v,%v", !s.e.empty(), b != nil)
 		},
 		"window": func() any { // what it may send on the first stream, also if credit for it was not returned yet
 			h := s.member(of).c.streams[1].half[up]
