@@ -229,13 +229,8 @@ func TestExpireHTTP2(t *testing.T) {
 			return conn, err
 		}
 	})
-	s := httptest.NewUnstartedServer(nil)
-	s.TLS, s.EnableHTTP2 = &tls.Config{Certificates: []tls.Certificate{f.pair}}, true
-	s.StartTLS()
-	t.Cleanup(s.Close)
-	e := f.Upstream(f.set(healthy(s.Listener.Addr().String()))).snapshot()[0]
-	_, closed, err := Dial(t.Context(), e.forEngine())
-	must.Do(t, err)
+	e := f.Upstream(f.set(healthy(f.kernel(nil)))).snapshot()[0]
+	_, closed := must.Get2(Dial(t.Context(), e.forEngine()))(t)
 	defer closed()
 	check.Same(t, 5000, option(t, conn, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT), "user timeout in ms")
 	check.Same(t, 2, option(t, conn, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE), "idle time in s")

@@ -68,12 +68,8 @@ func TestShutdown(t *testing.T) {
 				cancel()
 			}
 			body, err := io.ReadAll(res.Body)
-			if whole := err == nil && string(body) == "first and second"; whole != finishes {
-				t.Errorf("%s: read %q, %v", protocol, body, err)
-			}
-			if err := <-ended; finishes != (err == nil) || !finishes && !errors.Is(err, context.Canceled) {
-				t.Errorf("%s: Shutdown: %v", protocol, err)
-			}
+			check.Same(t, finishes, err == nil && string(body) == "first and second", "%s: read as a whole: %q, %v", protocol, body, err)
+			check.Is(t, map[bool]error{false: context.Canceled}[finishes], <-ended, "%s: Shutdown", protocol)
 			if !finishes {
 				check.Same(t, "drain", strings.SplitN((<-cut).Error(), ":", 2)[0], "%s: the cause of the request's end", protocol)
 			}
