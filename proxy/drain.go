@@ -23,7 +23,7 @@ import (
 // reset, and other requests continue. It is a drain's step in the grace period for watches: they end within grace, and
 // not all at once, as at kube-apiserver, which ends 200 a second.
 func (p *Proxy) EndLongRunning(grace time.Duration) {
-	p.endBy.CompareAndSwap(0, time.Now().Add(grace).UnixNano())
+	p.endBy.CompareAndSwap(nil, new(time.Now().Add(grace)))
 	p.end()
 	p.frames.server.EndLongRunning(grace)
 }
@@ -46,7 +46,7 @@ func (p *Proxy) goAway() bool {
 func (p *Proxy) endable(r *http.Request, e *events) (*http.Request, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(r.Context())
 	stop := context.AfterFunc(p.ending, func() { //nolint:contextcheck // what ends is the process, not the request
-		latest.Sleep(ctx, rand.N(max(1, time.Until(time.Unix(0, p.endBy.Load()))))) //nolint:gosec // needs no secret
+		latest.Sleep(ctx, rand.N(max(1, time.Until(*p.endBy.Load())))) //nolint:gosec // needs no secret
 		e.await(ctx)
 		cancel()
 	})

@@ -57,7 +57,7 @@ func (a *asked) stopped(rules *policy.Gates) string {
 		if q.WholeList = a.whole; u != a.user {
 			q = impersonating(a.user.GetName()).ForPolicy(u, a.agent)
 		}
-		if rule, _ := rules.Find(&q); rule != nil && !health && !(u == a.asker && slices.Contains(exempt, u.GetName())) {
+		if rule, _ := rules.Find(&q); rule != nil && !health && (u != a.asker || !slices.Contains(exempt, u.GetName())) {
 			return rule.Name
 		}
 	}

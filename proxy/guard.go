@@ -22,7 +22,7 @@ import (
 func (p *Proxy) Guard(page http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x, conn := &exchange{p: p, head: headOf(r, time.Now()), page: page}, slotOf(r.Context()).of(r.TLS)
-		defer (&recorder{request: r, exchange: x}).done() // for panics
+		defer (&recorder{request: r, exchange: x}).done() //nolint:contextcheck // for panics; r carries it
 		x.head.Upgrade = ""                               // a page has none
 		d := &x.decision
 		d.Action, d.route = ToPage, registry.RouteOwn

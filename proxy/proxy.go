@@ -67,9 +67,9 @@ type Proxy struct {
 	browsers      browsers
 	// rejecting refuses every new request. leaving closes each HTTP/1.1 connection after its response.
 	rejecting, leaving atomic.Bool
-	ending             context.Context    // done when the first long-running requests must end
-	end                context.CancelFunc // of ending
-	endBy              atomic.Int64       // when all must have ended, in Unix's nanoseconds; set before ending is done
+	ending             context.Context           // done when the first long-running requests must end
+	end                context.CancelFunc        // of ending
+	endBy              atomic.Pointer[time.Time] // when all must have ended; set before ending is done
 	// instance is this process's name in the loop header: 80 random bits, so that no two Fairleads share one.
 	instance string
 }
@@ -134,7 +134,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time,
 	p.serving.Add(1)
 	defer p.serving.Add(-1)
 	rec := &recorder{ResponseWriter: w, request: r, exchange: x}
-	defer rec.done()
+	defer rec.done() //nolint:contextcheck // r carries it
 	ctx := context.WithValue(r.Context(), exchangeKey{}, x)
 	r = r.WithContext(ctx)
 	p.decideOffLoop(ctx, &x.decision, x.head, s.of(r.TLS))

@@ -59,7 +59,7 @@ func TestSessionIsComplete(t *testing.T) {
 func TestWatchesEndApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, over := new(Proxy), new(atomic.Int64)
-		p.endBy.Store(time.Now().Add(time.Minute).UnixNano())
+		p.endBy.Store(new(time.Now().Add(time.Minute)))
 		p.ending, p.end = context.WithCancel(t.Context())
 		for range 20 {
 			r, end := p.endable(httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil), &events{})

@@ -150,7 +150,7 @@ type heads struct {
 func (h *heads) take(by *plain, n int64) (place bound.Place, ok bool) {
 	for limit := h.memory.Limit(); ; h.memory.Refuse(hold.Connection) {
 		if place, ok = h.conns.Take(by.from, n, limit); ok || !h.makeRoom(by.source, 1, leastPatience) &&
-			!(h.conns.Shares(by.from, n, limit) && h.makeRoom(nil, 1, leastPatience)) {
+			(!h.conns.Shares(by.from, n, limit) || !h.makeRoom(nil, 1, leastPatience)) {
 			return place, ok
 		}
 	}
