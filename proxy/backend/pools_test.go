@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
 	"sync"
 	"testing"
@@ -77,7 +78,25 @@ fairlead_backend_dials_total{name="v1.example.com",result="connect"} 1
 fairlead_backend_dials_total{name="v1.example.com",result="ok"} 1
 `
 	must.Do(t, testutil.GatherAndCompare(reg, strings.NewReader(want), "fairlead_backend_retries_total", "fairlead_backend_dials_total"))
-	check.Same(t, true, must.Get(testutil.GatherAndCount(reg, "fairlead_backend_phase_seconds"))(t) >= 6, "at least six phases")
+	n := must.Get(testutil.GatherAndCount(reg, "fairlead_backend_phase_seconds"))(t)
+	check.Same(t, true, n >= 6, "%d phases, at least six", n)
+}
+
+// The first look-up's end counts, which is of the server's name. Others are of an egress proxy's, and may end later.
+func TestTimeToResolve(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		f.before = func(ctx context.Context, _ string) {
+			for range 2 {
+				time.Sleep(time.Second)
+				httptrace.ContextClientTrace(ctx).DNSDone(httptrace.DNSDoneInfo{})
+			}
+		}
+		f.serve(place1, protoH1, nil)
+		e := f.set(healthy(place1))
+		must.Get2(f.do(e, http.MethodGet, ""))(t)
+		check.Same(t, uint64(time.Second), f.Upstream(e).meter.histograms[phaseResolve].sum.Load(), "nanoseconds until resolved")
+	})
 }
 
 // A request may have matched a table that is older or newer than the applied one, or chosen an
