@@ -104,6 +104,7 @@ func TestMetadata(t *testing.T) {
 	check.Same(t, "", both[0].User.Username, "user of a request without one")
 	ev := both[1]
 	check.Same(t, "/apis/example.com/v1/namespaces/default/widgets/one?pretty=1&access_token=MASKED", ev.RequestURI, "requestURI")
+	must.Be(t, ev.ImpersonatedUser != nil && ev.ObjectRef != nil, "%+v", ev)
 	check.Same(t, [4]string{"bob", "7", "jane", "all"}, [4]string{ev.User.Username, ev.User.UID, ev.ImpersonatedUser.Username, ev.User.Extra["scope"][0]}, "the user, and as whom")
 	o := ev.ObjectRef
 	check.Same(t, [4]string{"widgets", "one", "example.com", "default"}, [4]string{o.Resource, o.Name, o.APIGroup, o.Namespace}, "objectRef")

@@ -144,7 +144,7 @@ func TestWhoShares(t *testing.T) {
 	s.house("d", func(_ *registry.Entry, b *registry.Backend) { b.HTTP1 = true }, healthy(place1))
 	s.table()
 	a, c := s.via("a"), s.via("c")
-	check.Same(t, true, a != nil && a == s.via("b") && c != nil && c != a && s.via("d") == nil, "a uses %p, b %p, c %p, d %p", a, s.via("b"), c, s.via("d"))
+	must.Be(t, a != nil && a == s.via("b") && c != nil && c != a && s.via("d") == nil, "a uses %p, b %p, c %p, d %p", a, s.via("b"), c, s.via("d"))
 	for name, of := range map[string]*Upstream{"": a, "c": c} {
 		asked := ""
 		s.cfg.TLS = func(apiService string, _ *registry.Backend) (*tls.Config, error) {

@@ -65,7 +65,7 @@ func TestRestOfABodyIsNoRequest(t *testing.T) {
 			must.Get(io.WriteString(conn, "POST /first HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nbegun"))(t)
 			r := bufio.NewReader(conn)
 			res := must.Get(http.ReadResponse(r, nil))(t)
-			check.Same(t, true, res.StatusCode == want && res.Close, "%+v, want an immediate %d that ends the connection", res, want)
+			must.Be(t, res.StatusCode == want && res.Close, "%+v, want an immediate %d that ends the connection", res, want)
 			must.Get(io.Copy(io.Discard, res.Body))(t)
 			check.Within(t, 0, bodyRest, time.Since(began), "time until the response ended")
 			_, _ = io.WriteString(conn, "GET /second HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -44,7 +44,8 @@ func dialRecords(t *testing.T, s *stand) (*recordConn, *http2.Framer) {
 	config.MinVersion, config.KeyLogWriter = tls.VersionTLS13, &keys
 	c := &recordConn{t: t, Conn: must.Get(tls.Dial("tcp", s.addr, config))(t)}
 	t.Cleanup(func() { _ = c.NetConn().Close() })
-	check.Same(t, tls.TLS_AES_128_GCM_SHA256, c.ConnectionState().CipherSuite, "cipher suite")
+	suite := c.ConnectionState().CipherSuite
+	must.Be(t, suite == tls.TLS_AES_128_GCM_SHA256, "cipher suite %s", tls.CipherSuiteName(suite))
 	_, secret, _ := strings.Cut(keys.String(), "CLIENT_TRAFFIC_SECRET_0 ")
 	c.use(must.Get(hex.DecodeString(strings.Fields(secret)[1]))(t))
 	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
