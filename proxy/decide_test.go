@@ -99,7 +99,7 @@ func TestWhereRequestsGo(t *testing.T) {
 		for target, want := range tc.want {
 			path, query, _ := strings.Cut(target, "?")
 			d, _ := p.decision(t.Context(), asBob(path, query), nil, true)
-			check.Same(t, fmt.Sprint(want, slices.Contains(tc.long, target)), fmt.Sprint(d.Action, d.LongRunning), "%s: %s: where it leads, and whether it is long-running", name, target)
+			check.Same(t, fmt.Sprint(want, slices.Contains(tc.long, target)), fmt.Sprint(d.Action, d.LongRunning), "%s: %s: where it leads, and whether it is long-running (%v)", name, target, d.Err)
 			check.Same(t, true, want != Refuse || tc.err == nil || tc.err(d.Err), "%s: %s: refused with %v", name, target, d.Err)
 		}
 	}

@@ -208,7 +208,7 @@ func TestAdoptAgain(t *testing.T) {
 			m.caFile += "2"
 			must.Do(t, os.WriteFile(m.caFile, append(pki.NewCA("fairlead-ca-2").PEM(), ownBundle...), 0o600))
 		}))(t)
-		check.Same(t, true, len(c.apiService().Spec.CABundle) > len(ownBundle), "the cluster verifies Fairlead by more than %s", ownBundle)
+		check.Same(t, true, len(c.apiService().Spec.CABundle) > len(ownBundle), "the cluster verifies Fairlead by more than one CA: %s", c.apiService().Spec.CABundle)
 		must.Get(c.move(t, own, (*mover).release))(t)
 		c.says(t, "real/api:443", "", "")
 		check.Same(t, true, c.apiService().Spec.InsecureSkipTLSVerify, "not verified, as before")

@@ -194,7 +194,8 @@ func TestLosses(t *testing.T) {
 	close(w.open)
 	stop()
 	check.Same(t, [2]float64{total, 0}, [2]float64{testutil.ToFloat64(l.lost), testutil.ToFloat64(l.events)}, "events lost and written")
-	check.Same(t, 0, len(must.Get(testutil.GatherAndLint(reg))(t)), "problems of the metrics")
+	problems := must.Get(testutil.GatherAndLint(reg))(t)
+	check.Same(t, 0, len(problems), "problems of the metrics: %v", problems)
 }
 
 // narrow refuses what is longer than a file, as the writer that rotates files does.

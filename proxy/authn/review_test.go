@@ -85,7 +85,7 @@ func TestReviewErrors(t *testing.T) {
 		check.Same(t, want == errBadToken.Error(), errors.Is(err, ErrUnauthenticated), "%s is refused", token)
 		check.Same(t, false, err != nil && token != "panic" && want != errBadToken.Error() && strings.Contains(err.Error(), token), "the error contains the token: %v", err)
 	}
-	check.Same(t, 1, strings.Count(log.String(), "\n"), "lines of log")
+	check.Same(t, 1, strings.Count(log.String(), "\n"), "lines of log: %s", log.String())
 	check.Has(t, log.String(), "fixture_test.go") // the stack of the panic
 	two := read(a, nil, append(bearer("bad"), head("sec-websocket-protocol", "x,"+protocolOf("fails"))...), "websocket")
 	if _, err := a.Review(t.Context(), &two, bound.Source{}); !errors.Is(err, ErrUnauthenticated) || !strings.Contains(err.Error(), "connection refused") {

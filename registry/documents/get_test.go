@@ -81,7 +81,8 @@ func TestBounded(t *testing.T) {
 		levels(maxDepth + 1): false,
 		"[],[],[]":           true,
 	} {
-		check.Same(t, want, (Answer{Body: []byte(text)}).Bounded(2, 2) == nil, "%.50q is within the bounds", text)
+		err := (Answer{Body: []byte(text)}).Bounded(2, 2)
+		check.Same(t, want, err == nil, "%.50q is within the bounds: %v", text, err)
 	}
 }
 

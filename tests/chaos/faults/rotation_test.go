@@ -107,7 +107,8 @@ func rotateServing(t *testing.T, s *stage) {
 		suite.Pause(t, 500*time.Millisecond)
 	}
 	s.judge(t, "")
-	check.Same(t, 1, len(s.series("fairlead_certificate_reloads_total", `use="serving"`, `outcome="success"`)), "series of the metric")
+	n := s.series("fairlead_certificate_reloads_total", `use="serving"`, `outcome="success"`)
+	check.Same(t, 1, len(n), "series of the metric: %v", n)
 }
 
 // replaceFirst moves a caller of the load to a new CA of the same name: only the keys differ. The

@@ -83,7 +83,9 @@ func (u User) Says(t *testing.T, code int, stdin, args string, want ...string) {
 	t.Helper()
 	a := u.Try(t, stdin, strings.Fields(args)...)
 	check.Same(t, code, a.Code, "exit code of kubectl %s\n%s%s", args, a.Out, a.Errs)
-	check.Has(t, a.Out+a.Errs, want...)
+	for _, text := range want {
+		check.Same(t, true, strings.Contains(a.Out+a.Errs, text), "kubectl %s prints %q:\n%s%s", args, text, a.Out, a.Errs)
+	}
 }
 
 // Soon runs kubectl until it succeeds, because authorizers learn of changes by a watch and Fairlead

@@ -95,7 +95,8 @@ func testBothSides(t *testing.T, w *world) {
 	if a := w.run(t, "adopt", "v1.apps"); a.Code != 1 || !strings.Contains(a.Errs, "it is Local") {
 		t.Errorf("adopt a Local one: exit code %d\n%s%s", a.Code, a.Out, a.Errs)
 	}
-	check.Same(t, 2, w.run(t, "adopt", beta, "--service=default/kubernetes:443").Code, "exit code of adopt to the apiserver")
+	a := w.run(t, "adopt", beta, "--service=default/kubernetes:443")
+	check.Same(t, 2, a.Code, "exit code of adopt to the apiserver\n%s%s", a.Out, a.Errs)
 }
 
 // testIdentity compares the users that an extension server sees with those who asked the cluster.

@@ -176,7 +176,8 @@ func testValues(t *testing.T, w *world) {
 	w.ask(t, "annotate -n kube-system configmap fairlead-policy meta.helm.sh/release-name=fairlead")
 	ended := render(t, []string{"policy.enabled=true"}, "--skip-tests", "--is-upgrade", "--dry-run=server", "--kubeconfig="+w.direct)
 	w.ask(t, "annotate -n kube-system configmap fairlead-policy meta.helm.sh/release-name-")
-	check.Has(t, ended.Out, "    routes: []\n    rules: []\n") // without values the policy that Helm has made ends
+	check.Same(t, 0, ended.Code, "exit code without values: %s", ended.Errs)
+	check.Has(t, ended.Out, "    routes: []\n    rules: []\n") // the policy that Helm has made ends
 	if a := render(t, nil, "--namespace", "elsewhere"); a.Code == 0 || !strings.Contains(a.Errs, "kube-system") {
 		t.Errorf("another namespace: exit code %d\n%s", a.Code, a.Errs)
 	}

@@ -226,7 +226,8 @@ func (s *site) layers(t *testing.T, c *cluster.Cluster) {
 		check.Has(t, s.run(t, "chroot", "--userspec="+config.Config.User, root, "/usr/local/bin/"+program, "version"), version)
 	}
 	licences(t, root)
-	check.Same(t, true, strings.Count(string(must.Get(os.ReadFile(filepath.Join(root, "etc/ssl/certs/ca-certificates.crt")))(t)), "BEGIN CERTIFICATE") >= 100, "CA roots")
+	roots := strings.Count(string(must.Get(os.ReadFile(filepath.Join(root, "etc/ssl/certs/ca-certificates.crt")))(t)), "BEGIN CERTIFICATE")
+	check.Same(t, true, roots >= 100, "%d CA roots, at least 100", roots)
 	s.start(t, c, root, append(append(config.Config.Entrypoint, config.Config.Cmd...), strings.Fields(`--kubeconfig=/etc/kubernetes/fairlead.conf --bind-address=127.0.0.1 --secure-port=0 --admin-secure-port=0
 		--tls-cert-file=/etc/kubernetes/pki/apiserver.crt --tls-private-key-file=/etc/kubernetes/pki/apiserver.key --client-ca-file=/etc/kubernetes/pki/ca.crt
 		--proxy-client-cert-file=/etc/kubernetes/pki/front-proxy-client.crt --proxy-client-key-file=/etc/kubernetes/pki/front-proxy-client.key`)...), 65532)
