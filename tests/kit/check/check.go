@@ -1,5 +1,5 @@
-// Package check compares values in tests, on go-cmp, looks for texts, and counts allocations. It is no assertion
-// library: what needs more than a line is an if in the test.
+// Package check compares values in tests, on go-cmp, looks for texts and errors, and counts allocations. It is no
+// assertion library: what needs more than a line is an if in the test.
 package check
 
 import (

@@ -45,7 +45,7 @@ func Pace(ctx context.Context, every time.Duration, do func(i int)) {
 // Load sends requests and keeps their results.
 type Load struct {
 	Every   time.Duration  // the interval between requests
-	Clients []*http.Client // Clients take turns
+	Clients []*http.Client // they take turns
 	// Make returns request i. An empty body means none.
 	Make   func(i int) (method, url, body string)
 	Header http.Header      // added to every request. Nil means no fields but Content-Type.

@@ -27,10 +27,11 @@ const (
 	SHA1        Kind = "sha1"          // serves a certificate signed with SHA-1
 	HTTP1Only   Kind = "http1-only"    // removes HTTP/2 from ALPN
 	HTTP2Only   Kind = "http2-only"    // removes HTTP/1.1 from ALPN
-	Hang        Kind = "hang"          // Hang never answers
-	HangBody    Kind = "hang-body"     // answers with status and headers, but never with a body
-	Slow        Kind = "slow"          // waits Delay before it handles the request
-	SlowBody    Kind = "slow-body"     // sends Size bytes (0: 1,000) in ten pieces, Delay apart
+
+	Hang     Kind = "hang"      // never answers
+	HangBody Kind = "hang-body" // answers with status and headers, but never with a body
+	Slow     Kind = "slow"      // waits Delay before it handles the request
+	SlowBody Kind = "slow-body" // sends Size bytes (0: 1,000) in ten pieces, Delay apart
 	// Reset ends the request before the response: RST_STREAM with INTERNAL_ERROR on HTTP/2, a TCP reset on HTTP/1.1.
 	Reset     Kind = "reset"
 	ResetBody Kind = "reset-body" // Reset after the headers and the first Size bytes (0: 1,000) of a longer body

@@ -55,7 +55,7 @@ type Config struct {
 
 // Server is a running extension server.
 type Server struct {
-	CA *pki.CA // CA signed the serving certificate; it belongs in caBundle
+	CA *pki.CA // signed the serving certificate; it belongs in caBundle
 
 	cfg       Config
 	versions  []schema.GroupVersion
