@@ -214,7 +214,8 @@ func TestAnsweredUpgrade(t *testing.T) {
 	w := newWorld(t, worldConfig{local: func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, list) }})
 	res, br, _ := w.raw(t, "GET /api/v1/pods", websocket)
 	check.Same(t, "200 true", fmt.Sprint(res.StatusCode, " ", res.Close), "status, and whether the connection ends")
-	check.Same(t, true, string(must.Get(io.ReadAll(res.Body))(t)) == list, "the whole list")
+	body, err := io.ReadAll(res.Body)
+	check.Same(t, true, err == nil && string(body) == list, "the whole list: %d bytes, %v", len(body), err)
 	check.Same(t, true, check.Err(br.ReadByte()) != nil, "the connection has ended")
 }
 

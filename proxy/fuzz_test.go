@@ -159,9 +159,9 @@ func TestLongTokenWaitsItsTurn(t *testing.T) {
 	short, long := "jwt.of.dave", "jwt.of."+strings.Repeat("x", 3000)
 	ask := func(token string) (Action, authn.Kind) {
 		h := &Head{Head: wire.Head{Method: "GET", Path: "/api/v1/pods", Fields: []hpack.HeaderField{{Name: "authorization", Value: "Bearer " + token}}}, Remote: "192.0.2.1:1"}
-		_, known := w.proxy.decision(t.Context(), h, nil, false)
-		check.Same(t, false, known && token == long, "a long token: decided without a turn")
-		d, _ := w.proxy.decision(t.Context(), h, nil, true)
+		d, known := w.proxy.decision(t.Context(), h, nil, false)
+		check.Same(t, false, known && token == long, "a long token: decided without a turn: %v", d.Action)
+		d, _ = w.proxy.decision(t.Context(), h, nil, true)
 		return d.Action, d.Credentials.Kind
 	}
 	want := func(name, token string, action Action, kind authn.Kind) {
