@@ -1,5 +1,5 @@
-// Package must ends a test if its preparation fails. A test checks its own subject itself, and its
-// messages say what it expected.
+// Package must ends a test that cannot go on: its preparation has failed, or its rest would panic or wait. It is
+// for the test's own goroutine, and ends only that one elsewhere. What a test can go on without is package check's.
 package must
 
 import (
@@ -18,7 +18,7 @@ func Do(t testing.TB, err error) {
 	}
 }
 
-// Be ends the test unless what was prepared is as it must be.
+// Be ends the test unless ok, which its rest needs.
 func Be(t testing.TB, ok bool, format string, args ...any) {
 	t.Helper()
 	if !ok {
