@@ -3,7 +3,6 @@ package authn
 import (
 	"crypto/x509"
 	"errors"
-	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/net/http2/hpack"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -259,13 +257,4 @@ func TestStrip(t *testing.T) {
 			}
 		}
 	}
-}
-
-func headOf(from http.Header) (h Head) {
-	for name, values := range from {
-		for _, v := range values {
-			h = append(h, hpack.HeaderField{Name: strings.ToLower(name), Value: v})
-		}
-	}
-	return h
 }

@@ -5,7 +5,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -90,6 +92,15 @@ func head(nv ...string) Head {
 	var h Head
 	for i := 0; i < len(nv); i += 2 {
 		h = append(h, hpack.HeaderField{Name: nv[i], Value: nv[i+1]})
+	}
+	return h
+}
+
+func headOf(from http.Header) (h Head) {
+	for name, values := range from {
+		for _, v := range values {
+			h = append(h, hpack.HeaderField{Name: strings.ToLower(name), Value: v})
+		}
 	}
 	return h
 }
