@@ -115,7 +115,11 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 		}
 	}
 	if len(faults) > 0 && !p.valid { // one line has both
-		faults[0].Message += "; no valid policy since the start: in force are its valid parts, up to a faulty Allow"
+		parts := "nothing is in force"
+		if p.last.rules != nil || len(p.last.of) > 0 {
+			parts = "in force are its valid parts, up to a faulty Allow"
+		}
+		faults[0].Message += "; no valid policy since the start: " + parts
 	}
 	if p.last.labels != nil {
 		p.following.Do(func() { g.Go(func() error { p.follow(ctx); return ctx.Err() }) })

@@ -101,15 +101,44 @@ func (d *document) decodeFaults(err error, at string) []Fault {
 	return faults
 }
 
+func (d *document) parse() {
+	if d.root == nil {
+		d.root = &yaml.Node{}
+		_ = yaml.Unmarshal(d.text, d.root) // what sigs.k8s.io/yaml can read lacks only its lines
+	}
+}
+
+// swells reports whether the document is larger than a file may be once its aliases are read: YAML's parsers bound how
+// many values these make, not their bytes.
+func (d *document) swells() bool {
+	if bytes.IndexByte(d.text, '*') < 0 || bytes.IndexByte(d.text, '&') < 0 {
+		return false
+	}
+	d.parse()
+	return spread(d.root, maxFile, 1000) < 0 // deeper ones are no objects
+}
+
+// spread returns what is left of room without n, whose aliases may contain it.
+func spread(n *yaml.Node, room, depth int) int {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	room -= len(n.Value)
+	for _, c := range n.Content {
+		if room < 0 || depth == 0 {
+			return -1
+		}
+		room = spread(c, room-1, depth-1)
+	}
+	return room
+}
+
 // lineOf returns the file's line of a field, or of the nearest around it. It parses again, only for faults and Lists.
 func (d *document) lineOf(path string) int {
 	if path == "" {
 		return d.line
 	}
-	if d.root == nil {
-		d.root = &yaml.Node{}
-		_ = yaml.Unmarshal(d.text, d.root) // sigs.k8s.io/yaml could read it, so only the line is unknown
-	}
+	d.parse()
 	if len(d.root.Content) == 0 {
 		return d.line
 	}

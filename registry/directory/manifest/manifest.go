@@ -142,6 +142,9 @@ func (d *Decoder) DecodeGood(file string, data []byte) (objects []Object, faults
 }
 
 func (d *Decoder) document(doc *document) ([]Object, []Fault) {
+	if doc.swells() {
+		return nil, []Fault{doc.syntaxFault(fmt.Errorf("with its aliases it is larger than %d bytes", maxFile))}
+	}
 	raw, err := yaml.YAMLToJSONStrict(doc.text)
 	if err != nil && strings.Contains(err.Error(), "Unicode character escape") && json.Valid(doc.text) {
 		raw, err = doc.text, nil // with surrogates (\ud83d\ude00), as Python writes JSON: YAML has none

@@ -111,6 +111,23 @@ func TestJSON(t *testing.T) {
 	}
 }
 
+// A short file may become many gigabytes by aliases, or contain itself. Ordinary ones are read.
+func TestAliases(t *testing.T) {
+	head, long := "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: a, name: b}\n", "data: {a: &a "+strings.Repeat("x", 400<<10)
+	more := strings.Join(strings.Split("bcdefghijkl", ""), ": *a, ")
+	for text, want := range map[string]string{
+		"data: {a: &a x, b: *a, c: *a}":                           "",
+		long + ", b: *a}":                                         "",
+		long + ", " + more + ": *a}":                              "larger than",
+		"data: &a {k: [*a]}":                                      "larger than",
+		"x: [&a [x, x], &b [*a, *a], *b]\ndata: {a: '*', b: '&'}": "unknown field",
+	} {
+		_, faults := NewDecoder().Decode("f.yaml", []byte(head+text))
+		check.Same(t, want == "", len(faults) == 0, "%.40s: no fault", text)
+		check.Has(t, fmt.Sprint(faults), want)
+	}
+}
+
 func TestInvalid(t *testing.T) {
 	d := NewDecoder()
 	for _, text := range manifests.Good() {
