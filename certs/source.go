@@ -59,7 +59,6 @@ func (f *followed) load() (changed bool, err error) {
 	return f.offer(data, nil, func() error { return f.take(data) })
 }
 
-// deliver takes the ConfigMap from a watch.
 func (f *followed) deliver(data map[string][]byte, err error) (changed bool, _ error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f.offer(nil, err, nil)

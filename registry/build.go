@@ -54,7 +54,6 @@ func Build(in Input, prev *Table) *Table {
 	return b.table(prev)
 }
 
-// builder is the state of one Build.
 type builder struct {
 	in      *Input
 	prev    *Table

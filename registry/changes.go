@@ -21,7 +21,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
-// kind is one of the kinds of objects that the table is made from.
 type kind uint8
 
 const (

@@ -36,14 +36,12 @@ func (e *Entry) united() bool {
 		slices.ContainsFunc(e.Further, func(f *Entry) bool { return f.Verdict.Available() })
 }
 
-// further is a further backend, compiled.
 type further struct {
 	name   string
 	rule   *policy.Rule
 	object *apiregistrationv1.APIService // without name and group-version
 }
 
-// routing is what the policy says of one APIService.
 type routing struct {
 	at       directory.Fault // its place
 	hidden   bool
@@ -182,7 +180,6 @@ func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *f
 	return wrong
 }
 
-// further checks where a backend is.
 func (p *routings) further(o *Options, b *policy.Backend, at *field.Path) (f *further, wrong field.ErrorList) {
 	annotations := make(map[string]string)
 	maps.Copy(annotations, b.Annotations)

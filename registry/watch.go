@@ -143,7 +143,7 @@ func (l *lister) note(ctx context.Context, err error) {
 		l.absent()
 	case apierrors.IsForbidden(err) && !known && l.denied != nil && !l.ready: // or it has just started, and forbids all
 		l.ready = !apierrors.IsInternalError(l.api.Discovery().RESTClient().Get().AbsPath("/readyz").
-			Timeout(5*time.Second).Do(ctx).Error())
+			Timeout(5 * time.Second).Do(ctx).Error())
 	case apierrors.IsForbidden(err) && !known && l.denied != nil && !l.told:
 		l.told = true
 		l.log.Warn("reading from the local apiserver is forbidden, it is done without",

@@ -238,7 +238,6 @@ func (b *backend) keepLocked(v view, some []replaced) {
 	}
 }
 
-// guard adds an open connection, see Trust.Guard.
 func (b *backend) guard(chain []*x509.Certificate) (lost <-chan struct{}, release func()) {
 	g := &guarded{chain: chain, until: chain[0].NotAfter, lost: make(chan struct{}, 1)}
 	b.mu.Lock()

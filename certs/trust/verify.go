@@ -65,7 +65,6 @@ func matchingName(names string, leaf *x509.Certificate) string {
 	return strings.ReplaceAll(names, ",", "…")
 }
 
-// classify makes one of our reasons from an error of crypto/x509.
 func classify(err error, chain []*x509.Certificate, r *roots, name string, now time.Time) *Error {
 	leaf := chain[0]
 	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok && invalid.Reason == x509.Expired {

@@ -15,7 +15,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/directory/manifest"
 )
 
-// file is the last state read from a file.
 type file struct {
 	info fs.FileInfo
 

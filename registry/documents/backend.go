@@ -26,10 +26,8 @@ const (
 	leastGap = 100 * time.Millisecond
 )
 
-// backends are those of one moment.
 type backends[S, L any] map[*registry.Backend]*backend[S, L]
 
-// backend is one backend and its goroutine.
 type backend[S, L any] struct {
 	of      *Sources[S, L]
 	known   atomic.Pointer[S] // never nil

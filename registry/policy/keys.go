@@ -18,7 +18,6 @@ type key struct {
 	kind  int32        // of byKind
 }
 
-// dimension is what a key is a value of.
 type dimension uint8
 
 const (

@@ -46,14 +46,12 @@ type tag struct {
 	unchanged [2]*negotiate.Answer
 }
 
-// media are the media types, by number.
 type media [4]string
 
 func allMedias() media {
 	return media{runtime.ContentTypeJSON, runtime.ContentTypeYAML, runtime.ContentTypeProtobuf, runtime.ContentTypeCBOR}
 }
 
-// form is a document in one media type.
 type form struct {
 	once        sync.Once
 	body        []byte
@@ -148,7 +146,6 @@ func at(other bool) int {
 	return 0
 }
 
-// addresses are the local apiserver's addresses, as it reports them.
 type addresses []metav1.ServerAddressByClientCIDR
 
 func (a addresses) ServerAddressByClientCIDRs(net.IP) []metav1.ServerAddressByClientCIDR { return a }

@@ -23,7 +23,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 )
 
-// built is a merged v2 document.
 type built struct {
 	document
 	of   *inputs

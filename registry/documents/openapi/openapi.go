@@ -67,7 +67,6 @@ type view struct {
 	inputs func() *inputs
 }
 
-// inputs are the inputs of the v2 document.
 type inputs struct {
 	local   *packed // nil means no local apiserver
 	remote  []schema.GroupVersion

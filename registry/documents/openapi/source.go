@@ -105,7 +105,6 @@ func convert(from *packed, to func([]byte) ([]byte, error)) (out *packed, err er
 	return pack(body), nil
 }
 
-// question is one poll of a backend.
 type question struct {
 	o      *OpenAPI
 	do     documents.Do
@@ -259,7 +258,6 @@ func (q *question) document(ctx context.Context, path string) ([]byte, error) {
 	return a.Body, nil
 }
 
-// spec gets the v2 document, if it has changed.
 func (q *question) spec(ctx context.Context) error {
 	ask := documents.Question{Path: "/openapi/v2", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout}
 	ask.ETag = q.tag()
@@ -313,7 +311,6 @@ func (q *question) tag() string {
 	return tag
 }
 
-// take stores the v2 document, nil for none.
 func (q *question) take(found *packed, tag string) {
 	for i := range q.now {
 		q.now[i].v2, q.now[i].tag = found, tag
