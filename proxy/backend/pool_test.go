@@ -222,18 +222,12 @@ func TestExpire(t *testing.T) {
 
 // A connection over HTTP/2 has the same limit.
 func TestExpireHTTP2(t *testing.T) {
-	var conn net.Conn
-	f := newFixture(t, func(c *Config) {
-		c.Dial = func(ctx context.Context, network, address string) (_ net.Conn, err error) {
-			conn, err = new(net.Dialer).DialContext(ctx, network, address)
-			return conn, err
-		}
-	})
+	f := newFixture(t, func(c *Config) { c.Dial = new(net.Dialer).DialContext })
 	e := f.Upstream(f.set(healthy(f.kernel(nil)))).snapshot()[0]
-	_, closed := must.Get2(Dial(t.Context(), e.forEngine()))(t)
-	defer closed()
-	check.Same(t, 5000, option(t, conn, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT), "user timeout in ms")
-	check.Same(t, 2, option(t, conn, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE), "idle time in s")
+	c := must.Get(e.up.dialOwned(t.Context(), e, dialing{protocols: []string{protoH2}, drain: func() {}, cut: func(*Conn) {}}))(t)
+	defer c.Close()
+	check.Same(t, 5000, option(t, c.socket, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT), "user timeout in ms")
+	check.Same(t, 2, option(t, c.socket, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE), "idle time in s")
 }
 
 func option(t *testing.T, c net.Conn, level, name int) (got int) {

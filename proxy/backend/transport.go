@@ -178,6 +178,9 @@ func (c *call) try(e *endpoint) *engine.Failure {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
+		if c.req.Context().Err() != nil {
+			<-ctx.Done() // in a moment: a request's limit ends its body, too, which must not pass for the cause
+		}
 		reason := classify(ctx, err, on.Load() != nil)
 		cancel(nil)
 		if reason == engine.ReasonDeadline || reason == engine.ReasonDrain {
