@@ -379,7 +379,7 @@ func (e *Engine) EndLongRunning(grace time.Duration) {
 // endsAt returns when a long-running stream ends: its time and id, hashed, say when within cutFrom and cutAt.
 func (s *stream) endsAt() time.Duration {
 	part := (uint64(s.started) + uint64(s.id[up])) * 0x9e3779b97f4a7c15 >> 48 // of 1<<16
-	return s.e.cutFrom + (s.e.cutAt-s.e.cutFrom)*time.Duration(part)>>16
+	return s.e.cutFrom + (s.e.cutAt-s.e.cutFrom)>>16*time.Duration(part)
 }
 
 // Drain begins the shutdown: every client gets GOAWAY, and long-running streams end within grace.
