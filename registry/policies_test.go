@@ -75,4 +75,8 @@ func TestPolicyThatWasNeverValid(t *testing.T) {
 		}
 		check.Same(t, tt.want, got, "after %s", tt.rules)
 	}
+	const list = "apiVersion: v1\nkind: List\nitems: [{apiVersion: fairlead.dev/v1, kind: Policy, routes: [{apiService: v1.a.io, hidden: true, colour: red}]}]"
+	objects, _ := r.policy.decode(map[string][]byte{"p.yaml": []byte(list)}, nil)
+	p, _ := r.policy.options.compile(objects, r.policy.namespaces, nil)
+	check.Same(t, [2]int{1, 0}, [2]int{len(objects), len(p.of)}, "objects and routes of a List with an unknown field")
 }

@@ -109,6 +109,9 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces, 
 			if faults, hurt[at+"]"] = append(faults, f), true; !below || strings.HasPrefix(at, "items") {
 				p.rules.Add(new(policy.AccessRule), "", nil, true) // it may hide one
 			}
+			if strings.HasPrefix(at, "items") { // of a List: it may be any route's
+				routes = nil
+			}
 		}
 		if n := len(p.of) + len(routes); n > maxRoutes {
 			wrong, routes = append(wrong, field.TooMany(field.NewPath("routes"), n, maxRoutes)), nil
