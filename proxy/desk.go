@@ -68,7 +68,7 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 	x.decision.Pool = l.p.cfg.Authn.Pool(&x.decision.Credentials)
 	leave, err := l.p.desk.parked.Enter(ctx, x.decision.source(x.head), n)
 	switch {
-	case err != nil && unneeded && !l.p.cfg.Authn.Answering(callerTime):
+	case err != nil && unneeded && x.decision.Credentials.Provable() && !l.p.cfg.Authn.Answering(callerTime):
 		x.decision.learned, leave = &learned{caller: x.decision.Credentials, bearer: true}, func() {}
 		l.p.metrics.unknown.Inc()
 	case err != nil: // recorded like any other; its user may be unknown
@@ -104,7 +104,7 @@ const (
 	needIssuer                       // of a long token
 	needUser                         // a TokenReview
 	needVerdict                      // a SubjectAccessReview
-	needBearer                       // a TokenReview, for rules of the policy; without an answer the request passes
+	needBearer                       // a TokenReview, for rules of the policy, see askBearer
 )
 
 func (Need) Error() string { return "the decision lacks a look-up" }
