@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/internal/reach"
@@ -78,10 +79,10 @@ type claim struct {
 	suspect    bool            // an alarm has come since the last probe began
 	mustReport bool            // report the next result even if unchanged, because of a hint
 
-	// Of the log: the last state, the one that it has, changes without a line, and what they cost, see sayEvery.
+	// Of the log: the last state, the one that it has, changes without a line, and how many lines may come.
 	seen, said string
 	unsaid     int
-	paid       time.Time
+	lines      *rate.Limiter
 }
 
 type probe struct {
@@ -107,6 +108,7 @@ func newClaim(t *target, e *registry.Entry) *claim {
 		passed: m.probes.WithLabelValues(e.Name, "passed"),
 		failed: m.probes.WithLabelValues(e.Name, "failed"),
 		gauge:  m.healthy.WithLabelValues(e.Name, t.key.address),
+		lines:  rate.NewLimiter(rate.Every(sayEvery), 4),
 		report: registry.Report{
 			Name: e.Name, Backend: t.key.backend, Endpoint: registry.Endpoint{Address: t.key.address},
 		},
@@ -229,14 +231,11 @@ func (c *claim) say() {
 	if state != c.seen {
 		c.seen, c.unsaid = state, c.unsaid+1
 	}
-	if state == c.said || time.Until(c.paid) > 3*sayEvery {
+	if state == c.said || !c.lines.Allow() {
 		return
 	}
-	if now := time.Now(); c.paid.Before(now) {
-		c.paid = now
-	}
 	log := c.target.prober.log.With("apiservice", c.name, "endpoint", c.target.key.address, "unsaid", c.unsaid-1)
-	c.said, c.unsaid, c.paid = state, 0, c.paid.Add(sayEvery)
+	c.said, c.unsaid = state, 0
 	switch state {
 	case "unhealthy":
 		log.Warn("endpoint is unhealthy", "reason", c.reported.Reason, "err", c.reported.Message)

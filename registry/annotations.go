@@ -216,7 +216,6 @@ const urlAnnotation = prefix + "url"
 // maxURLs bounds the URLs of an APIService: each is probed, and each host is compared with the certificate.
 const maxURLs = 32
 
-// urls is the parsed annotation.
 type urls struct {
 	addresses []string // host:port, sorted, without duplicates
 	// fault says why they cannot be used. The APIService is then unavailable: its requests were not

@@ -58,7 +58,6 @@ func (s *sketch) keepHalf() {
 // The fields of a key, and the number of views, each with a sketch.
 const user, agent, source, verb, server, resource, fields, views = 0, 1, 2, 3, 4, 5, 6, 5
 
-// viewed returns the keys of a caller's row in the views.
 func viewed(key string) [views]string {
 	f := strings.SplitN(key, "\x00", fields)
 	return [views]string{

@@ -126,7 +126,6 @@ func (s *Store) Elect(ctx context.Context, name string, lead func(context.Contex
 	return ctx.Err()
 }
 
-// elect leads once.
 func (s *Store) elect(ctx context.Context, name string, lead func(context.Context)) error {
 	s.terms.Add(1)
 	defer s.terms.Add(-1)
