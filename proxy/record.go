@@ -109,7 +109,8 @@ func (rec *recorder) done() {
 		gone = gone && e.first.Load() != &e.down // after a session that its backend has ended, it always has
 	}
 	o.Status, o.Sent, o.Wait, o.Duration = rec.status, o.Sent+rec.bytes, rec.first, took
-	if f, ok := errors.AsType[*engine.Failure](cause); ok && !strings.HasPrefix(string(f.Reason), "client-") {
+	f, ended := errors.AsType[*engine.Failure](cause)
+	if ended && f.Reason != engine.ReasonClientReset && f.Reason != engine.ReasonClientLost {
 		if gone = false; o.Reason == engine.ReasonNone || o.Reason == engine.ReasonClientReset {
 			o.Reason = f.Reason // as at the end of a drain
 		}
