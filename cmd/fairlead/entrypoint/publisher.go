@@ -138,12 +138,13 @@ func (p *Publisher) fits(ctx context.Context) error {
 	}
 	list, err := p.config.Client.CoreV1().Services(metav1.NamespaceDefault).List(ctx,
 		metav1.ListOptions{FieldSelector: "metadata.name=" + service})
-	for i := 0; err == nil && i < len(list.Items); i++ {
-		has := list.Items[i].Spec.IPFamilies
-		if p.unfit = nil; len(has) > 0 && !slices.Contains(has, family) {
-			p.unfit = fmt.Errorf("the Service kubernetes has no %s, which the address %v is: it is not published",
-				family, p.config.Address.Addr())
-		}
+	if err != nil || len(list.Items) == 0 {
+		return p.unfit
+	}
+	p.unfit = nil
+	if has := list.Items[0].Spec.IPFamilies; len(has) > 0 && !slices.Contains(has, family) {
+		p.unfit = fmt.Errorf("the Service kubernetes has no %s, which the address %v is: it is not published",
+			family, p.config.Address.Addr())
 	}
 	return p.unfit
 }
