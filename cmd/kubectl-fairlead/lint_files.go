@@ -122,10 +122,11 @@ func isFolder(path string) bool {
 }
 
 func (l *linter) read(decoder *manifest.Decoder, s *set, file string) {
-	data, err := directory.Read(file)
-	if file == "-" { // no file, whether or not one has this name
-		data, err = manifest.Read(l.stdin)
+	read := func() ([]byte, error) { return directory.Read(file) }
+	if file == "-" {
+		read = func() ([]byte, error) { return manifest.Read(l.stdin) }
 	}
+	data, err := read()
 	if err != nil {
 		l.Error(file, "make it readable", "%v", err)
 		return
