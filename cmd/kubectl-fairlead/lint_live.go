@@ -47,7 +47,8 @@ func (l *linter) config() (*rest.Config, error) {
 func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	cfg.UserAgent = "fairlead-lint/" + version
 	l.credentials(cfg)
-	cfg.QPS, cfg.Timeout = -1, clusterTimeout // no limit of requests: they are sequential
+	cfg.QPS = -1 // no limit: requests are sequential
+	cfg.Timeout = clusterTimeout
 	kube, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		l.Error("kubeconfig", "correct it", "making a client: %v", err)

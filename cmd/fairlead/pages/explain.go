@@ -137,8 +137,9 @@ func (p *Pages) explainLocal(x *answer.Explanation) {
 	if bad == 0 {
 		return
 	}
-	x.Cause, x.Advice = fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s",
-		bad, len(servers), last.Message), advice.For(last.Message)
+	x.Cause = fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: %s",
+		bad, len(servers), last.Message)
+	x.Advice = advice.For(last.Message)
 	if bad == len(servers) {
 		x.Code, x.Message = http.StatusServiceUnavailable, "the local apiserver could not be reached"
 		x.Cause = "no local apiserver is healthy: " + last.Message
