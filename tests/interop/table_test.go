@@ -66,8 +66,6 @@ func calls() []call {
 		{name: "long fields", method: "GET", query: "/w?size=1000", fields: long},
 		{name: "expect", method: "PATCH", query: "/w", body: "declared", expect: true, only: append(node, "curl-h1", "jdk-h1")},
 		{name: "expect, 50 over one connection", method: "PATCH", query: "/w", body: "declared", expect: true, more: []string{"TIMES=50"}, only: node},
-		// Over HTTP/2 nginx never sends 100 Continue.
-		{name: "expect, of a server that promises nothing", method: "PATCH", query: "/w", body: "declared", expect: true, only: node[1:], at: "nginx"},
 		{name: "50 over one connection", method: "GET", query: "/w?size=1000", more: []string{"TIMES=50"}, only: node},
 		// hypercorn allows 100 streams.
 		{name: "90 watches come and go ten times", method: "GET", query: "/w", more: []string{"CHURN=90"}, only: node[1:], at: "hypercorn"},
