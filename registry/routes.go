@@ -156,7 +156,7 @@ func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *f
 	case len(r.Backends) > maxBackends:
 		wrong = append(wrong, field.TooMany(at.Child("backends"), len(r.Backends), maxBackends))
 	}
-	p.of[r.APIService] = to
+	p.of[r.APIService] = cmp.Or(p.of[r.APIService], to) // of two the first counts
 	for i := range r.Backends {
 		b, at := &r.Backends[i], at.Child("backends").Index(i)
 		f, errs := p.further(o, b, at)
