@@ -65,7 +65,7 @@ type Proxy struct {
 	unsure        *memo.Cache[authn.Token, struct{}] // tokens whose review did not come
 	scrapers      *memo.Cache[scraper, struct{}]     // those that were lately allowed to read /metrics
 	browsers      browsers
-	// rejecting refuses every new request. leaving closes each HTTP/1.1 connection after its response.
+	// rejecting refuses new requests, see RejectNew. leaving closes each HTTP/1.1 connection after its response.
 	rejecting, leaving atomic.Bool
 	ending             context.Context           // done when the first long-running requests must end
 	end                context.CancelFunc        // of ending

@@ -18,7 +18,7 @@ const maxPrevious = 4
 type view struct {
 	name     string     // verified against the leaf
 	anyName  bool       // the name is crypto/tls's part: each address of the local apiserver may have another
-	insecure bool       // accept anything
+	insecure bool       // accept any certificates that are not too large
 	current  *roots     // to verify with. Nil means none, and fault says why
 	fault    *Error     // why the newest bundle cannot be used. Nil means that it can
 	previous []replaced // replaced roots that are still trusted, oldest first

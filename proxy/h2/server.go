@@ -194,7 +194,7 @@ func (s *Server) SendAway() {
 	}
 }
 
-// EndLongRunning ends all long-running requests between two events, like Shutdown, and those that begin later.
+// EndLongRunning ends all long-running requests between two events within grace, like Shutdown, and later ones.
 func (s *Server) EndLongRunning(grace time.Duration) {
 	s.each(func(e *engine.Engine) { e.EndLongRunning(grace) })
 }

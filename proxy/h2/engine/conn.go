@@ -45,7 +45,7 @@ type Conn struct {
 	ready    list          // streams with output that only wait for the connection
 	dirty    bool          // on the engine's list of connections with output
 	delayed  bool          // out must not be written yet, see finalHead
-	flushing bool          // the driver is writing, until Wrote
+	flushing bool          // the driver is writing, until Wrote, or cannot any more
 	flushAt  time.Duration // when the driver took the output, or the peer last accepted some
 	acked    uint64        // Taken's last result
 
