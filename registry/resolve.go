@@ -93,14 +93,14 @@ func (r *resolver) one(host, what string) Verdict {
 // are any (the other has the same pods), ready ones first, and last, as for kube-proxy (KEP-1669), terminating ones.
 func (r *resolver) fromSlices(port string) Verdict {
 	var preferred, others family
-	primary := discoveryv1.AddressType(append(slices.Clip(r.service.Spec.IPFamilies), "")[0]) // empty if it names none
+	families := r.service.Spec.IPFamilies // the primary one is the first. Empty: it names none
 	for _, s := range r.slices {
 		number := slicePort(s, port)
 		if number == 0 {
 			continue
 		}
 		to := &others
-		if primary == "" || s.AddressType == primary {
+		if len(families) == 0 || s.AddressType == discoveryv1.AddressType(families[0]) {
 			to = &preferred
 		}
 		for i := range s.Endpoints {
@@ -124,11 +124,13 @@ func (r *resolver) fromSlices(port string) Verdict {
 	return fault(ReasonFailedDiscoveryCheck, "no endpoints available for service %q", r.ref.Name)
 }
 
-// maxEndpoints bounds the endpoints of an APIService. The authors of EndpointSlices decide how many there are, and each
-// is probed, compared with the others, and looked up whenever one changes. As many fit into an Endpoints object.
-const maxEndpoints, maxSeen = 1000, 8000 // bounds those looked at: to sort 100,000 would take each table 0.1 s
-
-const maxRefused = 5 // bounds how many refused addresses a message names
+const (
+	// maxEndpoints bounds the endpoints of an APIService. The authors of EndpointSlices decide how many there are, and
+	// each is probed, compared with the others, and looked up whenever one changes. An Endpoints object has as many.
+	maxEndpoints = 1000
+	maxSeen      = 8000 // bounds those looked at: to sort 100,000 would take each table 0.1 s
+	maxRefused   = 5    // bounds how many refused addresses a message names
+)
 
 // family are the endpoints of one IP family. Those without the hint for this replica's zone are Far, if hints count.
 type family struct {

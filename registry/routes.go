@@ -184,8 +184,7 @@ func (p *routings) add(o *Options, doc *directory.Object, r *policy.Route, at *f
 }
 
 func (p *routings) further(o *Options, b *policy.Backend, at *field.Path) (f *further, wrong field.ErrorList) {
-	annotations := make(map[string]string)
-	maps.Copy(annotations, b.Annotations)
+	annotations := maps.Collect(maps.All(b.Annotations))
 	for name, value := range map[string]string{"url": b.URL, "ca-from": b.CAFrom} {
 		if value != "" {
 			annotations[prefix+name] = value

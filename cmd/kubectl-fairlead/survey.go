@@ -38,14 +38,14 @@ type survey struct {
 
 // look makes a survey. What does not exist is no error.
 func look(ctx context.Context, cfg *rest.Config, kube kubernetes.Interface) *survey {
-	s, self := &survey{}, &authenticationv1.SelfSubjectReview{}
+	s, ask := &survey{}, &authenticationv1.SelfSubjectReview{}
 	see := func(err error, what string) bool {
 		if err != nil && !apierrors.IsNotFound(err) {
 			s.unseen = append(s.unseen, fmt.Errorf("reading %s: %w", what, err))
 		}
 		return err == nil
 	}
-	self, err := kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, self, metav1.CreateOptions{})
+	self, err := kube.AuthenticationV1().SelfSubjectReviews().Create(ctx, ask, metav1.CreateOptions{})
 	if see(err, "the kubeconfig's user") {
 		s.user = self.Status.UserInfo.Username
 	}

@@ -298,8 +298,7 @@ func (t *Tally) Busiest() (total int64, most Source, n int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turnLocked()
-	all := make(map[Source]int64)
-	maps.Copy(all, t.before)
+	all := maps.Collect(maps.All(t.before))
 	for s, n := range t.now {
 		all[s] += n
 	}
