@@ -65,7 +65,7 @@ func where(at directory.Fault) string { return fmt.Sprintf("%s:%d", at.File, at.
 // unknown returns a fault for each route of an unknown APIService, by file and line, and one if labels are forbidden.
 func (p *routings) unknown(known map[string]*apiregistrationv1.APIService) (faults []directory.Fault) {
 	for name, r := range p.of {
-		if known[name] == nil && (r.hidden || r.backends != nil) {
+		if known[name] == nil {
 			at := r.at
 			at.Message = at.Field + ".apiService: there is no APIService " + name
 			faults = append(faults, at)
@@ -133,6 +133,7 @@ func (o *Options) compile(objects []directory.Object, known *policy.Namespaces, 
 			faults = append(faults, objects[i].FaultAt(e.Field, e.ErrorBody()))
 		}
 	}
+	maps.DeleteFunc(p.of, func(_ string, r *routing) bool { return !r.hidden && r.backends == nil }) // the faulty ones
 	if p.rules.Compile(); len(p.rules.All()) == 0 {
 		p.rules = nil
 	}
@@ -241,7 +242,7 @@ func (p *routings) further(o *Options, b *policy.Backend, at *field.Path) (f *fu
 
 func (b *builder) route(e, old *Entry) {
 	r := b.in.policy.of[e.Name]
-	if r == nil || !r.hidden && r.backends == nil {
+	if r == nil {
 		return
 	}
 	if r.hidden {
@@ -272,8 +273,7 @@ func (b *builder) route(e, old *Entry) {
 	e.StandIn = b.standIn(e, standing)
 }
 
-// returnAfter is how long a backend must have been available before it gets its requests back from
-// a standby: one that fails again and again would move its clients each time.
+// returnAfter is how long a backend must be back to get its requests from a standby: one that flaps moves its clients.
 const returnAfter = 10 * time.Second
 
 // standIn returns the standby that answers for an entry's own backend. Nil means that none does. Now, one that answers,
