@@ -32,8 +32,9 @@ type built struct {
 }
 
 // restFactor is how long a merged document stays good enough, as a multiple of the time it took to merge: in a storm of
-// CRDs, merging for every request would take all CPU. A backend rests as long after its documents were decoded.
-const restFactor = 4
+// CRDs, merging for every request would take all CPU. A backend rests as long after its documents were decoded. Neither
+// is longer than mostRest, a multiple of what clients wait for: this process may have been stopped meanwhile.
+const restFactor, mostRest = 4, 2 * time.Minute
 
 // document returns the v2 document, merged anew if something has changed. Requests during a merge wait for its result.
 func (o *OpenAPI) document(ctx context.Context) (*built, error) {
@@ -42,7 +43,7 @@ func (o *OpenAPI) document(ctx context.Context) (*built, error) {
 		return nil, errors.New("the local apiserver's OpenAPI is not known yet")
 	}
 	last := o.built.Load()
-	if last != nil && (last.of == v.inputs() || time.Since(last.done) < restFactor*last.took) {
+	if last != nil && (last.of == v.inputs() || time.Since(last.done) < min(restFactor*last.took, mostRest)) {
 		return last, last.err
 	}
 	done := o.flights.DoChan("", func() (any, error) {

@@ -171,6 +171,7 @@ func TestMergedWhenAsked(t *testing.T) {
 			s.Get("/openapi/v2", nil)
 			check.Same(t, true, s.o.built.Load() == first, "not merged again after %v", wait)
 		}
+		first.took = time.Hour // as if the process was stopped meanwhile
 		s.Set("a", serving(define("a.example.com/v1", "two")))
 		s.Pass(time.Minute)
 		check.Same(t, true, strings.Contains(s.show(), "v2 def.a.example.com.v1: two\n"), "a change is seen within a minute: %s", s.show())
@@ -368,6 +369,9 @@ func TestCostlyDocumentsRest(t *testing.T) {
 		check.Same(t, 0, len(s.Questions("a")), "questions before its time")
 		asking.Wait()
 		check.Same(t, 3, len(s.Questions("a")), "questions then")
+		begun := time.Now()
+		_, _, _ = s.o.ask(t.Context(), &state{rested: begun.Add(time.Hour)}, s.Table().Entries())
+		check.Same(t, mostRest, time.Since(begun).Round(time.Second), "the rest after an hour in which the process was stopped")
 
 		gone, leave := context.WithCancel(t.Context())
 		leave()

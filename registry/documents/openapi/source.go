@@ -128,7 +128,8 @@ func (o *OpenAPI) question(do documents.Do, known *state, own ...schema.GroupVer
 // ask asks a backend for its documents. Those that it cannot give now stay as they were.
 func (o *OpenAPI) ask(whole context.Context, known *state,
 	entries []*registry.Entry) (next *state, changed bool, err error) {
-	if !latest.Sleep(whole, time.Until(known.rested)) { // it is asked after each recovery, and may recover every second
+	// It is asked after each recovery, and may recover every second.
+	if !latest.Sleep(whole, min(time.Until(known.rested), mostRest)) {
 		return nil, false, whole.Err()
 	}
 	ctx, cancel := context.WithTimeout(whole, fetchTimeout)
@@ -145,9 +146,6 @@ func (o *OpenAPI) ask(whole context.Context, known *state,
 	asking.Wait()
 	if err3 == nil && !indexed && err2 == nil {
 		err3 = q.converted(ctx)
-	}
-	if whole.Err() != nil {
-		return nil, false, whole.Err() // the backend has left the table: ignore its failures
 	}
 	next = known.next()
 	t := o.cfg.Tables.Table() // of what has left it, nothing is kept
