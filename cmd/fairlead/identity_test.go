@@ -118,6 +118,7 @@ func TestNothingIsCached(t *testing.T) {
 		}
 	}
 	check.Same(t, fmt.Sprintf("200, 403 bob, 403 bob, authenticated %d, allowed %d, denied 2, ", n+3, n+1), got, "answers and reviews")
+	check.Same(t, 10*time.Second, aloneDoor(t, "--authentication-token-webhook-cache-ttl=2m").o.authn.TokenTTL, "for JWTs, whatever TokenReviews may last")
 	if res, err := clientOf(t, true, nil).Get(urlOf(d.ports.front)); err == nil {
 		_ = res.Body.Close()
 		t.Error("HTTP/2 is offered")

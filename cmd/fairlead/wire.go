@@ -89,8 +89,7 @@ func (s *server) Table() *registry.Table { return s.registry.Table() }
 func (s *server) makeTable(reach *reach.Rules) (err error) {
 	options := s.o.TableOptions()
 	options.Reach, options.Zone = *reach, s.o.zone
-	options.Defaults.RequestTimeout = s.o.requestTimeout
-	options.Defaults.CAOverlap = zeroMeansNone(s.o.caOverlap)
+	options.Defaults.RequestTimeout, options.Defaults.CAOverlap = s.o.requestTimeout, zeroMeansNone(s.o.caOverlap)
 	if err := s.makeAPIServices(&options); err != nil {
 		return err
 	}
@@ -132,6 +131,9 @@ func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
 func (s *server) makeProxy(tokens *tokens.Tokens) error {
 	s.makeDocuments()
 	s.makeChecks(tokens)
+	if s.kube == nil { // there are no TokenReviews, but JWTs, which may expire meanwhile: kube-apiserver caches them so
+		s.o.authn.TokenTTL = min(s.o.authn.TokenTTL, 10*time.Second)
+	}
 	who, err := s.makeAuthn(tokens)
 	if err != nil {
 		return err
@@ -154,8 +156,7 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 	c.Tables, c.Backends, c.Authn, c.Authz = s.registry, s.backends, who, may
 	c.MaxSessions, c.ForwardRedirects = front.Descriptors(sessionShare), !s.o.rejectRedirects
 	c.Documents, c.Pages = http.HandlerFunc(s.serveDocument), http.HandlerFunc(s.servePages)
-	c.Claimed, c.Ready = s.openapi.Claimed, s.rendered
-	c.Health, c.Behind = s.health, s.behind
+	c.Claimed, c.Ready, c.Health, c.Behind = s.openapi.Claimed, s.rendered, s.health, s.behind
 	c.AccessLog, c.Taps, c.Tracer, c.Sinks = s.accessLog, &s.taps, tracer, s.sinks
 	c.Audit, c.AuditLocal = s.audit, s.o.audit.local
 	if s.kube != nil {

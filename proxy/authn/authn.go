@@ -78,8 +78,8 @@ type Config struct {
 	Target         func() (names *HeaderNames, known bool)
 	Anonymous      bool     // allow requests without credentials as system:anonymous; else they are refused like tokens
 	AnonymousPaths []string // limits Anonymous to these exact paths (--authentication-config), if any
-	// TokenTTL is how long the result of a TokenReview is cached, positive or negative. Zero means
-	// 10 s, as in k8s.io/apiserver's delegating options. Negative means no cache.
+	// TokenTTL is how long the result of a TokenReview is cached, positive or negative. Zero means 10 s. Negative means
+	// no cache. For tokens of Issued it is at most 10 s, as at kube-apiserver: they may expire meanwhile.
 	TokenTTL     time.Duration
 	metric.Sinks // reviews, of which those that panicked are logged
 }
@@ -104,7 +104,7 @@ type Authenticator struct {
 
 // New checks a Config and returns an Authenticator for it.
 func New(cfg Config) (*Authenticator, error) {
-	cfg.TokenTTL = cmp.Or(cfg.TokenTTL, 10*time.Second)
+	cfg.TokenTTL = cmp.Or(cfg.TokenTTL, defaultTTL)
 	cfg.Logger = cfg.Log()
 	for _, generation := range []*func() uint64{&cfg.Generation, &cfg.ReviewGeneration} {
 		if *generation == nil {

@@ -23,6 +23,7 @@ import (
 
 const (
 	reviewTimeout = 10 * time.Second // limits one TokenReview with its retries, as upstream
+	defaultTTL    = 10 * time.Second // k8s.io/apiserver's: of delegating options, and of JWTs, whatever the flag says
 	// maxReviews limits the concurrent TokenReviews. One takes a millisecond or two, so these are tens of thousands a
 	// second, and a flood of bad tokens loads the local apiserver no more than a busy controller does.
 	maxReviews = 64
@@ -189,17 +190,17 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 	}
 	defer leave()
 	// Both are taken before the call, because the answer may be as old as that.
-	began, generation := time.Now(), a.cfg.ReviewGeneration()
-	until := began.Add(a.cfg.TokenTTL)
+	began, generation, ttl := time.Now(), a.cfg.ReviewGeneration(), a.cfg.TokenTTL
 	resp, ok, err := a.cfg.Review(ctx, token.Secret())
-	here := a.cfg.Issued != nil && a.cfg.Issued(token.Secret())
-	if !here && (err == nil || errors.Is(err, ErrUnauthenticated)) {
+	if a.cfg.Issued != nil && a.cfg.Issued(token.Secret()) {
+		ttl = min(ttl, defaultTTL)
+	} else if err == nil || errors.Is(err, ErrUnauthenticated) {
 		a.began.Store(&began)
 	}
-	if err == nil && ok && (resp == nil || resp.User == nil) {
+	until := began.Add(ttl)
+	if accepted := err == nil && ok; accepted && (resp == nil || resp.User == nil) {
 		err = errors.New("it was answered without a user")
-	}
-	if err == nil && ok && resp.User.GetName() != "" { // a JWT may have an empty claim: its sender's fault
+	} else if accepted && resp.User.GetName() != "" { // a JWT may have an empty claim: its sender's fault
 		id = authenticated(resp)
 	}
 	switch {

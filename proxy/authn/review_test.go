@@ -33,7 +33,8 @@ func credentials(a *Authenticator, token string) *Credentials {
 func asker(ttl time.Duration) reviews.Start {
 	return func(t *testing.T, count *reviews.Count, generation func() uint64) reviews.Asker {
 		t.Helper()
-		a := newAuthenticator(t, Config{Review: (&tokens{Count: count}).review, ReviewGeneration: generation, TokenTTL: ttl})
+		issued := func(token string) bool { return strings.HasSuffix(token, ".issued") }
+		a := newAuthenticator(t, Config{Review: (&tokens{Count: count}).review, Issued: issued, ReviewGeneration: generation, TokenTTL: ttl})
 		return reviews.Asker{No: ErrUnauthenticated, Ask: func(ctx context.Context, name string) (bool, error) {
 			token, from, _ := strings.Cut(name, "@")
 			c := credentials(a, token)
@@ -55,6 +56,9 @@ func TestFresh(t *testing.T) {
 		{"good", 0, 10 * time.Second, true},
 		{"bad", 0, 10 * time.Second, false},
 		{"good", time.Minute, time.Minute, true},
+		{"good.issued", time.Minute, 10 * time.Second, true}, // its issuer's exp may come sooner
+		{"bad.issued", time.Minute, 10 * time.Second, false},
+		{"good.issued", -1, 0, true},
 		{"good", -1, 0, true},
 		{"bad", -1, 0, false},
 		{"fails", 0, 0, false},

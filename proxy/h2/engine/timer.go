@@ -102,11 +102,10 @@ func (e *Engine) Overslept(now time.Duration) {
 		return
 	}
 	for _, c := range e.conns {
-		for _, at := range []*time.Duration{&c.lastRead, &c.flushAt, &c.blockAt, &c.closingAt} {
-			*at = min(*at+gap, now)
-		}
-		if c.pingAt > 0 {
-			c.pingAt = min(c.pingAt+gap, now)
+		for _, at := range []*time.Duration{&c.lastRead, &c.flushAt, &c.blockAt, &c.closingAt, &c.pingAt} {
+			if *at > 0 { // else there was none
+				*at = min(*at+gap, now)
+			}
 		}
 	}
 }
