@@ -334,10 +334,9 @@ func (p *Proxy) identify(d *Decision, h *Head, conn *authn.Conn, now time.Time) 
 	var known bool
 	// Looked at before the certificates: their CA may be in the ConfigMap. Forwarded, the request would be anonymous.
 	unfit := conn != nil && len(conn.Peer) > 0 && p.cfg.Authn.Unfit() != nil
-	if *c, known = p.cfg.Authn.Read(conn, h.Fields, h.Upgrade); !known {
+	if *c, known = p.cfg.Authn.Read(conn, h.Fields, h.Upgrade, now); !known {
 		return needCertificates
 	}
-	c.Now = now
 	if h.invalid != nil {
 		return h.invalid
 	}

@@ -59,7 +59,7 @@ func TestPayer(t *testing.T) {
 	address := bound.Source{Address: "192.0.2.1"}
 	w := &world{authorities: authorities{pki.NewCA("clients"), pki.NewCA("front"), pki.NewCA("serving")}}
 	authenticator := w.authenticator(t, worldConfig{})
-	token, _ := authenticator.Read(&authn.Conn{}, authn.Head{{Name: "authorization", Value: "Bearer token-of-bob"}}, "")
+	token, _ := authenticator.Read(&authn.Conn{}, authn.Head{{Name: "authorization", Value: "Bearer token-of-bob"}}, "", time.Time{})
 	authenticator.Seen(&token, http.StatusOK)
 	check.Same(t, authn.PoolProven, authenticator.Pool(&token), "pool of an accepted token")
 	for _, tc := range []struct {

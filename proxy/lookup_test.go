@@ -38,7 +38,7 @@ func TestAnswersToOtherQuestions(t *testing.T) {
 	check.Same(t, error(needVerdict), p.authorize(&d), "the verdict on another user")
 	h := asBob(remoteGV+"/widgets", "")
 	h.Fields[0].Value = "Bearer token-of-carol"
-	d.Credentials, _ = p.cfg.Authn.Read(nil, h.Fields, "")
+	d.Credentials, _ = p.cfg.Authn.Read(nil, h.Fields, "", time.Time{})
 	check.Same(t, error(needUser), p.authenticate(&d), "the user of another token")
 }
 

@@ -69,7 +69,7 @@ func TestWhatIsProven(t *testing.T) {
 	}})
 	defer close(hangs)
 	unproven := func(token string) Decision {
-		c, _ := w.proxy.cfg.Authn.Read(nil, authn.Head{{Name: "authorization", Value: "Bearer " + token}}, "")
+		c, _ := w.proxy.cfg.Authn.Read(nil, authn.Head{{Name: "authorization", Value: "Bearer " + token}}, "", time.Time{})
 		return Decision{Action: ToLocal, Pool: authn.PoolUnproven, LongRunning: true, Credentials: c}
 	}
 	gone, leave := context.WithCancel(t.Context())

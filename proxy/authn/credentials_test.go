@@ -114,13 +114,13 @@ func TestConnVerifiesOnce(t *testing.T) {
 	c := &Conn{Peer: client.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
 	busy := errors.New("busy")
 	check.Is(t, busy, a.Verify(c, func() (func(), error) { return nil, busy }), "without a turn")
-	_, known := a.Read(c, nil, "")
+	_, known := a.Read(c, nil, "", time.Time{})
 	check.Same(t, false, known, "read before it was verified")
 	var wg sync.WaitGroup
 	for range 100 {
 		wg.Go(func() {
 			check.Is(t, nil, a.Verify(c, func() (func(), error) { entered.Add(1); return func() { left.Add(1) }, nil }), "with a turn")
-			got, known := a.Read(c, nil, "")
+			got, known := a.Read(c, nil, "", time.Time{})
 			check.Same(t, true, known && got.Kind == KindCertificate && got.User.GetName() == "alice", "known %v: %+v", known, got)
 		})
 	}
@@ -128,6 +128,8 @@ func TestConnVerifiesOnce(t *testing.T) {
 	check.Is(t, nil, a.Verify(c, func() (func(), error) { return nil, busy }), "a turn is not wanted again")
 	check.Same(t, [2]int64{1, 1}, [2]int64{clients.Load(), fronts.Load()}, "verifications by each CA")
 	check.Same(t, true, entered.Load() > 0 && entered.Load() == left.Load(), "%d turns taken, %d released", entered.Load(), left.Load())
+	_, known = a.Read(c, nil, "", c.Peer[0].NotAfter.Add(1))
+	check.Same(t, false, known, "read when its certificate has expired")
 }
 
 // The result of a verification lasts as long as the CA, and as the certificates of the chain.
@@ -199,7 +201,7 @@ func TestNoOpinion(t *testing.T) {
 	c := &Conn{Peer: ca.issue(pki.Leaf{CommonName: "alice"}, time.Hour)}
 	check.Same(t, KindNone, read(a, c, head("x-remote-user", "root"), "").Kind, "kind of a certificate")
 	check.Same(t, KindNone, read(a, nil, nil, "").Kind, "kind of nothing")
-	_, known := newAuthenticator(t, Config{}).Read(&Conn{Peer: c.Peer}, nil, "")
+	_, known := newAuthenticator(t, Config{}).Read(&Conn{Peer: c.Peer}, nil, "", time.Time{})
 	check.Same(t, true, known, "a certificate need not be verified without a CA")
 }
 

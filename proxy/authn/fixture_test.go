@@ -116,10 +116,10 @@ func describe(u user.Info) string {
 
 // read calls Verify if it must, which gets its turn at once, and then Read.
 func read(a *Authenticator, c *Conn, h Head, upgrade string) Credentials {
-	got, known := a.Read(c, h, upgrade)
+	got, known := a.Read(c, h, upgrade, time.Time{})
 	if !known {
 		_ = a.Verify(c, func() (func(), error) { return func() {}, nil })
-		got, _ = a.Read(c, h, upgrade)
+		got, _ = a.Read(c, h, upgrade, time.Time{})
 	}
 	return got
 }

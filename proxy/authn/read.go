@@ -45,7 +45,7 @@ type Credentials struct {
 	Token        Token     // set for KindToken
 	Payer        string    // identifies a proven token for bounds, however the token is written. Set by Pool
 	// Now is when they were read, so that the clock, which is slow on virtual machines, is read
-	// once per request. If zero, Cached and Pool read it.
+	// once per request. If zero, Read, Cached and Pool read it.
 	Now time.Time
 
 	second             Token // the WebSocket token beside a bearer token. It is tried if the first fails
@@ -61,14 +61,14 @@ func (c *Credentials) Same(other *Credentials) bool {
 // Read returns the caller's credentials, as far as they can be checked without I/O. It reports false if the
 // connection's certificates must be verified first. upgrade is the protocol to which the forwarded request will ask to
 // switch, or empty: only a WebSocket upgrade carries a token in its subprotocols. It must match the forwarded request;
-// otherwise a response could prove a token that was not forwarded.
-func (a *Authenticator) Read(c *Conn, h Head, upgrade string) (Credentials, bool) {
-	v, known := a.verdict(c)
+// otherwise a response could prove a token that was not forwarded. now is Credentials.Now.
+func (a *Authenticator) Read(c *Conn, h Head, upgrade string, now time.Time) (Credentials, bool) {
+	v, known := a.verdict(c, now)
 	if !known {
 		return Credentials{}, false
 	}
 	authorization, protocol, impersonates := scan(h)
-	out := Credentials{Impersonates: impersonates}
+	out := Credentials{Impersonates: impersonates, Now: now}
 	if v != nil && v.front {
 		if u := a.nameSet().read.user(h); u != nil {
 			out.Kind, out.User = KindFrontProxy, u
@@ -174,12 +174,15 @@ type verdict struct {
 }
 
 // verdict returns the result for a connection's certificates, nil for none. False means: verify them first.
-func (a *Authenticator) verdict(c *Conn) (v *verdict, known bool) {
+func (a *Authenticator) verdict(c *Conn, now time.Time) (v *verdict, known bool) {
 	if c == nil || len(c.Peer) == 0 || a.cfg.VerifyClient == nil && a.cfg.VerifyFrontProxy == nil {
 		return nil, true
 	}
+	if now.IsZero() {
+		now = time.Now()
+	}
 	v = c.verdict.Load()
-	return v, v != nil && v.generation == a.cfg.Generation() && !time.Now().After(v.until)
+	return v, v != nil && v.generation == a.cfg.Generation() && !now.After(v.until)
 }
 
 // Verify verifies a connection's certificates, for Read. It is costly, so it first calls enter to
@@ -189,7 +192,7 @@ func (a *Authenticator) verdict(c *Conn) (v *verdict, known bool) {
 func (a *Authenticator) Verify(c *Conn, enter func() (leave func(), err error)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, known := a.verdict(c); known {
+	if _, known := a.verdict(c, time.Time{}); known {
 		return nil
 	}
 	leave, err := enter()

@@ -116,9 +116,8 @@ func (t *term) list(ctx context.Context) bool {
 	entries := make(map[string]*written, len(list.Items))
 	for i := range list.Items {
 		o := &list.Items[i]
-		have := t.of(o.Name)
-		entries[o.Name] = have
-		have.read(o, t.writer.condition)
+		entries[o.Name] = t.of(o.Name)
+		entries[o.Name].read(o, t.writer.condition)
 	}
 	t.entries, t.due, t.pause = entries, time.Now().Add(relist), 0
 	if t.writer.condition == apiregistrationv1.Available {
@@ -151,8 +150,7 @@ func (t *term) write(ctx context.Context) (next time.Time) {
 			}
 		}
 		want, known := t.wanted(e)
-		at := have.mayWrite(want)
-		if known && want != have.condition && !time.Now().Before(at) {
+		if known && want != have.condition && !time.Now().Before(have.mayWrite(want)) {
 			t.replace(ctx, e, have, want)
 			if ctx.Err() != nil {
 				return next
@@ -160,7 +158,7 @@ func (t *term) write(ctx context.Context) (next time.Time) {
 		}
 		if !known || want == have.condition {
 			delete(t.todo, name)
-		} else if at = have.mayWrite(want); at.Before(next) {
+		} else if at := have.mayWrite(want); at.Before(next) {
 			next = at
 		}
 	}
