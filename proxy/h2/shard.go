@@ -119,15 +119,18 @@ func (sh *shard) turn(of guarded, f func()) {
 
 // runTimers runs the engine's timers until the server ends, and sets the time of each next tick.
 func (sh *shard) runTimers() {
+	var ahead time.Duration // how much further than the engine's clock the wall clock has gone
 	for {
 		select {
 		case <-sh.ctx.Done():
 			return
 		case <-sh.ticks.C:
 		}
-		now := time.Since(sh.started)
+		at := time.Now()
+		now, was := at.Sub(sh.started), ahead
+		ahead = at.Round(0).Sub(sh.started.Round(0)) - now
 		sh.mu.Lock()
-		sh.e.Overslept(now)
+		sh.e.Overslept(now, max(0, ahead-was))
 		sh.e.Tick(now)
 		if sh.e.Rests() {
 			sh.pool.out.drop()

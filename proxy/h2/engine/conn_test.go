@@ -37,7 +37,7 @@ func TestStallIsNotSilence(t *testing.T) {
 	r, c, b := asked(t)
 	turn := func(step time.Duration) {
 		now := r.e.now + step
-		r.e.Overslept(now)
+		r.e.Overslept(now, 0)
 		r.e.Tick(now)
 		r.run()
 	}
@@ -50,6 +50,15 @@ func TestStallIsNotSilence(t *testing.T) {
 		turn(TickEvery)
 	}
 	check.Same(t, true, b.c.cut, "a backend that is silent while this process runs is closed")
+}
+
+// While its machine was suspended, a backend's idle connection was idle, and one with a request was not.
+func TestIdleWhileSuspended(t *testing.T) {
+	r, c, b := asked(t)
+	turn := func() bool { r.e.Overslept(r.e.now, backendIdle); r.tick(TickEvery); return b.c.closing }
+	check.Same(t, false, turn(), "closed with a request")
+	b.say("HEADERS 1 :status=200 END")
+	check.Same(t, [2]bool{true, false}, [2]bool{turn(), c.c.closing}, "closed without: the backend's, and the client's")
 }
 
 // A peer with unread input in our socket is not silent: we are late.

@@ -94,16 +94,16 @@ func (e *Engine) Pace() time.Duration {
 }
 
 // Overslept must be called before each tick. A late tick means that this process did not run: its machine was
-// suspended, or busy. What peers have sent meanwhile waits unread, so the gap does not count as their silence.
-func (e *Engine) Overslept(now time.Duration) {
-	gap, first := now-e.ticked-TickEvery, e.ticked == 0
+// stopped, or busy. What peers have sent meanwhile waits unread, so the gap does not count as their silence. In a
+// suspended machine this clock stands still, too: for slept, in which a server may have closed what seems open here. So
+// that counts as idle, as at net/http (tooOld in Transport.queueForIdleConn).
+func (e *Engine) Overslept(now, slept time.Duration) {
+	gap, known := now-e.ticked-TickEvery, e.ticked > 0
 	e.ticked = now
-	if first || gap < late {
-		return
-	}
 	for _, c := range e.conns {
+		c.idleSince -= slept
 		for _, at := range []*time.Duration{&c.lastRead, &c.flushAt, &c.blockAt, &c.closingAt, &c.pingAt} {
-			if *at > 0 { // else there was none
+			if known && gap >= late && *at > 0 { // else there was none
 				*at = min(*at+gap, now)
 			}
 		}
