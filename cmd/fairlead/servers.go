@@ -27,7 +27,7 @@ const (
 	// the EndpointSlice first, and serves on for its --shutdown-delay-duration.
 	followEvery = 5 * time.Second
 	maxFollowed = 32          // there are a handful; 500 strangers cost 50 MiB and a quarter of a core
-	leaseTime   = time.Minute // for which a kube-apiserver counts after a renewal, every 10 s: clocks differ
+	leaseTime   = time.Minute // by which a renewal, every 10 s, may be older than another server's: clocks differ
 )
 
 // follows returns a function that makes the servers those that find returns. Without one that can
@@ -44,8 +44,11 @@ func (k *kube) follows(find func(context.Context) ([]string, error)) func(contex
 			fault = err.Error()
 		case len(addresses) == 0:
 			fault = "none that can be used is named"
-		default:
-			k.pools.Follow(k.inOrder(addresses))
+		default: // first those that the operator named
+			found := sets.New(addresses...)
+			named := slices.DeleteFunc(slices.Clone(k.servers), func(a string) bool { return !found.Has(a) })
+			order := append(named, sets.List(found.Delete(named...))...)
+			k.pools.Follow(order[:min(len(order), maxFollowed)])
 			latest.Wake(k.news)
 		}
 		if fault != "" && fault != said && all.Err() == nil {
@@ -55,16 +58,9 @@ func (k *kube) follows(find func(context.Context) ([]string, error)) func(contex
 	}
 }
 
-// inOrder returns addresses in an order: first those that the operator named.
-func (k *kube) inOrder(addresses []string) []string {
-	found := sets.New(addresses...)
-	named := slices.DeleteFunc(slices.Clone(k.servers), func(a string) bool { return !found.Has(a) })
-	all := append(named, sets.List(found.Delete(named...))...)
-	return all[:min(len(all), maxFollowed)]
-}
-
 // leased finds the kube-apiservers that renew their Leases (kubernetes' APIServerIdentity). Those
-// have names of hosts and no ports: that of the first server that the operator named.
+// have names of hosts and no ports: that of the first server that the operator named. While etcd is full none can renew
+// its Lease, and all serve on: so one ends only after another's renewal.
 func (k *kube) leased(from coordinationv1client.LeaseInterface) func(context.Context) ([]string, error) {
 	return func(ctx context.Context) (addresses []string, err error) {
 		_, port, _ := net.SplitHostPort(k.servers[0]) // addressOf has made it
@@ -72,10 +68,12 @@ func (k *kube) leased(from coordinationv1client.LeaseInterface) func(context.Con
 		if err != nil {
 			return nil, err
 		}
-		for i := range all.Items {
-			l := &all.Items[i]
-			host := l.Labels[corev1.LabelHostname]
-			if at := l.Spec.RenewTime; at != nil && time.Since(at.Time) < leaseTime && host != "" {
+		now, ages := time.Now(), make([]time.Duration, len(all.Items))
+		for i, l := range all.Items {
+			ages[i] = max(0, now.Sub(ptr.Deref(l.Spec.RenewTime, metav1.MicroTime{}).Time))
+		}
+		for i, l := range all.Items {
+			if host := l.Labels[corev1.LabelHostname]; ages[i]-slices.Min(ages) < leaseTime && host != "" {
 				addresses = append(addresses, net.JoinHostPort(host, port))
 			}
 		}
