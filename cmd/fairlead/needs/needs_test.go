@@ -141,7 +141,7 @@ func TestRights(t *testing.T) {
 			Message: "Fairlead may not create subjectaccessreviews.authorization.k8s.io (deploy/base/rbac.yaml:15); " +
 				"list apiservices.apiregistration.k8s.io (deploy/base/rbac.yaml:8); list services (deploy/base/rbac.yaml:9) and 3 more",
 			Users: "Users without system:masters get 503 from extension servers and for discovery",
-			Advice: "without it users without system:masters get 503 from extension servers and for discovery: apply deploy/base/rbac.yaml again, " +
+			Advice: "without it users without system:masters get 503 from extension servers and for discovery: apply your kustomization with deploy/base/rbac.yaml again, " +
 				"and bind ClusterRole system:fairlead to Fairlead's account",
 			Command: "kubectl describe clusterrole system:fairlead",
 		}

@@ -121,7 +121,7 @@ func (r *Rights) Of(name string) answer.Check {
 	first := missing[0]
 	do := "bind " + first.Role + " to Fairlead's account"
 	if file, _, ships := strings.Cut(first.Manifest, ":"); ships {
-		do = "apply " + file + " again, and " + do
+		do = "apply your kustomization with " + file + " again, and " + do
 	}
 	c := answer.Check{Status: Failed, Users: first.Users(), Advice: "without it " + first.For + ": " + do}
 	const shown = 3 // so that a line can be read

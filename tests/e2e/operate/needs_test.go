@@ -94,7 +94,7 @@ func (n *needing) testReviews(t *testing.T) {
 	must.Do(t, front.Endpoint.WriteKubeconfig(file, n.Admin()))
 	a := command(t, "", n.fairlead, "explain", "/apis", "--as=jane", "--kubeconfig", file)
 	check.Same(t, 3, a.Code, "exit code: %s", a.Errs)
-	check.Has(t, a.Out, "503", "rights: Fairlead may not create subjectaccessreviews.authorization.k8s.io (deploy/base/rbac.yaml:15)", "apply deploy/base/rbac.yaml again")
+	check.Has(t, a.Out, "503", "rights: Fairlead may not create subjectaccessreviews.authorization.k8s.io (deploy/base/rbac.yaml:15)", "apply your kustomization with deploy/base/rbac.yaml again")
 	n.apply(t, n.roles)
 	n.serves(t, noticed, front.Endpoint, "/apis", jane)
 	n.says(t, front, served)
