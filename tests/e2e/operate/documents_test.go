@@ -103,7 +103,7 @@ func testDocumentedFlags(t *testing.T, w *world) {
 		"--apiserver-cert-extra-sans", "--client-name", "--config", "--validity-period", "--dry-run", "--cert", "--key", "--from-file", "--namespace", "--install", "--set", "--reset-then-reuse-values",
 		"--clusterrole", "--serviceaccount", "--group", "--endpoint-reconciler-type", "--show-managed-fields", "--server", "--raw", "--overwrite", "--manifest", "--archive", "--now", "--version",
 		"--as", "--admin", "--server-side", "--node-ip", "--control-plane", "--certificate-authority", "--current", "--cluster", "--requestheader",
-		"--tail", "--prefix", "--bump-revision", "--mark-compacted", "--subresource", "--type",
+		"--tail", "--prefix", "--bump-revision", "--mark-compacted", "--subresource", "--type", "--cascade", "--ignore-not-found",
 	}
 	n := 0
 	for _, page := range append(runbooks(t), "../../../docs/operations.md", "../../../docs/scaling.md", "../../../docs/managed.md") {
