@@ -2,8 +2,12 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -117,6 +121,30 @@ func TestAppendConflict(t *testing.T) {
 		return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "configmaps"}, theirs.Name, errors.New("changed"))
 	})
 	check.Same(t, "written\n  CA \"CA\" appended\n  allowed names [\"a\" \"b\" \"fairlead\"]\n", must.Get(in.append(appender{}))(t), "appended")
+}
+
+// Secrets that cert-manager renews, at a third of 90 days, stay as they are, and their CA is appended.
+func TestAppendOfAnotherOwner(t *testing.T) {
+	f, ca, dir := newFront(t), pki.NewCA("fairlead-ca"), t.TempDir()
+	t.Setenv("KUBECONFIG", kubeconfig(t, f.Server))
+	must.Get2(ca.WriteFiles(dir, "ca"))(t)
+	file := func(name string) []byte { return must.Get(os.ReadFile(filepath.Join(dir, name)))(t) }
+	secret := func(name string, crt, key []byte) reply {
+		o := &corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
+		o.Data = map[string][]byte{"tls.crt": crt, "tls.key": key, "ca.crt": ca.PEM()}
+		return reply{http.StatusOK, string(must.Get(json.Marshal(o))(t))}
+	}
+	leaf := ca.Issue(pki.Leaf{CommonName: "fairlead"})
+	theirs := secret("fairlead-front-proxy-client", leaf.CertPEM(), leaf.KeyPEM())
+	conflict := reply{http.StatusConflict, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Conflict","code":409}`}
+	trusted := &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: authenticationMap}}
+	trusted.Data = map[string]string{bundleKey: string(pki.NewCA("front-proxy-ca").PEM()), namesKey: `["a"]`}
+	const path = "/api/v1/namespaces/kube-system/"
+	f.answers[path+"secrets/fairlead-ca"] = []reply{secret("fairlead-ca", file("ca.crt"), file("ca.key"))}
+	f.answers[path+"secrets/fairlead-front-proxy-client"] = []reply{theirs, conflict, theirs}
+	f.answers[path+"configmaps/"+authenticationMap] = []reply{{http.StatusOK, string(must.Get(json.Marshal(trusted))(t))}}
+	out := run(t, "", "init", "--append-authentication-configmap")
+	check.Same(t, "secret/fairlead-ca unchanged\nconfigmap/"+authenticationMap+" written\n  CA \"fairlead-ca\" appended\n  allowed names [\"a\" \"fairlead\"]\n", out, "it prints")
 }
 
 // What is meant for the ConfigMap makes no Secret and no manifest instead.

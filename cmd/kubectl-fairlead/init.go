@@ -62,7 +62,7 @@ func initCommand() *cobra.Command {
 			if !extensions.wanted || !extensions.remove && !extensions.dryRun { // the others make no certificate
 				err = i.run(cmd.Context(), names)
 			}
-			if err == nil && extensions.wanted {
+			if extensions.wanted && (err == nil || apierrors.IsConflict(err)) { // their owner renews those Secrets
 				err = extensions.run(cmd.Context(), c, i.namespace, i.out)
 			}
 			return err
