@@ -105,6 +105,7 @@ func (i *installer) validate() error {
 		own := c == "monitoring" // which verifies by the cluster's CA: monitoring-own-ca is for these
 		bad := map[string]bool{"static-pod": !ok, "etcd": ok || c == "policy", "managed": own, "behind": own}
 		f.If(bad[i.layout], "component %s is not for --layout=%s", c, i.layout)
+		f.If(c == "cert-manager" && len(i.names) > 0, "--serving-names: patch Certificate fairlead-serving instead")
 	}
 	return errors.Join(*f...)
 }
@@ -156,7 +157,7 @@ func (i *installer) choose() error {
 			return errors.New("--layout=etcd needs --etcd-servers")
 		}
 		i.args = append(i.args, "--registry=etcd:"+urls+",dir:/etc/fairlead/registry")
-	case i.layout == "managed" && len(i.names) == 0:
+	case i.layout == "managed" && len(i.names) == 0 && !slices.Contains(i.components, "cert-manager"):
 		i.names = []string{i.ask("Names and addresses that clients will use", "fairlead.kube-system.svc")}
 	case i.onNodes() && (s == nil || len(s.nodes) == 0):
 		return fmt.Errorf("no node with the label node-role.kubernetes.io/control-plane was seen, "+
@@ -241,6 +242,9 @@ func (i *installer) write() error {
 		return err
 	}
 	commands, _ := next.ReadFile("next/" + i.layout + ".sh") // every layout has one
+	if slices.Contains(i.components, "cert-manager") {       // it makes the Secrets, not the first command
+		commands = commands[slices.Index(commands, '\n')+1:]
+	}
 	var cluster strings.Builder
 	for n, value := range i.cluster {
 		if value != "" {

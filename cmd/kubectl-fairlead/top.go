@@ -48,7 +48,13 @@ func topCommand() *cobra.Command {
 			case printer != nil:
 				return errors.Join(encode(c.out, printer, "Busiest", a), err)
 			}
-			return errors.Join(c.busiest(a, form.wide()), err)
+			summary, table := a.Table(form.wide())
+			var rows [][]cell
+			for _, texts := range table {
+				rows = append(rows, cells(texts...))
+			}
+			_, err1 = fmt.Fprintln(c.out, summary)
+			return errors.Join(err1, c.palette.table(c.out, rows), err)
 		},
 	}
 	cmd.Flags().StringVar(&by, "by", "caller", "One row for each caller, user, agent, resource or source.")
@@ -83,14 +89,4 @@ func (c *client) addUp(
 		sum.Total.Add(&a.Total, 1)
 	}
 	return sum, err
-}
-
-func (c *client) busiest(a *busiest.Answer, wide bool) error {
-	summary, table := a.Table(wide)
-	var rows [][]cell
-	for _, texts := range table {
-		rows = append(rows, cells(texts...))
-	}
-	_, err := fmt.Fprintln(c.out, summary)
-	return errors.Join(err, c.palette.table(c.out, rows))
 }
