@@ -144,6 +144,7 @@ func testValues(t *testing.T, w *world) {
 		"maxUnavailable: 50%":                                 {"mode=load-balancer", "podDisruptionBudget.maxUnavailable=50%"},
 		"kubernetes.io/metadata.name: observability":          {"mode=load-balancer", "networkPolicy.monitoringNamespace=observability"},
 		"- --requestheader-allowed-names=one,two":             {"requestHeaderAllowedNames={one,two}"},
+		"- '--requestheader-allowed-names=O: a'":              {"requestHeaderAllowedNames={O: a}"},
 		"hostPath: {path: /var/lib/pki/ca.crt, type: File}":   {"pkiPath=/var/lib/pki"},
 		"startupProbe:\n            failureThreshold: 30":     {"startupProbe.failureThreshold=30", "startupProbe.httpGet.path=/livez", "startupProbe.httpGet.port=admin", "startupProbe.httpGet.scheme=HTTPS"},
 		"nodeSelector:\n        zone: a\n":                    {"nodeSelector.zone=a"},
@@ -168,7 +169,7 @@ func testValues(t *testing.T, w *world) {
 		dryRun(t, w, a.Out)
 	}
 	// Names that would be numbers if they were not quoted.
-	numbers := succeed(t, "", suite.Tool(t, "helm"), "template", "2026", chart, "--namespace", "kube-system", "--skip-tests", "--set", "mode=load-balancer", "--set-string", "networkPolicy.monitoringNamespace=1e3")
+	numbers := succeed(t, "", suite.Tool(t, "helm"), "template", "2026", chart, "--namespace", "kube-system", "--skip-tests", "--set", "mode=load-balancer", "--set-string", "networkPolicy.monitoringNamespace=1e3,secrets.serving=1,secrets.frontProxyClient=2,trustConfigMap=3,priorityClassName=4")
 	dryRun(t, w, numbers)
 	w.alone.Lock() // the ConfigMap is that of testComponents, too
 	defer w.alone.Unlock()

@@ -115,7 +115,7 @@ nodeAffinity:
 {{- end }}
 {{- with $s.files.requestHeaderCA }}
 - --requestheader-client-ca-file={{ . }}
-- --requestheader-allowed-names={{ join "," $.Values.requestHeaderAllowedNames }}
+- {{ printf "--requestheader-allowed-names=%s" (join "," $.Values.requestHeaderAllowedNames) | toYaml }}
 {{- end }}
 - --proxy-client-cert-file={{ $s.files.proxyClientCert }}
 - --proxy-client-key-file={{ $s.files.proxyClientKey }}
