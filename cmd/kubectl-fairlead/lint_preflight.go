@@ -110,24 +110,23 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 		return
 	}
 	for _, r := range missing {
-		folder, do := path.Dir(r.Manifest), "kubectl apply -k %s, or your kustomization with it"
+		what, _, _ := strings.Cut(r.Manifest, ":") // the file: its folder may have a workload, without your own flags
+		do := "kubectl apply -f %s, or your kustomization with it"
 		switch { // authors of APIServices must not control by names what others run
 		case strings.HasSuffix(r.Role, "-ca-from") && len(validation.IsDNS1123Label(r.Namespace)) == 0:
-			folder, do = r.Namespace, "kubectl -n %s create rolebinding fairlead-ca-from "+
+			what, do = r.Namespace, "kubectl -n %s create rolebinding fairlead-ca-from "+
 				"--clusterrole=system:fairlead-ca-from --user="+account
 		case r.Resource == "namespaces": // no manifest binds these two
-			folder, do = account, "kubectl create clusterrolebinding system:fairlead-namespaces "+
+			what, do = account, "kubectl create clusterrolebinding system:fairlead-namespaces "+
 				"--clusterrole=system:fairlead-namespaces --user=%s"
-		case account == podUser && folder != "deploy/base": // by itself it binds its roles to the ServiceAccount alone
-			do = "apply your kustomization with %s and deploy/components/static-pod"
+		case account == podUser && path.Dir(what) != "deploy/base": // by itself it binds the ServiceAccount alone
+			what, do = path.Dir(what), "apply your kustomization with %s and deploy/components/static-pod"
 		case account == podUser:
-			folder = "deploy/static-pod"
+			what, do = "deploy/static-pod", "kubectl apply -k %s, or your kustomization with it"
 		}
-		severity, names := certs.SeverityError, ""
-		if r.Narrow {
-			severity, names = certs.SeverityWarning, " of every name, which is right if only some are granted"
-		}
-		l.Add(severity, r.Manifest+": "+r.Role, "grant it again: "+fmt.Sprintf(do, folder),
+		severity := map[bool]string{true: certs.SeverityWarning, false: certs.SeverityError}[r.Narrow]
+		names := map[bool]string{true: " of every name, which is right if only some are granted"}[r.Narrow]
+		l.Add(severity, r.Manifest+": "+r.Role, "grant it again: "+fmt.Sprintf(do, what),
 			"%s may not %s%s: %s", account, r, names, r.For)
 	}
 }

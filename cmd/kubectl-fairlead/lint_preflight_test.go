@@ -64,12 +64,12 @@ func TestPreflight(t *testing.T) {
 		{"installed", func(*land) {}, linter{}, ""},
 		{"a right is gone", func(c *land) { c.granted = reviews }, linter{},
 			"error: deploy/base/rbac.yaml:15: ClusterRole system:fairlead: " + accountUser + " may not create subjectaccessreviews.authorization.k8s.io: users without system:masters get 503 from extension servers and for discovery; " +
-				"grant it again: kubectl apply -k deploy/base, or your kustomization with it\n"},
+				"grant it again: kubectl apply -f deploy/base/rbac.yaml, or your kustomization with it\n"},
 		{"impersonation of some users only", func(c *land) {
 			c.granted = func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Resource != "users" }
 		}, linter{Shared: cli.Shared{LocalIdentity: cli.Impersonate}},
 			"warning: deploy/overlays/managed/rbac.yaml:8: ClusterRole system:fairlead-impersonate: " + accountUser + " may not impersonate users of every name, which is right if only some are granted: " +
-				"users with certificates, or tokens that Fairlead verifies, get 403; grant it again: kubectl apply -k deploy/overlays/managed, or your kustomization with it\n"},
+				"users with certificates, or tokens that Fairlead verifies, get 403; grant it again: kubectl apply -f deploy/overlays/managed/rbac.yaml, or your kustomization with it\n"},
 		{"Fairlead's own kubeconfig", func(c *land) { c.user, c.granted, c.more, c.nodes, c.pods = podUser, reviews, nil, nil, nil }, linter{},
 			"error: deploy/base/rbac.yaml:15: ClusterRole system:fairlead: system:fairlead may not create subjectaccessreviews.authorization.k8s.io: users without system:masters get 503 from extension servers and for discovery; " +
 				"grant it again: kubectl apply -k deploy/static-pod, or your kustomization with it\n"},
@@ -80,7 +80,7 @@ func TestPreflight(t *testing.T) {
 			c.pods = append(c.pods, runs("cp1", "--write-status", "--emit-events=true"))
 			c.granted = func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Subresource == "" }
 		}, linter{}, "error: deploy/components/write-status/rbac.yaml:6: ClusterRole system:fairlead-status: " + accountUser + " may not patch apiservices/status.apiregistration.k8s.io: " +
-			"the condition fairlead.dev/Available is not written; grant it again: kubectl apply -k deploy/components/write-status, or your kustomization with it\n"},
+			"the condition fairlead.dev/Available is not written; grant it again: kubectl apply -f deploy/components/write-status/rbac.yaml, or your kustomization with it\n"},
 		{"a feature that is off", func(c *land) {
 			c.pods = append(c.pods, runs("cp1", "--write-status=false"))
 			c.granted = func(_ string, r *authorizationv1.ResourceAttributes) bool { return r.Subresource == "" }
@@ -232,7 +232,7 @@ func TestPreflightUnbound(t *testing.T) {
 		"error: deploy/base/rbac.yaml:35: ClusterRole system:fairlead-ca-from: "+accountUser+" may not list configmaps ca in namespace ext: APIServices with the annotation fairlead.dev/ca-from are not verified; "+
 		"grant it again: kubectl -n ext create rolebinding fairlead-ca-from --clusterrole=system:fairlead-ca-from --user="+accountUser+"\n"+
 		"error: deploy/base/rbac.yaml:35: ClusterRole system:fairlead-ca-from: "+accountUser+" may not list configmaps ca in namespace x;y: APIServices with the annotation fairlead.dev/ca-from are not verified; "+
-		"grant it again: kubectl apply -k deploy/base, or your kustomization with it\n", reported(l), "found")
+		"grant it again: kubectl apply -f deploy/base/rbac.yaml, or your kustomization with it\n", reported(l), "found")
 }
 
 // What preflight calls tested is tested, and its ports are those of the manifests.
