@@ -84,6 +84,10 @@ func (c *controlPlane) walk(t *testing.T, steps ...int) {
 				printed = c.follow(t, terminal+b.text)
 			}
 			switch step {
+			case 5:
+				for _, node := range nodes {
+					c.eventually(t, "kubectl fairlead status --server=https://"+node+":"+c.fairlead+" -o 'jsonpath={.version}' | grep v0.2.0")
+				}
 			case 6:
 				for _, node := range nodes {
 					c.eventually(t, "! "+running(node, "secure-port="+c.fairlead))
