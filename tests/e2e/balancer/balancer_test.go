@@ -37,11 +37,11 @@ rules:
   action: Deny
 `
 
-// doors are HAProxy's: the options of its line "server". Its checks wait for /readyz, through the same door.
-var doors = []struct{ name, options string }{
-	{"v1", "send-proxy check"},
-	{"v2", "send-proxy-v2 check"},
-	{"bare", ""},
+// doors are HAProxy's: its checks, of v2 as docs/operations.md says, and the options of its line "server". The test waits for /readyz, through the same door.
+var doors = []struct{ name, checks, options string }{
+	{"v1", "", "send-proxy check"},
+	{"v2", "    option httpchk GET /readyz\n    http-check connect default ssl\n", "check verify none send-proxy-v2"},
+	{"bare", "", ""},
 }
 
 // TestBalancer has two clients whose addresses are seen by all that looks at addresses, over both
@@ -128,7 +128,7 @@ func balance(t *testing.T, c *cluster.Cluster, front cluster.Endpoint) map[strin
 	for i, d := range doors {
 		address := fmt.Sprintf("127.0.0.1:%d", ports[i])
 		doorOf[d.name] = cluster.Endpoint{URL: "https://" + address, CAFile: front.CAFile}
-		config += fmt.Sprintf("listen %s\n    bind %s\n    source %s\n    server one %s %s\n", d.name, address, balancer, strings.TrimPrefix(front.URL, "https://"), d.options)
+		config += fmt.Sprintf("listen %s\n    bind %s\n    source %s\n%s    server one %s %s\n", d.name, address, balancer, d.checks, strings.TrimPrefix(front.URL, "https://"), d.options)
 	}
 	must.Get(c.StartHAProxy(t.Context(), "haproxy", config, doorOf["v2"].Serves("/readyz", c.Admin())))(t)
 	return doorOf
