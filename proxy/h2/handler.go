@@ -270,9 +270,6 @@ func (w *writer) encode(status int) []hpack.HeaderField {
 	fields := make([]hpack.HeaderField, 0, len(w.header)+4)
 	fields = append(fields, hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)})
 	for key, values := range w.header {
-		if _, is := w.trailers[key]; is || strings.HasPrefix(key, http.TrailerPrefix) {
-			continue
-		}
 		fields = wire.AppendField(fields, key, values)
 	}
 	return fields
