@@ -270,6 +270,9 @@ func (w *writer) encode(status int) []hpack.HeaderField {
 	fields := make([]hpack.HeaderField, 0, len(w.header)+4)
 	fields = append(fields, hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)})
 	for key, values := range w.header {
+		if key == "Content-Length" && (status < 200 || status == http.StatusNoContent) {
+			continue // as in wire.FieldSection.Response
+		}
 		fields = wire.AppendField(fields, key, values)
 	}
 	return fields

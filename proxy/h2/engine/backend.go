@@ -52,15 +52,13 @@ func (e *Engine) interim(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	if c.blockES || r.Status == http.StatusSwitchingProtocols || many {   // §8.1, §8.6
 		return s.violation(down, http2.ErrCodeProtocol, "interim response not allowed")
 	}
-	// An interim response has no content, and declares no length (RFC 9110 §8.6).
-	fields := slices.DeleteFunc(s.keep(r.Fields), func(f hpack.HeaderField) bool { return f.Name == "content-length" })
-	if g := s.guest; g != nil {
-		r.Fields = slices.Clone(fields)
-		g.interims = append(g.interims, r)
-		e.wakeGuest(g, down)
+	if r.Fields = s.keep(r.Fields); s.guest != nil {
+		r.Fields = slices.Clone(r.Fields)
+		s.guest.interims = append(s.guest.interims, r)
+		e.wakeGuest(s.guest, down)
 		return nil
 	}
-	s.leg[up].writeHeaders(s.id[up], false, e.fields.Pseudo(), fields)
+	s.leg[up].writeHeaders(s.id[up], false, e.fields.Pseudo(), r.Fields)
 	return nil
 }
 

@@ -420,6 +420,8 @@ func (s *FieldSection) Response() (ResponseHead, error) {
 			return r, fmt.Errorf("bad field %.40q", f.Name)
 		case ConnectionSpecific(f.Name):
 			continue
+		case f.Name == "content-length" && (r.Status < 200 || r.Status == http.StatusNoContent):
+			continue // these declare none (RFC 9110 §8.6): a client would miss the content, which is not forwarded
 		case f.Name == "content-length":
 			if again, err := setLength(&r.ContentLength, f.Value); err != nil {
 				return r, err
