@@ -155,7 +155,7 @@ func (x *exchange) ask(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x.ended.at(res.Request.URL.Host)
-	redirects := x.p.rejects(res.StatusCode, res.Header.Get("Location") != "")
+	redirects := x.p.rejects(res.StatusCode, strings.Join(res.Header["Location"], "") != "") // any, as in the engine
 	err = d.clean(res.Header)
 	if d.Action == ToLocal {
 		x.p.cfg.Authn.Seen(&d.Credentials, res.StatusCode)
