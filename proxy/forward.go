@@ -313,7 +313,7 @@ func (x *exchange) upgrade(w http.ResponseWriter, r *http.Request) {
 	if limit := strangersTime(&x.decision); limit > 0 {
 		defer time.AfterFunc(limit, func() { x.ended.broke(engine.ReasonDeadline); closeConn() }).Stop()
 	}
-	x.tunnel(w, res, conn, br)
+	x.tunnel(w, res.Header, conn, br)
 }
 
 // upgradeRequest returns the request for a backend with its own host: one head, no body.
@@ -375,7 +375,7 @@ func (b *refusal) Read(p []byte) (int, error) {
 
 // tunnel copies in both directions until both have ended or one has failed, or the second has not
 // ended in time. w's Hijack is recorder.Hijack, which records the 101.
-func (x *exchange) tunnel(w http.ResponseWriter, res *http.Response, conn net.Conn, br *bufio.Reader) {
+func (x *exchange) tunnel(w http.ResponseWriter, fields http.Header, conn net.Conn, br *bufio.Reader) {
 	client, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		x.p.log.Error("taking over a client's connection", "err", err)
@@ -389,9 +389,10 @@ func (x *exchange) tunnel(w http.ResponseWriter, res *http.Response, conn net.Co
 	x.p.sessions.open.Add(1)
 	defer x.p.sessions.open.Add(-1)
 	defer context.AfterFunc(x.p.sessions.ending, func() { x.ended.broke(engine.ReasonDrain); over() })()
-	res.Body = nil // the tunnel's bytes are no body
+	// Not the backend's own head: net/http adds a length to that of a POST, and repeats its "Connection: close".
+	head := http.Response{StatusCode: http.StatusSwitchingProtocols, ProtoMajor: 1, ProtoMinor: 1, Header: fields}
 	// The server's deadlines would end the session.
-	if client.SetDeadline(time.Time{}) != nil || res.Write(rw) != nil || rw.Flush() != nil {
+	if client.SetDeadline(time.Time{}) != nil || head.Write(rw) != nil || rw.Flush() != nil {
 		return
 	}
 	ended := make(chan error, 2)

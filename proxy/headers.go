@@ -30,10 +30,9 @@ func (x *exchange) removes(name string) bool {
 	case "forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-uri", "x-real-ip",
 		loopHeader, auditHeader:
 		return true
-	case "sec-websocket-protocol": // it may hold a token, and has no use without an upgrade
-		if x.head.Upgrade == "" {
-			return true
-		}
+	}
+	if dashed == "sec-websocket-protocol" && x.head.Upgrade == "" {
+		return true // it may hold a token, and has no use without an upgrade
 	}
 	return hopByHop(dashed) || x.head.listed[name] || x.p.cfg.Authn.Strip(name, x.decision.Pool)
 }
