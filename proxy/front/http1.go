@@ -28,15 +28,15 @@ import (
 const bodyRest = 5 * time.Second
 
 // limitSlowClients sets a time limit that net/http lacks, for HTTP/1.1 clients that are slow to send the rest of a
-// body; for slow readers the handler does. It also closes the connection after every chunked body, as RFC 9112 §6.1
-// requires if there was a Content-Length, too, which net/http has dropped: what follows may be a smuggled request.
+// body; for slow readers the handler does. It also closes the connection after a chunked body and after HTTP/1.0:
+// net/http drops a Content-Length of the one and chunks of the other, and what follows may be smuggled (RFC 9112 §6.1).
 func limitSlowClients(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor != 1 {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if len(r.TransferEncoding) > 0 {
+		if len(r.TransferEncoding) > 0 || r.ProtoMinor == 0 {
 			w.Header().Set("Connection", "close")
 		}
 		b := &boundedWriter{ResponseWriter: w, control: http.NewResponseController(w)}
