@@ -32,10 +32,6 @@ const bodyRest = 5 * time.Second
 // net/http drops a Content-Length of the one and chunks of the other, and what follows may be smuggled (RFC 9112 §6.1).
 func limitSlowClients(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ProtoMajor != 1 {
-			next.ServeHTTP(w, r)
-			return
-		}
 		if len(r.TransferEncoding) > 0 || r.ProtoMinor == 0 {
 			w.Header().Set("Connection", "close")
 		}
@@ -394,6 +390,9 @@ func countWhole(next http.Handler) http.Handler {
 			w.Header().Set("Connection", "close")
 			w.WriteHeader(http.StatusTooManyRequests)
 			return
+		}
+		if r.RequestURI == "*" && r.Method == http.MethodOptions {
+			return // 200, as over HTTP/2
 		}
 		next.ServeHTTP(w, r)
 	})

@@ -110,18 +110,21 @@ func TestHeadsGetRoom(t *testing.T) {
 	}
 }
 
-// Whose head is refused does not keep the connection by a body that never comes.
+// Whose head is refused does not keep the connection by a body that never comes, nor does who asks without a path.
 func TestRefusedHeadEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, dial := plaintext(t, hold.New(64<<20), func(http.ResponseWriter, *http.Request) {})
-		client, begun := dial("192.0.2.1"), time.Now()
 		const get = "GET / HTTP/1.1\r\nHost: x\r\n"
-		go func() { // ends with the connection
-			_, _ = io.WriteString(client, get+"\r\n"+get+"Content-Length: 1\r\n"+proportion.Lines(1200, "n%d", "")+"\r\n")
-		}()
-		said, _ := io.ReadAll(client)
-		check.Has(t, string(said), "431 ")
-		check.Within(t, 0, 2*bodyRest, time.Since(begun), "time until it ended")
+		for says, want := range map[string]string{
+			get + "\r\n" + get + "Content-Length: 1\r\n" + proportion.Lines(1200, "n%d", "") + "\r\n": " 431 ",
+			"OPTIONS * HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n":                              " 200 ",
+		} {
+			client, begun := dial("192.0.2.1"), time.Now()
+			go func() { _, _ = io.WriteString(client, says) }() // ends with the connection
+			answer, _ := io.ReadAll(client)
+			check.Has(t, string(answer), want)
+			check.Within(t, 0, 2*bodyRest, time.Since(begun), "time until it ended")
+		}
 	})
 }
 

@@ -67,12 +67,13 @@ func New(c Config) *Port {
 	p.ending, p.end = context.WithCancel(context.Background())
 	p.heads.open, p.heads.cut = context.WithCancelCause(context.Background())
 	p.http1 = &http.Server{
-		Handler:           limitSlowClients(countWhole(c.Handler)),
-		ConnContext:       p.connContext,
-		ConnState:         changed,
-		ReadHeaderTimeout: readHeaderTimeout,
-		IdleTimeout:       idleTimeout,
-		ErrorLog:          slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
+		Handler:                      limitSlowClients(countWhole(c.Handler)),
+		DisableGeneralOptionsHandler: true, // it waits for the body of OPTIONS * without a limit
+		ConnContext:                  p.connContext,
+		ConnState:                    changed,
+		ReadHeaderTimeout:            readHeaderTimeout,
+		IdleTimeout:                  idleTimeout,
+		ErrorLog:                     slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
 	}
 	return p
 }
