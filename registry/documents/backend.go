@@ -130,20 +130,15 @@ func gone(e *registry.Entry) bool {
 		!slices.ContainsFunc(e.Endpoints, func(o registry.Endpoint) bool { return !o.Gone })
 }
 
-// askable returns the entries that may be asked for, available ones first: who needs only one uses the first.
-func (b *backend[S, L]) askable() []*registry.Entry {
-	entries := slices.DeleteFunc(slices.Clone(*b.entries.Load()), func(e *registry.Entry) bool { return !Askable(e) })
-	slices.SortStableFunc(entries, func(x, y *registry.Entry) int {
-		return cmp.Compare(metric.Number(y.Verdict.Available()), metric.Number(x.Verdict.Available()))
-	})
-	return entries
-}
-
 func (b *backend[S, L]) run(ctx context.Context) {
-	retry := retries(firstRetry, lastRetry)
+	retry, idle := retries(firstRetry, lastRetry), func(e *registry.Entry) bool { return !Askable(e) }
 	for {
+		entries := slices.DeleteFunc(slices.Clone(*b.entries.Load()), idle)
+		slices.SortStableFunc(entries, func(x, y *registry.Entry) int { // who needs only one uses the first
+			return cmp.Compare(metric.Number(y.Verdict.Available()), metric.Number(x.Verdict.Available()))
+		})
 		var due <-chan time.Time // an unavailable backend is asked after a change of the table
-		if entries := b.askable(); len(entries) > 0 {
+		if len(entries) > 0 {
 			pause := every
 			if err := b.of.ask(ctx, b, entries); err != nil {
 				pause = retry()

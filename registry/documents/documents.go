@@ -96,7 +96,7 @@ func New[S, L any](cfg Config, kind Kind[S, L]) *Sources[S, L] {
 		cfg: cfg, kind: kind, log: cfg.Log(), changed: make(chan time.Time, 1),
 		polls: metric.Counter("fairlead_"+strings.ToLower(kind.Name)+"_polls_total",
 			fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", kind.Name), "result",
-			resultOK, string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus),
+			"ok", string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus),
 			string(ReasonTooLarge), string(ReasonInvalid)),
 	}
 	s.Departed = make(map[schema.GroupVersion]bool)
@@ -153,7 +153,13 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 		}
 		asked = true
 		now := s.update(ctx, t, changes)
-		s.depart(changes)
+		for _, c := range changes {
+			if c.New != nil {
+				delete(s.Departed, c.New.GroupVersion)
+			} else if remote := !c.Old.Local(); remote || c.Old.Object.ResourceVersion != "" {
+				s.Departed[c.Old.GroupVersion] = remote
+			}
+		}
 		news := s.touched.Swap(false) || complete != t.Complete() || slices.ContainsFunc(changes, s.matters)
 		if complete = t.Complete(); news {
 			if at := s.kind.Publish(t); !at.IsZero() {
@@ -165,16 +171,6 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 		latest.Sleep(ctx, min(restFactor*time.Since(begun), mostRest))
 	}
 	return ctx.Err()
-}
-
-func (s *Sources[S, L]) depart(changes []change) {
-	for _, c := range changes {
-		if c.New != nil {
-			delete(s.Departed, c.New.GroupVersion)
-		} else if remote := !c.Old.Local(); remote || c.Old.Object.ResourceVersion != "" {
-			s.Departed[c.Old.GroupVersion] = remote
-		}
-	}
 }
 
 // matters reports whether a change of the table may change the document.
@@ -194,6 +190,17 @@ func (s *Sources[S, L]) ask(ctx context.Context, b *backend[S, L], entries []*re
 	next, changed, err := s.kind.Ask(ctx, was, entries)
 	if ctx.Err() != nil || next == nil {
 		return ctx.Err() // the backend has left the table: ignore its response
+	}
+	t := s.cfg.Tables.Table()
+	moved := func(e *registry.Entry) bool {
+		now := t.Entry(e.GroupVersion)
+		return now == nil || !slices.ContainsFunc(now.Servers(), func(o *registry.Entry) bool {
+			return o.Name == e.Name && o.Backend == e.Backend
+		})
+	}
+	// Requests follow an APIService to its next backend, whose answer would pass for what this one has of the others.
+	if slices.ContainsFunc(entries, moved) {
+		return fmt.Errorf("an APIService has moved meanwhile: the answer may be another backend's")
 	}
 	for !b.known.CompareAndSwap(was, next) { // it got a former backend's state meanwhile
 		was = b.known.Load()
@@ -230,13 +237,10 @@ func (f Freshness) Of(e *registry.Entry, err error) Freshness {
 	return f
 }
 
-// resultOK is the result of a successful request. The other results are Reasons.
-const resultOK = "ok"
-
 // note counts a request by its result, and logs when it fails in another way than the last one.
 func (s *Sources[S, L]) note(err error, failing *Reason, of string, who slog.Attr) {
 	reason := reasonOf(err)
-	s.polls.WithLabelValues(string(cmp.Or(reason, resultOK))).Inc()
+	s.polls.WithLabelValues(string(cmp.Or(reason, "ok"))).Inc()
 	switch {
 	case err != nil && reason != *failing:
 		s.log.Warn(s.kind.Name+" of "+of+" cannot be used, the last good one stays", who, "reason", reason, "err", err)
