@@ -32,9 +32,8 @@ const (
 func (p *Publisher) read(ctx context.Context) (*corev1.Endpoints, []discoveryv1.EndpointSlice, error) {
 	have, err := p.config.Client.CoreV1().Endpoints(metav1.NamespaceDefault).Get(ctx, service, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		have, err = &corev1.Endpoints{}, nil
-	}
-	if err != nil {
+		have = &corev1.Endpoints{}
+	} else if err != nil {
 		return nil, nil, fmt.Errorf("reading endpoints: %w", err)
 	}
 	list, err := p.config.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx,
@@ -137,11 +136,10 @@ func content(e *corev1.Endpoints) string {
 	var list []string
 	for _, s := range e.Subsets {
 		for _, port := range s.Ports {
-			for _, a := range s.Addresses {
-				list = append(list, fmt.Sprintf("%s %s %d", port.Name, a.IP, port.Port))
-			}
-			for _, a := range s.NotReadyAddresses {
-				list = append(list, fmt.Sprintf("%s !%s %d", port.Name, a.IP, port.Port))
+			for mark, all := range map[string][]corev1.EndpointAddress{"": s.Addresses, "!": s.NotReadyAddresses} {
+				for _, a := range all {
+					list = append(list, fmt.Sprintf("%s %s%s %d", port.Name, mark, a.IP, port.Port))
+				}
 			}
 		}
 	}
