@@ -178,6 +178,9 @@ func (p *Proxy) decideBehind(d *Decision, h *Head) {
 	switch {
 	case d.Action == ToRemote && d.Entry.Front != "":
 		p.dispatch(d, h)
+	case d.Action == ToRemote || d.route == registry.RouteLocal && d.Request.APIGroup != "":
+		// The table is behind the cluster's. After a 404 the namespace controller would leave such objects behind.
+		d.refuse(errNotReady)
 	case d.Action != ToDocument:
 		d.refuse(errNotFound)
 	}
