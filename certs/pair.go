@@ -141,19 +141,10 @@ func (n *servingNames) lookup(name string) *tls.Certificate {
 	if c := n.names[name]; c != nil {
 		return c
 	}
-	// A wildcard replaces whole labels, from the left, as in crypto/tls and kube-apiserver.
-	labels := strings.Split(name, ".")
-	for i := range min(len(labels), maxWildcards) {
-		labels[i] = "*"
-		if c := n.names[strings.Join(labels, ".")]; c != nil {
-			return c
-		}
-	}
-	return nil
+	labels := strings.SplitN(name, ".", 2)
+	labels[0] = "*" // one label, the leftmost, as in crypto/tls and kube-apiserver
+	return n.names[strings.Join(labels, ".")]
 }
-
-// maxWildcards bounds the labels tried as wildcards: the name is a stranger's and may have 127.
-const maxWildcards = 8
 
 // TLS returns the listeners' configuration: each handshake uses the current pairs and CAs, open connections stay.
 // Clients are asked for a certificate, which VerifyUser verifies: a bad one gets 401 and not a broken connection.
