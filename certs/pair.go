@@ -118,8 +118,11 @@ func certificateNames(c *tls.Certificate) []string {
 
 // certificate selects a pair by the SNI name or, since a client that dials an address sends none, by that address.
 func (n *servingNames) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-	c := n.lookup(strings.ToLower(strings.TrimSuffix(hello.ServerName, ".")))
-	if hello.ServerName == "" && hello.Conn != nil {
+	name := strings.ToLower(strings.TrimSuffix(hello.ServerName, "."))
+	labels := strings.SplitN(name, ".", 2)
+	labels[0] = "*" // one label, the leftmost, as in crypto/tls and kube-apiserver
+	c := cmp.Or(n.names[name], n.names[strings.Join(labels, ".")])
+	if name == "" && hello.Conn != nil {
 		address, _, _ := net.SplitHostPort(hello.Conn.LocalAddr().String())
 		c = n.names[address] // wildcards are for names
 	}
@@ -132,18 +135,6 @@ func (n *servingNames) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate
 		return c, nil
 	}
 	return nil, errors.New("there is no serving certificate yet")
-}
-
-func (n *servingNames) lookup(name string) *tls.Certificate {
-	if name == "" {
-		return nil
-	}
-	if c := n.names[name]; c != nil {
-		return c
-	}
-	labels := strings.SplitN(name, ".", 2)
-	labels[0] = "*" // one label, the leftmost, as in crypto/tls and kube-apiserver
-	return n.names[strings.Join(labels, ".")]
 }
 
 // TLS returns the listeners' configuration: each handshake uses the current pairs and CAs, open connections stay.
