@@ -112,16 +112,14 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 			unread := refuse(reasonInvalidBundle, nil, "%s has not been read yet", b.source)
 			b.setLocked(v.with(nil, unread, max(b.overlap, unreadTime), now))
 		}
-	case len(spec.CABundle) == 0:
-		b.source = "system"
-		b.bundleLocked(nil, nil, now)
-	case all != nil:
-		b.source = "inline"
+	default:
+		b.source = map[bool]string{true: "system", false: "inline"}[spec.CABundle == ""]
+		if all == nil {
+			b.bundleLocked([]byte(spec.CABundle), nil, now)
+			break
+		}
 		read := all.current.Load()
 		b.takeLocked(read.current, read.fault, now)
-	default:
-		b.source = "inline"
-		b.bundleLocked([]byte(spec.CABundle), nil, now)
 	}
 	b.recheckLocked(now, true)
 }

@@ -62,7 +62,7 @@ func FuzzBundle(f *testing.F) {
 			}
 		}
 		r := newRoots(certs)
-		if len(certs) > 0 && (!r.same(newRoots(certs)) || !r.shares(r) || r.without(r.ids) != nil) {
+		if len(certs) > 0 && (!r.same(newRoots(certs)) || !r.shares(r) || r.only(func(c *x509.Certificate) bool { return !r.whole.Has(sha256.Sum256(c.Raw)) }) != nil) {
 			t.Fatal("roots of the same certificates differ")
 		}
 	})
@@ -188,9 +188,20 @@ func TestIdentity(t *testing.T) {
 	check.Same(t, fmt.Sprintf("%x", sha256.Sum256(ca.Certificate.Raw))[:32], Describe(ca.Certificate).Fingerprint, "fingerprint")
 	both := newRoots([]*x509.Certificate{&renewed, again.Certificate})
 	check.Same(t, true, newRoots([]*x509.Certificate{ca.Certificate}).shares(both), "a bundle with a renewed CA shares it")
-	self, next := *ca.Certificate, renewed // cert-manager's selfSigned, with its key kept
-	self.IsCA, next.IsCA = false, false
-	check.Same(t, false, newRoots([]*x509.Certificate{&self}).shares(newRoots([]*x509.Certificate{&next})), "a renewed certificate that is no CA is another")
+	for _, isCA := range []bool{false, true} { // self-signed servers, by cert-manager or `openssl req -x509`, keep their keys
+		self, next := *ca.Certificate, renewed
+		self.IsCA, next.IsCA = isCA, isCA
+		before := &view{current: newRoots([]*x509.Certificate{&self, again.Certificate})}
+		now := time.Now()
+		after := before.with(newRoots([]*x509.Certificate{&next}), nil, time.Minute, now)
+		grown := after.with(newRoots([]*x509.Certificate{&next, &renamed}), nil, time.Minute, now)
+		for _, v := range []*view{after, grown} {
+			if len(v.previous) != 1 || !slices.Equal(v.previous[0].roots.certs, []*x509.Certificate{&self}) {
+				t.Errorf("of a renewed certificate, with %d others, the former does not overlap alone: %v", len(v.current.certs)-1, v.previous)
+			}
+		}
+		check.Same(t, 0, len(grown.with(newRoots([]*x509.Certificate{&renamed}), nil, time.Minute, now).previous), "replaced, when both are dropped")
+	}
 }
 
 // Of a CA renewed with its key, the certificate that is valid for longest is the issuer. Few of a name are tried.

@@ -12,7 +12,7 @@
 //     only until some endpoint has presented a chain that the new roots verify: then only an attacker still needs the
 //     old ones.
 //   - Only a bundle replaced as a whole overlaps. If a CA is dropped from a bundle that keeps others, that is on
-//     purpose: it is distrusted at once. A CA is identified by subject and key, so a renewed CA counts as kept.
+//     purpose: it is distrusted at once. A CA is identified by subject and key: of a renewed one both overlap.
 //   - A bundle without one readable certificate is a fault (InvalidCABundle); the last good roots stay for the overlap,
 //     as after a replacement.
 //   - Roots never overlap with "verify nothing": leaving insecureSkipTLSVerify takes effect at once.

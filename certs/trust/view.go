@@ -80,7 +80,13 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 			}
 		}
 	case next != nil && old.shares(next):
-		n.previous = drop(n.previous, old.ids)
+		n.previous = drop(n.previous, old.ids.Difference(next.ids))
+		renewed := old.only(func(c *x509.Certificate) bool {
+			return next.ids.Has(identify(c)) && !next.whole.Has(sha256.Sum256(c.Raw))
+		})
+		if renewed != nil { // a server may present it itself, or its successor be valid a little later
+			n.previous = append(n.previous, replaced{renewed, now, overlap})
+		}
 	default:
 		n.previous = append(n.previous, replaced{old, now, overlap})
 	}
@@ -104,25 +110,21 @@ func live(previous []replaced, now time.Time) []replaced {
 	return slices.DeleteFunc(slices.Clone(previous), func(p replaced) bool { return !now.Before(p.until()) })
 }
 
-// drop removes an edited bundle's CAs from the replaced roots: the new one has those still trusted.
+// drop removes CAs that an edit has removed from the replaced roots, too.
 func drop(previous []replaced, ids sets.Set[identity]) []replaced {
 	var out []replaced
 	for _, p := range previous {
-		if r := p.roots.without(ids); r != nil {
+		if r := p.roots.only(func(c *x509.Certificate) bool { return !ids.Has(identify(c)) }); r != nil {
 			out = append(out, replaced{r, p.since, p.lasts})
 		}
 	}
 	return out
 }
 
-// identity identifies a CA by its subject and its key. A renewed CA certificate keeps both. What is no CA vouches only
-// for itself: a self-signed certificate that is renewed with its key does not verify the former one.
+// identity identifies a CA by its subject and its key. A renewed CA certificate keeps both.
 type identity [sha256.Size]byte
 
 func identify(c *x509.Certificate) identity {
-	if c.Version == 3 && !c.IsCA { // older ones do not say
-		return sha256.Sum256(c.Raw)
-	}
 	h := sha256.New()
 	h.Write(c.RawSubject) // the DER of both is self-delimiting, so no separator is needed
 	h.Write(c.RawSubjectPublicKeyInfo)
@@ -133,14 +135,16 @@ func identify(c *x509.Certificate) identity {
 type roots struct {
 	certs   []*x509.Certificate
 	ids     sets.Set[identity]
-	pool    *x509.CertPool // nil for the system's roots
-	warning string         // which part of the bundle was unreadable. Empty means none
+	whole   sets.Set[identity] // hashes of certs
+	pool    *x509.CertPool     // nil for the system's roots
+	warning string             // which part of the bundle was unreadable. Empty means none
 }
 
 func newRoots(certs []*x509.Certificate) *roots {
-	r := &roots{certs: certs, ids: sets.New[identity](), pool: x509.NewCertPool()}
+	r := &roots{certs: certs, ids: sets.New[identity](), whole: sets.New[identity](), pool: x509.NewCertPool()}
 	for _, c := range certs {
 		r.ids.Insert(identify(c))
+		r.whole.Insert(sha256.Sum256(c.Raw))
 		r.pool.AddCert(c)
 	}
 	return r
@@ -174,12 +178,12 @@ func (r *roots) same(o *roots) bool {
 // its replacement. The system's roots are not listed, and share none.
 func (r *roots) shares(o *roots) bool { return r.ids.Intersection(o.ids).Len() > 0 }
 
-// without returns r without the CAs in drop, nil when none is left.
-func (r *roots) without(drop sets.Set[identity]) *roots {
+// only returns r with the CAs that are to be kept, nil when none is left.
+func (r *roots) only(kept func(*x509.Certificate) bool) *roots {
 	if r.system() {
 		return r
 	}
-	left := slices.DeleteFunc(slices.Clone(r.certs), func(c *x509.Certificate) bool { return drop.Has(identify(c)) })
+	left := slices.DeleteFunc(slices.Clone(r.certs), func(c *x509.Certificate) bool { return !kept(c) })
 	if len(left) == 0 {
 		return nil
 	}
