@@ -70,11 +70,13 @@ func (c *Clients) VerifyFrontProxy(peer []*x509.Certificate) ([][]*x509.Certific
 }
 
 // VerifyInCluster does what VerifyFrontProxy does, as the cluster's servers do by its authentication ConfigMap. No
-// chain and no error means that it is not known, or that only the certificate's dates are wrong.
+// chain and no error means that it is not known, or that only the certificate's own dates are wrong.
 func (c *Clients) VerifyInCluster(peer []*x509.Certificate) ([][]*x509.Certificate, error) {
 	chains, err := c.cluster.Load().verifyFrontProxy(peer)
-	if invalid := (x509.CertificateInvalidError{}); errors.As(err, &invalid) && invalid.Reason == x509.Expired {
-		err = nil
+	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok && invalid.Reason == x509.Expired {
+		if err = nil; invalid.Cert != peer[0] { // one text, as often as it is asked: crypto/x509's has the time
+			err = fmt.Errorf("the CA %q above it is not valid now", trust.Describe(invalid.Cert).Subject)
+		}
 	}
 	return chains, err
 }
