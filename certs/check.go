@@ -189,9 +189,21 @@ func (f *Findings) CheckBundle(object string, data []byte) {
 			"it is not usable: %v", err)
 		return
 	}
+	const do = "remove it if its successor is in the bundle already; " +
+		"otherwise add its successor, then have the certificates issued anew"
+	f.authorities(object, cas, do, do)
+}
+
+// authorities checks a bundle's CAs. One that is not valid beside another that is breaks nothing by itself.
+func (f *Findings) authorities(object string, cas []*x509.Certificate, do, expired string) {
+	now := time.Now()
+	valid := func(c *x509.Certificate) bool { return now.Before(c.NotAfter) && !now.Before(c.NotBefore) }
 	for _, c := range cas {
-		f.Expiry(object, c, "CA", "remove it if its successor is in the bundle already; "+
-			"otherwise add its successor, then have the certificates issued anew")
+		before := len(*f)
+		f.Expiry(object, c, "CA", map[bool]string{false: do, true: expired}[now.After(c.NotAfter)])
+		if len(*f) > before && slices.ContainsFunc(cas, valid) {
+			(*f)[before].Severity = SeverityWarning
+		}
 	}
 }
 
@@ -237,13 +249,8 @@ func (f *Findings) bundle(object string, data []byte) []*x509.Certificate {
 	case err != nil:
 		f.Warn(object, "remove or repair that part", "a part of its CA bundle is ignored: %v", err)
 	}
-	for _, c := range cas {
-		do := "add its successor to the bundle before the backend gets a certificate of the new CA"
-		if time.Now().After(c.NotAfter) {
-			do = "remove it, and add its successor"
-		}
-		f.Expiry(object, c, "CA", do)
-	}
+	f.authorities(object, cas, "add its successor to the bundle before the backend gets a certificate of the new CA",
+		"remove it, and add its successor")
 	return cas
 }
 

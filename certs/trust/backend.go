@@ -72,8 +72,7 @@ func (t *Trust) newBackend(name string) *backend {
 	return b
 }
 
-// apply takes the backend of a table. A referenced bundle comes by referenced. all is the shared
-// trust of spec, with its parsed bundle; nil means none.
+// apply takes a backend, and the shared trust of spec, with its parsed bundle. A reference's comes by referenced.
 func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *backend) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

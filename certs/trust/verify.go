@@ -91,8 +91,7 @@ func outOfDate(err error, leaf, c *x509.Certificate, now time.Time) *Error {
 	return refuse(reason, err, "%s expired at %s", what, stamp(c.NotAfter))
 }
 
-// wrongName returns the error for a certificate of another name, or for one without any subject
-// alternative name: Go no longer reads the common name.
+// wrongName returns the error for a certificate of another name, or without any: Go no longer reads the common name.
 func wrongName(err error, leaf *x509.Certificate, name string) *Error {
 	if !hasSAN(leaf) {
 		return refuse(reasonMissingSAN, err, "the backend's certificate %q has no subject alternative name; "+
