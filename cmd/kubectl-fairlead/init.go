@@ -150,11 +150,12 @@ func (i *initiator) ensure(ctx context.Context, name string, template *x509.Cert
 
 func (i *initiator) good(pem []byte, template *x509.Certificate) bool {
 	chain, err := certutil.ParseCertsPEM(pem)
-	return err == nil && chain[0].CheckSignatureFrom(i.ca.Leaf) == nil && time.Until(chain[0].NotAfter) > leafLife/3 &&
+	return err == nil && chain[0].CheckSignatureFrom(i.ca.Leaf) == nil &&
+		time.Until(chain[0].NotAfter) > min(leafLife, time.Until(i.ca.Leaf.NotAfter))/3 &&
 		fmt.Sprint(chain[0].DNSNames, chain[0].IPAddresses) == fmt.Sprint(template.DNSNames, template.IPAddresses)
 }
 
-// issue makes a key and its certificate. Without a template that is a CA's, valid for ten years.
+// issue makes a key and its certificate: without a template a CA's, of ten years, else a leaf's, no longer than its CA.
 func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error) {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // it never fails
 	cert, ca, early := &x509.Certificate{}, i.ca.Leaf, time.Now().Add(-time.Minute)
@@ -165,7 +166,7 @@ func (i *initiator) issue(template *x509.Certificate) (map[string][]byte, error)
 		ca = cert
 	} else {
 		template.KeyUsage = x509.KeyUsageDigitalSignature
-		template.NotBefore, template.NotAfter = early, time.Now().Add(leafLife)
+		template.NotBefore, template.NotAfter = early, time.Now().Add(min(leafLife, time.Until(ca.NotAfter)))
 		cert.Raw, err = x509.CreateCertificate(rand.Reader, template, ca, key.Public(), i.ca.PrivateKey)
 	}
 	if err != nil {

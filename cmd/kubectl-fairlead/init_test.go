@@ -85,6 +85,12 @@ func TestInit(t *testing.T) {
 		check.Same(t, false, next.Equal(proxy), "the same certificate, after 250 days")
 		asClient.Roots = ca
 		must.Get(proxy.Verify(asClient))(t) // the previous certificate is trusted still
+		authority, _ := in.leaf("fairlead-ca")
+		time.Sleep(time.Until(authority.NotAfter) - 100*24*time.Hour)
+		check.Same(t, "ca unchanged\nfront-proxy-client written\nserving written\n", in.init(), "before the end of the CA")
+		last, _ := in.leaf("fairlead-front-proxy-client")
+		check.Same(t, true, last.NotAfter.Equal(authority.NotAfter), "valid until %s, and its CA until %s", last.NotAfter, authority.NotAfter)
+		check.Same(t, "ca unchanged\nfront-proxy-client unchanged\nserving unchanged\n", in.init(), "nothing that is valid for longer can be had")
 	})
 }
 
