@@ -242,14 +242,20 @@ func (a *APIService) Policy() string {
 
 func (a *APIService) hidden() bool { return a.Rule != "" && a.BackendOf == "" }
 
-// SetTrust sets Trust. An overlap of CAs is what is wrong with it, if nothing else is: it works only for a while.
+// SetTrust sets Trust. An overlap of CAs, or what is ignored of a bundle, is what is wrong with it, if nothing else is.
 func (a *APIService) SetTrust(t *trust.Status) {
 	a.Trust = t
-	if t.OverlapInForce && a.Available() && a.Cause == "" {
-		a.Cause = "available until " + t.OverlapUntil.UTC().Format(time.TimeOnly) + " UTC only: " +
-			"the backend presents a certificate that only the replaced CA verifies"
-		a.Advice = "if the new CA bundle is right, renew the backend's certificate before then; " +
-			"if not, correct the bundle"
+	until := "available until " + t.OverlapUntil.UTC().Format(time.TimeOnly) + " UTC only: "
+	switch {
+	case a.Cause != "" || !a.Available():
+	case t.Fault != "" && !t.OverlapUntil.IsZero():
+		a.Cause, a.Advice = until+t.Fault, "correct the bundle: until then the last good one is used"
+	case t.OverlapInForce:
+		a.Cause = until + "the backend presents a certificate that only the replaced CA verifies"
+		a.Advice = "if the new CA bundle is right, renew the backend's certificate before then; if not, correct it"
+	case t.Warning != "":
+		a.Cause = "a part of its CA bundle is ignored: " + strings.ReplaceAll(t.Warning, "\n", "; ")
+		a.Advice = "remove or repair that part"
 	}
 }
 

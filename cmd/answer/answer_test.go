@@ -117,7 +117,7 @@ func TestFails(t *testing.T) {
 	}
 }
 
-// An overlap of CAs that the backend needs is what is wrong with an APIService, unless something else is.
+// An overlap of CAs that the backend needs, or what is not read, is what is wrong with an APIService, unless something else is.
 func TestSetTrust(t *testing.T) {
 	needed := &trust.Status{OverlapInForce: true, OverlapUntil: time.Date(2026, 11, 28, 23, 33, 40, 0, time.FixedZone("", 3600))}
 	good := registry.Verdict{Status: "True"}
@@ -128,12 +128,15 @@ func TestSetTrust(t *testing.T) {
 	}{
 		{APIService{Verdict: good}, needed, "available until 22:33:40 UTC only: the backend presents a certificate that only the replaced CA verifies"},
 		{APIService{Verdict: good}, &trust.Status{OverlapUntil: needed.OverlapUntil}, ""},
+		{APIService{Verdict: good}, &trust.Status{OverlapInForce: true, OverlapUntil: needed.OverlapUntil, Fault: "it is cut"}, "available until 22:33:40 UTC only: it is cut"},
+		{APIService{Verdict: good}, &trust.Status{Warning: "one is broken\none is cut"}, "a part of its CA bundle is ignored: one is broken; one is cut"},
+		{APIService{Verdict: good}, &trust.Status{Fault: "not read yet"}, ""}, // and no longer trusted: the verdict will say so
 		{APIService{Verdict: good, Cause: "1 of 2"}, needed, "1 of 2"},
 		{APIService{}, needed, ""},
 	} {
 		tc.a.SetTrust(tc.t)
 		check.Same(t, tc.cause, tc.a.Cause, "cause of %+v", tc.a)
 		check.Same(t, tc.t, tc.a.Trust, "trust")
-		check.Same(t, strings.HasPrefix(tc.cause, "available"), tc.a.Advice != "", "advice")
+		check.Same(t, strings.HasPrefix(tc.cause, "a"), tc.a.Advice != "", "advice")
 	}
 }
