@@ -1,9 +1,11 @@
 package registry
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"regexp"
 	"strings"
 	"testing"
@@ -38,6 +40,11 @@ func manyRemotes(n int) Input {
 		in.Slices[service] = []*discoveryv1.EndpointSlice{slice(service, fmt.Sprintf("10.%d.%d.1", i/250, i%250), "10.255.0.2", "10.255.0.3")}
 	}
 	return in
+}
+
+// unanswered is the error of a watch that was to last for so many seconds.
+func unanswered(seconds int, cause string) error {
+	return &url.Error{Op: "Get", URL: fmt.Sprint("https://10.0.0.2/api/v1/services?timeoutSeconds=", seconds), Err: errors.New(cause)}
 }
 
 // remoteService is an APIService of an extension server, or a Local one if service is empty.

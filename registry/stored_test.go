@@ -161,6 +161,7 @@ func TestNotes(t *testing.T) {
 		denied, lines int
 	}{
 		{"outages", []error{away, away, starting, starting, nil, away}, 0, 3},
+		{"an outage of watches", []error{unanswered(1, "dial"), unanswered(2, "dial"), unanswered(3, "read tcp 10.0.0.1:4->10.0.0.2:443"), unanswered(4, "read tcp 10.0.0.1:5->10.0.0.2:443")}, 0, 2},
 		{"denied from the start", []error{forbidden("no"), forbidden("no")}, 1, 1},
 		{"denied without a message", []error{forbidden(""), forbidden("")}, 1, 1},
 		{"denied later", []error{nil, forbidden("no")}, 0, 1},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"sync"
 	"time"
 
@@ -134,6 +135,9 @@ func (l *lister) note(ctx context.Context, err error) {
 	text, known := "", l.served
 	if err != nil {
 		text = "error: " + err.Error() // an apiserver's Status may have no message
+	}
+	if of, ok := errors.AsType[*url.Error](err); ok { // each URL of a watch has another timeout
+		text = "error: " + normalizeCause(of.Err.Error())
 	}
 	news := text != l.last
 	l.last, l.served = text, known || err == nil // from now on a 404 means that the apiserver is starting
