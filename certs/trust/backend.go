@@ -286,7 +286,7 @@ func (b *backend) checkLocked(g *guarded, now time.Time) {
 		return
 	}
 	if now.After(g.until) {
-		if _, _, err = v.verify(g.chain, g.until); err == nil {
+		if _, _, err = v.verify(g.chain, g.until); err == nil || err.Reason() == reasonNotYetValid { // by a renewed CA
 			g.expired = true
 			latest.Wake(g.lost)
 			return

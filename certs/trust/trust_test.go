@@ -121,6 +121,25 @@ func TestRecheckIsBounded(t *testing.T) {
 	}
 }
 
+// A CA that is renewed after a chain has expired ends no watch: it is trusted as before, but was not valid yet then.
+func TestExpiredBeforeItsCAWasRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t, Config{})
+		s.set("v1.a", "bundle=ca")
+		open, b := s.guard("v1.a", s.pair("ca,until=1h")), s.Trust.backends["v1.a"]
+		time.Sleep(2 * time.Hour)
+		renewed := *s.cast.CA("ca").Certificate
+		renewed.NotBefore = time.Now()
+		for _, trusted := range []*x509.Certificate{&renewed, s.cast.CA("next").Certificate} {
+			b.mu.Lock()
+			b.setLocked(&view{name: serverName, current: newRoots([]*x509.Certificate{trusted})})
+			b.recheckLocked(time.Now(), true)
+			b.mu.Unlock()
+			check.Same(t, trusted != &renewed, open.isLost(), "lost, if %s is trusted since %s", trusted.Subject, trusted.NotBefore)
+		}
+	})
+}
+
 // TLS works before Run for what is in the table. Run follows the table and time.
 func TestTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
