@@ -155,13 +155,14 @@ func (f *follower) reload(path string) (*rest.Config, error) {
 	}
 	c.Host, c.UserAgent, c.QPS = f.first.Host, f.first.UserAgent, f.first.QPS
 	c.Dial, c.WrapTransport = f.first.Dial, f.first.WrapTransport
-	was := f.config.Load().Insecure
+	was := f.config.Load()
 	if err := f.take(c); err != nil {
 		return nil, err
 	}
-	if c.Insecure != was && c.Insecure != f.first.Insecure {
-		f.log.Warn("the kubeconfig has gained or lost insecure-skip-tls-verify: "+
-			"restart to follow it for forwarded requests", "kubeconfig", path, "insecure", c.Insecure)
+	if c.Insecure != was.Insecure && c.Insecure != f.first.Insecure ||
+		c.ServerName != was.ServerName && c.ServerName != f.first.ServerName {
+		f.log.Warn("the kubeconfig has another insecure-skip-tls-verify or tls-server-name: restart to follow it for "+
+			"forwarded requests", "kubeconfig", path, "insecure", c.Insecure, "name", c.ServerName)
 	}
 	return c, nil
 }

@@ -156,13 +156,14 @@ func TestKubeconfigRenewsCredential(t *testing.T) {
 	check.Same(t, "Bearer y", k.credential.Authorization(), "credential")
 }
 
-// A kubeconfig that gains or loses insecure-skip-tls-verify is followed for forwarded requests only
+// A kubeconfig that gains or loses insecure-skip-tls-verify, or a tls-server-name, is followed for forwarded requests only
 // after a restart. One warning for each change says so.
 func TestInsecureNeedsRestart(t *testing.T) {
 	secure := kubeconfigText("https://192.0.2.1:6443", nil, `"token":"x"`)
 	insecure := strings.Replace(secure, `"server":`, `"insecure-skip-tls-verify":true,"server":`, 1)
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	for says, texts := range map[string][]string{"insecure=true": {secure, insecure}, "insecure=false": {insecure, secure}} {
+	named := strings.Replace(secure, `"server":`, `"tls-server-name":"a.example","server":`, 1)
+	for says, texts := range map[string][]string{"insecure=true": {secure, insecure}, "insecure=false": {insecure, secure}, "name=a.example": {secure, named}} {
 		kube, _, _, err := clientConfig(writeFile(t, path, texts[0]), nil, false)
 		must.Do(t, err)
 		var logged bytes.Buffer
