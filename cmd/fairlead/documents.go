@@ -30,15 +30,7 @@ func (s *server) makeDocuments() {
 			return s.proxy.Fetch(s.backends.Upstream(e), asAggregator(r), false, nil) // one at a time: no limit
 		}
 	}
-	if s.o.Behind != "" { // they ask once more, and so are small: extension servers answer 304 while nothing changes
-		cfg := cfg
-		cfg.Tables, cfg.Metrics = sent{s.registry}, nil
-		groups := discovery.New(discovery.Config{Config: cfg, StaleAfter: s.o.staleAfter, Whole: true})
-		schemas, mux := openapi.New(cfg), http.NewServeMux()
-		mux.Handle("/", groups)
-		mux.Handle("/openapi/", schemas)
-		s.behind, s.loops["discovery behind"], s.loops["OpenAPI behind"] = mux, groups.Run, schemas.Run
-	}
+	behind := cfg
 	if s.kube != nil {
 		cfg.Local, cfg.Only, cfg.Each = s.fromLocal, s.kube.pools.Only, s.kube.pools.Each
 		s.loops["CRD watches"] = func(ctx context.Context) error { return s.kube.pools.Each(ctx, s.followCRDs) }
@@ -53,6 +45,15 @@ func (s *server) makeDocuments() {
 	s.discovery = discovery.New(discovery.Config{Config: cfg, StaleAfter: s.o.staleAfter})
 	s.openapi = openapi.New(cfg)
 	s.loops["discovery"], s.loops["OpenAPI"] = s.discovery.Run, s.openapi.Run
+	if s.o.Behind != "" {
+		behind.Tables, behind.Metrics = sent{s.registry}, nil
+		schemas, mux := openapi.New(behind), http.NewServeMux() // it asks once more: small, while all answer 304
+		mux.Handle("/openapi/", schemas)
+		// Not /apis: the aggregator takes what is Stale there, or not in this table yet, for Current. After a 404 it asks
+		// for each group-version: of several servers here.
+		mux.Handle("/apis/{group}/{version}", s.discovery)
+		s.behind, s.loops["OpenAPI behind"] = mux, schemas.Run
+	}
 }
 
 type sent struct{ *registry.Registry } // has the table of what the cluster's aggregator sends here

@@ -41,9 +41,6 @@ type Config struct {
 	// MaxBody bounds a body of a backend, and half of what all large group-versions take together. Zero means 80 MiB,
 	// or a 24th of Go's memory limit, 8 MiB at least: one of 64 MiB takes some ten times that to decode and render.
 	MaxBody int64
-	// Whole leaves /apis out while a part is Stale: kube-aggregator takes that for Current, and so
-	// namespaces would go before what is in them. After a 404 it asks for each group-version.
-	Whole bool
 }
 
 type sources = documents.Sources[state, localState]

@@ -89,10 +89,6 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch path := r.URL.Path; path {
 	case "/apis":
-		if d.cfg.Whole && slices.ContainsFunc(docs.parts, part.stale) {
-			d.writeError(w, r, errNotFound())
-			return
-		}
 		d.serve(w, r, d.choose, docs.groups, docs.legacy)
 	case "/apis/":
 		d.serve(w, r, d.codecs.legacyChoice, nil, docs.legacy)

@@ -31,7 +31,7 @@ import (
 //	backend <service> legacy <code> <gv>=… …
 //	backend <service> hangs|refuses|garbage|huge|status <code>
 //	backend <service> silent <gv>=… …   lists nothing in /apis
-//	open [<stale-after>|whole]          Discovery starts
+//	open [<stale-after>]                Discovery starts
 func TestStories(t *testing.T) {
 	scene.Tell(t, func(tb testing.TB) *scene.Scene {
 		s, address := newStage(tb), []string(nil)
@@ -64,8 +64,8 @@ func TestStories(t *testing.T) {
 			},
 			"backend": func(words []string) { s.Set(words[0], behaviour(words[1:])) },
 			"open": func(words []string) {
-				cfg := Config{Whole: slices.Equal(words, []string{"whole"})}
-				if len(words) > 0 && !cfg.Whole {
+				var cfg Config
+				if len(words) > 0 {
 					cfg.StaleAfter = must.Get(time.ParseDuration(words[0]))(s)
 				}
 				s.open(cfg)
