@@ -11,15 +11,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	apidiscoveryv2conversion "k8s.io/apiserver/pkg/apis/apidiscovery/v2"
 	"k8s.io/apiserver/pkg/endpoints"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
-	genericfeatures "k8s.io/apiserver/pkg/features"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
@@ -35,12 +32,7 @@ func newCodecs() *codecs {
 	utilruntime.Must(apidiscoveryv2.AddToScheme(agg)) // it fails only for types that exclude each other
 	utilruntime.Must(apidiscoveryv2conversion.RegisterConversions(agg))
 	metav1.AddToGroupVersion(legacy, metav1.Unversioned)
-	var options []serializer.CodecFactoryOptionsMutator
-	if utilfeature.DefaultFeatureGate.Enabled(genericfeatures.CBORServingAndStorage) {
-		options = append(options, serializer.WithSerializer(cbor.NewSerializerInfo))
-	}
-	c := &codecs{aggregated: serializer.NewCodecFactory(agg, options...)}
-	c.legacy = serializer.NewCodecFactory(legacy, options...)
+	c := &codecs{aggregated: serializer.NewCodecFactory(agg), legacy: serializer.NewCodecFactory(legacy)}
 	c.supported, _ = negotiation.MediaTypesForSerializer(c.legacy)
 	return c
 }

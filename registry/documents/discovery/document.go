@@ -46,10 +46,10 @@ type tag struct {
 	unchanged [2]*negotiate.Answer
 }
 
-type media [4]string
+type media [3]string
 
 func allMedias() media {
-	return media{runtime.ContentTypeJSON, runtime.ContentTypeYAML, runtime.ContentTypeProtobuf, runtime.ContentTypeCBOR}
+	return media{runtime.ContentTypeJSON, runtime.ContentTypeYAML, runtime.ContentTypeProtobuf}
 }
 
 type form struct {
