@@ -120,23 +120,17 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 		if err != nil {
 			return failed(old, entries, err)
 		}
-		if d.silent(entries, found) {
-			a.Done()
-			return d.askEach(ctx, old, entries)
+		// It may leave out a group-version that several servers have. Those of the custom-metrics library list nothing
+		// there, only below /apis/<group>/<version>, which is then of what all have.
+		if !slices.ContainsFunc(entries, func(e *registry.Entry) bool {
+			return found[e.GroupVersion] == nil && d.several(e.GroupVersion)
+		}) {
+			return d.taken(old, entries, found, a.Header.Get("Etag"))
 		}
-		return d.taken(old, entries, found, a.Header.Get("Etag"))
 	}
-	// 404, 406, 403 or a legacy list: the server has no aggregated discovery yet, and is asked for it each time.
+	// Else 404, 406, 403 or a legacy list: the server has no aggregated discovery yet, and is asked for it each time.
 	a.Done()
 	return d.askEach(ctx, old, entries)
-}
-
-// silent reports whether the document leaves out a group-version that several servers have. Those of the custom-metrics
-// library list nothing there, only below /apis/<group>/<version>, which is then of what all have.
-func (d *Discovery) silent(entries []*registry.Entry, found versions) bool {
-	return slices.ContainsFunc(entries, func(e *registry.Entry) bool {
-		return found[e.GroupVersion] == nil && d.several(e.GroupVersion)
-	})
 }
 
 func (d *Discovery) several(gv schema.GroupVersion) bool {
