@@ -19,6 +19,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/builtin"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
 )
 
@@ -155,10 +156,12 @@ func (d *Discovery) together(m *merge) *localState {
 		return &localState{groups: d.own}
 	}
 	var all []*localState
-	var known []string
-	for _, s := range d.Locals {
+	var known, unread []string
+	for name, s := range d.Locals {
 		if s != nil && s.groups != nil && s.core != nil && s.versions != nil { // all has been read once
-			all, known = append(all, s), append(known, s.server)
+			all, known = append(all, s), append(known, name)
+		} else {
+			unread = append(unread, name)
 		}
 	}
 	byAddr := func(x, y metav1.ServerAddressByClientCIDR) int { return cmp.Compare(x.ServerAddress, y.ServerAddress) }
@@ -170,7 +173,7 @@ func (d *Discovery) together(m *merge) *localState {
 	if len(all) == 0 {
 		return nil
 	}
-	out, only := *all[0], (map[schema.GroupVersionResource][]string)(nil)
+	out, only := *all[0], make(map[schema.GroupVersionResource][]string)
 	differs := func(s *localState) bool { return s.groupsTag != out.groupsTag || s.coreTag != out.coreTag }
 	if slices.ContainsFunc(all, differs) {
 		groups := make(versions)
@@ -185,6 +188,16 @@ func (d *Discovery) together(m *merge) *localState {
 			}
 		}
 		out.groups, out.core, only = groups, listOfParts(core), lacking(all)
+	}
+	if len(unread) > 0 { // only they, of another release, may have what others lack: after a 404 deletions lose data
+		out.groups = maps.Clone(out.groups)
+		for _, e := range m.table.Entries() {
+			gv, stale := e.GroupVersion, apidiscoveryv2.DiscoveryFreshnessStale
+			if gv.Group != "" && builtin.Group(gv.Group) && e.Local() && out.groups[gv] == nil {
+				out.groups[gv] = &apidiscoveryv2.APIVersionDiscovery{Version: gv.Version, Freshness: stale}
+				only[gv.WithResource("")], only[schema.GroupVersionResource{Resource: e.Path()}] = unread, unread
+			}
+		}
 	}
 	d.cfg.Only("discovery", known, only) // first: what is listed is served
 	return &out
