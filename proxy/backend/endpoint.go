@@ -177,8 +177,11 @@ func (s *suspicion) judged(began time.Time) {
 // load returns the value by which endpoints are compared.
 func (e *endpoint) load() int64 {
 	n := e.suspicion.weight()
-	if e.server != nil {
-		return n + e.server.load()
+	if s := e.server; s != nil {
+		if !s.first {
+			n += s.clients.Load()
+		}
+		return n
 	}
 	n += e.inFlight.Load()
 	if c := e.via.Load(); c != nil {

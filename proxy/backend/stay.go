@@ -36,18 +36,10 @@ type localServer struct {
 	left time.Time // if is.Terminating
 }
 
-// load returns the value by which servers are compared.
-func (s *localServer) load() int64 {
-	if s.first {
-		return 0
-	}
-	return s.clients.Load()
-}
-
 // Stay is the local apiserver of one client connection, the same in all pools. Each server has a watch cache of its
 // own, and during an upgrade group-versions of its own: a client of several goes back in time. It keeps its server
 // while that is usable, else it moves to another. No method takes a lock. A nil Stay spreads requests. Extension
-// servers have no place in it: seed gives their endpoints an order, see view.own.
+// servers have no place in it: seed gives their endpoints an order (view.own), and the servers in For.
 type Stay struct {
 	seed    uint64
 	stuck   bool // whatever happens
@@ -118,7 +110,8 @@ func (l *Local) unknownLocked(address string) bool {
 // Alike reports whether all servers are known to serve the same, so that For is not needed.
 func (l *Local) Alike() bool { return len(*l.only.Load()) == 0 }
 
-// For returns the Stay for a request: s, unless its server lacks what others serve.
+// For returns the Stay for a request: s, unless its server lacks what others serve. Of several of these s has its own,
+// whatever clients they get meanwhile: a list and the next one are of one watch cache.
 func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 	only := *l.only.Load()
 	have := only[what]
@@ -133,8 +126,9 @@ func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 			return s
 		}
 	}
+	by := cmp.Or(s, &have[0].fixed)
 	return &slices.MinFunc(have, func(a, b *localServer) int {
-		return cmp.Or(cmp.Compare(a.of[0].ill(), b.of[0].ill()), cmp.Compare(a.load(), b.load()))
+		return cmp.Or(cmp.Compare(a.of[0].ill(), b.of[0].ill()), cmp.Compare(a.of[0].rank(by), b.of[0].rank(by)))
 	}).fixed
 }
 

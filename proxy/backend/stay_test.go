@@ -141,7 +141,8 @@ func stays(t *testing.T) {
 //	has <servers>                         they go to no others; and at <servers> once all come anew
 //	retry <server>                        a request that the first connection's server has reset goes there
 //	goes <what> <server>                  a request of the first connection
-//	which <what> <server>                 the same, as Which says
+//	keeps <what>                          such a request goes where the last one did, though that has more clients
+//	which <what> <server>                 the same without a connection, as Which says
 //	each <servers>                        for which Each runs
 //	is <what>=<value>…                    see value
 func TestStories(t *testing.T) {
@@ -208,6 +209,12 @@ func (c *crowd) step(at, step string, words []string) {
 		l := c.l.Upstream(PoolProven).take(c.l.For(c.stays[0], whatOf(words[0])))
 		l.release()
 		check.Same(c.t, placesOf(words[1])[0], l.address, "%s: where it goes", at)
+	case "keeps":
+		goes := func() *localServer { return c.l.For(c.stays[0], whatOf(words[0])).at.Load() }
+		was := goes()
+		was.clients.Add(100)
+		check.Same(c.t, was.of[0].address, goes().of[0].address, "%s: where it goes", at)
+		was.clients.Add(-100)
 	case "which":
 		check.Same(c.t, placesOf(words[1])[0]+" (not all of them serve it)", c.l.Which(nil, whatOf(words[0])), "%s: where it goes", at)
 	case "each":
