@@ -69,7 +69,10 @@ func (s *Sources[S, L]) update(ctx context.Context, t *registry.Table, changes [
 	}
 	for of, list := range former {
 		for _, was := range list {
-			now[of].keep(was.known.Load())
+			to, kept := &now[of].known, was.known.Load() // others may have had the new one before
+			for is := to.Load(); is != kept && !to.CompareAndSwap(is, s.kind.Join(is, kept)); {
+				is = to.Load()
+			}
 		}
 	}
 	all := maps.Clone(now)
@@ -94,13 +97,6 @@ func (s *Sources[S, L]) start(ctx context.Context, entries []*registry.Entry, fo
 	}
 	s.running.Go(func() { b.run(ctx) })
 	return b
-}
-
-// keep adds the state of an APIService's former backend to its new one's, which others may have had before.
-func (b *backend[S, L]) keep(former *S) {
-	for known := b.known.Load(); known != former && !b.known.CompareAndSwap(known, b.of.kind.Join(known, former)); {
-		known = b.known.Load()
-	}
 }
 
 // worthAsking reports whether a backend's documents may have changed: it has another group-version or other endpoints,
