@@ -16,7 +16,6 @@ package discovery
 
 import (
 	"cmp"
-	"log/slog"
 	"maps"
 	"runtime/debug"
 	"slices"
@@ -49,7 +48,6 @@ type sources = documents.Sources[state, localState]
 type Discovery struct {
 	*sources
 	cfg          Config
-	log          *slog.Logger
 	codecs       *codecs
 	aggregations prometheus.Counter
 	turn         chan struct{} // of large documents
@@ -76,7 +74,7 @@ func New(cfg Config) *Discovery {
 	cfg.MaxBody = cmp.Or(cfg.MaxBody, max(8<<20, min(80<<20, debug.SetMemoryLimit(-1)/24)))
 	bounds := memo.Config{Entries: maxAccepts, Bytes: maxAccepts * maxAccept, Largest: maxAccept}
 	d := &Discovery{
-		cfg: cfg, log: cfg.Log(), codecs: newCodecs(), turn: make(chan struct{}, 1), told: make(map[string]string),
+		cfg: cfg, codecs: newCodecs(), turn: make(chan struct{}, 1), told: make(map[string]string),
 		aggregations: metric.Count("aggregator_discovery_aggregation_count_total",
 			"Counter of number of times discovery was aggregated"),
 		chosen: memo.New[string, choice](bounds),
@@ -127,7 +125,7 @@ func (d *Discovery) tell(parts []part) {
 		for _, s := range p.from[1:] { // nobody was before the first
 			if now := strings.Join(s.conflicts, ", "); now != d.told[s.name] {
 				d.told[s.name] = now
-				d.log.Warn("resources of backend have another kind, scope or verbs than a server's before it, "+
+				d.cfg.Log().Warn("resources of backend have another kind, scope or verbs than a server's before it, "+
 					"those are listed", "apiservice", s.name, "resources", now)
 			}
 		}

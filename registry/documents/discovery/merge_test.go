@@ -157,7 +157,7 @@ func TestUnion(t *testing.T) {
 func TestConflictsAreLoggedOnce(t *testing.T) {
 	s, log := newStage(t), strings.Builder{}
 	s.make(Config{})
-	s.d.log = slog.New(slog.NewTextHandler(&log, nil))
+	s.d.cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	for _, conflicts := range [][]string{nil, {"as"}, {"as"}, {"as", "bs"}, nil, nil} {
 		s.d.tell([]part{{from: []served{{name: "v1.a/one"}, {name: "v1.a", conflicts: conflicts}}}})
 	}
