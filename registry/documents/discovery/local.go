@@ -178,7 +178,7 @@ func (d *Discovery) together(m *merge) *localState {
 	if slices.ContainsFunc(all, differs) {
 		groups := make(versions)
 		for _, s := range all {
-			groups.add(s, m)
+			groups.add(s, all[0], m)
 		}
 		var core []part
 		for _, g := range out.core.Items {
@@ -213,15 +213,22 @@ func (d *Discovery) Release(server string) string {
 	return ""
 }
 
-func (s *localState) all() versions {
+// all returns what a server has. One that is down has of CRDs, which are no release's but the cluster's, what the first
+// server has: what was deleted meanwhile could not be listed, and so no namespace be deleted.
+func (s *localState) all(first *localState) versions {
 	all := maps.Clone(s.groups)
+	for gv, doc := range first.groups {
+		if s.failed && !first.failed && all[gv] != nil && !builtin.Group(gv.Group) {
+			all[gv] = doc
+		}
+	}
 	maps.Copy(all, byGroupVersion(s.core))
 	return all
 }
 
 // add adds what a server has and those before it lack. What only servers have that were down for too long is Stale.
-func (all versions) add(s *localState, m *merge) {
-	for gv, doc := range s.all() {
+func (all versions) add(s, first *localState, m *merge) {
+	for gv, doc := range s.all(first) {
 		known := all[gv]
 		m.lost[gv] = s.failed && (known == nil || m.lost[gv])
 		if s.failed && m.staleAfter > 0 && m.goesStale(s.confirmed) {
@@ -252,7 +259,7 @@ func size(doc *apidiscoveryv2.APIVersionDiscovery) int {
 func lacking(all []*localState) map[schema.GroupVersionResource][]string {
 	by := make(map[schema.GroupVersionResource][]string)
 	for _, s := range all {
-		for gv, doc := range s.all() {
+		for gv, doc := range s.all(all[0]) {
 			keys := []schema.GroupVersionResource{gv.WithResource(""), {Resource: "/apis/" + gv.String()}}
 			for _, r := range doc.Resources {
 				keys = append(keys, gv.WithResource(r.Resource))
