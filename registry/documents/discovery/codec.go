@@ -37,10 +37,8 @@ func newCodecs() *codecs {
 	return c
 }
 
-// aggregatedParams are the parameters that ask for aggregated discovery.
 const aggregatedParams = ";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// writeAggregated writes a list as kube-apiserver does.
 func (c *codecs) writeAggregated(w http.ResponseWriter, r *http.Request, list *apidiscoveryv2.APIGroupDiscoveryList) {
 	own := *list // encoding sets its kind for a while, and two forms may be rendered at the same time
 	responsewriters.WriteObjectNegotiated(c.aggregated, aggregated.DiscoveryEndpointRestrictions,

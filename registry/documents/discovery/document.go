@@ -66,7 +66,6 @@ type form struct {
 // be far below kube-apiserver's 128 KiB. Compressing a body of a few packets is not worth the time.
 const leastZipped = 4 << 10
 
-// tag returns the ETag, which it makes on first use.
 func (d *document) tag() *tag {
 	d.once.Do(func() {
 		hash := d.hash
@@ -93,7 +92,6 @@ func (d *document) common(etag string, gzip bool) []hpack.HeaderField {
 
 func (d *document) at(c choice) *form { return &d.forms[c.media][at(c.pretty)] }
 
-// form returns a form, which it renders on first use.
 func (d *document) form(c choice) *form {
 	f := d.at(c)
 	f.once.Do(func() {
@@ -122,7 +120,6 @@ func (d *document) made(c choice, query, agent string,
 	return d.at(c).answers[at(gzip)].made.Load(), c, gzip
 }
 
-// answer returns the response with a form, which it makes on first use. A small one is not compressed.
 func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
 	a := &d.at(c).answers[at(gzip)]
 	a.once.Do(func() {
