@@ -255,12 +255,20 @@ func size(doc *apidiscoveryv2.APIVersionDiscovery) int {
 	return n
 }
 
-// lacking returns what not all servers serve, and who does.
+// lacking returns what not all servers serve, and who does. The legacy document of a group-version is that of servers
+// that have most of it: whoever reads no other would miss resources of another release, which are served.
 func lacking(all []*localState) map[schema.GroupVersionResource][]string {
-	by := make(map[schema.GroupVersionResource][]string)
+	by, most := make(map[schema.GroupVersionResource][]string), make(map[schema.GroupVersion]int)
 	for _, s := range all {
 		for gv, doc := range s.all(all[0]) {
-			keys := []schema.GroupVersionResource{gv.WithResource(""), {Resource: "/apis/" + gv.String()}}
+			legacy := schema.GroupVersionResource{Resource: (&registry.Entry{GroupVersion: gv}).Path()}
+			switch n := size(doc); {
+			case n > most[gv] && !s.failed || by[legacy] == nil:
+				by[legacy], most[gv] = []string{s.server}, n
+			case n == most[gv]:
+				by[legacy] = append(by[legacy], s.server)
+			}
+			keys := []schema.GroupVersionResource{gv.WithResource("")}
 			for _, r := range doc.Resources {
 				keys = append(keys, gv.WithResource(r.Resource))
 				for _, sub := range r.Subresources {
