@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2/hpack"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -377,7 +378,7 @@ func (p *Proxy) checkImpersonated(d *Decision, left http.Header) error {
 	}
 	for name := range left {
 		if strings.HasPrefix(strings.ToLower(name), "impersonate-") {
-			return errNested(name)
+			return apierrors.NewBadRequest(name + " is not a supported impersonation header")
 		}
 	}
 	if name, group := p.cfg.Authn.Refuses(d.User, true); name+group != "" {

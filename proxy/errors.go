@@ -63,11 +63,6 @@ func errNotImpersonated(name, group string) error {
 		who+" may not be impersonated ("+flag+"): the cluster accepts such users only with their own token")
 }
 
-// errNested refuses a header field that the impersonation filter does not know, and that nothing else would check.
-func errNested(name string) error {
-	return apierrors.NewBadRequest(name + " is not a supported impersonation header")
-}
-
 // errOwnCredential means that the local apiserver rejected this process's credential. A 401 would blame the caller's.
 var errOwnCredential = unavailable("the local apiserver rejects the front door's own credential, please try again")
 
