@@ -5,6 +5,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -110,8 +111,7 @@ func (l *Local) unknownLocked(address string) bool {
 // Alike reports whether all servers are known to serve the same, so that For is not needed.
 func (l *Local) Alike() bool { return len(*l.only.Load()) == 0 }
 
-// For returns the Stay for a request: s, unless its server lacks what others serve. Of several of these s has its own,
-// whatever clients they get meanwhile: a list and the next one are of one watch cache.
+// For returns the Stay for a request: s, unless its server lacks what others serve. Of several of these s has one.
 func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 	only := *l.only.Load()
 	have := only[what]
@@ -121,15 +121,19 @@ func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 	if len(have) == 0 {
 		return s
 	}
-	if s != nil {
-		if at := s.at.Load(); slices.Contains(have, at) && at.of[0].ill() == 0 {
-			return s
-		}
-	}
 	by := cmp.Or(s, &have[0].fixed)
-	return &slices.MinFunc(have, func(a, b *localServer) int {
+	if at := by.at.Load(); slices.Contains(have, at) && at.of[0].ill() == 0 {
+		return by
+	}
+	best := slices.MinFunc(have, func(a, b *localServer) int {
 		return cmp.Or(cmp.Compare(a.of[0].ill(), b.of[0].ill()), cmp.Compare(a.of[0].rank(by), b.of[0].rank(by)))
-	}).fixed
+	})
+	group, version, _ := strings.Cut(strings.TrimPrefix(what.Resource, "/apis/"), "/")
+	exclusive := only[schema.GroupVersionResource{Group: group, Version: version}] != nil
+	if strings.HasPrefix(what.Resource, "/api") && !exclusive && best.of[0].ill() == 3 {
+		return s // all have the group-version: any legacy document of it is better than none
+	}
+	return &best.fixed
 }
 
 // ill is 0 if requests may stay, 1 if only a dial takes long, 2 if it is suspect or its server leaves, 3 if unhealthy.
