@@ -187,11 +187,8 @@ func errNotFound() error {
 // Nil means that ServeHTTP must be called. The fields' names are in lower case.
 func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *negotiate.Answer {
 	docs := d.view.Load()
-	if docs == nil {
-		return nil
-	}
 	asked, ok := read(fields)
-	if !ok {
+	if docs == nil || !ok {
 		return nil
 	}
 	aggregated, legacy := docs.groups, docs.legacy
