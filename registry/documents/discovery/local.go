@@ -230,7 +230,9 @@ func (s *localState) all(first *localState) versions {
 func (all versions) add(s, first *localState, m *merge) {
 	for gv, doc := range s.all(first) {
 		known := all[gv]
-		m.lost[gv] = s.failed && (known == nil || m.lost[gv])
+		// An older kube-apiserver that starts deletes what it does not know (autoregister in kube-aggregator).
+		newer := builtin.Group(gv.Group) && documents.Newer(s.release, first.release) < 0
+		m.lost[gv] = s.failed && !newer && (known == nil || m.lost[gv])
 		if s.failed && m.staleAfter > 0 && m.goesStale(s.confirmed) {
 			stale := *doc
 			stale.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
