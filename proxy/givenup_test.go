@@ -72,7 +72,7 @@ func TestPayer(t *testing.T) {
 		{"nobody", Decision{Pool: authn.PoolUnproven}, account{Source: address}},
 		{"anonymous", Decision{User: &user.DefaultInfo{Name: user.Anonymous}}, account{Source: address}},
 		{"a token that anybody may have made up", Decision{Pool: authn.PoolUnproven, Credentials: token}, account{address, true}},
-		{"a token that the local apiserver has accepted", Decision{Pool: authn.PoolProven, Credentials: token}, account{Source: bound.Source{User: "token-of-bob"}}},
+		{"a token that the local apiserver has accepted", Decision{Pool: authn.PoolProven, Credentials: token}, account{Source: bound.Source{User: token.Payer}}},
 	} {
 		check.Same(t, true, accountOf(&tc.d, h) == tc.want, "%s: %+v", tc.name, accountOf(&tc.d, h))
 	}

@@ -175,7 +175,7 @@ func TestProven(t *testing.T) {
 		for _, status := range []int{101, 200, 201, 206, 301, 304, 403, 404, 405, 409, 410, 415, 422, 499} {
 			a.Seen(c, status)
 			pool(PoolProven)
-			check.Same(t, "good", c.Payer, "the payer")
+			check.Same(t, c.Token.payer(), c.Payer, "the payer")
 			a.Seen(c, http.StatusUnauthorized)
 			pool(PoolUnproven)
 		}
