@@ -128,8 +128,9 @@ func (x *exchange) authorized() {
 	}
 }
 
-// caller returns who sent the request, even if it impersonates another. Nil means unknown.
-func caller(d *Decision) user.Info { return cmp.Or(d.Impersonator, d.User) }
+// caller returns who sent the request, even if it impersonates another. Nil means unknown: by a token to the local
+// apiserver, unless a rule has asked whose that is.
+func caller(d *Decision) user.Info { return cmp.Or(d.Impersonator, d.User, d.user) }
 
 // attributes returns the input of the audit policy, and of a refusal's text.
 func (r *Request) attributes(u user.Info) authorizer.AttributesRecord {

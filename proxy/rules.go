@@ -16,7 +16,6 @@ import (
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/policy"
@@ -133,9 +132,6 @@ func (x *exchange) admit() *apierrors.StatusError {
 		return nil
 	}
 	from, now := d.source(x.head), time.Now() // not Arrived: a limiter whose time goes back fills twice
-	if d.user != nil {
-		from = bound.Caller(d.user, x.head.Remote)
-	}
 	if d.DryRun != nil {
 		place, _, ok := d.DryRun.Enter(from, now)
 		if x.places[2] = place; ok {
