@@ -62,14 +62,15 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 	}
 	ctx, cancel := context.WithDeadline(context.Background(), x.head.Arrived.Add(limit))
 	defer cancel()
-	n := parkedSize + x.head.Size
+	n, c := parkedSize+x.head.Size, &x.decision.Credentials
 	// An accepted token is a source of its own while its user is not known, wherever the request
 	// goes: bad tokens may come over the same connection. The pool is decided again afterwards.
-	x.decision.Pool = l.p.cfg.Authn.Pool(&x.decision.Credentials)
+	x.decision.Pool = l.p.cfg.Authn.Pool(c)
 	leave, err := l.p.desk.parked.Enter(ctx, x.decision.source(x.head), n)
 	switch {
-	case err != nil && unneeded && x.decision.Credentials.Provable() && !l.p.cfg.Authn.Answering(callerTime):
-		x.decision.learned, leave = &learned{caller: x.decision.Credentials, bearer: true}, func() {}
+	// Not for want of room, which is taken by requests of the same source: whoever fills it would be unknown at will.
+	case err != nil && !full(err) && unneeded && c.Provable() && !l.p.cfg.Authn.Answering(callerTime):
+		x.decision.learned, leave = &learned{caller: *c, bearer: true}, func() {}
 		l.p.metrics.unknown.Inc()
 	case err != nil: // recorded like any other; its user may be unknown
 		busy := errBusy("the front door")
