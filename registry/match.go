@@ -199,6 +199,7 @@ type oddity struct {
 	odd    bool // the part that selects can be read in more than one way
 	dotted bool // there is a dot segment
 	cut    bool // there is a fragment
+	broken bool // there is a % that begins no escape
 	climbs bool // a dot segment reaches the part that selects
 	first  bool // the first segment is a root
 	root   bool // some segment is a root
@@ -219,7 +220,8 @@ func findOddity(path string) oddity {
 		case '\\', '#', '?', ';':
 			separates, o.cut = true, o.cut || c == '#'
 		case '%':
-			if b, ok := unescape(path, i); ok {
+			b, ok := unescape(path, i)
+			if o.broken = o.broken || !ok; ok {
 				i += 2
 				c, separates = b, b == '/' || b == '\\'
 			}
@@ -275,9 +277,10 @@ func (o *oddity) end(plain bool) {
 // the local apiserver's is passed on unjudged, byte for byte. For all others a dot segment is refused: no Kubernetes
 // object is named "." or "..", and a backend that resolves it would serve another object than the authorized one. So
 // would one that cuts a fragment: the object instead of its subresource. No request target has one (RFC 9110 §7.1).
+// A path with a broken escape is not decoded here, as Go's servers refuse it, but others decode its good escapes.
 func (o *oddity) strays(m Match) bool {
 	if m.Route != RouteLocal {
-		return o.odd || o.dotted || o.cut
+		return o.odd || o.dotted || o.cut || o.broken
 	}
 	return o.odd && o.first || o.climbs && o.root
 }
