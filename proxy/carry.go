@@ -248,7 +248,7 @@ type exchange struct {
 	close    func()        // set while a long-running request is counted as open
 	span     *tracing.Span // nil means no tracing
 	event    *audit.Event  // nil means no audit log, that its policy leaves the request out, or that late is set
-	// late is set if the local apiserver will record the request. It is recorded here only if it did not get there.
+	// late is set if the local apiserver will record the request. It is recorded here if that gets none, or no caller.
 	late   *audit.Request
 	events events       // of the body of a long-running response
 	page   http.Handler // answers instead of Config.Pages if it is not nil

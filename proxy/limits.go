@@ -223,6 +223,7 @@ func (x *exchange) hold(w http.ResponseWriter, r *http.Request, from bound.Sourc
 // must not make them take this replica out, and the prober's own result is at most two seconds old.
 func (x *exchange) noPlace(w http.ResponseWriter, r *http.Request, err error) {
 	if x.relayed && x.p.cfg.Local.Ready() == nil {
+		x.decision.Action = ToHealth // for the audit log: the local apiserver has none of it
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		_, _ = w.Write([]byte("ok")) // a caller that has gone needs no response

@@ -50,7 +50,7 @@ func (x *exchange) startRecords() {
 		Received:    h.Arrived,
 		LongRunning: endless(h, d),
 	}
-	if d.Action == ToLocal && !p.cfg.AuditLocal {
+	if (d.Action == ToLocal || d.Action == ToHealth && p.cfg.Local != nil) && !p.cfg.AuditLocal {
 		x.late = r
 		return
 	}
@@ -102,7 +102,7 @@ func (x *exchange) endRecords(o *engine.Outcome, code int) {
 	if x.span != nil {
 		x.span.End(o, code, d.Request.Verb, cmp.Or(d.Entry, &registry.Entry{}).Name, wrong)
 	}
-	if x.late != nil && x.own != nil { // this process answered instead of the local apiserver
+	if x.late != nil && (x.own != nil || d.Action != ToLocal || d.Impersonator != nil) { // see late
 		x.event = x.p.cfg.Audit.Open(x.late)
 		x.named()
 	}
@@ -128,9 +128,8 @@ func (x *exchange) authorized() {
 	}
 }
 
-// caller returns who sent the request, even if it impersonates another. Nil means unknown: by a token to the local
-// apiserver, unless a rule has asked whose that is.
-func caller(d *Decision) user.Info { return cmp.Or(d.Impersonator, d.User, d.user) }
+// caller returns who sent the request, even if it impersonates another. Nil means that only the local apiserver knows.
+func caller(d *Decision) user.Info { return cmp.Or(d.Impersonator, d.User, d.user, d.Credentials.User) }
 
 // attributes returns the input of the audit policy, and of a refusal's text.
 func (r *Request) attributes(u user.Info) authorizer.AttributesRecord {
