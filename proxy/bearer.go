@@ -35,12 +35,12 @@ func (p *Proxy) bearer(d *Decision) (user.Info, error) {
 	if l := d.learned; l != nil && l.bearer && l.caller.Same(&d.Credentials) {
 		return l.user, nil
 	}
+	if u, known := p.cfg.Authn.Cached(&d.Credentials, d.Request.Path); known {
+		return u, nil
+	}
 	if c := &d.Credentials; c.Provable() && p.unsure.Get(c.Token, c.Now) != nil && !p.cfg.Authn.Answering(callerTime) {
 		p.metrics.unknown.Inc()
 		return nil, nil
-	}
-	if u, known := p.cfg.Authn.Cached(&d.Credentials, d.Request.Path); known {
-		return u, nil
 	}
 	return nil, needBearer
 }
@@ -56,7 +56,8 @@ func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) (err error)
 		return nil
 	}
 	p.log.Debug("reviewing a token for a rule", "err", err)
-	if p.cfg.Authn.Answering(callerTime) || !d.Credentials.Provable() { // or who asks adds a token that is slow
+	// Or who asks would be unknown at will: by leaving early, or adding a token that is slow.
+	if errors.Is(err, context.Canceled) || p.cfg.Authn.Answering(callerTime) || !d.Credentials.Provable() {
 		return errReviews
 	}
 	token, until := d.Credentials.Token, time.Now().Add(uncertainTime)
@@ -65,8 +66,7 @@ func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) (err error)
 	return nil
 }
 
-// impersonated returns whom the local apiserver will take for the caller if that may impersonate:
-// as in its filter (k8s.io/apiserver/pkg/endpoints/filters/impersonation).
+// impersonated returns whom the local apiserver will take for the caller if that may impersonate.
 func (h *Head) impersonated() user.Info {
 	var groups []string
 	for i := range h.Fields {

@@ -62,21 +62,32 @@ func TestUserOfTwoTokens(t *testing.T) {
 func TestUnknownUserIsAskedForAgain(t *testing.T) {
 	_, p := thinker(t, worldConfig{also: func(in *registry.Input) { scene.SetPolicy(t, in, "p.yaml", byUser) }})
 	synctest.Test(t, func(t *testing.T) {
-		away := true
+		away, late := true, time.Duration(0)
 		p.cfg.Authn = must.Get(authn.New(authn.Config{Review: func(_ context.Context, token string) (*authenticator.Response, bool, error) {
-			if away {
+			if time.Sleep(late); away {
 				return nil, false, errors.New("away")
 			}
 			return &authenticator.Response{User: &user.DefaultInfo{Name: token}}, true, nil
 		}}))(t)
-		ruled := func(token string) bool {
-			d, _ := p.decision(t.Context(), of(http.MethodGet, "/api/v1/pods", "", with(token)), nil, true)
+		ruledIn := func(ctx context.Context, token string) bool {
+			d, _ := p.decision(ctx, of(http.MethodGet, "/api/v1/pods", "", with(token)), nil, true)
 			return d.Rule != nil
 		}
+		ruled := func(token string) bool { return ruledIn(t.Context(), token) }
 		check.Same(t, false, ruled("mallory"), "a rule is found while no review is answered")
 		away = false
 		check.Same(t, false, ruled("mallory"), "a rule is found before one is answered")
 		check.Same(t, false, ruled("bob"), "a rule of another")
 		check.Same(t, true, ruled("mallory"), "a rule is found afterwards")
+		time.Sleep(time.Minute) // nothing is known any more
+		left, leave := context.WithCancel(t.Context())
+		leave()
+		check.Same(t, false, ruledIn(left, "mallory"), "a rule is found for who has left")
+		check.Same(t, true, ruled("mallory"), "a rule is found for who comes back")
+		time.Sleep(time.Minute)
+		late = callerTime + callerTime/4
+		check.Same(t, false, ruled("mallory"), "a rule is found before a late answer")
+		time.Sleep(callerTime)
+		check.Same(t, true, ruled("mallory"), "a rule is found after it")
 	})
 }
