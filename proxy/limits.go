@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/net/http/httpguts"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
@@ -24,9 +25,7 @@ import (
 
 // limits limit the requests in flight to all remotes together, without long-running ones (--max-requests-inflight,
 // --max-mutating-requests-inflight). The local apiserver has its own. Proxy.enter takes the places.
-type limits struct {
-	reads, writes limit
-}
+type limits struct{ reads, writes limit }
 
 // limit is one limit. The zero limit limits nothing.
 type limit struct {
@@ -180,10 +179,11 @@ func (x *exchange) within(r *http.Request) (*http.Request, context.CancelFunc) {
 // that may be bad. Concurrent requests with one token share a proof.
 func (x *exchange) prove(ctx context.Context, from bound.Source) error {
 	d := &x.decision
-	if d.Action != ToLocal || d.Pool != authn.PoolUnproven || !d.LongRunning || !d.Credentials.Provable() {
+	token := d.Credentials.Token.Secret()
+	if d.Action != ToLocal || d.Pool != authn.PoolUnproven || !d.LongRunning || !d.Credentials.Provable() ||
+		!httpguts.ValidHeaderFieldValue(token) { // a WebSocket's, such as a JWT with a line's end, which is good
 		return nil
 	}
-	token := d.Credentials.Token.Secret()
 	//nolint:contextcheck // requests share it: it must not end with the first of them
 	proof := x.p.proofs.DoChan(token, func() (any, error) {
 		return x.p.cfg.Local.Prove(context.Background(), token, from, x.stay)
