@@ -306,9 +306,6 @@ func settledAfter(path string) int {
 
 func unescape(path string, i int) (byte, bool) {
 	var b [1]byte
-	if i+2 >= len(path) {
-		return 0, false
-	}
-	_, err := hex.Decode(b[:], []byte(path[i+1:i+3]))
-	return b[0], err == nil
+	n, _ := hex.Decode(b[:], []byte(path[i+1:min(i+3, len(path))])) // none of what is too short, or wrong
+	return b[0], n == 1
 }
