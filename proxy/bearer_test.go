@@ -22,12 +22,13 @@ import (
 )
 
 // Of two tokens the local apiserver takes the first that is good. Nobody passes the rules for himself because he adds
-// one whose review is slow, or fails.
+// one whose review is slow, or fails, or sees only what is before a space.
 func TestUserOfTwoTokens(t *testing.T) {
 	_, p := thinker(t, worldConfig{also: func(in *registry.Input) { scene.SetPolicy(t, in, "p.yaml", byUser) }})
 	for tokens, want := range map[[2]string]string{
 		{"bad", "mallory"}: "mallory", {"slow", "mallory"}: "429", {"fails", "mallory"}: "429", {"mallory", "slow"}: "mallory", {"mallory", "bob"}: "mallory",
 		{"bad", "slow"}: "429", {"bad", "fails"}: "429", {"fails", "bob"}: "429", {"bad", "bob"}: "passes", {"bob", "mallory"}: "passes", {"bad", "bad"}: "passes",
+		{"bad", "mal lory"}: "401", {"bob", "mallory "}: "401",
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			p.cfg.Authn = must.Get(authn.New(authn.Config{Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {

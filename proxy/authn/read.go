@@ -85,6 +85,8 @@ func (a *Authenticator) Read(c *Conn, h Head, upgrade string, now time.Time) (Cr
 		socket, err = protocolToken(h) //fairlead:boundary upgrades come over HTTP/1.1, so not on a loop
 	}
 	switch {
+	case strings.Contains(socket, " "): // a TokenReview sees what is before it, but kube-apiserver ignores it in a JWT
+		out.Kind = KindInvalid
 	case !bearer.none():
 		out.Kind, out.Token, out.second = KindToken, bearer, newToken(socket)
 	case socket != "":
