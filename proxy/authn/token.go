@@ -42,7 +42,7 @@ func (t Token) Secret() string {
 
 // payer identifies an accepted token, however it is written: pages show who reaches a limit, so it is a hash, with a
 // seed because tokens of files can be guessed. Of a JWT it is that of the claims: base64 decoders ignore the last bits
-// of each part, so that one can be written in up to 4,096 ways, and its user would be as many.
+// of each part, and kube-apiserver white space beside them, so that one user would be as many as they like.
 func (t Token) payer() string {
 	id := t.Secret()
 	if parts := strings.SplitN(id, ".", 4); len(parts) == 3 { // a JWT's header, claims and signature
