@@ -145,7 +145,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, arrived time.Time,
 	}
 	// As in kube-apiserver, a preflight needs no credentials, and has no event.
 	if x.decision.Action != ToLocal && r.Method == http.MethodOptions && p.browsers.allow(r) {
-		x.event = nil
+		x.event, x.late = nil, nil
 		rec.WriteHeader(http.StatusNoContent)
 		return
 	}
