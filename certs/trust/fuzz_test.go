@@ -195,7 +195,8 @@ func TestIdentity(t *testing.T) {
 		now := time.Now()
 		after := before.with(newRoots([]*x509.Certificate{&next}), nil, time.Minute, now)
 		grown := after.with(newRoots([]*x509.Certificate{&next, &renamed}), nil, time.Minute, now)
-		for _, v := range []*view{after, grown} {
+		repaired := before.with(nil, refuse(reasonInvalidBundle, nil, "it is gone"), time.Minute, now).with(after.current, nil, time.Minute, now)
+		for _, v := range []*view{after, grown, repaired} {
 			if len(v.previous) != 1 || !slices.Equal(v.previous[0].roots.certs, []*x509.Certificate{&self}) {
 				t.Errorf("of a renewed certificate, with %d others, the former does not overlap alone: %v", len(v.current.certs)-1, v.previous)
 			}

@@ -68,6 +68,9 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 	n.insecure, n.current, n.fault, n.changed = false, next, fault, now
 	n.previous = live(v.previous, now)
 	old := v.current
+	renewed := func(c *x509.Certificate) bool { // a server may present it itself, or its successor be valid later
+		return next.ids.Has(identify(c)) && !next.whole.Has(sha256.Sum256(c.Raw))
+	}
 	switch {
 	case old == nil:
 		// The last good roots are in previous, until the end set when the fault came. If the repaired bundle drops some
@@ -75,17 +78,14 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 		if next != nil {
 			for _, p := range n.previous {
 				if p.roots.shares(next) {
-					n.previous = drop(n.previous, p.roots.ids)
+					n.previous = drop(n.previous, p.roots.ids, renewed)
 				}
 			}
 		}
 	case next != nil && old.shares(next):
-		n.previous = drop(n.previous, old.ids.Difference(next.ids))
-		renewed := old.only(func(c *x509.Certificate) bool {
-			return next.ids.Has(identify(c)) && !next.whole.Has(sha256.Sum256(c.Raw))
-		})
-		if renewed != nil { // a server may present it itself, or its successor be valid a little later
-			n.previous = append(n.previous, replaced{renewed, now, overlap})
+		n.previous = drop(n.previous, old.ids, renewed)
+		if r := old.only(renewed); r != nil {
+			n.previous = append(n.previous, replaced{r, now, overlap})
 		}
 	default:
 		n.previous = append(n.previous, replaced{old, now, overlap})
@@ -110,15 +110,15 @@ func live(previous []replaced, now time.Time) []replaced {
 	return slices.DeleteFunc(slices.Clone(previous), func(p replaced) bool { return !now.Before(p.until()) })
 }
 
-// drop removes CAs that an edit has removed from the replaced roots, too.
-func drop(previous []replaced, ids sets.Set[identity]) []replaced {
-	var out []replaced
+// drop removes an edited bundle's CAs from replaced roots, but those that it renews: it has the others still trusted.
+func drop(previous []replaced, ids sets.Set[identity], renewed func(*x509.Certificate) bool) (left []replaced) {
+	kept := func(c *x509.Certificate) bool { return !ids.Has(identify(c)) || renewed(c) }
 	for _, p := range previous {
-		if r := p.roots.only(func(c *x509.Certificate) bool { return !ids.Has(identify(c)) }); r != nil {
-			out = append(out, replaced{r, p.since, p.lasts})
+		if r := p.roots.only(kept); r != nil {
+			left = append(left, replaced{r, p.since, p.lasts})
 		}
 	}
-	return out
+	return left
 }
 
 // identity identifies a CA by its subject and its key. A renewed CA certificate keeps both.
