@@ -49,9 +49,10 @@ func (s *server) makeDocuments() {
 		behind.Tables, behind.Metrics = sent{s.registry}, nil
 		schemas, mux := openapi.New(behind), http.NewServeMux() // it asks once more: small, while all answer 304
 		mux.Handle("/openapi/", schemas)
-		// Not /apis: the aggregator takes what is Stale there, or not in this table yet, for Current. After a 404 it asks
-		// for each group-version: of several servers here.
+		// Not /apis: the aggregator takes what is Stale there, or not in this table yet, for Current. After a 404 it
+		// asks for each group-version: of several servers here.
 		mux.Handle("/apis/{group}/{version}", s.discovery)
+		mux.Handle("/apis/{group}/{version}/{$}", s.discovery)
 		s.behind, s.loops["OpenAPI behind"] = mux, schemas.Run
 	}
 }

@@ -254,7 +254,7 @@ func testDocuments(t *testing.T, w *world) {
 	}
 	aggregator := suite.Client(t, w.fronts[0].Endpoint, cluster.Credentials{Pair: w.PKI.FrontProxyPair})
 	for path, want := range map[string]int{
-		"/apis/wardle.example.com/v1beta1": 200, "/api/v1/namespaces": 404, "/apis": 404, "/apis/apps/v1": 503, "/openapi/v3/apis/apps/v1": 404, "/api": 404, "/version": 404, "/fairlead/status": 404,
+		"/apis/wardle.example.com/v1beta1": 200, "/api/v1/namespaces": 404, "/apis": 404, "/apis/apps/v1": 404, "/apis/apps/v1/deployments": 503, "/openapi/v3/apis/apps/v1": 404, "/api": 404, "/version": 404, "/fairlead/status": 404,
 	} {
 		r, err := ask.Do(t.Context(), aggregator, http.MethodGet, w.fronts[0].Endpoint.URL+path, http.Header{"X-Remote-User": {"root"}, "X-Remote-Group": {"system:masters"}}, "")
 		must.Do(t, err)
