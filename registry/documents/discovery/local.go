@@ -231,7 +231,7 @@ func (all versions) add(s, first *localState, m *merge) {
 	for gv, doc := range s.all(first) {
 		known := all[gv]
 		// An older kube-apiserver that starts deletes what it does not know (autoregister in kube-aggregator).
-		newer := builtin.Group(gv.Group) && documents.Newer(s.release, first.release) < 0
+		newer := builtin.Group(gv.Group) && (first.failed || documents.Newer(s.release, first.release) < 0)
 		m.lost[gv] = s.failed && !newer && (known == nil || m.lost[gv])
 		if s.failed && m.staleAfter > 0 && m.goesStale(s.confirmed) {
 			stale := *doc
