@@ -242,8 +242,9 @@ func (i *installer) write() error {
 		return err
 	}
 	commands, _ := next.ReadFile("next/" + i.layout + ".sh") // every layout has one
-	if slices.Contains(i.components, "cert-manager") {       // it makes the Secrets, not the first command
-		commands = commands[slices.Index(commands, '\n')+1:]
+	first, rest, _ := strings.Cut(string(commands), "\n")    // of init, whose Secrets cert-manager makes
+	if !slices.Contains(i.components, "cert-manager") || !strings.Contains(first, " init ") {
+		rest = string(commands)
 	}
 	var cluster strings.Builder
 	for n, value := range i.cluster {
@@ -253,7 +254,7 @@ func (i *installer) write() error {
 	}
 	names := strings.Join(i.names, ",")
 	words := strings.NewReplacer("DEPLOY", i.deploy, "OUT", i.out, "NAMES", names, " FLAGS", cluster.String())
-	_, err := words.WriteString(i.print, "\nNext:\n"+string(commands))
+	_, err := words.WriteString(i.print, "\nNext:\n"+rest)
 	return err
 }
 

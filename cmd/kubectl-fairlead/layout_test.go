@@ -98,6 +98,7 @@ func TestLayouts(t *testing.T) {
 		{"behind a load balancer", installer{layout: "load-balancer"}, nil, nil, "", "kind: Deployment", "create secret tls fairlead-front-proxy-client"},
 		{"managed", installer{layout: "managed", names: []string{"a.example.com", "b"}, components: []string{"renew"}}, nil, nil, "", `(?s)kind: CronJob\n.*activeDeadlineSeconds: `, "init --serving-names=a.example.com,b\n"},
 		{"managed, with cert-manager", installer{layout: "managed", components: []string{"cert-manager"}}, nil, []string{"not asked"}, "", "kind: Issuer", `Next:\nkubectl apply -k OUT\nkubectl fairlead lint\n`},
+		{"control plane, with cert-manager", installer{layout: "control-plane", components: []string{"cert-manager"}}, nil, nil, "", "kind: Issuer", `Next:\nkubectl apply -k OUT\n`},
 		{"behind", installer{layout: "behind", cluster: [2]string{"a b", "kind"}}, nil, nil, "", "--behind=kube-system/fairlead", `apply -k OUT --kubeconfig="a b" --context="kind"\n(?s:.*)kubectl fairlead adopt NAME --kubeconfig="a b" --context="kind"\n`},
 		{"managed, with an answer", installer{layout: "managed"}, nil, []string{"front.example.com"}, "", "system:fairlead-impersonate", "init --serving-names=front.example.com\n"},
 		{"etcd", installer{layout: "etcd", etcd: []string{"https://e1:2379", "https://e2:2379"}, components: []string{"audit"}}, nil, nil,
