@@ -104,8 +104,8 @@ const (
 	// gather is how long to wait for the rest of a change: an editor's rename is two or three
 	// events, a ConfigMap update six. A renamed file must be routed within 0.1 s.
 	gather = 10 * time.Millisecond
-	// settle is how old a file must be before its faults count, and what was written in place, not
-	// renamed into place: such a file is seen incomplete, and modified recently.
+	// settle is how old a file must be before its faults count, and what was written in place, not renamed into place:
+	// such a file is seen incomplete. While events keep coming, as of a checkout, it is the longest wait for a pause.
 	settle = 100 * time.Millisecond
 )
 
@@ -116,19 +116,19 @@ func (d *Directory) Run(ctx context.Context, publish func([]Object, []Fault)) er
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := notify.New(notify.Config{Quiet: gather, Logger: d.cfg.Logger, Ignore: func(path string) bool {
-		return filepath.Dir(path) == d.parent && d.base != "" && filepath.Base(path) != d.base // a sibling
-	}})
+	sibling := func(path string) bool {
+		return filepath.Dir(path) == d.parent && d.base != "" && filepath.Base(path) != d.base
+	}
+	w := notify.New(notify.Config{Quiet: gather, AtMost: settle, Logger: d.cfg.Logger, Ignore: sibling})
 	following.Go(func() { w.Run(ctx) })
 	for first := true; ; {
 		// Watch before reading: a change in between is seen twice, never missed.
 		var found listing
 		w.Watch(func() []string {
-			switch {
-			case d.base == "" && d.cfg.Path != "":
-				found = one(d.cfg.Path, d.parent)
-			case d.cfg.Path != "":
+			if d.base != "" {
 				found = list(d.cfg.Path, d.parent) // the directory's name may be linked to another directory
+			} else if d.cfg.Path != "" {
+				found = one(d.cfg.Path, d.parent)
 			}
 			return found.directories
 		})

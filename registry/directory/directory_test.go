@@ -116,6 +116,37 @@ func tell(t *testing.T, script *story.Story) {
 	}
 }
 
+// What a checkout or a script does in one go is read as a whole: a file that it removes and writes anew is never missed.
+func TestOneGo(t *testing.T) {
+	dir, published := t.TempDir(), make(chan int, 1000)
+	write := func(name string) {
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(manifests.Remote(name[:1]+".io", "127.0.0.1", "")), 0o600))
+	}
+	write("a.yaml")
+	d := must.Get(New(Config{Path: dir}))(t)
+	must.Run(t, func(ctx context.Context) error {
+		return d.Run(ctx, func(objects []Object, _ []Fault) { published <- len(objects) })
+	})
+	check.Same(t, 3, <-published, "objects at first")
+	for more := range 25 { // this machine may make a pause of its own
+		must.Do(t, os.Remove(filepath.Join(dir, "a.yaml")))
+		for begun := time.Now(); time.Since(begun) < settle/2; {
+			write(".hidden.yaml")
+		}
+		write("a.yaml")
+		write(fmt.Sprintf("%c.yaml", 'b'+more)) // its objects say that all was read
+		least, now := 3*(more+2), 0
+		for now != 3*(more+2) {
+			now = <-published
+			least = min(least, now)
+		}
+		if least >= 3*(more+1) {
+			return
+		}
+	}
+	t.Error("each time objects were missed")
+}
+
 // A file to which a link leads is watched where it is.
 func TestLinkedFileIsWatched(t *testing.T) {
 	dir, third := t.TempDir(), t.TempDir()
