@@ -93,11 +93,10 @@ func gauges(table func() *Table) metric.Gauges {
 		}
 		faulty := make(map[string]int)
 		for _, p := range t.problems {
-			if p.Note {
-				continue
+			if !p.Note {
+				faults++
+				faulty[strings.ToValidUTF8(p.File, "\ufffd")]++ // no label may have other bytes
 			}
-			faults++
-			faulty[strings.ToValidUTF8(p.File, "\ufffd")]++ // no label may have other bytes
 		}
 		for file, n := range faulty {
 			gauge(files, float64(n), file)

@@ -53,9 +53,6 @@ func (m *remembered) recall(ctx context.Context, to *changes) {
 		return
 	}
 	list, err := m.read()
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
 	m.mu.Lock()
 	listed := m.listed
 	if !listed && err == nil {
@@ -67,7 +64,7 @@ func (m *remembered) recall(ctx context.Context, to *changes) {
 	}
 	m.mu.Unlock() // lines are I/O, and etcd may answer meanwhile
 	switch {
-	case listed:
+	case listed || errors.Is(err, fs.ErrNotExist):
 	case err != nil:
 		m.log.Error("the last known APIServices cannot be used", "err", err)
 	default:

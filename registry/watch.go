@@ -165,14 +165,13 @@ func (l *lister) Resync() error      { return nil }
 
 func (l *lister) put(o any, deleted bool) error {
 	object, name, err := l.named(o)
-	if err != nil {
-		return err
-	}
 	if deleted {
 		object = nil
 	}
-	l.set(name, object)
-	return nil
+	if err == nil {
+		l.set(name, object)
+	}
+	return err
 }
 
 func (l *lister) Replace(list []any, _ string) error {

@@ -94,6 +94,10 @@ func TestEtcdIsServed(t *testing.T) {
 	made := must.Get(c.Create(t.Context(), remote("v1.a.io", "one"), metav1.CreateOptions{}))(t)
 	check.Same(t, true, *made.Spec.Service.Port == 443 && made.UID != "" && made.ResourceVersion != "", "no defaults: %v", made)
 	event(watch.Added)
+	byURL := object("v1.b.io", nil)
+	byURL.Annotations = map[string]string{"fairlead.dev/url": "https://10.0.0.1"}
+	must.Get(c.Create(t.Context(), byURL, metav1.CreateOptions{}))(t)
+	check.Same(t, 0, len(event(watch.Added).Status.Conditions), "conditions of what is no more available than with a Service")
 	made.Spec.VersionPriority = 20
 	must.Get(c.Update(t.Context(), made, metav1.UpdateOptions{}))(t)
 	check.Same(t, 20, event(watch.Modified).Spec.VersionPriority, "modified")

@@ -117,11 +117,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w = &flushing{w, r.Context()}
 	path := r.URL.Path
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
-	if !reads && (s.store != nil || !strings.HasPrefix(path+"/", root+"/v1/")) {
-		if !strings.HasPrefix(path+"/", root+"/") {
-			s.fail(w, r, notFound())
-			return
-		}
+	switch {
+	case reads || s.store == nil && strings.HasPrefix(path+"/", root+"/v1/"):
+		s.paths.ServeHTTP(w, r)
+	case !strings.HasPrefix(path+"/", root+"/"):
+		s.fail(w, r, notFound())
+	default:
 		err := apierrors.NewMethodNotSupported(apiregistrationv1.Resource("apiservices"), strings.ToLower(r.Method))
 		if s.store != nil {
 			err.ErrStatus.Message = "APIServices are read from a directory (--registry=dir:) " +
@@ -129,9 +130,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		w.Header().Set("Allow", "GET, HEAD") // RFC 9110 §15.5.6
 		s.fail(w, r, err)
-		return
 	}
-	s.paths.ServeHTTP(w, r)
 }
 
 const root = "/apis/" + apiregistrationv1.GroupName
@@ -139,41 +138,40 @@ const root = "/apis/" + apiregistrationv1.GroupName
 func (s *Server) serveObjects(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == root+"/v1/" { // the list of resources, as without the slash
 		s.objects.ServeHTTP(w, r)
-		return
+	} else if err := s.serveObject(w, r); err != nil {
+		s.fail(w, r, err)
 	}
+}
+
+// serveObject returns why it has not answered.
+func (s *Server) serveObject(w http.ResponseWriter, r *http.Request) error {
 	info, err := s.info.NewRequestInfo(r)
-	if err != nil {
-		s.fail(w, r, apierrors.NewBadRequest(err.Error()))
-		return
-	}
 	switch {
+	case err != nil:
+		return apierrors.NewBadRequest(err.Error())
 	case s.store != nil && s.store.rest.ReadinessCheckFunc() != nil:
-		s.fail(w, r, unread())
-		return
+		return unread()
 	case !info.IsResourceRequest || info.Resource != "apiservices" ||
 		len(info.Parts) > 3 || len(info.Parts) == 3 && info.Parts[2] != "status":
-		s.fail(w, r, notFound())
-		return
+		return notFound()
 	}
 	release, err := s.places.body(w, r)
 	if err != nil {
-		s.fail(w, r, err)
-		return
+		return err
 	}
 	defer release()
 	place, ok := s.places.take(r, info.Verb)
 	if !ok {
-		s.fail(w, r, busy())
-		return
+		return busy()
 	}
 	defer place.Leave()
 	ctx := handling(request.WithRequestInfo(r.Context(), info))
 	switch info.Verb {
 	case "get", "list", "watch", "deletecollection":
-		if err := s.known(ctx, r.URL.Query().Get("resourceVersion")); err != nil {
-			s.fail(w, r, err)
-			return
-		}
+		err = s.known(ctx, r.URL.Query().Get("resourceVersion"))
 	}
-	s.objects.ServeHTTP(w, r.WithContext(ctx))
+	if err == nil {
+		s.objects.ServeHTTP(w, r.WithContext(ctx))
+	}
+	return err
 }

@@ -50,15 +50,13 @@ func newStore() *store {
 	return s
 }
 
-func (s *store) state() *state { return s.current.Load() }
-
 func (s *store) stop() {
 	close(s.ended)
 	s.rest.Destroy()
 }
 
 func (s *store) follow(changes []latest.Change[*registry.Entry]) {
-	old := s.state()
+	old := s.current.Load()
 	next := &state{
 		read: true, revision: old.revision, objects: slices.Clone(old.objects), events: old.events, floor: old.floor,
 		superseded: make(chan struct{}),

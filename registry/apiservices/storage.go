@@ -58,7 +58,7 @@ func (s *store) known(_ context.Context, text string) error {
 	if err != nil {
 		return apierrors.NewBadRequest(fmt.Sprintf("invalid resource version %q", text))
 	}
-	if now := s.state().revision; revision > now {
+	if now := s.current.Load().revision; revision > now {
 		// Without Retry-After, for which client-go retries ten times: this replica never gets another one's revision.
 		return storage.NewTooLargeResourceVersionError(revision, now, 0)
 	}
@@ -73,7 +73,7 @@ func (s *store) Versioner() storage.Versioner { return storage.APIObjectVersione
 func (s *store) IsWatchListSemanticsUnSupported() bool { return true }
 
 func (s *store) Get(_ context.Context, key string, _ storage.GetOptions, into runtime.Object) error {
-	objects := s.state().objects
+	objects := s.current.Load().objects
 	at, found := slices.BinarySearchFunc(objects, path.Base(key), compareName)
 	if !found {
 		return storage.NewKeyNotFoundError(key, 0)
@@ -84,8 +84,8 @@ func (s *store) Get(_ context.Context, key string, _ storage.GetOptions, into ru
 
 // GetList implements storage.Interface. It waits for the first table.
 func (s *store) GetList(ctx context.Context, key string, o storage.ListOptions, into runtime.Object) error {
-	state := s.state()
-	for ; !state.read; state = s.state() {
+	state := s.current.Load()
+	for ; !state.read; state = s.current.Load() {
 		select {
 		case <-state.superseded:
 		case <-s.ended:
@@ -133,7 +133,7 @@ func (s *store) Watch(ctx context.Context, _ string, o storage.ListOptions) (wat
 	go func() { // ends with the watch
 		defer close(events)
 		for {
-			state := s.state()
+			state := s.current.Load()
 			if at < state.floor {
 				expired := apierrors.NewResourceExpired("too old resource version")
 				send(watch.Event{Type: watch.Error, Object: &expired.ErrStatus})
@@ -158,11 +158,11 @@ func (s *store) Watch(ctx context.Context, _ string, o storage.ListOptions) (wat
 }
 
 func (s *store) GetCurrentResourceVersion(context.Context) (uint64, error) {
-	return s.state().revision, nil
+	return s.current.Load().revision, nil
 }
 
 func (s *store) Stats(context.Context) (storage.Stats, error) {
-	return storage.Stats{ObjectCount: int64(len(s.state().objects))}, nil
+	return storage.Stats{ObjectCount: int64(len(s.current.Load().objects))}, nil
 }
 
 // These do nothing. Writes are not implemented: no handlers for them are installed.

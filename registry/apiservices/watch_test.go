@@ -91,10 +91,10 @@ func TestSlowWatcher(t *testing.T) {
 		sc.Build()
 	}
 	write(2)
-	at := fmt.Sprint(s.state().revision)
+	at := fmt.Sprint(s.current.Load().revision)
 	write(history/2 + 1)
 	write(history/2 + 1)
 	w := must.Get(s.Watch(t.Context(), "", storage.ListOptions{ResourceVersion: at}))(t)
 	check.Same(t, [2]string{"ERROR Expired", "end"}, [2]string{next(t, w), next(t, w)}, "events")
-	check.Same(t, history, len(s.state().events), "events in the history")
+	check.Same(t, history, len(s.current.Load().events), "events in the history")
 }

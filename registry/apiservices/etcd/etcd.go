@@ -64,14 +64,13 @@ const (
 )
 
 // New makes a Store of the objects that scheme knows. It does not wait for etcd.
-func New(scheme *runtime.Scheme, c Config) (*Store, error) {
+func New(scheme *runtime.Scheme, c Config) (s *Store, err error) {
 	c.Prefix = cmp.Or(c.Prefix, "/registry")
 	client := clientv3.Config{
 		Endpoints: c.Endpoints, DialKeepAliveTime: keepAlive, DialKeepAliveTimeout: keepAliveTimeout,
 		DialOptions: []grpc.DialOption{reconnection()},
 		Logger:      zap.NewNop(), // callers log what fails
 	}
-	var err error
 	if len(c.Endpoints) > 0 && strings.HasPrefix(c.Endpoints[0], "https:") {
 		var credentials grpc.DialOption
 		if credentials, err = transportCredentials(c); err != nil {
@@ -79,7 +78,7 @@ func New(scheme *runtime.Scheme, c Config) (*Store, error) {
 		}
 		client.DialOptions = append(client.DialOptions, credentials)
 	}
-	s := &Store{prefix: c.Prefix}
+	s = &Store{prefix: c.Prefix}
 	if s.client, err = kubernetes.New(client); err != nil {
 		return nil, fmt.Errorf("making client of etcd: %w", err)
 	}

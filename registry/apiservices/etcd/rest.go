@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/registry/generic"
+	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/cacher"
 	"k8s.io/apiserver/pkg/storage/etcd3"
@@ -74,6 +75,17 @@ func (r REST) ConvertToTable(ctx context.Context, o, options runtime.Object) (*m
 	return t, nil
 }
 
+// creation is kube-aggregator's strategy, but what has URLs instead of a Service is not Local: not available at once.
+type creation struct{ rest.RESTCreateStrategy }
+
+func (c creation) PrepareForCreate(ctx context.Context, o runtime.Object) {
+	c.RESTCreateStrategy.PrepareForCreate(ctx, o)
+	a := o.(*apiregistration.APIService) //nolint:forcetypeassert // always this type
+	if _, byURL := a.Annotations[URLAnnotation]; byURL {
+		a.Status = apiregistration.APIServiceStatus{}
+	}
+}
+
 // Over makes kube-aggregator's REST storage on top of raw, with k8s.io/apiserver's watch cache in between.
 func Over(scheme *runtime.Scheme, raw storage.Interface) (r REST, cached *cacher.Cacher) {
 	config := storagebackend.Config{
@@ -115,5 +127,6 @@ func Over(scheme *runtime.Scheme, raw storage.Interface) (r REST, cached *cacher
 			}, nil
 		},
 	})
+	r.CreateStrategy = creation{r.CreateStrategy}
 	return r, cached
 }

@@ -231,10 +231,7 @@ func (d *Decoder) list(l *corev1.List, doc *document, at string) (objects []Obje
 
 // Name returns kind, namespace and name of an object, such as "Service kube-system/metrics".
 func (o Object) Name() string {
-	if o.Value.GetNamespace() == metav1.NamespaceNone {
-		return o.kind + " " + o.Value.GetName()
-	}
-	return o.kind + " " + o.Value.GetNamespace() + "/" + o.Value.GetName()
+	return o.kind + " " + strings.TrimPrefix(o.Value.GetNamespace()+"/"+o.Value.GetName(), "/")
 }
 
 // cause returns the innermost error, which is the one without the decoder's context.
