@@ -100,10 +100,7 @@ func findPlugin(self string) (string, error) {
 	}
 	for _, name := range []string{filepath.Join(filepath.Dir(self), plugin), plugin} {
 		path, err := exec.LookPath(name)
-		if err != nil {
-			continue
-		}
-		if found, err := os.Stat(path); err == nil && !os.SameFile(own, found) {
+		if found, gone := os.Stat(path); err == nil && gone == nil && !os.SameFile(own, found) {
 			return path, nil
 		}
 	}

@@ -152,9 +152,12 @@ func (i *installer) ask(question, proposal string) string {
 func (i *installer) choose() error {
 	switch s := i.found.survey; {
 	case i.layout == "etcd":
-		urls := cmp.Or(strings.Join(i.etcd, ","), i.ask("URLs of the etcd", ""))
-		if urls == "" {
-			return errors.New("--layout=etcd needs --etcd-servers")
+		urls := i.ask("URLs of the etcd", strings.Join(i.etcd, ","))
+		for u := range strings.SplitSeq(urls, ",") {
+			at, secure := strings.CutPrefix(u, "https://") // what ships has certificates for it
+			if _, port, _ := net.SplitHostPort(strings.TrimSuffix(at, "/")); !secure || port == "" {
+				return fmt.Errorf("--layout=etcd needs --etcd-servers=https://HOST:PORT,…, not %q", u)
+			}
 		}
 		i.args = append(i.args, "--registry=etcd:"+urls+",dir:/etc/fairlead/registry")
 	case i.layout == "managed" && len(i.names) == 0 && !slices.Contains(i.components, "cert-manager"):

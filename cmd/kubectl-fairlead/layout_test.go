@@ -195,6 +195,8 @@ func TestLayoutErrors(t *testing.T) {
 		{"a URL as a name", installer{layout: "managed", names: []string{"https://front"}}, nil, nil, `--serving-names: "https://front" is neither a DNS name nor an IP address`},
 		{"names that cert-manager would not know", installer{layout: "managed", components: []string{"cert-manager"}, names: []string{"a"}}, nil, nil, "--serving-names: patch Certificate fairlead-serving instead"},
 		{"no etcd", installer{layout: "etcd"}, nil, nil, "--layout=etcd needs --etcd-servers"},
+		{"an etcd that serve refuses", installer{layout: "etcd", etcd: []string{"https://e1:2379", "http://e2:2379"}}, nil, nil, `needs --etcd-servers=https://HOST:PORT,…, not "http://e2:2379"`},
+		{"an etcd without a port", installer{layout: "etcd"}, nil, []string{"https://e1"}, `not "https://e1"`},
 		{"no nodes", installer{layout: "static-pod"}, func(c *land) { c.nodes = nil }, nil, "no node with the label node-role.kubernetes.io/control-plane was seen, on which --layout=static-pod would run"},
 		{"one port for both", installer{layout: "static-pod", ports: [2]int32{8444, 0}}, nil, nil, "--secure-port and --admin-secure-port are both 8444"},
 		{"a port that is none", installer{layout: "control-plane", ports: [2]int32{65536, 0}}, nil, nil, "a port is a number from 1024 to 65535"},
