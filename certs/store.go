@@ -92,11 +92,10 @@ func New(cfg Config) (*Store, error) {
 	s.clients = newClients(cfg, s.rebuild)
 	s.sources()
 	for _, f := range s.followed {
-		if f.take == nil {
-			continue
-		}
-		if _, err := f.load(); err != nil {
-			return nil, err
+		if f.take != nil {
+			if _, err := f.load(); err != nil {
+				return nil, err
+			}
 		}
 	}
 	if cfg.TrustConfigMap {

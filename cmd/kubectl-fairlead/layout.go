@@ -101,9 +101,10 @@ func (i *installer) validate() error {
 	f.If(!slices.Contains([]string{"", "endpointslice", "lease", "nodes"}, i.serversFrom),
 		"--local-apiservers-from %q is none of endpointslice, lease, nodes", i.serversFrom)
 	for _, c := range i.components {
-		_, ok := podFlags()[c]   // which would patch nothing of etcd's: kustomize says nothing then
+		_, ok := podFlags()[c] // which, as these, changes nothing of etcd's: kustomize says nothing then
+		idle := ok || slices.Contains([]string{"monitoring-own-ca", "policy", "ports", "static-pod"}, c)
 		own := c == "monitoring" // which verifies by the cluster's CA: monitoring-own-ca is for these
-		bad := map[string]bool{"static-pod": !ok, "etcd": ok || c == "policy", "managed": own, "behind": own}
+		bad := map[string]bool{"static-pod": !ok, "etcd": idle, "managed": own, "behind": own}
 		f.If(bad[i.layout], "component %s is not for --layout=%s", c, i.layout)
 		f.If(c == "cert-manager" && len(i.names) > 0, "--serving-names: patch Certificate fairlead-serving instead")
 	}

@@ -188,7 +188,7 @@ func TestLayoutErrors(t *testing.T) {
 		{"no such layout", installer{layout: "sideways"}, nil, nil, `--layout "sideways" is none of control-plane, static-pod, load-balancer, managed, behind, etcd`},
 		{"no such component", installer{layout: "control-plane", components: []string{"tea"}}, nil, nil, "components/tea/kustomization.yaml: no such file"},
 		{"a component of others", installer{layout: "static-pod", components: []string{"audit"}}, nil, nil, "component audit is not for --layout=static-pod"},
-		{"components of a cluster's", installer{layout: "etcd", components: []string{"audit", "events", "policy"}}, nil, nil, "component events is not for --layout=etcd\ncomponent policy is not for --layout=etcd"},
+		{"components of a cluster's", installer{layout: "etcd", components: []string{"audit", "events", "policy", "monitoring-own-ca"}}, nil, nil, "component events is not for --layout=etcd\ncomponent policy is not for --layout=etcd\ncomponent monitoring-own-ca is not for"},
 		{"a scrape by another CA", installer{layout: "managed", components: []string{"monitoring"}}, nil, nil, "component monitoring is not for --layout=managed"},
 		{"ports of an address of its own", installer{layout: "managed", ports: [2]int32{1, 0}}, nil, nil, "are for control-plane and static-pod"},
 		{"no such way", installer{layout: "control-plane", serversFrom: "DNS"}, nil, nil, `"DNS" is none of endpointslice, lease, nodes`},
