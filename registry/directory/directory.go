@@ -116,8 +116,8 @@ func (d *Directory) Run(ctx context.Context, publish func([]Object, []Fault)) er
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	sibling := func(path string) bool {
-		return filepath.Dir(path) == d.parent && d.base != "" && filepath.Base(path) != d.base
+	sibling := func(path string) bool { // unless a link in the directory may lead to it
+		return filepath.Dir(path) == d.parent && d.base != "" && filepath.Base(path) != d.base && !manifest.IsFile(path)
 	}
 	w := notify.New(notify.Config{Quiet: gather, AtMost: settle, Logger: d.cfg.Logger, Ignore: sibling})
 	following.Go(func() { w.Run(ctx) })
