@@ -98,11 +98,10 @@ func (b *backend) status(now time.Time) Status {
 		maps.Copy(seen, b.leaves)
 	}
 	for _, l := range seen {
-		if l.Refused && now.Sub(l.seen) > refusedMemory {
-			continue
+		if !l.Refused || now.Sub(l.seen) <= refusedMemory {
+			s.Leaves = append(s.Leaves, l.Certificate)
+			liveRoots[l.root] = true
 		}
-		s.Leaves = append(s.Leaves, l.Certificate)
-		liveRoots[l.root] = true
 	}
 	if v.current != nil {
 		s.Warning = v.current.warning

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -117,10 +118,7 @@ func (d *Decoder) Decode(file string, data []byte) ([]Object, []Fault) {
 	for _, o := range objects {
 		name := o.Name()
 		if line, taken := lines[name]; taken {
-			faults = append(faults, Fault{
-				File: file, Line: o.Line, Field: "metadata.name",
-				Message: fmt.Sprintf("metadata.name: %s is already at line %d", name, line),
-			})
+			faults = append(faults, o.Fault(fmt.Sprintf("is already at line %d", line)))
 			continue
 		}
 		lines[name] = o.Line
@@ -148,6 +146,9 @@ func (d *Decoder) document(doc *document) ([]Object, []Fault) {
 	raw, err := yaml.YAMLToJSONStrict(doc.text)
 	if err != nil && strings.Contains(err.Error(), "Unicode character escape") && json.Valid(doc.text) {
 		raw, err = doc.text, nil // with surrogates (\ud83d\ude00), as Python writes JSON: YAML has none
+	}
+	if err == nil && !utf8.Valid(doc.text) { // but UTF-16, whose markers split does not see
+		err = errors.New("it is not UTF-8")
 	}
 	if err != nil {
 		return nil, []Fault{doc.syntaxFault(err)}
