@@ -159,7 +159,6 @@ func (a *Authenticator) Seen(c *Credentials, status int) {
 		now := time.Now()
 		// A token in use is renewed once in half its TTL, not with every response.
 		if e := a.proven.Get(c.Token, now); e == nil || e.Until.Sub(now) < provenTTL/2 {
-			a.refused.Drop(c.Token) // by another local apiserver, that did not know its pod yet
 			keep(a.proven, c.Token, c.Token.payer(), now.Add(provenTTL), 0)
 		}
 	}
