@@ -389,7 +389,7 @@ func (x *exchange) tunnel(w http.ResponseWriter, fields http.Header, conn net.Co
 	x.p.sessions.open.Add(1)
 	defer x.p.sessions.open.Add(-1)
 	defer context.AfterFunc(x.p.sessions.ending, func() { x.ended.broke(engine.ReasonDrain); over() })()
-	// Not the backend's own head: net/http adds a length to that of a POST, and repeats its "Connection: close".
+	// Not the backend's own head: net/http adds a length to that of a POST.
 	head := http.Response{StatusCode: http.StatusSwitchingProtocols, ProtoMajor: 1, ProtoMinor: 1, Header: fields}
 	// The server's deadlines would end the session.
 	if client.SetDeadline(time.Time{}) != nil || head.Write(rw) != nil || rw.Flush() != nil {

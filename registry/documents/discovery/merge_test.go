@@ -72,7 +72,8 @@ func TestTogether(t *testing.T) {
 			r.Subresources = append(r.Subresources, apidiscoveryv2.APISubresourceDiscovery{Subresource: name})
 		}
 		core := &apidiscoveryv2.APIGroupDiscoveryList{}
-		all.add(&localState{failed: tt.down, groups: versions{gv: &doc}, core: core}, m)
+		state := &localState{failed: tt.down, groups: versions{gv: &doc}, core: core}
+		all.add(state, state, m)
 		now := all[gv]
 		got := fmt.Sprint(now.Freshness, " ", len(now.Resources[0].Subresources))
 		check.Same(t, tt.want, got, "with %v", tt.subresources)
