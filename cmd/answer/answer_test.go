@@ -117,7 +117,8 @@ func TestFails(t *testing.T) {
 	}
 }
 
-// An overlap of CAs that the backend needs, or what is not read, is what is wrong with an APIService, unless something else is.
+// An overlap of CAs that the backend needs, or what is not read, is what is wrong with an APIService, unless something
+// else is.
 func TestSetTrust(t *testing.T) {
 	needed := &trust.Status{OverlapInForce: true, OverlapUntil: time.Date(2026, 11, 28, 23, 33, 40, 0, time.FixedZone("", 3600))}
 	good := registry.Verdict{Status: "True"}

@@ -156,8 +156,8 @@ func TestKubeconfigRenewsCredential(t *testing.T) {
 	check.Same(t, "Bearer y", k.credential.Authorization(), "credential")
 }
 
-// A kubeconfig that gains or loses insecure-skip-tls-verify, or a tls-server-name, is followed for forwarded requests only
-// after a restart. One warning for each change says so.
+// A kubeconfig that gains or loses insecure-skip-tls-verify, or a tls-server-name, is followed for forwarded requests
+// only after a restart. One warning for each change says so.
 func TestInsecureNeedsRestart(t *testing.T) {
 	secure := kubeconfigText("https://192.0.2.1:6443", nil, `"token":"x"`)
 	insecure := strings.Replace(secure, `"server":`, `"insecure-skip-tls-verify":true,"server":`, 1)

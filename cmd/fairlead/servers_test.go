@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -89,7 +88,7 @@ func TestFollowServers(t *testing.T) {
 		follow(t.Context())
 		check.Same(t, tc.want, named(), "%s", tc.name)
 		down := true
-		core.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) { return down, nil, errors.New("down") })
+		core.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) { return down, nil, context.Canceled })
 		follow(t.Context())
 		check.Same(t, tc.want, named(), "%s, when it cannot be read", tc.name)
 		down = false

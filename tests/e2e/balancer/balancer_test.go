@@ -37,7 +37,8 @@ rules:
   action: Deny
 `
 
-// doors are HAProxy's: its checks, of v2 as docs/operations.md says, and the options of its line "server". The test waits for /readyz, through the same door.
+// doors are HAProxy's: its checks, of v2 as docs/operations.md says, and the options of its line "server". The test
+// waits for /readyz, through the same door.
 var doors = []struct{ name, checks, options string }{
 	{"v1", "", "send-proxy check"},
 	{"v2", "    option httpchk GET /readyz\n    http-check connect default ssl\n", "check verify none send-proxy-v2"},
