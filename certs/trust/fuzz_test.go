@@ -178,6 +178,7 @@ func TestIdentity(t *testing.T) {
 	renewed.Raw = []byte("renewed")
 	renewed.NotAfter = time.Now().AddDate(10, 0, 0)
 	renamed := *ca.Certificate
+	renamed.Raw = []byte("renamed")
 	renamed.RawSubject = again.Issue(pki.Leaf{CommonName: "renamed"}).Certificate.RawSubject
 	for name, tc := range map[string]struct {
 		other *x509.Certificate

@@ -116,7 +116,8 @@ func tell(t *testing.T, script *story.Story) {
 	}
 }
 
-// What a checkout or a script does in one go is read as a whole: a file that it removes and writes anew is never missed.
+// What a checkout or a script does in one go is read as a whole: a file that it removes and writes anew is never
+// missed.
 func TestOneGo(t *testing.T) {
 	dir, published := t.TempDir(), make(chan int, 1000)
 	write := func(name string) {
