@@ -62,13 +62,6 @@ func newEndpoint(u *Upstream, address string) *endpoint {
 	return e
 }
 
-// state returns the verdict, whose end means that the endpoint may have been ejected, and whether it is ejected now.
-func (e *endpoint) state() (verdict context.Context, out bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.verdict, e.out.Load() // verdict ends under the mutex, after out was set, so no ejection is missed
-}
-
 // lost makes the endpoint suspect until a probe has judged it.
 func (e *endpoint) lost() { e.suspicion.doubted.Store(new(time.Now())) }
 

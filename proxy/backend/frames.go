@@ -11,8 +11,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// The engine (proxy/h2) owns its connections; this file dials and chooses for it.
-
 // Plan returns the plan of a request over HTTP/2, as far as it depends on the backend. apart is engine.Plan.Apart, as
 // for …/proxy: what a pod, a Service or a node answers through kube-apiserver may end its connection, such as a head
 // without end. Nor does it use up the retries of other requests. by is the client connection's; nil spreads requests.

@@ -56,6 +56,7 @@ const (
 	// keptServer is how long a local apiserver that is named no longer keeps its share of the
 	// documents, as one that is down does: an upgrade of a control-plane node takes minutes.
 	keptServer = 15 * time.Minute
+	unready    = 20 * time.Second // after it, the watches of an unhealthy server end, while another one is healthy
 )
 
 // LocalConfig configures a Local (kube.connect in cmd/fairlead). Required: Servers, TLS, IdentityChanged, Dial, Signal.
@@ -114,8 +115,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	return l, nil
 }
 
-func (l *Local) newPool(p Pool, name string, maxConns int, protocol string) *Upstream {
-	protocols := []string{protocol}
+func (l *Local) newPool(p Pool, name string, maxConns int, protocols ...string) *Upstream {
 	u := newUpstream(name, l.shared, target{
 		tls:       func() (*tls.Config, error) { return l.cfg.TLS(p == PoolCertificate) },
 		guard:     l.cfg.Guard,
@@ -124,7 +124,12 @@ func (l *Local) newPool(p Pool, name string, maxConns int, protocol string) *Ups
 		observe:   func(string, time.Duration) {}, // apiservers are not compared: all serve the same etcd
 		protocols: func() []string { return protocols },
 		maxConns:  maxConns,
-		wait:      l.patience,
+		wait: func() time.Duration {
+			if l.Lost() {
+				return 0
+			}
+			return defaultWait
+		},
 	})
 	u.pool = p
 	u.inFlight.Lend, u.longRunning.Lend = false, false // these limits are against strangers, so no place is lent
@@ -153,14 +158,6 @@ func (l *Local) Lost() bool {
 	return down != nil && time.Since(*down) > restart
 }
 
-// patience returns how long a request waits now.
-func (l *Local) patience() time.Duration {
-	if l.Lost() {
-		return 0
-	}
-	return defaultWait
-}
-
 // Run watches the identity until ctx ends. Then it closes every connection.
 func (l *Local) Run(ctx context.Context) error {
 	defer l.shared.stop()
@@ -171,6 +168,7 @@ func (l *Local) Run(ctx context.Context) error {
 			return ctx.Err()
 		case <-tick:
 			l.balance()
+			l.endWatches()
 		case <-identity:
 			identity = l.cfg.IdentityChanged()
 			l.pools[PoolCertificate-1].drain()

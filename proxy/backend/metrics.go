@@ -41,13 +41,11 @@ var (
 	limitNames = [...]string{
 		limitInFlight: "inflight", limitLongRunning: "longrunning", limitServer: "server", limitSessions: "sessions",
 	}
-	// handshakeClasses are the classes of TLS errors, see classOf.
 	handshakeClasses = [...]string{
 		"other", "timeout", "unknown_authority", "hostname", "expired", "invalid", "alert", "not_tls", "closed",
 	}
 	// bounds are the buckets of a histogram: from a backend on this machine to the request timeout.
-	bounds = [...]float64{.001, .005, .025, .1, .5, 1, 2.5, 5, 10, 30, 60}
-	// retried are the reasons after which a request is sent again.
+	bounds  = [...]float64{.001, .005, .025, .1, .5, 1, 2.5, 5, 10, 30, 60}
 	retried = [...]engine.Reason{engine.ReasonDial, engine.ReasonRefused, engine.ReasonLost, engine.ReasonEjected}
 )
 

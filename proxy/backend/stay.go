@@ -70,7 +70,6 @@ func (s *Stay) Ready() bool {
 	return at != nil && at.ready.Load()
 }
 
-// told is what Only was told about a document.
 type told struct {
 	known []string
 	by    map[schema.GroupVersionResource][]string
@@ -219,6 +218,20 @@ func (l *Local) balance() {
 		}
 		if more := s.clients.Load() - share - share/10; more > 0 {
 			s.spare.Store(min((more+5)/6, balanceMost))
+		}
+	}
+}
+
+// endWatches ends the watches of servers that have long been unhealthy. One whose etcd is away sends neither events nor
+// errors, and a client does not notice: all that it asks is answered elsewhere, so that it even stays the leader.
+func (l *Local) endWatches() {
+	now := l.servers.Load()
+	for i, s := range now.all {
+		long := s.of[0].out.Load() && time.Since(now.list[i].Since) >= unready
+		for _, v := range l.shared.dialled.Range {
+			if c := v.(*Conn); long && c.at.server == s { //nolint:forcetypeassert // nothing else is stored
+				c.how.cut(c)
+			}
 		}
 	}
 }

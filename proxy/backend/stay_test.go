@@ -2,12 +2,14 @@ package backend
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,6 +33,8 @@ type crowd struct {
 
 	mu      sync.Mutex // guards running
 	running []string   // for which Each runs
+
+	ended atomic.Int64 // connections with watches
 }
 
 func newCrowd(t *testing.T, n int, change func(*LocalConfig)) *crowd {
@@ -136,6 +140,7 @@ func stays(t *testing.T) {
 //	follow <servers>                      those that are named
 //	only <document> <servers> [<what>=<servers>…]   see Only; a what is <group>/<version>/<resource>
 //	pass <duration>
+//	watch <server>                        begins on a connection to it; is ended=n says how many have been ended
 //	come                                  all connections end, and come anew
 //	at <servers>                          requests of all connections go there, to each some
 //	has <servers>                         they go to no others; and at <servers> once all come anew
@@ -199,6 +204,13 @@ func (c *crowd) step(at, step string, words []string) {
 		for i := range c.stays {
 			c.come(i)
 		}
+	case "watch": // of the engine
+		e := c.l.servers.Load().find(servers[0]).of[PoolProven-1]
+		key := new(tls.Conn)
+		c.l.shared.dialled.Store(key, &Conn{at: e, how: dialing{cut: func(*Conn) {
+			c.l.shared.dialled.Delete(key)
+			c.ended.Add(1)
+		}}})
 	case "retry": // as the engine does
 		p := c.l.Upstream(PoolProven).Plan(false, c.stays[0])
 		check.Same(c.t, true, p.Stays, "%s: it retries there what was processed", at)
@@ -236,6 +248,8 @@ func (c *crowd) value(what string) any {
 	switch name, of, _ := strings.Cut(what, ":"); name {
 	case "alike":
 		return c.l.Alike()
+	case "ended":
+		return c.ended.Load()
 	case "servers":
 		return len(c.l.servers.Load().list)
 	case "ready":

@@ -53,7 +53,6 @@ func (u *Upstream) RoundTrip(req *http.Request, longRunning bool, by *Stay) (*ht
 	return c.res, nil
 }
 
-// call is a request with its tries.
 type call struct {
 	u    *Upstream
 	by   *Stay // may be nil
@@ -147,7 +146,9 @@ func (c *call) try(e *endpoint) *engine.Failure {
 			got.use(c.req.ContentLength, c.long)
 		}
 	}, WroteRequest: func(httptrace.WroteRequestInfo) { sent.Store(int64(time.Since(start))) }})
-	verdict, out := e.state()
+	e.mu.Lock()
+	verdict, out := e.verdict, e.out.Load() // it ends under the mutex, after out was set, so no ejection is missed
+	e.mu.Unlock()
 	if out && c.elsewhere(e) { // ejected since it was chosen
 		cancel(nil)
 		return fail(engine.ReasonDial, e.address, errEjected)
@@ -324,7 +325,6 @@ func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err err
 	return end, nil
 }
 
-// heldBody is a body that Hold has read.
 type heldBody struct{ *bytes.Reader }
 
 // Streams reports whether a request has a body that Hold has left to be streamed.
