@@ -14,7 +14,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// The parts of the duration of a dial or a request.
 const (
 	phaseResolve = iota
 	phaseConnect
@@ -24,7 +23,6 @@ const (
 	phases
 )
 
-// The results of a dial: ok, or the step that failed.
 const (
 	dialOK = iota
 	dialResolve

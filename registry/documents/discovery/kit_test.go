@@ -37,6 +37,7 @@ type stage struct {
 	servers []string                                                 // the local apiservers, if they have names
 	leave   map[string]context.CancelFunc                            // :: name of one
 	only    atomic.Pointer[map[schema.GroupVersionResource][]string] // what not all of them serve
+	known   atomic.Pointer[[]string]                                 // those that get clients
 	d       *Discovery
 	metrics *prometheus.Registry
 }
@@ -67,7 +68,10 @@ func (s *stage) make(cfg Config) {
 	if len(s.servers) > 0 {
 		cfg.Each = s.each
 	}
-	cfg.Only = func(_ string, _ []string, by map[schema.GroupVersionResource][]string) { s.only.Store(&by) }
+	cfg.Only = func(_ string, known []string, by map[schema.GroupVersionResource][]string) {
+		s.known.Store(&known)
+		s.only.Store(&by)
+	}
 	if s.alone {
 		cfg.Local = nil
 	}

@@ -158,10 +158,12 @@ func (d *Discovery) together(m *merge) *localState {
 	var all []*localState
 	var known, unread []string
 	for name, s := range d.Locals {
-		if s != nil && s.groups != nil && s.core != nil && s.versions != nil { // all has been read once
-			all, known = append(all, s), append(known, name)
-		} else {
+		if s == nil || s.groups == nil || s.core == nil || s.versions == nil { // not all has been read once
 			unread = append(unread, name)
+			continue
+		}
+		if all = append(all, s); !s.failed { // else it may refuse us, and so all users with certificates
+			known = append(known, name)
 		}
 	}
 	byAddr := func(x, y metav1.ServerAddressByClientCIDR) int { return cmp.Compare(x.ServerAddress, y.ServerAddress) }

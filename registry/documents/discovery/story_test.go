@@ -15,6 +15,7 @@ import (
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
@@ -24,6 +25,7 @@ import (
 //	local <gv>=<resource>,… …           what the local apiserver serves from now on
 //	server <name> <release> <gv>=… …    what one of several local apiservers serves; without a release: refuses, or hangs
 //	leave <name>                        that server is none any more
+//	known <name> …                      those that get clients
 //	address <host>:<port>               its own, from the next local on
 //	alone                               there is no local apiserver
 //	own <gv>=… …                        this process serves groups itself
@@ -55,7 +57,10 @@ func TestStories(t *testing.T) {
 					says(w, r)
 				})
 			},
-			"leave":   func(words []string) { s.leave[words[0]]() },
+			"leave": func(words []string) { s.leave[words[0]]() },
+			"known": func(words []string) {
+				check.Same(s, words, slices.Sorted(slices.Values(*s.known.Load())), "who gets clients")
+			},
 			"address": func(words []string) { address = words },
 			"alone":   func([]string) { s.alone = true },
 			"own": func(words []string) {
