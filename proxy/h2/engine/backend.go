@@ -242,7 +242,6 @@ func (e *Engine) takeBack(c *Conn, last uint32) *connError {
 	return nil
 }
 
-// failure says why one try to forward a stream has failed.
 type failure struct {
 	reason      Reason
 	err         error
@@ -268,7 +267,7 @@ func (s *stream) failed(f failure) {
 		s.sent = 0 // as if it had not been sent
 	}
 	if s.mayRetry(f) {
-		s.e.retry(s, f.reason)
+		s.e.retry(s, f)
 		return
 	}
 	if f.reason == ReasonDial && s.refuses() {
@@ -311,11 +310,12 @@ func (s *stream) mayRetry(f failure) bool {
 	return (f.unprocessed || to.again || f.unacked && safe) && (to.budget == nil || to.budget())
 }
 
-// retry sends the whole request again, to another endpoint if there is one.
-func (e *Engine) retry(s *stream, after Reason) {
+// retry sends the whole request again, to another endpoint if there is one. One that stays goes to the same after a
+// reset and, once, after a connection's orderly end: kube-apiserver ends one for a bad token of any user on it.
+func (e *Engine) retry(s *stream, f failure) {
 	s.tries++
-	s.plan.Forward.Retried(after)
-	if after != ReasonReset || !s.sending.stays {
+	s.plan.Forward.Retried(f.reason)
+	if f.reason != ReasonReset && (!f.free || s.tries > 1) || !s.sending.stays {
 		s.sending.tried = append(s.sending.tried, s.ep)
 	}
 	s.resend()

@@ -20,7 +20,7 @@ func (e *Engine) Eject(ep *Endpoint) {
 			for s := range c.ordered(func(s *stream) bool { return !s.half[down].head && s.sending.again && here(s) }) {
 				if s.mayRetry(failure{reason: ReasonLost}) {
 					s.reset(down, http2.ErrCodeCancel)
-					e.retry(s, ReasonEjected)
+					e.retry(s, failure{reason: ReasonEjected})
 				}
 			}
 			c.sendPing() // its watches end soon if it is dead, and continue if it is only not ready

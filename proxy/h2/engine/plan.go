@@ -39,7 +39,7 @@ type Plan struct {
 
 	Retries int         // further tries; at most 2 are used, 0 or less means none
 	Again   bool        // may be retried even if a backend may have processed it (GET and HEAD, not watch)
-	Stays   bool        // a request that the backend resets is retried at the same endpoint: others have other states
+	Stays   bool        // after a reset or orderly GOAWAY it is retried at the same endpoint: others have other states
 	Budget  func() bool // is called before each retry except after a failed dial; nil means always true
 	// Wait is how long the request waits for an endpoint that can be dialled, if none can be; zero means not at all.
 	Wait time.Duration

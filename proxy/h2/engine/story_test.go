@@ -162,6 +162,7 @@ func (s *teller) setPlan(words []string) {
 		"deadline":  func(v string) { p.Deadline = s.duration(v) },
 		"long":      func(string) { p.LongRunning = true },
 		"again":     func(string) { p.Again = true },
+		"stays":     func(string) { p.Stays = true },
 		"owner":     func(v string) { p.Owner = v },
 		"apart":     func(string) { p.Apart = true },
 		"goaway":    func(string) { p.GoAway = true },
