@@ -186,9 +186,9 @@ func (l *Local) Report(r registry.Report) {
 		return
 	}
 	e := &s.is
-	e.Hung = r.Hung
+	e.Hung, e.Message = r.Hung, r.Message
 	if e.Health != r.Health {
-		e.Health, e.Message, e.Since = r.Health, r.Message, time.Now()
+		e.Health, e.Since = r.Health, time.Now()
 		l.shared.spawn(func() { // a line is I/O
 			l.shared.log.Info("local apiserver changed",
 				"endpoint", r.Address, "healthy", r.Health == registry.Healthy, "message", r.Message)

@@ -186,6 +186,7 @@ func TestLocalReport(t *testing.T) {
 		{registry.Endpoint{Address: one, Health: registry.Unhealthy, Message: "[-]shutdown failed"}, []string{other}, true},
 		// Never none.
 		{registry.Endpoint{Address: other, Health: registry.Unhealthy, Message: "connection refused"}, []string{one, other}, false},
+		{registry.Endpoint{Address: other, Health: registry.Unhealthy, Message: "[-]etcd failed"}, []string{one, other}, false},
 		{registry.Endpoint{Address: one, Health: registry.Healthy}, []string{one}, true},
 	} {
 		l.Report(registry.Report{Endpoint: step.Endpoint})
