@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -35,6 +36,7 @@ type answer struct {
 	hangs        bool
 	aborts, cuts bool // the stream, or the whole connection
 	closes       bool // the connection, after the response
+	floods       bool // the connection with PINGs, of which a hundred thousand come
 }
 
 // answer changes the answers: for some requests, or for all.
@@ -64,6 +66,8 @@ func (w *world) answer(words ...string) {
 			a.cuts = true
 		case "closes":
 			a.closes = true
+		case "floods":
+			a.floods = true
 		default:
 			a.status = int(w.value(word))
 		}
@@ -136,6 +140,13 @@ func (w *world) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		_ = r.Context().Value(connKey{}).(net.Conn).Close() //nolint:forcetypeassert // as in serve
 	case a.closes:
 		rw.Header().Set("Connection", "close")
+	case a.floods:
+		go func() {
+			c := r.Context().Value(connKey{}).(net.Conn) //nolint:forcetypeassert // as in serve
+			for range 100 {
+				_, _ = io.WriteString(c, strings.Repeat("\x00\x00\x08\x06\x00\x00\x00\x00\x00flooding", 1000))
+			}
+		}()
 	}
 	if a.status == http.StatusFound {
 		rw.Header().Set("Location", "/elsewhere")

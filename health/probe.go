@@ -15,7 +15,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/internal/reach"
@@ -31,6 +34,10 @@ const (
 	// (kubernetes/kubernetes#133644). A document is some 100 KiB at most. A longer body costs only that connection.
 	maxBody             = 1 << 20
 	maxHead, maxMessage = 64 << 10, 1 << 10 // bound what a backend can make us keep and show
+	// perRequest is what a server may send on a connection for each request, of which there is one for each claim, and
+	// for a light check (of two intervals at most): a body, and a window of one that is left unread. Each of our writes
+	// counts as perWrite: net/http returns 4 KiB of credit or more with one, and answers a PING.
+	perRequest, perWrite = 3 * maxBody, 1 << 10
 )
 
 func probeURL(e *registry.Entry, address string) *url.URL {
@@ -203,6 +210,7 @@ func (d *dialler) transport() *http.Transport {
 	return &http.Transport{
 		DialTLSContext: d.dial, TLSClientConfig: trust, Protocols: protocols,
 		DisableCompression: true, MaxResponseHeaderBytes: maxHead,
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: maxBody},
 	}
 }
 
@@ -222,7 +230,35 @@ func (d *dialler) dial(ctx context.Context, network, address string) (net.Conn, 
 		// a probe. Where keep-alive cannot be set (a tunnel), the light checks find it.
 		_ = c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 1})
 	}
-	return reach.Handshake(ctx, conn, address, d.trust, d.target.prober.log)
+	m := &metered{Conn: conn}
+	m.left.Store(perRequest * int64(len(ptr.Deref(d.target.claims.Load(), nil))+2*lightChecks+1))
+	return reach.Handshake(ctx, m, address, d.trust, d.target.prober.log)
+}
+
+// metered is a connection below TLS. Who sends more than was asked for loses it: net/http reads, and answers PINGs, for
+// as long as they come, also while a connection is only watched.
+type metered struct {
+	net.Conn
+	left atomic.Int64
+}
+
+var errFlood = errors.New("the server sends more than was asked for")
+
+func (c *metered) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	return n, c.spend(n, err)
+}
+
+func (c *metered) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	return n, c.spend(perWrite, err)
+}
+
+func (c *metered) spend(n int, err error) error {
+	if c.left.Add(-int64(n)) < 0 {
+		return errFlood
+	}
+	return err
 }
 
 func closeConn(c *http.ClientConn) {
