@@ -353,11 +353,16 @@ func TestCostlyDocumentsRest(t *testing.T) {
 		all[i] = object{"type": "object"}
 	}
 	doc["definitions"].(object)["def.a.example.com.v1"].(object)["allOf"] = all
-	s.Set("a", only("/openapi/v2", saying(http.StatusOK, string(must.Get(json.Marshal(doc))(t))), serving()))
-	next, _, err := s.o.ask(t.Context(), &state{}, s.Table().Entries())
-	must.Do(t, err)
-	if rest := next.rested.Sub(next.confirmed); rest < time.Millisecond { // it took some 50
-		t.Errorf("after 5,000 objects it rests for %s", rest)
+	for path, body := range map[string]string{
+		"/openapi/v2":                       string(must.Get(json.Marshal(doc))(t)),
+		"/openapi/v3/apis/a.example.com/v1": `{"openapi":"3.0.0","x-a":"` + strings.Repeat("a", 4<<20) + `"}`,
+	} {
+		s.Set("a", only(path, saying(http.StatusOK, body), only("/openapi/v2", http.NotFound, serving(define("a.example.com/v1", "as")))))
+		next, _, err := s.o.ask(t.Context(), &state{}, s.Table().Entries())
+		must.Do(t, err)
+		if rest := next.rested.Sub(next.confirmed); rest < time.Millisecond { // it took some 50
+			t.Errorf("after %d bytes of %s it rests for %s", len(body), path, rest)
+		}
 	}
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.host("a", define("a.example.com/v1", "as"))

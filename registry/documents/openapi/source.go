@@ -112,7 +112,7 @@ type question struct {
 	known  *state
 	now    []version // by index in own
 	claims claims
-	busy   time.Duration // with documents that were decoded
+	busy   atomic.Int64 // nanoseconds with documents that were decoded, or compressed
 }
 
 // question begins a poll: the v2 documents stay until there are others.
@@ -169,7 +169,7 @@ func (o *OpenAPI) ask(whole context.Context, known *state,
 	if next.err = errors.Join(err3, err2); next.err == nil {
 		next.confirmed = time.Now()
 	}
-	next.rested = time.Now().Add(restFactor * q.busy)
+	next.rested = time.Now().Add(restFactor * time.Duration(q.busy.Load()))
 	return next, changed, next.err
 }
 
@@ -230,7 +230,9 @@ func (q *question) documents(ctx context.Context, index *handler3.OpenAPIV3Disco
 		}
 		body, err := q.document(ctx, "/openapi/v3/"+pathOf(gv))
 		if errs = append(errs, err); err == nil {
+			begun := time.Now()
 			q.now[i].v3 = q.o.newDocument(gv, old, body)
+			q.busy.Add(int64(time.Since(begun)))
 		}
 	}
 	return errors.Join(errs...)
@@ -258,7 +260,10 @@ func (q *question) document(ctx context.Context, path string) ([]byte, error) {
 
 func (q *question) spec(ctx context.Context) error {
 	ask := documents.Question{Path: "/openapi/v2", Accept: typeJSON, Limit: maxSpec, Timeout: fetchTimeout}
-	ask.ETag = q.tag()
+	tag := q.known.versions[q.own[0]].tag
+	if !slices.ContainsFunc(q.own, func(gv schema.GroupVersion) bool { return q.known.versions[gv].tag != tag }) {
+		ask.ETag = tag // all group-versions have that document
+	}
 	a, err := documents.Get(ctx, q.do, ask)
 	switch {
 	case err != nil:
@@ -300,15 +305,6 @@ func (q *question) spec(ctx context.Context) error {
 	return nil
 }
 
-// tag returns the ETag of the v2 document, if all group-versions have that document.
-func (q *question) tag() string {
-	tag := q.known.versions[q.own[0]].tag
-	if slices.ContainsFunc(q.own, func(gv schema.GroupVersion) bool { return q.known.versions[gv].tag != tag }) {
-		return ""
-	}
-	return tag
-}
-
 func (q *question) take(found *packed, tag string) {
 	for i := range q.now {
 		q.now[i].v2, q.now[i].tag = found, tag
@@ -325,7 +321,7 @@ func (q *question) begin(ctx context.Context) (release func(), err error) {
 	}
 	begun := time.Now()
 	return func() {
-		q.busy += time.Since(begun)
+		q.busy.Add(int64(time.Since(begun)))
 		<-q.o.heavy
 	}, nil
 }
