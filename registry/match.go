@@ -220,10 +220,11 @@ func findOddity(path string) oddity {
 		case '\\', '#', '?', ';':
 			separates, o.cut = true, o.cut || c == '#'
 		case '%':
-			b, ok := unescape(path, i)
-			if o.broken = o.broken || !ok; ok {
+			var b [1]byte
+			n, _ := hex.Decode(b[:], []byte(path[i+1:min(i+3, len(path))])) // none of what is too short, or wrong
+			if o.broken = o.broken || n == 0; n == 1 {
 				i += 2
-				c, separates = b, b == '/' || b == '\\'
+				c, separates = b[0], b[0] == '/' || b[0] == '\\'
 			}
 			o.odd = o.odd || o.slashes < o.settled
 		}
@@ -302,10 +303,4 @@ func settledAfter(path string) int {
 		return 7 // /openapi/v3/apis/<group>/<version> is a document, a path with another segment is not
 	}
 	return 2
-}
-
-func unescape(path string, i int) (byte, bool) {
-	var b [1]byte
-	n, _ := hex.Decode(b[:], []byte(path[i+1:min(i+3, len(path))])) // none of what is too short, or wrong
-	return b[0], n == 1
 }

@@ -201,14 +201,6 @@ func (s *stream) violation(side dir, code http2.ErrCode, why string) *connError 
 	return c.spend(budget.Reset)
 }
 
-// badMessage is violation for a malformed message (§8.1.1) that is detected in its content.
-func (s *stream) badMessage(side dir, why string) {
-	c := s.leg[side]
-	if err := s.violation(side, http2.ErrCodeProtocol, why); err != nil {
-		s.e.fail(c, err)
-	}
-}
-
 func (s *stream) respond(a *Answer, date, set []hpack.HeaderField) {
 	s.status, s.waited = int16(a.Status), s.e.now
 	d := &s.half[down]

@@ -243,7 +243,9 @@ func (e *Engine) body(c *Conn, s *stream, p []byte, end bool) {
 		s.giveStreamCredit(d, len(p))
 		p = nil
 	case f.declared >= 0 && (f.got > f.declared || end && f.got != f.declared):
-		s.badMessage(d, "content-length does not match")
+		if err := s.violation(d, http2.ErrCodeProtocol, "content-length does not match"); err != nil {
+			e.fail(c, err)
+		}
 		return
 	}
 	if d == down && len(p) > 0 {
