@@ -242,8 +242,6 @@ type metered struct {
 	left atomic.Int64
 }
 
-var errFlood = errors.New("the server sends more than was asked for")
-
 func (c *metered) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	return n, c.spend(n, err)
@@ -256,7 +254,7 @@ func (c *metered) Write(p []byte) (int, error) {
 
 func (c *metered) spend(n int, err error) error {
 	if c.left.Add(-int64(n)) < 0 {
-		return errFlood
+		return errors.New("the server sends more than was asked for")
 	}
 	return err
 }
