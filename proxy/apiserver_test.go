@@ -73,7 +73,7 @@ func (s *apiserver) asked(r *http.Request) (all []asked) {
 	a := asked{RequestInfo: info, agent: r.UserAgent()}
 	var o metainternalversion.ListOptions
 	err = metainternalversionscheme.ParameterCodec.DecodeParameters(r.URL.Query(), metav1.SchemeGroupVersion, &o)
-	a.whole = info.Verb == "list" && (info.Name == "" || info.Namespace == "") && err == nil && (o.ResourceVersion == "" || o.Continue != "" || o.ResourceVersionMatch == metav1.ResourceVersionMatchExact) && o.Limit <= 0
+	a.whole = info.Verb == "list" && (info.Name == "" || info.Namespace == "" || o.Continue != "") && err == nil && (o.ResourceVersion == "" || o.Continue != "" || o.ResourceVersionMatch == metav1.ResourceVersionMatchExact) && o.Limit <= 0
 	for _, filter := range s.filter {
 		r := r.Clone(r.Context())
 		res, ok, err := s.authn.AuthenticateRequest(r)

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/fairlead-proxy/fairlead/registry/policy"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
@@ -33,10 +34,10 @@ func TestUnlimited(t *testing.T) {
 			continue // the apiserver refuses it
 		}
 		cached := o.ResourceVersion != "" && o.Continue == "" && o.ResourceVersionMatch != metav1.ResourceVersionMatchExact
-		check.Same(t, !cached && o.Limit <= 0, unlimited(query), "without a limit: %s", query)
+		check.Same(t, !cached && o.Limit <= 0, unlimited(new(policy.Request), query), "without a limit: %s", query)
 	}
 	for _, query := range []string{"limit=10001", "limit=9223372036854775807", "limit=99999999999999999999"} {
-		check.Same(t, true, unlimited(query), "without a limit that anybody has in mind: %s", query)
+		check.Same(t, true, unlimited(new(policy.Request), query), "without a limit that anybody has in mind: %s", query)
 	}
 }
 

@@ -80,7 +80,7 @@ func (d *Decision) find(g *policy.Gates, h *Head, r *Request, u user.Info) (foun
 	if g.Sources {
 		q.Source = h.source(d.Credentials.Kind == authn.KindFrontProxy)
 	}
-	q.WholeList = g.Lists && q.Verb == "list" && (q.Name == "" || q.Namespace == "") && unlimited(h.RawQuery)
+	q.WholeList = g.Lists && q.Verb == "list" && unlimited(&q, h.RawQuery)
 	return g.Find(&q)
 }
 
@@ -101,14 +101,17 @@ func (d *Decision) spared(g *policy.Gates) bool {
 // k8s.io/apiserver/pkg/storage/etcd3). Who asks for more at a time has no limit in mind.
 const maxPage = 10_000
 
-// unlimited reports whether a list has neither a limit above 0 nor a resourceVersion that the watch cache serves.
-func unlimited(rawQuery string) bool {
+// unlimited reports whether a list has neither a limit above 0 nor a resourceVersion that the watch cache serves, which
+// has no events, and is not of one object. With a continue token the apiserver reads all for one name, too.
+func unlimited(q *policy.Request, rawQuery string) bool {
 	version, _ := param(rawQuery, "resourceVersion")
 	match, _ := param(rawQuery, "resourceVersionMatch")
 	token, _ := param(rawQuery, "continue")
 	text, _ := param(rawQuery, "limit")
 	limit, _ := strconv.ParseInt(text, 10, 64) // 0 if it is none, which the apiserver refuses
-	return (version == "" || match == "Exact" || token != "") && (limit <= 0 || limit > maxPage)
+	events := q.Resource == "events" && (q.APIGroup == "" || q.APIGroup == "events.k8s.io")
+	return (version == "" || match == "Exact" || token != "" || events) && (limit <= 0 || limit > maxPage) &&
+		(q.Name == "" || q.Namespace == "" || token != "")
 }
 
 // source returns the client's address: behind a trusted front proxy the last in X-Forwarded-For, which it has added.

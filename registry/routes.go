@@ -23,7 +23,7 @@ import (
 // For returns the entry of the backend for a request: of the first route that matches, else e, or its stand-in.
 func (e *Entry) For(r *policy.Request) *Entry {
 	for _, f := range e.Further {
-		if f.Rule.Matches(r) {
+		if f.Rule.Fails(r) == "" {
 			return f
 		}
 	}

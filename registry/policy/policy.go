@@ -168,10 +168,7 @@ type Rule struct {
 	known      *Namespaces
 }
 
-// Matches reports whether a request is for the backend. None is for a standby.
-func (r *Rule) Matches(q *Request) bool { return r.Fails(q) == "" }
-
-// Fails returns the field of the Backend by which a request is not for it. Empty: it is.
+// Fails returns the field of the Backend by which a request is not for it. Empty: it is. None is for a standby.
 func (r *Rule) Fails(q *Request) string {
 	if r.When == nil {
 		return "standby"

@@ -142,7 +142,7 @@ func TestAgainstModel(t *testing.T) {
 			}
 			return -1
 		}
-		got, want := first(func(i int) bool { return rules[i].Matches(q) }), first(func(i int) bool { return holds(models[i], m) })
+		got, want := first(func(i int) bool { return rules[i].Fails(q) == "" }), first(func(i int) bool { return holds(models[i], m) })
 		if got != want {
 			t.Fatalf("round %d: backend %d, the model says %d: conditions %v, request %v %+v", round, got, want, models, m, q)
 		}
@@ -157,7 +157,7 @@ func TestAgainstModel(t *testing.T) {
 func TestBrokenSelector(t *testing.T) {
 	r, _ := (&Backend{When: &When{LabelKeys: []string{"a"}}}).Rule("", field.NewPath("b"), nil)
 	for _, text := range []string{"a in", "a=(", "a,,", "=a", "\x00"} {
-		check.Same(t, false, r.Matches(&Request{LabelSelector: text}), "%q requires a", text)
+		check.Same(t, false, r.Fails(&Request{LabelSelector: text}) == "", "%q requires a", text)
 	}
 }
 
@@ -167,7 +167,7 @@ func BenchmarkMatches(b *testing.B) {
 	q := &Request{Namespace: "kube-system", Resource: "pods", User: &user.DefaultInfo{Name: "john"}}
 	b.ReportAllocs()
 	for b.Loop() {
-		if r.Matches(q) {
+		if r.Fails(q) == "" {
 			b.Fatal("it matches")
 		}
 	}
