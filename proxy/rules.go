@@ -97,9 +97,7 @@ func (d *Decision) spared(g *policy.Gates) bool {
 		g.Map == types.NamespacedName{Namespace: r.Namespace, Name: r.Name}
 }
 
-// maxPage is how many objects kube-apiserver reads from etcd at once (maxLimit in
-// k8s.io/apiserver/pkg/storage/etcd3). Who asks for more at a time has no limit in mind.
-const maxPage = 10_000
+const maxPage = 10_000 // kube-apiserver reads as many at once (maxLimit of storage/etcd3): who asks for more means all
 
 // unlimited reports whether a list has neither a limit above 0 nor a resourceVersion that the watch cache serves, which
 // has no events, and is not of one object. With a continue token the apiserver reads all for one name, too.

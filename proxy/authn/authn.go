@@ -98,8 +98,8 @@ type Authenticator struct {
 	began   atomic.Pointer[time.Time] // when the last review did that the local apiserver answered
 	hits    prometheus.Counter
 	reviews *prometheus.CounterVec // by result
-
-	strangers, regulars *bound.Queue // of waiting reviews
+	// strangers, regulars and issued have waiting reviews.
+	strangers, regulars, issued *bound.Queue
 }
 
 // New checks a Config and returns an Authenticator for it.
@@ -142,8 +142,8 @@ func New(cfg Config) (*Authenticator, error) {
 		reviews: metric.Counter("fairlead_authentication_reviews_total",
 			"TokenReviews by result: authenticated, refused, error, or busy (too many under way).",
 			"result", "authenticated", "refused", "error", "busy"),
-
 		strangers: bound.NewQueue(maxReviews, maxWaiting), regulars: bound.NewQueue(maxReviews, maxWaiting),
+		issued: bound.NewQueue(maxReviews, maxWaiting),
 	}
 	if s := a.nameSet(); s.err != nil && s.known {
 		return nil, fmt.Errorf("reading the names that the target trusts: %w", s.err)

@@ -27,8 +27,8 @@ const (
 	// maxReviews limits the concurrent TokenReviews. One takes a millisecond or two, so these are tens of thousands a
 	// second, and a flood of bad tokens loads the local apiserver no more than a busy controller does.
 	maxReviews = 64
-	// maxWaiting limits the running and waiting ones. More are refused at once. Both limits apply
-	// to strangers, with a quarter for one address, and separately to proven tokens.
+	// maxWaiting limits the running and waiting ones. More are refused at once. Both limits apply to strangers, with a
+	// quarter for one address, and separately to proven tokens, and to those of Config.Issued.
 	maxWaiting = 4096
 )
 
@@ -56,11 +56,9 @@ func TokenReview(
 			return nil, false, fmt.Errorf("asking the local apiserver: %w", err)
 		}
 		s := &review.Status
-		switch {
-		case s.Authenticated:
-		case s.Error != "" && s.Error != invalidToken:
+		if !s.Authenticated && s.Error != "" && s.Error != invalidToken {
 			return nil, false, fmt.Errorf("%w: %s", errBadToken, s.Error)
-		default:
+		} else if !s.Authenticated {
 			return nil, false, nil
 		}
 		extra := make(map[string][]string, len(s.User.Extra))
@@ -176,7 +174,10 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 	if id, ok, err := a.remembered(token, time.Time{}); ok {
 		return id, err
 	}
-	q := a.strangers
+	q, issued := a.strangers, a.cfg.Issued != nil && a.cfg.Issued(token.Secret())
+	if issued { // of a flood each may ask for keys anew: nobody's TokenReview waits for that, see Answering
+		q = a.issued
+	}
 	if a.proven.Get(token, time.Time{}) != nil { // a flood of bad tokens must not delay proven ones
 		q, from = a.regulars, bound.Source{User: token.Secret()} // its user is not cached any more
 	}
@@ -192,7 +193,7 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 	// Both are taken before the call, because the answer may be as old as that.
 	began, generation, ttl := time.Now(), a.cfg.ReviewGeneration(), a.cfg.TokenTTL
 	resp, ok, err := a.cfg.Review(ctx, token.Secret())
-	if a.cfg.Issued != nil && a.cfg.Issued(token.Secret()) {
+	if issued {
 		ttl = min(ttl, defaultTTL)
 	} else if err == nil || errors.Is(err, ErrUnauthenticated) {
 		a.began.Store(&began)

@@ -24,12 +24,13 @@ import (
 )
 
 // A flood of strangers fills their own queue, and does not delay proven tokens. Nor do these delay
-// each other, up to the limit.
+// each other, up to the limit. Tokens that are verified here delay nobody whom the cluster knows.
 func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var active atomic.Int64
-		a := newAuthenticator(t, Config{TokenTTL: time.Second, Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
-			if token == "good" {
+		issued := func(token string) bool { return strings.HasPrefix(token, "issued") }
+		a := newAuthenticator(t, Config{TokenTTL: time.Second, Issued: issued, Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+			if strings.HasPrefix(token, "good") {
 				return &authenticator.Response{User: &user.DefaultInfo{Name: "alice"}}, true, nil
 			}
 			active.Add(1)
@@ -52,11 +53,16 @@ func TestRegularsDoNotWaitForStrangers(t *testing.T) {
 			check.Same(t, running, int(active.Load()), "reviews of %ss at once", what)
 			check.Same(t, refused, int(testutil.ToFloat64(a.reviews.WithLabelValues("busy"))), "refused at once, after %ss", what)
 		}
-		flood("stranger", false, maxReviews, 1)
-		begun := time.Now()
-		_, err := a.Review(t.Context(), credentials(a, "good"), bound.Source{})
-		check.Same(t, "<nil> 0s", fmt.Sprint(err, " ", time.Since(begun)), "a regular's review, and its time")
-		flood("regular", true, 2*maxReviews, 2)
+		answered := func(whose, token string) {
+			begun := time.Now()
+			_, err := a.Review(t.Context(), credentials(a, token), bound.Source{})
+			check.Same(t, "<nil> 0s", fmt.Sprint(err, " ", time.Since(begun)), "a %s's review, and its time", whose)
+		}
+		flood("issued", false, maxReviews, 1)
+		answered("stranger", "good2")
+		flood("stranger", false, 2*maxReviews, 2)
+		answered("regular", "good")
+		flood("regular", true, 3*maxReviews, 3)
 		time.Sleep(time.Minute)
 	})
 }
