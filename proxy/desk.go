@@ -18,14 +18,14 @@ import (
 )
 
 // desk has the queues for costly decisions: long heads, certificate chains, and requests over HTTP/2 that wait for a
-// look-up. Who finds a queue full gets 429. At most half of the processors work on heads and chains, so that strangers
-// cannot use all of them, and each source has its own queues. Chains have a queue beside that of heads: every client
-// behind a load balancer has its address, and needs one turn; a stranger there may send long heads without end.
-type desk struct{ heads, chains, parked *bound.Queue }
+// look-up, apart for owners of tokens: rules know them whatever else of theirs waits. Who finds a queue full gets 429.
+// At most half of the processors work on heads and chains, so that strangers cannot use all of them. Chains have a
+// queue beside that of heads: behind a load balancer all have one address, and one may send long heads without end.
+type desk struct{ heads, chains, parked, owners *bound.Queue }
 
 func newDesk() desk {
-	heads := bound.NewQueue(max(1, runtime.GOMAXPROCS(0)/2), maxAtDesk)
-	return desk{heads: heads, chains: heads.Beside(), parked: bound.NewApart(parkedAtOnce, maxParked)}
+	heads, parked := bound.NewQueue(max(1, runtime.GOMAXPROCS(0)/2), maxAtDesk), bound.NewApart(parkedAtOnce, maxParked)
+	return desk{heads: heads, chains: heads.Beside(), parked: parked, owners: parked.Beside()}
 }
 
 const (
@@ -56,9 +56,9 @@ func turn(ctx context.Context, q *bound.Queue, h *Head) (leave func(), err error
 // decideParked decides on a goroutine that may block, and ends with the look-ups' own timeouts. A panic there would end
 // the process, for example one caused by a stranger's certificate chain (CVE-2025-58188).
 func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
-	limit, unneeded := parkTimeout, x.decision.Err == needBearer //nolint:errorlint // nobody wraps it
+	limit, q, unneeded := parkTimeout, l.p.desk.parked, x.decision.Err == needBearer //nolint:errorlint // not wrapped
 	if unneeded {
-		limit = callerTime
+		limit, q = callerTime, l.p.desk.owners
 	}
 	ctx, cancel := context.WithDeadline(context.Background(), x.head.Arrived.Add(limit))
 	defer cancel()
@@ -66,7 +66,7 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 	// An accepted token is a source of its own while its user is not known, wherever the request
 	// goes: bad tokens may come over the same connection. The pool is decided again afterwards.
 	x.decision.Pool = l.p.cfg.Authn.Pool(c)
-	leave, err := l.p.desk.parked.Enter(ctx, x.decision.source(x.head), n)
+	leave, err := q.Enter(ctx, x.decision.source(x.head), n)
 	switch {
 	// Not for want of room, which is taken by requests of the same source: whoever fills it would be unknown at will.
 	case err != nil && !full(err) && unneeded && c.Provable() && !l.p.cfg.Authn.Answering(callerTime):
