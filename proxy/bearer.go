@@ -24,7 +24,7 @@ const (
 )
 
 // bearer returns the user of a token that the local apiserver will authenticate, or of no credentials, if a rule looks
-// at users. Its error is needBearer, or nil: nobody is stopped because the user of one token is unknown.
+// at users. Its error is needBearer, or a 401 for two tokens: nobody is stopped because the user of one is unknown.
 func (p *Proxy) bearer(d *Decision) (user.Info, error) {
 	if d.rules == nil || !d.rules.ByUser || d.spared(d.rules) {
 		return nil, nil
@@ -32,13 +32,17 @@ func (p *Proxy) bearer(d *Decision) (user.Info, error) {
 	if d.Credentials.Kind == authn.KindNone {
 		return p.cfg.Authn.Nobody(), nil
 	}
+	// Of two the local apiserver takes the first that is good there then, whatever a cache or another apiserver says.
+	if !d.Credentials.Provable() {
+		return nil, errUnauthorized
+	}
 	if l := d.learned; l != nil && l.bearer && l.caller.Same(&d.Credentials) {
 		return l.user, nil
 	}
 	if u, known := p.cfg.Authn.Cached(&d.Credentials, d.Request.Path); known {
 		return u, nil
 	}
-	if c := &d.Credentials; c.Provable() && p.unsure.Get(c.Token, c.Now) != nil && !p.cfg.Authn.Answering(callerTime) {
+	if c := &d.Credentials; p.unsure.Get(c.Token, c.Now) != nil && !p.cfg.Authn.Answering(callerTime) {
 		p.metrics.unknown.Inc()
 		return nil, nil
 	}
@@ -51,13 +55,12 @@ func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) (err error)
 	l.caller, l.bearer = d.Credentials, true
 	ctx, cancel := context.WithTimeout(ctx, callerTime)
 	defer cancel()
-	l.user, err = p.cfg.Authn.Owner(ctx, &l.caller, bound.Stranger(h.Remote))
+	l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote))
 	if err == nil || errors.Is(err, authn.ErrUnauthenticated) {
 		return nil
 	}
 	p.log.Debug("reviewing a token for a rule", "err", err)
-	// Or who asks would be unknown at will: by leaving early, or adding a token that is slow.
-	if errors.Is(err, context.Canceled) || p.cfg.Authn.Answering(callerTime) || !d.Credentials.Provable() {
+	if errors.Is(err, context.Canceled) || p.cfg.Authn.Answering(callerTime) { // or who leaves early would be unknown
 		return errReviews
 	}
 	token, until := d.Credentials.Token, time.Now().Add(uncertainTime)

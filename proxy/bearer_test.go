@@ -21,24 +21,16 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
 
-// Of two tokens the local apiserver takes the first that is good. Nobody passes the rules for himself because he adds
-// one whose review is slow, or fails, or sees only what is before a space.
+// Nobody passes the rules for himself because he adds another's token, which the local apiserver may accept no longer,
+// or has one of which a review sees only what is before a space.
 func TestUserOfTwoTokens(t *testing.T) {
 	_, p := thinker(t, worldConfig{also: func(in *registry.Input) { scene.SetPolicy(t, in, "p.yaml", byUser) }})
 	for tokens, want := range map[[2]string]string{
-		{"bad", "mallory"}: "mallory", {"slow", "mallory"}: "429", {"fails", "mallory"}: "429", {"mallory", "slow"}: "mallory", {"mallory", "bob"}: "mallory",
-		{"bad", "slow"}: "429", {"bad", "fails"}: "429", {"fails", "bob"}: "429", {"bad", "bob"}: "passes", {"bob", "mallory"}: "passes", {"bad", "bad"}: "passes",
-		{"bad", "mal lory"}: "401", {"bob", "mallory "}: "401",
+		{"bob", "mallory"}: "401", {"bad", "mallory"}: "401", {"mallory", "mallory"}: "mallory", {"bob", "bob"}: "passes", {"bad", "bad"}: "passes",
+		{"", "mallory"}: "mallory", {"", "bob"}: "passes", {"", "mal lory"}: "401", {"", "mallory "}: "401",
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			p.cfg.Authn = must.Get(authn.New(authn.Config{Review: func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
-				switch token {
-				case "slow":
-					<-ctx.Done()
-					return nil, false, ctx.Err()
-				case "fails":
-					return nil, false, errors.New("away")
-				}
+			p.cfg.Authn = must.Get(authn.New(authn.Config{Review: func(_ context.Context, token string) (*authenticator.Response, bool, error) {
 				return &authenticator.Response{User: &user.DefaultInfo{Name: token}}, token != "bad", nil
 			}}))(t)
 			h := of(http.MethodGet, "/api/v1/namespaces/a/pods/b/exec", "", with(tokens[0]))
@@ -54,7 +46,6 @@ func TestUserOfTwoTokens(t *testing.T) {
 				}
 				check.Same(t, want, got, "with tokens %v", tokens)
 			}
-			time.Sleep(time.Minute) // reviews end with their time limit
 		})
 	}
 }

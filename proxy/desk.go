@@ -69,7 +69,7 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 	leave, err := q.Enter(ctx, x.decision.source(x.head), n)
 	switch {
 	// Not for want of room, which is taken by requests of the same source: whoever fills it would be unknown at will.
-	case err != nil && !full(err) && unneeded && c.Provable() && !l.p.cfg.Authn.Answering(callerTime):
+	case err != nil && !full(err) && unneeded && !l.p.cfg.Authn.Answering(callerTime):
 		x.decision.learned, leave = &learned{caller: *c, bearer: true}, func() {}
 		l.p.metrics.unknown.Inc()
 	case err != nil: // recorded like any other; its user may be unknown

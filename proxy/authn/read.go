@@ -87,7 +87,7 @@ func (a *Authenticator) Read(c *Conn, h Head, upgrade string, now time.Time) (Cr
 	switch {
 	case strings.Contains(socket, " "): // a TokenReview sees what is before it, but kube-apiserver ignores it in a JWT
 		out.Kind = KindInvalid
-	case !bearer.none():
+	case !bearer.none() && bearer.Secret() != socket:
 		out.Kind, out.Token, out.second = KindToken, bearer, newToken(socket)
 	case socket != "":
 		out.Kind, out.Token = KindToken, newToken(socket)

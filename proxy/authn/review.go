@@ -119,15 +119,6 @@ func (a *Authenticator) Review(ctx context.Context, c *Credentials, from bound.S
 	return u, nil
 }
 
-// Owner is Review for who is sure: the second token's user counts, and its error, only once the first was refused.
-func (a *Authenticator) Owner(ctx context.Context, c *Credentials, from bound.Source) (user.Info, error) {
-	u, err := a.shared(ctx, c.Token, from)
-	if errors.Is(err, ErrUnauthenticated) && !c.second.none() {
-		return a.shared(ctx, c.second, from)
-	}
-	return u, err
-}
-
 // shared reviews a token once for all concurrent callers. It outlives a caller that gives up; its timeout ends it.
 func (a *Authenticator) shared(ctx context.Context, token Token, from bound.Source) (user.Info, error) {
 	if err := ctx.Err(); err != nil {
