@@ -311,7 +311,7 @@ func testGone(t *testing.T, w *world, adapter *cluster.Part) {
 	w.ask(t, "delete", "namespace", "waits", "--wait=false")
 	suite.Eventually(t, time.Minute, "the namespace waits", func() (bool, string) {
 		a := w.ask(t, "get", "namespace", "waits", "-o=jsonpath={.status.conditions[?(@.status=='True')].message}")
-		return strings.Contains(a.Out, "the server is currently unable to handle the request"), a.Out + a.Errs // the aggregator names nobody
+		return strings.Contains(a.Out, "stale GroupVersion discovery: wardle.example.com/v1beta1"), a.Out + a.Errs
 	})
 	suite.Eventually(t, time.Minute, "the APIService says for whom", func() (bool, string) {
 		a := w.ask(t, "get", "apiservice", beta)
