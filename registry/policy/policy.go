@@ -32,10 +32,7 @@ type Policy struct {
 }
 
 // DeepCopyObject implements runtime.Object. The copy shares what is immutable.
-func (p *Policy) DeepCopyObject() runtime.Object {
-	c := *p
-	return &c
-}
+func (p *Policy) DeepCopyObject() runtime.Object { return new(*p) }
 
 // AddToScheme adds the document to a scheme.
 func AddToScheme(s *runtime.Scheme) error {
