@@ -276,9 +276,8 @@ func explain(err error, url string) (reason, message string) {
 	if errors.As(err, &typed) && typed.Reason() != "" {
 		return typed.Reason(), bounded(typed.Error())
 	}
-	var late net.Error
-	var op *net.OpError
-	if errors.As(err, &late) && late.Timeout() && (!errors.As(err, &op) || op.Op != "dial") {
+	op, is := errors.AsType[*net.OpError](err)
+	if late, ok := errors.AsType[net.Error](err); ok && late.Timeout() && (!is || op.Op != "dial") {
 		err = context.DeadlineExceeded
 	}
 	return registry.ReasonFailedDiscoveryCheck, bounded("failing or missing response from " + url + ": " + err.Error())

@@ -292,17 +292,16 @@ func alertOf(err error) error {
 }
 
 func classOf(err error) string {
-	var invalid x509.CertificateInvalidError
-	switch {
+	switch invalid, is := errors.AsType[x509.CertificateInvalidError](err); {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return "timeout"
 	case errors.As(err, new(x509.UnknownAuthorityError)):
 		return "unknown_authority"
 	case errors.As(err, new(x509.HostnameError)):
 		return "hostname"
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+	case is && invalid.Reason == x509.Expired:
 		return "expired"
-	case errors.As(err, &invalid):
+	case is:
 		return "invalid"
 	case alertOf(err) != nil:
 		return "alert"

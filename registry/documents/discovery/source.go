@@ -104,9 +104,8 @@ func (d *Discovery) answer(ctx context.Context, old *state, entries []*registry.
 	}
 	a, err := documents.Get(ctx, d.cfg.From(entries[0]), q)
 	defer a.Done()
-	var failure *documents.Error
-	switch {
-	case errors.As(err, &failure) && failure.Reason == documents.ReasonTooLarge:
+	switch failure, is := errors.AsType[*documents.Error](err); {
+	case is && failure.Reason == documents.ReasonTooLarge:
 		return d.askEach(ctx, old, entries) // each alone may be small enough
 	case err != nil:
 		return failed(old, entries, err)

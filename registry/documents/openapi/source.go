@@ -190,9 +190,8 @@ func join(s, former *state) *state {
 func (q *question) index(ctx context.Context) (found bool, err error) {
 	ask := documents.Question{Path: "/openapi/v3", Accept: typeJSON, Limit: maxIndex, Timeout: fetchTimeout}
 	a, err := documents.Get(ctx, q.do, ask)
-	var failure *documents.Error
-	switch {
-	case errors.As(err, &failure) && failure.Reason == documents.ReasonTooLarge:
+	switch failure, is := errors.AsType[*documents.Error](err); {
+	case is && failure.Reason == documents.ReasonTooLarge:
 		q.claim(everything)
 		return false, err
 	case err != nil:
