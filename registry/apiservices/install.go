@@ -23,9 +23,6 @@ import (
 	"k8s.io/kube-openapi/pkg/util"
 )
 
-// watchTime is how long a watch lasts, up to twice that: kube-apiserver's --min-request-timeout.
-const watchTime = 30 * time.Minute
-
 // newScheme makes a scheme of the group and of the kinds that every API server returns.
 func newScheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
@@ -38,6 +35,8 @@ const maxBody = 3 << 20 // kube-apiserver's limit for request bodies
 
 // groupVersion returns the installer's input, without the storage.
 func groupVersion(scheme *runtime.Scheme, codecs serializer.CodecFactory) *endpoints.APIGroupVersion {
+	// watchTime is how long a watch lasts, up to twice that: kube-apiserver's --min-request-timeout.
+	const watchTime = 30 * time.Minute
 	return &endpoints.APIGroupVersion{
 		Root:                       "/apis",
 		GroupVersion:               apiregistrationv1.SchemeGroupVersion,
@@ -69,7 +68,13 @@ func (s *Server) install(container *restful.Container, served *endpoints.APIGrou
 	utilruntime.Must(err)
 	s.paths.NotFoundHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.fail(w, r, notFound()) }))
 	s.paths.Handle(root+"/v1", container)
-	s.paths.HandlePrefix(root+"/v1/", http.HandlerFunc(s.serveObjects))
+	s.paths.HandlePrefix(root+"/v1/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == root+"/v1/" { // the list of resources, as without the slash
+			s.objects.ServeHTTP(w, r)
+		} else if err := s.serveObject(w, r); err != nil {
+			s.fail(w, r, err)
+		}
+	}))
 	installOpenAPI(container, s.paths, v2, v3)
 
 	gv := metav1.GroupVersionForDiscovery{GroupVersion: apiregistrationv1.SchemeGroupVersion.String(), Version: "v1"}

@@ -135,14 +135,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 const root = "/apis/" + apiregistrationv1.GroupName
 
-func (s *Server) serveObjects(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path == root+"/v1/" { // the list of resources, as without the slash
-		s.objects.ServeHTTP(w, r)
-	} else if err := s.serveObject(w, r); err != nil {
-		s.fail(w, r, err)
-	}
-}
-
 // serveObject returns why it has not answered.
 func (s *Server) serveObject(w http.ResponseWriter, r *http.Request) error {
 	info, err := s.info.NewRequestInfo(r)
