@@ -11,9 +11,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 )
 
-// maxPrevious bounds the replaced roots that are kept. More within one overlap are a flapping installer, no rotation.
-const maxPrevious = 4
-
 // view is the trust of one backend at one moment. It is immutable; every change makes a new view.
 type view struct {
 	name     string     // verified against the leaf
@@ -93,6 +90,7 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 	if overlap <= 0 {
 		n.previous = nil
 	}
+	const maxPrevious = 4 // replaced roots are kept: more within one overlap are a flapping installer, no rotation
 	n.previous = n.previous[max(0, len(n.previous)-maxPrevious):]
 	return &n
 }

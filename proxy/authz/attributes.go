@@ -48,6 +48,8 @@ func (a *Attributes) appendKey(key []byte) []byte {
 	add(a.User.GetUID())
 	all(a.User.GetGroups())
 	extra := a.User.GetExtra()
+	// usualExtra is how many fields of extra a user may have without an allocation: a ServiceAccount's have five.
+	const usualExtra = 8
 	names := make([]string, 0, usualExtra)
 	for name := range extra {
 		names = append(names, name)
@@ -59,9 +61,6 @@ func (a *Attributes) appendKey(key []byte) []byte {
 	}
 	return key
 }
-
-// usualExtra is how many fields of extra a user may have without an allocation: a ServiceAccount's have five.
-const usualExtra = 8
 
 // Equal reports whether two questions are equal in every field that is sent.
 func (a *Attributes) Equal(b *Attributes) bool {

@@ -118,10 +118,9 @@ func (b *bounded) GetCurrentResourceVersion(ctx context.Context) (revision uint6
 // would wait for that, and miss all changes until then: Kubernetes' own servers have this problem
 // and must be restarted. Here a restore is detected, and everything is relisted.
 
-const detectEvery = 5 * time.Second // bounds how long a restore stays undetected
-
 // detectRestores compares etcd's revision with the cache's until ctx ends.
 func (b *bounded) detectRestores(ctx context.Context, cached *cacher.Cacher) {
+	const detectEvery = 5 * time.Second // bounds how long a restore stays undetected
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if !cached.Ready() {
 			return // the next call would wait

@@ -22,8 +22,6 @@ import (
 // Corrupt is the reason of the condition Available of an object that cannot be read.
 const Corrupt = "Corrupt"
 
-const maxFault = 1 << 10 // bytes of the error about an object, which may contain the whole object
-
 // vetting is a value.Transformer that replaces objects that cannot be decoded by stand-ins: one such object would
 // otherwise fail every list, and with it the watch cache, as it does in kube-apiserver. The stand-in has the object's
 // name and an error message. It claims no group-version, so nothing is routed by it. It can be deleted or replaced by a
@@ -35,6 +33,7 @@ type vetting struct {
 }
 
 func (v *vetting) TransformFromStorage(ctx context.Context, data []byte, of value.Context) ([]byte, bool, error) {
+	const maxFault = 1 << 10 // bytes of the error about an object, which may contain the whole object
 	name := strings.TrimPrefix(string(of.AuthenticatedData()), v.prefix)
 	_, _, encrypted := v.Transformer.TransformFromStorage(ctx, data, of)
 	fault := cmp.Or(encrypted, v.fault(data, name))

@@ -62,10 +62,6 @@ type form struct {
 	}
 }
 
-// leastZipped is the size from which a body is compressed. That is done once per change, so it may
-// be far below kube-apiserver's 128 KiB. Compressing a body of a few packets is not worth the time.
-const leastZipped = 4 << 10
-
 func (d *document) tag() *tag {
 	d.once.Do(func() {
 		hash := d.hash
@@ -121,6 +117,9 @@ func (d *document) made(c choice, query, agent string,
 }
 
 func (d *document) answer(c choice, gzip bool) *negotiate.Answer {
+	// leastZipped is the size from which a body is compressed. That is done once per change, so it may
+	// be far below kube-apiserver's 128 KiB. Compressing a body of a few packets is not worth the time.
+	const leastZipped = 4 << 10
 	a := &d.at(c).answers[at(gzip)]
 	a.once.Do(func() {
 		f := d.form(c)

@@ -104,13 +104,12 @@ func byGroupVersion(list *apidiscoveryv2.APIGroupDiscoveryList) versions {
 	return out
 }
 
-// maxLocal bounds the local apiserver's documents. They list the resources of all its CRDs and,
-// which are dropped here, those of backends as its own aggregator sees them.
-const maxLocal = 256 << 20
-
 // list returns an aggregated document and its tag, or nil if it has not changed.
 func (d *Discovery) list(ctx context.Context, do documents.Do,
 	path, tag string) (*apidiscoveryv2.APIGroupDiscoveryList, string, error) {
+	// maxLocal bounds the local apiserver's documents. They list the resources of all its CRDs and,
+	// which are dropped here, those of backends as its own aggregator sees them.
+	const maxLocal = 256 << 20
 	a, err := documents.Get(ctx, do, documents.Question{
 		OK: true, Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal, Timeout: localTime,
 	})

@@ -99,8 +99,6 @@ func (m *merge) from(e *registry.Entry) (out []served) {
 	return out
 }
 
-const maxConflicts = 10 // bounds what status and log show of a server
-
 // united returns the union of what several servers have, and notes conflicts. Of two resources of one name the first is
 // listed, and unless they differ with the subresources of both: metrics are subresources of what they measure. It is
 // Stale if one part is, as that of a server that has not answered yet: else a namespace would be deleted before what
@@ -111,7 +109,8 @@ func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
 	}
 	out, by, subs := *from[0].doc, make(map[string]int), sets.New[[2]string]() // by :: resource → index in Resources
 	out.Resources, out.Freshness = nil, apidiscoveryv2.DiscoveryFreshnessCurrent
-	own := false // or a standby
+	const maxConflicts = 10 // bounds what status and log show of a server
+	own := false            // or a standby
 	for i := range from {
 		s := &from[i]
 		conditional := s.rule != nil && s.rule.When != nil
