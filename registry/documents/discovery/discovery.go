@@ -170,7 +170,7 @@ func (d *Discovery) Status() []Status {
 			v := s.of.Load().versions[e.GroupVersion] // a confirmation does not render the document again
 			out = append(out, Status{
 				Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(e, v.err),
-				Stale:     part{doc: s.doc}.stale(), Resources: len(s.doc.Resources), Conflicts: s.conflicts,
+				Stale:     !s.current(), Resources: len(s.doc.Resources), Conflicts: s.conflicts,
 			})
 		}
 	}

@@ -62,8 +62,6 @@ type served struct {
 
 func (s served) current() bool { return s.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessCurrent }
 
-func (p part) stale() bool { return p.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessStale }
-
 // same reports whether two parts have the same content, by identity: a response is never changed, only replaced.
 func (p part) same(o part) bool {
 	sameOf := func(x, y served) bool {
