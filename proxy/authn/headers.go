@@ -94,14 +94,12 @@ func (s *nameSet) render(u user.Info) ([]hpack.HeaderField, error) {
 			add("group", s.group, g)
 		}
 	}
-	extra := u.GetExtra()
-	if s.extra == "" {
-		extra = nil
-	}
-	for _, k := range slices.Sorted(maps.Keys(extra)) {
-		name := s.extra + escapeKey(k)
-		for _, v := range extra[k] {
-			add("extra", name, v)
+	if extra := u.GetExtra(); s.extra != "" {
+		for _, k := range slices.Sorted(maps.Keys(extra)) {
+			name := s.extra + escapeKey(k)
+			for _, v := range extra[k] {
+				add("extra", name, v)
+			}
 		}
 	}
 	if err != nil {

@@ -75,9 +75,8 @@ func (p *Pages) explanation(
 		x.Why = append(x.Why, "it matches rule "+r.String())
 	}
 	if e := cmp.Or(d.Entry, e); e != nil {
-		a := p.apiService(e)
-		x.APIService = &a
-		p.details(&answer.Status{}, map[string]*answer.APIService{a.Name: &a})
+		x.APIService = new(p.apiService(e))
+		p.details(&answer.Status{}, map[string]*answer.APIService{x.APIService.Name: x.APIService})
 	}
 	refusal, forbidden := d.Err, apierrors.IsForbidden(denied)
 	if denied != nil { // the review failed, unless it forbids
