@@ -16,10 +16,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// rewatchAfter is the pause before an ended watch is started again, ±half: kube-apiserver takes as
-// long to recover from a hiccup, and one object's watch costs little.
-const rewatchAfter = 2 * time.Second
-
 // Watch follows one ConfigMap, or the object of a registry.Backend's Reference, until ctx ends: it calls changed with
 // its data, once at the start and after every change. An error that wraps fs.ErrNotExist means that it does not exist
 // (now). Any other means that it could not be read and that the former data stays valid. Calls do not overlap.
@@ -29,6 +25,9 @@ type Watch func(ctx context.Context, ref types.NamespacedName, changed func(data
 func (w Watch) Keep(
 	ctx context.Context, ref types.NamespacedName, logger *slog.Logger, changed func(data map[string][]byte, err error),
 ) {
+	// rewatchAfter is the pause before an ended watch is started again, ±half: kube-apiserver takes as
+	// long to recover from a hiccup, and one object's watch costs little.
+	const rewatchAfter = 2 * time.Second
 	for {
 		err := w(ctx, ref, changed)
 		if ctx.Err() != nil {

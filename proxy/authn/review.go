@@ -34,14 +34,13 @@ const (
 
 var errBadToken = fmt.Errorf("%w: invalid bearer token", ErrUnauthenticated)
 
-// invalidToken is kube-apiserver's reason if no authenticator knows a token; another may mean that one cannot tell.
-const invalidToken = "invalid bearer token"
-
 // TokenReview returns a Config.Review that asks the local apiserver, with the retries of k8s.io/apiserver's client
 // (five, from 500 ms). Unlike that, it tells a refused token from a failed review: kube-apiserver gives its reason.
 func TokenReview(
 	client authenticationv1client.AuthenticationV1Interface,
 ) func(context.Context, string) (*authenticator.Response, bool, error) {
+	// invalidToken is kube-apiserver's reason if no authenticator knows a token; another may mean that one cannot tell.
+	const invalidToken = "invalid bearer token"
 	reviews, backoff := client.TokenReviews(), *webhook.DefaultRetryBackoff()
 	return func(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 		var review *authenticationv1.TokenReview

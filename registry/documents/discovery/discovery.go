@@ -94,10 +94,6 @@ func New(cfg Config) *Discovery {
 	return d
 }
 
-// settling bounds how long the first documents wait for backends that have not answered yet: at start all backends are
-// new, and a document that has them Stale for a moment would fail every namespace deletion of that moment.
-const settling = 2 * time.Second
-
 // publish merges and renders the current state. It returns when to do so again even without a change. Zero means never.
 func (d *Discovery) publish(t *registry.Table) time.Time {
 	m := &merge{
@@ -108,6 +104,9 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 	if !t.Complete() || l == nil {
 		return time.Time{}
 	}
+	// settling bounds how long the first documents wait for backends that have not answered: at start all backends are
+	// new, and a document that has them Stale for a moment would fail every namespace deletion of that moment.
+	const settling = 2 * time.Second
 	d.began = cmp.Or(d.began, m.now)
 	if until := d.began.Add(settling); d.view.Load() == nil && time.Now().Before(until) && !d.settled(t) {
 		return until
