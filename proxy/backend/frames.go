@@ -62,18 +62,17 @@ func (e *endpoint) forEngine() *engine.Endpoint {
 }
 
 // Dial is h2.Config.Dial. When the connection must drain, the engine retires the endpoint. Long-running requests end
-// only on a connection that is no longer trusted: the server may have shown a newer certificate on others.
+// only on one that is no longer trusted (others may have a newer certificate), and watches also for Local.endWatches.
 func Dial(ctx context.Context, ep *engine.Endpoint) (c *tls.Conn, closed func(), err error) {
 	e := ep.Value.(*endpoint) //nolint:forcetypeassert // set by forEngine: the carrier's, if there is one (newCarrier)
 	shared := e.up.shared
-	const noEnd = 365 * 24 * time.Hour // lets the watches of a draining connection continue
 	conn, err := e.up.dialOwned(ctx, e, dialing{
 		protocols: []string{"h2"},
 		drain: func() { // replaces the endpoint for the engine, so that the next pick dials again
 			e.inEngine.CompareAndSwap(ep, nil)
-			shared.engine.Load().Retire(ep, noEnd)
+			shared.engine.Load().Retire(ep, 365*24*time.Hour) // no end: watches continue
 		},
-		cut: func(c *Conn) { shared.engine.Load().End(nil, c.Conn) },
+		cut: func(c *Conn) { shared.engine.Load().End(nil, c.Conn, !c.isCut.Load()) },
 	})
 	if err != nil {
 		const noProtocol = "tls: no application protocol" // RFC 7301 §3.2: crypto/tls exports neither type nor number

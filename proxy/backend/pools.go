@@ -372,7 +372,7 @@ func (p *Pools) moveDetached() {
 			}
 		})
 		for _, h := range long {
-			p.guardHeld(h, func() { server.End(&h.u.forEngine, h.on.Conn) })
+			p.guardHeld(h, func() { server.End(&h.u.forEngine, h.on.Conn, false) })
 		}
 	})
 }

@@ -174,9 +174,9 @@ func (s *Server) Leave(of func(*engine.Upstream) bool, on func(of *engine.Upstre
 	s.each(func(e *engine.Engine) { e.Leave(of, func(u *engine.Upstream, c *engine.Conn) { on(u, linkOf(c).tls) }) })
 }
 
-// End ends an upstream's long-running requests on one connection, or those of all if of is nil; others go on.
-func (s *Server) End(of *engine.Upstream, on *tls.Conn) {
-	s.each(func(e *engine.Engine) { e.EndOn(func(c *engine.Conn) bool { return linkOf(c).tls == on }, of) })
+// End ends an upstream's long-running requests on a connection, or all if of is nil; with watches none that is Finite.
+func (s *Server) End(of *engine.Upstream, on *tls.Conn, watches bool) {
+	s.each(func(e *engine.Engine) { e.EndOn(func(c *engine.Conn) bool { return linkOf(c).tls == on }, of, watches) })
 }
 
 // MakeRoom sends away some clients that are idle, of an address or, of nil, any: others wait for a place.

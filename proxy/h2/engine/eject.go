@@ -106,10 +106,10 @@ func (e *Engine) Leave(of func(*Upstream) bool, on func(*Upstream, *Conn)) {
 	}
 }
 
-// EndOn ends long-running requests on the connection for which which returns true: an upstream's, or all if of is nil.
-func (e *Engine) EndOn(which func(*Conn) bool, of *Upstream) {
+// EndOn ends long-running requests on the connection for which which returns true, see End of proxy/h2's Server.
+func (e *Engine) EndOn(which func(*Conn) bool, of *Upstream, watches bool) {
 	if i := slices.IndexFunc(e.conns, func(c *Conn) bool { return c.pool != nil && which(c) }); i >= 0 {
-		e.cutLongRunning(e.conns[i], of, ReasonRetired)
+		e.cutLongRunning(e.conns[i], of, ReasonRetired, watches)
 	}
 }
 

@@ -100,7 +100,7 @@ func TestEndOnOldest(t *testing.T) {
 	r.plan.LongRunning = true
 	g, b := r.invite("GET")
 	b.say("HEADERS 1 :status=200")
-	r.e.EndOn(func(*Conn) bool { return true }, nil)
+	r.e.EndOn(func(*Conn) bool { return true }, nil, true)
 	_, _, err := g.Read(make([]byte, 1))
 	check.Same(t, "EOF", fmt.Sprint(err), "the watch")
 	r.run()

@@ -50,7 +50,7 @@ import (
 //	away [<duration>]               SendAway, once or at each tick
 //	room [<peer>]                   MakeRoom, of its address, which no other has
 //	leave <upstream>…               the connections with their watches, for "is left=…"
-//	end <peer> <upstream>           its watches on that connection end
+//	end <peer> <upstream> [watches] its long-running requests on that connection end, or only watches
 //	handler <status> [<n>]          the answer of the n oldest handlers
 //	continue true, false            may it send 100?
 //	resume <n>                      the n-th parked request gets the present plan
@@ -161,6 +161,7 @@ func (s *teller) setPlan(words []string) {
 		"wait":      func(v string) { p.Wait = s.duration(v) },
 		"deadline":  func(v string) { p.Deadline = s.duration(v) },
 		"long":      func(string) { p.LongRunning = true },
+		"finite":    func(string) { p.Finite = true },
 		"again":     func(string) { p.Again = true },
 		"stays":     func(string) { p.Stays = true },
 		"owner":     func(v string) { p.Owner = v },
@@ -313,7 +314,7 @@ func (s *teller) step(words []string, rest string) {
 		s.leave(words[1:]...)
 	case "end":
 		c := s.member(words[1]).c
-		s.e.EndOn(func(other *Conn) bool { return c == other }, s.upstreams[words[2]])
+		s.e.EndOn(func(other *Conn) bool { return c == other }, s.upstreams[words[2]], len(words) > 3)
 	case "handler":
 		n := 1
 		if len(words) > 2 {

@@ -151,9 +151,9 @@ func (e *Engine) check(c *Conn) {
 	e.checkKey(c)
 	switch {
 	case e.now >= c.cutAt:
-		e.cutLongRunning(c, nil, ReasonRetired)
+		e.cutLongRunning(c, nil, ReasonRetired, false)
 	case c.side == up && e.now >= e.cutFrom:
-		e.cutLongRunning(c, nil, ReasonDrain)
+		e.cutLongRunning(c, nil, ReasonDrain, false)
 	}
 	var err error
 	switch {
@@ -295,9 +295,10 @@ func (c *Conn) sendPing() {
 }
 
 // cutLongRunning ends long-running streams: those of one upstream, or all if of is nil, in a drain whose time it is.
-func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason) {
+func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason, watches bool) {
 	for s := range c.ordered(func(s *stream) bool {
-		return s.plan.LongRunning && (of == nil || s.plan.Forward == of) && (r != ReasonDrain || e.now >= s.endsAt())
+		return s.plan.LongRunning && (of == nil || s.plan.Forward == of) &&
+			(r != ReasonDrain || e.now >= s.endsAt()) && (!watches || !s.plan.Finite)
 	}) {
 		s.endLongRunning(r)
 	}
