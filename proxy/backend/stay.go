@@ -31,6 +31,7 @@ type localServer struct {
 	ready   atomic.Bool
 	leaves  atomic.Bool // another one takes over
 	fixed   Stay        // always here
+	ended   time.Time   // is.Since when its watches ended. Only endWatches uses it
 
 	// Guarded by Local.mu.
 	is   registry.Endpoint
@@ -223,13 +224,18 @@ func (l *Local) balance() {
 }
 
 // endWatches ends the watches of servers that have long been unhealthy. One whose etcd is away sends neither events nor
-// errors, and a client does not notice: all that it asks is answered elsewhere, so that it even stays the leader.
+// errors, and a client does not notice: all that it asks is answered elsewhere, so that it even stays the leader. Once:
+// what comes later is of what only this server has.
 func (l *Local) endWatches() {
 	now := l.servers.Load()
 	for i, s := range now.all {
-		long := s.of[0].out.Load() && time.Since(now.list[i].Since) >= unready
+		since := now.list[i].Since
+		if !s.of[0].out.Load() || time.Since(since) < unready || s.ended.Equal(since) {
+			continue
+		}
+		s.ended = since
 		for _, v := range l.shared.dialled.Range {
-			if c := v.(*Conn); long && c.at.server == s { //nolint:forcetypeassert // nothing else is stored
+			if c := v.(*Conn); c.at.server == s { //nolint:forcetypeassert // nothing else is stored
 				c.how.cut(c)
 			}
 		}
