@@ -229,11 +229,11 @@ func (s *localState) all(first *localState) versions {
 
 // add adds what a server has and those before it lack. What only servers have that were down for too long is Stale.
 func (all versions) add(s, first *localState, m *merge) {
+	// An older kube-apiserver that starts deletes what it does not know (autoregister in kube-aggregator).
+	older := !first.failed && documents.Newer(s.release, first.release) >= 0
 	for gv, doc := range s.all(first) {
 		known := all[gv]
-		// An older kube-apiserver that starts deletes what it does not know (autoregister in kube-aggregator).
-		newer := builtin.Group(gv.Group) && (first.failed || documents.Newer(s.release, first.release) < 0)
-		m.lost[gv] = s.failed && !newer && (known == nil || m.lost[gv])
+		m.lost[gv] = s.failed && (older || !builtin.Group(gv.Group)) && (known == nil || m.lost[gv])
 		if s.failed && m.staleAfter > 0 && m.goesStale(s.confirmed) {
 			stale := *doc
 			stale.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
