@@ -130,7 +130,7 @@ func (sh *shard) runTimers() {
 		now, was := at.Sub(sh.started), ahead
 		ahead = at.Round(0).Sub(sh.started.Round(0)) - now
 		sh.mu.Lock()
-		sh.e.Overslept(now, max(0, ahead-was))
+		sh.e.Overslept(now, max(0, ahead-was).Truncate(time.Millisecond)) // less is the clocks' jitter
 		sh.e.Tick(now)
 		if sh.e.Rests() {
 			sh.pool.out.drop()

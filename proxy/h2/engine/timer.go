@@ -98,12 +98,15 @@ func (e *Engine) Pace() time.Duration {
 // suspended machine this clock stands still, too: for slept, in which a server may have closed what seems open here. So
 // that counts as idle, as at net/http (tooOld in Transport.queueForIdleConn).
 func (e *Engine) Overslept(now, slept time.Duration) {
-	gap, known := now-e.ticked-TickEvery, e.ticked > 0
-	e.ticked = now
+	gap := now - e.ticked - TickEvery
+	stalled := e.ticked > 0 && gap >= late
+	if e.ticked = now; !stalled && slept == 0 {
+		return
+	}
 	for _, c := range e.conns {
 		c.idleSince -= slept
 		for _, at := range []*time.Duration{&c.lastRead, &c.flushAt, &c.blockAt, &c.closingAt, &c.pingAt} {
-			if known && gap >= late && *at > 0 { // else there was none
+			if stalled && *at > 0 { // else there was none
 				*at = min(*at+gap, now)
 			}
 		}
