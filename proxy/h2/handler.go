@@ -242,8 +242,7 @@ func (w *writer) WriteHeader(status int) {
 	}
 	if status >= 100 && status < 200 {
 		if status != http.StatusSwitchingProtocols { // RFC 9113 §8.6
-			fields := w.encode(status)
-			w.l.sh.turn(w.l, func() { w.l.Head(status, fields) })
+			w.l.begin(status, w.encode(status))
 		}
 		return
 	}
@@ -332,7 +331,7 @@ func (w *writer) flush(p []byte) error {
 		}
 		w.common()
 		w.sent = true
-		w.l.sh.turn(w.l, func() { w.l.Head(w.status, w.fields) })
+		w.l.begin(w.status, w.fields)
 	}
 	if w.head {
 		w.buf = w.buf[:0]
@@ -343,6 +342,10 @@ func (w *writer) flush(p []byte) error {
 	}
 	w.buf = w.buf[:0]
 	return w.l.send(p)
+}
+
+func (l *local) begin(status int, fields []hpack.HeaderField) {
+	l.sh.turn(l, func() { l.Head(status, fields) })
 }
 
 // send passes p to the client, as fast as the client reads.
