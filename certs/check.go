@@ -197,11 +197,13 @@ func (f *Findings) CheckBundle(object string, data []byte) {
 // authorities checks a bundle's CAs. One that is not valid beside another that is breaks nothing by itself.
 func (f *Findings) authorities(object string, cas []*x509.Certificate, do, expired string) {
 	now := time.Now()
-	valid := func(c *x509.Certificate) bool { return now.Before(c.NotAfter) && !now.Before(c.NotBefore) }
+	usable := slices.ContainsFunc(cas, func(c *x509.Certificate) bool {
+		return now.Before(c.NotAfter) && !now.Before(c.NotBefore)
+	})
 	for _, c := range cas {
 		before := len(*f)
 		f.Expiry(object, c, "CA", map[bool]string{false: do, true: expired}[now.After(c.NotAfter)])
-		if len(*f) > before && slices.ContainsFunc(cas, valid) {
+		if len(*f) > before && usable {
 			(*f)[before].Severity = SeverityWarning
 		}
 	}

@@ -124,8 +124,10 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 		case account == podUser:
 			what, do = "deploy/static-pod", "kubectl apply -k %s, or your kustomization with it"
 		}
-		severity := map[bool]string{true: certs.SeverityWarning, false: certs.SeverityError}[r.Narrow]
-		names := map[bool]string{true: " of every name, which is right if only some are granted"}[r.Narrow]
+		severity, names := certs.SeverityError, ""
+		if r.Narrow {
+			severity, names = certs.SeverityWarning, " of every name, which is right if only some are granted"
+		}
 		l.Add(severity, r.Manifest+": "+r.Role, "grant it again: "+fmt.Sprintf(do, what),
 			"%s may not %s%s: %s", account, r, names, r.For)
 	}
