@@ -106,12 +106,17 @@ func TestRemembered(t *testing.T) {
 	}
 }
 
-// If a watch ends within a revision, another list finds the events that it missed.
+// If a watch ends within a revision, another list finds the events that it missed. That a server streams no lists, as
+// one before Kubernetes 1.34, or refuses to, is not logged: what counts is how the list ends that follows.
 func TestTornRevision(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	lists := 0
-	l := &lister{torn: true, example: &apiregistrationv1.APIService{}, log: slog.New(slog.DiscardHandler), from: &cache.ListWatch{
+	var log strings.Builder
+	lists, refusals := 0, []error{
+		apierrors.NewInvalid(apiregistrationv1.SchemeGroupVersion.WithKind("APIService").GroupKind(), "", nil),
+		apierrors.NewForbidden(apiregistrationv1.Resource("apiservices"), "", errors.New("cannot watch")),
+	}
+	l := &lister{torn: true, example: &apiregistrationv1.APIService{}, log: slog.New(slog.NewTextHandler(&log, nil)), from: &cache.ListWatch{
 		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
 			list := &apiregistrationv1.APIServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "4"}}
 			if lists++; lists == 1 {
@@ -121,7 +126,7 @@ func TestTornRevision(t *testing.T) {
 		},
 		WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			if o.SendInitialEvents != nil {
-				return nil, apierrors.NewInvalid(apiregistrationv1.SchemeGroupVersion.WithKind("APIService").GroupKind(), "", nil)
+				return nil, refusals[lists%2]
 			}
 			w := watch.NewFakeWithChanSize(1, false)
 			if lists == 1 && o.ResourceVersion == "4" { // both are deleted at revision 5, the watch reports one
@@ -145,6 +150,7 @@ func TestTornRevision(t *testing.T) {
 			t.Fatalf("no list of %d", want)
 		}
 	}
+	check.Same(t, "", log.String(), "log of a server that streams no lists")
 }
 
 // An outage is logged in one line, however many requests fail. What may not be read from the start

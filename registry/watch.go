@@ -117,7 +117,10 @@ func (l *lister) reflect(ctx context.Context) {
 			if err == nil && o.TimeoutSeconds != nil {
 				l.until = now.Add(time.Duration(*o.TimeoutSeconds) * time.Second)
 			}
-			l.note(ctx, err)
+			// After a refusal to stream the list, as by a server without WatchList, the reflector lists: that counts.
+			if o.SendInitialEvents == nil || !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+				l.note(ctx, err)
+			}
 			return w, err
 		},
 	}
@@ -132,14 +135,10 @@ func (l *lister) note(ctx context.Context, err error) {
 		return
 	}
 	l.mu.Lock()
-	text, known := "", l.served
-	if err != nil {
-		text = "error: " + err.Error() // an apiserver's Status may have no message
-	}
-	if of, ok := errors.AsType[*url.Error](err); ok { // each URL of a watch has another timeout
+	text, known, last := fmt.Sprint("error: ", err), l.served, l.last // an apiserver's Status may have no message
+	if of, ok := errors.AsType[*url.Error](err); ok {                 // each URL of a watch has another timeout
 		text = "error: " + normalizeCause(of.Err.Error())
 	}
-	news := text != l.last
 	l.last, l.served = text, known || err == nil // from now on a 404 means that the apiserver is starting
 	l.mu.Unlock()
 	switch {
@@ -153,7 +152,7 @@ func (l *lister) note(ctx context.Context, err error) {
 		l.log.Warn("reading from the local apiserver is forbidden, it is done without",
 			"kind", fmt.Sprintf("%T", l.example), "err", err)
 		l.denied()
-	case err != nil && news:
+	case err != nil && text != last:
 		l.log.Warn("reading the registry, the last state is kept", "kind", fmt.Sprintf("%T", l.example), "err", err)
 	}
 }
