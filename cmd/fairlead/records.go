@@ -80,8 +80,9 @@ func (p *process) makeAudit() error {
 	if o.maxSize > 0 && o.path != "-" {
 		rotated := &lumberjack.Logger{Filename: o.path, MaxAge: o.maxAge, MaxBackups: o.maxBackups, MaxSize: o.maxSize}
 		rotated.Compress = o.compress
-		p.closing = append(p.closing, rotated.Close)
-		w = rotated
+		last := len(p.closing) - 1
+		_ = p.closing[last]() // open, it would keep the space of the first file until the end, also once deleted
+		p.closing[last], w = rotated.Close, rotated
 	}
 	p.auditLines = &wholeLines{Writer: w}
 	p.audit = audit.New(audit.Config{

@@ -57,6 +57,13 @@ func TestAuditFiles(t *testing.T) {
 			d.audit.Open(&audit.Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/x"}, Path: "/x", Received: time.Now(), UserAgent: strings.Repeat("a", 500)}).Received()
 		}
 		stop()
+		open := 0
+		for _, e := range must.Get(os.ReadDir("/proc/self/fd"))(t) {
+			if to, _ := os.Readlink("/proc/self/fd/" + e.Name()); strings.HasPrefix(to, dir+"/") {
+				open++
+			}
+		}
+		check.Same(t, 1, open, "%s: open files, the space of a rotated one would stay in use", files)
 		must.Do(t, d.closeRecords())
 		check.Same(t, 0o700, must.Get(os.Stat(dir))(t).Mode().Perm(), "mode of the folder")
 		entries, lines := must.Get(os.ReadDir(dir))(t), 0
