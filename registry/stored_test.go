@@ -157,7 +157,7 @@ func TestTornRevision(t *testing.T) {
 // counts as empty, even if the refusal has no message. A permission that is revoked later takes
 // nothing away.
 func TestNotes(t *testing.T) {
-	away, starting := errors.New("away"), errors.New("still starting")
+	away, starting, listed := errors.New("away"), errors.New("still starting"), errors.New("none: a list succeeds")
 	forbidden := func(message string) error {
 		return &apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonForbidden, Message: message}}
 	}
@@ -171,12 +171,17 @@ func TestNotes(t *testing.T) {
 		{"denied from the start", []error{forbidden("no"), forbidden("no")}, 1, 1},
 		{"denied without a message", []error{forbidden(""), forbidden("")}, 1, 1},
 		{"denied later", []error{nil, forbidden("no")}, 0, 1},
+		{"only watches are denied", []error{listed, forbidden("no"), listed, forbidden("no"), listed, nil, forbidden("no")}, 0, 2},
 	} {
 		var log strings.Builder
 		denied := 0
 		l := &lister{example: &apiregistrationv1.APIService{}, log: slog.New(slog.NewTextHandler(&log, nil)), denied: func() { denied++ }, ready: true}
 		for _, err := range tc.answers {
-			l.note(t.Context(), err)
+			if errors.Is(err, listed) {
+				l.note(t.Context(), nil, false)
+				continue
+			}
+			l.note(t.Context(), err, true)
 		}
 		check.Same(t, [2]int{tc.denied, tc.lines}, [2]int{denied, strings.Count(log.String(), "\n")}, "%s: times denied, and lines in %s", tc.name, &log)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -93,11 +92,10 @@ type lister struct {
 	torn  bool
 	until time.Time // when the last watch ends regularly; only the reflector's goroutine uses it
 
-	mu     sync.Mutex // guards served and last
-	served bool
-	last   string // the last error, so that one outage is logged once
-
-	ready, told bool // the apiserver was ready, and denied was called; only note, which is not called twice at once
+	// Only note uses the following. It is not called twice at once.
+	served      bool
+	last        string // the last error, so that one outage is logged once
+	ready, told bool   // the apiserver was ready, and denied was called
 }
 
 // reflect passes on every state until ctx ends, and nothing while the apiserver is away.
@@ -105,7 +103,7 @@ func (l *lister) reflect(ctx context.Context) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := l.from.ListWithContext(ctx, o)
-			l.note(ctx, err)
+			l.note(ctx, err, false)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
@@ -119,7 +117,7 @@ func (l *lister) reflect(ctx context.Context) {
 			}
 			// After a refusal to stream the list, as by a server without WatchList, the reflector lists: that counts.
 			if o.SendInitialEvents == nil || !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
-				l.note(ctx, err)
+				l.note(ctx, err, true)
 			}
 			return w, err
 		},
@@ -130,17 +128,18 @@ func (l *lister) reflect(ctx context.Context) {
 	r.RunWithContext(ctx)
 }
 
-func (l *lister) note(ctx context.Context, err error) {
+func (l *lister) note(ctx context.Context, err error, watches bool) {
 	if ctx.Err() != nil {
 		return
 	}
-	l.mu.Lock()
 	text, known, last := fmt.Sprint("error: ", err), l.served, l.last // an apiserver's Status may have no message
 	if of, ok := errors.AsType[*url.Error](err); ok {                 // each URL of a watch has another timeout
 		text = "error: " + normalizeCause(of.Err.Error())
 	}
-	l.last, l.served = text, known || err == nil // from now on a 404 means that the apiserver is starting
-	l.mu.Unlock()
+	l.served = known || err == nil // from now on a 404 means that the apiserver is starting
+	if err != nil || watches {     // a list ends no outage of watches
+		l.last = text
+	}
 	switch {
 	case apierrors.IsNotFound(err) && !known && l.absent != nil:
 		l.absent()
