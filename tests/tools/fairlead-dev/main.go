@@ -26,6 +26,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
@@ -55,8 +56,8 @@ type options struct {
 	args              []string // passed on to fairlead serve
 }
 
-func parse(args []string, stderr io.Writer) (options, error) {
-	var o options
+func parse(args []string, stderr io.Writer) (o options, err error) {
+	defer try.Catch(&err)
 	flags := flag.NewFlagSet("fairlead-dev", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&o.dir, "dir", ".dev", "folder for the kubeconfig, kubectl, keys, data and logs; its subfolder cluster is emptied at start")
@@ -78,18 +79,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	}
 	o.args = flags.Args()
 	if o.fairlead == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return o, err
-		}
-		o.fairlead = filepath.Join(filepath.Dir(self), "fairlead")
+		o.fairlead = filepath.Join(filepath.Dir(try.Get(os.Executable())), "fairlead")
 	}
-	var err1, err2 error // what is printed to be copied works in any folder
-	o.dir, err1 = filepath.Abs(o.dir)
-	o.fairlead, err2 = filepath.Abs(o.fairlead)
-	if err := errors.Join(err1, err2); err != nil {
-		return o, err
-	}
+	o.dir, o.fairlead = try.Get(filepath.Abs(o.dir)), try.Get(filepath.Abs(o.fairlead)) // what is printed to be copied works in any folder
 	if _, err := os.Stat(o.fairlead); err != nil {
 		return o, fmt.Errorf("finding fairlead (make build makes it): %w", err)
 	}
@@ -110,18 +102,10 @@ func free(port int, stderr io.Writer) int {
 
 // run starts everything and waits for the end.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
-	o, err := parse(args, stderr)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(o.dir, 0o700); err != nil {
-		return err
-	}
-	unlock, err := lock(filepath.Join(o.dir, "lock"))
-	if err != nil {
-		return err
-	}
-	defer unlock()
+	defer try.Catch(&err)
+	o := try.Get(parse(args, stderr))
+	try.Do(os.MkdirAll(o.dir, 0o700))
+	defer try.Get(lock(filepath.Join(o.dir, "lock")))()
 
 	data := filepath.Join(o.dir, "cluster")
 	if err := os.RemoveAll(data); err != nil { // the old store belongs to old keys
@@ -148,9 +132,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		return orInterrupted(ctx, err)
 	}
 	tell(stderr, "ready in "+time.Since(begun).Round(100*time.Millisecond).String())
-	if _, err := io.WriteString(stdout, text); err != nil {
-		return err
-	}
+	try.Get(io.WriteString(stdout, text))
 	if o.controllerManager { // building it takes a minute of a new machine, and what is served does not wait for it
 		if _, err := c.StartControllerManager(ctx, front.Endpoint); err != nil {
 			return orInterrupted(ctx, err)
@@ -167,29 +149,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 
 // raise starts the parts around the control plane, waits until they work, and returns what to try.
 func raise(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (text string, front *cluster.Front, err error) {
+	defer try.Catch(&err)
 	config := cluster.Fairlead{Path: o.fairlead, Port: free(o.port, stderr), AdminPort: free(o.adminPort, stderr), Args: o.args}
 	start, cancel := context.WithTimeout(ctx, 5*time.Minute) // it takes a second or two, and more on busy cores
 	defer cancel()
-	if front, err = c.StartFairlead(start, config); err != nil {
-		return "", nil, err
-	}
-	if err := o.buildRest(ctx, front, stderr, "kubectl", "sample-apiserver"); err != nil {
-		return "", nil, err
-	}
+	front = try.Get(c.StartFairlead(start, config))
+	try.Do(o.buildRest(ctx, front, stderr, "kubectl", "sample-apiserver"))
 	ctx, cancel = context.WithTimeout(ctx, 5*time.Minute) // some seconds, and more on busy cores
 	defer cancel()
-	if _, err := c.StartSampleAPIServer(ctx); err != nil {
-		return "", nil, err
-	}
+	try.Get(c.StartSampleAPIServer(ctx))
 	tell(stderr, "the sample extension server is ready and registered")
 	if err := c.WaitProbed(ctx, front, "v1beta1.wardle.example.com", "v1alpha1.wardle.example.com"); err != nil {
 		return "", nil, fmt.Errorf("%w\n%s", err, front.Part.Tail())
 	}
-	if err := createFlunders(ctx, front.Endpoint.RESTConfig(c.Admin())); err != nil {
-		return "", nil, err
-	}
-	text, err = describe(ctx, c, front, o)
-	return text, front, err
+	try.Do(createFlunders(ctx, front.Endpoint.RESTConfig(c.Admin())))
+	return try.Get(describe(ctx, c, front, o)), front, nil
 }
 
 // buildRest builds what only the suggested commands need, after Fairlead serves: a minute of a new machine.

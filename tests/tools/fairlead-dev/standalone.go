@@ -19,36 +19,26 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 	"github.com/fairlead-proxy/fairlead/tests/tools"
 )
 
 // raiseStandalone starts an extension server and two Fairleads over etcd, and returns what to try.
 func raiseStandalone(ctx context.Context, c *cluster.Cluster, o options, stderr io.Writer) (text string, front *cluster.Front, err error) {
-	server, err := extension.New(extension.Config{
+	defer try.Catch(&err)
+	server := try.Get(extension.New(extension.Config{
 		GroupVersions: []string{"widgets.example.com/v1"}, CA: c.PKI.Serving.CA, Objects: 3,
 		RequestHeaderCA: c.PKI.FrontProxy.CA.Pool(), RejectWith: http.StatusUnauthorized,
-	})
-	if err != nil {
-		return "", nil, err
-	}
+	}))
 	context.AfterFunc(ctx, server.Close)
 	tell(stderr, "the extension server is ready")
 	start, cancel := context.WithTimeout(ctx, 5*time.Minute) // they take a second or two, and more on busy cores
 	defer cancel()
-	one, err := c.StartFairlead(start, cluster.Fairlead{Path: o.fairlead, Name: "fairlead-1", Port: free(o.port, stderr), AdminPort: free(o.adminPort, stderr), Registry: c.Registry(), Args: o.args})
-	if err != nil {
-		return "", nil, err
-	}
-	two, err := c.StartFairlead(start, cluster.Fairlead{Path: o.fairlead, Name: "fairlead-2", Registry: c.Registry(), Args: o.args})
-	if err != nil {
-		return "", nil, err
-	}
-	if err := o.buildRest(ctx, one, stderr, "kubectl"); err != nil {
-		return "", nil, err
-	}
-	text, err = describeStandalone(ctx, c, o, server, one, two)
-	return text, one, err
+	one := try.Get(c.StartFairlead(start, cluster.Fairlead{Path: o.fairlead, Name: "fairlead-1", Port: free(o.port, stderr), AdminPort: free(o.adminPort, stderr), Registry: c.Registry(), Args: o.args}))
+	two := try.Get(c.StartFairlead(start, cluster.Fairlead{Path: o.fairlead, Name: "fairlead-2", Registry: c.Registry(), Args: o.args}))
+	try.Do(o.buildRest(ctx, one, stderr, "kubectl"))
+	return try.Get(describeStandalone(ctx, c, o, server, one, two)), one, nil
 }
 
 // apiService is the manifest to apply. kube-aggregator's validation accepts a caBundle only
@@ -99,12 +89,9 @@ Ctrl-C ends everything.
 }
 
 // createFlunders creates two objects through Fairlead, so that the first command shows some.
-func createFlunders(ctx context.Context, rc *rest.Config) error {
-	client, err := dynamic.NewForConfig(rc)
-	if err != nil {
-		return err
-	}
-	flunders := client.Resource(schema.GroupVersionResource{Group: "wardle.example.com", Version: "v1beta1", Resource: "flunders"})
+func createFlunders(ctx context.Context, rc *rest.Config) (err error) {
+	defer try.Catch(&err)
+	flunders := try.Get(dynamic.NewForConfig(rc)).Resource(schema.GroupVersionResource{Group: "wardle.example.com", Version: "v1beta1", Resource: "flunders"})
 	for _, name := range []string{"bowline", "clove-hitch"} {
 		_, err := flunders.Namespace(metav1.NamespaceDefault).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "wardle.example.com/v1beta1",
