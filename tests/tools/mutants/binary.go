@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 // binary is a test binary with mutants in its package or in one that it imports.
@@ -28,24 +30,17 @@ type binary struct {
 }
 
 // build compiles the tests of dir with files in place of those on disk.
-func (w *workshop) build(ctx context.Context, dir string, files map[string][]byte) (*binary, error) {
+func (w *workshop) build(ctx context.Context, dir string, files map[string][]byte) (b *binary, err error) {
+	defer try.Catch(&err)
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
 	for name, text := range files {
 		at := filepath.Join(w.dir, fmt.Sprintf("%d.go", len(overlay.Replace)))
-		if err := os.WriteFile(at, text, 0o600); err != nil {
-			return nil, err
-		}
+		try.Do(os.WriteFile(at, text, 0o600))
 		overlay.Replace[name] = at
 	}
-	list, err := json.Marshal(overlay)
-	if err != nil {
-		return nil, err
-	}
 	at := filepath.Join(w.dir, "overlay.json")
-	if err := os.WriteFile(at, list, 0o600); err != nil {
-		return nil, err
-	}
-	b := &binary{file: filepath.Join(w.dir, "tests"), dir: dir, took: map[string]time.Duration{}, reached: map[string][]int{}}
+	try.Do(os.WriteFile(at, try.Get(json.Marshal(overlay)), 0o600))
+	b = &binary{file: filepath.Join(w.dir, "tests"), dir: dir, took: map[string]time.Duration{}, reached: map[string][]int{}}
 	out, err := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", at, "-o", b.file, "./"+dir).CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("building tests of %s: %w\n%s", dir, err, out)

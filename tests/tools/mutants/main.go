@@ -22,6 +22,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/fairlead-proxy/fairlead/tests/kit/try"
 )
 
 const listName = "tests/tools/mutants/alive.txt"
@@ -71,43 +73,26 @@ func closest() map[string][]string {
 	}
 }
 
-func (w *workshop) work(ctx context.Context, folders []string) error {
-	dir, err := os.MkdirTemp("", "mutants")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	w.dir, w.tmp = dir, filepath.Join(dir, "t")
-	if err := os.Mkdir(w.tmp, 0o700); err != nil {
-		return err
-	}
-	list, err := os.ReadFile(listName)
-	if err != nil {
-		return err
-	}
-	w.reasons = strings.Split(string(list), "\n")
+func (w *workshop) work(ctx context.Context, folders []string) (err error) {
+	defer try.Catch(&err)
+	w.dir = try.Get(os.MkdirTemp("", "mutants"))
+	defer os.RemoveAll(w.dir)
+	w.tmp = filepath.Join(w.dir, "t")
+	try.Do(os.Mkdir(w.tmp, 0o700))
+	w.reasons = strings.Split(string(try.Get(os.ReadFile(listName))), "\n")
 	go watch(ctx, &w.still)
 
 	var decide []string
 	for folder := range closest() {
 		decide = append(decide, "./"+folder)
 	}
-	root, err := os.Getwd()
-	if err != nil {
-		return err
-	}
-	all, err := load(ctx, root, decide...)
-	if err != nil {
-		return err
-	}
+	all := try.Get(load(ctx, try.Get(os.Getwd()), decide...))
 	for _, p := range all {
 		if len(folders) > 0 && !slices.Contains(folders, p.dir) {
 			continue
 		}
 		if chosen := w.choose(p, all); len(chosen) > 0 {
-			if err := w.try(ctx, p, chosen); err != nil {
-				return err
-			}
+			try.Do(w.try(ctx, p, chosen))
 		}
 	}
 	return errors.Join(w.sum(), w.stale(all))
@@ -137,7 +122,8 @@ func (w *workshop) choose(p *folder, all []*folder) []*mutant {
 
 // try runs the package's tests for every mutant, then those of the closest packages for the mutants
 // that are still alive.
-func (w *workshop) try(ctx context.Context, p *folder, live []*mutant) error {
+func (w *workshop) try(ctx context.Context, p *folder, live []*mutant) (err error) {
+	defer try.Catch(&err)
 	dir := p.dir
 	w.made[dir] = len(live)
 	files := p.write(live)
@@ -145,10 +131,7 @@ func (w *workshop) try(ctx context.Context, p *folder, live []*mutant) error {
 		if len(live) == 0 {
 			break
 		}
-		b, err := w.build(ctx, tests, files)
-		if err != nil {
-			return err
-		}
+		b := try.Get(w.build(ctx, tests, files))
 		killers := make([]string, len(live))
 		var g errgroup.Group
 		g.SetLimit(w.parallel)
@@ -160,9 +143,7 @@ func (w *workshop) try(ctx context.Context, p *folder, live []*mutant) error {
 				return ctx.Err()
 			})
 		}
-		if err := g.Wait(); err != nil {
-			return err
-		}
+		try.Do(g.Wait())
 		var left []*mutant
 		for i, m := range live {
 			if killers[i] == "" {
