@@ -74,7 +74,7 @@ func TestBehind(t *testing.T) {
 func testAlone(t *testing.T, w *world) {
 	for _, name := range []string{beta, metrics, external} {
 		suite.Eventually(t, 30*time.Second, name+" is unavailable", func() (bool, string) {
-			a := w.ask(t, "get", "apiservice", name, "-o=jsonpath={.status.conditions[0].reason}")
+			a := w.kubectl.Try(t, "", "get", "apiservice", name, "-o=jsonpath={.status.conditions[0].reason}")
 			return a.Out == "FailedDiscoveryCheck", a.Out + a.Errs
 		})
 	}
@@ -83,9 +83,7 @@ func testAlone(t *testing.T, w *world) {
 		"explain flunders.spec": `the server doesn't have a resource type "flunders"`,
 		"top nodes":             "Metrics API not available",
 	} {
-		if a := w.ask(t, strings.Fields(command)...); a.Code == 0 || !strings.Contains(a.Errs, want) {
-			t.Errorf("%s: exit code %d, want %q: %s%s", command, a.Code, want, a.Out, a.Errs)
-		}
+		w.kubectl.Fail(t, want, "", strings.Fields(command)...)
 	}
 }
 
@@ -248,7 +246,7 @@ func testDocuments(t *testing.T, w *world) {
 		"get flunders.v1beta1.wardle.example.com -w --request-timeout=2s": "",
 	} {
 		suite.Eventually(t, 30*time.Second, command, func() (bool, string) {
-			a := w.ask(t, strings.Fields(command)...)
+			a := w.kubectl.Try(t, "", strings.Fields(command)...)
 			return a.Code == 0 && strings.Contains(a.Out, want), fmt.Sprintf("%d %.300s %s", a.Code, a.Out, a.Errs)
 		})
 	}
@@ -267,24 +265,24 @@ func testControllers(t *testing.T, w *world) {
 	must.Get(w.StartControllerManager(t.Context(), w.Endpoint(), "--controllers=horizontal-pod-autoscaler-controller", "--horizontal-pod-autoscaler-sync-period=1s"))(t)
 	w.autoscale(t)
 	suite.Eventually(t, time.Minute, "scaled", func() (bool, string) {
-		a := w.ask(t, "-n", "scaled", "get", "deployment", "web", "-o=jsonpath={.spec.replicas}")
-		return a.Out == "3", a.Out + a.Errs + w.ask(t, "-n", "scaled", "describe", "hpa").Out
+		a := w.kubectl.Try(t, "", "-n", "scaled", "get", "deployment", "web", "-o=jsonpath={.spec.replicas}")
+		return a.Out == "3", a.Out + a.Errs + w.kubectl.Try(t, "", "-n", "scaled", "describe", "hpa").Out
 	})
 	w.deleted(t, "scaled")
 }
 
 func (w *world) deleted(t *testing.T, namespace string) {
 	t.Helper()
-	w.ask(t, "delete", "namespace", namespace, "--wait=false")
+	w.kubectl.Try(t, "", "delete", "namespace", namespace, "--wait=false")
 	suite.Eventually(t, time.Minute, "the namespace has gone", func() (bool, string) {
-		a := w.ask(t, "get", "namespace", namespace, "-o=jsonpath={.status}")
+		a := w.kubectl.Try(t, "", "get", "namespace", namespace, "-o=jsonpath={.status}")
 		return strings.Contains(a.Errs, "not found"), a.Out + a.Errs
 	})
 }
 
 func testTop(t *testing.T, w *world) {
 	suite.Eventually(t, time.Minute, "kubectl top nodes", func() (bool, string) {
-		a := w.ask(t, "top", "nodes")
+		a := w.kubectl.Try(t, "", "top", "nodes")
 		return a.Code == 0 && regexp.MustCompile(`(?m)^harbour +25[01]m`).MatchString(a.Out), a.Out + a.Errs
 	})
 }
@@ -295,26 +293,26 @@ func testGone(t *testing.T, w *world, adapter *cluster.Part) {
 	w.autoscale(t)
 	w.apply(t, "{apiVersion: v1, kind: Namespace, metadata: {name: waits}}")
 	suite.Eventually(t, time.Minute, "scaled", func() (bool, string) {
-		a := w.ask(t, "-n", "scaled", "get", "hpa", "web", "-o=jsonpath={.status.conditions[?(@.type=='ScalingActive')].status}")
+		a := w.kubectl.Try(t, "", "-n", "scaled", "get", "hpa", "web", "-o=jsonpath={.status.conditions[?(@.type=='ScalingActive')].status}")
 		return a.Out == "True", a.Out + a.Errs
 	})
 	adapter.Kill()
 	suite.Eventually(t, time.Minute, "the HPA says why", func() (bool, string) {
-		a := w.ask(t, "-n", "scaled", "get", "hpa", "web", "-o=jsonpath={.status.conditions[?(@.type=='ScalingActive')].message}")
+		a := w.kubectl.Try(t, "", "-n", "scaled", "get", "hpa", "web", "-o=jsonpath={.status.conditions[?(@.type=='ScalingActive')].message}")
 		return strings.Contains(a.Out, "external.metrics.k8s.io"), a.Out + a.Errs
 	})
-	t.Log(w.ask(t, "-n", "scaled", "describe", "hpa", "web").Out)
+	t.Log(w.kubectl.Try(t, "", "-n", "scaled", "describe", "hpa", "web").Out)
 	must.Do(t, adapter.Restart(t.Context()))
 	for _, s := range w.samples {
 		s.Kill()
 	}
-	w.ask(t, "delete", "namespace", "waits", "--wait=false")
+	w.kubectl.Try(t, "", "delete", "namespace", "waits", "--wait=false")
 	suite.Eventually(t, time.Minute, "the namespace waits", func() (bool, string) {
-		a := w.ask(t, "get", "namespace", "waits", "-o=jsonpath={.status.conditions[?(@.status=='True')].message}")
+		a := w.kubectl.Try(t, "", "get", "namespace", "waits", "-o=jsonpath={.status.conditions[?(@.status=='True')].message}")
 		return strings.Contains(a.Out, "stale GroupVersion discovery: wardle.example.com/v1beta1"), a.Out + a.Errs
 	})
 	suite.Eventually(t, time.Minute, "the APIService says for whom", func() (bool, string) {
-		a := w.ask(t, "get", "apiservice", beta)
+		a := w.kubectl.Try(t, "", "get", "apiservice", beta)
 		return strings.Contains(a.Out, "False (FailedDiscoveryCheck)"), a.Out + a.Errs
 	})
 	if a := w.own(t, "status"); a.Code != 3 || !strings.Contains(a.Out, beta) || !strings.Contains(a.Out, "False") {

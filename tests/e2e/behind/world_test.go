@@ -21,6 +21,7 @@ import (
 	aggregatorv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/manifests"
@@ -36,7 +37,8 @@ var fairleads = []string{"10.81.0.2", "10.81.0.3"}
 // world is a cluster whose control plane does not reach pods, but Fairlead does, as deploy/overlays/behind installs it.
 type world struct {
 	*cluster.Cluster
-	dir, bin, kubectl, kubeconfig string
+	dir, bin string
+	kubectl  kubectl.User // of an administrator
 
 	fronts  []*cluster.Front
 	samples []*cluster.Part
@@ -59,14 +61,14 @@ func newWorld(t *testing.T) *world {
 		netns.IP(t, command)
 	}
 	dir := suite.Folder(t, "behind")
-	for _, tool := range []string{"sample-apiserver", "test-adapter", "metrics-server"} {
+	for _, tool := range []string{"sample-apiserver", "test-adapter", "metrics-server", "kubectl"} {
 		suite.Tool(t, tool) // built before the time limits start
 	}
 	w := &world{
-		dir: dir, bin: suite.Build(t, dir, "cmd/kubectl-fairlead"), kubectl: suite.Tool(t, "kubectl"), kubeconfig: filepath.Join(dir, "admin.kubeconfig"),
+		dir: dir, bin: suite.Build(t, dir, "cmd/kubectl-fairlead"),
 		Cluster: suite.Start(t, cluster.Config{Dir: dir, APIServerArgs: []string{"--bind-address=" + controlPlane, "--enable-aggregator-routing=true"}}),
 	}
-	must.Do(t, w.Endpoint().WriteKubeconfig(w.kubeconfig, w.Admin()))
+	w.kubectl = kubectl.As(t, w.Endpoint(), w.Admin())
 	rc := w.Endpoint().RESTConfig(w.Admin())
 	w.core, w.objects = must.Get(kubernetes.NewForConfig(rc))(t), must.Get(clientset.NewForConfig(rc))(t).ApiregistrationV1().APIServices()
 	w.admin = suite.Client(t, w.Endpoint(), w.Admin())
@@ -121,7 +123,7 @@ func (w *world) start(t *testing.T, i int, kubeconfig string) *cluster.Front {
 			suite.Put(t, filepath.Join(mounted, folder, key), value)
 		}
 	}
-	a := suite.Run(t, exec.CommandContext(t.Context(), w.kubectl, "kustomize", "../../../deploy/overlays/behind"), "")
+	a := w.kubectl.Try(t, "", "kustomize", "../../../deploy/overlays/behind")
 	args := manifests.Arguments(manifests.Serve(a.Out), fairleads[i], "/etc/fairlead", mounted)
 	must.Be(t, len(args) >= 8, "%q of the overlay\n%s", args, a.Errs)
 	ca := filepath.Join(mounted, "serving/ca.crt")
@@ -143,7 +145,7 @@ func (w *world) run(t *testing.T, words ...string) suite.Answer {
 }
 
 func (w *world) command(ctx context.Context, words ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, filepath.Join(filepath.Dir(w.bin), "kubectl-fairlead"), append(words, "--kubeconfig="+w.kubeconfig)...)
+	return exec.CommandContext(ctx, filepath.Join(filepath.Dir(w.bin), "kubectl-fairlead"), append(words, "--kubeconfig="+w.kubectl.Kubeconfig)...)
 }
 
 func (w *world) succeed(t *testing.T, words ...string) string {
@@ -153,16 +155,9 @@ func (w *world) succeed(t *testing.T, words ...string) string {
 	return a.Out
 }
 
-func (w *world) ask(t *testing.T, words ...string) suite.Answer {
-	t.Helper()
-	return suite.Run(t, exec.CommandContext(t.Context(), w.kubectl, append(words, "--kubeconfig="+w.kubeconfig)...), "")
-}
-
 func (w *world) apply(t *testing.T, text string) {
 	t.Helper()
-	if a := suite.Run(t, exec.CommandContext(t.Context(), w.kubectl, "apply", "-f", "-", "--kubeconfig="+w.kubeconfig), text); a.Code != 0 {
-		t.Fatal(a.Errs)
-	}
+	w.kubectl.Feed(t, text, "apply", "-f", "-")
 }
 
 // autoscale makes a Deployment of one replica and a HorizontalPodAutoscaler that has three of it: by the metric
