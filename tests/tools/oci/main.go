@@ -32,58 +32,46 @@ import (
 
 func main() {
 	log.SetFlags(0)
-	if err := run(os.Args[1:]); err != nil {
-		log.Fatal("release: ", err)
+	log.SetPrefix("release: ")
+	switch args := os.Args[1:]; {
+	case len(args) == 1 && args[0] == "roots":
+		for root := range bundle.Roots() {
+			do(pem.Encode(os.Stdout, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}))
+		}
+	case len(args) == 6 && args[0] == "image":
+		image(args[1], args[2], time.Unix(get(strconv.ParseInt(args[3], 10, 64)), 0).UTC(), args[4], args[5])
+	case len(args) == 4 && args[0] == "chart":
+		chart(args[1], args[2], args[3])
+	case len(args) == 6 && args[0] == "provenance":
+		provenance(args[1], args[2], args[3], args[4], args[5])
+	default:
+		log.Fatalf("%q is not understood", args)
 	}
 }
 
-func run(args []string) error {
-	switch {
-	case len(args) == 1 && args[0] == "roots":
-		for root := range bundle.Roots() {
-			if err := pem.Encode(os.Stdout, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}); err != nil {
-				return err
-			}
-		}
-		return nil
-	case len(args) == 6 && args[0] == "image":
-		seconds, err := strconv.ParseInt(args[3], 10, 64)
-		if err != nil {
-			return err
-		}
-		return image(args[1], args[2], time.Unix(seconds, 0).UTC(), args[4], args[5])
-	case len(args) == 4 && args[0] == "chart":
-		return chart(args[1], args[2], args[3])
-	case len(args) == 6 && args[0] == "provenance":
-		return provenance(args[1], args[2], args[3], args[4], args[5])
+// do ends the program on an error: nothing is deferred.
+func do(err error) {
+	if err != nil {
+		log.Fatal(err)
 	}
-	return fmt.Errorf("%q is not understood", args)
+}
+
+// get is do for a call that returns a value, too.
+func get[T any](v T, err error) T {
+	do(err)
+	return v
 }
 
 // image has one layer that never changes and one with the programs. Nothing else is in it, so
 // nothing else is to be patched. name is what manifests call it, without the digest.
-func image(dir, version string, made time.Time, base, name string) error {
+func image(dir, version string, made time.Time, base, name string) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
-	programs, err := filepath.Glob(dir + "/layers/*.tar")
-	if err != nil {
-		return err
-	}
-	for _, file := range programs {
+	for _, file := range get(filepath.Glob(dir + "/layers/*.tar")) {
 		img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 		for _, file := range []string{base, file} {
-			layer, err := tarball.LayerFromFile(file, tarball.WithMediaType(types.OCILayer))
-			if err != nil {
-				return err
-			}
-			if img, err = mutate.AppendLayers(img, layer); err != nil {
-				return err
-			}
+			img = get(mutate.AppendLayers(img, get(tarball.LayerFromFile(file, tarball.WithMediaType(types.OCILayer)))))
 		}
-		config, err := img.ConfigFile()
-		if err != nil {
-			return err
-		}
-		config = config.DeepCopy()
+		config := get(img.ConfigFile()).DeepCopy()
 		config.OS, config.Architecture, config.Created = "linux", strings.TrimSuffix(filepath.Base(file), ".tar"), v1.Time{Time: made}
 		config.Config = v1.Config{
 			User: "65532:65532", // by number, so that runAsNonRoot can be checked without reading passwd
@@ -91,25 +79,16 @@ func image(dir, version string, made time.Time, base, name string) error {
 			ExposedPorts: map[string]struct{}{"6443/tcp": {}, "6444/tcp": {}}, // the front door, the admin port
 			Labels:       map[string]string{"org.opencontainers.image.version": version, "org.opencontainers.image.source": "https://github.com/fairlead-proxy/fairlead"},
 		}
-		if img, err = mutate.ConfigFile(img, config); err != nil {
-			return err
-		}
+		img = get(mutate.ConfigFile(img, config))
 		platform := &v1.Platform{OS: config.OS, Architecture: config.Architecture}
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: platform}})
 	}
-	p, err := layout.Write(dir+"/image", empty.Index)
-	if err != nil {
-		return err
-	}
-	digest, err := index.Digest()
-	if err != nil {
-		return err
-	}
+	p, digest := get(layout.Write(dir+"/image", empty.Index)), get(index.Digest())
 	fmt.Println(digest)
 	annotations := named(version)
 	// The name that containerd gives it when it imports the archive: that of the manifests, or kubelets would not find it.
 	annotations["io.containerd.image.name"] = name + "@" + digest.String()
-	return p.AppendIndex(index, layout.WithAnnotations(annotations))
+	do(p.AppendIndex(index, layout.WithAnnotations(annotations)))
 }
 
 func named(version string) map[string]string {
@@ -117,42 +96,21 @@ func named(version string) map[string]string {
 }
 
 // chart is what helm push would push.
-func chart(dir, version, archive string) error {
-	data, err := os.ReadFile(archive)
-	if err != nil {
-		return err
-	}
-	config, err := json.Marshal(map[string]string{"apiVersion": "v2", "name": "fairlead", "type": "application", "version": version})
-	if err != nil {
-		return err
-	}
-	p, err := layout.Write(dir+"/chart", empty.Index)
-	if err != nil {
-		return err
-	}
+func chart(dir, version, archive string) {
+	data := get(os.ReadFile(archive))
+	config := get(json.Marshal(map[string]string{"apiVersion": "v2", "name": "fairlead", "type": "application", "version": version}))
+	p := get(layout.Write(dir+"/chart", empty.Index))
 	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Layers: make([]v1.Descriptor, 1)}
-	if m.Config, err = blob(p, config, "application/vnd.cncf.helm.config.v1+json"); err != nil {
-		return err
-	}
-	if m.Layers[0], err = blob(p, data, "application/vnd.cncf.helm.chart.content.v1.tar+gzip"); err != nil {
-		return err
-	}
-	text, err := json.Marshal(m)
-	if err != nil {
-		return err
-	}
-	d, err := blob(p, text, types.OCIManifestSchema1)
-	if err != nil {
-		return err
-	}
+	m.Config = blob(p, config, "application/vnd.cncf.helm.config.v1+json")
+	m.Layers[0] = blob(p, data, "application/vnd.cncf.helm.chart.content.v1.tar+gzip")
+	d := blob(p, get(json.Marshal(m)), types.OCIManifestSchema1)
 	d.Annotations = named(version)
-	return p.AppendDescriptor(d)
+	do(p.AppendDescriptor(d))
 }
 
-func blob(p layout.Path, data []byte, kind types.MediaType) (v1.Descriptor, error) {
+func blob(p layout.Path, data []byte, kind types.MediaType) v1.Descriptor {
 	hash, size, err := v1.SHA256(bytes.NewReader(data))
-	if err != nil {
-		return v1.Descriptor{}, err
-	}
-	return v1.Descriptor{MediaType: kind, Size: size, Digest: hash}, p.WriteBlob(hash, io.NopCloser(bytes.NewReader(data)))
+	do(err)
+	do(p.WriteBlob(hash, io.NopCloser(bytes.NewReader(data))))
+	return v1.Descriptor{MediaType: kind, Size: size, Digest: hash}
 }

@@ -44,39 +44,21 @@ const source = "https://github.com/fairlead-proxy/fairlead"
 
 // provenance says of what, by what and how the files of a release were made: all files in dir, and what push puts into a
 // registry as image and chart. It has no time, so that it is the same for the same source, wherever it is made.
-func provenance(dir, version, image, commit, builder string) error {
+func provenance(dir, version, image, commit, builder string) {
 	s := statement{Type: "https://in-toto.io/Statement/v1", PredicateType: "https://slsa.dev/provenance/v1"}
-	files, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil {
-		return err
-	}
-	for _, file := range files {
+	for _, file := range get(filepath.Glob(filepath.Join(dir, "*"))) {
 		if info, err := os.Stat(file); err != nil || info.IsDir() {
 			continue // bin, share, and the layouts, which are subjects as archives
 		}
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		s.Subject = append(s.Subject, resource{Name: filepath.Base(file), Digest: map[string]string{"sha256": fmt.Sprintf("%x", sha256.Sum256(data))}})
+		s.Subject = append(s.Subject, resource{Name: filepath.Base(file), Digest: map[string]string{"sha256": fmt.Sprintf("%x", sha256.Sum256(get(os.ReadFile(file))))}})
 	}
 	for name, kind := range map[string]string{image: "image", filepath.Dir(image) + "/charts/fairlead": "chart"} {
-		index, err := layout.ImageIndexFromPath(filepath.Join(dir, kind))
-		if err != nil {
-			return err
-		}
-		m, err := index.IndexManifest()
-		if err != nil {
-			return err
-		}
+		m := get(get(layout.ImageIndexFromPath(filepath.Join(dir, kind))).IndexManifest())
 		s.Subject = append(s.Subject, resource{Name: name, Digest: map[string]string{"sha256": m.Manifests[0].Digest.Hex}})
 	}
 	slices.SortFunc(s.Subject, func(a, b resource) int { return strings.Compare(a.Name, b.Name) })
 
-	sums, err := os.ReadFile("go.sum")
-	if err != nil {
-		return err
-	}
+	sums := get(os.ReadFile("go.sum"))
 	d := &s.Predicate.BuildDefinition
 	d.BuildType = source + "/blob/main/docs/operations.md#the-release"
 	d.ExternalParameters = map[string]string{"command": "make release", "version": version, "image": image}
@@ -89,9 +71,5 @@ func provenance(dir, version, image, commit, builder string) error {
 		d.ResolvedDependencies[0].Digest = nil
 	}
 	s.Predicate.RunDetails.Builder.ID = builder
-	text, err := json.MarshalIndent(s, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, "provenance.json"), append(text, '\n'), 0o644)
+	do(os.WriteFile(filepath.Join(dir, "provenance.json"), append(get(json.MarshalIndent(s, "", "  ")), '\n'), 0o644))
 }
