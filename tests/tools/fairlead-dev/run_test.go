@@ -15,71 +15,45 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/tests/cluster"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/kubectl"
+	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 type dev struct {
-	dir      string
-	stop     context.CancelFunc
-	result   chan error  // of run
-	progress chan string // its progress; unread lines are dropped
-}
-
-// Write implements io.Writer for run's output.
-func (d dev) Write(line []byte) (int, error) {
-	select {
-	case d.progress <- string(line):
-	default:
-	}
-	return os.Stderr.Write(line)
+	dir               string
+	stop              context.CancelFunc
+	result            chan error // of run
+	printed, progress *logbook.Book
 }
 
 // startDev returns once it has printed what to try.
-func startDev(t *testing.T, args ...string) (dev, string) {
+func startDev(t *testing.T, args ...string) dev {
 	t.Helper()
 	dir := t.TempDir()
-	fairlead := filepath.Join(dir, "fairlead")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", dir, "../../../cmd/fairlead", "../../../cmd/kubectl-fairlead").CombinedOutput(); err != nil {
-		t.Fatalf("building fairlead: %v\n%s", err, out)
-	}
+	fairlead := suite.Build(t, dir, "cmd/kubectl-fairlead")
 	ctx, stop := context.WithTimeout(t.Context(), 20*time.Minute) // of all that the test does
-	d := dev{dir: filepath.Join(dir, "dev"), stop: stop, result: make(chan error, 1), progress: make(chan string, 1000)}
-	r, w := io.Pipe()
+	d := dev{dir: filepath.Join(dir, "dev"), stop: stop, result: make(chan error, 1), printed: &logbook.Book{}, progress: &logbook.Book{}}
 	go func() {
-		err := run(ctx, append([]string{"-dir", d.dir, "-fairlead", fairlead, "-secure-port", "0", "-admin-secure-port", "0"}, args...), w, d)
-		d.result <- err
-		_ = w.CloseWithError(io.EOF)
+		d.result <- run(ctx, append([]string{"-dir", d.dir, "-fairlead", fairlead, "-secure-port", "0", "-admin-secure-port", "0"}, args...), d.printed, d.progress)
 	}()
 	t.Cleanup(stop)
-	var printed bytes.Buffer
-	buf := make([]byte, 4096)
-	for !strings.Contains(printed.String(), "Ctrl-C ends everything") {
-		n, err := r.Read(buf)
-		printed.Write(buf[:n])
-		if err != nil {
-			t.Fatalf("it ended: %v\n%s", <-d.result, printed.String())
-		}
-	}
-	if len(args) == 0 {
-		d.tells(t, "kube-controller-manager is ready")
-	}
-	return d, printed.String()
+	d.tells(t, d.printed, "Ctrl-C ends everything")
+	return d
 }
 
-// tells waits for a line of progress that begins with a text.
-func (d dev) tells(t *testing.T, text string) {
+// tells waits for a text.
+func (d dev) tells(t *testing.T, where *logbook.Book, text string) {
 	t.Helper()
-	for {
-		select {
-		case line := <-d.progress:
-			if strings.HasPrefix(line, "fairlead-dev: "+text) && strings.Count(line, "\n") == 1 {
-				return
-			}
-		case err := <-d.result:
-			t.Fatalf("it ended before it told %q: %v", text, err)
+	suite.Eventually(t, 20*time.Minute, text, func() (bool, string) {
+		if len(d.result) > 0 {
+			t.Fatalf("it ended before it told %q: %v\n%s", text, <-d.result, d.progress)
 		}
-	}
+		return strings.Contains(where.String(), text), d.progress.String()
+	})
 }
 
 // parts counts the processes that have d's folder in their arguments, by executable name.
@@ -105,17 +79,14 @@ func (d dev) endsAll(t *testing.T) {
 }
 
 func TestDev(t *testing.T) {
-	d, printed := startDev(t)
-	kubectl := func(args ...string) string {
-		t.Helper()
-		cmd := exec.CommandContext(t.Context(), filepath.Join(d.dir, "kubectl"), append([]string{"--kubeconfig", filepath.Join(d.dir, "kubeconfig")}, args...)...)
-		out, err := cmd.CombinedOutput()
-		check.Fault(t, "", err, "kubectl %v: %s", args, out)
-		return string(out)
-	}
-	t.Run("the promised command shows something", func(t *testing.T) { check.Has(t, kubectl("get", "flunders", "-A"), "bowline") })
+	d := startDev(t)
+	printed := d.printed.String()
+	d.tells(t, d.progress, "fairlead-dev: kube-controller-manager is ready")
+	k := kubectl.As(t, cluster.Endpoint{}, cluster.Credentials{})
+	k.Kubeconfig = filepath.Join(d.dir, "kubeconfig")
+	t.Run("the promised command shows something", func(t *testing.T) { check.Has(t, k.Run(t, "get", "flunders", "-A"), "bowline") })
 	t.Run("the kubeconfig points at Fairlead", func(t *testing.T) {
-		server := strings.TrimSpace(kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"))
+		server := k.Run(t, "config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")
 		check.Has(t, printed, "front door   "+server)
 	})
 	for command, want := range map[string]string{
@@ -146,7 +117,7 @@ func TestDev(t *testing.T) {
 		pid := d.parts(t)["sample-apiserver"]
 		must.Be(t, pid != 0, "sample-apiserver is not running")
 		must.Do(t, syscall.Kill(pid, syscall.SIGKILL))
-		d.tells(t, "sample-apiserver.wardle ended: signal: killed; all other parts keep running")
+		d.tells(t, d.progress, "fairlead-dev: sample-apiserver.wardle ended: signal: killed; all other parts keep running")
 		left := d.parts(t)
 		check.Same(t, true, len(left) == 4 && left["fairlead"] != 0, "running: %v", left)
 	})

@@ -17,9 +17,9 @@ import (
 
 // Each command that fairlead-dev suggests prints what it should.
 func TestStandalone(t *testing.T) {
-	d, printed := startDev(t, "-standalone")
+	d := startDev(t, "-standalone")
 	want := []string{"v1.widgets.example.com created", "condition met", "widget-002", "widget-002", "v1.widgets.example.com"}
-	for line := range strings.Lines(printed) {
+	for line := range strings.Lines(d.printed.String()) {
 		words := strings.Fields(strings.ReplaceAll(strings.Split(line, "#")[0], `"`, "")) // this folder has no blank
 		if len(words) < 2 || words[0] != "kubectl" {
 			continue
@@ -42,7 +42,7 @@ func TestStandalone(t *testing.T) {
 		})
 		want = want[1:]
 	}
-	check.Same(t, 0, len(want), "no suggestion whose output contains %q:\n%s", want, printed)
+	check.Same(t, 0, len(want), "no suggestion whose output contains %q:\n%s", want, d.printed)
 	t.Run("there is no Kubernetes", func(t *testing.T) {
 		got := d.parts(t)
 		if len(got) != 2 || got["etcd"] == 0 || got["fairlead"] == 0 { // fairlead and fairlead-dev share a name
