@@ -156,6 +156,7 @@ func TestPlans(t *testing.T) {
 		{false, "GET", "", "", widgets, "answered, unwelcome"}, {false, "GET", "", "*/*", widgets, "answered, unwelcome"},
 		{false, "GET", "", "application/json;as=Table", widgets, "answered, unwelcome"},
 		{false, "GET", "", "application/yaml", widgets, "served"}, {false, "HEAD", "", "", widgets, "served"},
+		{false, "GET", bob, "", "/fairlead/events", "served, long"},
 		{true, "GET", bob, "application/json", widgets, "answered"}, {true, "GET", bob, "application/yaml", widgets, "served"},
 	} {
 		if tt.full {
@@ -175,6 +176,9 @@ func TestPlans(t *testing.T) {
 		}
 		if p.Unwelcome {
 			got += ", unwelcome"
+		}
+		if p.LongRunning { // its reset is no flood
+			got += ", long"
 		}
 		check.Same(t, tt.want, got, "%+v", tt)
 		check.Same(t, !p.Unwelcome, p.GoAway, "%+v: sent away", tt)

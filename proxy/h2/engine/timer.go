@@ -297,10 +297,10 @@ func (c *Conn) sendPing() {
 	c.writePing(0, []byte("fairlead"))
 }
 
-// cutLongRunning ends long-running streams: those of one upstream, or all if of is nil, in a drain whose time it is.
+// cutLongRunning ends the long-running streams of an upstream, or if of is nil all but handlers', in a drain in time.
 func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason, watches bool) {
 	for s := range c.ordered(func(s *stream) bool {
-		return s.plan.LongRunning && (of == nil || s.plan.Forward == of) &&
+		return s.plan.LongRunning && s.local == nil && (of == nil || s.plan.Forward == of) &&
 			(r != ReasonDrain || e.now >= s.endsAt()) && (!watches || !s.plan.Finite)
 	}) {
 		s.endLongRunning(r)
@@ -316,7 +316,7 @@ func (s *stream) endLongRunning(r Reason) {
 	if h.end && (s.endBy == 0 || s.e.now < s.endBy) {
 		return // it has ended, and the rest is delivered
 	}
-	if !h.head || h.end || h.declared >= 0 || s.plan.Finite || s.local != nil || s.leg[up] == nil && s.guest == nil {
+	if !h.head || h.end || h.declared >= 0 || s.plan.Finite || s.leg[up] == nil && s.guest == nil {
 		s.abort(r, nil, http2.ErrCodeCancel)
 		return
 	}
