@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -247,6 +248,35 @@ func TestDeadline(t *testing.T) {
 			check.Same(t, 2*time.Second, time.Since(start), "%s: time", address)
 		}
 	})
+}
+
+// A read that ends each server that gets it ends two, also where net/http itself sends it again.
+func TestFatalRead(t *testing.T) {
+	for _, warm := range []bool{false, true} { // there are idle connections
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, nil)
+			var ended atomic.Int64
+			var all []registry.Endpoint
+			for _, address := range []string{place1, place2, place3} {
+				f.serve(address, protoH1, func(_ http.ResponseWriter, r *http.Request) {
+					if r.Method == http.MethodGet {
+						ended.Add(1)
+						f.servers.Delete(address)
+						panic(http.ErrAbortHandler)
+					}
+				})
+				all = append(all, healthy(address))
+			}
+			e := f.set(all...)
+			for range 50 {
+				if warm {
+					must.Get2(f.do(e, http.MethodPost, ""))(t)
+				}
+			}
+			_, _, err := f.do(e, http.MethodGet, "")
+			check.Same(t, [2]bool{true, true}, [2]bool{err != nil, ended.Load() == 2}, "it fails, and ends two servers; idle connections: %v", warm)
+		})
+	}
 }
 
 // Failures are classified by what is known to have been sent.

@@ -37,9 +37,9 @@ const (
 // address. The response's Request is what was sent: its URL's Host is the endpoint. by is the client connection's; nil
 // spreads requests. A request is retried on another endpoint if it got no connection. A GET or HEAD that is not
 // long-running is also retried if its connection was lost, or its endpoint became unhealthy, before the response head.
-// There are at most two retries, within req's context and the retry budget; with a body only if none of it was read.
-// net/http itself sends a GET or HEAD again, outside the budget, if a connection that was idle before is lost: at most
-// once for each such connection. The caller must close the response's body, and req's when nothing reads it any more.
+// There are at most two retries, one after a lost connection, within req's context and the retry budget; with a body
+// only if none of it was read. net/http itself sends a GET or HEAD again, outside the budget, once for each lost
+// connection that was idle before. The caller must close the response's body, and req's when nothing reads it any more.
 func (u *Upstream) RoundTrip(req *http.Request, longRunning bool, by *Stay) (*http.Response, error) {
 	u.budget.Deposit()
 	c := &call{u: u, by: by, req: req, long: longRunning}
@@ -64,6 +64,7 @@ type call struct {
 
 	tried   []*endpoint // released, only to be avoided
 	retries int
+	lost    int       // tries that lost a connection: the request may be what ends its servers
 	until   time.Time // when to stop waiting for any endpoint; zero means that all tries had one
 }
 
@@ -92,7 +93,7 @@ func (c *call) run(ctx context.Context, try func(*endpoint) *engine.Failure) *en
 func (c *call) again(ctx context.Context, e *endpoint, f *engine.Failure) bool {
 	unsent := f.Reason == engine.ReasonDial
 	may := unsent || c.safe && (f.Reason == engine.ReasonLost || f.Reason == engine.ReasonEjected)
-	if !may || ctx.Err() != nil || c.body != nil && c.body.begun.Load() {
+	if !may || c.lost > 1 || ctx.Err() != nil || c.body != nil && c.body.begun.Load() {
 		return false
 	}
 	if e != nil {
@@ -184,6 +185,9 @@ func (c *call) try(e *endpoint) *engine.Failure {
 		}
 		reason := classify(ctx, err, on.Load() != nil)
 		cancel(nil)
+		if on.Load() != nil && reason != engine.ReasonEjected { // of a dial: it was for net/http's own retry
+			c.lost++
+		}
 		if reason == engine.ReasonDeadline || reason == engine.ReasonDrain {
 			err = c.req.Context().Err() // net/http may wrap it, or return its cause
 		}

@@ -266,20 +266,17 @@ func (s *stream) failed(f failure) {
 	if f.unprocessed {
 		s.sent = 0 // as if it had not been sent
 	}
-	if s.mayRetry(f) {
+	switch {
+	case s.mayRetry(f):
 		s.e.retry(s, f)
-		return
-	}
-	if f.reason == ReasonDial && s.refuses() {
+	case f.reason == ReasonDial && s.refuses():
 		s.abort(f.reason, f.err, http2.ErrCodeRefusedStream)
-		return
-	}
-	if s.mayAwaitDial(f) {
+	case s.mayAwaitDial(f):
 		s.e.awaitDial.push(&s.wait)
-		return
+	default:
+		s.blame(f.reason, f.err)
+		s.answerFailure()
 	}
-	s.blame(f.reason, f.err)
-	s.answerFailure()
 }
 
 // mayAwaitDial reports whether the request waits for a backend that restarts: no endpoint can be
