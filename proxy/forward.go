@@ -408,6 +408,9 @@ func (x *exchange) tunnel(w http.ResponseWriter, fields http.Header, conn net.Co
 // pump copies until the source ends. Then it closes the destination for writing; the other direction continues.
 func (e *ended) pump(dst net.Conn, src io.Reader, count *int64) (err error) {
 	if *count, err = io.Copy(dst, src); err != nil {
+		if count == &e.up { // a backend that has gone may have left last words before, such as an exit code
+			_, err = io.Copy(io.Discard, src)
+		}
 		return err
 	}
 	e.first.CompareAndSwap(nil, count)

@@ -11,7 +11,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -172,6 +174,40 @@ func TestHalfASession(t *testing.T) {
 		check.Is(t, io.EOF, err, "%s: the connection has ended: read %d bytes", query, n)
 		must.Soon(t, 10*time.Second, "the session ends", func() bool { return w.proxy.Sessions() == 0 })
 	}
+}
+
+// parting is the connection of a backend that has gone. What it sent before comes a second after a write has failed.
+type parting struct {
+	net.Conn
+	failed chan struct{}
+}
+
+func (p parting) Write([]byte) (int, error) { close(p.failed); return 0, syscall.EPIPE }
+func (p parting) Read([]byte) (int, error)  { <-p.failed; time.Sleep(time.Second); return 0, io.EOF }
+func (p parting) Close() error              { return nil }
+
+type hijackable struct {
+	http.ResponseWriter
+	conn net.Conn
+}
+
+func (h hijackable) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return h.conn, bufio.NewReadWriter(bufio.NewReader(h.conn), bufio.NewWriter(h.conn)), nil
+}
+
+// The last words of a backend reach a client that is still sending.
+func TestLastWords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &exchange{p: &Proxy{halfOpen: time.Minute}, ended: &ended{}}
+		x.p.sessions.ending = t.Context()
+		client, front := net.Pipe()
+		back := parting{failed: make(chan struct{})}
+		go x.tunnel(hijackable{conn: front}, nil, back, bufio.NewReader(io.MultiReader(back, strings.NewReader("exit 7"))))
+		br := bufio.NewReader(client)
+		must.Get(http.ReadResponse(br, nil))(t)
+		must.Get(io.WriteString(client, "x"))(t)
+		check.Same(t, "exit 7", string(must.Get(io.ReadAll(br))(t)), "what has come")
+	})
 }
 
 // Only HTTP/1.1 has upgrades, and only those that Kubernetes uses are offered. A head keeps the

@@ -182,11 +182,8 @@ func (e *Engine) backendGone(c *Conn, s *stream, err error) {
 	}
 	// After a panic nothing is retried: the request could be what caused the panic.
 	panicked := errors.Is(err, errPanicked)
-	switch {
-	case c.told != nil && !panicked:
+	if err = cmp.Or(err, errors.New("connection closed")); c.told != nil && !panicked {
 		err = c.told
-	case err == nil:
-		err = errors.New("connection closed")
 	}
 	s.failed(e.blame(c, s, failure{reason: ReasonLost, err: err, unacked: !c.settingsAcked, final: panicked}))
 }
@@ -329,17 +326,15 @@ func (s *stream) resend() {
 func (s *stream) answerFailure() {
 	s.wait.unlink()
 	s.release()
-	if s.plan.Fail != nil {
+	switch {
+	case s.plan.Fail != nil:
 		s.serveInstead(s.plan.Fail(s.outcome()))
-		return
-	}
-	if s.guest != nil {
+	case s.guest != nil:
 		s.dismiss(nil)
-		return
+	default: // a handler has not begun its answer in time: there is nothing else without Fail
+		s.discardUpload()
+		s.e.answer(s, http.StatusGatewayTimeout)
 	}
-	s.discardUpload()
-	// A handler has not begun its answer in time: there is nothing else without Fail.
-	s.e.answer(s, http.StatusGatewayTimeout)
 }
 
 // serveInstead lets a handler answer instead of the backend, without the request's body.
