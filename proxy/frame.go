@@ -241,7 +241,8 @@ func (x *exchange) onEnd(o engine.Outcome) {
 func (x *exchange) offEngine() engine.Plan {
 	p, arrived, known := x.p, x.head.Arrived, x.decision.learned
 	serve := func(w http.ResponseWriter, req *http.Request) { p.serve(w, req, arrived, known) }
-	plan := engine.Plan{Serve: http.HandlerFunc(serve), GoAway: p.goAway(), LongRunning: x.decision.LongRunning}
+	plan := engine.Plan{Serve: http.HandlerFunc(serve), GoAway: p.goAway()}
+	plan.LongRunning = x.decision.LongRunning || x.decision.Request.longRunning(nil) // the latter before impersonation
 	if !x.parked {
 		p.frames.recycle(x)
 		return plan

@@ -189,6 +189,8 @@ func TestPlans(t *testing.T) {
 			p.Done(engine.Outcome{})
 		}
 	}
+	as := append(with("token-of-boss"), hpack.HeaderField{Name: "impersonate-user", Value: "bob"})
+	check.Same(t, true, w.planOf(t, &wire.Head{Method: "GET", Path: remoteGV + "/watch/widgets", Fields: as}).LongRunning, "a watch as somebody else is long-running")
 }
 
 // Fetch asks a backend over the protocol that it speaks, and returns an error for one that cannot be reached.
