@@ -158,7 +158,7 @@ func (e *Engine) blame(c *Conn, s *stream, f failure) failure {
 		e.charge(s.plan.Owner, exileTime+exileAfter)
 	case g != nil:
 		to.lost, to.alone = true, true
-	case !f.unacked && !f.unprocessed:
+	case !f.unprocessed && (!f.unacked || to.lost && e.now-s.sent <= suspectTime): // Node acknowledges late
 		if f.final = to.lost; to.lost {
 			e.charge(s.plan.Owner, exileTime+exileAfter)
 		}
