@@ -251,8 +251,8 @@ func (e *Engine) resetFrame(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	}
 	e.Count.reset(resetByClient)
 	var err *connError
-	if s.plan.LongRunning && s.waited > 0 {
-		c.budget.Earn(budget.Completed) // a watch that was answered has no other end
+	if s.plan.LongRunning && (s.waited > 0 || e.now-s.started >= suspectTime) {
+		c.budget.Earn(budget.Completed) // a watch has no other end; some servers answer it with the first event
 	} else {
 		err = c.spend(budget.Reset) // a cancelled request is work for us and for the backend (CVE-2023-44487)
 	}
