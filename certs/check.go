@@ -213,7 +213,7 @@ func (f *Findings) authorities(object string, cas []*x509.Certificate, do, expir
 // inline bundle or that of the ConfigMap. live has each endpoint's chain, leaf first, nil if it was not reached.
 func (f *Findings) CheckBackend(object string, b *registry.Backend, data []byte, live map[string][]*x509.Certificate) {
 	if b.Insecure {
-		f.Warn(object, "set caBundle (or let cert-manager inject it) and remove insecureSkipTLSVerify",
+		f.Warn(object, "give it a CA bundle, as cert-manager injects one, instead of insecureSkipTLSVerify",
 			"its backend is not verified: an attacker in between reads every request and can send its own as any user")
 		return
 	}
@@ -246,7 +246,7 @@ func (f *Findings) bundle(object string, data []byte) []*x509.Certificate {
 	cas, err := bundle.Parse(data)
 	switch {
 	case len(cas) == 0:
-		f.Error(object, "set caBundle to the PEM of the CA that signed the backend's certificate",
+		f.Error(object, "set it to the PEM of the CA that signed the backend's certificate",
 			"its CA bundle is not usable: %v", err)
 	case err != nil:
 		f.Warn(object, "remove or repair that part", "a part of its CA bundle is ignored: %v", err)
@@ -267,7 +267,7 @@ func remedy(err *trust.Error, name string) string {
 		"MissingSAN":             named,
 		"WrongServerName":        named,
 		"InsecureSHA1":           "have the backend's certificate signed with SHA-256",
-		"UnknownAuthority": "put the CA that signed the backend's certificate into caBundle, " +
+		"UnknownAuthority": "put the CA that signed the backend's certificate into its bundle, " +
 			"or name its ConfigMap in the annotation fairlead.dev/ca-from",
 	}[err.Reason()], "have the backend's certificate issued anew, with extended key usage serverAuth")
 }

@@ -11,39 +11,35 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
-// Of returns what to check about an entry that cannot be used. The verdict's reason is the finding;
-// the probe's message tells kinds of it apart. It returns "" if it does not know.
-func Of(e *registry.Entry) string {
-	if e.Backend == nil {
-		return ""
-	}
+// Of returns what to check about a remote entry that cannot be used, or whose endpoint fails, with a message. The
+// verdict's reason is the finding; the message tells kinds of it apart. It returns "" if it does not know.
+func Of(e *registry.Entry, message string) string {
 	service := "service " + e.Backend.Namespace + "/" + e.Backend.Service
-	unusable := service + " has no usable endpoint: are its pods ready, and do their addresses belong to the cluster?"
-	if strings.HasPrefix(e.Verdict.Message, "ready endpointslices have no port") {
-		unusable = fmt.Sprintf("the EndpointSlices of %s have ready endpoints, but no port with the name that "+
-			"the Service gives its port %d (or with none): correct what writes them", service, e.Backend.Port)
+	named, bundle := "spec.service of the APIService", "spec.caBundle"
+	if e.Rule != nil { // in the policy
+		named, bundle = "service at "+e.Rule.Where, "its bundle at "+e.Rule.Where
+	} else if e.Front != "" && e.Backend.URLs == "" { // by the spec the cluster reaches Fairlead, and verifies it
+		named, bundle = "annotation fairlead.dev/service", "annotation fairlead.dev/ca-bundle"
 	}
-	named := "spec.service of the APIService"
-	if e.Rule != nil {
-		named = "service at " + e.Rule.Where // in the policy
+	if e.Backend.CAFrom != "" && e.Rule == nil {
+		bundle = "the bundle of fairlead.dev/ca-from"
 	}
-	denied := service + " cannot be used as it is: see the message, and check that Fairlead may dial its addresses"
 	return cmp.Or(map[string]string{
 		registry.ReasonServiceNotFound: service + " does not exist: create it, or correct " + named,
 		registry.ReasonServicePortError: fmt.Sprintf("%s has no usable port %d: "+
-			"compare its ports with spec.service.port of the APIService", service, e.Backend.Port),
-		registry.ReasonServiceAccessError:   denied,
-		registry.ReasonEndpointsAccessError: denied,
+			"compare its ports with %s", service, e.Backend.Port, named),
+		registry.ReasonServiceAccessError: "set that annotation (docs/behind.md), or correct " + named,
 		registry.ReasonEndpointsNotFound: service + " has no EndpointSlice: does it have a selector, " +
 			"and do pods match it?",
-		registry.ReasonMissingEndpoints: unusable,
-		registry.ReasonInvalidCABundle: "spec.caBundle has no usable certificate: check what injects it; or the " +
+		registry.ReasonMissingEndpoints: cmp.Or(For(message), service+" has no usable endpoint: "+
+			"are its pods ready, and do their addresses belong to the cluster?"),
+		registry.ReasonInvalidCABundle: bundle + " has no usable certificate: check what injects it; or the " +
 			"object of fairlead.dev/ca-from has none, is gone, or forbidden (ClusterRole system:fairlead-ca-from)",
 		registry.ReasonInvalidURL: "correct the annotation fairlead.dev/url of the APIService; " +
 			"if it is intended, see --allow-url-backends and --allow-loopback-backends",
 		registry.ReasonProtectedGroup: "only Kubernetes itself may serve this group; " +
 			"if this is intended, list all others that are to be protected in --protected-groups",
-	}[e.Verdict.Reason], For(e.Verdict.Message))
+	}[e.Verdict.Reason], strings.ReplaceAll(For(message), "spec.caBundle", bundle))
 }
 
 // symptoms maps parts of a probe's error text to advice.

@@ -21,6 +21,10 @@ func TestFor(t *testing.T) {
 		`Get "https://10.0.0.1:6443/readyz": tls: failed to verify certificate: x509: certificate is valid for 10.0.0.2, not 10.0.0.1`:                          "--local-apiserver",
 		"tls: failed to verify certificate: x509: certificate has expired or is not yet valid: current time 2026-11-29T16:00:00Z is after 2026-01-01T00:00:00Z": "clock",
 		"bad status from https://10.0.0.1:6443/readyz: 500: [+]ping ok\n[-]etcd failed: reason withheld\n":                                                      "does not reach its etcd",
+		"dial tcp: lookup api.example.com on 10.96.0.10:53: read udp 10.96.0.10:53: read: connection refused":                                                   "check the DNS server",
+		"dial unix /run/konnectivity.sock: connect: connection refused":                                                                                         "the egress proxy",
+		"the egress proxy answers 503 Service Unavailable":                                                                                                      "the egress proxy",
+		"tls: failed to verify certificate: x509: cannot validate certificate for 10.0.0.1 because it doesn't contain any IP SANs":                              "--local-apiserver",
 		"bad status from https://10.0.0.1:5000/apis/x/v1: 503: not yet":                                                                                         "an error of its own",
 		"something else": "",
 	} {
@@ -29,10 +33,26 @@ func TestFor(t *testing.T) {
 	}
 }
 
-// What names a missing Service is what must be corrected: the APIService, or the policy.
-func TestWhoNamesTheService(t *testing.T) {
-	e := &registry.Entry{Backend: &registry.Backend{Namespace: "a", Service: "b"}, Verdict: registry.Verdict{Reason: registry.ReasonServiceNotFound}}
-	check.Same(t, "service a/b does not exist: create it, or correct spec.service of the APIService", Of(e), "of an APIService")
-	e.Rule = &policy.Rule{Where: "policy.yaml:7"}
-	check.Same(t, "service a/b does not exist: create it, or correct service at policy.yaml:7", Of(e), "of a further backend")
+// What names a missing Service, or has a stale bundle, is what must be corrected: the APIService's spec, its annotations
+// while the spec is for Fairlead, or the policy.
+func TestWhatIsToCorrect(t *testing.T) {
+	for _, tt := range []struct {
+		entry           registry.Entry
+		caFrom          string
+		service, bundle string
+	}{
+		{service: "spec.service of the APIService", bundle: "spec.caBundle"},
+		{caFrom: "ca/ca.crt", service: "spec.service of the APIService", bundle: "the bundle of fairlead.dev/ca-from"},
+		{entry: registry.Entry{Front: "kube-system/fairlead:443"}, service: "annotation fairlead.dev/service", bundle: "annotation fairlead.dev/ca-bundle"},
+		{entry: registry.Entry{Rule: &policy.Rule{Where: "policy.yaml:7"}}, service: "service at policy.yaml:7", bundle: "its bundle at policy.yaml:7"},
+	} {
+		e := &tt.entry
+		e.Backend = &registry.Backend{Namespace: "a", Service: "b", CAFrom: tt.caFrom}
+		e.Verdict.Reason = registry.ReasonServiceNotFound
+		check.Same(t, "service a/b does not exist: create it, or correct "+tt.service, Of(e, ""), "the Service")
+		e.Verdict.Reason = registry.ReasonPassed // of another endpoint
+		check.Has(t, Of(e, `UnknownAuthority: the backend's certificate "x" is signed by "y"`), "is not signed by "+tt.bundle+": ")
+		e.Verdict.Reason = registry.ReasonInvalidCABundle
+		check.Has(t, Of(e, ""), tt.bundle+" has no usable certificate")
+	}
 }

@@ -175,7 +175,7 @@ func (l *linter) entry(e *registry.Entry, at string, s *set) {
 	l.claims[object] = e
 	service := types.NamespacedName{Namespace: b.Namespace, Name: b.Service}
 	if s.in.Services[service] != nil && e.Verdict.Reason == registry.ReasonServicePortError {
-		l.Error(object, advice.Of(e), "%s", e.Verdict.Message)
+		l.Error(object, advice.Of(e, e.Verdict.Message), "%s", e.Verdict.Message)
 	}
 	bundle, ok := l.bundleOf(object, b, func(namespace, name string) (*corev1.ConfigMap, error) {
 		return s.maps[types.NamespacedName{Namespace: namespace, Name: name}], nil // nil: only a live check can tell

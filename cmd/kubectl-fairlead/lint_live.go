@@ -168,11 +168,11 @@ func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interfac
 	case "", registry.ReasonInvalidCABundle, registry.ReasonMaintenance, registry.ReasonProtectedGroup,
 		registry.ReasonInvalidURL: // reported by other checks, or intended
 	case registry.ReasonServicePortError:
-		l.Error(object, advice.Of(e), "%s", e.Verdict.Message)
+		l.Error(object, advice.Of(e, e.Verdict.Message), "%s", e.Verdict.Message)
 	case registry.ReasonServiceAccessError, registry.ReasonEndpointsAccessError:
 		l.Add(l.severity(e), object, sameFlags, "%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	default:
-		l.Add(l.severity(e), object, cmp.Or(advice.Of(e), "check that its backend runs"),
+		l.Add(l.severity(e), object, cmp.Or(advice.Of(e, e.Verdict.Message), "check that its backend runs"),
 			"%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	}
 	bundle, ok := l.bundleOf(object, b, func(namespace, name string) (*corev1.ConfigMap, error) {

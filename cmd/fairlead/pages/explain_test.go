@@ -28,8 +28,7 @@ func TestDiagnose(t *testing.T) {
 	for _, tc := range []struct{ reason, message, want string }{
 		{registry.ReasonServiceNotFound, "", "does not exist"},
 		{registry.ReasonServicePortError, "", "no usable port 443"},
-		{registry.ReasonServiceAccessError, "", "cannot be used as it is"},
-		{registry.ReasonEndpointsAccessError, "", "cannot be used as it is"},
+		{registry.ReasonServiceAccessError, "", "docs/behind.md"},
 		{registry.ReasonEndpointsNotFound, "", "selector"},
 		{registry.ReasonMissingEndpoints, "", "pods ready"}, {registry.ReasonMissingEndpoints, `ready endpointslices have no port with name ""`, "no port"},
 		{registry.ReasonInvalidCABundle, "", "caBundle"}, {registry.ReasonInvalidCABundle, "reading the CA bundle from ConfigMap a/b: the local apiserver forbids to read it", "system:fairlead-ca-from"},

@@ -140,12 +140,12 @@ func diagnoseEntry(e *registry.Entry) (cause, do string) {
 	case !usable && e.Verdict.Reason == "":
 		return "no probe of it has ended yet", "wait a few seconds"
 	case !usable:
-		return e.Verdict.Message, advice.Of(e)
+		return e.Verdict.Message, advice.Of(e, e.Verdict.Message)
 	case len(e.Problems) > 0:
 		return strings.Join(e.Problems, "; "), "correct the APIService: its faulty parts are ignored"
 	case bad > 0:
 		return fmt.Sprintf("%d of %d endpoints are unhealthy and get no requests: %s",
-			bad, len(e.Endpoints), last.Message), advice.For(last.Message)
+			bad, len(e.Endpoints), last.Message), advice.Of(e, last.Message)
 	}
 	return "", ""
 }
