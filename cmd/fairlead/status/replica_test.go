@@ -147,7 +147,8 @@ func (r *replica) use(name string, times int) {
 }
 
 // entries is a table: name=status/reason[/[message][/standby that answers]] of each APIService, or
-// name=Local. An unchanged verdict of r keeps its time.
+// name=Local, or of a standby itself, APIService/name. One with the standby "hidden" is hidden by the policy. An
+// unchanged verdict of r keeps its time.
 func (s *stage) entries(r *replica, words []string) (all []*registry.Entry) {
 	for _, w := range words {
 		name, verdict, _ := strings.Cut(w, "=")
@@ -156,8 +157,13 @@ func (s *stage) entries(r *replica, words []string) (all []*registry.Entry) {
 			Name: name, Object: s.object(name), GroupVersion: schema.GroupVersion{Group: name}, Backend: &registry.Backend{},
 			Verdict: registry.Verdict{Status: corev1.ConditionStatus(parts[0]), Reason: parts[1], Message: cmp.Or(parts[2], "m"), Since: time.Now()},
 		}
-		if parts[3] != "" {
+		if parts[3] == "hidden" {
+			e.Hidden = "policy.yaml:1"
+		} else if parts[3] != "" {
 			e.StandIn = &registry.Entry{Name: parts[3]}
+		}
+		if strings.Contains(name, "/") {
+			e.Rule = &policy.Rule{}
 		}
 		if verdict == "Local" {
 			e.Backend, e.Verdict.Status, e.Verdict.Reason = nil, "True", "Local"

@@ -213,7 +213,7 @@ func (e *Events) report(ctx context.Context, to record.EventRecorder) {
 // compare reports how a verdict differs from what was last reported.
 func (e *Events) compare(to record.EventRecorder, last registry.Verdict, entry *registry.Entry) {
 	switch v := entry.Verdict; {
-	case v.Status == last.Status && v.Reason == last.Reason:
+	case v.Status == last.Status && v.Reason == last.Reason || entry.Hidden != "": // 404 is what the policy asks for
 	case v.Status == corev1.ConditionFalse && entry.StandIn != nil:
 		e.emit(to, entry, corev1.EventTypeWarning, v.Reason, "standby "+entry.StandIn.Name+" answers: "+v.Message)
 	case v.Status == corev1.ConditionFalse:
@@ -226,7 +226,9 @@ func (e *Events) compare(to record.EventRecorder, last registry.Verdict, entry *
 }
 
 func (e *Events) emit(to record.EventRecorder, entry *registry.Entry, kind, reason, message string) {
-	if entry.Rule != nil {
+	if entry.Rule != nil && entry.Rule.When == nil {
+		message = "standby " + entry.Name + ", while it is needed: " + message
+	} else if entry.Rule != nil {
 		message = "further backend " + entry.Name + ": " + message
 	}
 	const longest = 1024 // that the apiserver accepts
