@@ -27,6 +27,7 @@ import (
 func (l *linter) own() {
 	if l.Certs.Serving.Cert != "" {
 		l.serving("serving certificate", l.Certs.Serving, l.names)
+		l.names = nil // the certificates of other nodes' kube-apiservers need not have this node's
 	}
 	for _, pair := range l.SNI() {
 		names := slices.DeleteFunc(pair.Names, func(n string) bool { return n == "" || strings.Contains(n, "*") })

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/rest"
 
+	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/rights"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -197,8 +198,11 @@ func TestPreflightNames(t *testing.T) {
 			t.Errorf("%s: want %q, found:\n%s", tt.name, tt.want, out)
 		}
 	}
-	c := newLand(t)
+	c, l := newLand(t), &linter{names: []string{"cp1"}}
 	c.bound()
+	l.Certs.Serving = certs.PairSource{Cert: "apiserver.crt", Key: "apiserver.key"} // of that node; there is none here
+	l.own()
+	check.Lacks(t, c.find(t, l), `clients that use "cp1"`)
 	c.nodes[0].Status.Addresses[1].Address = "127.0.0.4"
 	c.slices.Endpoints[0].Addresses[0] = "127.0.0.4" // nobody listens
 	if out := c.find(t, &linter{}); !strings.HasPrefix(out, "warning: certificate of kube-apiserver 127.0.0.4:") || strings.Count(out, "\n") != 1 {
