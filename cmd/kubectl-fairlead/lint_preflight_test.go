@@ -203,6 +203,8 @@ func TestPreflightNames(t *testing.T) {
 	l.Certs.Serving = certs.PairSource{Cert: "apiserver.crt", Key: "apiserver.key"} // of that node; there is none here
 	l.own()
 	check.Lacks(t, c.find(t, l), `clients that use "cp1"`)
+	own := fmt.Sprintf("https://127.0.0.2:%d", *c.slices.Ports[0].Port)
+	check.Same(t, 0, len(look(t.Context(), &rest.Config{Host: own}, c.client()).hosts), "names that all need, by the kubeconfig of one node")
 	c.nodes[0].Status.Addresses[1].Address = "127.0.0.4"
 	c.slices.Endpoints[0].Addresses[0] = "127.0.0.4" // nobody listens
 	if out := c.find(t, &linter{}); !strings.HasPrefix(out, "warning: certificate of kube-apiserver 127.0.0.4:") || strings.Count(out, "\n") != 1 {
