@@ -26,6 +26,8 @@ func TestFor(t *testing.T) {
 		"the egress proxy answers 503 Service Unavailable":                                                                                                      "the egress proxy",
 		"tls: failed to verify certificate: x509: cannot validate certificate for 10.0.0.1 because it doesn't contain any IP SANs":                              "--local-apiserver",
 		"bad status from https://10.0.0.1:5000/apis/x/v1: 503: not yet":                                                                                         "an error of its own",
+		`Get "https://10.0.0.1:443/apis/x/v1": remote error: tls: unknown certificate authority`:                                                                "proxy client certificate",
+		"failing or missing response from https://10.0.0.1:443/apis/x/v1: context deadline exceeded":                                                            "an egress proxy",
 		"something else": "",
 	} {
 		check.Has(t, For(message), want)
