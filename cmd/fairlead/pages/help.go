@@ -30,7 +30,7 @@ func help(a *answer.APIService, e *registry.Entry) {
 
 // judged adds what is wrong by the verdict and the endpoints.
 func judged(a *answer.APIService, e *registry.Entry) {
-	if e.Local() || e.Verdict.Available() && e.Settings.Maintenance == "" &&
+	if e.Local() || e.Hidden != "" || e.Verdict.Available() && e.Settings.Maintenance == "" &&
 		len(e.Problems) == 0 && a.Healthy() == len(a.Endpoints) {
 		if serve := different(a.Endpoints); serve != "" {
 			a.Cause = "its URLs lead to different servers, so that some requests get 404: " + serve
