@@ -29,8 +29,7 @@ func Of(e *registry.Entry, message string) string {
 		registry.ReasonServicePortError: fmt.Sprintf("%s has no usable port %d: "+
 			"compare its ports with %s", service, e.Backend.Port, named),
 		registry.ReasonServiceAccessError: "set that annotation (docs/behind.md), or correct " + named,
-		registry.ReasonEndpointsNotFound: service + " has no EndpointSlice: does it have a selector, " +
-			"and do pods match it?",
+		registry.ReasonEndpointsNotFound:  service + " has no EndpointSlice: does it have a selector that pods match?",
 		registry.ReasonMissingEndpoints: cmp.Or(For(message), service+" has no usable endpoint: "+
 			"are its pods ready, and do their addresses belong to the cluster?"),
 		registry.ReasonInvalidCABundle: bundle + " has no usable certificate: check what injects it; or the " +

@@ -25,13 +25,13 @@ import (
 )
 
 func (l *linter) own() {
-	if l.Certs.Serving.Cert != "" {
-		l.serving("serving certificate", l.Certs.Serving, l.names)
-		l.names = nil // the certificates of other nodes' kube-apiservers need not have this node's
-	}
 	for _, pair := range l.SNI() {
 		names := slices.DeleteFunc(pair.Names, func(n string) bool { return n == "" || strings.Contains(n, "*") })
 		l.serving("SNI certificate "+pair.Cert, pair, names)
+	}
+	if l.Certs.Serving.Cert != "" {
+		l.serving("serving certificate", l.Certs.Serving, l.names)
+		l.names = nil // the certificates of other nodes' kube-apiservers need not have this node's
 	}
 	if l.Certs.ProxyClient.Cert != "" && l.kubeconfig == "" { // with a cluster, inspect checks more
 		l.proxyClient(nil)
@@ -56,6 +56,8 @@ func (l *linter) serving(object string, of certs.PairSource, names []string) {
 		return
 	}
 	l.CheckServing(object, chain, names)
+	chosen := func(name string) bool { return net.ParseIP(name) == nil && chain[0].VerifyHostname(name) == nil }
+	l.names = slices.DeleteFunc(slices.Clone(l.names), chosen) // by SNI, as serve does
 	if len(chain[0].DNSNames)+len(chain[0].IPAddresses) == 0 {
 		l.Error(object, "have it issued with the names and addresses that clients use",
 			"it has no subject alternative name, so no client will accept it")
@@ -82,11 +84,9 @@ func (l *linter) pair(object string, of certs.PairSource) []*x509.Certificate {
 }
 
 func (l *linter) bundle(object, file string) {
-	if file == "" {
-		return
+	if data, _ := os.ReadFile(file); file != "" { // it was readable
+		l.CheckBundle(object+" "+file, data)
 	}
-	data, _ := os.ReadFile(file) // it was readable
-	l.CheckBundle(fmt.Sprintf("%s %s", object, file), data)
 }
 
 // credentials checks the kubeconfig's client certificate, which is not renewed with the cluster's: nobody gets in then.

@@ -55,7 +55,7 @@ func files(t *testing.T) (dir string, fill *strings.Replacer) {
 	dir = t.TempDir()
 	clients, proxies, extension := pki.NewCA("client-ca"), pki.NewCA("front-proxy-ca"), pki.NewCA("extension-ca")
 	past := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
-	for name, leaf := range map[string]pki.Leaf{"good": {Names: []string{"api.example.com"}}, "bare": {}, "old": {Names: []string{"api.example.com"}, NotBefore: past, NotAfter: past.Add(time.Hour)}} {
+	for name, leaf := range map[string]pki.Leaf{"good": {Names: []string{"api.example.com"}}, "inner": {Names: []string{"kubernetes"}}, "bare": {}, "old": {Names: []string{"api.example.com"}, NotBefore: past, NotAfter: past.Add(time.Hour)}} {
 		leaf.CommonName = "fairlead"
 		must.Get2(clients.Issue(leaf).WriteFiles(dir, name))(t)
 	}
