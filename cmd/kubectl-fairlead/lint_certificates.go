@@ -91,8 +91,8 @@ func (l *linter) bundle(object, file string) {
 
 // credentials checks the kubeconfig's client certificate, which is not renewed with the cluster's: nobody gets in then.
 func (l *linter) credentials(cfg *rest.Config) {
-	const object, do = "kubeconfig", "create a new one (kubeadm kubeconfig user --client-name=system:fairlead); " +
-		"Fairlead loads it without a restart"
+	const object, do = "kubeconfig", "renew it; Fairlead's own by kubeadm kubeconfig user " +
+		"--client-name=system:fairlead: Fairlead loads it without a restart"
 	own := rest.CopyConfig(cfg)
 	if err := rest.LoadTLSFiles(own); err != nil || len(own.CertData) == 0 {
 		return // a token, or a missing file, which connecting reports

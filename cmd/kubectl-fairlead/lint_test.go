@@ -28,9 +28,11 @@ func TestLintKubeconfig(t *testing.T) {
 		l := &linter{output: "text"}
 		leaf := pki.NewCA("ca").Issue(pki.Leaf{CommonName: "system:fairlead", NotBefore: time.Now().Add(-30 * 24 * time.Hour), NotAfter: time.Now().Add(left)})
 		l.credentials(&rest.Config{TLSClientConfig: rest.TLSClientConfig{CertData: leaf.CertPEM(), KeyData: leaf.KeyPEM()}})
-		if got := reported(l); !strings.HasPrefix(got, want) || (got == "") != (want == "") {
+		got := reported(l)
+		if !strings.HasPrefix(got, want) || (got == "") != (want == "") {
 			t.Errorf("with %s left: %q, want %q", left, got, want)
 		}
+		check.Same(t, want != "", strings.Contains(got, "; renew it; Fairlead's own by "), "advice for an administrator's kubeconfig, too")
 	}
 }
 
