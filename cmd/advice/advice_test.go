@@ -21,6 +21,8 @@ func TestFor(t *testing.T) {
 		`Get "https://10.0.0.1:6443/readyz": tls: failed to verify certificate: x509: certificate is valid for 10.0.0.2, not 10.0.0.1`:                          "--local-apiserver",
 		"tls: failed to verify certificate: x509: certificate has expired or is not yet valid: current time 2026-11-29T16:00:00Z is after 2026-01-01T00:00:00Z": "clock",
 		"bad status from https://10.0.0.1:6443/readyz: 500: [+]ping ok\n[-]etcd failed: reason withheld\n":                                                      "does not reach its etcd",
+		"bad status from https://lb:6443/readyz: 500: [-]fairlead failed: reason withheld\nreadyz check failed\n":                                               "own one",
+		"bad status from https://lb:6443/readyz: 508: {\"kind\":\"Status\"}":                                                                                    "own one",
 		"dial tcp: lookup api.example.com on 10.96.0.10:53: read udp 10.96.0.10:53: read: connection refused":                                                   "check the DNS server",
 		"dial unix /run/konnectivity.sock: connect: connection refused":                                                                                         "the egress proxy",
 		"the egress proxy answers 503 Service Unavailable":                                                                                                      "the egress proxy",
