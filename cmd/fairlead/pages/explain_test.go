@@ -153,7 +153,7 @@ func TestPageShowsChecks(t *testing.T) {
 		return &answer.Status{Checks: []answer.Check{{Name: "table", Status: "passed"}, {Name: "rights", Status: "failed", Message: "may not <b>", Users: "Users get 503", Advice: "grant it", Command: "kubectl describe clusterrole x"}}}
 	}
 	text := rendered(&view{Status: s.status()}, "overview.html").String()
-	check.Has(t, text, "Users get 503. rights: may not &lt;b&gt;", "grant it", `<code class="copy">kubectl describe clusterrole x</code>`)
+	check.Has(t, text, `<h1 class="bad">Users get 503.</h1>`, "Users get 503. rights: may not &lt;b&gt;", "grant it", `<code class="copy">kubectl describe clusterrole x</code>`)
 	check.Same(t, false, strings.Contains(text, "table:"), "the summary has a check that passes: %s", text)
 }
 
