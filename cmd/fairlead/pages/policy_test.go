@@ -41,8 +41,9 @@ func TestPolicyIsShown(t *testing.T) {
 	must.Do(t, json.Unmarshal([]byte(body), &got))
 	var lines []string
 	for _, a := range got.APIServices {
-		hidden := strings.HasPrefix(a.Name, "v1.lost.") // of which nothing is to be done
-		check.Same(t, !hidden && !a.Available(), a.Cause+a.Advice+a.Command+a.Runbook != "", "%s: help", a.Name)
+		if hidden := strings.HasPrefix(a.Name, "v1.lost."); !a.Available() { // of which nothing is to be done
+			check.Same(t, !hidden, a.Cause+a.Advice+a.Command+a.Runbook != "", "%s: help", a.Name)
+		}
 		if text := a.Policy(); text != "" {
 			at, _, _ := strings.Cut(text[strings.LastIndex(text, ":")+1:], ")")
 			lines = append(lines, fmt.Sprintf("%s %s %d/%d line %s", a.Name, a.Verdict.Status, a.Healthy(), len(a.Endpoints), at))

@@ -178,10 +178,14 @@ func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) 
 	of := func(name string) *answer.APIService { return cmp.Or(byName[name], other) }
 	for _, x := range p.cfg.Discovery() {
 		a := of(x.Name)
-		if a.Discovery = &x; len(x.Conflicts) > 0 && a.Cause == "" {
+		switch a.Discovery = &x; {
+		case a.Cause != "" || !a.Available():
+		case len(x.Conflicts) > 0:
 			a.Cause = "resources are not listed as this server has them: " + strings.Join(x.Conflicts, "; ")
-			a.Advice = "another server of the APIService, whose rule comes first in the policy, has them in another " +
-				"way: let one of the two have each"
+			a.Advice = "a server whose rule comes first in the policy has them otherwise: let one of the two have each"
+		case x.Reason != "" && x.Reason != "pending":
+			a.Cause = "the list of its resources may be outdated: discovery: " + x.Reason + ": " + x.Message
+			a.Advice = "see what kubectl get --raw " + a.Path() + " says, and that server's log"
 		}
 	}
 	for _, x := range p.cfg.OpenAPI() {
