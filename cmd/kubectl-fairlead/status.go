@@ -135,8 +135,10 @@ func expires(now, t time.Time) cell {
 
 func (c *client) show(s *answer.Status, o *statusOptions) error {
 	var b strings.Builder
-	line := func(colour string, words ...string) {
-		fmt.Fprintln(&b, c.palette.paint(colour, printable.Line(strings.Join(words, ""))))
+	line := func(colour string, words ...string) { // none if the last word, what is to be said, is empty
+		if words[len(words)-1] != "" {
+			fmt.Fprintln(&b, c.palette.paint(colour, printable.Line(strings.Join(words, ""))))
+		}
 	}
 	// An older Fairlead has no checks. That those named serve says nothing of the others.
 	if text, ok := s.Served(); len(s.Checks) > 0 && (!ok || len(c.names) == 0) {
@@ -152,22 +154,22 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 	}
 	for _, k := range s.Failing() {
 		line(bad, "check ", k.Name, ": ", k.Message)
-		for _, text := range []string{k.Advice, k.Command} {
-			if text != "" {
-				line(dim, "  ", text)
-			}
+		line(dim, "  ", k.Advice)
+		line(dim, "  ", k.Command)
+	}
+	for _, k := range s.Checks {
+		if k.Status == "unknown" {
+			line(dim, "check ", k.Name, " is unknown: ", k.Message)
 		}
 	}
 	for _, a := range s.APIServices {
-		if text := a.Policy(); text != "" {
-			line(dim, a.Name, ": ", text)
-		}
+		line(dim, a.Name, ": ", a.Policy())
 		for _, p := range a.Problems {
 			line(bad, a.Name, ": ", p)
 		}
 		if len(a.Problems) == 0 && a.Cause != "" {
 			line(map[bool]string{true: warn, false: bad}[a.Available()], a.Name, ": ", a.Cause)
-			if a.BackendOf != "" && a.Advice != "" { // explain tells of requests, which another server may answer
+			if a.BackendOf != "" { // explain tells of requests, which another server may answer
 				line(dim, "  ", a.Advice)
 			}
 		}
@@ -183,17 +185,13 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 	}
 	for _, e := range s.LocalServers {
 		if e.Health != "healthy" {
-			line(bad, "local apiserver ", e.Address, " is ", e.Health, ": ", e.Error)
+			line(bad, "local apiserver ", e.Address, " is ", strings.TrimSuffix(e.Health+": "+e.Error, ": "))
 		}
-		if len(e.Only) > 0 {
-			line(dim, "local apiserver ", e.Address, " (", e.Release, ") serves what another one lacks: ",
-				strings.Join(e.Only, ", "))
-		}
+		line(dim, "local apiserver ", e.Address, " (", e.Release, ") serves what another one lacks: ",
+			strings.Join(e.Only, ", "))
 	}
 	for _, f := range s.Certificates {
-		if f.Err != "" {
-			line(bad, f.Use, " (", f.Source, "): ", f.Err)
-		}
+		line(bad, f.Use, " (", f.Source, "): ", f.Err)
 	}
 	ill := append(s.Unavailable(), s.Those(func(a *answer.APIService) bool {
 		return a.Cause != "" || a.Healthy() < len(a.Endpoints)
