@@ -5,7 +5,6 @@ package advice
 import (
 	"cmp"
 	_ "embed" // symptoms
-	"fmt"
 	"strings"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -25,9 +24,8 @@ func Of(e *registry.Entry, message string) string {
 		bundle = "the bundle of fairlead.dev/ca-from"
 	}
 	return cmp.Or(map[string]string{
-		registry.ReasonServiceNotFound: service + " does not exist: create it, or correct " + named,
-		registry.ReasonServicePortError: fmt.Sprintf("%s has no usable port %d: "+
-			"compare its ports with %s", service, e.Backend.Port, named),
+		registry.ReasonServiceNotFound:    service + " does not exist: create it, or correct " + named,
+		registry.ReasonServicePortError:   service + " has no such port: compare its ports with " + named,
 		registry.ReasonServiceAccessError: "set that annotation (docs/behind.md), or correct " + named,
 		registry.ReasonEndpointsNotFound:  service + " has no EndpointSlice: does it have a selector that pods match?",
 		registry.ReasonMissingEndpoints: cmp.Or(For(message), service+" has no usable endpoint: "+

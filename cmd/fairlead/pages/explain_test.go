@@ -27,7 +27,7 @@ import (
 func TestDiagnose(t *testing.T) {
 	for _, tc := range []struct{ reason, message, want string }{
 		{registry.ReasonServiceNotFound, "", "does not exist"},
-		{registry.ReasonServicePortError, "", "no usable port 443"},
+		{registry.ReasonServicePortError, "", "no such port"},
 		{registry.ReasonServiceAccessError, "", "docs/behind.md"},
 		{registry.ReasonEndpointsNotFound, "", "selector"},
 		{registry.ReasonMissingEndpoints, "", "pods ready"}, {registry.ReasonMissingEndpoints, `ready endpointslices have no port with name ""`, "no port"},
