@@ -150,7 +150,7 @@ func TestCertificatesJudged(t *testing.T) {
 		{"refused, and the last good one is used", []certs.Status{{Use: "serving", Err: "no key", Certificates: good}}, "", true, false},
 		{"the ConfigMap's client CA", []certs.Status{value("serving", good), value("authentication-configmap", append(old, good...)), value("client-ca", old), value("requestheader-ca", good)}, refused, true, false},
 		{"the ConfigMap's CAs", []certs.Status{value("serving", good), value("authentication-configmap", old), value("client-ca", old), value("requestheader-ca", old)}, refused, true, false},
-		{"the ConfigMap's request-header CA", []certs.Status{value("serving", good), value("client-ca", good), value("requestheader-ca", old)}, "", true, false},
+		{"the ConfigMap's request-header CA", []certs.Status{value("serving", good), value("client-ca", good), value("requestheader-ca", old)}, "Users of front proxies are refused", true, false},
 	} {
 		p := &pairs{}
 		found := p.judge(tt.values, now)

@@ -127,7 +127,8 @@ func (p *pairs) judge(all []certs.Status, now time.Time) (found answer.Check) {
 	const distrusted = "Clients do not trust a certificate of this replica"
 	users := map[string]string{ // :: use → what they notice if it is not valid
 		"serving": distrusted, "sni": distrusted, "client-ca": refused, "local-apiserver-ca": refused,
-		"proxy-client": "Users with certificates, and requests to extension servers, are refused",
+		"proxy-client":     "Users with certificates, and requests to extension servers, are refused",
+		"requestheader-ca": "Users of front proxies are refused",
 	}
 	var serving *error
 	p.kubeconfig = answer.Check{}
