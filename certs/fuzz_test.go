@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -25,15 +27,11 @@ func FuzzPair(f *testing.F) {
 		p := NewPair()
 		before := p.Changed()
 		if err := p.take([][]byte{cert, key}); err != nil {
-			if p.Certificate() != nil || p.Changed() != before {
-				t.Fatal("a refused pair is in force")
-			}
+			check.Same(t, false, p.Certificate() != nil || p.Changed() != before, "a refused pair is in force")
 			return
 		}
 		c := p.Certificate()
-		if c.Leaf == nil || c.PrivateKey == nil {
-			t.Fatalf("an incomplete pair: %+v", c)
-		}
+		must.Be(t, c.Leaf != nil && c.PrivateKey != nil, "an incomplete pair: %+v", c)
 		select {
 		case <-before:
 		default:
@@ -41,9 +39,8 @@ func FuzzPair(f *testing.F) {
 		}
 		names := newServingNames(c, []*Pair{p})
 		for _, name := range append(certificateNames(c), "", "nobody.test") {
-			if got, err := names.certificate(&tls.ClientHelloInfo{ServerName: name}); err != nil || got != c {
-				t.Fatalf("%q: %v, %v", name, got, err)
-			}
+			got, err := names.certificate(&tls.ClientHelloInfo{ServerName: name})
+			check.Same(t, true, err == nil && got == c, "%q: %v, %v", name, got, err)
 		}
 	})
 }
@@ -72,15 +69,9 @@ func FuzzClientTrust(f *testing.F) {
 		data := map[string][]byte{"client-ca-file": client, "requestheader-client-ca-file": proxy, "requestheader-allowed-names": allowed}
 		err := c.takeConfigMap(data, nil)
 		in := c.current.Load()
-		if err != nil && in.generation != 0 {
-			t.Fatalf("refused (%v) but in force", err)
-		}
-		if err := in.check(); err != nil {
-			t.Fatalf("in force although invalid: %v", err)
-		}
+		check.Same(t, false, err != nil && in.generation != 0, "refused (%v) but in force", err)
+		check.Is(t, nil, in.check(), "what is in force")
 		user, front := worth(c, []*x509.Certificate{jane})
-		if user && (err != nil || !verifies(client)) || front && (err != nil || !verifies(proxy)) {
-			t.Fatalf("trusted as user: %v, as front proxy: %v, by a bundle that does not verify it", user, front)
-		}
+		check.Same(t, false, user && (err != nil || !verifies(client)) || front && (err != nil || !verifies(proxy)), "trusted as user: %v, as front proxy: %v, by a bundle that does not verify it", user, front)
 	})
 }

@@ -102,9 +102,7 @@ func (s *stage) config(options []string) (cfg Config) {
 func (s *stage) value(use string) *followed {
 	s.t.Helper()
 	i := slices.IndexFunc(s.followed, func(f *followed) bool { return f.use == use })
-	if i < 0 {
-		s.t.Fatalf("%s: nothing is followed for %s", s.at, use)
-	}
+	must.Be(s.t, i >= 0, "%s: nothing is followed for %s", s.at, use)
 	return s.followed[i]
 }
 
@@ -198,19 +196,14 @@ func (s *stage) check(what, subject string, words []string) {
 		s.findings.CheckBackend("APIService v1.metrics", b, s.cast.Bundle(strings.TrimPrefix(subject, "system")), live)
 	}
 	for _, f := range s.findings {
-		if line := f.String(); f.Message == "" || f.Do == "" || strings.Contains(line, "\n") || !strings.HasSuffix(line, f.Do) {
-			s.t.Errorf("%s: not one line with an instruction: %q", s.at, line)
-		}
+		line := f.String()
+		check.Same(s.t, true, f.Message != "" && f.Do != "" && !strings.Contains(line, "\n") && strings.HasSuffix(line, f.Do), "%s: one line with an instruction: %q", s.at, line)
 	}
 }
 
 // met checks that the steps have named all findings, and why there is no Store, before the next.
 func (s *stage) met(next string) {
 	s.t.Helper()
-	if s.refusal != nil && next != "refused" {
-		s.t.Fatalf("%s: %v", s.at, s.refusal)
-	}
-	if len(s.findings) > 0 && next != "finds" {
-		s.t.Fatalf("%s: not named: %q", s.at, s.findings)
-	}
+	must.Be(s.t, s.refusal == nil || next == "refused", "%s: %v", s.at, s.refusal)
+	must.Be(s.t, len(s.findings) == 0 || next == "finds", "%s: not named: %q", s.at, s.findings)
 }

@@ -37,13 +37,9 @@ func TestServingByAddress(t *testing.T) {
 		pair.current.Store(&pairState{cert: cert("pair")})
 		names := newServingNames(cert("default"), []*Pair{pair})
 		c, err := names.certificate(&tls.ClientHelloInfo{ServerName: tt.sni, Conn: addressed{}})
-		if err != nil || c.Leaf.Subject.CommonName != tt.want {
-			t.Errorf("a pair for %q serves %q %v, %v, want %s", tt.pair, tt.sni, c, err, tt.want)
-		}
+		check.Same(t, true, err == nil && c.Leaf.Subject.CommonName == tt.want, "a pair for %q serves %q %v, %v, want %s", tt.pair, tt.sni, c, err, tt.want)
 	}
-	if c, err := newServingNames(nil, nil).certificate(&tls.ClientHelloInfo{}); err == nil {
-		t.Errorf("no pair: served %v", c)
-	}
+	check.Same(t, true, check.Err(newServingNames(nil, nil).certificate(&tls.ClientHelloInfo{})) != nil, "nothing is served without a pair")
 }
 
 // addressed is a connection with the local address 10.0.0.9.
@@ -77,9 +73,8 @@ func TestRunFollowsTheConfigMap(t *testing.T) {
 		must.Run(t, s.Run)
 		synctest.Wait()
 		_, known := s.Clients().Headers()
-		if user, _ := worth(s.Clients(), ca.Issue(pki.Leaf{}).Chain()); !user || !known {
-			t.Errorf("verified: %v, known: %v", user, known)
-		}
+		user, _ := worth(s.Clients(), ca.Issue(pki.Leaf{}).Chain())
+		check.Same(t, [2]bool{true, true}, [2]bool{user, known}, "verified, and known")
 	})
 }
 
@@ -232,9 +227,7 @@ func (s *stage) asks() (subjects []string) {
 	}
 	for range 2 {
 		near, far := must.Get2(s.shake(client))(s.t)
-		if near.DidResume || len(far.PeerCertificates) != 1 || !far.PeerCertificates[0].Equal(stranger.Leaf) {
-			s.t.Errorf("%s: resumed: %v; presented: %v", s.at, near.DidResume, far.PeerCertificates)
-		}
+		check.Same(s.t, true, !near.DidResume && len(far.PeerCertificates) == 1 && far.PeerCertificates[0].Equal(stranger.Leaf), "%s: resumed: %v; presented: %v", s.at, near.DidResume, far.PeerCertificates)
 	}
 	slices.Sort(subjects)
 	return subjects

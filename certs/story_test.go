@@ -55,9 +55,8 @@ func TestStories(t *testing.T) {
 			for at, words := range tale.Steps() {
 				s.met(words[0])
 				s.at = at
-				if words = append(words, "", ""); !s.act(words) && !s.look(words) {
-					t.Fatalf("%s: unknown step %s", at, words[0])
-				}
+				words = append(words, "", "")
+				must.Be(t, s.act(words) || s.look(words), "%s: unknown step %s", at, words[0])
 			}
 			s.met("the end")
 		})
@@ -111,9 +110,8 @@ func (s *stage) look(words []string) bool {
 	rest := strings.TrimSpace(strings.Join(words[2:], " "))
 	switch words[0] {
 	case "refused":
-		if want := strings.TrimSpace(strings.Join(words[1:], " ")); !strings.Contains(s.shown(s.refusal), want) {
-			s.t.Errorf("%s: %v", s.at, s.refusal)
-		}
+		want := strings.TrimSpace(strings.Join(words[1:], " "))
+		check.Same(s.t, true, strings.Contains(s.shown(s.refusal), want), "%s: %v", s.at, s.refusal)
 		s.refusal = nil
 	case "user":
 		s.verifies(s.Clients().VerifyUser, words[1], rest)
@@ -167,9 +165,7 @@ func (s *stage) look(words []string) bool {
 		s.tale.Expect(s.t, s.at, words[2], s.scraped())
 	case "finds":
 		want := strings.TrimSpace(strings.Join(words[1:], " "))
-		if len(s.findings) == 0 || !strings.HasPrefix(s.findings[0].String(), want) {
-			s.t.Fatalf("%s: found %q", s.at, s.findings)
-		}
+		must.Be(s.t, len(s.findings) > 0 && strings.HasPrefix(s.findings[0].String(), want), "%s: found %q", s.at, s.findings)
 		s.findings = s.findings[1:]
 	default:
 		return false
@@ -186,9 +182,7 @@ func (s *stage) verifies(verify func([]*x509.Certificate) ([][]*x509.Certificate
 		want = ""
 		trusted = append(trusted, chain)
 	}
-	if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || (err == nil) != (len(trusted) == 1) {
-		s.t.Errorf("%s: %d chains, %v", s.at, len(trusted), err)
-	}
+	check.Same(s.t, false, (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || (err == nil) != (len(trusted) == 1), "%s: %d chains, %v", s.at, len(trusted), err)
 }
 
 // scraped are the metrics. Fingerprints differ in each run.

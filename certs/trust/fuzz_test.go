@@ -50,21 +50,13 @@ func FuzzBundle(f *testing.F) {
 	f.Add(bytes.Repeat([]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), 100))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		certs, err := bundle.Parse(data)
-		if len(certs) == 0 && err == nil {
-			t.Fatal("neither certificates nor an error")
-		}
-		if err != nil && len(err.Error()) > 1<<10 {
-			t.Fatalf("an error of %d bytes, which is too long for logs, verdicts and status", len(err.Error()))
-		}
+		check.Same(t, false, len(certs) == 0 && err == nil, "neither certificates nor an error")
+		check.Within(t, 0, 1<<10, len(fmt.Sprint(err)), "bytes of an error, which must not be too long for logs, verdicts and status")
 		for i, c := range certs {
-			if c == nil {
-				t.Fatalf("certificate %d is nil", i)
-			}
+			must.Be(t, c != nil, "certificate %d is nil", i)
 		}
 		r := newRoots(certs)
-		if len(certs) > 0 && (!r.same(newRoots(certs)) || !r.shares(r) || r.only(func(c *x509.Certificate) bool { return !r.whole.Has(sha256.Sum256(c.Raw)) }) != nil) {
-			t.Fatal("roots of the same certificates differ")
-		}
+		check.Same(t, false, len(certs) > 0 && (!r.same(newRoots(certs)) || !r.shares(r) || r.only(func(c *x509.Certificate) bool { return !r.whole.Has(sha256.Sum256(c.Raw)) }) != nil), "roots of the same certificates differ")
 	})
 }
 
@@ -82,18 +74,12 @@ func FuzzVerify(f *testing.F) {
 		for _, now := range []time.Time{time.Now(), time.Now().AddDate(50, 0, 0)} {
 			got, err := (&view{name: serverName}).against(newRoots(anchors), chain, now)
 			if err == nil {
-				if got.root == nil || got.until.Before(now) {
-					t.Fatalf("verified by %v until %v", got.root, got.until)
-				}
+				check.Same(t, false, got.root == nil || got.until.Before(now), "verified by %v until %v", got.root, got.until)
 				continue
 			}
-			if err.Reason() == "" || len(err.Message) > maxMessage || !utf8.ValidString(err.Message) || strings.ContainsFunc(err.Message, unicode.IsControl) {
-				t.Fatalf("reason %q message %q", err.Reason(), err.Message)
-			}
+			check.Same(t, false, err.Reason() == "" || len(err.Message) > maxMessage || !utf8.ValidString(err.Message) || strings.ContainsFunc(err.Message, unicode.IsControl), "reason %q message %q", err.Reason(), err.Message)
 			for _, c := range chain {
-				if d := Describe(c); !utf8.ValidString(d.Subject) {
-					t.Fatalf("subject %q", d.Subject)
-				}
+				check.Same(t, true, utf8.ValidString(Describe(c).Subject), "UTF-8 is shown of the subject %q", c.RawSubject)
 			}
 		}
 	})
@@ -135,9 +121,8 @@ func TestLeavesAreNotKept(t *testing.T) {
 	kept := weak.Make(leaf)
 	_ = b.handshake([]*x509.Certificate{leaf})
 	runtime.GC()
-	if shown := b.status(time.Now()).Leaves; kept.Value() != nil || len(shown) != 1 || shown[0].Subject != "leaf" || !shown[0].Refused {
-		t.Errorf("kept besides %v: %v", shown, kept.Value() != nil)
-	}
+	shown := b.status(time.Now()).Leaves
+	check.Same(t, true, kept.Value() == nil && len(shown) == 1 && shown[0].Subject == "leaf" && shown[0].Refused, "kept besides %v: %v", shown, kept.Value() != nil)
 }
 
 // A half-written bundle is never accepted as complete, unless it ends exactly between two certificates.
@@ -157,17 +142,13 @@ func TestCutShort(t *testing.T) {
 	for more, want := range []string{"", "parsing 1 more certificates failed", "parsing 2 more certificates failed"} {
 		_, err := bundle.Parse(bytes.Repeat([]byte("-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n"), bundle.Named+more))
 		lines := strings.Split(err.Error(), "\n")
-		if got := strings.Count(err.Error(), "parsing certificate "); got != bundle.Named || len(lines) != bundle.Named+min(more, 1) || !strings.Contains(lines[len(lines)-1], want) {
-			t.Errorf("%d unreadable certificates more: %v", more, err)
-		}
+		got := strings.Count(err.Error(), "parsing certificate ")
+		check.Same(t, true, got == bundle.Named && len(lines) == bundle.Named+min(more, 1) && strings.Contains(lines[len(lines)-1], want), "%d unreadable certificates more: %v", more, err)
 	}
-	if certs, err := bundle.Parse(whole); len(certs) != 2 || err != nil {
-		t.Fatalf("whole: %d certificates, %v", len(certs), err)
-	}
+	check.Same(t, 2, len(must.Get(bundle.Parse(whole))(t)), "certificates of the whole")
 	for n, want := range map[int]int{bundle.Max: 2, bundle.Max + 1: 0} {
-		if certs, err := bundle.Parse(append(bytes.Repeat([]byte("\n"), n-len(whole)), whole...)); len(certs) != want || (err == nil) != (want > 0) {
-			t.Errorf("a bundle of %d bytes, of at most %d: %d certificates, %v", n, bundle.Max, len(certs), err)
-		}
+		certs, err := bundle.Parse(append(bytes.Repeat([]byte("\n"), n-len(whole)), whole...))
+		check.Same(t, true, len(certs) == want && (err == nil) == (want > 0), "a bundle of %d bytes, of at most %d: %d certificates, %v", n, bundle.Max, len(certs), err)
 	}
 }
 
@@ -198,9 +179,7 @@ func TestIdentity(t *testing.T) {
 		grown := after.with(newRoots([]*x509.Certificate{&next, &renamed}), nil, time.Minute, now)
 		repaired := before.with(nil, refuse(reasonInvalidBundle, nil, "it is gone"), time.Minute, now).with(after.current, nil, time.Minute, now)
 		for _, v := range []*view{after, grown, repaired} {
-			if len(v.previous) != 1 || !slices.Equal(v.previous[0].roots.certs, []*x509.Certificate{&self}) {
-				t.Errorf("of a renewed certificate, with %d others, the former does not overlap alone: %v", len(v.current.certs)-1, v.previous)
-			}
+			check.Same(t, true, len(v.previous) == 1 && slices.Equal(v.previous[0].roots.certs, []*x509.Certificate{&self}), "of a renewed certificate, with %d others, the former overlaps alone: %v", len(v.current.certs)-1, v.previous)
 		}
 		check.Same(t, 0, len(grown.with(newRoots([]*x509.Certificate{&renamed}), nil, time.Minute, now).previous), "replaced, when both are dropped")
 	}
@@ -239,9 +218,8 @@ func TestUnknownAuthority(t *testing.T) {
 		{"an expired root", ca.Issue(pki.Leaf{}).Chain(), ca.Certificate.NotAfter.Add(time.Second), `ExpiredCA: the CA "ca" that signed`},
 		{"a root of tomorrow", ca.Issue(pki.Leaf{}).Chain(), ca.Certificate.NotBefore.Add(-time.Second), `NotYetValidCertificate: the CA "ca" that signed`},
 	} {
-		if err := unknownAuthority(nil, tc.chain, newRoots([]*x509.Certificate{ca.Certificate}), tc.now); !strings.HasPrefix(err.Error(), tc.want) {
-			t.Errorf("%s: %v", tc.name, err)
-		}
+		err := unknownAuthority(nil, tc.chain, newRoots([]*x509.Certificate{ca.Certificate}), tc.now)
+		check.Same(t, true, strings.HasPrefix(err.Error(), tc.want), "%s: %v", tc.name, err)
 	}
 }
 
@@ -281,9 +259,8 @@ func TestLinesAreLoggedUnlocked(t *testing.T) {
 		}
 		return len(p), nil
 	}), &slog.HandlerOptions{Level: slog.LevelDebug}))
-	if err := b.handshake(s.pair("next").Chain()); err == nil || lines != 0 {
-		t.Errorf("%d lines of %v", lines, err)
-	}
+	err := b.handshake(s.pair("next").Chain())
+	check.Same(t, true, err != nil && lines == 0, "%d lines of %v", lines, err)
 	s.set("v1.a", "bundle=next")
 	must.Do(t, b.handshake(s.pair("ca").Chain()))
 	must.Do(t, b.handshake(s.pair("next").Chain()))

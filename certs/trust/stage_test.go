@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -55,6 +56,9 @@ func (s *stage) object(name string) chan any {
 	}
 	return s.objects[name]
 }
+
+// faulty are the APIServices with a fault, or trusted by a replaced CA.
+func (s *stage) faulty() string { return strings.Join(slices.Sorted(maps.Keys(s.Faults())), " ") }
 
 // set applies a table in which an APIService has these fields, in a Backend of its own.
 func (s *stage) set(name string, fields ...string) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -21,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 )
@@ -74,9 +74,7 @@ func (s *stage) do(at string, words ...string) {
 		if e, ok := errors.AsType[*Error](err); ok {
 			got = e.Reason()
 		}
-		if got != words[3] {
-			s.t.Errorf("%s: dialling: %v, want %q", at, err, words[3])
-		}
+		check.Same(s.t, words[3], got, "%s: dialling: %v", at, err)
 	case "open": // connection target certificate
 		s.open[words[1]] = s.guard(words[2], s.pair(words[3]))
 	case "close": // connection
@@ -84,21 +82,15 @@ func (s *stage) do(at string, words ...string) {
 		s.open[words[1]].release() // it may be called more than once
 	case "held", "lost": // connection...
 		for _, c := range words[1 : len(words)-1] {
-			if s.open[c].isLost() != (words[0] == "lost") {
-				s.t.Errorf("%s: connection %s is lost: %v", at, c, s.open[c].isLost())
-			}
+			check.Same(s.t, words[0] == "lost", s.open[c].isLost(), "%s: connection %s is lost", at, c)
 		}
 	case "expired": // connection..., since it was last held
 		for _, c := range words[1 : len(words)-1] {
-			if n := len(s.open[c].lost); n != 1 {
-				s.t.Errorf("%s: %d values for connection %s", at, n, c)
-			}
+			check.Same(s.t, 1, len(s.open[c].lost), "%s: values for connection %s", at, c)
 		}
 	case "unguarded": // nothing is left of closed connections
 		for _, b := range append(s.both(), s.local) {
-			if b.guarding() {
-				s.t.Errorf("%s: a closed connection is still guarded for %q", at, b.name)
-			}
+			check.Same(s.t, false, b.guarding(), "%s: a closed connection is still guarded for %q", at, b.name)
 		}
 	case "configmap": // namespace/name key=bundle... | missing | unreadable | broken
 		switch data := map[string][]byte{}; words[2] {
@@ -116,13 +108,9 @@ func (s *stage) do(at string, words ...string) {
 			s.object(words[1]) <- data
 		}
 	case "local": // bundle [refused]
-		if err := s.LocalBundle(s.cast.Bundle(strings.TrimPrefix(words[1], "-"))); (err != nil) != (words[2] == "refused") {
-			s.t.Errorf("%s: %v", at, err)
-		}
+		check.Same(s.t, words[2] == "refused", s.LocalBundle(s.cast.Bundle(strings.TrimPrefix(words[1], "-"))) != nil, "%s: refused", at)
 	case "faulty": // APIService...: those with a fault, or trusted by a replaced CA
-		if got := slices.Sorted(maps.Keys(s.Faults())); !slices.Equal(got, words[1:len(words)-1]) {
-			s.t.Errorf("%s: faulty are %v", at, got)
-		}
+		check.Same(s.t, strings.Join(words[1:len(words)-1], " "), s.faulty(), "%s: faulty", at)
 	case "pass": // duration
 		time.Sleep(must.Get(time.ParseDuration(words[1]))(s.t))
 	default:

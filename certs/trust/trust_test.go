@@ -49,9 +49,7 @@ func TestHandshake(t *testing.T) {
 		check.Same(t, name, client.ServerName, "%s: the name that is sent", target)
 		client.ServerName = serverName
 		_, far := must.Get2(cast.Shake(t, client, &tls.Config{Certificates: good, ClientAuth: tls.RequestClientCert, MaxVersion: tls.VersionTLS12}))(t)
-		if len(far.PeerCertificates) != shown || shown > 0 && !far.PeerCertificates[0].Equal(proxy.Leaf) {
-			t.Errorf("%s: the server saw %v", target, far.PeerCertificates)
-		}
+		check.Same(t, false, len(far.PeerCertificates) != shown || shown > 0 && !far.PeerCertificates[0].Equal(proxy.Leaf), "%s: the server saw %v", target, far.PeerCertificates)
 		_, _, err := cast.Shake(t, client, &tls.Config{Certificates: other})
 		check.Same(t, true, errors.As(err, new(x509.HostnameError)), "%s: another certificate, in a second handshake: %v", target, err)
 		refuses(client, &tls.Config{Certificates: good, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, target+": TLS 1.1")
@@ -67,9 +65,8 @@ func TestHandshake(t *testing.T) {
 	}
 	check.Same(t, true, s.LocalBundle([]byte("x")) != nil, "a bundle of one byte is refused for the local apiserver")
 	_, err := VerifyChain([]byte("x"), serverName, s.pair("ca").Chain())
-	if e, ok := errors.AsType[*Error](err); !ok || e.Reason() != reasonInvalidBundle {
-		t.Errorf("a bundle of one byte for one chain: %v", err)
-	}
+	e, ok := errors.AsType[*Error](err)
+	check.Same(t, true, ok && e.Reason() == reasonInvalidBundle, "a bundle of one byte for one chain: %v", err)
 	s.set("v1.insecure", "insecure=true")
 	check.Same(t, serverName, must.Get(s.config("v1.insecure"))(t).ServerName, "the name that is sent without verification")
 	local := must.Get(s.config("local@" + serverName))(t)
@@ -221,9 +218,8 @@ func TestStatusIsBounded(t *testing.T) {
 				t.Errorf("%s are not sorted: %+v", name, list)
 			}
 		}
-		if old := slices.ContainsFunc(one.Leaves, func(c Certificate) bool { return c.Subject == "0" || c.Subject == "1" }); old || len(one.Leaves) != maxLeaves {
-			t.Errorf("%d leaves, the first two %v", len(one.Leaves), old)
-		}
+		old := slices.ContainsFunc(one.Leaves, func(c Certificate) bool { return c.Subject == "0" || c.Subject == "1" })
+		check.Same(t, true, !old && len(one.Leaves) == maxLeaves, "%d leaves, the first two %v", len(one.Leaves), old)
 		metrics := s.shown("metrics")
 		check.Has(t, metrics, `kind="leaf",subject="other"`)
 		check.Same(t, 2, strings.Count(metrics, ofCA), "expiries of CAs in:\n%s", metrics)
