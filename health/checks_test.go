@@ -66,9 +66,8 @@ func TestDrainingEndsReadinessAndNotLife(t *testing.T) {
 		check.Same(t, "200 ok", fetch(ready, "/readyz?exclude=fairlead"), "excluded")
 	}
 	check.Same(t, "200 ok", fetch(&Checks{Name: "livez"}, "/livez"), "alive while draining")
-	if n := strings.Count(log.String(), "health checks"); n != 1 || !strings.Contains(log.String(), "shutting down") {
-		t.Errorf("logged %d times: %s", n, log.String())
-	}
+	check.Same(t, 1, strings.Count(log.String(), "health checks"), "times logged: %s", log.String())
+	check.Has(t, log.String(), "shutting down")
 }
 
 // A process that is not ready yet after its start logs no warning. Later it does.

@@ -84,21 +84,16 @@ func (w *world) look(words []string) bool {
 		r := w.of(first)
 		ended, took, fault := w.Last(first.Name, at)
 		within(w, words[1], took, "the last probe")
-		if ended.Before(r.at) || ended.After(time.Now()) || fault != r.Message {
-			w.t.Errorf("%s: the last probe ended at %v: %q; reported at %v: %q", w.line, ended, fault, r.at, r.Message)
-		}
+		check.Same(w.t, false, ended.Before(r.at) || ended.After(time.Now()) || fault != r.Message, "%s: the last probe ended at %v: %q; reported at %v: %q", w.line, ended, fault, r.at, r.Message)
 		for name, address := range map[string]string{first.Name: "10.9.9.9:443", "v1.none": at} {
-			if ended, took, fault := w.Last(name, address); !ended.IsZero() || took != 0 || fault != "" {
-				w.t.Errorf("%s: %s at %s was never probed: %v, took %v: %q", w.line, name, address, ended, took, fault)
-			}
+			ended, took, fault := w.Last(name, address)
+			check.Same(w.t, true, ended.IsZero() && took == 0 && fault == "", "%s: %s at %s was never probed: %v, took %v: %q", w.line, name, address, ended, took, fault)
 		}
 	case "slow", "even":
 		check.Same(w.t, words[0] == "slow", w.of(first).Slow, "%s: slow", w.line)
 		w.everSlow[[2]string{first.Name, at}] = false
 		for key, slow := range w.everSlow {
-			if r := w.newest[key]; slow || r.Health != registry.Healthy {
-				w.t.Errorf("%s: %+v", w.line, r)
-			}
+			check.Same(w.t, false, slow || w.newest[key].Health != registry.Healthy, "%s: %+v", w.line, w.newest[key])
 		}
 	case "metrics":
 		want := strings.NewReader(w.tale.File(w.t, words[1]))
@@ -130,9 +125,7 @@ func (w *world) lookAt(healthy bool, numbers []string) {
 		if !healthy {
 			want.Health, want.Reason, want.Message = registry.Unhealthy, r.Reason, r.Message
 		}
-		if r.Report != want || !healthy && !strings.Contains(r.Message, pathOf(e)) {
-			w.t.Errorf("%s: %+v", w.line, r)
-		}
+		check.Same(w.t, true, r.Report == want && (healthy || strings.Contains(r.Message, pathOf(e))), "%s: %+v", w.line, r)
 	}
 }
 
@@ -165,9 +158,7 @@ func (w *world) shared() {
 		sum += n
 		check.Same(w.t, true, n >= dials, "%s: %s was probed %d times over %d connections", w.line, e.Name, n, dials)
 	}
-	if light := sum - len(w.entries)*dials; light < dials || light > lightChecks*dials {
-		w.t.Errorf("%s: %d light checks and %d rounds", w.line, light, dials)
-	}
+	check.Within(w.t, dials, lightChecks*dials, sum-len(w.entries)*dials, "%s: light checks beside %d rounds", w.line, dials)
 }
 
 // within compares a number or a duration with a range.
@@ -177,9 +168,7 @@ func within[T int | time.Duration](w *world, want string, got T, format string, 
 	if !ok {
 		most = least
 	}
-	if least != "" && int64(got) < w.value(least) || most != "" && int64(got) > w.value(most) {
-		w.t.Errorf("%s: %s: %v, want %s", w.line, fmt.Sprintf(format, args...), got, want)
-	}
+	check.Same(w.t, false, least != "" && int64(got) < w.value(least) || most != "" && int64(got) > w.value(most), "%s: %s: %v, want %s", w.line, fmt.Sprintf(format, args...), got, want)
 }
 
 // dials counts the connections to the first address.

@@ -54,9 +54,8 @@ func TestExplain(t *testing.T) {
 	}
 	_, got := explain(&net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}, "U")
 	check.Same(t, "failing or missing response from U: dial tcp: i/o timeout", got, "dial")
-	if _, got := explain(errors.New(strings.Repeat("ü", 5000)), "U"); len(got) > maxMessage+10 || !utf8.ValidString(got) {
-		t.Errorf("a message of %d bytes", len(got))
-	}
+	_, got = explain(errors.New(strings.Repeat("ü", 5000)), "U")
+	check.Same(t, true, len(got) <= maxMessage+10 && utf8.ValidString(got), "a message of %d bytes", len(got))
 }
 
 // Whatever a backend answers, a probe ends, its message is limited text, and no goroutine is left.
@@ -101,9 +100,8 @@ func FuzzProbeAnswer(f *testing.F) {
 		o := (&round{target: target}).alone(t.Context(), probed, 0)
 		closeConn(o.conn)
 		if o.err != nil {
-			if _, m := explain(o.err, probed.at.String()); len(m) > maxMessage+10 || !utf8.ValidString(m) {
-				t.Errorf("message of %d bytes: %q", len(m), m)
-			}
+			_, m := explain(o.err, probed.at.String())
+			check.Same(t, true, len(m) <= maxMessage+10 && utf8.ValidString(m), "message of %d bytes: %q", len(m), m)
 		} else if !bytes.Contains(answer, []byte(" 2")) {
 			t.Errorf("passed with %q", answer)
 		}
@@ -202,9 +200,8 @@ func TestSlowNeedsTimeAndWitnesses(t *testing.T) {
 		for i, step := range steps {
 			was := l.slow.Load()
 			changed := l.update(start.Add(step.after), step.slow, 0)
-			if slow := l.slow.Load(); changed != (slow != was) || slow != step.want {
-				t.Errorf("%s, step %d: slow %v, changed %v, want slow %v", name, i, slow, changed, step.want)
-			}
+			slow := l.slow.Load()
+			check.Same(t, [2]bool{step.want, slow != was}, [2]bool{slow, changed}, "%s, step %d: slow, and changed", name, i)
 		}
 	}
 }

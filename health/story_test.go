@@ -104,9 +104,8 @@ func (w *world) tell(steps []step) {
 			return
 		}
 		w.line = s.line
-		if words := append(with(w.each, s.words), ""); !w.act(words) && !w.look(words) {
-			w.t.Fatalf("%s: unknown step %s", w.line, words[0])
-		}
+		words := append(with(w.each, s.words), "")
+		must.Be(w.t, w.act(words) || w.look(words), "%s: unknown step %s", w.line, words[0])
 		synctest.Wait()
 	}
 }

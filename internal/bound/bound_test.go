@@ -162,11 +162,7 @@ func TestQueueShares(t *testing.T) {
 					synctest.Wait()
 				}
 				check.Same(t, true, len(results) == 2000-tc.waits && active == tc.active, "%d refused and %d active, want %d and %d", len(results), active, 2000-tc.waits, tc.active)
-				other, err := q.Enter(ctx, Source{User: "other"}, tc.n)
-				if err != nil {
-					t.Fatalf("another's: %v", err)
-				}
-				other()
+				must.Get(q.Enter(ctx, Source{User: "other"}, tc.n))(t)()
 				time.Sleep(11 * time.Second)
 				synctest.Wait()
 				late := 0
@@ -176,9 +172,7 @@ func TestQueueShares(t *testing.T) {
 					}
 				}
 				check.Same(t, tc.waits-tc.active, late, "waits that failed")
-				if q.callers.Held() != 0 || len(q.by) != 0 || q.slots != nil && !q.slots.TryAcquire(q.share) {
-					t.Errorf("%d places and %d lines are left, or slots", q.callers.Held(), len(q.by))
-				}
+				check.Same(t, false, q.callers.Held() != 0 || len(q.by) != 0 || q.slots != nil && !q.slots.TryAcquire(q.share), "%d places and %d lines are left, or slots", q.callers.Held(), len(q.by))
 			})
 		})
 	}
@@ -197,13 +191,9 @@ func TestQueueCounts(t *testing.T) {
 				leave()
 			}
 		}
-		if _, err := q.Enter(t.Context(), nobody, 1); !errors.Is(err, ErrFull) {
-			t.Errorf("one source has five of sixteen places: %v", err)
-		}
+		check.Is(t, ErrFull, check.Err(q.Enter(t.Context(), nobody, 1)), "one source has five of sixteen places")
 		for range 100 {
-			if _, err := q.Enter(late, ann, 1); !errors.Is(err, context.Canceled) {
-				t.Errorf("too late: %v", err)
-			}
+			check.Is(t, context.Canceled, check.Err(q.Enter(late, ann, 1)), "too late")
 		}
 		must.Get(q.Enter(t.Context(), ann, 1))(t) // would wait for ever
 
@@ -211,9 +201,7 @@ func TestQueueCounts(t *testing.T) {
 		for i := range 16 {
 			must.Get(q.Enter(t.Context(), Source{User: fmt.Sprint(i / 4)}, 1))(t)
 		}
-		if _, err := q.Enter(t.Context(), ann, 1); !errors.Is(err, ErrFull) {
-			t.Errorf("a fifth source, while four have all places: %v", err)
-		}
+		check.Is(t, ErrFull, check.Err(q.Enter(t.Context(), ann, 1)), "a fifth source, while four have all places")
 
 		q = NewQueue(4, 16)
 		var leave func()
@@ -228,9 +216,7 @@ func TestQueueCounts(t *testing.T) {
 			time.Sleep(time.Second / 2) // after the one that will give up
 			must.Get(q.Enter(t.Context(), ann, 1))(t)()
 		}()
-		if _, err := q.Enter(soon, ann, 1); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("a fifth source, while four run: %v", err)
-		}
+		check.Is(t, context.DeadlineExceeded, check.Err(q.Enter(soon, ann, 1)), "a fifth source, while four run")
 		leave()
 		<-turn // would wait for ever if the other had kept ann's slot
 	})

@@ -30,9 +30,8 @@ func TestBudget(t *testing.T) {
 		}
 		b.left++ // the refused frame is not charged
 	}
-	if want := int(rounds * step * Rate / time.Second); n < want-Completed-1 || n > want {
-		t.Errorf("%d were allowed in %v, want %d", n, rounds*step, want)
-	}
+	want := int(rounds * step * Rate / time.Second)
+	check.Within(t, want-Completed-1, want, n, "allowed in %v", rounds*step)
 	const year = 365 * 24 * time.Hour
 	check.Same(t, Burst/Completed, spent(Completed, year), "resets after a year")
 	b.Earn(2 * Completed)
@@ -110,8 +109,7 @@ func TestRetriesAtOnce(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if most := int64(RetryBurst + 8*RetryBurst*RetryShare + 8); got.Load() > most || got.Load() < most-RetryBurst/100 {
-			t.Errorf("%d retries, want %d", got.Load(), most)
-		}
+		most := int64(RetryBurst + 8*RetryBurst*RetryShare + 8)
+		check.Within(t, most-RetryBurst/100, most, got.Load(), "retries")
 	})
 }

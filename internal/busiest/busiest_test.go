@@ -55,17 +55,14 @@ func againstAnExactCount(t *testing.T, n int) {
 		for _, window := range []string{"minute", "hour"} {
 			a, rows := c.Ask(view, window), map[string]Counts{}
 			check.Same(t, requests, int(a.Total.Requests), "%d callers: requests", n)
-			if share := 2 * a.Total.weight() / maxRows; a.Missed > share || n <= maxRows/2 && a.Missed > 0 {
-				t.Errorf("%d callers, by %s in a %s: %d missed of %d", n, view, window, a.Missed, share)
-			}
+			share := 2 * a.Total.weight() / maxRows
+			check.Same(t, false, a.Missed > share || n <= maxRows/2 && a.Missed > 0, "%d callers, by %s in a %s: %d missed of %d", n, view, window, a.Missed, share)
 			for _, r := range a.Rows {
 				rows[r.User+r.Agent] = r.Counts
 			}
 			for name, sent := range want {
 				got := rows[name]
-				if got.Requests > sent.Requests || got.Out > sent.Out || got.Slowest > sent.Slowest || got.weight()+a.Missed < sent.weight() {
-					t.Fatalf("%d callers, by %s in a %s, %s: %+v of %+v, %d missed", n, view, window, name, got, sent, a.Missed)
-				}
+				must.Be(t, got.Requests <= sent.Requests && got.Out <= sent.Out && got.Slowest <= sent.Slowest && got.weight()+a.Missed >= sent.weight(), "%d callers, by %s in a %s, %s: %+v of %+v, %d missed", n, view, window, name, got, sent, a.Missed)
 			}
 		}
 	}

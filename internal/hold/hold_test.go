@@ -24,9 +24,7 @@ func TestDefaultIsQuarterOfMemoryLimit(t *testing.T) {
 	debug.SetMemoryLimit(400 << 20)
 	check.Same(t, 100<<20, New(0).limit, "bytes that connections may hold, of 400 MiB")
 	debug.SetMemoryLimit(math.MaxInt64)
-	if n := New(0).limit; n <= 0 || n > math.MaxInt64/fraction {
-		t.Errorf("connections may hold %d without a Go memory limit", n)
-	}
+	check.Within(t, 1, math.MaxInt64/fraction, New(0).limit, "bytes that connections may hold without a Go memory limit")
 }
 
 // All holders together never hold more than the limit, and one alone holds at most a quarter.

@@ -104,14 +104,11 @@ func TestDiff(t *testing.T) {
 			if e == nil {
 				e = c.Old
 			}
-			if _, twice := got[e.name]; twice {
-				t.Errorf("seed %d: %s is named twice", seed, e.name)
-			}
+			_, twice := got[e.name]
+			check.Same(t, false, twice, "seed %d: %s is named twice", seed, e.name)
 			got[e.name] = c
 		}
-		if !maps.Equal(got, want) {
-			t.Fatalf("seed %d: got %d changes, want %d", seed, len(got), len(want))
-		}
+		check.Same(t, true, maps.Equal(got, want), "seed %d: got %d changes, want %d", seed, len(got), len(want))
 	}
 }
 

@@ -61,16 +61,13 @@ func TestCacheBytesAreBounded(t *testing.T) {
 	found := 0
 	for i := range 4000 {
 		v, ok := b.get(name(i))
-		if ok && v != i {
-			t.Fatalf("%d has the value of %d", i, v)
-		}
+		check.Same(t, true, !ok || v == i, "%d has the value of %d", i, v)
 		if ok {
 			found++
 		}
 	}
-	if n, size := b.kept(); n != found || size != b.bytes || size > most || size < most/2 {
-		t.Errorf("%d entries, %d found; %d bytes of which %d are counted", n, found, size, b.bytes)
-	}
+	n, size := b.kept()
+	check.Same(t, true, n == found && size == b.bytes && size <= most && size >= most/2, "%d entries, %d found; %d bytes of which %d are counted", n, found, size, b.bytes)
 	check.Same(t, "3999 true", fmt.Sprint(b.get(name(3999))), "the newest")
 	shared := newBook(Config{Entries: 64 * Ways, Bytes: 1000})
 	for i := range 20 { // ten small ones, and large ones that have no room but each other's
@@ -116,9 +113,8 @@ func TestCacheEntriesAreBounded(t *testing.T) {
 		for i := range tt.n {
 			b.put(fmt.Sprint(i%10), i, time.Hour) // replaces the former value
 		}
-		if after, size := b.kept(); after > n+10 || size != b.bytes {
-			t.Errorf("%d entries, and after replacing ten of them %d, %d bytes of which %d are counted", n, after, size, b.bytes)
-		}
+		after, size := b.kept()
+		check.Same(t, true, after <= n+10 && size == b.bytes, "%d entries, and after replacing ten of them %d, %d bytes of which %d are counted", n, after, size, b.bytes)
 	}
 }
 
@@ -176,9 +172,8 @@ func TestCachePlaces(t *testing.T) {
 				b.put(names[Ways], Ways, time.Hour)
 				b.Drop(names[(going+1)%Ways])
 				for i := range Ways {
-					if v, ok := b.get(names[i]); ok == (i == going || i == (going+1)%Ways) || ok && v != i {
-						t.Errorf("over %v, going %d: %d is there: %v, %d", over, going, i, ok, v)
-					}
+					v, ok := b.get(names[i])
+					check.Same(t, true, ok != (i == going || i == (going+1)%Ways) && (!ok || v == i), "over %v, going %d: %d is there: %v, %d", over, going, i, ok, v)
 				}
 			}
 		}

@@ -40,9 +40,7 @@ func FuzzPrintable(f *testing.F) {
 		must.Do(t, json.Unmarshal(data, &want))
 		check.Same(t, want, back, "JSON of %q", text)
 		for _, out := range []string{Line(text), Lines(text), b.String()} {
-			if i := strings.IndexFunc(out, func(r rune) bool { return !unicode.IsGraphic(r) && r != '\n' && r != '\t' }); i >= 0 {
-				t.Errorf("%q became %q", text, out)
-			}
+			check.Same(t, false, strings.ContainsFunc(out, func(r rune) bool { return !unicode.IsGraphic(r) && r != '\n' && r != '\t' }), "%q became %q", text, out)
 		}
 		check.Same(t, false, strings.ContainsAny(Line(text), "\n\t"), "%q became several lines", text)
 	})

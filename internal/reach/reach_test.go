@@ -127,9 +127,7 @@ func TestRefusedAddressesAreNotDialled(t *testing.T) {
 				return new(net.Dialer).DialContext(ctx, network, address)
 			}
 			c, err = tt.rules.Dial(t.Context(), "tcp", tt.address)
-			if (err == nil) != tt.ok || (tt.via != "") != slices.Contains(asked, tt.via) || (tt.via == "") != (asked == nil) {
-				t.Errorf("through a proxy: %v; it got %q, want %q", err, asked, tt.via)
-			}
+			check.Same(t, false, (err == nil) != tt.ok || (tt.via != "") != slices.Contains(asked, tt.via) || (tt.via == "") != (asked == nil), "through a proxy: %v; it got %q, want %q", err, asked, tt.via)
 			if err == nil {
 				_ = c.Close()
 			}
@@ -145,18 +143,13 @@ func TestEgressNamesAreResolvedHere(t *testing.T) {
 		asked = append(asked, address)
 		return nil, nobody
 	}}
-	if _, err := r.Dial(t.Context(), "tcp", "[2001:db8::1]:443"); !errors.Is(err, nobody) || !slices.Equal(asked, []string{"[2001:db8::1]:443"}) {
-		t.Errorf("%v; the proxy got %q", err, asked)
-	}
+	_, err := r.Dial(t.Context(), "tcp", "[2001:db8::1]:443")
+	check.Same(t, true, errors.Is(err, nobody) && slices.Equal(asked, []string{"[2001:db8::1]:443"}), "%v; the proxy got %q", err, asked)
 	asked = nil
 	// .invalid does not exist (RFC 6761 §6.4). A machine without DNS gets an error of DNS, too.
-	_, err := r.Dial(t.Context(), "tcp", "inside.invalid:443")
-	if !errors.As(err, new(*net.DNSError)) || !strings.HasPrefix(err.Error(), "dial tcp: lookup ") || errors.Is(err, nobody) || asked != nil {
-		t.Errorf("an unknown name: %v; the proxy got %q", err, asked)
-	}
-	if _, err := r.Dial(t.Context(), "tcp", "10.0.0.1"); err == nil || asked != nil {
-		t.Errorf("an address without a port: %v; the proxy got %q", err, asked)
-	}
+	_, err = r.Dial(t.Context(), "tcp", "inside.invalid:443")
+	check.Same(t, true, errors.As(err, new(*net.DNSError)) && strings.HasPrefix(err.Error(), "dial tcp: lookup ") && !errors.Is(err, nobody) && asked == nil, "an unknown name: %v; the proxy got %q", err, asked)
+	check.Same(t, true, check.Err(r.Dial(t.Context(), "tcp", "10.0.0.1")) != nil && asked == nil, "an address without a port is refused; the proxy got %q", asked)
 }
 
 // An egress dialer that ignores its context blocks nobody, and its late connection is closed.
@@ -170,15 +163,11 @@ func TestPromptVia(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		began := time.Now()
-		if c, err := r.Dial(ctx, "tcp", "192.0.2.7:443"); c != nil || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > time.Second {
-			t.Errorf("%v, %v after %s", c, err, time.Since(began))
-		}
-		if _, err := theirs.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-			t.Errorf("the late connection: %v, want it closed", err)
-		}
-		if c, err := r.Dial(t.Context(), "tcp", "192.0.2.7:443"); c != ours || err != nil {
-			t.Errorf("%v, %v", c, err)
-		}
+		c, err := r.Dial(ctx, "tcp", "192.0.2.7:443")
+		check.Same(t, true, c == nil && errors.Is(err, context.DeadlineExceeded) && time.Since(began) <= time.Second, "%v, %v after %s", c, err, time.Since(began))
+		check.Is(t, io.EOF, check.Err(theirs.Read(make([]byte, 1))), "the late connection is closed")
+		c, err = r.Dial(t.Context(), "tcp", "192.0.2.7:443")
+		check.Same(t, true, c == ours && err == nil, "%v, %v", c, err)
 	})
 }
 
@@ -279,9 +268,8 @@ func TestGivenUpDialHasAnError(t *testing.T) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}}
-		if c, err := r.Dial(s, "tcp", "192.0.2.7:443"); c != nil || !errors.Is(err, context.Canceled) {
-			t.Fatalf("%v, %v", c, err)
-		}
+		c, err := r.Dial(s, "tcp", "192.0.2.7:443")
+		must.Be(t, c == nil && errors.Is(err, context.Canceled), "%v, %v", c, err)
 	}
 }
 

@@ -37,7 +37,5 @@ func TestBounds(t *testing.T) {
 	for range maxSize/maxKept + 1 {
 		s.Put(make([]byte, maxKept))
 	}
-	if n := s.size; n > maxSize || n <= maxSize-maxKept {
-		t.Errorf("%d bytes are kept, want %d", n, maxSize)
-	}
+	check.Within(t, maxSize-maxKept+1, maxSize, s.size, "bytes that are kept")
 }
