@@ -30,9 +30,8 @@ func TestDecideAllocates(t *testing.T) {
 		if h.Fields[3].Value = tc.token; tc.token == "" {
 			c.Peer = []*x509.Certificate{w.client.Issue(pki.Leaf{CommonName: "alice", Organizations: []string{"dev"}}).Certificate}
 		}
-		if d, _ := p.decision(t.Context(), h, c, true); d.Action != tc.want || tc.impersonate && d.Pool != authn.PoolImpersonate {
-			t.Fatalf("%s: %v: %v", tc.name, d.Action, d.Err)
-		}
+		d, _ := p.decision(t.Context(), h, c, true)
+		check.Same(t, true, d.Action == tc.want && (!tc.impersonate || d.Pool == authn.PoolImpersonate), "%s: %v: %v", tc.name, d.Action, d.Err)
 		x := &exchange{p: p, head: h}
 		check.Same(t, 0, check.Allocations(func() {
 			if err := p.decide(&x.decision, h, c, h.Arrived); err != nil {

@@ -87,9 +87,7 @@ func checkRoute(t *testing.T, path string, d *Decision) {
 func checkRemote(t *testing.T, x *exchange, token bool) {
 	t.Helper()
 	h, d := x.head, &x.decision
-	if d.User == nil || token && d.User.GetName() != "carol" {
-		t.Fatalf("served as %v", d.User)
-	}
+	must.Be(t, d.User != nil && (!token || d.User.GetName() == "carol"), "served as %v", d.User)
 	for _, f := range d.Set {
 		check.Same(t, true, x.removes(f.Name), "%q replaces the client's", f.Name)
 		check.Same(t, false, f.Name == "x-remote-user" && f.Value != d.User.GetName(), "the backend gets the user %q, want %q", f.Value, d.User.GetName())
@@ -138,9 +136,7 @@ func FuzzDecideImpersonating(f *testing.F) {
 				users = append(users, field.Value)
 			}
 		}
-		if own != len(users) || own > 1 || (own == 1) != (d.Pool == authn.PoolImpersonate) || (own == 1) != (d.User != nil) {
-			t.Fatalf("our own credential is sent %d times, for %q, over pool %d", own, users, d.Pool)
-		}
+		must.Be(t, own == len(users) && own <= 1 && (own == 1) == (d.Pool == authn.PoolImpersonate) && (own == 1) == (d.User != nil), "our own credential is sent %d times, for %q, over pool %d", own, users, d.Pool)
 		removes := (&exchange{p: p, head: h, decision: d}).removes
 		for _, field := range h.Fields {
 			name := strings.ReplaceAll(field.Name, "_", "-")

@@ -33,9 +33,7 @@ rules:
 func TestRateOfLateRequests(t *testing.T) {
 	g := policy.NewGates(nil)
 	rule := policy.AccessRule{Name: "r", UserAgents: []string{"*"}, Action: policy.Rate, PerSecond: 10}
-	if errs := g.Add(&rule, "here", nil, false); len(errs) > 0 {
-		t.Fatal(errs)
-	}
+	check.Same(t, 0, len(g.Add(&rule, "here", nil, false)), "faults of the rule")
 	g.Compile()
 	begin, passed := time.Now(), 0
 	for i := range 200 {

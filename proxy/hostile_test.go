@@ -125,9 +125,8 @@ func TestRefusalThatHangs(t *testing.T) {
 		res.Body = &refusal{res.Body, near}
 		begun := time.Now()
 		defer func() {
-			if cut, _ := recover().(error); !errors.Is(cut, http.ErrAbortHandler) || time.Since(begun) != refusalTimeout {
-				t.Errorf("after %v: %v", time.Since(begun), cut)
-			}
+			cut, _ := recover().(error)
+			check.Same(t, true, errors.Is(cut, http.ErrAbortHandler) && time.Since(begun) == refusalTimeout, "after %v: %v", time.Since(begun), cut)
 		}()
 		p := &Proxy{log: slog.New(slog.DiscardHandler), frames: &frames{memory: hold.New(0)}, copies: sync.Pool{New: func() any { return new(make([]byte, 8)) }}}
 		(&exchange{p: p}).relay(httptest.NewRecorder(), res)

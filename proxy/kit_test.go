@@ -245,9 +245,7 @@ func (f *far) last(t *testing.T) received {
 	t.Helper()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.got) == 0 {
-		t.Fatal("nothing was received")
-	}
+	must.Be(t, len(f.got) > 0, "nothing was received")
 	return f.got[len(f.got)-1]
 }
 

@@ -87,9 +87,8 @@ func TestWatch(t *testing.T) {
 				}
 				time.AfterFunc(50*time.Millisecond, func() { next <- " event}\n" })
 				rest, err := io.ReadAll(res.Body)
-				if stood = err == nil && len(rest) == 0 && time.Since(sent) > engine.TickEvery; !stood && (err != nil || string(rest) != " event}\n") {
-					t.Errorf("after half of an event: %q, %v", rest, err)
-				}
+				stood = err == nil && len(rest) == 0 && time.Since(sent) > engine.TickEvery
+				check.Same(t, true, stood || err == nil && string(rest) == " event}\n", "after half of an event: %q, %v", rest, err)
 				w.settled(t) // a drain would wait for it
 			}
 			check.Same(t, false, stood, "all stood still each time, or half of an event is cut late")

@@ -75,18 +75,14 @@ func TestTimesSinceArrival(t *testing.T) {
 		w.get(t, "http/1.1", remoteGV+"/widgets")
 		var got struct{ Waited, First, Took time.Duration }
 		must.Do(t, json.Unmarshal([]byte(<-seen), &got))
-		if got.Waited < time.Hour/2 || got.First < got.Waited || got.Took < got.First {
-			t.Errorf("%+v, want half an hour each, in this order", got)
-		}
+		check.Same(t, true, got.Waited >= time.Hour/2 && got.First >= got.Waited && got.Took >= got.First, "half an hour each, in this order: %+v", got)
 		must.Soon(t, 10*time.Second, "a request of more than a minute", func() bool {
 			took := w.upstream().Latencies()
 			return took[len(took)-1] == 1
 		})
 		began := time.Now()
 		w.get(t, "http/1.1", remoteGV+"/widgets?timeout=20s").want(t, http.StatusGatewayTimeout, "a limit of 20s, half an hour ago")
-		if took := time.Since(began); took > 10*time.Second {
-			t.Errorf("the limit ends after %v more", took)
-		}
+		check.Within(t, 0, 10*time.Second, time.Since(began), "time until the limit ends")
 	})
 }
 

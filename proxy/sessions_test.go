@@ -33,9 +33,7 @@ func TestSessionsEnd(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	_ = access.Run(ended) // writes what was added
-	if len(seen) != 1 {
-		t.Fatalf("%d lines of the access log", len(seen))
-	}
+	must.Be(t, len(seen) == 1, "%d lines of the access log", len(seen))
 	check.Has(t, <-seen, `"end":"drain"`)
 	check.Same(t, true, check.Err(br.ReadByte()) != nil, "the session has ended")
 	late := w.dial(t, w.front, nil)

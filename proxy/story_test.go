@@ -112,9 +112,8 @@ func TestStories(t *testing.T) {
 				s, only := &stage{Story: told, t: t, http1: remote == "http1", ruled: ruled, pairs: map[string]*pki.Pair{}, hanging: make(chan struct{}, 64)}, remote
 				for _, one := range steps {
 					if one.words[0] == "only" {
-						if only = cmp.Or(strings.Join(one.words[1:], ""), remote); only != "h2" && only != "http1" {
-							t.Fatalf("%s: no remote speaks %s", one.at, only)
-						}
+						only = cmp.Or(strings.Join(one.words[1:], ""), remote)
+						must.Be(t, only == "h2" || only == "http1", "%s: no remote speaks %s", one.at, only)
 					} else if only == remote {
 						s.play(one)
 					}
@@ -132,9 +131,8 @@ func (s *stage) play(one *step) {
 		s.end()
 		s.anew(words[1:])
 	case "over":
-		if s.ways = words[1:]; len(s.ways) == 0 {
-			s.t.Fatalf("%s: no ways", one.at)
-		}
+		s.ways = words[1:]
+		must.Be(s.t, len(s.ways) > 0, "%s: no ways", one.at)
 	case "also":
 		s.also = words[1:]
 	case "full":
@@ -200,10 +198,8 @@ func (s *stage) question(words []string, target, also string) *question {
 		case "over":
 			q.ways = strings.Split(value, ",")
 		default:
-			var field bool
-			if key, value, field = strings.Cut(word, ":"); !field {
-				s.t.Fatalf("%s: what is %s?", target, word)
-			}
+			key, value, field := strings.Cut(word, ":")
+			must.Be(s.t, field, "%s: what is %s?", target, word)
 			q.Header[key] = append(q.Header[key], strings.NewReplacer("+", " ", "ME", s.proxy.instance).Replace(value))
 		}
 	}

@@ -128,9 +128,7 @@ func (s *stage) anew(options []string) {
 			c.Audit, s.audits, s.stopAudits = newAudit(s.t, s.File(s.t, value))
 			c.AuditLocal = key == "audit-local"
 		default:
-			if value == "" {
-				s.t.Fatalf("no option %s", option)
-			}
+			must.Be(s.t, value != "", "no option %s", option)
 			c.change = annotate(key, strings.ReplaceAll(value, "+", " "))
 		}
 	}

@@ -173,9 +173,7 @@ func TestSample(t *testing.T) {
 			if l.Wants(http.StatusOK) {
 				wanted++
 			}
-			if !l.Wants(http.StatusBadRequest) || !l.Wants(499) || !l.Wants(http.StatusBadGateway) {
-				t.Fatal("an error has no line")
-			}
+			must.Be(t, l.Wants(http.StatusBadRequest) && l.Wants(499) && l.Wants(http.StatusBadGateway), "an error has no line")
 		}
 		// Six standard deviations at most: 0.5·√20000 each.
 		check.Within(t, 0, 425, math.Abs(float64(wanted)-n*(1-skip)), "of %d requests with %v omitted, %d have a line: off by", n, skip, wanted)

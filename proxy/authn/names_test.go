@@ -174,9 +174,7 @@ func impersonationArrives(t *testing.T, u *user.DefaultInfo, gains ...string) (g
 	}
 	check.Same(t, hpack.HeaderField{Name: "authorization", Value: "Bearer own", Sensitive: true}, fields[len(fields)-1], "the last field")
 	got, w := kubeAPIServer(t)(fields)
-	if got == nil {
-		t.Fatalf("%v was refused: %s", u, w.Body)
-	}
+	must.Be(t, got != nil, "%v was refused: %s", u, w.Body)
 	meant := *u
 	meant.Groups = slices.Concat(meant.Groups, gains)
 	check.Same(t, "", sameUser(&meant, got), "-meant +served")

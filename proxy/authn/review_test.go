@@ -92,9 +92,8 @@ func TestReviewErrors(t *testing.T) {
 	check.Same(t, 1, strings.Count(log.String(), "\n"), "lines of log: %s", log.String())
 	check.Has(t, log.String(), "fixture_test.go") // the stack of the panic
 	two := read(a, nil, append(bearer("bad"), head("sec-websocket-protocol", "x,"+protocolOf("fails"))...), "websocket")
-	if _, err := a.Review(t.Context(), &two, bound.Source{}); !errors.Is(err, ErrUnauthenticated) || !strings.Contains(err.Error(), "connection refused") {
-		t.Errorf("two tokens: %v", err)
-	}
+	_, err := a.Review(t.Context(), &two, bound.Source{})
+	check.Same(t, true, errors.Is(err, ErrUnauthenticated) && strings.Contains(err.Error(), "connection refused"), "two tokens: %v", err)
 	must.Get(a.Review(t.Context(), credentials(a, "good"), bound.Source{}))(t)
 	for _, token := range []string{"good", "bad"} {
 		c := credentials(a, token)

@@ -151,9 +151,7 @@ func (f *fixture) up(name string) *Upstream { return f.Upstream(f.entries[name])
 func (f *fixture) via(name string) *Upstream {
 	f.t.Helper()
 	l := f.up(name).take(nil)
-	if l == nil {
-		f.t.Fatalf("%s has no endpoint", name)
-	}
+	must.Be(f.t, l != nil, "%s has no endpoint", name)
 	defer l.release()
 	at := l.via.Load()
 	if at == nil {

@@ -300,9 +300,8 @@ func TestAnswerBeforeTheRequest(t *testing.T) {
 				r.Header.Set("X-Long", strings.Repeat("h", tt.long))
 				res, err := f.RoundTrip(e, r, false)
 				status, got, err := read(res, err)
-				if broken := err != nil; broken != tt.broken || !broken && (got != text || !strings.Contains(tt.head, strconv.Itoa(status))) {
-					t.Fatalf("round %d: got %d, %d bytes, %v", n, status, len(got), err)
-				}
+				broken := err != nil
+				must.Be(t, broken == tt.broken && (broken || got == text && strings.Contains(tt.head, strconv.Itoa(status))), "round %d: got %d, %d bytes, %v", n, status, len(got), err)
 			}
 			check.Same(t, rounds, accepted, "connections")
 		})

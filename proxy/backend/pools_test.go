@@ -335,8 +335,7 @@ func sharedConnections(t *testing.T) {
 	check.Same(t, true, err != nil && len(s.carriers) == 1, "not dialled after the last one left: %v, %d carriers", err, len(s.carriers))
 
 	both(place2)
-	if _, _, err := Dial(t.Context(), s.via("a").at(place2).forEngine()); err == nil {
-		t.Fatal("spoke HTTP/2 with a server that does not")
-	}
+	_, _, err = Dial(t.Context(), s.via("a").at(place2).forEngine())
+	must.Be(t, err != nil, "spoke HTTP/2 with a server that does not")
 	speak("of a server without it", false)
 }

@@ -93,9 +93,7 @@ func TestIntroduced(t *testing.T) {
 			}}
 			for range 2 { // on one connection
 				res, err := (&http.Client{Transport: transport}).Get("https://" + s.listener.Addr().String())
-				if err != nil {
-					t.Fatalf("%s: %s: %v", tt.name, protocol, err)
-				}
+				must.Be(t, err == nil, "%s: %s: %v", tt.name, protocol, err)
 				body := must.Get(io.ReadAll(res.Body))(t)
 				_ = res.Body.Close()
 				check.Same(t, cmp.Or(tt.want, own), string(body), "%s: %s: the client", tt.name, protocol)
@@ -178,9 +176,7 @@ func FuzzIntroduction(f *testing.F) {
 		for _, size := range []int{2 << 10, 5} { // earlyBuffer of proxy/h2, and what is left of a record
 			b := make([]byte, size)
 			k, _ := raw.Read(b)
-			if k < min(len(data)-n, 1) || !bytes.Equal(b[:k], data[n:n+k]) || conn.Len() != len(data)-n-k {
-				t.Fatalf("after %d bytes of %d, TLS reads %q, and %d bytes are left", n, len(data), b[:k], conn.Len())
-			}
+			must.Be(t, k >= min(len(data)-n, 1) && bytes.Equal(b[:k], data[n:n+k]) && conn.Len() == len(data)-n-k, "after %d bytes of %d, TLS reads %q, and %d bytes are left", n, len(data), b[:k], conn.Len())
 			n += k
 		}
 	})

@@ -189,9 +189,7 @@ func TestGuestReadsSlowly(t *testing.T) {
 			late = res.Body
 		}
 	}
-	if late == nil {
-		t.Fatal("what came before the deadline cannot be read")
-	}
+	must.Be(t, late != nil, "what came before the deadline cannot be read")
 	for range 20 {
 		_ = s.guest("GET", "/", nil).Body.Close()
 		<-s.ended

@@ -100,9 +100,7 @@ func TestRawReadKeepsRecordsApart(t *testing.T) {
 				r.rest = r.rest[:k]
 				continue
 			}
-			if err != nil {
-				t.Fatalf("after %d of %d bytes: %v", len(got), len(stream), err)
-			}
+			must.Be(t, err == nil, "after %d of %d bytes: %v", len(got), len(stream), err)
 			for i := len(got) + 1; i < len(got)+n; i++ {
 				if ends[i] {
 					t.Fatalf("a read from %d to %d goes beyond the record's end at %d", len(got), len(got)+n, i)

@@ -51,9 +51,7 @@ func TestSlowReaderGetsItsLastResponse(t *testing.T) {
 	got := 0
 	for {
 		f, err := l.fr.ReadFrame()
-		if err != nil {
-			t.Fatalf("%d of %d bytes: %v", got, size, err)
-		}
+		must.Be(t, err == nil, "%d of %d bytes: %v", got, size, err)
 		switch f := f.(type) {
 		case *http2.PingFrame:
 			err = l.fr.WritePing(true, f.Data)

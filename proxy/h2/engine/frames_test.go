@@ -194,9 +194,7 @@ func (p *peer) settings(words []string) error {
 				}
 			}
 		}
-		if w != "" && len(all) == n {
-			p.r.t.Fatalf("unknown setting %s", w)
-		}
+		must.Be(p.r.t, w == "" || len(all) > n, "unknown setting %s", w)
 	}
 	return p.fr.WriteSettings(all...)
 }
@@ -214,15 +212,12 @@ func (s *teller) speak(p *peer, words []string, rest string) {
 			s.speak(s.member("c"), []string{"<"}, "HEADERS "+id+" :status=502 content-length=0 END")
 		}
 	case "<":
-		if got := p.told(rest); got != rest {
-			s.t.Fatalf("%s: sees\n%s\nwant\n%s", s.at, got, rest)
-		}
+		got := p.told(rest)
+		must.Be(s.t, got == rest, "%s: sees\n%s\nwant\n%s", s.at, got, rest)
 	case "~":
 		got := p.told(rest)
 		for _, part := range frames(rest) {
-			if !strings.Contains(got, part) {
-				s.t.Fatalf("%s: sees\n%s\nwant in it\n%s", s.at, got, part)
-			}
+			must.Be(s.t, strings.Contains(got, part), "%s: sees\n%s\nwant in it\n%s", s.at, got, part)
 		}
 	case "gets":
 		p.gets(uint32(s.number(words[1])), uint32(s.number(words[2])))

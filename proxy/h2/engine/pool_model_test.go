@@ -11,6 +11,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 // TestPoolModel applies random events to an endpoint's connections, and checks pool's promises to
@@ -36,15 +37,11 @@ func TestPoolModel(t *testing.T) {
 		for range 300 {
 			m.step()
 			m.check()
-			if t.Failed() {
-				t.Fatalf("seed %d", seed)
-			}
+			must.Be(t, !t.Failed(), "seed %d", seed)
 		}
 		m.end()
 		r.clean()
-		if t.Failed() {
-			t.Fatalf("seed %d", seed)
-		}
+		must.Be(t, !t.Failed(), "seed %d", seed)
 	}
 }
 

@@ -122,9 +122,8 @@ func (s *teller) end() {
 	if s == nil {
 		return
 	}
-	if s.clean(); s.t.Failed() {
-		s.t.Fatalf("%s: the world ends", s.at)
-	}
+	s.clean()
+	must.Be(s.t, !s.t.Failed(), "%s: the world ends", s.at)
 }
 
 func (s *teller) named(name string) *Endpoint {
@@ -189,9 +188,7 @@ func (s *teller) setPlan(words []string) {
 	}
 	for _, w := range words {
 		name, value, _ := strings.Cut(w, "=")
-		if set[name] == nil {
-			s.t.Fatalf("%s: unknown word %s", s.at, w)
-		}
+		must.Be(s.t, set[name] != nil, "%s: unknown word %s", s.at, w)
 		set[name](value)
 	}
 }
@@ -395,9 +392,7 @@ func (s *teller) leave(upstreams ...string) {
 }
 
 func (s *teller) ended(reason string, words []string) {
-	if len(s.outcomes) == 0 {
-		s.t.Fatalf("%s: no request has ended", s.at)
-	}
+	must.Be(s.t, len(s.outcomes) > 0, "%s: no request has ended", s.at)
 	o := s.outcomes[0]
 	s.outcomes = s.outcomes[1:]
 	check.Same(s.t, strings.TrimPrefix(reason, "ok"), string(o.Reason), "%s: reason of %+v", s.at, o)

@@ -37,9 +37,7 @@ func (p *hpackPair) pass(fields ...hpack.HeaderField) []byte {
 	p.t.Helper()
 	b := p.enc.Append(nil, fields)
 	p.got = nil
-	if err := errors.Join(check.Err(p.dec.Write(b)), p.dec.Close()); err != nil {
-		p.t.Fatalf("decoding %x: %v", b, err)
-	}
+	must.Do(p.t, errors.Join(check.Err(p.dec.Write(b)), p.dec.Close()))
 	if !slices.Equal(fields, p.got) { // cmp.Diff is too slow to run each time, as this is fuzzed
 		p.t.Fatalf("fields differ (-sent +received):\n%s", cmp.Diff(fields, p.got))
 	}
