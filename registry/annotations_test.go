@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 func TestAnnotations(t *testing.T) {
@@ -73,9 +74,7 @@ func TestAnnotations(t *testing.T) {
 			check.Has(t, strings.Join(got.problems, "; "), tc.bad, prefix+tc.name)
 			got.problems, tc.want = nil, with(func(*annotated) {}) // what is invalid changes nothing
 		}
-		if d := cmp.Diff(tc.want, got, cmp.AllowUnexported(annotated{}, urls{}), cmpopts.EquateEmpty()); d != "" {
-			t.Errorf("%s=%q (-want +got):\n%s", tc.name, tc.value, d)
-		}
+		check.Same(t, "", cmp.Diff(tc.want, got, cmp.AllowUnexported(annotated{}, urls{}), cmpopts.EquateEmpty()), "%s=%q", tc.name, tc.value)
 	}
 }
 
@@ -172,9 +171,7 @@ func FuzzAnnotations(f *testing.F) {
 			strings.Count(s.caFrom, "/") > 1, strings.ContainsAny(s.serverName, " /\x00"):
 			t.Errorf("%s=%q gives %+v", name, value, s)
 		}
-		if len(s.problems) > 1 || len(s.problems) == 1 && len(s.problems[0]) > 400 {
-			t.Errorf("%s=%q: problems %q", name, value, s.problems)
-		}
+		check.Same(t, false, len(s.problems) > 1 || len(s.problems) == 1 && len(s.problems[0]) > 400, "%s=%q: problems %q", name, value, s.problems)
 	})
 }
 
@@ -222,9 +219,8 @@ func TestURLs(t *testing.T) {
 		"more than 32 URLs":                      {strings.Repeat(a+",", maxURLs) + a},
 	} {
 		for _, value := range values {
-			if u := readURLs(value); !strings.Contains(u.fault, bad) || len(u.addresses) > 0 || !u.given() || len(u.fault) > 200 {
-				t.Errorf("%q: %+v, want %q", value, u, bad)
-			}
+			u := readURLs(value)
+			check.Same(t, true, strings.Contains(u.fault, bad) && len(u.addresses) == 0 && u.given() && len(u.fault) <= 200, "%q: %+v, want %q", value, u, bad)
 		}
 	}
 }
@@ -238,30 +234,23 @@ func FuzzURLs(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, value string) {
 		u := readURLs(value)
-		if (u.fault == "") != (len(u.addresses) > 0) || len(u.addresses) > maxURLs || len(u.fault) > 400 || strings.ContainsAny(u.fault, "\r\n\x00") {
-			t.Fatalf("%q: %+v", value, u)
-		}
+		must.Be(t, (u.fault == "") == (len(u.addresses) > 0) && len(u.addresses) <= maxURLs && len(u.fault) <= 400 && !strings.ContainsAny(u.fault, "\r\n\x00"), "%q: %+v", value, u)
 		var want []string
 		for text := range strings.SplitSeq(value, ",") {
 			parsed, err := url.Parse(strings.TrimSpace(text))
 			if u.fault != "" {
 				return
 			}
-			if err != nil || parsed.Scheme != "https" || parsed.User != nil || parsed.Path+parsed.RawQuery+parsed.Fragment+parsed.Opaque != "" {
-				t.Fatalf("%q is accepted in %q", text, value)
-			}
+			must.Be(t, err == nil && parsed.Scheme == "https" && parsed.User == nil && parsed.Path+parsed.RawQuery+parsed.Fragment+parsed.Opaque == "", "%q is accepted in %q", text, value)
 			port := parsed.Port()
 			if port == "" {
 				port = "443"
 			}
 			n, err := strconv.ParseUint(port, 10, 16)
-			if err != nil || n == 0 {
-				t.Fatalf("%q is accepted with that port", text)
-			}
+			must.Be(t, err == nil && n > 0, "%q is accepted with that port", text)
 			host := strings.ToLower(parsed.Hostname())
-			if addr, err := netip.ParseAddr(host); (err != nil || addr.Zone() != "") && len(validation.IsDNS1123Subdomain(host)) > 0 {
-				t.Fatalf("%q is accepted with that host", text)
-			}
+			addr, err := netip.ParseAddr(host)
+			must.Be(t, err == nil && addr.Zone() == "" || len(validation.IsDNS1123Subdomain(host)) == 0, "%q is accepted with that host", text)
 			want = append(want, net.JoinHostPort(host, strconv.FormatUint(n, 10)))
 		}
 		slices.Sort(want)

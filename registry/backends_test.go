@@ -117,9 +117,7 @@ func TestBundles(t *testing.T) {
 		b := parseBundle(tc.pem)
 		certs, err := bundle.Parse(tc.pem) // as trust does
 		warning, rest := strings.CutSuffix(b.problem, "; the rest is used")
-		if len(certs) != tc.certs || rest != (tc.warning != "") || rest && warning != tc.warning || b.unusable != (tc.certs == 0) || (b.problem == "") != (err == nil) || (err == nil) != (tc.certs > 0 && tc.warning == "") {
-			t.Errorf("%s: %d certificates, %v; problem %q, unusable: %v", name, len(certs), err, b.problem, b.unusable)
-		}
+		check.Same(t, false, len(certs) != tc.certs || rest != (tc.warning != "") || rest && warning != tc.warning || b.unusable != (tc.certs == 0) || (b.problem == "") != (err == nil) || (err == nil) != (tc.certs > 0 && tc.warning == ""), "%s: %d certificates, %v; problem %q, unusable: %v", name, len(certs), err, b.problem, b.unusable)
 	}
 }
 
@@ -210,16 +208,12 @@ func TestBehind(t *testing.T) {
 			}
 			check.Same(t, tt.want, got, "backend")
 			problems := strings.Join(e.Problems, "; ")
-			if !strings.Contains(problems, tt.problem) || tt.problem == "" && e.Verdict.Reason == "" && problems != "" {
-				t.Errorf("problems %q, want %q", problems, tt.problem)
-			}
+			check.Same(t, true, strings.Contains(problems, tt.problem) && (tt.problem != "" || e.Verdict.Reason != "" || problems == ""), "problems %q, want %q", problems, tt.problem)
 			want := []*Entry{e}
 			if e.Front == "" {
 				want = nil
 			}
-			if got := table.Sent().Entries(); !slices.Equal(got, want) {
-				t.Errorf("sent here: %v, want %v", got, want)
-			}
+			check.Same(t, true, slices.Equal(table.Sent().Entries(), want), "sent here: %v, want %v", table.Sent().Entries(), want)
 		})
 	}
 }

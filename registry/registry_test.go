@@ -133,9 +133,8 @@ func TestReportOfAFormerBackend(t *testing.T) {
 	moved.Annotations = map[string]string{prefix + "http1": "true"}
 	put(r.changes, moved)
 	good := former
-	if good.Backend = step().named(former.Name).Backend; good.Backend == former.Backend {
-		t.Fatal("the Backend stays")
-	}
+	good.Backend = step().named(former.Name).Backend
+	must.Be(t, good.Backend != former.Backend, "the Backend stays")
 	r.Report(good)
 	r.Report(bad(former))
 	check.Same(t, Healthy, step().named(good.Name).Endpoints[0].Health, "health")

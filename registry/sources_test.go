@@ -119,9 +119,8 @@ func (l *live) step(at string, words []string) bool {
 	case "kept":
 		check.Same(l, true, l.table.named(words[1]) == l.last.named(words[1]), "%s: another entry of %s", at, words[1])
 	case "same live":
-		if now := l.registry.Table(); now != l.table {
-			l.Errorf("%s: a new table:\n%s", at, show(now))
-		}
+		now := l.registry.Table()
+		check.Same(l, true, now == l.table, "%s: no new table:\n%s", at, show(now))
 	case "report live":
 		var b batch
 		l.report(words[1:], &b)

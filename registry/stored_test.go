@@ -70,9 +70,7 @@ func TestRemembered(t *testing.T) {
 	check.Fault(t, "mode 0644", err, "reading what others can read")
 	m.path = filepath.Join(t.TempDir(), "link")
 	must.Do(t, os.Symlink(file, m.path))
-	if _, err := m.read(); err == nil {
-		t.Error("reading follows a link")
-	}
+	check.Same(t, true, check.Err(m.read()) != nil, "reading follows no link")
 	for name, tc := range map[string]struct {
 		make func(path string) error
 		want string
@@ -93,17 +91,14 @@ func TestRemembered(t *testing.T) {
 	}
 	huge := stored("a.io", strings.Repeat("x", maxRemembered))
 	huge.ResourceVersion = "1"
-	if err := m.write([]*Entry{{Object: huge}}); err == nil {
-		t.Error("more was written than would be read")
-	}
+	check.Same(t, true, m.write([]*Entry{{Object: huge}}) != nil, "no more is written than would be read")
 	// Writing does not follow a link in the file's place either, and leaves no temporary file.
 	m.path = filepath.Join(t.TempDir(), "cache")
 	must.Do(t, os.Symlink(file, m.path+".new"))
 	must.Do(t, m.write(nil))
 	left, err := os.ReadDir(filepath.Dir(m.path))
-	if _, bad := m.read(); err != nil || bad != nil || len(left) != 1 {
-		t.Errorf("%v %v %v", err, bad, left)
-	}
+	_, bad := m.read()
+	check.Same(t, true, err == nil && bad == nil && len(left) == 1, "%v %v %v", err, bad, left)
 }
 
 // If a watch ends within a revision, another list finds the events that it missed. That a server streams no lists, as

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -122,9 +121,7 @@ func (s *teller) step(at string, words []string) {
 		return
 	case "backend":
 		now := s.table.named(words[1]).Backend
-		if same := now == s.backends[words[1]]; same != (words[2] == "same") {
-			s.Errorf("%s: same backend: %v", at, same)
-		}
+		check.Same(s, words[2] == "same", now == s.backends[words[1]], "%s: same backend", at)
 		s.backends[words[1]] = now
 		return
 	case "shared", "alone":
@@ -146,17 +143,13 @@ func (s *teller) step(at string, words []string) {
 // equal is the same pointer as in the table before.
 func (s *teller) checkUpdate(at string) {
 	s.Helper()
-	if got, want := layoutOf(s.table), layoutOf(s.build(nil, nil)); got != want {
-		s.Fatalf("%s: the updated table differs from a new one:\n%s", at, cmp.Diff(want, got))
-	}
+	check.Same(s, layoutOf(s.build(nil, nil)), layoutOf(s.table), "%s: the updated table, like a new one", at)
 	for _, e := range s.table.Servers() {
 		old := s.last.server(e.Name)
 		if old == nil || old == e {
 			continue
 		}
-		if reflect.DeepEqual(old, e) || old.Backend != e.Backend && e.Backend != nil && old.Backend != nil && *old.Backend == *e.Backend {
-			s.Errorf("%s: an equal entry or Backend of %s is another pointer", at, e.Name)
-		}
+		check.Same(s, false, reflect.DeepEqual(old, e) || old.Backend != e.Backend && e.Backend != nil && old.Backend != nil && *old.Backend == *e.Backend, "%s: an equal entry or Backend of %s is another pointer", at, e.Name)
 	}
 }
 
@@ -165,13 +158,10 @@ func (s *teller) compare(at string, shared bool, names []string) {
 	first := s.table.named(names[0]).Backend
 	for _, e := range s.table.Entries() {
 		named := slices.Contains(names, e.Name)
-		if shared && named && e.Backend != first {
-			s.Errorf("%s: %s has another Backend than %s", at, e.Name, names[0])
-		}
+		check.Same(s, false, shared && named && e.Backend != first, "%s: %s has another Backend than %s", at, e.Name, names[0])
 		for _, n := range names {
-			if other := s.table.named(n).Backend; !shared && n != e.Name && e.Backend != nil && *e.Backend == *other {
-				s.Errorf("%s: %s has a Backend that equals that of %s", at, e.Name, n)
-			}
+			other := s.table.named(n).Backend
+			check.Same(s, false, !shared && n != e.Name && e.Backend != nil && *e.Backend == *other, "%s: %s has a Backend that equals that of %s", at, e.Name, n)
 		}
 	}
 }
@@ -226,9 +216,7 @@ func (s *teller) setOptions(words []string) {
 
 func (s *teller) report(words []string, b *batch) {
 	e := s.table.server(words[0])
-	if e == nil {
-		s.Fatalf("report about %s, which is not in the table", words[0])
-	}
+	must.Be(s, e != nil, "report about %s, which is not in the table", words[0])
 	r := Report{Name: words[0], Backend: e.Backend, Endpoint: Endpoint{Address: words[1], Message: strings.Join(words[3:], " ")}}
 	switch words[2] {
 	case "healthy", "slow":
@@ -270,9 +258,7 @@ func (s *teller) decode(files []string) (out []apiserver.Object) {
 				"APIService": &apiregistrationv1.APIService{}, "ConfigMap": &corev1.ConfigMap{},
 				"Service": &corev1.Service{}, "EndpointSlice": &discoveryv1.EndpointSlice{}, "Namespace": &corev1.Namespace{},
 			}[m.Kind]
-			if o == nil {
-				s.Fatalf("%s: unknown kind %q", file, m.Kind)
-			}
+			must.Be(s, o != nil, "%s: unknown kind %q", file, m.Kind)
 			must.Do(s, yaml.UnmarshalStrict([]byte(doc), o))
 			out = append(out, o)
 		}

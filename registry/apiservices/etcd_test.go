@@ -133,13 +133,10 @@ func TestApply(t *testing.T) {
 	must.Get(apply("v1.a.io", "me", spec, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}))(t)
 	fails(t, apierrors.IsNotFound, "", of(c.Get(t.Context(), "v1.a.io", metav1.GetOptions{})), "after a dry run")
 	o, err := apply("v1.a.io", "me", spec, metav1.PatchOptions{})
-	if err != nil || len(o.ManagedFields) != 1 || o.ManagedFields[0].Manager != "me" {
-		t.Fatalf("apply: %v %v", err, o)
-	}
+	must.Be(t, err == nil && len(o.ManagedFields) == 1 && o.ManagedFields[0].Manager == "me", "apply: %v %v", err, o)
 	fails(t, apierrors.IsConflict, "", of(apply("v1.a.io", "other", `"groupPriorityMinimum":200,"versionPriority":10`, metav1.PatchOptions{})), "apply over another's field")
-	if _, err := apply("v1.a.io", "me", spec+`,"color":"blue"`, metav1.PatchOptions{FieldValidation: "Strict"}); !apierrors.IsBadRequest(err) && !apierrors.IsInternalError(err) {
-		t.Errorf("unknown field: %v", err)
-	}
+	_, err = apply("v1.a.io", "me", spec+`,"color":"blue"`, metav1.PatchOptions{FieldValidation: "Strict"})
+	check.Same(t, true, apierrors.IsBadRequest(err) || apierrors.IsInternalError(err), "unknown field: %v", err)
 }
 
 func TestProtectedGroupsAreRefused(t *testing.T) {

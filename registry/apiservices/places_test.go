@@ -89,9 +89,7 @@ func TestEtcdIsAway(t *testing.T) {
 	for _, method := range []string{http.MethodGet, http.MethodDelete} {
 		begun := time.Now()
 		res, body := do(t, method, url+"/apis/apiregistration.k8s.io/v1/apiservices/v1.a.io", "")
-		if res.StatusCode != http.StatusServiceUnavailable || res.Header.Get("Retry-After") == "" || time.Since(begun) > 10*time.Second {
-			t.Errorf("%s: %d after %s: %s", method, res.StatusCode, time.Since(begun), body)
-		}
+		check.Same(t, true, res.StatusCode == http.StatusServiceUnavailable && res.Header.Get("Retry-After") != "" && time.Since(begun) <= 10*time.Second, "%s: %d after %s: %s", method, res.StatusCode, time.Since(begun), body)
 	}
 }
 
@@ -126,9 +124,8 @@ func TestCostlyPatches(t *testing.T) {
 		patch += `,{"op":"copy","from":"/metadata/b","path":"/metadata/c"},{"op":"move","from":"/metadata/c","path":"/metadata/b/c` + strconv.Itoa(i) + `"}`
 	}
 	_, err = c.Patch(t.Context(), "v1.a.io", types.JSONPatchType, []byte(patch+"]"), metav1.PatchOptions{})
-	if refused := (*apierrors.StatusError)(nil); !errors.As(err, &refused) || refused.ErrStatus.Code != http.StatusUnprocessableEntity {
-		t.Errorf("copies: %v", err)
-	}
+	refused, ok := errors.AsType[*apierrors.StatusError](err)
+	check.Same(t, true, ok && refused.ErrStatus.Code == http.StatusUnprocessableEntity, "copies: %v", err)
 }
 
 // A body with a declared length above the limit is refused as too large, and takes no more places

@@ -110,9 +110,7 @@ func tell(t *testing.T, script *story.Story) {
 		}
 	}
 	for _, o := range published {
-		if m := o.Value; m.GetUID() == "" || m.GetCreationTimestamp() == (metav1.Time{}) {
-			t.Errorf("without identity: %+v", o)
-		}
+		check.Same(t, true, o.Value.GetUID() != "" && o.Value.GetCreationTimestamp() != (metav1.Time{}), "%+v has an identity", o)
 	}
 }
 

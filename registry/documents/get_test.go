@@ -151,9 +151,8 @@ func TestWatch(t *testing.T) {
 		check.Same(t, true, len(asked) >= 15 && len(asked) <= 35 && changes.Swap(0) == 0, "asked %d times in 10 minutes", len(asked))
 		time.Sleep(lastRewatch * 2)
 		synctest.Wait()
-		if asked, _ = c.behave(http.StatusOK); len(asked) != 2 || changes.Swap(0) != 1 {
-			t.Errorf("after it is allowed again: %q", asked)
-		}
+		asked, _ = c.behave(http.StatusOK)
+		check.Same(t, [2]int{2, 1}, [2]int{len(asked), int(changes.Swap(0))}, "requests and changes after it is allowed again: %q", asked)
 	})
 }
 
@@ -165,9 +164,7 @@ func TestPauses(t *testing.T) {
 			for range failures {
 				pause = retry()
 			}
-			if got := around(pause); got < want*8/10 || got > want*12/10 {
-				t.Fatalf("after %d failures: %s, want about %s", failures, got, want)
-			}
+			check.Within(t, want*8/10, want*12/10, around(pause), "after %d failures", failures)
 		}
 	}
 }

@@ -150,9 +150,8 @@ func TestAskable(t *testing.T) {
 	for verdict, want := range map[corev1.ConditionStatus]bool{"": true, corev1.ConditionUnknown: true, corev1.ConditionTrue: true, corev1.ConditionFalse: false} {
 		e := &registry.Entry{Endpoints: []registry.Endpoint{{Address: "10.0.0.1:443"}}, Verdict: registry.Verdict{Status: verdict}}
 		check.Same(t, true, documents.Askable(e) == want, "with a verdict of %q: %v", verdict, !want)
-		if e.Endpoints = nil; documents.Askable(e) {
-			t.Errorf("with a verdict of %q, without an endpoint", verdict)
-		}
+		e.Endpoints = nil
+		check.Same(t, false, documents.Askable(e), "with a verdict of %q, without an endpoint", verdict)
 	}
 	for _, tt := range []struct {
 		reason    string

@@ -32,9 +32,7 @@ func reloaded(tb testing.TB, prev *Gates, rules ...AccessRule) *Gates {
 	g := NewGates(prev)
 	for i := range rules {
 		rules[i].Match = everybody()
-		if errs := g.Add(&rules[i], "here", field.NewPath("rules").Index(i), false); len(errs) > 0 {
-			tb.Fatal(errs)
-		}
+		check.Same(tb, 0, len(g.Add(&rules[i], "here", field.NewPath("rules").Index(i), false)), "faults of rule %d", i)
 	}
 	g.Compile()
 	return g
@@ -118,9 +116,8 @@ func TestRateOnAverage(t *testing.T) {
 				g, jane, begin := limited(t, r), bound.Source{User: "jane"}, time.Now()
 				for passed := 0; time.Since(begin) < 12*time.Hour && !t.Failed(); time.Sleep(pause) {
 					passed += passes(g, jane, time.Now(), 2000)
-					if most := float64(max(r.Burst, 1)) + r.PerSecond*time.Since(begin).Seconds(); float64(passed) > most+0.01 {
-						t.Errorf("%v a second, burst %d, pauses of %v: %d requests in %v", r.PerSecond, r.Burst, pause, passed, time.Since(begin))
-					}
+					most := float64(max(r.Burst, 1)) + r.PerSecond*time.Since(begin).Seconds()
+					check.Same(t, true, float64(passed) <= most+0.01, "%v a second, burst %d, pauses of %v: %d requests in %v", r.PerSecond, r.Burst, pause, passed, time.Since(begin))
 				}
 			}
 		}

@@ -127,9 +127,7 @@ func TestAgainstModel(t *testing.T) {
 				lists["nothing"] = []string{"matches"}
 			}
 			r, errs := b.Rule("here", field.NewPath("b"), known)
-			if len(errs) > 0 {
-				t.Fatal(errs)
-			}
+			must.Be(t, len(errs) == 0, "%v", errs)
 			rules, models = append(rules, r), append(models, lists)
 		}
 		m, q := w.asked()
@@ -143,9 +141,7 @@ func TestAgainstModel(t *testing.T) {
 			return -1
 		}
 		got, want := first(func(i int) bool { return rules[i].Fails(q) == "" }), first(func(i int) bool { return holds(models[i], m) })
-		if got != want {
-			t.Fatalf("round %d: backend %d, the model says %d: conditions %v, request %v %+v", round, got, want, models, m, q)
-		}
+		must.Be(t, got == want, "round %d: backend %d, the model says %d: conditions %v, request %v %+v", round, got, want, models, m, q)
 		chosen[want]++
 	}
 	for _, i := range []int{-1, 0, 1, 2, 3} {

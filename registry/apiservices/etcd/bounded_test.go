@@ -47,9 +47,7 @@ func TestTooLarge(t *testing.T) {
 	s := open(t, Config{Endpoints: testserver.RunEtcd(t, nil).Endpoints()})
 	o := &apiregistration.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.a.io"}, Spec: apiregistration.APIServiceSpec{CABundle: make([]byte, 2<<20)}}
 	err := s.raw.Create(asked(t), resourcePrefix+"/v1.a.io", o, &apiregistration.APIService{}, 0)
-	if !apierrors.IsRequestEntityTooLargeError(err) || s.raw.timedOut.Load() != nil {
-		t.Errorf("%v", err)
-	}
+	must.Be(t, apierrors.IsRequestEntityTooLargeError(err) && s.raw.timedOut.Load() == nil, "%v", err)
 }
 
 // After a timeout, requests to an etcd that hangs wait shortly, for a while.
@@ -116,9 +114,7 @@ func TestKeysOfEtcd(t *testing.T) {
 	server.ClientTLSInfo = transport.TLSInfo{CertFile: serving, KeyFile: servingKey, TrustedCAFile: caFile, ClientCertAuth: true}
 	kv := testserver.RunEtcd(t, server)
 	must.Do(t, create(t, open(t, Config{Endpoints: kv.Endpoints(), CAFile: caFile, CertFile: client, KeyFile: clientKey}), "v1.a.io"))
-	if err := create(t, open(t, Config{Endpoints: kv.Endpoints(), CAFile: caFile}), "v1.b.io"); !apierrors.IsServiceUnavailable(err) {
-		t.Errorf("without a certificate: %v", err)
-	}
+	must.Be(t, apierrors.IsServiceUnavailable(create(t, open(t, Config{Endpoints: kv.Endpoints(), CAFile: caFile}), "v1.b.io")), "unavailable without a certificate")
 	// An etcd whose CA is unknown is reported, and accepted as soon as its CA is in the file.
 	bundle := filepath.Join(dir, "bundle")
 	write := func(ca *pki.CA) { must.Do(t, os.WriteFile(bundle, ca.PEM(), 0o600)) }

@@ -64,9 +64,7 @@ func TestKeysAndValues(t *testing.T) {
 	must.Do(t, create(t, s, "v1.a.io"))
 	const prefix = "/cluster/one/apiregistration.k8s.io/apiservices/"
 	res, err := kv.KV.Get(t.Context(), prefix+"v1.a.io")
-	if err != nil || len(res.Kvs) != 1 || !bytes.HasPrefix(res.Kvs[0].Value, []byte(`{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"v1.a.io"`)) {
-		t.Fatalf("stored: %v %v", err, res)
-	}
+	must.Be(t, err == nil && len(res.Kvs) == 1 && bytes.HasPrefix(res.Kvs[0].Value, []byte(`{"kind":"APIService","apiVersion":"apiregistration.k8s.io/v1","metadata":{"name":"v1.a.io"`)), "stored: %v %v", err, res)
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
 	binary := protobuf.NewSerializer(scheme, scheme)
@@ -98,9 +96,7 @@ func TestReconnection(t *testing.T) {
 		for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(time.Second) {
 			c.Connect()
 		}
-		if n := tries.Load(); n < 150 {
-			t.Errorf("%d tries in 10 minutes", n)
-		}
+		must.Be(t, tries.Load() >= 150, "%d tries in 10 minutes", tries.Load())
 	})
 }
 
@@ -130,9 +126,8 @@ func TestElect(t *testing.T) {
 		return s, stop
 	}
 	_, stop := begin("first")
-	if got := <-leads; got != "first" {
-		t.Fatalf("%s leads", got)
-	}
+	got := <-leads
+	must.Be(t, got == "first", "%s leads", got)
 	second, _ := begin("second")
 	held := must.Get(kv.Leases(t.Context()))(t).Leases
 	must.Soon(t, 20*time.Second, "a lease of each", func() bool {
@@ -156,9 +151,8 @@ func TestElect(t *testing.T) {
 	})
 	begun := time.Now()
 	stop()
-	if got := <-leads; got != "second" || time.Since(begun) > 10*time.Second {
-		t.Errorf("%s leads after %s", got, time.Since(begun))
-	}
+	got = <-leads
+	must.Be(t, got == "second" && time.Since(begun) <= 10*time.Second, "%s leads after %s", got, time.Since(begun))
 }
 
 // A leader whose process ends gives up its lease before the store is closed: the next one need not wait for its end.
@@ -172,7 +166,6 @@ func TestLeaderEndsWithItsStore(t *testing.T) {
 	loops.Go(func() { _ = s.Run(ctx) })
 	loops.Go(func() { _ = s.Elect(ctx, "test", func(ctx context.Context) { cancel(); <-ctx.Done() }) })
 	loops.Wait()
-	if left := must.Get(kv.Leases(t.Context()))(t).Leases; len(left) > 0 {
-		t.Errorf("leases are left: %v", left)
-	}
+	left := must.Get(kv.Leases(t.Context()))(t).Leases
+	must.Be(t, len(left) == 0, "leases are left: %v", left)
 }

@@ -78,15 +78,12 @@ func TestDecode(t *testing.T) {
 		"36 ConfigMap kube-system/ca", "43 Secret kube-system/pair", "49 ConfigMap kube-system/last",
 	}
 	check.Same(t, want, got, "objects")
-	if a, ok := objects[0].Value.(*apiregistrationv1.APIService); !ok || *a.Spec.Service.Port != 443 {
-		t.Errorf("APIService is not defaulted: %+v", a)
-	}
-	if s, ok := objects[1].Value.(*corev1.Service); !ok || s.Spec.Type != corev1.ServiceTypeClusterIP || s.Spec.Ports[0].TargetPort.IntVal != 443 {
-		t.Errorf("Service is not defaulted: %+v", s)
-	}
-	if s, ok := objects[2].Value.(*discoveryv1.EndpointSlice); !ok || s.Ports[0].Name == nil || *s.Ports[0].Protocol != corev1.ProtocolTCP {
-		t.Errorf("EndpointSlice is not defaulted: %+v", s)
-	}
+	a, ok := objects[0].Value.(*apiregistrationv1.APIService)
+	check.Same(t, true, ok && *a.Spec.Service.Port == 443, "APIService is defaulted: %+v", a)
+	service, ok := objects[1].Value.(*corev1.Service)
+	check.Same(t, true, ok && service.Spec.Type == corev1.ServiceTypeClusterIP && service.Spec.Ports[0].TargetPort.IntVal == 443, "Service is defaulted: %+v", service)
+	slice, ok := objects[2].Value.(*discoveryv1.EndpointSlice)
+	check.Same(t, true, ok && slice.Ports[0].Name != nil && *slice.Ports[0].Protocol == corev1.ProtocolTCP, "EndpointSlice is defaulted: %+v", slice)
 }
 
 // A marker may have blanks and a comment after it: the parser would leave out what follows, without a fault.
@@ -103,12 +100,9 @@ func TestMarkers(t *testing.T) {
 func TestJSON(t *testing.T) {
 	const text = `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "a", "name": "b"}, "data": {"k": "\ud83d\ude00"%s}}`
 	objects, faults := NewDecoder().Decode("f.json", fmt.Appendf(nil, text, ""))
-	if len(faults) > 0 || len(objects) != 1 || objects[0].Value.(*corev1.ConfigMap).Data["k"] != "😀" {
-		t.Errorf("objects %v, faults %v", objects, faults)
-	}
-	if _, faults = NewDecoder().Decode("f.json", fmt.Appendf(nil, text, `, "k": "twice"`)); len(faults) != 1 {
-		t.Errorf("faults %v, want that of a field that is there twice", faults)
-	}
+	check.Same(t, true, len(faults) == 0 && len(objects) == 1 && objects[0].Value.(*corev1.ConfigMap).Data["k"] == "😀", "objects %v, faults %v", objects, faults)
+	_, faults = NewDecoder().Decode("f.json", fmt.Appendf(nil, text, `, "k": "twice"`))
+	check.Same(t, 1, len(faults), "faults of a field that is there twice: %v", faults)
 }
 
 // A short file may become many gigabytes by aliases, or contain itself. Ordinary ones are read.
@@ -131,9 +125,8 @@ func TestAliases(t *testing.T) {
 func TestInvalid(t *testing.T) {
 	d := NewDecoder()
 	for _, text := range manifests.Good() {
-		if objects, faults := d.Decode("good.yaml", []byte(text)); len(objects) != 1 || len(faults) != 0 {
-			t.Fatalf("the valid manifest has faults: %v", faults)
-		}
+		objects, faults := d.Decode("good.yaml", []byte(text))
+		check.Same(t, [2]int{1, 0}, [2]int{len(objects), len(faults)}, "objects, and faults: %v", faults)
 	}
 	for _, tc := range manifests.Invalid() {
 		t.Run(tc.Name, func(t *testing.T) {
@@ -182,9 +175,7 @@ func FuzzDecode(f *testing.F) {
 	d := NewDecoder()
 	f.Fuzz(func(t *testing.T, text string) {
 		objects, faults := d.Decode("f", []byte(text))
-		if len(objects) > 0 && len(faults) > 0 {
-			t.Fatal("both objects and faults")
-		}
+		check.Same(t, false, len(objects) > 0 && len(faults) > 0, "both objects and faults")
 		lines := 1
 		for _, end := range []string{"\n", "\r", "\u0085", "\u2028", "\u2029"} { // YAML 1.1, section 5.4
 			lines += strings.Count(text, end)

@@ -98,9 +98,8 @@ func TestLarge(t *testing.T) {
 		next, _, err := st.d.ask(t.Context(), known, st.Table().Entries())
 		known = next
 		for i, e := range st.Table().Entries() {
-			if v := next.versions[e.GroupVersion]; v.doc == nil && want[i] > 0 || v.doc != nil && len(v.doc.Resources) != want[i] {
-				t.Errorf("%s: not %d resources: %v", e.Name, want[i], v.err)
-			}
+			v := next.versions[e.GroupVersion]
+			check.Same(t, false, v.doc == nil && want[i] > 0 || v.doc != nil && len(v.doc.Resources) != want[i], "%s: not %d resources: %v", e.Name, want[i], v.err)
 		}
 		return fmt.Sprint(err)
 	}
@@ -137,9 +136,8 @@ func TestLegacyMedia(t *testing.T) {
 		if media != "" {
 			header.Set("Content-Type", media)
 		}
-		if doc, err := d.convert(documents.Answer{Header: header, Body: body}); (err == nil) != want || want && len(doc.Resources) != 1 {
-			t.Errorf("%q: %v, %v", media, doc, err)
-		}
+		doc, err := d.convert(documents.Answer{Header: header, Body: body})
+		check.Same(t, true, (err == nil) == want && (!want || len(doc.Resources) == 1), "%q: %v, %v", media, doc, err)
 	}
 }
 
@@ -189,9 +187,8 @@ func TestDenseDocuments(t *testing.T) {
 			goruntime.ReadMemStats(&m)
 			known, _, err = st.d.ask(t.Context(), known, st.Table().Entries())
 			goruntime.ReadMemStats(&later)
-			if failed, ok := errors.AsType[*documents.Error](err); !ok || failed.Reason != documents.ReasonInvalid || len(err.Error()) > 2<<10 {
-				t.Errorf("it is refused as %.2000v", err)
-			}
+			failed, ok := errors.AsType[*documents.Error](err)
+			check.Same(t, true, ok && failed.Reason == documents.ReasonInvalid && len(err.Error()) <= 2<<10, "it is refused as %.2000v", err)
 			check.Same(t, true, known.versions[st.Table().Entries()[0].GroupVersion].doc == before, "the resources stay")
 			if took := (later.TotalAlloc - m.TotalAlloc) >> 20; took > 60 { // decoding 100,000 objects takes twice that
 				t.Errorf("it took %d MB", took)

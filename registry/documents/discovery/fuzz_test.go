@@ -79,26 +79,20 @@ func FuzzBackendSays(f *testing.F) {
 		if v.doc == nil {
 			return
 		}
-		if v.doc.Version != "v1" || v.doc.Freshness != apidiscoveryv2.DiscoveryFreshnessCurrent {
-			t.Errorf("listed as %s %s", v.doc.Version, v.doc.Freshness)
-		}
+		must.Be(t, v.doc.Version == "v1" && v.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessCurrent, "listed as %s %s", v.doc.Version, v.doc.Freshness)
 		for _, r := range v.doc.Resources {
 			broken := r.ResponseKind == nil || r.Verbs == nil
 			for _, sub := range r.Subresources {
 				broken = broken || sub.ResponseKind == nil || sub.Verbs == nil
 			}
-			if broken {
-				t.Errorf("%v has a null, at which some clients fail", r)
-			}
+			must.Be(t, !broken, "%v has a null, at which some clients fail", r)
 		}
 		list := &apidiscoveryv2.APIGroupDiscoveryList{Items: []apidiscoveryv2.APIGroupDiscovery{{Versions: []apidiscoveryv2.APIVersionDiscovery{*v.doc}}}}
 		for _, media := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 			back := &apidiscoveryv2.APIGroupDiscoveryList{}
 			must.Do(t, decode(d.codecs.aggregated, media, written(d.codecs, list, media), back))
 			for _, r := range back.Items[0].Versions[0].Resources {
-				if !utf8.ValidString(r.Resource) || !utf8.ValidString(r.SingularResource) {
-					t.Errorf("%q is not UTF-8: clients in other languages refuse the whole document", r.Resource)
-				}
+				must.Be(t, utf8.ValidString(r.Resource) && utf8.ValidString(r.SingularResource), "%q is not UTF-8: clients in other languages refuse the whole document", r.Resource)
 			}
 		}
 		must.Get(json.Marshal(list))(t)
@@ -128,12 +122,9 @@ func FuzzAccept(f *testing.F) {
 		}
 		begun, want := time.Now(), answer(theirs.ServeHTTP)
 		for range 2 { // the second time from the cache
-			if got := answer(func(w http.ResponseWriter, r *http.Request) { d.serve(w, r, d.choose, rich, legacy) }); got != want {
-				t.Errorf("%q is answered %s, want %s", accept, got, want)
-			}
+			got := answer(func(w http.ResponseWriter, r *http.Request) { d.serve(w, r, d.choose, rich, legacy) })
+			must.Be(t, got == want, "%q is answered %s, want %s", accept, got, want)
 		}
-		if len(accept) < 1<<12 && time.Since(begun) > 5*time.Second {
-			t.Errorf("%q took %s", accept, time.Since(begun))
-		}
+		must.Be(t, len(accept) >= 1<<12 || time.Since(begun) <= 5*time.Second, "%q took %s", accept, time.Since(begun))
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/net/http2/hpack"
 
@@ -75,9 +74,8 @@ func TestRenderedIsServed(t *testing.T) {
 					}
 					got := httptest.NewRecorder()
 					a.Write(got, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
-					if diff := cmp.Diff(want.Header(), got.Header()); diff != "" || got.Code != want.Code || got.Body.String() != want.Body.String() {
-						t.Errorf("%s %v: %d instead of %d, %s", path, h, got.Code, want.Code, diff)
-					}
+					check.Same(t, want.Header(), got.Header(), "%s %v: fields", path, h)
+					check.Same(t, true, got.Code == want.Code && got.Body.String() == want.Body.String(), "%s %v: %d instead of %d", path, h, got.Code, want.Code)
 				}
 			}
 		}

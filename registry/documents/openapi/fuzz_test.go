@@ -65,9 +65,8 @@ func FuzzBackendSays(f *testing.F) {
 			if v.v3 == nil {
 				continue
 			}
-			if body := v.v3.json.open(); !json.Valid(body) {
-				t.Errorf("%s is served as %.200q", gv, body)
-			}
+			body := v.v3.json.open()
+			check.Same(t, true, json.Valid(body), "%s is served as %.200q", gv, body)
 			if p, err := v.v3.proto(); err == nil { // it may have none
 				must.Do(t, proto.Unmarshal(p.open(), &openapi_v3.Document{}))
 			}
@@ -78,14 +77,10 @@ func FuzzBackendSays(f *testing.F) {
 		}
 		b := s.o.merge(in, nil)
 		must.Do(t, b.err)
-		if _, err := b.proto(); err != nil {
-			t.Errorf("the merged document has no protobuf form: %v", err)
-		}
+		check.Is(t, nil, check.Err(b.proto()), "the protobuf form of the merged document")
 		merged := must.Get(readSpec(b.json.open()))(t)
 		for path := range merged.Paths.Paths {
-			if path != "/version/" && path != "/apis/apps/v1/things" && !strings.HasPrefix(path, "/apis/own.example.com/v1/") {
-				t.Errorf("the backend has the path %q", path)
-			}
+			check.Same(t, false, path != "/version/" && path != "/apis/apps/v1/things" && !strings.HasPrefix(path, "/apis/own.example.com/v1/"), "the backend has the path %q", path)
 		}
 		was := must.Get(readSpec(must.Get(json.Marshal(specOf(local)))(t)))(t).Definitions["def.apps.v1"]
 		check.Same(t, string(must.Get(json.Marshal(was))(t)), string(must.Get(json.Marshal(merged.Definitions["def.apps.v1"]))(t)), "another server's definition")

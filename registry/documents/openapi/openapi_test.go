@@ -80,9 +80,8 @@ func TestBadSpecs(t *testing.T) {
 				sorted := slices.IsSortedFunc(s.o.Status(), func(a, b Status) int { return strings.Compare(a.Name, b.Name) })
 				check.Same(t, true, sorted, "status in order")
 				for _, st := range s.o.Status() {
-					if bad := !strings.HasPrefix(st.Name, "v1.good"); bad != (st.Reason != "") || len(st.Message) > 5<<10 {
-						t.Errorf("status %.2000v", st)
-					}
+					bad := !strings.HasPrefix(st.Name, "v1.good")
+					check.Same(t, true, bad == (st.Reason != "") && len(st.Message) <= 5<<10, "status %.2000v", st)
 				}
 			})
 		})
@@ -104,14 +103,12 @@ func TestFewAreDecodedAtATime(t *testing.T) {
 		}
 		must.Run(s, s.o.Run)
 		s.Pass(10 * time.Second)
-		if st := s.o.Status()[0]; st.Reason != "pending" || st.V2 {
-			t.Errorf("without a free place the status is %+v", st)
-		}
+		st := s.o.Status()[0]
+		check.Same(t, true, st.Reason == "pending" && !st.V2, "without a free place the status is %+v", st)
 		<-s.o.heavy
 		synctest.Wait()
-		if st := s.o.Status()[0]; st.Reason != "" || !st.V2 {
-			t.Errorf("with a free place the status is %+v", st)
-		}
+		st = s.o.Status()[0]
+		check.Same(t, true, st.Reason == "" && st.V2, "with a free place the status is %+v", st)
 		for range maxHeavy - 1 { // for the decoders that end with the test
 			<-s.o.heavy
 		}
@@ -139,9 +136,8 @@ func TestNotConvertible(t *testing.T) {
 		s.Set("bad", only("/openapi/v2", saying(http.StatusOK, body), saying(http.StatusNotFound, "")))
 		s.Claim("bad.example.com/v1", "bad", 100, 10)
 		next, _, err := s.o.ask(t.Context(), &state{}, s.Table().Entries())
-		if failed, ok := errors.AsType[*documents.Error](err); !ok || failed.Reason != documents.ReasonInvalid || next.versions[gv].v3 != nil {
-			t.Errorf("%s: %.200v, with the document %v", name, err, next.versions[gv].v3)
-		}
+		failed, ok := errors.AsType[*documents.Error](err)
+		check.Same(t, true, ok && failed.Reason == documents.ReasonInvalid && next.versions[gv].v3 == nil, "%s: %.200v, with the document %v", name, err, next.versions[gv].v3)
 	}
 }
 
@@ -224,9 +220,7 @@ func TestTooLargeAnIndex(t *testing.T) {
 			s.host("a", define("a.example.com/v1", "a"))
 			s.Set("a", only("/openapi/v3", saying(http.StatusOK, index), serving()))
 			s.settle()
-			if !s.o.Claimed("/openapi/v3/apis/apps/v1") || s.Get("/openapi/v3/apis/apps/v1", nil).Code != http.StatusOK {
-				t.Error("the local apiserver is asked for what may be another's")
-			}
+			check.Same(t, true, s.o.Claimed("/openapi/v3/apis/apps/v1") && s.Get("/openapi/v3/apis/apps/v1", nil).Code == http.StatusOK, "the local apiserver is not asked for what may be another's")
 		})
 	}
 }
@@ -263,9 +257,8 @@ func TestSharedParameters(t *testing.T) {
 		sw := must.Get(readForeign([]byte(`{"paths":{"/apis/bad.example.com/v1/x":{"parameters":[` + refs + `]}},"parameters":{"p":` + p + `}}`)))(t)
 		sw = must.Get(filterRemote(sw, []schema.GroupVersion{own}))(t)
 		text := string(must.Get(json.Marshal(sw))(t))
-		if refs := strings.Count(text, "#/parameters/p"); refs > 3000 || refs > 0 && !strings.Contains(p, "name") {
-			t.Errorf("%.100s: %d references", p, refs)
-		}
+		left := strings.Count(text, "#/parameters/p")
+		check.Same(t, false, left > 3000 || left > 0 && !strings.Contains(p, "name"), "%.100s: %d references", p, left)
 		_, err := toV3(sw)
 		check.Same(t, refused, err != nil, "%.100s: refused, by %v", p, err)
 	}
