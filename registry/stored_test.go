@@ -138,12 +138,7 @@ func TestTornRevision(t *testing.T) {
 	l.replace = func(list map[types.NamespacedName]runtime.Object) { all <- len(list) }
 	go l.reflect(ctx)
 	for want := 2; want >= 0; want -= 2 {
-		select {
-		case n := <-all:
-			check.Same(t, want, n, "entries in a list")
-		case <-ctx.Done():
-			t.Fatalf("no list of %d", want)
-		}
+		check.Same(t, want, must.Come(t, 10*time.Second, "a list", all), "entries in it")
 	}
 	check.Same(t, "", log.String(), "log of a server that streams no lists")
 }

@@ -132,12 +132,9 @@ func TestCutShort(t *testing.T) {
 	end := bytes.Index(whole, []byte("-----END CERTIFICATE-----")) + len("-----END CERTIFICATE-----")
 	for n := range whole {
 		certs, err := bundle.Parse(whole[:n])
-		switch begun := bytes.Count(whole[:n], []byte("-----BEGIN CERTIFICATE-----")); {
-		case begun > len(certs) && err == nil:
-			t.Fatalf("cut at %d of %d: %d certificates and no error", n, len(whole), len(certs))
-		case n >= end+1 && len(certs) == 0:
-			t.Fatalf("cut at %d of %d: the first certificate is lost", n, len(whole))
-		}
+		begun := bytes.Count(whole[:n], []byte("-----BEGIN CERTIFICATE-----"))
+		must.Be(t, begun <= len(certs) || err != nil, "cut at %d of %d: %d certificates and no error", n, len(whole), len(certs))
+		must.Be(t, n <= end || len(certs) > 0, "cut at %d of %d: the first certificate is lost", n, len(whole))
 	}
 	for more, want := range []string{"", "parsing 1 more certificates failed", "parsing 2 more certificates failed"} {
 		_, err := bundle.Parse(bytes.Repeat([]byte("-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n"), bundle.Named+more))

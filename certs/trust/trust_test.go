@@ -212,11 +212,10 @@ func TestStatusIsBounded(t *testing.T) {
 		}
 		one := s.Status()[1]
 		for name, list := range map[string][]Certificate{"CAs": one.CAs, "leaves": one.Leaves} {
-			if !slices.IsSortedFunc(list, func(a, b Certificate) int {
+			order := func(a, b Certificate) int {
 				return cmp.Or(a.NotAfter.Compare(b.NotAfter), cmp.Compare(a.Fingerprint, b.Fingerprint))
-			}) {
-				t.Errorf("%s are not sorted: %+v", name, list)
 			}
+			check.Same(t, true, slices.IsSortedFunc(list, order), "%s are sorted: %+v", name, list)
 		}
 		old := slices.ContainsFunc(one.Leaves, func(c Certificate) bool { return c.Subject == "0" || c.Subject == "1" })
 		check.Same(t, true, !old && len(one.Leaves) == maxLeaves, "%d leaves, the first two %v", len(one.Leaves), old)

@@ -116,12 +116,9 @@ func TestHungWatch(t *testing.T) {
 				}()
 				time.AfterFunc(ever, func() { close(end) })
 				_, err := io.ReadAll(res.Body)
-				switch took := time.Since(begun); {
-				case tt.want == 0 && (err != nil || took < ever):
-					t.Errorf("ended after %v with %v", took, err)
-				case tt.want > 0 && (took != tt.want || !errors.Is(err, net.ErrClosed)):
-					t.Errorf("ended after %v with %v, want net.ErrClosed after %v", took, err, tt.want)
-				}
+				took := time.Since(begun)
+				check.Same(t, true, tt.want > 0 || err == nil && took >= ever, "ended after %v with %v", took, err)
+				check.Same(t, true, tt.want == 0 || took == tt.want && errors.Is(err, net.ErrClosed), "ended after %v with %v, want net.ErrClosed after %v", took, err, tt.want)
 				check.Same(t, 0, f.signals.count(place1), "hints to health")
 				must.Do(t, res.Body.Close())
 				time.Sleep(ever)

@@ -190,9 +190,7 @@ func TestTLSKeepsPartialRecords(t *testing.T) {
 			for i := range sent.held {
 				raw.rest = sent.held[i : i+1]
 				n, err := server.Read(buf)
-				if err != nil && err != errNoInput { //nolint:errorlint // this is what is tested
-					t.Fatalf("after %d of %d bytes: %v", i+1, len(sent.held), err)
-				}
+				must.Be(t, err == nil || err == errNoInput, "after %d of %d bytes: %v", i+1, len(sent.held), err) //nolint:errorlint // this is what is tested
 				got = append(got, buf[:n]...)
 			}
 			check.Same(t, first+second, string(got), "what was read")

@@ -77,9 +77,7 @@ func TestKeysAndValues(t *testing.T) {
 	must.Get(kv.Put(t.Context(), prefix+"v1.b.io", b.String()))(t)
 	from := s.Storage()["apiservices"].(rest.Getter) //nolint:forcetypeassert // it is one
 	got, err := from.Get(asked(t), "v1.b.io", &metav1.GetOptions{})
-	if err != nil || got.(*apiregistration.APIService).Spec.Group != "b.io" { //nolint:forcetypeassert // a failure either way
-		t.Errorf("protobuf: %v %v", err, got)
-	}
+	must.Be(t, err == nil && got.(*apiregistration.APIService).Spec.Group == "b.io", "protobuf: %v %v", err, got) //nolint:forcetypeassert // a failure either way
 }
 
 // After a long outage etcd is soon tried again.
@@ -140,9 +138,7 @@ func TestElect(t *testing.T) {
 	case <-time.After(200 * time.Millisecond):
 	}
 	for _, l := range held {
-		if ttl := must.Get(kv.TimeToLive(t.Context(), l.ID))(t).GrantedTTL; ttl > 15 { // that of one that is killed ends by itself
-			t.Errorf("a lease of %d s", ttl)
-		}
+		must.Be(t, must.Get(kv.TimeToLive(t.Context(), l.ID))(t).GrantedTTL <= 15, "a lease of more than 15 s") // that of one that is killed ends by itself
 	}
 	second.raw.watches.Swap(newWatches()).end()
 	must.Soon(t, 10*time.Second, "another lease of who waits", func() bool {

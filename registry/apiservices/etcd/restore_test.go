@@ -37,9 +37,5 @@ func TestRestoreWhileAWatchBegins(t *testing.T) {
 	r.b.watches.Store(newWatches())
 	w := must.Get(r.b.Watch(t.Context(), "", storage.ListOptions{ResourceVersion: "7"}))(t)
 	defer w.Stop()
-	select {
-	case <-r.ended:
-	case <-time.After(10 * time.Second):
-		t.Error("the watch goes on")
-	}
+	must.Come(t, 10*time.Second, "the watch ends", r.ended)
 }

@@ -190,9 +190,7 @@ func TestDenseDocuments(t *testing.T) {
 			failed, ok := errors.AsType[*documents.Error](err)
 			check.Same(t, true, ok && failed.Reason == documents.ReasonInvalid && len(err.Error()) <= 2<<10, "it is refused as %.2000v", err)
 			check.Same(t, true, known.versions[st.Table().Entries()[0].GroupVersion].doc == before, "the resources stay")
-			if took := (later.TotalAlloc - m.TotalAlloc) >> 20; took > 60 { // decoding 100,000 objects takes twice that
-				t.Errorf("it took %d MB", took)
-			}
+			check.Within(t, 0, 60, (later.TotalAlloc-m.TotalAlloc)>>20, "MB that it took") // decoding 100,000 objects takes twice that
 		})
 	}
 }

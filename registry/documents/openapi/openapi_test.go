@@ -176,9 +176,7 @@ func TestMergedWhenAsked(t *testing.T) {
 
 func TestOfLocal(t *testing.T) {
 	s := newStage(t)
-	if s.o.askLocal(t.Context(), "", new(atomic.Pointer[localState])) == nil { // it is counted and logged by its error
-		t.Error("an unreachable local apiserver counts as read")
-	}
+	check.Same(t, true, s.o.askLocal(t.Context(), "", new(atomic.Pointer[localState])) != nil, "an unreachable local apiserver does not count as read") // it is counted and logged by its error
 	s.Claim("/v1", "", 18000, 1)
 	s.Claim("apps/v1", "", 100, 10)
 	s.Claim("both.example.com/v1", "", 100, 10)
@@ -353,9 +351,8 @@ func TestCostlyDocumentsRest(t *testing.T) {
 		s.Set("a", only(path, saying(http.StatusOK, body), only("/openapi/v2", http.NotFound, serving(define("a.example.com/v1", "as")))))
 		next, _, err := s.o.ask(t.Context(), &state{}, s.Table().Entries())
 		must.Do(t, err)
-		if rest := next.rested.Sub(next.confirmed); rest < time.Millisecond { // it took some 50
-			t.Errorf("after %d bytes of %s it rests for %s", len(body), path, rest)
-		}
+		rest := next.rested.Sub(next.confirmed)
+		check.Same(t, true, rest >= time.Millisecond, "after %d bytes of %s it rests for %s", len(body), path, rest) // it took some 50
 	}
 	inBubble(t, func(t *testing.T, s *stage) {
 		s.host("a", define("a.example.com/v1", "as"))
