@@ -111,15 +111,3 @@ func TestDiff(t *testing.T) {
 		check.Same(t, true, maps.Equal(got, want), "seed %d: got %d changes, want %d", seed, len(got), len(want))
 	}
 }
-
-func BenchmarkDiff(b *testing.B) {
-	var old []*item
-	for i := range 10_000 {
-		old = append(old, &item{fmt.Sprint(i)})
-	}
-	more := slices.Insert(slices.Clone(old), 5_000, &item{"more"})
-	b.ReportAllocs()
-	for b.Loop() {
-		Diff(old, more)
-	}
-}

@@ -157,18 +157,6 @@ func TestBrokenSelector(t *testing.T) {
 	}
 }
 
-// The time to decide does not depend on what a request has beyond what is compared.
-func BenchmarkMatches(b *testing.B) {
-	r, _ := (&Backend{When: &When{Namespaces: []string{"team-*"}, Users: []string{"jane"}}}).Rule("", field.NewPath("b"), nil)
-	q := &Request{Namespace: "kube-system", Resource: "pods", User: &user.DefaultInfo{Name: "john"}}
-	b.ReportAllocs()
-	for b.Loop() {
-		if r.Fails(q) == "" {
-			b.Fatal("it matches")
-		}
-	}
-}
-
 // described is the part of a JSON schema that is compared.
 type described struct {
 	Properties map[string]*described `json:"properties"`
