@@ -36,9 +36,7 @@ func TestAnswersToOtherQuestions(t *testing.T) {
 	must.Do(t, p.authorize(&d))
 	d.User = &user.DefaultInfo{Name: "carol"}
 	check.Same(t, error(needVerdict), p.authorize(&d), "the verdict on another user")
-	h := asBob(remoteGV+"/widgets", "")
-	h.Fields[0].Value = "Bearer token-of-carol"
-	d.Credentials, _ = p.cfg.Authn.Read(nil, h.Fields, "", time.Time{})
+	d.Credentials, _ = p.cfg.Authn.Read(nil, with("token-of-carol"), "", time.Time{})
 	check.Same(t, error(needUser), p.authenticate(&d), "the user of another token")
 }
 
@@ -58,9 +56,7 @@ func TestUserThatCannotBeAsserted(t *testing.T) {
 	read, log := io.Pipe()
 	defer read.Close()
 	p.log = slog.New(slog.NewTextHandler(log, nil))
-	h := asBob(remoteGV+"/widgets", "")
-	h.Fields[0].Value = "Bearer token-of-bob\nroot"
-	d, _ := p.decision(t.Context(), h, nil, true)
+	d, _ := p.decision(t.Context(), of(http.MethodGet, remoteGV+"/widgets", "", with("token-of-bob\nroot")), nil, true)
 	check.Same(t, true, d.Action == Refuse && apierrors.IsUnauthorized(d.Err), "refused: %v as %v (%v)", d.Action, d.User, d.Err)
 }
 

@@ -331,8 +331,7 @@ func TestSourcesThatCannotBe(t *testing.T) {
 		"no such file":                              {Directory: file + "nowhere"},
 		"not a directory":                           {Directory: file},
 	} {
-		_, err := New(c)
-		check.Fault(t, want, err, "New")
+		check.Fault(t, want, check.Err(New(c)), "New")
 	}
 }
 

@@ -66,8 +66,7 @@ func TestRemembered(t *testing.T) {
 	check.Same(t, 0o600, must.Get(os.Stat(file))(t).Mode(), "mode")
 	must.Get(m.read())(t)
 	must.Do(t, os.Chmod(m.path, 0o644))
-	_, err := m.read()
-	check.Fault(t, "mode 0644", err, "reading what others can read")
+	check.Fault(t, "mode 0644", check.Err(m.read()), "reading what others can read")
 	m.path = filepath.Join(t.TempDir(), "link")
 	must.Do(t, os.Symlink(file, m.path))
 	check.Same(t, true, check.Err(m.read()) != nil, "reading follows no link")
@@ -86,8 +85,7 @@ func TestRemembered(t *testing.T) {
 	} {
 		m.path = filepath.Join(t.TempDir(), name)
 		must.Do(t, tc.make(m.path))
-		_, err := m.read()
-		check.Fault(t, tc.want, err, "%s", name)
+		check.Fault(t, tc.want, check.Err(m.read()), "%s", name)
 	}
 	huge := stored("a.io", strings.Repeat("x", maxRemembered))
 	huge.ResourceVersion = "1"

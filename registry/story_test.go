@@ -100,9 +100,7 @@ func (s *teller) step(at string, words []string) {
 	case "hides":
 		b.shadowed = map[schema.GroupVersion]string{}
 		if len(words) > 1 {
-			gv, err := schema.ParseGroupVersion(words[1])
-			must.Do(s, err)
-			b.shadowed[gv] = words[2]
+			b.shadowed[must.Get(schema.ParseGroupVersion(words[1]))(s)] = words[2]
 		}
 	case "report":
 		s.report(words[1:], &b)

@@ -46,8 +46,7 @@ func TestTarget(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			now, known := &tt.names, true
-			_, err := New(Config{Target: func() (*HeaderNames, bool) { return now, known }})
-			check.Fault(t, tt.err, err, "New")
+			check.Fault(t, tt.err, check.Err(New(Config{Target: func() (*HeaderNames, bool) { return now, known }})), "New")
 			now, known = &HeaderNames{Username: user1, Group: group1}, false
 			a := newAuthenticator(t, Config{Target: func() (*HeaderNames, bool) { return now, known }})
 			fields, err := a.Assert(nil, u, PoolRemote)

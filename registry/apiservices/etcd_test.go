@@ -101,7 +101,7 @@ func TestEtcdIsServed(t *testing.T) {
 	made.Spec.VersionPriority = 20
 	must.Get(c.Update(t.Context(), made, metav1.UpdateOptions{}))(t)
 	check.Same(t, 20, event(watch.Modified).Spec.VersionPriority, "modified")
-	fails(t, apierrors.IsConflict, "", of(c.Update(t.Context(), made, metav1.UpdateOptions{})), "update of an old revision")
+	fails(t, apierrors.IsConflict, "", check.Err(c.Update(t.Context(), made, metav1.UpdateOptions{})), "update of an old revision")
 	o, err := c.Patch(t.Context(), "v1.a.io", types.MergePatchType, []byte(`{"status":{"conditions":[{"type":"Available","status":"False","reason":"X"}]},"spec":{"versionPriority":30}}`), metav1.PatchOptions{}, "status")
 	check.Same(t, true, err == nil && o.Spec.VersionPriority == 20 && o.Status.Conditions[0].Reason == "X", "patch of the status: %v %v", err, o)
 	event(watch.Modified)
@@ -114,7 +114,7 @@ func TestEtcdIsServed(t *testing.T) {
 	for _, p := range []metav1.DeletionPropagation{metav1.DeletePropagationForeground, metav1.DeletePropagationBackground, metav1.DeletePropagationOrphan} {
 		must.Do(t, c.Delete(t.Context(), "v1.a.io", metav1.DeleteOptions{PropagationPolicy: &p}))
 		event(watch.Deleted)
-		fails(t, apierrors.IsNotFound, "", of(c.Get(t.Context(), "v1.a.io", metav1.GetOptions{})), "after %s", p)
+		fails(t, apierrors.IsNotFound, "", check.Err(c.Get(t.Context(), "v1.a.io", metav1.GetOptions{})), "after %s", p)
 		must.Get(c.Create(t.Context(), object("v1.a.io", nil), metav1.CreateOptions{}))(t)
 		event(watch.Added)
 	}
@@ -129,25 +129,25 @@ func TestApply(t *testing.T) {
 		return c.Patch(t.Context(), name, types.ApplyPatchType, []byte(`{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"`+name+`"},"spec":{"version":"`+v+`","group":"`+group+`",`+spec+`}}`), o)
 	}
 	const spec = `"groupPriorityMinimum":100,"versionPriority":10`
-	fails(t, apierrors.IsForbidden, "", of(apply("v1.forbidden.io", "me", spec, metav1.PatchOptions{})), "creating without permission")
+	fails(t, apierrors.IsForbidden, "", check.Err(apply("v1.forbidden.io", "me", spec, metav1.PatchOptions{})), "creating without permission")
 	must.Get(apply("v1.a.io", "me", spec, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}))(t)
-	fails(t, apierrors.IsNotFound, "", of(c.Get(t.Context(), "v1.a.io", metav1.GetOptions{})), "after a dry run")
+	fails(t, apierrors.IsNotFound, "", check.Err(c.Get(t.Context(), "v1.a.io", metav1.GetOptions{})), "after a dry run")
 	o, err := apply("v1.a.io", "me", spec, metav1.PatchOptions{})
 	must.Be(t, err == nil && len(o.ManagedFields) == 1 && o.ManagedFields[0].Manager == "me", "apply: %v %v", err, o)
-	fails(t, apierrors.IsConflict, "", of(apply("v1.a.io", "other", `"groupPriorityMinimum":200,"versionPriority":10`, metav1.PatchOptions{})), "apply over another's field")
+	fails(t, apierrors.IsConflict, "", check.Err(apply("v1.a.io", "other", `"groupPriorityMinimum":200,"versionPriority":10`, metav1.PatchOptions{})), "apply over another's field")
 	_, err = apply("v1.a.io", "me", spec+`,"color":"blue"`, metav1.PatchOptions{FieldValidation: "Strict"})
 	check.Same(t, true, apierrors.IsBadRequest(err) || apierrors.IsInternalError(err), "unknown field: %v", err)
 }
 
 func TestProtectedGroupsAreRefused(t *testing.T) {
 	kv, _, c := serveEtcd(t)
-	fails(t, apierrors.IsForbidden, `group "apps" is protected`, of(c.Create(t.Context(), remote("v1.apps", "mine"), metav1.CreateOptions{})), "a remote APIService")
+	fails(t, apierrors.IsForbidden, `group "apps" is protected`, check.Err(c.Create(t.Context(), remote("v1.apps", "mine"), metav1.CreateOptions{})), "a remote APIService")
 	o, err := c.Create(t.Context(), object("v1.apps", nil), metav1.CreateOptions{})
 	must.Be(t, err == nil && o.Status.Conditions[0].Reason == "Local", "a Local APIService: %v %v", err, o)
 	o.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "x", Name: "y"}
-	fails(t, apierrors.IsForbidden, "", of(c.Update(t.Context(), o, metav1.UpdateOptions{})), "an update to remote")
+	fails(t, apierrors.IsForbidden, "", check.Err(c.Update(t.Context(), o, metav1.UpdateOptions{})), "an update to remote")
 	o.Spec.Service, o.Annotations = nil, map[string]string{"fairlead.dev/url": "https://10.0.0.1"}
-	fails(t, apierrors.IsForbidden, "", of(c.Update(t.Context(), o, metav1.UpdateOptions{})), "an update to remote by annotation")
+	fails(t, apierrors.IsForbidden, "", check.Err(c.Update(t.Context(), o, metav1.UpdateOptions{})), "an update to remote by annotation")
 	// One that a kube-apiserver on this etcd has stored can be deleted, finalizers and all.
 	must.Get(kv.Put(t.Context(), "/registry/apiregistration.k8s.io/apiservices/v2.apps", `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v2.apps","uid":"2","finalizers":["a.io/b"]},`+
 		`"spec":{"group":"apps","version":"v2","groupPriorityMinimum":1,"versionPriority":1,"insecureSkipTLSVerify":true,"service":{"namespace":"x","name":"y","port":443}}}`))(t)
@@ -190,7 +190,7 @@ func TestCorruptObjects(t *testing.T) {
 	}
 	look(c)
 	look(anew(t, kv))
-	fails(t, apierrors.IsInvalid, "", of(c.Patch(t.Context(), "v1.noise.io", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})), "partial patch")
+	fails(t, apierrors.IsInvalid, "", check.Err(c.Patch(t.Context(), "v1.noise.io", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})), "partial patch")
 	whole := object("v1.noise.io", nil)
 	o := must.Get(c.Get(t.Context(), "v1.noise.io", metav1.GetOptions{}))(t)
 	whole.ResourceVersion, whole.CreationTimestamp = o.ResourceVersion, o.CreationTimestamp
@@ -216,7 +216,7 @@ func TestCompaction(t *testing.T) {
 	defer w.Stop()
 	check.Same(t, "ERROR Expired", next(t, w), "watch from an old revision")
 	exact := metav1.ListOptions{ResourceVersion: old, ResourceVersionMatch: metav1.ResourceVersionMatchExact}
-	fails(t, apierrors.IsResourceExpired, "", of(later.List(t.Context(), exact)), "list of an old revision")
+	fails(t, apierrors.IsResourceExpired, "", check.Err(later.List(t.Context(), exact)), "list of an old revision")
 }
 
 // From a revision that etcd has not reached, as after a restore, a client must list again.

@@ -118,9 +118,6 @@ func client(t *testing.T, url, contentType string) typed.APIServiceInterface {
 	return c.APIServices()
 }
 
-// of returns the error of a call.
-func of[T any](_ T, err error) error { return err }
-
 // fails checks an error by a predicate of apierrors, and its text.
 func fails(t *testing.T, is func(error) bool, text string, err error, format string, args ...any) {
 	t.Helper()

@@ -54,7 +54,6 @@ func TestFind(t *testing.T) {
 	check.Same(t, mostDefinitions-1, read, "definitions that were read, beside the deleted one")
 	for last, want := range map[string]string{"garbage.sea.io": "unexpected end of JSON", "broken.sea.io": why, "": why} {
 		names, forbidden = []string{"boats.sea.io", last}, last == ""
-		_, err := Find(t.Context(), core.RESTClient(), []schema.GroupVersion{sea})
-		check.Fault(t, want, err, "%q", last)
+		check.Fault(t, want, check.Err(Find(t.Context(), core.RESTClient(), []schema.GroupVersion{sea})), "%q", last)
 	}
 }

@@ -349,8 +349,7 @@ func TestCostlyDocumentsRest(t *testing.T) {
 		"/openapi/v3/apis/a.example.com/v1": `{"openapi":"3.0.0","x-a":"` + strings.Repeat("a", 4<<20) + `"}`,
 	} {
 		s.Set("a", only(path, saying(http.StatusOK, body), only("/openapi/v2", http.NotFound, serving(define("a.example.com/v1", "as")))))
-		next, _, err := s.o.ask(t.Context(), &state{}, s.Table().Entries())
-		must.Do(t, err)
+		next, _ := must.Get2(s.o.ask(t.Context(), &state{}, s.Table().Entries()))(t)
 		rest := next.rested.Sub(next.confirmed)
 		check.Same(t, true, rest >= time.Millisecond, "after %d bytes of %s it rests for %s", len(body), path, rest) // it took some 50
 	}

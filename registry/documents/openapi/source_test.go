@@ -111,8 +111,7 @@ func TestForgotten(t *testing.T) {
 		s.host("server", define("a.example.com/v1", "as"), define("b.example.com/v1", "bs"))
 		known := &state{}
 		for _, want := range []int{2, 1} {
-			next, _, err := s.o.ask(t.Context(), known, s.Table().Entries())
-			must.Do(t, err)
+			next, _ := must.Get2(s.o.ask(t.Context(), known, s.Table().Entries()))(t)
 			check.Same(t, want, len(next.versions), "group-versions")
 			known = next
 			delete(s.Input.APIServices, "v1.b.example.com")
