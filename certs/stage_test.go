@@ -69,29 +69,24 @@ func (s *stage) config(options []string) (cfg Config) {
 		}
 		return p
 	}
-	for _, option := range options {
-		switch key, value, _ := strings.Cut(option, "="); key {
-		case "serving":
-			cfg.Serving = source(value)
-		case "sni":
-			cfg.SNI = append(cfg.SNI, source(value))
-		case "proxy-client":
-			cfg.ProxyClient = source(value)
-		case "client-ca":
-			cfg.ClientCA = s.path(value)
-		case "requestheader-ca":
-			cfg.RequestHeaderCA = s.path(value)
-		case "allowed":
-			cfg.AllowedNames = strings.Split(value, ",")
-		case "config":
-			cfg.Files = []File{{Use: key, Path: s.path(value), Take: s.take}}
-		case "configmap":
-			cfg.TrustConfigMap = value == "trusted"
+	set := map[string]func(v string){
+		"serving":          func(v string) { cfg.Serving = source(v) },
+		"sni":              func(v string) { cfg.SNI = append(cfg.SNI, source(v)) },
+		"proxy-client":     func(v string) { cfg.ProxyClient = source(v) },
+		"client-ca":        func(v string) { cfg.ClientCA = s.path(v) },
+		"requestheader-ca": func(v string) { cfg.RequestHeaderCA = s.path(v) },
+		"allowed":          func(v string) { cfg.AllowedNames = strings.Split(v, ",") },
+		"config":           func(v string) { cfg.Files = []File{{Use: "config", Path: s.path(v), Take: s.take}} },
+		"configmap": func(v string) {
+			cfg.TrustConfigMap = v == "trusted"
 			cfg.ConfigMap = types.NamespacedName{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
 			cfg.Watch = func(context.Context, types.NamespacedName, func(map[string][]byte, error)) error { return nil }
-		default:
-			s.t.Fatalf("%s: unknown option %s", s.at, option)
-		}
+		},
+	}
+	for _, option := range options {
+		key, value, _ := strings.Cut(option, "=")
+		must.Be(s.t, set[key] != nil, "%s: unknown option %s", s.at, option)
+		set[key](value)
 	}
 	s.metrics = prometheus.NewPedanticRegistry() // rejects undescribed metrics
 	cfg.Metrics = s.metrics

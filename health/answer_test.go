@@ -42,35 +42,27 @@ type answer struct {
 // answer changes the answers: for some requests, or for all.
 func (w *world) answer(words ...string) {
 	a := answer{}
+	set := map[string]func(v string){
+		"nth":    func(v string) { a.nth = w.value(v) },
+		"every":  func(v string) { a.every = w.value(v) },
+		"claim":  func(v string) { a.path = pathOf(w.all[w.value(v)]) },
+		"at":     func(v string) { a.host = w.all[0].Endpoints[w.value(v)].Address },
+		"takes":  func(v string) { a.takes = time.Duration(w.value(v)) },
+		"uneven": func(v string) { a.uneven = time.Duration(w.value(v)) },
+		"period": func(v string) { a.period = time.Duration(w.value(v)) },
+		"hangs":  func(string) { a.hangs = true },
+		"aborts": func(string) { a.aborts = true },
+		"cuts":   func(string) { a.cuts = true },
+		"closes": func(string) { a.closes = true },
+		"floods": func(string) { a.floods = true },
+	}
 	for _, word := range words {
-		switch key, value, _ := strings.Cut(word, "="); key {
-		case "nth":
-			a.nth = w.value(value)
-		case "every":
-			a.every = w.value(value)
-		case "claim":
-			a.path = pathOf(w.all[w.value(value)])
-		case "at":
-			a.host = w.all[0].Endpoints[w.value(value)].Address
-		case "takes":
-			a.takes = time.Duration(w.value(value))
-		case "uneven":
-			a.uneven = time.Duration(w.value(value))
-		case "period":
-			a.period = time.Duration(w.value(value))
-		case "hangs":
-			a.hangs = true
-		case "aborts":
-			a.aborts = true
-		case "cuts":
-			a.cuts = true
-		case "closes":
-			a.closes = true
-		case "floods":
-			a.floods = true
-		default:
+		key, value, _ := strings.Cut(word, "=")
+		if set[key] == nil {
 			a.status = int(w.value(word))
+			continue
 		}
+		set[key](value)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -61,26 +61,19 @@ func (s *teller) asked(at string, words []string) {
 	s.Helper()
 	r := policy.Request{}
 	u := &user.DefaultInfo{}
+	set := map[string]func(v string){
+		"namespace": func(v string) { r.Namespace = v },
+		"resource":  func(v string) { r.Resource, r.Subresource, _ = strings.Cut(v, "/") },
+		"name":      func(v string) { r.Name = v },
+		"labels":    func(v string) { r.LabelSelector = v },
+		"agent":     func(v string) { r.UserAgent = v },
+		"user":      func(v string) { u.Name, r.User = v, u },
+		"group":     func(v string) { u.Groups, r.User = append(u.Groups, v), u },
+	}
 	for _, w := range words[1 : len(words)-1] {
 		name, value, _ := strings.Cut(w, "=")
-		switch name {
-		case "namespace":
-			r.Namespace = value
-		case "resource":
-			r.Resource, r.Subresource, _ = strings.Cut(value, "/")
-		case "name":
-			r.Name = value
-		case "labels":
-			r.LabelSelector = value
-		case "agent":
-			r.UserAgent = value
-		case "user":
-			u.Name, r.User = value, u
-		case "group":
-			u.Groups, r.User = append(u.Groups, value), u
-		default:
-			s.Fatalf("%s: unknown %s", at, w)
-		}
+		must.Be(s, set[name] != nil, "%s: unknown %s", at, w)
+		set[name](value)
 	}
 	check.Same(s, words[len(words)-1], s.table.named(words[0]).For(&r).Name, "%s: the server", at)
 }

@@ -151,26 +151,22 @@ func (l *live) change(words []string) bool {
 		must.Do(l, os.WriteFile(temporary, []byte(text), 0o600))
 		must.Do(l, os.Rename(temporary, path))
 	}
-	switch words[0] {
-	case "write":
-		write(l.story.File(l, words[2]))
-	case "remote":
-		write(samples.Remote(words[2], words[3], ""))
-	case "size":
-		write("")
-		must.Do(l, os.Truncate(path, must.Get(strconv.ParseInt(words[2], 10, 64))(l)))
-	case "folder":
-		must.Do(l, os.MkdirAll(path, 0o700))
-	case "remove":
-		must.Do(l, os.RemoveAll(path))
-	case "link":
-		must.Do(l, os.Symlink(words[1], filepath.Join(l.dir, words[2])))
-	case "rename":
-		must.Do(l, os.Rename(path, filepath.Join(l.dir, words[2])))
-	default:
-		return false
+	step := map[string]func(){
+		"write":  func() { write(l.story.File(l, words[2])) },
+		"remote": func() { write(samples.Remote(words[2], words[3], "")) },
+		"size": func() {
+			write("")
+			must.Do(l, os.Truncate(path, must.Get(strconv.ParseInt(words[2], 10, 64))(l)))
+		},
+		"folder": func() { must.Do(l, os.MkdirAll(path, 0o700)) },
+		"remove": func() { must.Do(l, os.RemoveAll(path)) },
+		"link":   func() { must.Do(l, os.Symlink(words[1], filepath.Join(l.dir, words[2]))) },
+		"rename": func() { must.Do(l, os.Rename(path, filepath.Join(l.dir, words[2]))) },
+	}[words[0]]
+	if step != nil {
+		step()
 	}
-	return true
+	return step != nil
 }
 
 func (l *live) start(sources []string) {

@@ -68,31 +68,22 @@ func (s *stage) set(name string, fields ...string) {
 		e.Settings, next = s.entries[i].Settings, *s.backends[name]
 	}
 	e.Backend = &next
+	set := map[string]func(v string){
+		"bundle":    func(v string) { next.CABundle = string(s.cast.Bundle(v)) },
+		"from":      func(v string) { next.CAFrom = v },
+		"namespace": func(v string) { next.Namespace = v },
+		"name":      func(v string) { next.ServerName = v },
+		"insecure":  func(v string) { next.Insecure = v == "true" },
+		"owner":     func(v string) { next.Owner = v },
+		"port":      func(string) { next.Port++ },
+		"overlap":   func(v string) { e.Settings.CAOverlap = must.Get(time.ParseDuration(v))(s.t) },
+		"like":      func(v string) { e.Backend = s.backends[v] }, // it has the Backend of another
+		"local":     func(string) { e.Backend = nil },
+	}
 	for _, field := range fields {
-		switch key, value, _ := strings.Cut(field, "="); key {
-		case "bundle":
-			next.CABundle = string(s.cast.Bundle(value))
-		case "from":
-			next.CAFrom = value
-		case "namespace":
-			next.Namespace = value
-		case "name":
-			next.ServerName = value
-		case "insecure":
-			next.Insecure = value == "true"
-		case "owner":
-			next.Owner = value
-		case "port":
-			next.Port++
-		case "overlap":
-			e.Settings.CAOverlap = must.Get(time.ParseDuration(value))(s.t)
-		case "like": // it has the Backend of another
-			e.Backend = s.backends[value]
-		case "local":
-			e.Backend = nil
-		default:
-			s.t.Fatalf("unknown field %s", field)
-		}
+		key, value, _ := strings.Cut(field, "=")
+		must.Be(s.t, set[key] != nil, "unknown field %s", field)
+		set[key](value)
 	}
 	s.backends[name] = e.Backend
 	s.entries = append(slices.DeleteFunc(slices.Clone(s.entries), func(o *registry.Entry) bool { return o.Name == name }), e)
