@@ -114,19 +114,13 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 // A further backend's requests are counted with its APIService's, which go on when it is gone.
 func TestSeriesOutliveAFurtherBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		table := func(prev *registry.Table, routes string) *registry.Table {
-			in := registry.Input{Options: &registry.Options{}, Complete: true, APIServices: map[string]*apiregistrationv1.APIService{"v1.x": {
-				ObjectMeta: metav1.ObjectMeta{Name: "v1.x"}, Spec: apiregistrationv1.APIServiceSpec{Group: "x", Version: "v1", Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: "own"}},
-			}}}
-			scene.SetPolicy(t, &in, "p.yaml", "{apiVersion: fairlead.dev/v1, kind: Policy, routes: ["+routes+"]}")
-			return registry.Build(in, prev)
-		}
-		var now atomic.Pointer[registry.Table]
-		now.Store(table(nil, "{apiService: v1.x, backends: [{service: {namespace: x, name: more}, when: {users: [jane]}}]}"))
-		m := newMetrics(prometheus.NewRegistry(), scene.TableFunc(now.Load))
+		s := scene.New(t)
+		s.Claim("x/v1", "own", 100, 10)
+		s.Route("v1.x", "more")
+		m := newMetrics(prometheus.NewRegistry(), s)
 		must.Run(t, m.prune)
 		count := func() {
-			for _, e := range now.Load().Servers() {
+			for _, e := range s.Table().Servers() {
 				m.observe(&Decision{Entry: e, Request: Request{Verb: "get"}}, 500, time.Second)
 			}
 		}
@@ -134,8 +128,8 @@ func TestSeriesOutliveAFurtherBackend(t *testing.T) {
 		count()
 		aMinute()
 		count()
-		check.Same(t, uint64(2), (&Proxy{metrics: m}).Failed(now.Load().Servers()[1]), "its own failures, a minute later")
-		now.Store(table(now.Load(), ""))
+		check.Same(t, uint64(2), (&Proxy{metrics: m}).Failed(s.Table().Servers()[1]), "its own failures, a minute later")
+		s.Route("v1.x")
 		aMinute()
 		count()
 		check.Same(t, []float64{5, 5}, []float64{testutil.ToFloat64(total), testutil.ToFloat64(m.total.WithLabelValues("get", "x", "v1", "500"))}, "requests, once it is gone")

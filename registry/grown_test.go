@@ -6,11 +6,8 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/servers/apiserver"
@@ -66,33 +63,23 @@ func total[T any](t *testing.T, name string, all []T, compare func(a, b T) int) 
 
 // randomly changes or deletes one of a few objects.
 func randomly(r *rand.Rand, b *batch) {
-	n, gone := r.IntN(4), r.IntN(4) == 0
-	service := fmt.Sprintf("s%d", n)
-	meta := metav1.ObjectMeta{Namespace: "ns", Name: service}
+	service, gone := types.NamespacedName{Namespace: "extensions", Name: fmt.Sprintf("s%d", r.IntN(4))}, r.IntN(4) == 0
 	var o apiserver.Object
 	switch r.IntN(3) {
 	case 0:
 		versions := []string{"v1", "v2", "v10", "v1beta1", "v11alpha2", "foo1", "foo10", "v", "v01"}
-		group, version := fmt.Sprintf("g%d.example.com", r.IntN(5)), versions[r.IntN(len(versions))]
-		meta = metav1.ObjectMeta{Name: version + "." + group}
-		a := &apiregistrationv1.APIService{ObjectMeta: meta, Spec: apiregistrationv1.APIServiceSpec{
-			Group: group, Version: version, GroupPriorityMinimum: r.Int32N(3), VersionPriority: r.Int32N(3), InsecureSkipTLSVerify: true,
-		}}
-		if r.IntN(5) > 0 {
-			a.Spec.Service = &apiregistrationv1.ServiceReference{Namespace: "ns", Name: service, Port: new(int32(443))}
+		a := remoteService(fmt.Sprintf("g%d.example.com", r.IntN(5)), versions[r.IntN(len(versions))], service.Name)
+		a.Spec.GroupPriorityMinimum, a.Spec.VersionPriority = r.Int32N(3), r.Int32N(3)
+		if r.IntN(5) == 0 {
+			a.Spec.Service = nil
 		}
 		o = a
 	case 1:
-		o = &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
-			ClusterIP: "10.0.0.1", Ports: []corev1.ServicePort{{Name: "p", Port: 443}},
-		}}
+		o = clusterIP(service)
 	case 2:
-		meta.Name += fmt.Sprint("-", r.IntN(2))
-		meta.Labels = map[string]string{discoveryv1.LabelServiceName: service}
-		o = &discoveryv1.EndpointSlice{
-			ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("p"), Port: new(int32(8443)), Protocol: new(corev1.ProtocolTCP)}},
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprintf("10.1.0.%d", 1+r.IntN(4))}}},
-		}
+		s := slice(service, fmt.Sprintf("10.1.0.%d", 1+r.IntN(4)))
+		s.Name = fmt.Sprint(service.Name, "-", r.IntN(2))
+		o = s
 	}
 	if b.objects[keyOf(o)] = o; gone {
 		b.objects[keyOf(o)] = nil

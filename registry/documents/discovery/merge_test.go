@@ -25,16 +25,18 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
+// has is a v1 with a resource that has subresources.
+func has(resource string, subresources ...string) served {
+	doc := resources("v1", resource)
+	for _, name := range subresources {
+		r := &doc.Resources[0]
+		r.Subresources = append(r.Subresources, apidiscoveryv2.APISubresourceDiscovery{Subresource: name})
+	}
+	return served{doc: &doc}
+}
+
 // Servers of custom metrics have resources in common, and each has metrics of its own below them.
 func TestUnitedSubresources(t *testing.T) {
-	has := func(resource string, subresources ...string) served {
-		doc := resources("v1", resource)
-		for _, name := range subresources {
-			r := &doc.Resources[0]
-			r.Subresources = append(r.Subresources, apidiscoveryv2.APISubresourceDiscovery{Subresource: name})
-		}
-		return served{doc: &doc}
-	}
 	from := []served{has("pods", "a", "b", "c"), has("pods", "b", "d"), has("pods:Other", "e"), has("nodes", "a"), has("pods", "f")}
 	var got []string
 	for range 2 { // the parts stay as they are
@@ -66,13 +68,8 @@ func TestTogether(t *testing.T) {
 		{subresources: []string{"scale"}, want: "Current 2"},
 		{down: true, same: true, subresources: []string{"status", "scale"}, want: "Current 2"},
 	} {
-		doc := resources(gv.Version, "things")
-		for _, name := range tt.subresources {
-			r := &doc.Resources[0]
-			r.Subresources = append(r.Subresources, apidiscoveryv2.APISubresourceDiscovery{Subresource: name})
-		}
 		core := &apidiscoveryv2.APIGroupDiscoveryList{}
-		state := &localState{failed: tt.down, groups: versions{gv: &doc}, core: core}
+		state := &localState{failed: tt.down, groups: versions{gv: has("things", tt.subresources...).doc}, core: core}
 		all.add(state, state, m)
 		now := all[gv]
 		got := fmt.Sprint(now.Freshness, " ", len(now.Resources[0].Subresources))
