@@ -1,6 +1,7 @@
 package certs
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -15,12 +16,6 @@ func TestInProportion(t *testing.T) {
 	cas := make([][]byte, 160)
 	for i := range cas {
 		cas[i] = pki.NewCA(fmt.Sprint(i)).PEM()
-	}
-	join := func(list [][]byte) (all []byte) {
-		for _, b := range list {
-			all = append(all, b...)
-		}
-		return all
 	}
 	list := func(n int) []byte {
 		b, _ := json.Marshal(strings.Split(strings.Repeat("name,", n)+"name", ","))
@@ -40,14 +35,14 @@ func TestInProportion(t *testing.T) {
 	}
 	proportion.Check(t,
 		row("client CAs and request-header CAs", 20, func(n int) map[string][]byte {
-			return map[string][]byte{"client-ca-file": join(cas[:n]), "requestheader-client-ca-file": join(cas[80 : 80+n])}
+			return map[string][]byte{"client-ca-file": bytes.Join(cas[:n], nil), "requestheader-client-ca-file": bytes.Join(cas[80:80+n], nil)}
 		}),
 		row("allowed names", 500, func(n int) map[string][]byte { return map[string][]byte{"requestheader-allowed-names": list(n)} }),
 		row("names of headers", 500, func(n int) map[string][]byte {
 			return map[string][]byte{"requestheader-group-headers": list(n), "requestheader-extra-headers-prefix": list(n)}
 		}),
 		proportion.Row{Name: "CAs that are checked", N: 20, Of: func(n int) (int, func() any) {
-			b := join(cas[:n])
+			b := bytes.Join(cas[:n], nil)
 			return len(b), func() any { f := Findings{}; f.CheckBundle("x", b); return f }
 		}},
 	)

@@ -20,12 +20,14 @@ import (
 // and when everything changes.
 func TestInProportion(t *testing.T) {
 	one := types.NamespacedName{Namespace: "extensions", Name: "server-0"}
-	object := func(change func(in *Input, a *apiregistrationv1.APIService)) Input {
-		in := manyRemotes(1)
-		for _, a := range in.APIServices {
-			change(&in, a)
+	object := func(change func(n int, in *Input, a *apiregistrationv1.APIService)) func(n int) Input {
+		return func(n int) Input {
+			in := manyRemotes(1)
+			for _, a := range in.APIServices {
+				change(n, &in, a)
+			}
+			return in
 		}
-		return in
 	}
 	endpoints := func(n int) []*discoveryv1.EndpointSlice {
 		var list []*discoveryv1.EndpointSlice
@@ -38,8 +40,8 @@ func TestInProportion(t *testing.T) {
 		}
 		return list
 	}
-	annotation := func(n int, name, value string) Input {
-		return object(func(_ *Input, a *apiregistrationv1.APIService) {
+	annotation := func(name, value string) func(n int) Input {
+		return object(func(n int, _ *Input, a *apiregistrationv1.APIService) {
 			a.Annotations = map[string]string{prefix + name: strings.Repeat(value, n)}
 		})
 	}
@@ -77,72 +79,56 @@ func TestInProportion(t *testing.T) {
 			return in
 		}},
 		{"APIServices of one Service", 200, 500, func(n int) Input { return sharing(n, endpoints(3)) }},
-		{"endpoints of a Service", 240, 200, func(n int) Input {
-			return object(func(in *Input, _ *apiregistrationv1.APIService) { in.Slices[one] = endpoints(n) })
-		}},
-		{"slices of a Service", 200, 200, func(n int) Input {
-			return object(func(in *Input, _ *apiregistrationv1.APIService) {
-				in.Slices[one] = nil
-				for i := range n {
-					in.Slices[one] = append(in.Slices[one], slice(one, fmt.Sprintf("10.1.%d.%d", i/250, i%250)))
+		{"endpoints of a Service", 240, 200, object(func(n int, in *Input, _ *apiregistrationv1.APIService) { in.Slices[one] = endpoints(n) })},
+		{"slices of a Service", 200, 200, object(func(n int, in *Input, _ *apiregistrationv1.APIService) {
+			in.Slices[one] = nil
+			for i := range n {
+				in.Slices[one] = append(in.Slices[one], slice(one, fmt.Sprintf("10.1.%d.%d", i/250, i%250)))
+			}
+		})},
+		{"addresses of an endpoint", 1000, 16, object(func(n int, in *Input, _ *apiregistrationv1.APIService) {
+			for i := range n {
+				e := &in.Slices[one][0].Endpoints[0]
+				e.Addresses = append(e.Addresses, fmt.Sprintf("10.1.%d.%d", i/250, i%250))
+			}
+		})},
+		{"ports of a slice, and its endpoints", 200, 200, object(func(n int, in *Input, _ *apiregistrationv1.APIService) {
+			in.Slices[one] = endpoints(n)
+			for _, s := range in.Slices[one] {
+				for i := range n / len(in.Slices[one]) {
+					s.Ports = append([]discoveryv1.EndpointPort{{Name: new(fmt.Sprint(i)), Port: new(int32(i + 1))}}, s.Ports...)
 				}
-			})
-		}},
-		{"addresses of an endpoint", 1000, 16, func(n int) Input {
-			return object(func(in *Input, _ *apiregistrationv1.APIService) {
-				for i := range n {
-					e := &in.Slices[one][0].Endpoints[0]
-					e.Addresses = append(e.Addresses, fmt.Sprintf("10.1.%d.%d", i/250, i%250))
-				}
-			})
-		}},
-		{"ports of a slice, and its endpoints", 200, 200, func(n int) Input {
-			return object(func(in *Input, _ *apiregistrationv1.APIService) {
-				in.Slices[one] = endpoints(n)
-				for _, s := range in.Slices[one] {
-					for i := range n / len(in.Slices[one]) {
-						s.Ports = append([]discoveryv1.EndpointPort{{Name: new(fmt.Sprint(i)), Port: new(int32(i + 1))}}, s.Ports...)
-					}
-				}
-			})
-		}},
-		{"ports of a Service", 200, 100, func(n int) Input {
-			return object(func(in *Input, _ *apiregistrationv1.APIService) {
-				for i := range n {
-					s := in.Services[one]
-					s.Spec.Ports = append([]corev1.ServicePort{{Name: fmt.Sprint(i), Port: int32(1000 + i)}}, s.Spec.Ports...)
-				}
-			})
-		}},
-		{"reports of endpoints", 240, 200, func(n int) Input {
-			return object(func(in *Input, a *apiregistrationv1.APIService) {
-				in.Slices[one] = endpoints(n)
-				e := Build(*in, nil).Entries()[0]
-				for _, endpoint := range e.Endpoints {
-					in.Reports = append(in.Reports, Report{Name: a.Name, Backend: e.Backend, Endpoint: Endpoint{Address: endpoint.Address, Health: Healthy}})
-				}
-			})
-		}},
-		{"annotations", 200, 50, func(n int) Input {
-			return object(func(_ *Input, a *apiregistrationv1.APIService) {
-				a.Annotations = map[string]string{}
-				for i := range n {
-					a.Annotations[fmt.Sprintf("%sunknown-%d", prefix, i)] = strings.Repeat("v", 20)
-				}
-			})
-		}},
-		{"long-running subresources", 2000, 2, func(n int) Input { return annotation(n, "long-running-subresources", "a,") }},
-		{"URLs", 500, 20, func(n int) Input { return annotation(n, "url", "https://192.0.2.1:1,") }},
-		{"a long maintenance message", 4000, 1, func(n int) Input { return annotation(n, "maintenance", "m") }},
-		{"a long timeout", 4000, 2, func(n int) Input { return annotation(n, "request-timeout", "1s") }},
-		{"certificates of a caBundle", 20, 600, func(n int) Input { // what else may be in one: certs/trust
-			return object(func(_ *Input, a *apiregistrationv1.APIService) {
-				a.Spec.InsecureSkipTLSVerify = false
-				for i := range n {
-					a.Spec.CABundle = append(a.Spec.CABundle, pki.NewCA(fmt.Sprint(i)).PEM()...)
-				}
-			})
-		}},
+			}
+		})},
+		{"ports of a Service", 200, 100, object(func(n int, in *Input, _ *apiregistrationv1.APIService) {
+			for i := range n {
+				s := in.Services[one]
+				s.Spec.Ports = append([]corev1.ServicePort{{Name: fmt.Sprint(i), Port: int32(1000 + i)}}, s.Spec.Ports...)
+			}
+		})},
+		{"reports of endpoints", 240, 200, object(func(n int, in *Input, a *apiregistrationv1.APIService) {
+			in.Slices[one] = endpoints(n)
+			e := Build(*in, nil).Entries()[0]
+			for _, endpoint := range e.Endpoints {
+				in.Reports = append(in.Reports, Report{Name: a.Name, Backend: e.Backend, Endpoint: Endpoint{Address: endpoint.Address, Health: Healthy}})
+			}
+		})},
+		{"annotations", 200, 50, object(func(n int, _ *Input, a *apiregistrationv1.APIService) {
+			a.Annotations = map[string]string{}
+			for i := range n {
+				a.Annotations[fmt.Sprintf("%sunknown-%d", prefix, i)] = strings.Repeat("v", 20)
+			}
+		})},
+		{"long-running subresources", 2000, 2, annotation("long-running-subresources", "a,")},
+		{"URLs", 500, 20, annotation("url", "https://192.0.2.1:1,")},
+		{"a long maintenance message", 4000, 1, annotation("maintenance", "m")},
+		{"a long timeout", 4000, 2, annotation("request-timeout", "1s")},
+		{"certificates of a caBundle", 20, 600, object(func(n int, _ *Input, a *apiregistrationv1.APIService) { // what else may be in one: certs/trust
+			a.Spec.InsecureSkipTLSVerify = false
+			for i := range n {
+				a.Spec.CABundle = append(a.Spec.CABundle, pki.NewCA(fmt.Sprint(i)).PEM()...)
+			}
+		})},
 		{"one caBundle in many APIServices", 100, 1200, func(n int) Input {
 			in, ca := manyRemotes(n), pki.NewCA("one").PEM()
 			for _, a := range in.APIServices {

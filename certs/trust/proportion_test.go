@@ -78,23 +78,20 @@ func TestInProportion(t *testing.T) {
 		many, alike = append(many, pki.NewCA(fmt.Sprint(i)).PEM()...), append(alike, pki.NewCA("ca").PEM()...)
 	}
 	part := func(bundle []byte, n int) []byte { return bundle[:n*len(bundle)/80] }
-	row := func(name string, n int, of func(n int) (int, func() any)) proportion.Row {
-		return proportion.Row{Name: name, N: n, Of: of}
-	}
 	parsed := func(name string, n int, text func(n int) []byte) proportion.Row {
-		return row(name, n, func(n int) (int, func() any) {
+		return proportion.Row{Name: name, N: n, Of: func(n int) (int, func() any) {
 			data := append(text(n), ca.PEM()...)
 			return len(data), func() any {
 				certs, err := bundle.Parse(data)
 				return []any{newRoots(certs), err}
 			}
-		})
+		}}
 	}
 	repeat := func(text string) func(n int) []byte {
 		return func(n int) []byte { return bytes.Repeat([]byte(text), n) }
 	}
 	verified := func(name string, n int, trusted func(n int) []byte, chain func(n int) []*x509.Certificate) proportion.Row {
-		return row(name, n, func(n int) (int, func() any) {
+		return proportion.Row{Name: name, N: n, Of: func(n int) (int, func() any) {
 			certs, _ := bundle.Parse(trusted(n))
 			r, shown := newRoots(certs), chain(n)
 			sent := len(trusted(n))
@@ -106,7 +103,7 @@ func TestInProportion(t *testing.T) {
 				got, _, err := v.verify(shown, time.Now())
 				return []any{got, err}
 			}
-		})
+		}}
 	}
 	leaf := func(l pki.Leaf) func(int) []*x509.Certificate {
 		c := ca.Issue(l).Certificate

@@ -40,26 +40,25 @@ func TestInProportion(t *testing.T) {
 			return nil
 		}
 	}
+	const first = `{"z":1,`
 	for _, of := range []struct {
-		name, each string
-		n          int
+		name string
+		n    int
+		text func(n int) string
 	}{
-		{"fields", `"f#":1,`, 500}, {"one field again and again", `"f":1,`, 500}, {"items", `"items":[{"metadata":{"managedFields":[]}}],`, 200}, {"managed fields", `"metadata":{"managedFields":[{}]},`, 200},
-		{"blanks", ` `, 5000}, {"escapes", `"\u00e4":1,`, 500},
+		{"fields", 500, proportion.Repeat(first, `"f@":1,`, "}")},
+		{"one field again and again", 500, proportion.Repeat(first, `"f":1,`, "}")},
+		{"items", 200, proportion.Repeat(first, `"items":[{"metadata":{"managedFields":[]}}],`, "}")},
+		{"managed fields", 200, proportion.Repeat(first, `"metadata":{"managedFields":[{}]},`, "}")},
+		{"blanks", 5000, proportion.Repeat("{", " ", `"z":1}`)},
+		{"escapes", 500, proportion.Repeat(first, `"\u00e4":1,`, "}")},
+		{"levels", 1000, func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }},
 	} {
 		rows = append(rows, proportion.Row{Name: "a body: " + of.name, N: of.n, Of: func(n int) (int, func() any) {
-			var b strings.Builder
-			for i := range n {
-				b.WriteString(strings.ReplaceAll(of.each, "#", fmt.Sprint(i)))
-			}
-			body := []byte("{" + b.String() + `"z":1}`)
+			body := []byte(of.text(n))
 			return len(body), func() any { return record(widget("create"), body) }
 		}})
 	}
-	rows = append(rows, proportion.Row{Name: "a body: levels", N: 1000, Of: func(n int) (int, func() any) {
-		body := []byte(strings.Repeat("[", n) + strings.Repeat("]", n))
-		return len(body), func() any { return record(widget("create"), body) }
-	}})
 	for name, of := range map[string]func(n int, r *Request){
 		"groups": func(n int, r *Request) {
 			r.Attributes.User = &user.DefaultInfo{Groups: strings.Split(strings.Repeat("g,", n), ",")}

@@ -34,36 +34,32 @@ func TestInProportion(t *testing.T) {
 			}
 		}})
 	}
+	writes := func(say func(f *http2.Framer, n int)) func(n int) []byte {
+		return func(n int) []byte { return written(func(f *http2.Framer) { say(f, n) }) }
+	}
 	client := func(r *rig) *peer { return r.peers[0] }
 	backend := func(r *rig) *peer { return r.backend(0) }
 	for _, s := range proportion.Heads() {
-		row("head: "+s.Name, s.Small, client, func(n int) []byte {
+		row("head: "+s.Name, s.Small, client, writes(func(f *http2.Framer, n int) {
 			h := s.Of("/", n)
-			return written(func(f *http2.Framer) { section(f, 3, true, requested(&h), minMaxFrame, 0) })
-		})
-		row("trailers: "+s.Name, s.Small, client, func(n int) []byte {
-			h := s.Of("/", n)
-			return written(func(f *http2.Framer) { section(f, 1, true, h.Fields, minMaxFrame, 0) })
-		})
+			section(f, 3, true, requested(&h), minMaxFrame, 0)
+		}))
+		row("trailers: "+s.Name, s.Small, client, writes(func(f *http2.Framer, n int) {
+			section(f, 1, true, s.Of("/", n).Fields, minMaxFrame, 0)
+		}))
 	}
 	for _, s := range proportion.Answers() {
 		answered := func(status string, end bool) func(n int) []byte {
-			return func(n int) []byte {
-				h := s.Of("", n)
-				return written(func(f *http2.Framer) {
-					section(f, 1, end, append([]hpack.HeaderField{field(":status", status)}, h.Fields...), minMaxFrame, 0)
-				})
-			}
+			return writes(func(f *http2.Framer, n int) {
+				section(f, 1, end, append([]hpack.HeaderField{field(":status", status)}, s.Of("", n).Fields...), minMaxFrame, 0)
+			})
 		}
 		row("answer: "+s.Name, s.Small, backend, answered("200", true))
 		row("interim head: "+s.Name, s.Small, backend, answered("103", false))
-		row("trailers of an answer: "+s.Name, s.Small, backend, func(n int) []byte {
-			h := s.Of("", n)
-			return written(func(f *http2.Framer) {
-				section(f, 1, false, []hpack.HeaderField{field(":status", "200")}, minMaxFrame, 0)
-				section(f, 1, true, h.Fields, minMaxFrame, 0)
-			})
-		})
+		row("trailers of an answer: "+s.Name, s.Small, backend, writes(func(f *http2.Framer, n int) {
+			section(f, 1, false, []hpack.HeaderField{field(":status", "200")}, minMaxFrame, 0)
+			section(f, 1, true, s.Of("", n).Fields, minMaxFrame, 0)
+		}))
 	}
 	plain := proportion.Plain().Of("/", 8<<10)
 	for _, of := range []struct{ name, first, frame string }{ // %d is another number each time
@@ -94,33 +90,27 @@ func TestInProportion(t *testing.T) {
 		}
 	}
 	for side, from := range map[string]func(*rig) *peer{"a client's ": client, "a backend's ": backend} {
-		row(side+"interim heads", 40, from, func(n int) []byte {
-			return written(func(f *http2.Framer) {
-				for range n {
-					section(f, 1, false, []hpack.HeaderField{field(":status", "103"), field("a", "b")}, minMaxFrame, 0)
-				}
-			})
-		})
+		row(side+"interim heads", 40, from, writes(func(f *http2.Framer, n int) {
+			for range n {
+				section(f, 1, false, []hpack.HeaderField{field(":status", "103"), field("a", "b")}, minMaxFrame, 0)
+			}
+		}))
 	}
 	row("settings in one frame", 100, client, func(n int) []byte {
 		return newRig(t).client().bytes("SETTINGS%s", strings.Repeat(" INITIAL_WINDOW_SIZE=1000 INITIAL_WINDOW_SIZE=1001", n))
 	})
-	row("pieces of a head", 16, client, func(n int) []byte {
-		return written(func(f *http2.Framer) {
-			part := proportion.Plain().Of("/", 200*n)
-			section(f, 3, true, requested(&part), 200, 0)
-		})
-	})
-	row("padding of a head", 4, client, func(n int) []byte {
-		return written(func(f *http2.Framer) { section(f, 3, true, requested(&plain), minMaxFrame/4, uint8(50*n)) })
-	})
-	row("heads that were promised no end", 50, client, func(n int) []byte {
-		return written(func(f *http2.Framer) {
-			for i := range n {
-				section(f, uint32(2*i+3), false, requested(&proportion.Head{Path: "/"}), minMaxFrame, 0)
-			}
-		})
-	})
+	row("pieces of a head", 16, client, writes(func(f *http2.Framer, n int) {
+		part := proportion.Plain().Of("/", 200*n)
+		section(f, 3, true, requested(&part), 200, 0)
+	}))
+	row("padding of a head", 4, client, writes(func(f *http2.Framer, n int) {
+		section(f, 3, true, requested(&plain), minMaxFrame/4, uint8(50*n))
+	}))
+	row("heads that were promised no end", 50, client, writes(func(f *http2.Framer, n int) {
+		for i := range n {
+			section(f, uint32(2*i+3), false, requested(&proportion.Head{Path: "/"}), minMaxFrame, 0)
+		}
+	}))
 	for i := range rows {
 		rows[i].Held = 24 // a field of 6 bytes is 40 in the list that the connections of a shard share
 	}
