@@ -83,11 +83,7 @@ func (s *stage) config(options []string) (cfg Config) {
 			cfg.Watch = func(context.Context, types.NamespacedName, func(map[string][]byte, error)) error { return nil }
 		},
 	}
-	for _, option := range options {
-		key, value, _ := strings.Cut(option, "=")
-		must.Be(s.t, set[key] != nil, "%s: unknown option %s", s.at, option)
-		set[key](value)
-	}
+	story.Set(s.t, s.at, options, set)
 	s.metrics = prometheus.NewPedanticRegistry() // rejects undescribed metrics
 	cfg.Metrics = s.metrics
 	return cfg

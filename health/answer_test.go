@@ -55,15 +55,9 @@ func (w *world) answer(words ...string) {
 		"cuts":   func(string) { a.cuts = true },
 		"closes": func(string) { a.closes = true },
 		"floods": func(string) { a.floods = true },
+		"":       func(v string) { a.status = int(w.value(v)) },
 	}
-	for _, word := range words {
-		key, value, _ := strings.Cut(word, "=")
-		if set[key] == nil {
-			a.status = int(w.value(word))
-			continue
-		}
-		set[key](value)
-	}
+	w.does(words, set)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if a.nth == 0 && a.every == 0 && a.path == "" && a.host == "" {

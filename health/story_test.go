@@ -188,31 +188,32 @@ func (w *world) change(changes []string) {
 			entries[i] = &next
 		}
 	}
-	for _, word := range changes {
-		switch key, value, _ := strings.Cut(word, "="); key {
-		case "none":
-			entries = nil
-		case "claims":
-			entries = w.some(value)
-		case "anew":
+	w.does(changes, map[string]func(v string){
+		"none":   func(string) { entries = nil },
+		"claims": func(v string) { entries = w.some(v) },
+		"anew": func(string) {
 			again := *entries[0].Backend
 			edit(func(e *registry.Entry) { e.Backend = &again })
-		case "interval":
-			edit(func(e *registry.Entry) { e.Settings.ProbeInterval = time.Duration(w.value(value)) })
-		case "knows":
+		},
+		"interval": func(v string) {
+			edit(func(e *registry.Entry) { e.Settings.ProbeInterval = time.Duration(w.value(v)) })
+		},
+		"knows": func(v string) {
 			known := map[string]registry.Endpoint{
 				"unprobed": {}, "unhealthy": {Health: registry.Unhealthy},
 				"healthy": {Health: registry.Healthy}, "slow": {Health: registry.Healthy, Slow: true},
-			}[value]
+			}[v]
 			known.Address = at
 			edit(func(e *registry.Entry) { e.Endpoints = []registry.Endpoint{known} })
-		case "without-endpoints":
-			edit(func(e *registry.Entry) { e.Endpoints = nil })
-		default:
-			w.t.Fatalf("%s: unknown change %s", w.line, word)
-		}
-	}
+		},
+		"without-endpoints": func(string) { edit(func(e *registry.Entry) { e.Endpoints = nil }) },
+	})
 	w.set(entries...)
+}
+
+// does calls what set has for each word of a step.
+func (w *world) does(words []string, set map[string]func(v string)) {
+	story.Set(w.t, w.line, words, set)
 }
 
 // some returns APIServices by number: N or N-M.

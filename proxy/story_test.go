@@ -169,41 +169,36 @@ func (s *stage) question(words []string, target, also string) *question {
 	q.URL.Host, q.URL.Opaque, q.URL.RawQuery, q.URL.ForceQuery = frontHost, "//"+frontHost+path, query, has
 	q.Header.Set("User-Agent", "story")
 	s.add(q.Header, also)
-	for _, word := range words[2:] {
-		key, value, _ := strings.Cut(word, "=")
-		switch key {
-		case "leaves":
-			q.leaves = true
-		case "drained":
-			q.drained = true
-		case "afresh":
-			q.afresh = true
-		case "token":
-			q.Header.Set("Authorization", "Bearer token-of-"+value)
-		case "cert":
-			q.pair = s.pair(value)
-		case "with":
-			s.add(q.Header, value)
-		case "pad":
-			q.target += strings.Repeat("x", must.Get(strconv.Atoi(value))(s.t)-len(q.target))
+	body := func(text string, length int) {
+		q.body, q.ContentLength, q.Body = text, int64(length), io.NopCloser(strings.NewReader(text))
+	}
+	s.each(words[2:], map[string]func(v string){
+		"leaves":  func(string) { q.leaves = true },
+		"drained": func(string) { q.drained = true },
+		"afresh":  func(string) { q.afresh = true },
+		"token":   func(v string) { q.Header.Set("Authorization", "Bearer token-of-"+v) },
+		"cert":    func(v string) { q.pair = s.pair(v) },
+		"with":    func(v string) { s.add(q.Header, v) },
+		"pad": func(v string) {
+			q.target += strings.Repeat("x", must.Get(strconv.Atoi(v))(s.t)-len(q.target))
 			q.URL.RawQuery = q.target[len(path)+1:]
-		case "body", "streamed":
-			q.body, q.ContentLength = value, int64(len(value))
-			if q.Body = io.NopCloser(strings.NewReader(value)); key == "streamed" {
-				q.ContentLength = -1
-			}
-		case "at":
-			q.URL = must.Get(q.URL.Parse(s.admin.URL + q.target))(s.t)
-			q.ways = []string{"http/1.1"}
-		case "over":
-			q.ways = strings.Split(value, ",")
-		default:
+		},
+		"body":     func(v string) { body(v, len(v)) },
+		"streamed": func(v string) { body(v, -1) },
+		"at":       func(string) { q.URL, q.ways = must.Get(q.URL.Parse(s.admin.URL+q.target))(s.t), []string{"http/1.1"} },
+		"over":     func(v string) { q.ways = strings.Split(v, ",") },
+		"": func(word string) {
 			key, value, field := strings.Cut(word, ":")
 			must.Be(s.t, field, "%s: what is %s?", target, word)
 			q.Header[key] = append(q.Header[key], strings.NewReplacer("+", " ", "ME", s.proxy.instance).Replace(value))
-		}
-	}
+		},
+	})
 	return q
+}
+
+// each does what set has for each word.
+func (s *stage) each(words []string, set map[string]func(v string)) {
+	story.Set(s.t, strings.Join(words, " "), words, set)
 }
 
 // add adds the fields of a file, with names as they are written.

@@ -78,60 +78,55 @@ func (s *stage) anew(options []string) {
 		c.also = func(in *registry.Input) { scene.SetPolicy(s.t, in, "ruled.yaml", neverMatches) }
 	}
 	burst := givenUpBurst
-	for _, option := range options {
-		key, value, _ := strings.Cut(option, "=")
-		switch key {
-		case "impersonate":
+	audit := func(v string) { c.Audit, s.audits, s.stopAudits = newAudit(s.t, s.File(s.t, v)) }
+	s.each(options, map[string]func(v string){
+		"impersonate": func(v string) {
 			c.impersonate = true
-			if value != "" {
-				c.groups = strings.Split(value, ",")
+			if v != "" {
+				c.groups = strings.Split(v, ",")
 			}
-		case "unhealthy":
-			c.unhealthy = true
-		case "incomplete":
-			c.incomplete = true
-		case "redirects":
-			c.ForwardRedirects = true
-		case "pages":
-			c.Pages = page
-		case "behind":
+		},
+		"unhealthy":  func(string) { c.unhealthy = true },
+		"incomplete": func(string) { c.incomplete = true },
+		"redirects":  func(string) { c.ForwardRedirects = true },
+		"pages":      func(string) { c.Pages = page },
+		"behind": func(string) {
 			c.Behind = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", "application/json")
 				_, _ = io.WriteString(w, `{"page":"behind"}`)
 			})
 			c.Documents = page
-		case "directory":
-			c.also = func(in *registry.Input) { in.Options.Directory = true }
-		case "policy":
+		},
+		"directory": func(string) { c.also = func(in *registry.Input) { in.Options.Directory = true } },
+		"policy": func(v string) {
 			before := c.also
 			c.also = func(in *registry.Input) {
 				if before != nil {
 					before(in)
 				}
-				scene.SetPolicy(s.t, in, value, s.File(s.t, value))
+				scene.SetPolicy(s.t, in, v, s.File(s.t, v))
 			}
-		case "pools":
-			s.pools = true
-		case "forgetful":
-			c.forgetful, c.forgetsTokens = true, value == "tokens"
-		case "unread":
-			c.unread = value
-		case "browsers":
+		},
+		"pools":     func(string) { s.pools = true },
+		"forgetful": func(v string) { c.forgetful, c.forgetsTokens = true, v == "tokens" },
+		"unread":    func(v string) { c.unread = v },
+		"browsers": func(string) {
 			c.AllowedOrigins, c.HSTS = []string{`//mine\.example\.com(:|$)`}, []string{"max-age=1", "preload"}
-		case "burst":
-			burst = 2
-		case "trace":
-			c.Tracer, s.spans = newTracer(s.t, value)
-		case "log":
-			c.AccessLog, s.log, s.stopLog = newLog(s.t)
-		case "audit", "audit-local":
-			c.Audit, s.audits, s.stopAudits = newAudit(s.t, s.File(s.t, value))
-			c.AuditLocal = key == "audit-local"
-		default:
+		},
+		"burst": func(string) { burst = 2 },
+		"trace": func(v string) { c.Tracer, s.spans = newTracer(s.t, v) },
+		"log":   func(string) { c.AccessLog, s.log, s.stopLog = newLog(s.t) },
+		"audit": audit,
+		"audit-local": func(v string) {
+			audit(v)
+			c.AuditLocal = true
+		},
+		"": func(option string) {
+			name, value, _ := strings.Cut(option, "=")
 			must.Be(s.t, value != "", "no option %s", option)
-			c.change = annotate(key, strings.ReplaceAll(value, "+", " "))
-		}
-	}
+			c.change = annotate(name, strings.ReplaceAll(value, "+", " "))
+		},
+	})
 	s.world = newWorld(s.t, c)
 	s.proxy.givenUp.burst, s.proxy.givenUp.pause = burst, time.Hour
 	s.admin = s.guard(s.t, s.proxy, page)

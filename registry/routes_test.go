@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry/policy"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 )
 
 // routed is what a story of a policy has beside its table.
@@ -70,11 +71,7 @@ func (s *teller) asked(at string, words []string) {
 		"user":      func(v string) { u.Name, r.User = v, u },
 		"group":     func(v string) { u.Groups, r.User = append(u.Groups, v), u },
 	}
-	for _, w := range words[1 : len(words)-1] {
-		name, value, _ := strings.Cut(w, "=")
-		must.Be(s, set[name] != nil, "%s: unknown %s", at, w)
-		set[name](value)
-	}
+	story.Set(s, at, words[1:len(words)-1], set)
 	check.Same(s, words[len(words)-1], s.table.named(words[0]).For(&r).Name, "%s: the server", at)
 }
 

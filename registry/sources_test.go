@@ -176,24 +176,18 @@ func (l *live) start(sources []string) {
 	l.metrics = newMeter()
 	c := Config{}
 	c.Metrics = l.metrics
-	for _, word := range sources {
-		switch source, path, _ := strings.Cut(word, "="); source {
-		case "etcd":
-			c.APIServices, c.CacheFile = l.servers["etcd"].Start(l), filepath.Join(l.dir, ".cache")
-		case "client":
-			c.Client = &rest.Config{Host: front.URL, QPS: -1}
-		case "away":
-			c.Client = &rest.Config{Host: "http://127.0.0.1:1"}
-		case "cluster":
-			c.Cluster = true
-		case "directory":
-			c.Directory = filepath.Join(l.dir, path)
-		case "policy":
+	story.Set(l, "start", sources, map[string]func(path string){
+		"etcd":      func(string) { c.APIServices, c.CacheFile = l.servers["etcd"].Start(l), filepath.Join(l.dir, ".cache") },
+		"client":    func(string) { c.Client = &rest.Config{Host: front.URL, QPS: -1} },
+		"away":      func(string) { c.Client = &rest.Config{Host: "http://127.0.0.1:1"} },
+		"cluster":   func(string) { c.Cluster = true },
+		"directory": func(path string) { c.Directory = filepath.Join(l.dir, path) },
+		"policy": func(path string) {
 			if c.Policy = path; !strings.HasPrefix(path, "configmap:") {
 				c.Policy = filepath.Join(l.dir, path)
 			}
-		}
-	}
+		},
+	})
 	l.registry, l.trusted = must.Get(New(c))(l), map[string]chan string{}
 	l.table = l.registry.Table()
 	l.stops = append([]func(){must.Run(l, l.registry.Run)}, l.stops...)

@@ -17,6 +17,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/logbook"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
+	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 	"github.com/fairlead-proxy/fairlead/tests/pki/cast"
 )
@@ -80,11 +81,7 @@ func (s *stage) set(name string, fields ...string) {
 		"like":      func(v string) { e.Backend = s.backends[v] }, // it has the Backend of another
 		"local":     func(string) { e.Backend = nil },
 	}
-	for _, field := range fields {
-		key, value, _ := strings.Cut(field, "=")
-		must.Be(s.t, set[key] != nil, "unknown field %s", field)
-		set[key](value)
-	}
+	story.Set(s.t, name, fields, set)
 	s.backends[name] = e.Backend
 	s.entries = append(slices.DeleteFunc(slices.Clone(s.entries), func(o *registry.Entry) bool { return o.Name == name }), e)
 	s.table()

@@ -186,11 +186,7 @@ func (s *teller) setPlan(words []string) {
 			}
 		},
 	}
-	for _, w := range words {
-		name, value, _ := strings.Cut(w, "=")
-		must.Be(s.t, set[name] != nil, "%s: unknown word %s", s.at, w)
-		set[name](value)
-	}
+	story.Set(s.t, s.at, words, set)
 }
 
 func (s *teller) made() Plan {

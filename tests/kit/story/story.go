@@ -57,6 +57,19 @@ func (s *Story) Steps() iter.Seq2[string, []string] {
 	}
 }
 
+// Set calls what set has for each word: name or name=value, or what it has for "" with the whole word.
+func Set(t testing.TB, at string, words []string, set map[string]func(value string)) {
+	t.Helper()
+	for _, w := range words {
+		name, value, _ := strings.Cut(w, "=")
+		if set[name] == nil {
+			name, value = "", w
+		}
+		must.Be(t, set[name] != nil, "%s: unknown %s", at, w)
+		set[name](value)
+	}
+}
+
 // File returns the content of a file of the archive.
 func (s *Story) File(t testing.TB, name string) string {
 	t.Helper()
