@@ -21,6 +21,7 @@ import (
 	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -191,29 +192,19 @@ func compare(t *testing.T, a *Authenticator, upstream authenticator.Request, con
 	} else if u == nil {
 		err = ErrUnauthenticated
 	}
-	if cached, known := a.Cached(&c, r.URL.Path); known && describe(cached) != describe(u) {
-		t.Errorf("%s: Cached says %s, Review %s", name, describe(cached), describe(u))
+	if cached, known := a.Cached(&c, r.URL.Path); known {
+		check.Same(t, describe(u), describe(cached), "%s: what Cached says, unlike Review", name)
 	}
 	want := "nobody"
 	resp, ok, wantErr := upstream.AuthenticateRequest(r)
 	if ok && wantErr == nil {
 		want = describe(resp.User)
 	}
-	if got := describe(u); got != want {
-		t.Errorf("%s: got %s (%v), upstream %s (%v)", name, got, err, want, wantErr)
-	}
-	if (u == nil) == (err == nil) {
-		t.Errorf("%s: user %v and error %v", name, u, err)
-	}
+	check.Same(t, want, describe(u), "%s: the user (%v), unlike upstream's (%v)", name, err, wantErr)
+	check.Same(t, u == nil, err != nil, "%s: user %v and error %v", name, u, err)
 	// Requests to the local apiserver must not become anonymous after a failure: upstream, too,
 	// must have refused those without a token and a user.
-	if c.Kind == KindInvalid && wantErr == nil {
-		t.Errorf("%s: refused, upstream sees %s", name, want)
-	}
-	if c.Kind == KindNone && wantErr != nil {
-		t.Errorf("%s: forwarded as anonymous, upstream refuses: %v", name, wantErr)
-	}
-	if c.Kind == KindNone && errors.Is(err, errBadToken) {
-		t.Errorf("%s: no credential, and yet an invalid token", name)
-	}
+	check.Same(t, false, c.Kind == KindInvalid && wantErr == nil, "%s: refused, upstream sees %s", name, want)
+	check.Same(t, false, c.Kind == KindNone && wantErr != nil, "%s: forwarded as anonymous, upstream refuses: %v", name, wantErr)
+	check.Same(t, false, c.Kind == KindNone && errors.Is(err, errBadToken), "%s: no credential, and yet an invalid token", name)
 }

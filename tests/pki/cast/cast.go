@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -52,31 +53,20 @@ func (c Cast) Pair(t testing.TB, leaf pki.Leaf, text string) *pki.Pair {
 	words := strings.Split(text, ",")
 	ca := c.CA(words[0])
 	in := func(d string) time.Time { return time.Now().Add(must.Get(time.ParseDuration(d))(t)) }
-	for _, option := range words[1:] {
-		switch key, value, _ := strings.Cut(option, "="); key {
-		case "cn":
-			leaf.CommonName = value
-		case "names":
-			value = strings.ReplaceAll(value, ";", ",") // in one name
-			leaf.Names = slices.DeleteFunc(strings.Split(value, "|"), func(n string) bool { return n == "" })
-		case "until":
-			leaf.NotAfter = in(value)
-		case "from":
-			leaf.NotBefore = in(value)
-		case "sha1":
-			leaf.SHA1 = true
-		case "client":
-			leaf.Usage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-		case "server":
-			leaf.Usage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-		case "any":
-			leaf.Usage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny}
-		case "through": // an intermediate CA that is valid so long
-			ca = ca.IntermediateUntil("middle", in(value))
-		default:
-			t.Fatalf("unknown option %s", option)
-		}
-	}
+	story.Set(t, text, words[1:], map[string]func(v string){
+		"cn": func(v string) { leaf.CommonName = v },
+		"names": func(v string) {
+			v = strings.ReplaceAll(v, ";", ",") // in one name
+			leaf.Names = slices.DeleteFunc(strings.Split(v, "|"), func(n string) bool { return n == "" })
+		},
+		"until":   func(v string) { leaf.NotAfter = in(v) },
+		"from":    func(v string) { leaf.NotBefore = in(v) },
+		"sha1":    func(string) { leaf.SHA1 = true },
+		"client":  func(string) { leaf.Usage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} },
+		"server":  func(string) { leaf.Usage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} },
+		"any":     func(string) { leaf.Usage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny} },
+		"through": func(v string) { ca = ca.IntermediateUntil("middle", in(v)) }, // an intermediate CA that is valid so long
+	})
 	return ca.Issue(leaf)
 }
 
