@@ -173,6 +173,10 @@ func (d *Discovery) taken(old *state, entries []*registry.Entry, found versions,
 
 // accept makes v the version of a backend's document: bounded, and repaired where clients are known to fail.
 func (d *Discovery) accept(v *version, gv schema.GroupVersion, doc *apidiscoveryv2.APIVersionDiscovery) {
+	if doc.Freshness == apidiscoveryv2.DiscoveryFreshnessStale { // of an aggregator that cannot ask its server
+		v.err = documents.Answer{Path: gv.String()}.Invalid(errors.New("it is Stale there"))
+		return
+	}
 	doc.Version, doc.Freshness = gv.Version, apidiscoveryv2.DiscoveryFreshnessCurrent
 	repair(doc)
 	text, _ := json.Marshal(doc) // it cannot fail

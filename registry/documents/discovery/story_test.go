@@ -33,6 +33,7 @@ import (
 //	backend <service> legacy <code> <gv>=… …
 //	backend <service> hangs|refuses|garbage|huge|status <code>
 //	backend <service> silent <gv>=… …   lists nothing in /apis
+//	backend <service> stale <gv> …      is an aggregator whose own servers are away
 //	open [<stale-after>]                Discovery starts
 func TestStories(t *testing.T) {
 	scene.Tell(t, func(tb testing.TB) *scene.Scene {
@@ -108,6 +109,12 @@ func behaviour(words []string) http.HandlerFunc {
 			}
 			own(w, r)
 		}
+	case "stale":
+		list := listOf(words[1:]...)
+		for i := range list.Items {
+			list.Items[i].Versions[0].Freshness = apidiscoveryv2.DiscoveryFreshnessStale
+		}
+		return serving(list)
 	case "hangs":
 		return hanging
 	case "garbage":
