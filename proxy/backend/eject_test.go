@@ -74,8 +74,8 @@ func TestEjectedAtItsAnswer(t *testing.T) {
 }
 
 // A watch over HTTP/1.1 has no sign of life but the verdict on its endpoint. It ends when another endpoint is healthy,
-// so that its client goes on there. Without another one it ends when its endpoint is hung and it was quiet for a while:
-// not if the endpoint is only unhealthy, runs again, or still sends something.
+// so that its client goes on there. Without another one it ends when its endpoint is hung, or has left the table while
+// it was unhealthy, and it was quiet for a while: not if the endpoint is only unhealthy, runs again, or still sends.
 func TestHungWatch(t *testing.T) {
 	well, bad := healthy(place1), registry.Endpoint{Address: place1, Health: registry.Unhealthy}
 	hung, other := registry.Endpoint{Address: place1, Health: registry.Unhealthy, Hung: true}, healthy(place2)
@@ -93,6 +93,8 @@ func TestHungWatch(t *testing.T) {
 		{"hung late", []table{{bad}, {bad}, {hung}}, 0, 2 * quiet},
 		{"hung, and sends", []table{{hung}}, time.Minute + time.Second/2, time.Minute + quiet},
 		{"unhealthy", []table{{bad}}, 0, 0},
+		{"unhealthy, then gone", []table{{bad}, {other}}, 0, quiet},
+		{"gone", []table{{well}, {other}}, 0, 0},
 		{"hung for a moment", []table{{hung}, {bad}}, 0, 0},
 		{"hung for a moment, twice", []table{{hung}, {well}, {hung}}, 0, 2 * quiet},
 	} {

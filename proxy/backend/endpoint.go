@@ -39,7 +39,8 @@ type endpoint struct {
 	inFlight  atomic.Int64                    // the requests that have taken the endpoint
 	suspicion suspicion
 	out       atomic.Bool // it is unhealthy while others are not. Set before verdict ends
-	hung      atomic.Bool // its process does not run
+	hung      atomic.Bool // its process does not run, or it was unhealthy when it left the table
+	unhealthy bool        // by the last table; guarded by up.mu
 	// via is the carrier's endpoint, whose HTTP/2 connections carry requests. Nil: it has its own. Set under Pools.mu.
 	via   atomic.Pointer[endpoint]
 	gone  context.Context // canceled by drain, with mu held

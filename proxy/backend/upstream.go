@@ -201,16 +201,18 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 		u.agreement().CompareAndSwap(was, nil) // a new endpoint may speak HTTP/2, or all that are left
 	}
 	for i := range list {
-		e, out := u.endpoints[list[i].Address], list[i].Health == registry.Unhealthy && v.usable
+		e := u.endpoints[list[i].Address]
+		e.unhealthy = list[i].Health == registry.Unhealthy
 		e.hung.Store(list[i].Hung)
-		if !e.out.Swap(out) && out {
+		if out := e.unhealthy && v.usable; !e.out.Swap(out) && out {
 			ejected = append(ejected, e)
 		}
 	}
 	for address, e := range u.endpoints {
 		if !seen[address] {
 			delete(u.endpoints, address)
-			e.out.Store(true) // nobody stays
+			e.out.Store(true)         // nobody stays
+			e.hung.Store(e.unhealthy) // nobody probes it any more
 			removed = append(removed, e)
 		}
 	}
