@@ -217,7 +217,7 @@ func (p *Pages) claims(e *registry.Entry) []string {
 	if e == nil {
 		return []string{"no APIService claims it"}
 	}
-	claim := fmt.Sprintf("APIService %s claims it and is Local (spec.service is not set)", e.Name)
+	claim := "APIService " + e.Name + " claims it and is Local: it names no extension server that Fairlead asks"
 	if !e.Local() {
 		claim = "APIService " + e.Name + " claims it for " + cmp.Or(e.Backend.URLs, "service "+e.Backend.String())
 	}
