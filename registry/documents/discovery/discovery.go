@@ -124,8 +124,8 @@ func (d *Discovery) tell(parts []part) {
 		for _, s := range p.from[1:] { // nobody was before the first
 			if now := strings.Join(s.conflicts, ", "); now != d.told[s.name] {
 				d.told[s.name] = now
-				d.cfg.Log().Warn("resources of backend have another kind, scope or verbs than a server's before it, "+
-					"those are listed", "apiservice", s.name, "resources", now)
+				d.cfg.Log().Warn("resources of backend of another kind, scope or verbs than those of another server, "+
+					"which are listed, are now", "apiservice", s.name, "resources", now)
 			}
 		}
 	}

@@ -152,7 +152,7 @@ func (o *OpenAPI) ask(whole context.Context, known *state,
 	maps.DeleteFunc(next.versions, func(gv schema.GroupVersion, _ version) bool { return t.Entry(gv) == nil })
 	next.claims, changed = q.claims, !slices.Equal(q.claims.paths(), known.claims.paths())
 	if !slices.Equal(q.claims.foreign, known.claims.foreign) {
-		o.log.Warn("OpenAPI index of backend has other servers' group-versions, those stay the others'",
+		o.log.Warn("other servers' group-versions in the OpenAPI index of backend, which stay the others', are now",
 			"apiservice", entries[0].Name, "groupVersions", q.claims.foreign)
 	}
 	for i, gv := range own {
