@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
+	"slices"
+	"strings"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -82,6 +84,17 @@ func (d *Discovery) convert(a documents.Answer) (*apidiscoveryv2.APIVersionDisco
 	list := &metav1.APIResourceList{}
 	if err := decodeForeign(d.codecs.legacy, &a, list); err != nil {
 		return nil, err
+	}
+	// Upstream refuses the whole list for one subresource of another scope than its resource, as metrics may have.
+	scopes := make(map[string]bool) // :: resource → whether it is namespaced or, if it is not listed, a subresource is
+	for _, r := range slices.Backward(list.APIResources) {
+		resource, _, below := strings.Cut(r.Name, "/")
+		scopes[resource] = r.Namespaced || below && scopes[resource] // the resource itself is the last, and counts
+	}
+	for i := range list.APIResources {
+		if resource, _, below := strings.Cut(list.APIResources[i].Name, "/"); below {
+			list.APIResources[i].Namespaced = scopes[resource]
+		}
 	}
 	resources, err := endpoints.ConvertGroupVersionIntoToDiscovery(list.APIResources)
 	return &apidiscoveryv2.APIVersionDiscovery{Resources: resources}, err //nolint:wrapcheck // it says what it read

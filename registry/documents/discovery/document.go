@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"bytes"
+	"cmp"
 	"net"
 	"net/http"
 	"net/url"
@@ -33,7 +34,7 @@ type document struct {
 
 	once  sync.Once
 	known atomic.Pointer[tag] // nil before the first request
-	forms [len(media{})][2]form
+	forms [3][2]form          // by allMedias, and at(pretty)
 }
 
 // public lets shared caches keep a document. As in kube-apiserver, only aggregated discovery is public.
@@ -46,10 +47,8 @@ type tag struct {
 	unchanged [2]*negotiate.Answer
 }
 
-type media [3]string
-
-func allMedias() media {
-	return media{runtime.ContentTypeJSON, runtime.ContentTypeYAML, runtime.ContentTypeProtobuf}
+func allMedias() []string {
+	return []string{runtime.ContentTypeJSON, runtime.ContentTypeYAML, runtime.ContentTypeProtobuf}
 }
 
 type form struct {
@@ -188,23 +187,16 @@ func (d *Discovery) choose(accept string) choice {
 func (c *codecs) legacyChoice(accept string) choice {
 	m, ok := negotiation.NegotiateMediaTypeOptions(accept, c.legacy.SupportedMediaTypes(),
 		negotiation.DefaultEndpointRestrictions)
-	if !ok {
-		return choice{refused: true}
-	}
-	return choice{media: mediaNumber(m.Accepted), pretty: m.Pretty}
+	return choice{media: mediaNumber(m.Accepted), pretty: m.Pretty, refused: !ok}
 }
 
 func mediaNumber(info runtime.SerializerInfo) int {
-	all := allMedias()
-	return max(0, slices.Index(all[:], info.MediaType))
+	return max(0, slices.Index(allMedias(), info.MediaType))
 }
 
 // produces reports whether go-restful would find one of the media types in the Accept field.
 func produces(accept string, supported []string) bool {
-	if accept == "" {
-		return true
-	}
-	for item := range strings.SplitSeq(accept, ",") {
+	for item := range strings.SplitSeq(cmp.Or(accept, "*/*"), ",") {
 		name, _, _ := strings.Cut(item, ";")
 		if name = strings.Trim(name, " "); name == "*/*" || slices.Contains(supported, name) {
 			return true

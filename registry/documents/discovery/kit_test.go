@@ -155,7 +155,8 @@ func legacyServing(code int, words ...string) http.HandlerFunc {
 			}
 			list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: gv}
 			for name := range strings.SplitSeq(names, ",") {
-				list.APIResources = append(list.APIResources, metav1.APIResource{Name: name, Kind: name, Namespaced: true, Verbs: []string{"list"}})
+				name, scope, _ := strings.Cut(name, ":")
+				list.APIResources = append(list.APIResources, metav1.APIResource{Name: name, Kind: name, Namespaced: scope == "", Verbs: []string{"list"}})
 			}
 			w.Header().Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(list)

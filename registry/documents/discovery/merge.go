@@ -17,7 +17,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/builtin"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
-	"github.com/fairlead-proxy/fairlead/registry/policy"
 )
 
 // merge is the input of the aggregated document.
@@ -55,9 +54,8 @@ type served struct {
 	of   *source // nil means the local apiserver
 	doc  *apidiscoveryv2.APIVersionDiscovery
 
-	rule      *policy.Rule // that of the entry
-	absent    bool         // there is no such Service
-	conflicts []string     // its resources of which another server's are listed that differ, ten at most
+	entry     *registry.Entry // nil means the local apiserver's
+	conflicts []string        // its resources of which another server's are listed that differ, ten at most
 }
 
 func (s served) current() bool { return s.doc.Freshness == apidiscoveryv2.DiscoveryFreshnessCurrent }
@@ -91,8 +89,7 @@ func (m *merge) from(e *registry.Entry) (out []served) {
 	}
 	for _, s := range e.Servers() {
 		of := m.sources(s.Backend)
-		absent := s.Verdict.Reason == registry.ReasonServiceNotFound
-		out = append(out, served{name: s.Name, of: of, doc: m.version(s, of.Load()), rule: s.Rule, absent: absent})
+		out = append(out, served{name: s.Name, of: of, doc: m.version(s, of.Load()), entry: s})
 	}
 	return out
 }
@@ -111,8 +108,9 @@ func united(from []served) *apidiscoveryv2.APIVersionDiscovery {
 	own := false            // or a standby
 	for i := range from {
 		s := &from[i]
-		conditional := s.rule != nil && s.rule.When != nil
-		if own = own || s.current() && !conditional; conditional && !s.current() && !s.absent {
+		conditional := s.entry != nil && s.entry.Rule != nil && s.entry.Rule.When != nil
+		if own = own || s.current() && !conditional; conditional && !s.current() &&
+			s.entry.Verdict.Reason != registry.ReasonServiceNotFound {
 			out.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
 		}
 		for _, r := range s.doc.Resources {

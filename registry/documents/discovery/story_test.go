@@ -30,7 +30,7 @@ import (
 //	alone                               there is no local apiserver
 //	own <gv>=… …                        this process serves groups itself
 //	backend <service> serves <gv>=… …   by aggregated discovery; a resource may be <name>:<kind>[:cluster][:<verb>…]
-//	backend <service> legacy <code> <gv>=… …
+//	backend <service> legacy <code> <gv>=… …  a resource may be <name>:cluster
 //	backend <service> hangs|refuses|garbage|huge|status <code>
 //	backend <service> silent <gv>=… …   lists nothing in /apis
 //	backend <service> stale <gv> …      is an aggregator whose own servers are away

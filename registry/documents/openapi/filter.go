@@ -120,18 +120,15 @@ func ownKinds(d *spec.Schema, own sets.Set[schema.GroupVersion]) error {
 		return nil
 	}
 	list, ok := value.([]any)
-	if !ok {
-		return errors.New(gvkExtension + " is no list")
-	}
 	var out []any
 	for _, item := range list {
-		kind, ok := item.(map[string]any)
-		if !ok {
-			return errors.New(gvkExtension + " is no list of kinds")
-		}
-		if isOwn(kind, own) {
+		kind, is := item.(map[string]any)
+		if ok = ok && is; isOwn(kind, own) { // no kind is nobody's
 			out = append(out, item)
 		}
+	}
+	if !ok {
+		return errors.New(gvkExtension + " is no list of kinds")
 	}
 	setKinds(d, out)
 	return nil
