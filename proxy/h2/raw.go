@@ -38,6 +38,7 @@ type rawConn struct {
 	mu         sync.Mutex // guards the following fields, and is held during non-blocking writes to the socket
 	spare      *output    // out's free list
 	out        []byte     // what TLS has written, also on its own (key updates, alerts), not yet to the socket
+	sent       int        // how much of out, less than half, the socket has accepted all the same
 	fd         int        // changed only by the loop; -1 means closed
 	pending    []byte     // engine output whose rest is in out; nil means that none waits for the socket
 	encrypting bool       // engine output is being encrypted into out; its writer will write out
@@ -198,7 +199,7 @@ func (r *rawConn) flushOwn() error {
 		return nil
 	}
 	done, err := r.flushLocked()
-	if !done && err == nil && len(r.out) > maxOwn {
+	if !done && err == nil && len(r.out)-r.sent > maxOwn {
 		return errOwnOutput
 	}
 	return err
@@ -229,7 +230,8 @@ func (r *rawConn) resume() ([]byte, error) {
 	return p, err
 }
 
-// flushLocked writes what the socket accepts at once. It reports whether that is all.
+// flushLocked writes what the socket accepts at once. It reports whether that is all. The rest is moved when it is half
+// of out: after each small part that a slow reader takes, moving would take the square of what waits.
 func (r *rawConn) flushLocked() (bool, error) {
 	if len(r.out) == 0 {
 		return true, nil
@@ -237,22 +239,23 @@ func (r *rawConn) flushLocked() (bool, error) {
 	if r.fd < 0 {
 		return false, net.ErrClosed
 	}
-	put := 0
-	for put < len(r.out) {
-		n, err := sysWrite(r.fd, r.out[put:])
+	for r.sent < len(r.out) {
+		n, err := sysWrite(r.fd, r.out[r.sent:])
 		switch {
 		case err == nil:
-			put += n
+			r.sent += n
 		case errors.Is(err, syscall.EAGAIN):
-			r.out = append(r.out[:0], r.out[put:]...)
+			if 2*r.sent >= len(r.out) {
+				r.out, r.sent = append(r.out[:0], r.out[r.sent:]...), 0
+			}
 			return false, nil
 		case !errors.Is(err, syscall.EINTR):
-			r.out = nil // flushOwn does not try again: there may be input
+			r.out, r.sent = nil, 0 // flushOwn does not try again: there may be input
 			return false, err
 		}
 	}
 	r.spare.put(r.out) // a connection without output holds no buffer
-	r.out = nil
+	r.out, r.sent = nil, 0
 	return true, nil
 }
 
@@ -283,11 +286,8 @@ func (r *rawConn) unread() bool {
 func (r *rawConn) taken() (n uint64, sent bool, silence time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock() // so that fd is not closed meanwhile
-	if r.fd < 0 {
-		return 0, true, 0
-	}
 	info, err := unix.GetsockoptTCPInfo(r.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err != nil {
+	if err != nil { // it is closed, or no TCP
 		return 0, true, 0
 	}
 	return info.Bytes_acked, info.Notsent_bytes == 0, time.Duration(info.Last_ack_recv) * time.Millisecond

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
@@ -295,4 +296,23 @@ func throughBridge(t *testing.T, takes bool) {
 		must.Do(t, far.Close())
 	}
 	check.Same(t, "", string(must.Get(io.ReadAll(near))(t)), "its end, where output is taken: %v", takes)
+}
+
+// Output that a slow reader takes in small parts costs in proportion to its size: the heads of answers may be megabytes.
+func TestOutputInProportion(t *testing.T) {
+	var pipe [2]int
+	must.Do(t, syscall.Pipe2(pipe[:], syscall.O_NONBLOCK))
+	defer func() { _, _ = syscall.Close(pipe[0]), syscall.Close(pipe[1]) }()
+	proportion.Check(t, proportion.Row{Name: "taken by pages", N: 1 << 20, Of: func(n int) (int, func() any) {
+		page := make([]byte, 4<<10)
+		return n, func() any {
+			r := &rawConn{fd: pipe[1], spare: &output{}, out: make([]byte, n)}
+			_, err := r.flushOr(page)
+			for left := n; left > 0; left -= must.Get(syscall.Read(pipe[0], page))(t) {
+				must.Do(t, err)
+				_, err = r.resume()
+			}
+			return nil
+		}
+	}})
 }
