@@ -64,9 +64,10 @@ type Discovery struct {
 // view has all documents of one moment.
 type view struct {
 	of             *registry.Table
-	parts          []part    // of groups
-	groups, legacy *document // /apis in both kinds
-	core, versions *document // /api in both kinds. Nil means no local apiserver.
+	parts          []part               // of groups
+	groups, legacy *document            // /apis in both kinds
+	core, versions *document            // /api in both kinds. Nil means no local apiserver.
+	lists          map[string]*document // /apis/<group>/<version> of several servers, rendered once: it may be large
 }
 
 // New returns a Discovery.

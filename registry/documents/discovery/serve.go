@@ -25,17 +25,23 @@ import (
 
 // render makes the documents. It takes unchanged ones from old, which may be nil.
 func (d *Discovery) render(m *merge, l *localState, old *view) *view {
-	old = cmp.Or(old, &view{})
-	t := m.table
+	t, next := m.table, new(*cmp.Or(old, &view{}))
 	parts := m.parts()
-	next := &view{of: t, parts: parts, groups: old.groups, legacy: old.legacy, core: old.core, versions: old.versions}
-	if next.groups == nil || !slices.EqualFunc(old.parts, parts, part.same) {
+	if next.groups == nil || !slices.EqualFunc(next.parts, parts, part.same) {
 		next.groups = d.aggregated(nil, func() *apidiscoveryv2.APIGroupDiscoveryList { return listOfParts(parts) })
+		next.lists = make(map[string]*document)
+		for _, p := range parts {
+			if len(p.from) > 1 && slices.ContainsFunc(p.from, served.current) {
+				write := func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, p.resourceList()) }
+				next.lists[p.group+"/"+p.doc.Version] = &document{cache: private, write: write}
+			}
+		}
 	}
-	if next.legacy == nil || !sameList(old.of, t) {
+	if next.legacy == nil || !sameList(next.of, t) {
 		write := func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, groupList(t)) }
 		next.legacy = &document{cache: private, write: write}
 	}
+	next.of, next.parts = t, parts
 	if l.core != nil && (next.core == nil || next.core.of != l.core) {
 		next.core = d.aggregated(l.core, func() *apidiscoveryv2.APIGroupDiscoveryList { return l.core })
 	}
@@ -107,20 +113,16 @@ func (d *Discovery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (d *Discovery) below(docs *view, path string) (*document, error) {
 	group, version, versioned := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(path, "/apis/"), "/"), "/")
 	gv, t := schema.GroupVersion{Group: group, Version: version}, d.cfg.Tables.Table()
-	g, content := t.Group(group), func() runtime.Object { return legacyGroup(t.Group(group)) }
-	at := slices.IndexFunc(docs.parts, func(p part) bool {
-		return len(p.from) > 1 && p.group == group && p.doc.Version == version &&
-			slices.ContainsFunc(p.from, served.current)
-	})
+	g, list := t.Group(group), docs.lists[group+"/"+version]
 	switch {
 	case group == "" || g == nil || !versioned && legacyGroup(g) == nil || versioned && t.Entry(gv) == nil:
 		return nil, errNotFound()
-	case versioned && at < 0:
+	case versioned && list == nil:
 		return nil, d.NotReady() // the table is newer, or no server has answered: 404 would mean that it is gone
 	case versioned:
-		content = docs.parts[at].resourceList
+		return list, nil
 	}
-	write := func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, content()) }
+	write := func(w http.ResponseWriter, r *http.Request) { d.codecs.writeLegacy(w, r, legacyGroup(g)) }
 	return &document{cache: private, write: write}, nil
 }
 

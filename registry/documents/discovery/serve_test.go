@@ -29,7 +29,7 @@ func opened(t *testing.T, s *stage) {
 	must.Do(t, s.d.Ready())
 }
 
-// A request causes no other, and an unchanged document is not rendered again.
+// A request causes no other, and an unchanged document is not rendered again, nor for each request.
 func TestRenderedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *stage) {
 		opened(t, s)
@@ -44,6 +44,19 @@ func TestRenderedOnce(t *testing.T) {
 		s.d.Touch()
 		s.Pass(time.Second)
 		check.Same(t, true, s.d.view.Load() != docs && s.d.view.Load().groups == docs.groups && testutil.ToFloat64(s.d.aggregations) == before, "an unchanged document was rendered again")
+		several := func() *document { return must.Get(s.d.below(s.d.view.Load(), "/apis/a.example.com/v1"))(t) }
+		s.Set("own", serving(listOf("a.example.com/v1=owns")))
+		s.Set("one", serving(listOf("a.example.com/v1=ones")))
+		s.Claim("a.example.com/v1", "own", 1000, 10)
+		s.Route("v1.a.example.com", "one")
+		s.Pass(3 * time.Second)
+		of := several()
+		s.d.Touch()
+		s.Pass(time.Second)
+		check.Same(t, true, several() == of, "the document of several servers is the same")
+		s.Set("one", serving(listOf("a.example.com/v1=others")))
+		s.Pass(2 * time.Minute)
+		check.Same(t, false, several() == of, "it is while a server's is another")
 	})
 }
 
