@@ -13,6 +13,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/proxy/accesslog"
 	"github.com/fairlead-proxy/fairlead/proxy/audit"
 )
@@ -86,7 +87,8 @@ func (p *process) makeAudit() error {
 	}
 	p.auditLines = &wholeLines{Writer: w}
 	p.audit = audit.New(audit.Config{
-		Policy: policy.NewPolicyRuleEvaluator(rules), Writer: p.auditLines, Format: o.format, Sinks: p.sinks,
+		Policy: policy.NewPolicyRuleEvaluator(rules), Format: o.format, Sinks: p.sinks,
+		Writer: printable.JSON(p.auditLines), // the legacy format has quoted it
 	})
 	p.loops["audit log"] = p.audit.Run
 	return nil

@@ -54,7 +54,7 @@ func TestAuditFiles(t *testing.T) {
 		must.Do(t, d.makeAudit())
 		stop := must.Run(t, d.audit.Run)
 		for range 1800 { // less than 2 MiB, and fits into the queue
-			d.audit.Open(&audit.Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/x"}, Path: "/x", Received: time.Now(), UserAgent: strings.Repeat("a", 500)}).Received()
+			d.audit.Open(&audit.Request{Attributes: authorizer.AttributesRecord{Verb: "get", Path: "/x"}, Path: "/x", Received: time.Now(), UserAgent: strings.Repeat("a", 500) + "\u009b31m"}).Received()
 		}
 		stop()
 		open := 0
@@ -72,7 +72,9 @@ func TestAuditFiles(t *testing.T) {
 			ok, err := filepath.Match(all[i], e.Name())
 			check.Same(t, true, ok && err == nil, "%s: there is %s", files, e.Name())
 			check.Same(t, 0o600, must.Get(e.Info())(t).Mode(), "mode of %s", e.Name())
-			lines += bytes.Count(must.Get(os.ReadFile(filepath.Join(dir, e.Name())))(t), []byte("\n"))
+			text := must.Get(os.ReadFile(filepath.Join(dir, e.Name())))(t)
+			lines += bytes.Count(text, []byte("\n"))
+			check.Same(t, false, bytes.Contains(text, []byte("\u009b")), "%s: a client's escape sequence reaches a terminal", e.Name())
 		}
 		check.Same(t, 1800, lines, "%s: lines", files)
 	}
