@@ -280,8 +280,11 @@ func (p *Proxy) finish(d *Decision, h *Head) {
 	if d.User != nil {
 		set, err := p.cfg.Authn.Assert(d.Set, d.User, d.Pool)
 		if err != nil {
-			if p.warns.CompareAndSwap(false, true) { // one at a time: while the log is blocked they would pile up
-				go func() { p.log.Warn("asserting an identity", "err", err); p.warns.Store(false) }()
+			if p.warns.CompareAndSwap(false, true) { // one in 10 s: a line for each request would fill the log
+				go func() {
+					p.log.Warn("asserting an identity", "err", err)
+					time.AfterFunc(10*time.Second, func() { p.warns.Store(false) })
+				}()
 			}
 			if d.refuse(errUnauthorized); p.cfg.Authn.Unfit() != nil {
 				d.refuse(errUnfit)

@@ -50,9 +50,21 @@ func TestFailedReviewFillsNoLog(t *testing.T) {
 	check.Same(t, "", log.String(), "the log")
 }
 
-// A user whose name HTTP would change reaches nobody. A log that is blocked holds up neither the decision nor the loop.
+// A user whose name HTTP would change reaches nobody. A log that is blocked holds up neither the decision nor the loop,
+// and its requests do not fill the log.
 func TestUserThatCannotBeAsserted(t *testing.T) {
 	_, p := thinker(t, worldConfig{})
+	h := asBob(remoteGV+"/widgets", "")
+	synctest.Test(t, func(t *testing.T) {
+		log := make(logbook.Lines, 20)
+		p.log = slog.New(slog.NewTextHandler(log, nil))
+		for range 20 {
+			p.finish(&Decision{User: &user.DefaultInfo{Name: "bob\nroot"}}, h)
+			time.Sleep(time.Second)
+		}
+		check.Same(t, 2, len(log), "lines of 20 requests in 20 s")
+		time.Sleep(time.Minute)
+	})
 	read, log := io.Pipe()
 	defer read.Close()
 	p.log = slog.New(slog.NewTextHandler(log, nil))

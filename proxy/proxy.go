@@ -50,7 +50,7 @@ type Proxy struct {
 	underWay struct{ requests, longRunning atomic.Int64 }
 	serving  atomic.Int64  // requests in ServeHTTP that are not recorded yet
 	conns    atomic.Uint32 // numbers of connections
-	warns    atomic.Bool   // finish logs a line
+	warns    atomic.Bool   // finish has just logged a line
 	// These are the constants, except in tests. proofs are the running proofs, by token.
 	bodyTime, unreadRest, answerTime, halfOpen, pageTime time.Duration
 
