@@ -53,7 +53,6 @@ func (e *Engine) interim(c *Conn, s *stream, r wire.ResponseHead) *connError {
 		return s.violation(down, http2.ErrCodeProtocol, "interim response not allowed")
 	}
 	if r.Fields = s.keep(r.Fields); s.guest != nil {
-		r.Fields = slices.Clone(r.Fields)
 		s.guest.interims = append(s.guest.interims, r)
 		e.wakeGuest(s.guest, down)
 		return nil
@@ -62,13 +61,17 @@ func (e *Engine) interim(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	return nil
 }
 
-// keep returns the fields of a response head that are forwarded.
+// keep returns the fields of a response head that are forwarded. A guest's are counted: its client may read nothing.
 func (s *stream) keep(fields []hpack.HeaderField) []hpack.HeaderField {
-	remove := s.plan.RemoveResponse
-	if remove == nil {
-		return fields
+	if s.guest != nil {
+		fields = slices.Clone(fields)
+		s.lent += int32(s.e.fields.Size())
+		s.keepTrailers(nil)
 	}
-	return slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return remove(f.Name) })
+	if remove := s.plan.RemoveResponse; remove != nil {
+		fields = slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return remove(f.Name) })
+	}
+	return fields
 }
 
 func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
@@ -105,7 +108,6 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	if r.Fields = s.keep(r.Fields); s.guest != nil {
 		g := s.guest
 		g.head = r
-		g.head.Fields = slices.Clone(r.Fields)
 		if g.waits = s.bodyFollows(); !g.waits { // as in finalHead
 			e.wakeGuest(g, down)
 		}

@@ -53,8 +53,7 @@ func (c *Conn) crowded(n int) bool {
 
 // headLimit is the largest field list accepted on a side. Backends' answers need less than requests with groups.
 func (e *Engine) headLimit(side dir) int {
-	const answers = 256 << 10
-	return [2]int{e.fields.Max, min(e.fields.Max, answers)}[side]
+	return [2]int{e.fields.Max, min(e.fields.Max, 256<<10)}[side]
 }
 
 // weigh counts the stream's queues for the client's connection. Call it when they have changed.
@@ -73,7 +72,7 @@ func (e *Engine) weigh(s *stream) {
 
 // keepTrailers stores the response's trailers until its body was sent; nil removes them. They count like the body.
 func (s *stream) keepTrailers(list []hpack.HeaderField) {
-	n := int32(0)
+	n := s.lent
 	for i := range list {
 		n += int32(list[i].Size()) // at most maxHeader together
 	}

@@ -57,7 +57,8 @@ type stream struct {
 	wait    node // on a pool's list of streams without a connection, or the engine's for which none could be dialled
 
 	trailers    []hpack.HeaderField // of the response
-	tail        int32               // size of trailers in bytes
+	tail        int32               // size of trailers, and of what is lent, in bytes
+	lent        int32               // size of the heads for a guest's caller in bytes
 	hinted      int32               // size of 1xx heads in bytes
 	plan        kept
 	ep          *Endpoint // the last one picked
@@ -320,6 +321,7 @@ func (s *stream) unqueueAll() {
 		s.half[d].q.clear(s.e)
 		s.half[d].ready.unlink()
 	}
+	s.lent = 0
 	s.keepTrailers(nil)
 }
 
