@@ -37,6 +37,20 @@ func TestGuest(t *testing.T) {
 	s.ends(engine.ReasonNone)
 }
 
+// A guest gets no large trailers: nothing counts them once its stream has ended, and its client may read nothing.
+func TestGuestTrailers(t *testing.T) {
+	s := newStand(t, "loop", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(http.TrailerPrefix+"X-T", strings.Repeat(r.URL.Path, 4<<10))
+		_, _ = io.WriteString(w, "hello")
+	}), nil)
+	for path, want := range map[string]int{"/": 1, "/abc": 0} {
+		res := s.guest("GET", path, nil)
+		s.reads(res, "hello")
+		check.Same(t, want, len(res.Trailer), "trailers of %d KiB", 4*len(path))
+		s.ends(engine.ReasonNone)
+	}
+}
+
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }

@@ -106,10 +106,9 @@ func (e *Engine) response(c *Conn, s *stream, r wire.ResponseHead) *connError {
 	s.half[up].q.forget(e)
 	e.weigh(s)
 	if r.Fields = s.keep(r.Fields); s.guest != nil {
-		g := s.guest
-		g.head = r
-		if g.waits = s.bodyFollows(); !g.waits { // as in finalHead
-			e.wakeGuest(g, down)
+		s.guest.head = r
+		if s.guest.waits = s.bodyFollows(); !s.guest.waits { // as in finalHead
+			e.wakeGuest(s.guest, down)
 		}
 	} else {
 		s.leg[up].finalHead(s, c.blockES, e.fields.Pseudo(), r.Fields)

@@ -180,7 +180,7 @@ func (e *Engine) trailers(c *Conn, s *stream) *connError {
 	if err != nil {
 		return s.violation(d, http2.ErrCodeProtocol, err.Error())
 	}
-	if d == down && !f.discard {
+	if d == down && !f.discard && (s.guest == nil || e.fields.Size() <= guestTrailers) {
 		s.keepTrailers(list)
 	}
 	s.push(d, nil, true)

@@ -50,8 +50,9 @@ const (
 	keyGrace = time.Minute // then its long-running streams end
 	// maxHeader is the largest field list, and encoded block, as in kube-apiserver: users may have thousands of groups.
 	maxHeader = 1 << 20
-	// guestBuffer is how much of a guest's body is queued before its caller waits, and the most that Take returns.
-	guestBuffer = 64 << 10
+	// guestBuffer is how much of a guest's body is queued before its caller waits, and the most that Take returns. More
+	// trailers than guestTrailers are dropped (RFC 9110 §6.5.1): over HTTP/1.1, net/http's clients read 4 KiB of them.
+	guestBuffer, guestTrailers = 64 << 10, 8 << 10
 )
 
 // Engine is the state of one shard: clients' connections, and those to backends to forward their streams.
