@@ -68,13 +68,10 @@ func Start(t trace.Tracer, h *wire.Head, name, id string, began time.Time, trust
 // maxText limits each text that a client chooses: the exporter's queue has 2,048 spans while the collector is down.
 const maxText = 1 << 10
 
-// text returns a client's text as a span may have it: its first maxText bytes, without keeping the
-// whole one in memory, and in UTF-8, because one other byte would make the exporter lose a batch.
+// text returns a client's text as a span may have it: its first maxText bytes, without keeping in memory what it is of
+// (a path is of its target), and in UTF-8, because one other byte would make the exporter lose a batch.
 func text(s string) string {
-	if len(s) > maxText {
-		s = strings.Clone(s[:maxText])
-	}
-	return strings.ToValidUTF8(s, "\uFFFD")
+	return strings.ToValidUTF8(strings.Clone(s[:min(len(s), maxText)]), "\uFFFD")
 }
 
 // Fields appends the trace context for the next hop.
