@@ -84,11 +84,11 @@ type entry struct {
 }
 
 // emit puts an event into the queue, or drops it.
-func (l *Log) emit(ev *auditinternal.Event, from bound.Source) {
+func (l *Log) emit(ev *auditinternal.Event, query int, from bound.Source) {
 	e := entry{ev: ev}
 	var ok bool
 	if e.place, ok = l.places.Take(from, 1, queued); ok {
-		if n := size(ev); n > 0 {
+		if n := size(ev, query); n > 0 {
 			e.bodies, ok = l.waiting.Take(from, n, maxWaiting)
 		}
 	}
@@ -107,8 +107,8 @@ func (l *Log) lose(n int) {
 
 // size returns the bytes that a caller chose: bodies, method and target, which a message may repeat, and groups of a
 // front proxy's users and of impersonated ones.
-func size(ev *auditinternal.Event) int64 {
-	n := len(ev.Verb) + len(ev.RequestURI) + ev.User.Size() + ev.ImpersonatedUser.Size()
+func size(ev *auditinternal.Event, query int) int64 {
+	n := query + len(ev.Verb) + len(ev.RequestURI) + ev.User.Size() + ev.ImpersonatedUser.Size()
 	if ev.ResponseStatus != nil {
 		n += len(ev.ResponseStatus.Message)
 	}

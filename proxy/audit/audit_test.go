@@ -247,7 +247,7 @@ func TestWaitingEvents(t *testing.T) {
 	for _, tc := range []struct {
 		path, query, message, verb string
 		user, as                   user.Info
-	}{{path: "/" + long}, {query: long}, {message: long}, {verb: long}, {user: groups}, {as: groups}} {
+	}{{path: "/" + long}, {query: long}, {query: "token=" + long}, {message: long}, {verb: long}, {user: groups}, {as: groups}} {
 		l := atLevel(t, "Metadata", io.Discard)
 		for range 400 {
 			e := l.Open(&Request{Path: tc.path, RawQuery: tc.query, From: from(nil, "10.0.0.1"), Attributes: authorizer.AttributesRecord{User: tc.user, Verb: tc.verb}})

@@ -42,6 +42,7 @@ type Event struct {
 	log               *Log
 	from              bound.Source
 	ev                auditinternal.Event
+	query             int // bytes of the raw query, which names in ev keep in memory: they are parts of the target
 	cfg               audit.RequestAuditConfig
 	longRunning       bool
 	started           bool
@@ -63,6 +64,7 @@ func (l *Log) Open(r *Request) *Event {
 	}}
 	if r.RawQuery != "" {
 		e.ev.RequestURI += "?" + Mask(r.RawQuery)
+		e.query = len(r.RawQuery)
 	}
 	if len(r.UserAgent) > maxAgent {
 		e.ev.UserAgent = r.UserAgent[:maxAgent] + "...TRUNCATED"
@@ -156,7 +158,7 @@ func (e *Event) stage(stage auditinternal.Stage) {
 		ev.StageTimestamp = metav1.NewMicroTime(time.Now())
 	}
 	ev.Stage, ev.Annotations = stage, maps.Clone(e.ev.Annotations)
-	e.log.emit(&ev, e.from)
+	e.log.emit(&ev, e.query, e.from)
 }
 
 // maxBody limits the recorded bodies: nearly every object below etcd's 1.5 MiB fits, and no list of
