@@ -19,10 +19,10 @@ const (
 	// RouteDocument is a merged document of Fairlead: /api, /apis, /apis/, /apis/<group>, /openapi/v2, /openapi/v3 and
 	// /openapi/v3/<path> of a remote group-version, and /apis/<group>/<version> of several servers'.
 	RouteDocument
-	// RouteOwn is one of Fairlead's own pages below /fairlead, and with the dir: registry, where
+	// RouteOwn is one of Fairlead's own pages below /fairlead, and with the registries dir: and etcd:, where
 	// Fairlead serves it itself, everything below /apis/apiregistration.k8s.io.
 	RouteOwn
-	// RouteInvalid is a path that could select something else once it is decoded or cleaned. It is answered with 400.
+	// RouteInvalid is a path that could select something else once decoded or cleaned: 400 or, without an escape, 404.
 	RouteInvalid
 	// RouteRefused is one that Match.Entry may not serve: a remote claims a protected group.
 	RouteRefused
