@@ -135,40 +135,40 @@ func expires(now, t time.Time) cell {
 
 func (c *client) show(s *answer.Status, o *statusOptions) error {
 	var b strings.Builder
-	line := func(colour string, words ...string) { // none if the last word, what is to be said, is empty
-		if words[len(words)-1] != "" {
-			fmt.Fprintln(&b, c.palette.paint(colour, printable.Line(strings.Join(words, ""))))
+	line := func(colour, of, text string) { // or none, if there is nothing to say of it
+		if text != "" {
+			fmt.Fprintln(&b, c.palette.paint(colour, printable.Line(of+text)))
 		}
 	}
 	// An older Fairlead has no checks. That those named serve says nothing of the others.
 	if text, ok := s.Served(); len(s.Checks) > 0 && (!ok || len(c.names) == 0) {
-		line(map[bool]string{true: good, false: bad}[ok], text)
+		line(map[bool]string{true: good, false: bad}[ok], "", text)
 	}
 	shown := o.shown(s)
 	_ = c.palette.table(&b, c.rows(s, shown, o)) // into memory
 	if local := len(s.APIServices) - len(shown); local > 0 {
-		line(dim, strconv.Itoa(local), " Local APIServices are not shown (--all).")
+		line(dim, "", strconv.Itoa(local)+" Local APIServices are not shown (--all).")
 	}
 	if s.Ready != "" {
-		line(bad, "This Fairlead is not ready: ", s.Ready, ". Others: ", called(os.Args[0]), " status --replicas")
+		line(bad, "This Fairlead is not ready: ", s.Ready+". Others: "+called(os.Args[0])+" status --replicas")
 	}
 	for _, k := range s.Failing() {
-		line(bad, "check ", k.Name, ": ", k.Message)
+		line(bad, "check ", joined(": ", k.Name, k.Message))
 		line(dim, "  ", k.Advice)
 		line(dim, "  ", k.Command)
 	}
 	for _, k := range s.Checks {
 		if k.Status == "unknown" {
-			line(dim, "check ", k.Name, " is unknown: ", k.Message)
+			line(dim, "check "+k.Name+" is unknown: ", k.Message)
 		}
 	}
 	for _, a := range s.APIServices {
-		line(dim, a.Name, ": ", a.Policy())
+		line(dim, a.Name+": ", a.Policy())
 		for _, p := range a.Problems {
-			line(bad, a.Name, ": ", p)
+			line(bad, a.Name+": ", p)
 		}
 		if len(a.Problems) == 0 && a.Cause != "" {
-			line(map[bool]string{true: warn, false: bad}[a.Available()], a.Name, ": ", a.Cause)
+			line(map[bool]string{true: warn, false: bad}[a.Available()], a.Name+": ", a.Cause)
 			if a.BackendOf != "" { // explain tells of requests, which another server may answer
 				line(dim, "  ", a.Advice)
 			}
@@ -178,22 +178,22 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 		line(dim, "rule ", r.String())
 	}
 	for _, p := range s.Problems {
-		line(bad, p)
+		line(bad, "", p)
 	}
 	for _, n := range append(s.Notes, s.Handshakes...) {
-		line(dim, n)
+		line(dim, "", n)
 	}
 	for _, e := range s.LocalServers {
 		if e.Health != "healthy" {
-			line(bad, "local apiserver ", e.Address, " is ", strings.TrimSuffix(e.Health+": "+e.Error, ": "))
+			line(bad, "local apiserver "+e.Address+" is ", joined(": ", e.Health, e.Error))
 		}
-		line(dim, "local apiserver ", e.Address, " (", e.Release, ") serves what another one lacks: ",
+		line(dim, "local apiserver "+e.Address+" ("+e.Release+") serves what another one lacks: ",
 			strings.Join(e.Only, ", "))
 	}
 	for _, f := range s.Certificates {
-		line(bad, f.Use, " (", f.Source, "): ", f.Err)
+		line(bad, f.Use+" ("+f.Source+"): ", f.Err)
 		if in := f.Certificates; len(in) == 1 && answer.Urgency(s.Time, in[0].NotAfter) != "dim" { // no old CA beside
-			line(warn, f.Use, " (", f.Source, "): expiry of ", in[0].Subject, ": ", answer.Left(s.Time, in[0].NotAfter))
+			line(warn, f.Use+" ("+f.Source+"): expiry of "+in[0].Subject+": ", answer.Left(s.Time, in[0].NotAfter))
 		}
 	}
 	ill := append(s.Unavailable(), s.Those(func(a *answer.APIService) bool {
@@ -201,7 +201,7 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 	})...)
 	ill = slices.DeleteFunc(ill, func(a *answer.APIService) bool { return a.BackendOf != "" })
 	if len(ill) > 0 { // one shows how
-		line(dim, "Cause and advice: ", called(os.Args[0]), " explain ", ill[0].Name)
+		line(dim, "Cause and advice: ", called(os.Args[0])+" explain "+ill[0].Name)
 	}
 	_, err := io.WriteString(c.out, b.String())
 	return err
