@@ -3,7 +3,6 @@
 package advice
 
 import (
-	"cmp"
 	_ "embed" // symptoms
 	"strings"
 
@@ -13,7 +12,6 @@ import (
 // Of returns what to check about a remote entry that cannot be used, or whose endpoint fails, with a message. The
 // verdict's reason is the finding; the message tells kinds of it apart. It returns "" if it does not know.
 func Of(e *registry.Entry, message string) string {
-	service := "service " + e.Backend.Namespace + "/" + e.Backend.Service
 	named, bundle := "spec.service of the APIService", "spec.caBundle"
 	if e.Rule != nil { // in the policy
 		named, bundle = "service at "+e.Rule.Where, "its bundle at "+e.Rule.Where
@@ -23,28 +21,22 @@ func Of(e *registry.Entry, message string) string {
 	if e.Backend.CAFrom != "" && e.Rule == nil {
 		bundle = "the bundle of fairlead.dev/ca-from"
 	}
-	return cmp.Or(map[string]string{
-		registry.ReasonServiceNotFound:    service + " does not exist: create it, or correct " + named,
-		registry.ReasonServicePortError:   service + " has no such port: compare its ports with " + named,
-		registry.ReasonServiceAccessError: "set that annotation (docs/behind.md), or correct " + named,
-		registry.ReasonEndpointsNotFound:  service + " has no EndpointSlice: does it have a selector that pods match?",
-		registry.ReasonMissingEndpoints: cmp.Or(For(message), service+" has no usable endpoint: "+
-			"are its pods ready, and do their addresses belong to the cluster?"),
-		registry.ReasonInvalidCABundle: bundle + " has no usable certificate: check what injects it; or the " +
-			"object of fairlead.dev/ca-from has none, is gone, or forbidden (ClusterRole system:fairlead-ca-from)",
-		registry.ReasonInvalidURL: "correct the annotation fairlead.dev/url of the APIService; " +
-			"if it is intended, see --allow-url-backends and --allow-loopback-backends",
-		registry.ReasonProtectedGroup: "only Kubernetes itself may serve this group; " +
-			"if this is intended, list all others that are to be protected in --protected-groups",
-	}[e.Verdict.Reason], strings.ReplaceAll(For(message), "spec.caBundle", bundle))
+	switch b := e.Backend; e.Verdict.Reason {
+	case registry.ReasonServiceNotFound:
+		return "service " + b.Namespace + "/" + b.Service + " does not exist: create it, or correct " + named
+	case registry.ReasonInvalidCABundle:
+		return bundle + " has no usable certificate: check what injects it; or the object of fairlead.dev/ca-from " +
+			"has none, is gone, or forbidden (ClusterRole system:fairlead-ca-from)"
+	}
+	return strings.NewReplacer("spec.service of the APIService", named, "spec.caBundle", bundle).Replace(For(message))
 }
 
-// symptoms maps parts of a probe's error text to advice.
+// symptoms maps parts of a problem, or of an error text, to advice.
 //
 //go:embed symptoms.txt
 var symptoms string
 
-// For returns what to check about the error text of a request to an endpoint, "" if it is unknown.
+// For returns what to check about a problem of an entry, or the error text of a request, "" if it is unknown.
 func For(message string) string {
 	for line := range strings.Lines(symptoms) {
 		texts, advice, _ := strings.Cut(strings.TrimSpace(line), " => ")

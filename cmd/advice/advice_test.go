@@ -28,8 +28,17 @@ func TestFor(t *testing.T) {
 		"the egress proxy answers 503 Service Unavailable":                                                                                                      "the egress proxy",
 		"tls: failed to verify certificate: x509: cannot validate certificate for 10.0.0.1 because it doesn't contain any IP SANs":                              "--local-apiserver",
 		"bad status from https://10.0.0.1:5000/apis/x/v1: 503: not yet":                                                                                         "an error of its own",
+		`bad status from https://10.0.0.1/apis/x/v1: 403: forbidden: User "system:anonymous" cannot get path "/apis/x/v1"`:                                      "proxy client certificate: compare its CA",
+		`bad status from https://10.0.0.1/apis/x/v1: 403: forbidden: User "system:kube-aggregator" cannot get path "/apis/x/v1"`:                                "refuses system:kube-aggregator",
+		"bad status from https://10.0.0.1/apis/x/v1: 429: too many requests":                                                                                    "an error of its own",
 		`Get "https://10.0.0.1:443/apis/x/v1": remote error: tls: unknown certificate authority`:                                                                "proxy client certificate",
 		"failing or missing response from https://10.0.0.1:443/apis/x/v1: context deadline exceeded":                                                            "an egress proxy",
+		`Get "https://10.0.0.1/apis/x/v1": remote error: tls: unsupported certificate`:                                                                          "proxy client certificate",
+		`Get "https://10.0.0.1/apis/x/v1": remote error: tls: protocol version not supported`:                                                                   "speaks TLS 1.2",
+		"endpoint refused: 127.0.0.1 is a loopback address":                                                                                                     "--allow-loopback-backends",
+		"it hides CustomResourceDefinition boats.a.io: service/one":                                                                                             "delete the APIService",
+		"the cluster sends it to service a/b:443, and its own condition says: False, Reason: EOF":                                                               "does not reach Fairlead",
+		"annotation fairlead.dev/max-inflight: 500000 is outside 1 to 100000; it is ignored":                                                                    "correct the APIService",
 		"something else": "",
 	} {
 		check.Has(t, For(message), want)
@@ -56,6 +65,7 @@ func TestWhatIsToCorrect(t *testing.T) {
 		check.Same(t, "service a/b does not exist: create it, or correct "+tt.service, Of(e, ""), "the Service")
 		e.Verdict.Reason = registry.ReasonPassed // of another endpoint
 		check.Has(t, Of(e, `UnknownAuthority: the backend's certificate "x" is signed by "y"`), "is not signed by "+tt.bundle+": ")
+		check.Has(t, Of(e, `no service port 443 found for service "b"`), "compare its ports with "+tt.service)
 		e.Verdict.Reason = registry.ReasonInvalidCABundle
 		check.Has(t, Of(e, ""), tt.bundle+" has no usable certificate")
 	}

@@ -215,7 +215,7 @@ func (l *linter) problems(e *registry.Entry, at string) {
 		if strings.HasPrefix(p, "caBundle: ") {
 			continue // CheckBackend says more about it
 		}
-		do, severity := "correct the APIService", certs.SeverityError
+		do, severity := cmp.Or(advice.For(p), "correct the APIService"), certs.SeverityError
 		if strings.HasPrefix(p, "endpoint refused: ") {
 			if do, severity = sameFlags, l.severity(e); at != "" { // lint may not know serve's flags for a file
 				severity = certs.SeverityWarning

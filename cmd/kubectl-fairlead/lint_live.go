@@ -169,8 +169,6 @@ func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interfac
 		registry.ReasonInvalidURL: // reported by other checks, or intended
 	case registry.ReasonServicePortError:
 		l.Error(object, advice.Of(e, e.Verdict.Message), "%s", e.Verdict.Message)
-	case registry.ReasonServiceAccessError, registry.ReasonEndpointsAccessError:
-		l.Add(l.severity(e), object, sameFlags, "%s: %s", e.Verdict.Reason, e.Verdict.Message)
 	default:
 		l.Add(l.severity(e), object, cmp.Or(advice.Of(e, e.Verdict.Message), "check that its backend runs"),
 			"%s: %s", e.Verdict.Reason, e.Verdict.Message)

@@ -27,13 +27,13 @@ import (
 func TestDiagnose(t *testing.T) {
 	for _, tc := range []struct{ reason, message, want string }{
 		{registry.ReasonServiceNotFound, "", "does not exist"},
-		{registry.ReasonServicePortError, "", "no such port"},
-		{registry.ReasonServiceAccessError, "", "docs/behind.md"},
-		{registry.ReasonEndpointsNotFound, "", "selector"},
-		{registry.ReasonMissingEndpoints, "", "pods ready"}, {registry.ReasonMissingEndpoints, `ready endpointslices have no port with name ""`, "no port"},
+		{registry.ReasonServicePortError, `service/a in "b" is not listening on port 443`, "no such port"},
+		{registry.ReasonServiceAccessError, `service/a in "b" is Fairlead's own: annotation fairlead.dev/service must name the extension server's`, "docs/behind.md"},
+		{registry.ReasonEndpointsNotFound, `cannot find endpointslices for service/a in "b"`, "a selector"},
+		{registry.ReasonMissingEndpoints, `endpointslices for service/a in "b" have no addresses with port name ""`, "no pod"}, {registry.ReasonMissingEndpoints, `ready endpointslices have no port with name ""`, "no port"},
 		{registry.ReasonInvalidCABundle, "", "caBundle"}, {registry.ReasonInvalidCABundle, "reading the CA bundle from ConfigMap a/b: the local apiserver forbids to read it", "system:fairlead-ca-from"},
-		{registry.ReasonProtectedGroup, "", "--protected-groups"},
-		{registry.ReasonInvalidURL, "", "--allow-url-backends"},
+		{registry.ReasonProtectedGroup, `group apps is protected: service/a in "b" may not serve it`, "--protected-groups"},
+		{registry.ReasonInvalidURL, "annotation fairlead.dev/url has only addresses that are refused: 127.0.0.1 is a loopback address", "--allow-url-backends"},
 		{registry.ReasonFailedDiscoveryCheck, "failing: UnknownAuthority: the backend's certificate", "not signed by spec.caBundle"},
 		{registry.ReasonFailedDiscoveryCheck, "failing: WrongServerName: the backend's certificate", "lacks the service's name"},
 		{registry.ReasonFailedDiscoveryCheck, "bad status from https://10.0.0.1:401/apis/a/v1: 401", "proxy client certificate"},
@@ -53,6 +53,8 @@ func TestDiagnose(t *testing.T) {
 		check.Has(t, advice, tc.want)
 		check.Same(t, tc.want == "", advice == "", "%s %q: no advice", tc.reason, tc.message)
 	}
+	_, advice := diagnoseEntry(&registry.Entry{Problems: []string{"annotation x", "endpoint refused: 127.0.0.1 is a loopback address"}})
+	check.Has(t, advice, "EndpointSlices")
 }
 
 // Names that APIServices choose never get into commands that operators copy into a shell.

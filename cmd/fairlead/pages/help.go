@@ -1,6 +1,7 @@
 package pages
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -142,7 +143,8 @@ func diagnoseEntry(e *registry.Entry) (cause, do string) {
 	case !usable:
 		return e.Verdict.Message, advice.Of(e, e.Verdict.Message)
 	case len(e.Problems) > 0:
-		return strings.Join(e.Problems, "; "), "correct the APIService: its faulty parts are ignored"
+		said := strings.Join(e.Problems, "; ")
+		return said, cmp.Or(advice.For(said), "correct the APIService: its faulty parts are ignored")
 	case bad > 0:
 		return fmt.Sprintf("%d of %d endpoints are unhealthy and get no requests: %s",
 			bad, len(e.Endpoints), last.Message), advice.Of(e, last.Message)
