@@ -47,7 +47,7 @@ func TestStatus(t *testing.T) {
 			"v1.closed.example.com remote x/closed-example-com:443 False Maintenance 1/1 false",
 			"it is in maintenance: back <b>at nine</b>", "kubectl get apiservice v1.closed.example.com -o yaml", "",
 			"v1.good.example.com remote x/good-example-com:443 True Passed 1/1 true",
-			"the list of its resources may be outdated: discovery: too_large: 33554433 bytes", "", "",
+			"the list of its resources may be outdated: discovery: too_large: 33554433 bytes", "", Runbooks + "FairleadDiscoveryStale.md",
 		}, lines, "%s", path)
 		if got.Version != "v1.2.3" || !got.Complete || got.Generation == 0 || len(got.LocalServers) != 1 || got.LocalTrust == nil || len(got.Certificates) != 1 || got.Ready != "" {
 			t.Errorf("%s: %+v", path, got)

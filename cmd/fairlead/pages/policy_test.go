@@ -58,10 +58,14 @@ func TestPolicyIsShown(t *testing.T) {
 	_, body = s.get(t, "/")
 	check.Has(t, body, "answers now: standby v1.bad.example.com/spare", "policy.yaml:13): answered with 404", "further backend of v1.good.example.com by the policy (", "apiservice/v1.good.example.com%2Fkeda")
 	s.cfg.Discovery = func() []discovery.Status {
-		return []discovery.Status{{Freshness: documents.Freshness{Name: "v1.good.example.com"}, Conflicts: []string{"widgets: other kind", "gadgets: other verbs"}}}
+		return []discovery.Status{
+			{Freshness: documents.Freshness{Name: "v1.good.example.com"}, Conflicts: []string{"widgets: other kind", "gadgets: other verbs"}},
+			{Freshness: documents.Freshness{Name: "v1.good.example.com/keda", Reason: "invalid", Message: "a bad document"}, Stale: true},
+		}
 	}
 	_, body = s.get(t, "/")
-	check.Has(t, body, "resources are not listed as this server has them: widgets: other kind; gadgets: other verbs", "let one of the two have each")
+	check.Has(t, body, "resources are not listed as this server has them: widgets: other kind; gadgets: other verbs", "let one of the two have each",
+		"no namespace can be deleted: discovery: invalid: a bad document", "kubectl get --raw /apis/good.example.com/v1", "FairleadDiscoveryStale.md")
 	resp, body := s.get(t, "/fairlead/apiservice/v1.good.example.com%2Fkeda")
 	check.Same(t, http.StatusOK, resp.Code, "its page")
 	check.Has(t, body, "policy.yaml:6)", "x/closed-example-com:443")

@@ -184,7 +184,11 @@ func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) 
 			a.Cause = "resources are not listed as this server has them: " + strings.Join(x.Conflicts, "; ")
 			a.Advice = "a server whose rule comes first in the policy has them otherwise: let one of the two have each"
 		case x.Reason != "" && x.Reason != "pending":
-			a.Cause = "the list of its resources may be outdated: discovery: " + x.Reason + ": " + x.Message
+			said := "the list of its resources may be outdated"
+			if x.Stale {
+				said = "its resources are listed as stale, so that no namespace can be deleted"
+			}
+			a.Cause, a.Runbook = said+": discovery: "+x.Reason+": "+x.Message, Runbooks+"FairleadDiscoveryStale.md"
 			a.Advice = "see what kubectl get --raw " + a.Path() + " says, and that server's log"
 		}
 	}

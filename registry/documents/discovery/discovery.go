@@ -170,7 +170,8 @@ func (d *Discovery) Status() []Status {
 			v := s.of.Load().versions[e.GroupVersion] // a confirmation does not render the document again
 			out = append(out, Status{
 				Freshness: documents.Freshness{Confirmed: v.confirmed}.Of(e, v.err),
-				Stale:     !s.current(), Resources: len(s.doc.Resources), Conflicts: s.conflicts,
+				Stale:     !s.current() && !served{doc: p.doc}.current(), // of several servers: of all together
+				Resources: len(s.doc.Resources), Conflicts: s.conflicts,
 			})
 		}
 	}

@@ -141,8 +141,10 @@ func (s *stage) show() string {
 	list := &apidiscoveryv2.APIGroupDiscoveryList{}
 	must.Do(s, json.Unmarshal(w.Body.Bytes(), list))
 	var b strings.Builder
+	current := make(map[string]bool) // :: APIService → whether its group-version is
 	for _, g := range list.Items {
 		for _, v := range g.Versions {
+			current[v.Version+"."+g.Name] = v.Freshness == apidiscoveryv2.DiscoveryFreshnessCurrent
 			fmt.Fprintf(&b, "%s/%s %s", g.Name, v.Version, v.Freshness)
 			for _, r := range v.Resources {
 				b.WriteString(" " + r.Resource)
@@ -151,6 +153,8 @@ func (s *stage) show() string {
 		}
 	}
 	for _, st := range s.d.Status() {
+		name, _, _ := strings.Cut(st.Name, "/")
+		check.Same(s, false, st.Stale && current[name], "%s is Stale in a group-version that is not", st.Name)
 		fmt.Fprintf(&b, "status %s %d %s", st.Name, st.Resources, st.Reason)
 		switch age := time.Since(st.Confirmed); {
 		case st.Confirmed.IsZero():
