@@ -93,12 +93,15 @@ func (s *server) makeEntrypoint() error {
 	if !s.o.publishEndpoints {
 		return nil
 	}
-	address, err := s.o.advertised() // validate has seen that there is one
+	address, err := s.o.advertised()
+	if err != nil {
+		return cli.Usage(err)
+	}
 	s.entry = entrypoint.New(entrypoint.Config{
 		Client: s.kube.api, Sinks: s.sinks, Identity: s.identity, Zone: s.o.zone,
 		Address: netip.AddrPortFrom(address, s.ports.front.Addr().(*net.TCPAddr).AddrPort().Port()),
 		Ready:   func() error { return s.ready.Err(&http.Request{}) },
 	})
 	s.loops["entrypoint"] = s.entry.Run
-	return cli.Usage(err)
+	return nil
 }
