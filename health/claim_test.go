@@ -51,7 +51,9 @@ func TestFlapping(t *testing.T) {
 
 // A lack of our own descriptors is no fault of an endpoint, which may serve over connections that are open.
 func TestOwnLackOfDescriptors(t *testing.T) {
-	for err, want := range map[error]registry.Health{syscall.EMFILE: registry.Healthy, syscall.ENFILE: registry.Healthy, syscall.ECONNREFUSED: registry.Unhealthy} {
+	unresolved := &net.DNSError{Err: "dial udp 10.96.0.10:53: socket: too many open files", Name: "a.example.com"} // as net makes it
+	for err, want := range map[error]registry.Health{syscall.EMFILE: registry.Healthy, syscall.ENFILE: registry.Healthy, unresolved: registry.Healthy,
+		syscall.ECONNREFUSED: registry.Unhealthy, &net.DNSError{Err: "no such host"}: registry.Unhealthy} {
 		c := newClaim(newTarget(New(Config{}), key{&registry.Backend{}, "10.0.0.1:443", defaultInterval, false}), &registry.Entry{Name: "v1.g"})
 		c.take(finding{})
 		for range fall {

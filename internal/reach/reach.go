@@ -47,10 +47,9 @@ func (r *Rules) Refusal(host string, port int32) string {
 	switch {
 	case name == "":
 		return "the name is empty"
-	case name == "localhost" || strings.HasSuffix(name, ".localhost") || name == "localhost.localdomain":
-		if !r.AllowLoopback {
-			return host + " is a loopback name"
-		}
+	case !r.AllowLoopback &&
+		(name == "localhost" || strings.HasSuffix(name, ".localhost") || name == "localhost.localdomain"):
+		return host + " is a loopback name"
 	case numeric(name[strings.LastIndexByte(name, '.')+1:]):
 		// No TLD is a number, but some resolvers read "127.1" and "0x7f000001" as addresses.
 		return host + " is a number, not a DNS name"
@@ -72,10 +71,9 @@ func (r *Rules) refusalIP(addr netip.Addr, port int32) string {
 }
 
 func (r *Rules) refusalOf(addr netip.Addr, port int32) string {
-	if port > 0 && port <= 65535 && slices.Contains(r.Self, netip.AddrPortFrom(addr, uint16(port))) {
-		return fmt.Sprintf(":%d is this server itself", port)
-	}
 	switch {
+	case port > 0 && port <= 65535 && slices.Contains(r.Self, netip.AddrPortFrom(addr, uint16(port))):
+		return fmt.Sprintf(":%d is this server itself", port)
 	case r.Operator:
 		return ""
 	case addr.IsUnspecified():
@@ -273,7 +271,9 @@ func Handshake(ctx context.Context, raw net.Conn, at string, c *tls.Config, log 
 	return conn, conn.HandshakeContext(ctx)
 }
 
-// Exhausted reports whether a dial failed for too many open files here: that says nothing about the address.
+// Exhausted reports whether a dial failed for too many open files here: that says nothing about the address. Where a
+// name was not looked up for that, net's error has only the words, and those of ENFILE begin alike.
 func Exhausted(err error) bool {
-	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) ||
+		errors.As(err, new(*net.DNSError)) && strings.Contains(err.Error(), syscall.EMFILE.Error())
 }
