@@ -113,7 +113,7 @@ func isDirectory(e fs.DirEntry, name string) bool {
 		return e.IsDir()
 	}
 	info, err := os.Stat(name)
-	return err == nil && info.IsDir()
+	return err == nil && info.IsDir() || err != nil && !errors.Is(err, fs.ErrNotExist) // walk says why
 }
 
 func (l *listing) fault(path, doing string, err error) {
