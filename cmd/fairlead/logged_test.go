@@ -53,3 +53,14 @@ func TestQueriesAreNotLogged(t *testing.T) {
 	aloneDoor(t).apiServices.ServeHTTP(httptest.NewRecorder(), query)
 	check.Lacks(t, logged.String()[before:], selector)
 }
+
+// What net/http says by itself comes as lines of the log: directly, it would wait for a reader that is paused.
+func TestNetHTTPLogs(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("of a handler") }))
+	defer server.Close()
+	res, err := server.Client().Do(must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil))(t))
+	if err == nil {
+		_ = res.Body.Close()
+	}
+	check.Has(t, logged.String(), "msg=\"http: panic serving ")
+}

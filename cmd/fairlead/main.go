@@ -107,7 +107,7 @@ func findPlugin(self string) (string, error) {
 	return "", errors.New(plugin + ", which has this subcommand, is neither next to " + self + " nor in PATH")
 }
 
-// newLogger makes the log, and sends klog (client-go, k8s.io/apiserver) to it.
+// newLogger makes the log, and sends klog (client-go, k8s.io/apiserver) and package log (net/http) to it.
 func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	const debugFrom = 4 // the klog verbosity from which our own debug lines are logged
 	o := &slog.HandlerOptions{}
@@ -122,7 +122,8 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	// client-go's verbose lines (from 6 on) show requests' bodies, and a TokenReview's is a user's
 	// token. A handler with slog.LevelDebug, which is klog's 4, never prints them.
 	klog.SetLogger(logr.FromSlogHandler(dropGone{h}))
-	return slog.New(h)
+	slog.SetDefault(slog.New(h)) // and so package log: net/http writes with a connection's mutex held
+	return slog.Default()
 }
 
 // patient is a log that may block, as when its reader is paused. A line waits for a second; while one is stuck, others

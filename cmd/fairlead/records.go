@@ -74,8 +74,8 @@ func (p *process) makeAudit() error {
 	if err := os.MkdirAll(filepath.Dir(o.path), 0o700); err != nil { // as kube-apiserver: only the owner can read it
 		return fmt.Errorf("making the audit log's folder: %w", err)
 	}
-	w, err := p.open("audit", o.path) // also before lumberjack does: an unwritable file is reported at the start
-	if err != nil {
+	// Also before lumberjack does: an unwritable file is reported at the start.
+	if p.auditLines, err = p.open("audit", o.path); err != nil {
 		return err
 	}
 	if o.maxSize > 0 && o.path != "-" {
@@ -83,9 +83,8 @@ func (p *process) makeAudit() error {
 		rotated.Compress = o.compress
 		last := len(p.closing) - 1
 		_ = p.closing[last]() // open, it would keep the space of the first file until the end, also once deleted
-		p.closing[last], w = rotated.Close, rotated
+		p.closing[last], p.auditLines.Writer = rotated.Close, rotated
 	}
-	p.auditLines = &wholeLines{Writer: w}
 	p.audit = audit.New(audit.Config{
 		Policy: policy.NewPolicyRuleEvaluator(rules), Format: o.format, Sinks: p.sinks,
 		Writer: printable.JSON(p.auditLines), // the legacy format has quoted it
@@ -111,27 +110,25 @@ func (r *records) closeRecords() (err error) {
 }
 
 // open opens a log for appending, until closeRecords. "-" is standard output, which stays open.
-func (r *records) open(what, path string) (io.Writer, error) {
+func (r *records) open(what, path string) (*wholeLines, error) {
 	if path == "-" {
-		return os.Stdout, nil
+		return &wholeLines{Writer: os.Stdout}, nil
 	}
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600) // it names users and what they read
 	if err != nil {
 		return nil, fmt.Errorf("opening %s log: %w", what, err)
 	}
 	r.closing = append(r.closing, f.Close)
-	return f, nil
+	return &wholeLines{Writer: f}, nil
 }
 
-func (p *process) makeAccessLog() error {
+func (p *process) makeAccessLog() (err error) {
 	if p.o.accessLog == "" {
 		return nil
 	}
-	w, err := p.open("access", p.o.accessLog)
-	if err != nil {
+	if p.accessLines, err = p.open("access", p.o.accessLog); err != nil {
 		return err
 	}
-	p.accessLines = &wholeLines{Writer: w}
 	p.accessLog = accesslog.New(accesslog.Config{Writer: p.accessLines, Skip: 1 - p.o.accessSample, Sinks: p.sinks})
 	p.loops["access log"] = p.accessLog.Run
 	return nil
