@@ -75,7 +75,7 @@ func Descriptors(share float64) int {
 }
 
 // Listen opens a port. Open all ports before serving any, so that a port in use is a clear error.
-func Listen(ctx context.Context, a Address) (*Listener, error) {
+func Listen(ctx context.Context, a Address) (_ *Listener, err error) {
 	most := cmp.Or(a.MaxConnections, Connections(a.Share))
 	labels := prometheus.Labels{"port": a.Name}
 	l := &Listener{
@@ -107,7 +107,6 @@ func Listen(ctx context.Context, a Address) (*Listener, error) {
 			}
 		},
 	})
-	var err error
 	c := &net.ListenConfig{}
 	if a.Shared {
 		c.Control = share
@@ -156,6 +155,9 @@ func (l *Listener) Accept() (net.Conn, error) {
 		<-l.places
 		if !errors.Is(err, net.ErrClosed) {
 			l.stalled("accepting connections fails", err) // net/http retries after a pause
+		}
+		if errors.Is(err, syscall.EMFILE) { // others than clients have descriptors, and each idle client one
+			l.makeRoom(&l.roomAt, nil)
 		}
 		return nil, err //nolint:wrapcheck // net/http inspects the error
 	}

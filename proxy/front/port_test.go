@@ -174,14 +174,17 @@ func (e *exhausted) Accept() (net.Conn, error) {
 	return e.Listener.Accept()
 }
 
-// A failed Accept keeps no place.
+// A failed Accept keeps no place. For lack of descriptors idle clients make room.
 func TestFailedAcceptKeepsNoPlace(t *testing.T) {
 	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front", MaxConnections: 1}))(t)
 	defer time.AfterFunc(10*time.Second, func() { _ = l.Close() }).Stop() // ends a wait for a place
 	l.Listener = &exhausted{l.Listener, 2, syscall.EMFILE}
+	rooms := 0
+	l.room = func(*hold.Source) { rooms++ }
 	for range 2 {
 		check.Is(t, syscall.EMFILE, check.Err(l.Accept()), "Accept")
 	}
+	check.Same(t, true, rooms > 0, "idle clients make room")
 	client := must.Get(net.Dial("tcp", l.Addr().String()))(t)
 	defer client.Close()
 	conn := must.Get(l.Accept())(t)
