@@ -179,7 +179,7 @@ func (e *Events) report(ctx context.Context, to record.EventRecorder) {
 	var due time.Time // of the next call of Faults
 	for _, changes := range latest.Changes(ctx, e.config.Table, wake.C) {
 		for _, c := range changes {
-			if c.New == nil || c.New.Local() {
+			if c.New == nil || c.New.Local() || c.New.Hidden != "" { // 404 is what the policy asks for
 				delete(known, c.Key())
 				continue
 			}
@@ -213,7 +213,7 @@ func (e *Events) report(ctx context.Context, to record.EventRecorder) {
 // compare reports how a verdict differs from what was last reported.
 func (e *Events) compare(to record.EventRecorder, last registry.Verdict, entry *registry.Entry) {
 	switch v := entry.Verdict; {
-	case v.Status == last.Status && v.Reason == last.Reason || entry.Hidden != "": // 404 is what the policy asks for
+	case v.Status == last.Status && v.Reason == last.Reason:
 	case v.Status == corev1.ConditionFalse && entry.StandIn != nil:
 		e.emit(to, entry, corev1.EventTypeWarning, v.Reason, "standby "+entry.StandIn.Name+" answers: "+v.Message)
 	case v.Status == corev1.ConditionFalse:
