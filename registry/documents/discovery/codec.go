@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
-	"slices"
 	"strings"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
@@ -47,8 +46,7 @@ func (c *codecs) writeAggregated(w http.ResponseWriter, r *http.Request, list *a
 		apidiscoveryv2.SchemeGroupVersion, w, r, http.StatusOK, &own, true)
 }
 
-// writeLegacy writes an APIGroupList or an APIGroup as kube-aggregator does. No other goroutine may
-// use the object: encoding sets its kind for a while.
+// writeLegacy writes o as kube-aggregator does. No other goroutine may use o: encoding sets its kind for a while.
 func (c *codecs) writeLegacy(w http.ResponseWriter, r *http.Request, o runtime.Object) {
 	responsewriters.WriteObjectNegotiated(c.legacy, negotiation.DefaultEndpointRestrictions, schema.GroupVersion{},
 		w, r, http.StatusOK, o, false)
@@ -87,14 +85,16 @@ func (d *Discovery) convert(a documents.Answer) (*apidiscoveryv2.APIVersionDisco
 	}
 	// Upstream refuses the whole list for one subresource of another scope than its resource, as metrics may have.
 	scopes := make(map[string]bool) // :: resource → whether it is namespaced or, if it is not listed, a subresource is
-	for _, r := range slices.Backward(list.APIResources) {
-		resource, _, below := strings.Cut(r.Name, "/")
-		scopes[resource] = r.Namespaced || below && scopes[resource] // the resource itself is the last, and counts
+	for _, subs := range []bool{true, false} {
+		for _, r := range list.APIResources {
+			if resource, _, below := strings.Cut(r.Name, "/"); below == subs {
+				scopes[resource] = r.Namespaced || below && scopes[resource] // its own is the last, and counts
+			}
+		}
 	}
 	for i := range list.APIResources {
-		if resource, _, below := strings.Cut(list.APIResources[i].Name, "/"); below {
-			list.APIResources[i].Namespaced = scopes[resource]
-		}
+		resource, _, _ := strings.Cut(list.APIResources[i].Name, "/")
+		list.APIResources[i].Namespaced = scopes[resource]
 	}
 	resources, err := endpoints.ConvertGroupVersionIntoToDiscovery(list.APIResources)
 	return &apidiscoveryv2.APIVersionDiscovery{Resources: resources}, err //nolint:wrapcheck // it says what it read
