@@ -95,7 +95,7 @@ func Changes[S State[E], E Element](ctx context.Context,
 }
 
 // Diff compares the elements of two states. Readers of a state then process only the changes: comparing ten thousand
-// pointers costs some 40 µs (BenchmarkDiff), processing each many times that. States need not be successive.
+// pointers costs some 40 µs, processing each many times that. States need not be successive.
 func Diff[E Element](old, now []E) []Change[E] {
 	var none E
 	var out []Change[E]
