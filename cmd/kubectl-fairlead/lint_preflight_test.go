@@ -204,7 +204,10 @@ func TestPreflightNames(t *testing.T) {
 	l.own()
 	check.Lacks(t, c.find(t, l), `clients that use "cp1"`)
 	own := fmt.Sprintf("https://127.0.0.2:%d", *c.slices.Ports[0].Port)
-	check.Same(t, 0, len(look(t.Context(), &rest.Config{Host: own}, c.client()).hosts), "names that all need, by the kubeconfig of one node")
+	for name, want := range map[string][]string{"": nil, "api.example.com": {"api.example.com"}} {
+		found := look(t.Context(), &rest.Config{Host: own, TLSClientConfig: rest.TLSClientConfig{ServerName: name}}, c.client()).hosts
+		check.Same(t, want, found, "names that all need, by the kubeconfig of one node, with tls-server-name %q", name)
+	}
 	c.nodes[0].Status.Addresses[1].Address = "127.0.0.4"
 	c.slices.Endpoints[0].Addresses[0] = "127.0.0.4" // nobody listens
 	if out := c.find(t, &linter{}); !strings.HasPrefix(out, "warning: certificate of kube-apiserver 127.0.0.4:") || strings.Count(out, "\n") != 1 {

@@ -80,7 +80,7 @@ func look(ctx context.Context, cfg *rest.Config, kube kubernetes.Interface) *sur
 		s.published = addresses(list, "https")
 	}
 	if u, _, err := rest.DefaultServerUrlFor(cfg); err == nil && !cfg.Insecure && u.Scheme+u.Path == "https" &&
-		!slices.Contains(s.published, u.Host) { // one's own address, which the others' certificates need not have
+		(cfg.ServerName != "" || !slices.Contains(s.published, u.Host)) { // others' certificates lack that address
 		s.hosts = append(s.hosts, cmp.Or(cfg.ServerName, u.Hostname())) // kubectl proxy has no TLS, Rancher a path
 	}
 	info, err := core.ConfigMaps(metav1.NamespacePublic).Get(ctx, "cluster-info", metav1.GetOptions{})
