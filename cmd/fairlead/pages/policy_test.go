@@ -65,7 +65,7 @@ func TestPolicyIsShown(t *testing.T) {
 	}
 	_, body = s.get(t, "/")
 	check.Has(t, body, "resources are not listed as this server has them: widgets: other kind; gadgets: other verbs", "let one of the two have each",
-		"no namespace can be deleted: discovery: invalid: a bad document", "kubectl get --raw /apis/good.example.com/v1", "FairleadDiscoveryStale.md")
+		"no namespace can be deleted: discovery: invalid: a bad document", "if it is the only one, what kubectl get --raw /apis/good.example.com/v1 says", "FairleadDiscoveryStale.md")
 	resp, body := s.get(t, "/fairlead/apiservice/v1.good.example.com%2Fkeda")
 	check.Same(t, http.StatusOK, resp.Code, "its page")
 	check.Has(t, body, "policy.yaml:6)", "x/closed-example-com:443")

@@ -189,7 +189,7 @@ func (p *Pages) details(s *answer.Status, byName map[string]*answer.APIService) 
 				said = "its resources are listed as stale, so that no namespace can be deleted"
 			}
 			a.Cause, a.Runbook = said+": discovery: "+x.Reason+": "+x.Message, Runbooks+"FairleadDiscoveryStale.md"
-			a.Advice = "see what kubectl get --raw " + a.Path() + " says, and that server's log"
+			a.Advice = "see this server's log and, if it is the only one, what kubectl get --raw " + a.Path() + " says"
 		}
 	}
 	for _, x := range p.cfg.OpenAPI() {
