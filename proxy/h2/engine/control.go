@@ -251,10 +251,10 @@ func (e *Engine) resetFrame(c *Conn, h http2.FrameHeader, p []byte) *connError {
 	}
 	e.Count.reset(resetByClient)
 	var err *connError
-	if s.plan.LongRunning && (s.waited > 0 || e.now-s.started >= suspectTime) {
+	if s.plan.LongRunning && (s.waited > 0 && s.plan.Forward != nil || e.now-s.started >= suspectTime) {
 		c.budget.Earn(budget.Completed) // a watch has no other end; some servers answer it with the first event
 	} else {
-		err = c.spend(budget.Reset) // a cancelled request is work for us and for the backend (CVE-2023-44487)
+		err = c.spend(budget.Reset) // a cancelled request is work, a handler's watch even a handshake (CVE-2023-44487)
 	}
 	s.unlinkLeg(up)
 	s.abort(ReasonClientReset, fmt.Errorf("client reset the stream: %v", code), http2.ErrCodeCancel)

@@ -3,11 +3,13 @@ package engine
 import (
 	"bytes"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/fairlead-proxy/fairlead/proxy/h2/wire"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -88,6 +90,21 @@ func TestBackendThatOnlyGreets(t *testing.T) {
 		}
 		check.Within(t, 0, 10*maxDialing*5, dials, "%s: dials in 10 s", tc.name)
 	}
+}
+
+// A handler's watch that is closed at once is charged, also if it was answered: it may have a connection of its own.
+func TestWatchesOfHandlersFlood(t *testing.T) {
+	r, c := newClient(t)
+	r.decide = func(*wire.Head, func(Plan)) (Plan, bool) {
+		return Plan{LongRunning: true, Serve: http.NotFoundHandler()}, true
+	}
+	n := 0
+	for ; n < 1000 && !c.c.closing; n++ {
+		c.get(uint32(2*n + 1))
+		r.locals[n].Head(http.StatusOK, []hpack.HeaderField{field(":status", "200")})
+		c.say("RST %d CANCEL", 2*n+1)
+	}
+	check.Within(t, 400, 500, n, "watches until the connection ends")
 }
 
 // A field block of tiny fields, each of which moves the whole table, or of updates of the table, is charged before it

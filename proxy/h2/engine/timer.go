@@ -297,7 +297,7 @@ func (c *Conn) sendPing() {
 	c.writePing(0, []byte("fairlead"))
 }
 
-// cutLongRunning ends the long-running streams of an upstream, or if of is nil all but handlers', in a drain in time.
+// cutLongRunning ends long-running streams, but handlers': of one upstream, or all if of is nil; in a drain in time.
 func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason, watches bool) {
 	for s := range c.ordered(func(s *stream) bool {
 		return s.plan.LongRunning && s.local == nil && (of == nil || s.plan.Forward == of) &&
