@@ -24,7 +24,7 @@ type Plan struct {
 	Authority      string                 // :authority to forward; "" means the endpoint's Host
 
 	Deadline    time.Duration // for the whole request, see stream.expired; 0 means none
-	LongRunning bool          // a watch, log or the like: not retried once it was sent, and drain gives it the grace
+	LongRunning bool          // a watch, log or the like: not retried once sent; if forwarded, drain gives it the grace
 	// Apart sends the request over connections that carry only such requests: for an answer that a
 	// backend takes from somebody else, who may break the protocol and so end the connection.
 	Apart bool
