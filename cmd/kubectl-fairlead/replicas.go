@@ -14,9 +14,9 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
@@ -60,18 +60,12 @@ func askEach[T any](
 	hc.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	defer hc.CloseIdleConnections()
 	const limit, most = 5 * time.Second, 16 // of one replica's answer, and concurrent requests
-	var g errgroup.Group
-	g.SetLimit(most)
-	for i := range all {
-		g.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, limit)
-			defer cancel()
-			one := &client{base: &url.URL{Scheme: "https", Host: all[i].address}, http: hc}
-			all[i].status, all[i].err = ask(ctx, one)
-			return nil
-		})
-	}
-	_ = g.Wait()          // no function returns an error
+	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), most, len(all), func(i int) {
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		one := &client{base: &url.URL{Scheme: "https", Host: all[i].address}, http: hc}
+		all[i].status, all[i].err = ask(ctx, one) // also when interrupted: none is without answer and error
+	})
 	return all, ctx.Err() // interrupted, nobody has heard of them
 }
 

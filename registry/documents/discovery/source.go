@@ -12,13 +12,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
@@ -238,15 +238,10 @@ func failed(old *state, entries []*registry.Entry, err error) (*state, error) {
 
 func (d *Discovery) askEach(ctx context.Context, old *state, entries []*registry.Entry) (*state, error) {
 	found := make([]version, len(entries))
-	var asking errgroup.Group
-	asking.SetLimit(maxLegacy)
-	for i, e := range entries {
-		asking.Go(func() error {
-			found[i] = d.legacyVersion(ctx, d.cfg.From(e), old.versions[e.GroupVersion], e)
-			return nil
-		})
-	}
-	_ = asking.Wait() // no function returns an error
+	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), maxLegacy, len(entries), func(i int) {
+		e := entries[i] // also after ctx has ended: none is to lose its document
+		found[i] = d.legacyVersion(ctx, d.cfg.From(e), old.versions[e.GroupVersion], e)
+	})
 	next, err := old.with(entries, func(i int, v *version) { *v = found[i] })
 	next.etag = ""
 	return next, err
