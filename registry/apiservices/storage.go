@@ -65,8 +65,6 @@ func (s *store) known(_ context.Context, text string) error {
 	return nil
 }
 
-// store is the storage that the watch cache lists and watches. There are no writes.
-
 func (s *store) Versioner() storage.Versioner { return storage.APIObjectVersioner{} }
 
 // IsWatchListSemanticsUnSupported makes the cache list.
