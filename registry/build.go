@@ -202,12 +202,10 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 // apiserver's own. Upstream has the same special case (loopback resolver, pkg/apiserver/resolvers.go). Without it,
 // Fairlead would call itself through the cluster's Service.
 func isLocal(object *apiregistrationv1.APIService) bool {
-	if _, ok := object.Annotations[urlAnnotation]; ok {
-		return false
-	}
+	_, byURL := object.Annotations[urlAnnotation]
 	ref := behind.Server(object)
 	own := types.NamespacedName{Namespace: "default", Name: "kubernetes"}
-	return ref == nil || nameOf(ref) == own && ptr.Deref(ref.Port, defaultPort) == defaultPort
+	return !byURL && (ref == nil || nameOf(ref) == own && ptr.Deref(ref.Port, defaultPort) == defaultPort)
 }
 
 func (b *builder) local(e *Entry) {
@@ -234,10 +232,8 @@ func (b *builder) protected(e *Entry, s *annotated, old *Entry) {
 
 // SameService reports whether two backends differ only in trust and protocol, or only in URLs, which are as endpoints.
 func (b *Backend) SameService(other *Backend) bool {
-	if b.URLs != "" && other.URLs != "" {
-		return true
-	}
-	return b.Namespace == other.Namespace && b.Service == other.Service && b.Port == other.Port
+	return b.URLs != "" && other.URLs != "" ||
+		b.Namespace == other.Namespace && b.Service == other.Service && b.Port == other.Port
 }
 
 // unchanged reports whether the two entries are equal for readers of the table.
