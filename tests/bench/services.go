@@ -61,18 +61,18 @@ func (w *world) rested(ctx context.Context, p *peer, n int) (s sample) {
 	return s
 }
 
-// available waits until n of the bench's APIServices are available according to a Fairlead's log:
-// its metrics page costs as much as a start.
+// available waits until n of the bench's APIServices are available according to a Fairlead's log: its metrics page
+// costs as much as a start. Each has one endpoint, whose lines are not delayed as those about availability are.
 func (w *world) available(ctx context.Context, p *peer, n int) {
 	const patience = 5 * time.Minute // 10,000 needed one minute
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	changed := regexp.MustCompile(`msg="availability changed" apiservice=(\S*` + group + `) status=(\w+)`)
+	changed := regexp.MustCompile(`msg="endpoint is (\w+)" apiservice=(\S*` + group + `) `)
 	for up := map[string]bool{}; ; pause(ctx, time.Second/2) {
 		clear(up)
 		for _, m := range changed.FindAllStringSubmatch(string(try.Get(os.ReadFile(p.part.LogFile()))), -1) {
-			if up[m[1]] = true; m[2] != "True" {
-				delete(up, m[1])
+			if up[m[2]] = true; m[1] == "unhealthy" {
+				delete(up, m[2])
 			}
 		}
 		if len(up) >= n {
