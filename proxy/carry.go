@@ -37,7 +37,7 @@ func (x *exchange) carry(w http.ResponseWriter, r *http.Request, from bound.Sour
 	plan.Done = func(o engine.Outcome) {
 		x.carried(&o, time.Since(x.head.Arrived))
 		x.ended.o.Store(&o)
-		if o.Reason != engine.ReasonNone { // also without a head: it may still write interim ones
+		if o.Reason != engine.ReasonNone && o.Status > 0 {
 			go returned.Do(func() { x.p.hasten(w) }) // off the loop; it ends at once
 		}
 	}

@@ -197,48 +197,6 @@ func TestUnreadResponse(t *testing.T) {
 	}
 }
 
-// deaf is the response to a client that reads no interim head until its connection is closed.
-type deaf struct {
-	*timed
-	closed chan struct{}
-}
-
-func (w *deaf) WriteHeader(status int) {
-	if status < http.StatusOK {
-		<-w.closed
-		return
-	}
-	w.timed.WriteHeader(status)
-}
-
-// Nor does one keep its place that does not read an interim head, over any protocol to the backend.
-func TestUnreadInterim(t *testing.T) {
-	for _, http1 := range []bool{true, false} {
-		w := newWorld(t, worldConfig{remoteHTTP1: http1, remote: func(rw http.ResponseWriter, r *http.Request) {
-			rw.WriteHeader(http.StatusEarlyHints)
-			<-r.Context().Done()
-		}})
-		closed, over := make(chan struct{}), make(chan struct{})
-		rw := &deaf{&timed{httptest.NewRecorder(), func(until time.Time) {
-			if left := time.Until(until); left > 0 && left < pageTime/2 { // that of hasten
-				close(closed)
-			}
-		}}, closed}
-		r := httptest.NewRequestWithContext(t.Context(), "GET", remoteGV+"/widgets?timeout=200ms", nil)
-		r.Header.Set("Authorization", "Bearer token-of-bob")
-		go func() {
-			defer close(over)
-			w.proxy.ServeHTTP(rw, r)
-		}()
-		select {
-		case <-over:
-			check.Same(t, http.StatusGatewayTimeout, rw.Code, "HTTP/1.1 %v: status", http1)
-		case <-time.After(10 * time.Second):
-			t.Fatalf("HTTP/1.1 %v: the request has no end", http1)
-		}
-	}
-}
-
 // A client that does not read a page or a document of this process gives its place there back, too,
 // also on the admin port.
 func TestUnreadPage(t *testing.T) {
