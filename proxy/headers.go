@@ -139,7 +139,7 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 	h.Method, h.Authority = r.Method, r.Host
 	target := r.URL.RawPath
 	if target == "" {
-		target = cmp.Or(r.URL.EscapedPath(), "/") // which would read a RawPath once more. https://host has none
+		target = r.URL.EscapedPath() // which would read a RawPath once more
 	}
 	if r.URL.ForceQuery || r.URL.RawQuery != "" {
 		target += "?" + r.URL.RawQuery

@@ -231,6 +231,4 @@ func TestHeadOfARequest(t *testing.T) {
 		h := of("HTTP/1.1", "", "", remote)
 		check.Same(t, [2]string{remote, want}, [2]string{h.Remote, h.RemoteIP}, "address with and without port")
 	}
-	r := must.Get(http.ReadRequest(bufio.NewReader(strings.NewReader("GET https://front.example.com?a HTTP/1.1\r\n\r\n"))))(t)
-	check.Same(t, "/?a", headOf(r, time.Now()).Target(), "target of an absolute form without a path")
 }
