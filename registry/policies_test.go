@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,6 +58,7 @@ func TestPolicyThatWasNeverValid(t *testing.T) {
 	const head, match = "apiVersion: fairlead.dev/v1\nkind: Policy\nrules:\n", ", sources: [10.0.0.1]}\n"
 	for _, tt := range []struct{ rules, want string }{
 		{"- {", "in force:"},
+		{strings.Repeat("- {name: o, action: Deny, colour: red"+match, 101), "in force:"}, // the decoder tells of the first 100
 		{"- {name: a, action: Deny" + match + "- {name: b, action: Rate" + match + "- {name: c, action: Deny" + match, "in force: a c"},
 		{"- {name: j, action: Deny, colour: red" + match + "- {name: k, action: Deny" + match, "in force: k"},
 		{"- {name: l, action: Allow, colour: red" + match + "- {name: m, action: Deny" + match, "in force:"},

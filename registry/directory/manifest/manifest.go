@@ -108,8 +108,8 @@ func Read(from io.Reader) ([]byte, error) {
 	return data, err
 }
 
-// maxFaults bounds the faults reported for a file: a reader fixes the first ones and tries again.
-const maxFaults = 20
+const maxFaults = 20  // of a file that are reported: a reader fixes the first ones and tries again
+const maxStrict = 100 // unknown fields that the decoder tells of an object: where the next ones are is not known
 
 // Decode decodes all objects of a file. If there is a fault, it returns the faults and no objects.
 func (d *Decoder) Decode(file string, data []byte) ([]Object, []Fault) {
@@ -168,7 +168,7 @@ func (d *Decoder) value(raw []byte, doc *document, at string) ([]Object, []Fault
 		if runtime.IsNotRegisteredError(err) && kind != nil && !d.scheme.IsGroupRegistered(kind.Group) {
 			faults[0].Foreign = kind.Kind
 		}
-		if _, usable := value.(*policy.Policy); !usable {
+		if _, usable := value.(*policy.Policy); !usable || len(faults) >= maxStrict {
 			return nil, faults
 		}
 		object.Wrong = faults
