@@ -122,8 +122,8 @@ func (o *options) flagGroups() (groups cliflag.NamedFlagSets) {
 		"EgressSelectorConfiguration whose entry \"cluster\" says how to connect to backends. Empty: directly.")
 	fs.BoolVar(&o.writeStatus, "write-status", false, "Write the condition fairlead.dev/Available to APIServices. "+
 		"Only the replica that holds the Lease kube-system/fairlead-status writes.")
-	fs.BoolVar(&o.emitEvents, "emit-events", false, "Emit an Event when an APIService's availability changes, "+
-		"or a rule begins to refuse. Only the replica that holds the Lease kube-system/fairlead-events does so.")
+	fs.BoolVar(&o.emitEvents, "emit-events", false, "Emit an Event when a rule begins to refuse here or, while "+
+		"this replica holds the Lease kube-system/fairlead-events, when an APIService's availability changes.")
 	o.addEntrypointFlags(group("entrypoint and replicas"))
 	fs = group("HTTP/2, log and tracing")
 	fs.BoolVar(&o.http2, "http2", true, "Offer HTTP/2 to clients. False: HTTP/1.1 only, for emergencies "+

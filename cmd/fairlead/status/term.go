@@ -295,14 +295,14 @@ func (t *term) compare(seen map[string]*apiregistrationv1.APIService, now latest
 	}
 }
 
-// Refusals tells which rules began to refuse since its last call, in Events if this replica leads.
+// Refusals tells which rules began to refuse since its last call: each replica does, because a client stays with one.
 func (e *Events) Refusals(rules *policy.Gates, log *slog.Logger) {
 	now := time.Now()
 	for _, g := range rules.All() {
 		if g.Begins(now) {
 			log.Info("a rule "+map[bool]string{true: "would refuse", false: "refuses"}[g.DryRun]+" requests",
 				"rule", g.Name, "action", g.Action, "place", g.Where)
-			if to := e.leads.Load(); to != nil && !g.DryRun {
+			if to := e.recorder.Load(); to != nil && !g.DryRun {
 				on := &corev1.ObjectReference{APIVersion: "v1", Kind: "ConfigMap"}
 				on.Namespace, on.Name = rules.Map.Namespace, rules.Map.Name
 				if on.Name == "" {

@@ -129,14 +129,14 @@ func (c Config) elect(ctx context.Context, lease string, lead func(context.Conte
 	return ctx.Err()
 }
 
-// Events reports changed verdicts as Events on the APIServices, while this replica leads.
+// Events reports changed verdicts as Events on the APIServices, while this replica leads, and always its own refusals.
 // client-go's recorder merges similar Events, drops those that one object repeats too often (25 at
 // once of each type, then one in five minutes), and queues at most a thousand for the apiserver.
 type Events struct {
-	config  Config
-	log     *slog.Logger
-	emitted *prometheus.CounterVec               // :: type
-	leads   atomic.Pointer[record.EventRecorder] // nil while another replica does
+	config   Config
+	log      *slog.Logger
+	emitted  *prometheus.CounterVec               // :: type
+	recorder atomic.Pointer[record.EventRecorder] // nil unless Run runs
 }
 
 // NewEvents makes Events. It does nothing until Run.
@@ -151,16 +151,16 @@ func NewEvents(c Config) *Events {
 // Run takes part in the election until ctx ends, and reports changes while it leads.
 func (e *Events) Run(ctx context.Context) error {
 	const lease = "fairlead-events"
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: e.config.Client.CoreV1().Events("")})
+	defer broadcaster.Shutdown()
+	host := corev1.EventSource{Component: "fairlead", Host: e.config.Identity}
+	var to record.EventRecorder = broadcaster.NewRecorder(runtime.NewScheme(), host)
+	e.recorder.Store(&to)
+	defer e.recorder.Store(nil)
 	return e.config.elect(ctx, lease, func(ctx context.Context) {
 		e.log.Info("reporting verdicts as events", "lease", lease)
 		defer e.log.Info("no longer reporting verdicts as events", "lease", lease)
-		broadcaster := record.NewBroadcaster(record.WithContext(ctx))
-		broadcaster.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: e.config.Client.CoreV1().Events("")})
-		defer broadcaster.Shutdown()
-		host := corev1.EventSource{Component: "fairlead", Host: e.config.Identity}
-		var to record.EventRecorder = broadcaster.NewRecorder(runtime.NewScheme(), host)
-		e.leads.Store(&to)
-		defer e.leads.Store(nil)
 		e.report(ctx, to)
 	})
 }
