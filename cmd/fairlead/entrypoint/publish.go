@@ -181,10 +181,8 @@ func groups(zones map[netip.AddrPort]string) []group {
 }
 
 func (g *group) slice(name string) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
-		AddressType: g.kind, Endpoints: g.endpoints,
-	}
+	s := &discoveryv1.EndpointSlice{AddressType: g.kind, Endpoints: g.endpoints}
+	s.Namespace, s.Name = metav1.NamespaceDefault, name
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: Manager}
 	if len(g.endpoints) > 0 {
 		s.Ports = []discoveryv1.EndpointPort{{Name: new(portName), Port: &g.port, Protocol: new(corev1.ProtocolTCP)}}
@@ -196,14 +194,13 @@ func (g *group) slice(name string) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// writeSlices writes one EndpointSlice for each family and port, and deletes our other ones.
-func (p *Publisher) writeSlices(
-	ctx context.Context, have []discoveryv1.EndpointSlice, zones map[netip.AddrPort]string) (err error) {
+// writeSlices writes one EndpointSlice for each family and port, and deletes our other ones beside the first.
+func (p *Publisher) writeSlices(ctx context.Context, have []discoveryv1.EndpointSlice, want []group) (err error) {
 	old := map[string]*discoveryv1.EndpointSlice{} // :: name → one that is not wanted
 	for i := range have {
 		old[have[i].Name] = &have[i]
 	}
-	for i, g := range groups(zones) {
+	for i, g := range want {
 		name := service
 		if i > 0 {
 			name = fmt.Sprintf("%s-%d", service, i) // predictable, for a Role's resourceNames
@@ -212,7 +209,7 @@ func (p *Publisher) writeSlices(
 		delete(old, name)
 	}
 	for _, s := range old {
-		if s.Labels[discoveryv1.LabelManagedBy] == Manager {
+		if s.Labels[discoveryv1.LabelManagedBy] == Manager && s.Name != service {
 			err = errors.Join(err, p.deleteSlice(ctx, s))
 		}
 	}

@@ -166,7 +166,9 @@ func (p *Publisher) tryToPublish(ctx context.Context, says map[string]string) er
 		// who does not drain erases nobody: kube-apiserver refuses that, too (pkg/controlplane/reconcilers/lease.go).
 		lets := len(alive) == 0 && (!p.withdrawn.Load() || foreign(have, list))
 		if !lets && p.mayWrite(have, list, time.Now()) {
-			err = errors.Join(p.writeEndpoints(ctx, have, alive), p.writeSlices(ctx, list, alive))
+			err = errors.Join(p.writeEndpoints(ctx, have, alive), p.writeSlices(ctx, list, groups(alive)))
+		} else if foreign(have, list) { // nobody would keep ours beside another's up to date
+			err = p.writeSlices(ctx, list, nil)
 		}
 		if faster := apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err); !faster || !again {
 			return err
