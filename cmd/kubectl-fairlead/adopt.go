@@ -42,24 +42,18 @@ const steady, poll = 20, time.Second / 4
 type change func(m *mover, ctx context.Context, a *apiregistrationv1.APIService) error
 
 func adoptCommand() *cobra.Command {
-	return moveCommand("adopt", "Let the cluster's own aggregator ask Fairlead for these APIServices",
-		`Move APIServices behind Fairlead: the cluster's own aggregator then sends them to Fairlead's Service,
-and Fairlead, which serves with --behind, to the extension server that the APIService has named so far (docs/behind.md).
-
-Each is checked, the change is shown, and made in two writes. If the APIService is not available through Fairlead
-within --wait, the change is undone. You may interrupt and repeat adopt: any state between works.`, (*mover).adopt)
+	return moveCommand("adopt", "Let the cluster's own aggregator ask Fairlead for these APIServices", (*mover).adopt)
 }
 
 func releaseCommand() *cobra.Command {
-	return moveCommand("release", "Undo adopt: the cluster's own aggregator asks the extension server again",
-		"Undo adopt. If the APIService is not available without Fairlead within --wait, it stays behind Fairlead.",
-		(*mover).release)
+	const short = "Undo adopt: the cluster's own aggregator asks the extension server again"
+	return moveCommand("release", short, (*mover).release)
 }
 
-func moveCommand(use, short, long string, change change) *cobra.Command {
+func moveCommand(use, short string, change change) *cobra.Command {
 	flags, m, own := genericclioptions.NewConfigFlags(true), &mover{}, ""
 	cmd := &cobra.Command{
-		Use: use + " NAME…", Short: short, Long: long, Args: cobra.MinimumNArgs(1),
+		Use: use + " NAME…", Short: short, Long: long(use), Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) (err error) {
 			if m.own, err = behind.Parse(own); err != nil {
 				return cli.Usage(fmt.Errorf("--service: %w", err))
@@ -173,7 +167,7 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 		}
 		if err != nil && moves && !m.dryRun { // the server may have made a write that has failed here
 			restart := wait.Backoff{Duration: poll, Steps: 240} // a minute, in which kube-apiserver is back
-			undo := func() error { return m.save(context.WithoutCancel(ctx), from, was, next) }
+			undo := func() error { return m.undo(context.WithoutCancel(ctx), from, was, next) }
 			again := func(err error) bool { return !errors.Is(err, errChanged) }
 			if worse := retry.OnError(restart, again, undo); worse != nil {
 				return fmt.Errorf("%w; undoing the change failed, too: %w", err, worse)
@@ -193,6 +187,10 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 func (m *mover) settled(ctx context.Context, a *apiregistrationv1.APIService) (why error) {
 	path, good := (&answer.APIService{Group: a.Spec.Group, Version: a.Spec.Version}).Path(), 0
 	late := wait.PollUntilContextTimeout(ctx, poll, m.patience, true, func(ctx context.Context) (bool, error) {
+		now := &apiregistrationv1.APIService{}
+		if err := m.get(ctx, pathTo(a.Name), nil, now); err == nil && !same(now, a) {
+			return false, errChanged // the sooner it is undone, the better
+		}
 		if why = m.apiserver.Get().AbsPath(path).Do(ctx).Error(); why != nil {
 			good = -1
 		}

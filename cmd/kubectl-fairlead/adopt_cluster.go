@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -54,6 +55,21 @@ func (m *mover) save(ctx context.Context, a *apiregistrationv1.APIService, old .
 		}
 		return r.Do(ctx).Error()
 	})
+}
+
+// undo makes an APIService as it was in from, if it is as in was or next. A bundle that another hand has put there, as
+// cert-manager's cainjector does, stays: it is the extension server's, whom the cluster is to ask again, or from's.
+func (m *mover) undo(ctx context.Context, from, was, next *apiregistrationv1.APIService) error {
+	now := &apiregistrationv1.APIService{}
+	if err := m.get(ctx, pathTo(from.Name), nil, now); err != nil {
+		return err
+	}
+	is, fits := now.Spec.CABundle, behind.Format(from.Spec.Service) != behind.Format(m.own)
+	if !bytes.Equal(is, next.Spec.CABundle) && (fits || bytes.Equal(is, from.Spec.CABundle)) {
+		from, next = from.DeepCopy(), next.DeepCopy()
+		from.Spec.CABundle, next.Spec.CABundle = is, is
+	}
+	return m.save(ctx, from, was, next)
 }
 
 func same(a, b *apiregistrationv1.APIService) bool {

@@ -177,22 +177,38 @@ func TestMoveWithoutWaiting(t *testing.T) {
 	})
 }
 
-// A CA that is rotated while the command runs is kept, and said.
+// A CA that another hand sets while the command runs is kept, and said; the cluster never stays where it does not fit.
 func TestMoveBesideAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, at := range []int{1, 2} { // before the spec is written, and before that is undone
-			c := &moved{object: original, serves: func(a *apiregistrationv1.APIService) bool { return a.Spec.Service.Name == "api" }}
+		c := &moved{object: original}
+		must.Get(c.move(t, own, (*mover).adopt))(t)
+		adopted, front := c.object, string(ownBundle)
+		for _, tt := range []struct {
+			change                     change
+			object, sets               string
+			at                         int // the write after which it is set
+			service, noted, fault, why string
+		}{
+			{(*mover).adopt, original, "B", 1, "real/api:443", "real/api:443", "somebody else has changed it meanwhile", "before the spec is written"},
+			{(*mover).adopt, original, "B", 2, "real/api:443", "", "the change was undone", "as a cainjector of the extension server's"},
+			{(*mover).release, adopted, front, 1, own, "real/api:443", "the change was undone", "as a cainjector of Fairlead's"},
+			{(*mover).release, adopted, "B", 1, "real/api:443", "real/api:443", "undoing the change failed, too: somebody else", "the extension server's, which is not Fairlead's"},
+		} {
+			c := &moved{object: tt.object}
 			c.wrote = func(n int) error {
 				c.mu.Lock()
 				defer c.mu.Unlock()
-				if n == at {
-					c.object = string(must.Get(jsonpatch.MergePatch([]byte(c.object), []byte(`{"spec":{"caBundle":"Qg=="}}`)))(t))
+				if n == tt.at {
+					patch := must.Get(json.Marshal(map[string]any{"spec": map[string]any{"caBundle": []byte(tt.sets)}}))(t)
+					c.object = string(must.Get(jsonpatch.MergePatch([]byte(c.object), patch))(t))
 				}
 				return nil
 			}
-			_, err := c.move(t, own, (*mover).adopt)
-			check.Fault(t, "somebody else has changed it meanwhile", err, "at write %d", at)
-			check.Same(t, "B", string(c.apiService().Spec.CABundle), "the CA, at write %d", at)
+			begun := time.Now()
+			_, err := c.move(t, own, tt.change)
+			check.Fault(t, tt.fault, err, "%s", tt.why)
+			c.says(t, tt.service, tt.sets, tt.noted)
+			check.Same(t, true, time.Since(begun) < 5*time.Second, "it waits with the wrong CA: %s", tt.why)
 		}
 	})
 }
