@@ -127,6 +127,9 @@ func (m *mover) release(_ context.Context, a *apiregistrationv1.APIService) (err
 // move shows and makes the two writes, of which one changes the spec, and undoes them if the cluster does not find the
 // APIService available then. While the spec names Fairlead, the annotations are there.
 func (m *mover) move(ctx context.Context, name string, change change) error {
+	if _, other := m.status(ctx); other == nil && m.patience > 0 && !m.dryRun {
+		return errors.New("the server is Fairlead, not the cluster's own aggregator: give kube-apiserver's --server")
+	}
 	from := &apiregistrationv1.APIService{}
 	if err := m.get(ctx, pathTo(name), nil, from); err != nil {
 		return err

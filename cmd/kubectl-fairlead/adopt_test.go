@@ -33,6 +33,7 @@ type moved struct {
 	// serves says whether the group-version answers.
 	serves func(a *apiregistrationv1.APIService) bool
 	writes int
+	front  bool // it is asked through Fairlead
 }
 
 func (c *moved) apiService() *apiregistrationv1.APIService {
@@ -51,6 +52,8 @@ func (c *moved) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, r.Context().Err()
 	case strings.HasSuffix(path, "/endpointslices"):
 		body = `{"items":[{"endpoints":[{"addresses":["10.0.0.1"]}]}]}`
+	case path == "/fairlead/status":
+		code, body = map[bool]int{true: http.StatusOK, false: http.StatusNotFound}[c.front], "{}"
 	case path == "/apis/g.example.com/v1":
 		if code = http.StatusServiceUnavailable; c.serves == nil || c.serves(c.apiService()) {
 			code, body = http.StatusOK, `{"kind":"APIResourceList","apiVersion":"v1"}`
@@ -229,6 +232,17 @@ func TestAdoptAgain(t *testing.T) {
 		c.says(t, "real/api:443", "", "")
 		check.Same(t, true, c.apiService().Spec.InsecureSkipTLSVerify, "not verified, as before")
 	})
+}
+
+// Through Fairlead, whose own route does not show what the cluster's aggregator reaches, nothing is moved that is waited for.
+func TestMoveThroughFairlead(t *testing.T) {
+	c := &moved{object: original, front: true}
+	for name, change := range map[string]change{"adopt": (*mover).adopt, "release": (*mover).release} {
+		_, err := c.move(t, own, change)
+		check.Fault(t, "the server is Fairlead", err, "%s", name)
+	}
+	check.Same(t, 0, c.writes, "writes")
+	must.Get(c.move(t, own, (*mover).adopt, func(m *mover) { m.dryRun = true }))(t)
 }
 
 // What leads to Fairlead and does not say where its extension server is can be neither adopted nor released.
