@@ -106,9 +106,6 @@ func Flags(cmd *cobra.Command, groups cliflag.NamedFlagSets) {
 		cmd.Flags().AddFlagSet(groups.FlagSets[name])
 	}
 	cmd.Long = cmp.Or(cmd.Long, cmd.Short+".")
-	if cmd.Example != "" { // the help function below shows only Long and flags
-		cmd.Long += "\n\nExamples:\n" + cmd.Example
-	}
 	cliflag.SetUsageAndHelpFunc(cmd, groups, columns)
 }
 

@@ -46,19 +46,19 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// Help lists the groups in order, with examples, in lines that fit a terminal.
+// Help lists the groups in order, in lines that fit a terminal.
 func TestFlags(t *testing.T) {
 	var groups cliflag.NamedFlagSets
 	groups.FlagSet("second").String("b", "", strings.Repeat("a long text ", 30))
 	groups.FlagSet("first").String("a", "", "A.")
-	cmd := &cobra.Command{Use: "do", Short: "Do it", Example: "  do --a"}
+	cmd := &cobra.Command{Use: "do", Short: "Do it"}
 	Flags(cmd, groups)
 	var out bytes.Buffer
 	cmd.SetOut(&out)
 	cmd.SetArgs([]string{"--help"})
 	must.Do(t, cmd.ExecuteContext(t.Context()))
 	at := -1
-	for _, want := range []string{"Do it.", "Examples:\n  do --a", "Second flags:", "First flags:"} {
+	for _, want := range []string{"Do it.", "Second flags:", "First flags:"} {
 		next := strings.Index(out.String(), want)
 		check.Same(t, true, next > at, "%q is missing, or in the wrong output:\n%s", want, out.String())
 		at = next

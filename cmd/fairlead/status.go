@@ -55,10 +55,10 @@ func (s *server) makeStatus() error {
 
 func (o *options) advertised() (netip.Addr, error) {
 	a, err := netip.ParseAddr(cmp.Or(o.advertiseAddress, os.Getenv("POD_IP"), o.front.Host))
-	if err != nil {
-		return a, fmt.Errorf("--advertise-address: %w", err)
+	if err == nil {
+		err = entrypoint.CheckAddress(a)
 	}
-	if err := entrypoint.CheckAddress(a); err != nil {
+	if err != nil {
 		return a, fmt.Errorf("--advertise-address: %w: --publish-kubernetes-endpoints needs one, "+
 			"or the environment variable POD_IP", err)
 	}

@@ -30,9 +30,6 @@ func explainCommand() *cobra.Command {
 		Use: "explain PATH|RESOURCE|APISERVICE", Args: cobra.ExactArgs(1),
 		Short: "Explain where a request goes, why, as which user, and what is wrong there",
 		Long:  long("explain"),
-		Example: `  fairlead explain v1beta1.metrics.k8s.io
-  fairlead explain '/apis/metrics.k8s.io/v1beta1/pods?watch=true'
-  kubectl fairlead explain nodes.metrics.k8s.io --as=system:serviceaccount:default:reader`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			printer, err1 := form.printer()
 			// Fairlead is asked as the caller: the user of --as may have no access to it.

@@ -58,9 +58,6 @@ func lintCommand() *cobra.Command {
 		Use:   "lint [FILE…]",
 		Short: "Find what is wrong, or soon will be, or is to be done before Fairlead is installed",
 		Long:  long("lint"),
-		Example: `  kubectl fairlead lint
-  helm template metrics-server | fairlead lint -
-  fairlead lint --kubeconfig=/etc/kubernetes/fairlead.conf --allow-loopback-backends`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.stdin = cmd.InOrStdin()
 			if err := l.validate(args); err != nil {
