@@ -78,7 +78,11 @@ func (c *moved) RoundTrip(r *http.Request) (*http.Response, error) {
 	default:
 		body = c.object
 	}
-	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+	header := http.Header{"Content-Type": {"application/json"}}
+	if code == http.StatusServiceUnavailable {
+		header.Set("Retry-After", "1") // as Fairlead's, when it cannot reach an endpoint
+	}
+	return &http.Response{StatusCode: code, Header: header, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 }
 
 // move runs a command, and returns what it prints.
@@ -138,13 +142,14 @@ func TestMoveByAnotherName(t *testing.T) {
 // A change that does not hold is undone, however short --wait is, and whichever write fails.
 func TestMoveUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lost := errors.New("connection reset")
+		lost, asked := errors.New("connection reset"), 0
 		for name, tt := range map[string]struct {
 			c    *moved
 			wait time.Duration
 		}{
-			"never available": {&moved{serves: func(a *apiregistrationv1.APIService) bool { return a.Spec.Service.Name == "api" }}, time.Minute},
-			"too short":       {&moved{}, 3 * time.Second},
+			"never available":  {&moved{serves: func(a *apiregistrationv1.APIService) bool { return a.Spec.Service.Name == "api" }}, time.Minute},
+			"every other time": {&moved{serves: func(*apiregistrationv1.APIService) bool { asked++; return asked%2 == 0 }}, time.Minute},
+			"too short":        {&moved{}, 3 * time.Second},
 			"the answer is lost": {&moved{wrote: func(n int) error { // as while kube-apiserver restarts
 				return map[int]error{2: lost, 3: lost}[n]
 			}}, time.Minute},
