@@ -4,7 +4,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -100,12 +99,11 @@ func versionCommand(version string) *cobra.Command {
 
 const columns = 100 // of help
 
-// Flags adds flags to a command, and help that shows them in their groups.
+// Flags adds flags to a command, which has a Long text, and help that shows them in their groups.
 func Flags(cmd *cobra.Command, groups cliflag.NamedFlagSets) {
 	for _, name := range groups.Order {
 		cmd.Flags().AddFlagSet(groups.FlagSets[name])
 	}
-	cmd.Long = cmp.Or(cmd.Long, cmd.Short+".")
 	cliflag.SetUsageAndHelpFunc(cmd, groups, columns)
 }
 

@@ -51,7 +51,7 @@ func TestFlags(t *testing.T) {
 	var groups cliflag.NamedFlagSets
 	groups.FlagSet("second").String("b", "", strings.Repeat("a long text ", 30))
 	groups.FlagSet("first").String("a", "", "A.")
-	cmd := &cobra.Command{Use: "do", Short: "Do it"}
+	cmd := &cobra.Command{Use: "do", Long: "Do it."}
 	Flags(cmd, groups)
 	var out bytes.Buffer
 	cmd.SetOut(&out)

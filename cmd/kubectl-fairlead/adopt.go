@@ -162,10 +162,9 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 		switch before, did = next, "changed: the cluster asks"; {
 		case m.dryRun:
 			did = "would be changed (dry run): the cluster would ask"
-		case err == nil && moves && m.patience == 0:
-		case err == nil && moves:
+		case err == nil && moves && m.patience > 0:
 			err = m.settled(ctx, next)
-		case err == nil:
+		case err == nil && !moves:
 			latest.Sleep(ctx, time.Second) // until Fairlead has noted it: its watch and its table take a tenth of that
 		}
 		if err != nil && moves && !m.dryRun { // the server may have made a write that has failed here
