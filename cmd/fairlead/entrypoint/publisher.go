@@ -164,7 +164,8 @@ func (p *Publisher) tryToPublish(ctx context.Context, says map[string]string) er
 		}
 		// What another publishes is better than nobody: an operator may do so while the last replica still drains. And
 		// who does not drain erases nobody: kube-apiserver refuses that, too (pkg/controlplane/reconcilers/lease.go).
-		lets := len(alive) == 0 && (!p.withdrawn.Load() || foreign(have, list))
+		others := have.Annotations[contentAnnotation] == "" || foreign(have, list)
+		lets := len(alive) == 0 && (others || !p.withdrawn.Load())
 		if !lets && p.mayWrite(have, list, time.Now()) {
 			err = errors.Join(p.writeEndpoints(ctx, have, alive), p.writeSlices(ctx, list, groups(alive)))
 		} else if foreign(have, list) { // nobody would keep ours beside another's up to date
