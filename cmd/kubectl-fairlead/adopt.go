@@ -53,7 +53,7 @@ func releaseCommand() *cobra.Command {
 func moveCommand(use, short string, change change) *cobra.Command {
 	flags, m, own := genericclioptions.NewConfigFlags(true), &mover{}, ""
 	cmd := &cobra.Command{
-		Use: use + " NAME…", Short: short, Long: long(use), Args: cobra.MinimumNArgs(1),
+		Use: use + " NAME…", Short: short, Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) (err error) {
 			if m.own, err = behind.Parse(own); err != nil {
 				return cli.Usage(fmt.Errorf("--service: %w", err))

@@ -29,7 +29,6 @@ func explainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "explain PATH|RESOURCE|APISERVICE", Args: cobra.ExactArgs(1),
 		Short: "Explain where a request goes, why, as which user, and what is wrong there",
-		Long:  long("explain"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			printer, err1 := form.printer()
 			// Fairlead is asked as the caller: the user of --as may have no access to it.

@@ -107,6 +107,7 @@ func encode(w io.Writer, p printers.ResourcePrinter, kind string, v any) error {
 }
 
 func groupFlags(cmd *cobra.Command, flags *genericclioptions.ConfigFlags) {
+	cmd.Long = long(cmd.Name())
 	var groups cliflag.NamedFlagSets
 	groups.FlagSet(cmd.Name()).AddFlagSet(cmd.Flags())
 	flags.AddFlags(groups.FlagSet("connection"))

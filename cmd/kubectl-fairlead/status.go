@@ -33,7 +33,6 @@ func statusCommand() *cobra.Command {
 	o := &statusOptions{}
 	cmd := &cobra.Command{
 		Use: "status [NAME…]", Short: "Show the APIServices in order, and whether each can be used",
-		Long: long("status"),
 		RunE: func(cmd *cobra.Command, names []string) error {
 			printer, err := o.form.printer()
 			if err == nil && (o.watch || o.replicas) && printer != nil || o.watch && o.replicas {

@@ -21,7 +21,6 @@ func topCommand() *cobra.Command {
 	limit, replicas := 0, false
 	cmd := &cobra.Command{
 		Use: "top", Short: "Show who sends the requests, and what they do", Args: cobra.NoArgs,
-		Long: long("top"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			printer, err1 := form.printer()
 			c, err2 := connect(flags, cmd.OutOrStdout())
