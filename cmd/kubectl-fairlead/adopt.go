@@ -128,7 +128,7 @@ func (m *mover) release(_ context.Context, a *apiregistrationv1.APIService) (err
 // APIService available then. While the spec names Fairlead, the annotations are there.
 func (m *mover) move(ctx context.Context, name string, change change) error {
 	if _, other := m.status(ctx); other == nil && m.patience > 0 && !m.dryRun {
-		return errors.New("the server is Fairlead, not the cluster's own aggregator: give kube-apiserver's --server")
+		return errors.New("this server is Fairlead, not the cluster's aggregator: give kube-apiserver's --context")
 	}
 	from := &apiregistrationv1.APIService{}
 	if err := m.get(ctx, pathTo(name), nil, from); err != nil {

@@ -244,7 +244,7 @@ func TestMoveThroughFairlead(t *testing.T) {
 	c := &moved{object: original, front: true}
 	for name, change := range map[string]change{"adopt": (*mover).adopt, "release": (*mover).release} {
 		_, err := c.move(t, own, change)
-		check.Fault(t, "the server is Fairlead", err, "%s", name)
+		check.Fault(t, "this server is Fairlead", err, "%s", name)
 	}
 	check.Same(t, 0, c.writes, "writes")
 	must.Get(c.move(t, own, (*mover).adopt, func(m *mover) { m.dryRun = true }))(t)
