@@ -67,7 +67,9 @@ func (m *mover) undo(ctx context.Context, from, was, next *apiregistrationv1.API
 	is, fits := now.Spec.CABundle, behind.Format(from.Spec.Service) != behind.Format(m.own)
 	if !bytes.Equal(is, next.Spec.CABundle) && (fits || bytes.Equal(is, from.Spec.CABundle)) {
 		from, next = from.DeepCopy(), next.DeepCopy()
-		from.Spec.CABundle, next.Spec.CABundle = is, is
+		if next.Spec.CABundle = is; len(from.Spec.CABundle) > 0 { // beside insecureSkipTLSVerify the server refuses one
+			from.Spec.CABundle = is
+		}
 	}
 	return m.save(ctx, from, was, next)
 }

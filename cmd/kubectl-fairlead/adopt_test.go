@@ -190,7 +190,7 @@ func TestMoveBesideAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &moved{object: original}
 		must.Get(c.move(t, own, (*mover).adopt))(t)
-		adopted, front := c.object, string(ownBundle)
+		adopted, front, insecure := c.object, string(ownBundle), strings.Replace(original, `"caBundle":"QQ=="`, `"insecureSkipTLSVerify":true`, 1)
 		for _, tt := range []struct {
 			change                     change
 			object, sets               string
@@ -199,6 +199,7 @@ func TestMoveBesideAnother(t *testing.T) {
 		}{
 			{(*mover).adopt, original, "B", 1, "real/api:443", "real/api:443", "somebody else has changed it meanwhile", "before the spec is written"},
 			{(*mover).adopt, original, "B", 2, "real/api:443", "", "the change was undone", "as a cainjector of the extension server's"},
+			{(*mover).adopt, insecure, "B", 2, "real/api:443", "", "the change was undone", "one that could not be set before"},
 			{(*mover).release, adopted, front, 1, own, "real/api:443", "the change was undone", "as a cainjector of Fairlead's"},
 			{(*mover).release, adopted, "B", 1, "real/api:443", "real/api:443", "undoing the change failed, too: somebody else", "the extension server's, which is not Fairlead's"},
 		} {
@@ -215,6 +216,9 @@ func TestMoveBesideAnother(t *testing.T) {
 			begun := time.Now()
 			_, err := c.move(t, own, tt.change)
 			check.Fault(t, tt.fault, err, "%s", tt.why)
+			if tt.object == insecure {
+				tt.sets = "" // which the server refuses beside insecureSkipTLSVerify
+			}
 			c.says(t, tt.service, tt.sets, tt.noted)
 			check.Same(t, true, time.Since(begun) < 5*time.Second, "it waits with the wrong CA: %s", tt.why)
 		}
