@@ -154,7 +154,7 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 		}
 		moves := behind.Format(before.Spec.Service) != behind.Format(next.Spec.Service) ||
 			string(before.Spec.CABundle) != string(next.Spec.CABundle)
-		err := m.save(ctx, next, before)
+		err := m.save(ctx, next, before, nil)
 		if errors.Is(err, errChanged) {
 			return err
 		}
@@ -169,7 +169,7 @@ func (m *mover) move(ctx context.Context, name string, change change) error {
 		}
 		if err != nil && moves && !m.dryRun { // the server may have made a write that has failed here
 			restart := wait.Backoff{Duration: poll, Steps: 240} // a minute, in which kube-apiserver is back
-			undo := func() error { return m.undo(context.WithoutCancel(ctx), from, was, next) }
+			undo := func() error { return m.save(context.WithoutCancel(ctx), from, was, next) }
 			again := func(err error) bool { return !errors.Is(err, errChanged) }
 			if worse := retry.OnError(restart, again, undo); worse != nil {
 				return fmt.Errorf("%w; undoing the change failed, too: %w", err, worse)

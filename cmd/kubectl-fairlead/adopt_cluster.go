@@ -29,23 +29,31 @@ func annotations() []string { return []string{behind.Service, behind.Bundle, beh
 // errChanged means that another hand was faster: its change is kept.
 var errChanged = errors.New("somebody else has changed it meanwhile: look at it, and run the command again")
 
-// save writes what this command changes of an APIService, unless it is so already, if that is still as it was in one of
-// old. It leaves what others have written beside that.
-func (m *mover) save(ctx context.Context, a *apiregistrationv1.APIService, old ...*apiregistrationv1.APIService) error {
+// save writes what this command changes of an APIService, unless it is so already, if that is still as it was, or as in
+// made, which is then undone. It leaves what others have written beside that, and when it undoes, a bundle, too, as of
+// cert-manager's cainjector: it is the extension server's, whom the cluster is to ask again, or what a says itself.
+func (m *mover) save(ctx context.Context, a, was, made *apiregistrationv1.APIService) error {
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		now := &apiregistrationv1.APIService{}
+		now, to, undone := &apiregistrationv1.APIService{}, a, made
 		if err := m.get(ctx, pathTo(a.Name), nil, now); err != nil {
 			return err
 		}
-		expected := func(b *apiregistrationv1.APIService) bool { return same(now, b) }
+		is, fits := now.Spec.CABundle, behind.Format(a.Spec.Service) != behind.Format(m.own)
+		if made != nil && !bytes.Equal(is, made.Spec.CABundle) && (fits || bytes.Equal(is, a.Spec.CABundle)) {
+			to, undone = a.DeepCopy(), made.DeepCopy()
+			if undone.Spec.CABundle = is; len(a.Spec.CABundle) > 0 { // none goes with insecureSkipTLSVerify
+				to.Spec.CABundle = is
+			}
+		}
+		expected := func(b *apiregistrationv1.APIService) bool { return b != nil && same(now, b) }
 		switch {
 		case m.dryRun: // the server checks each write, and the one before was not made
-		case expected(a):
+		case expected(to):
 			return nil // as the undoing of a write that the server has refused, for which the right may be missing
-		case !slices.ContainsFunc(old, expected):
+		case !expected(was) && !expected(undone):
 			return errChanged
 		}
-		patch := ours(a)
+		patch := ours(to)
 		patch["metadata"].(map[string]any)["resourceVersion"] = now.ResourceVersion //nolint:forcetypeassert // by ours
 		body, _ := json.Marshal(patch)                                              // it encodes such values always
 		r := m.apiserver.Patch(types.MergePatchType).AbsPath(pathTo(a.Name)).Body(body).
@@ -55,23 +63,6 @@ func (m *mover) save(ctx context.Context, a *apiregistrationv1.APIService, old .
 		}
 		return r.Do(ctx).Error()
 	})
-}
-
-// undo makes an APIService as it was in from, if it is as in was or next. A bundle that another hand has put there, as
-// cert-manager's cainjector does, stays: it is the extension server's, whom the cluster is to ask again, or from's.
-func (m *mover) undo(ctx context.Context, from, was, next *apiregistrationv1.APIService) error {
-	now := &apiregistrationv1.APIService{}
-	if err := m.get(ctx, pathTo(from.Name), nil, now); err != nil {
-		return err
-	}
-	is, fits := now.Spec.CABundle, behind.Format(from.Spec.Service) != behind.Format(m.own)
-	if !bytes.Equal(is, next.Spec.CABundle) && (fits || bytes.Equal(is, from.Spec.CABundle)) {
-		from, next = from.DeepCopy(), next.DeepCopy()
-		if next.Spec.CABundle = is; len(from.Spec.CABundle) > 0 { // beside insecureSkipTLSVerify the server refuses one
-			from.Spec.CABundle = is
-		}
-	}
-	return m.save(ctx, from, was, next)
 }
 
 func same(a, b *apiregistrationv1.APIService) bool {
