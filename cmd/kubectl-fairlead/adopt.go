@@ -46,8 +46,7 @@ func adoptCommand() *cobra.Command {
 }
 
 func releaseCommand() *cobra.Command {
-	const short = "Undo adopt: the cluster's own aggregator asks the extension server again"
-	return moveCommand("release", short, (*mover).release)
+	return moveCommand("release", "Undo adopt: the cluster asks the extension server again", (*mover).release)
 }
 
 func moveCommand(use, short string, change change) *cobra.Command {

@@ -108,7 +108,8 @@ func (i *initiator) run(ctx context.Context, names []string) error {
 		}
 		chain, err := certutil.ParseCertsPEM(found.Data[corev1.TLSCertKey])
 		if err != nil || chain[0].CheckSignatureFrom(i.ca.Leaf) != nil {
-			return nil //nolint:nilerr // there is none, or another CA signed it
+			_, err = fmt.Fprintln(i.out, "secret/fairlead-serving is not by this CA: --serving-names makes one that is")
+			return err
 		}
 		serving.DNSNames, serving.IPAddresses = chain[0].DNSNames, chain[0].IPAddresses
 	}
