@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -182,7 +181,7 @@ type parting struct {
 	failed chan struct{}
 }
 
-func (p parting) Write([]byte) (int, error) { close(p.failed); return 0, syscall.EPIPE }
+func (p parting) Write([]byte) (int, error) { close(p.failed); return 0, io.ErrClosedPipe }
 func (p parting) Read([]byte) (int, error)  { <-p.failed; time.Sleep(time.Second); return 0, io.EOF }
 func (p parting) Close() error              { return nil }
 

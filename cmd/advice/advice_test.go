@@ -49,7 +49,7 @@ func TestFor(t *testing.T) {
 	}
 }
 
-// What names a missing Service, or has a stale bundle, is what must be corrected: the APIService's spec, its annotations
+// What names a missing Service, or has a stale bundle, is to be corrected: the APIService's spec, its annotations
 // while the spec is for Fairlead, or the policy.
 func TestWhatIsToCorrect(t *testing.T) {
 	for _, tt := range []struct {

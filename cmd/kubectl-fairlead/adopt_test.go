@@ -243,7 +243,8 @@ func TestAdoptAgain(t *testing.T) {
 	})
 }
 
-// Through Fairlead, whose own route does not show what the cluster's aggregator reaches, nothing is moved that is waited for.
+// Through Fairlead, whose own route does not show what the cluster's aggregator reaches, nothing that is waited for is
+// moved.
 func TestMoveThroughFairlead(t *testing.T) {
 	c := &moved{object: original, front: true}
 	for name, change := range map[string]change{"adopt": (*mover).adopt, "release": (*mover).release} {

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/rest"
 
-	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/rights"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -200,7 +199,7 @@ func TestPreflightNames(t *testing.T) {
 	}
 	c, l := newLand(t), &linter{names: []string{"cp1"}}
 	c.bound()
-	l.Certs.Serving = certs.PairSource{Cert: "apiserver.crt", Key: "apiserver.key"} // of that node; there is none here
+	l.Certs.Serving.Cert, l.Certs.Serving.Key = "apiserver.crt", "apiserver.key" // of that node; there is none here
 	l.own()
 	check.Lacks(t, c.find(t, l), `clients that use "cp1"`)
 	own := fmt.Sprintf("https://127.0.0.2:%d", *c.slices.Ports[0].Port)

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -76,7 +75,7 @@ func TestCountedHeads(t *testing.T) {
 				w.Header()[fmt.Sprint("n", i)] = []string{""}
 			}
 			w.WriteHeader(http.StatusEarlyHints)
-			w.Header().Set("Content-Length", strconv.Itoa(len(lines))) // chunks would end with empty lines
+			w.Header().Set("Content-Length", fmt.Sprint(len(lines))) // chunks would end with empty lines
 			_, _ = io.WriteString(w, lines)
 		})
 		e := f.set(healthy(place1))

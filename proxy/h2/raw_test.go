@@ -298,7 +298,7 @@ func throughBridge(t *testing.T, takes bool) {
 	check.Same(t, "", string(must.Get(io.ReadAll(near))(t)), "its end, where output is taken: %v", takes)
 }
 
-// Output that a slow reader takes in small parts costs in proportion to its size: the heads of answers may be megabytes.
+// Output that a slow reader takes in small parts costs in proportion to its size: heads of answers may be megabytes.
 func TestOutputInProportion(t *testing.T) {
 	var pipe [2]int
 	must.Do(t, syscall.Pipe2(pipe[:], syscall.O_NONBLOCK))

@@ -3,6 +3,7 @@
 package behind
 
 import (
+	"context"
 	"maps"
 	"net/http"
 	"os"
@@ -178,4 +179,8 @@ func (w *world) account(t *testing.T, namespace, name string) string {
 	t.Helper()
 	w.apply(t, "{apiVersion: v1, kind: ServiceAccount, metadata: {namespace: "+namespace+", name: "+name+"}}")
 	return name
+}
+
+func (w *world) command(ctx context.Context, words ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, filepath.Join(filepath.Dir(w.bin), "kubectl-fairlead"), append(words, "--kubeconfig="+w.kubectl.Kubeconfig)...)
 }

@@ -3,11 +3,9 @@
 package behind
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -142,10 +140,6 @@ func (w *world) start(t *testing.T, i int, kubeconfig string) *cluster.Front {
 func (w *world) run(t *testing.T, words ...string) suite.Answer {
 	t.Helper()
 	return suite.Run(t, w.command(t.Context(), words...), "")
-}
-
-func (w *world) command(ctx context.Context, words ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, filepath.Join(filepath.Dir(w.bin), "kubectl-fairlead"), append(words, "--kubeconfig="+w.kubectl.Kubeconfig)...)
 }
 
 func (w *world) succeed(t *testing.T, words ...string) string {
