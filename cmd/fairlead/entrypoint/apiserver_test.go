@@ -32,7 +32,7 @@ type apiserver struct {
 	tracker clienttesting.ObjectTracker
 	// down makes every call fail, full every write.
 	down, full      atomic.Bool
-	refuse          atomic.Pointer[string] // "reads" or "writes" of Endpoints fail, or writes of EndpointSlices: "slices"
+	refuse          atomic.Pointer[string] // "reads" or "writes" of Endpoints fail
 	conflict        atomic.Pointer[string] // the next call of this verb for a Lease fails
 	lastMoment      atomic.Bool            // the next Lease to be deleted is renewed before
 	version, writes atomic.Int64           // writes without those of Leases
@@ -52,8 +52,7 @@ func (s *apiserver) answer(a clienttesting.Action) (bool, runtime.Object, error)
 		return true, nil, errors.New("no route to host")
 	case s.full.Load() && !reads:
 		return true, nil, errors.New("etcdserver: mvcc: database space exceeded")
-	case refused != nil && *refused == "slices" && !reads && resource.Resource == "endpointslices",
-		refused != nil && *refused != "slices" && (*refused == "reads") == reads && resource.Resource == "endpoints":
+	case refused != nil && (*refused == "reads") == reads && resource.Resource == "endpoints":
 		return true, nil, errors.New("no")
 	case c != nil && *c == verb && lease:
 		s.conflict.Store(new(""))

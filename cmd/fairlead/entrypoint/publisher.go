@@ -167,10 +167,7 @@ func (p *Publisher) tryToPublish(ctx context.Context, says map[string]string) er
 		others := have.Annotations[contentAnnotation] == "" || foreign(have, list)
 		lets := len(alive) == 0 && (others || !p.withdrawn.Load())
 		if !lets && p.mayWrite(have, list, time.Now()) {
-			// The Endpoints last: their annotation says that all is ours. A slice without is then another writer's.
-			if err = p.writeSlices(ctx, list, groups(alive)); err == nil {
-				err = p.writeEndpoints(ctx, have, alive)
-			}
+			err = errors.Join(p.writeEndpoints(ctx, have, alive), p.writeSlices(ctx, list, groups(alive)))
 		} else if foreign(have, list) { // nobody would keep ours beside another's up to date
 			err = p.writeSlices(ctx, list, nil)
 		}

@@ -146,7 +146,7 @@ func (s *stage) do(at string, words ...string) {
 		s.conflict.Store(&words[1])
 	case "conflicted":
 		check.Same(s.T, "", *s.conflict.Load(), "%s: what was not contested", at)
-	case "refuse": // reads or writes of the Endpoints, or writes of EndpointSlices
+	case "refuse": // reads or writes of the Endpoints
 		s.refuse.Store(&words[1])
 	case "last-moment": // the next Lease to be deleted is renewed before
 		s.lastMoment.Store(true)
