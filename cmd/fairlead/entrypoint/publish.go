@@ -72,7 +72,7 @@ func (p *Publisher) mayWrite(have *corev1.Endpoints, list []discoveryv1.Endpoint
 	c.last = now
 	p.metrics.foreign.Inc()
 	p.log.Warn("another writer has changed the endpoints of default/kubernetes", "endpoints", content(have))
-	if first { // it may be a mistake
+	if first || content(have) == "" { // it may be a mistake
 		return true
 	}
 	// Long enough that in-cluster clients do not switch back and forth, short enough that we take
