@@ -198,8 +198,8 @@ func (m *mover) settled(ctx context.Context, a *apiregistrationv1.APIService) (w
 		good++
 		return good >= steady, nil
 	})
-	if late == nil {
-		return nil
+	if late == nil || errors.Is(late, errChanged) {
+		return late
 	}
 	now := &apiregistrationv1.APIService{}
 	_ = m.get(ctx, pathTo(a.Name), nil, now) // it knows more

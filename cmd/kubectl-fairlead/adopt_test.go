@@ -191,6 +191,7 @@ func TestMoveBesideAnother(t *testing.T) {
 		c := &moved{object: original}
 		must.Get(c.move(t, own, (*mover).adopt))(t)
 		adopted, front, insecure := c.object, string(ownBundle), strings.Replace(original, `"caBundle":"QQ=="`, `"insecureSkipTLSVerify":true`, 1)
+		down := strings.Replace(original, `"spec"`, `"status":{"conditions":[{"type":"Available","status":"False","reason":"R"}]},"spec"`, 1)
 		for _, tt := range []struct {
 			change                     change
 			object, sets               string
@@ -199,6 +200,7 @@ func TestMoveBesideAnother(t *testing.T) {
 		}{
 			{(*mover).adopt, original, "B", 1, "real/api:443", "real/api:443", "somebody else has changed it meanwhile", "before the spec is written"},
 			{(*mover).adopt, original, "B", 2, "real/api:443", "", "the change was undone", "as a cainjector of the extension server's"},
+			{(*mover).adopt, down, "B", 2, "real/api:443", "", "run the command again; the change was undone", "of one that was not available"},
 			{(*mover).adopt, insecure, "B", 2, "real/api:443", "", "the change was undone", "one that could not be set before"},
 			{(*mover).release, adopted, front, 1, own, "real/api:443", "the change was undone", "as a cainjector of Fairlead's"},
 			{(*mover).release, adopted, "B", 1, "real/api:443", "real/api:443", "undoing the change failed, too: somebody else", "the extension server's, which is not Fairlead's"},
