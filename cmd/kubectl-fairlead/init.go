@@ -108,7 +108,7 @@ func (i *initiator) run(ctx context.Context, names []string) error {
 		}
 		chain, err := certutil.ParseCertsPEM(found.Data[corev1.TLSCertKey])
 		if err != nil || chain[0].CheckSignatureFrom(i.ca.Leaf) != nil {
-			_, err = fmt.Fprintln(i.out, "secret/fairlead-serving is not by this CA: --serving-names makes one that is")
+			_, err = fmt.Fprintln(i.out, "secret/fairlead-serving missing, or not by this CA: --serving-names makes it")
 			return err
 		}
 		serving.DNSNames, serving.IPAddresses = chain[0].DNSNames, chain[0].IPAddresses

@@ -118,7 +118,7 @@ func TestInitTwiceAtOnce(t *testing.T) {
 		first = false
 		return early, nil, apierrors.NewNotFound(corev1.Resource("secrets"), "fairlead-ca")
 	})
-	check.Same(t, "ca unchanged\nfront-proxy-client unchanged\nserving is not by this CA: --serving-names makes one that is\n", in.init(), "the second one")
+	check.Same(t, "ca unchanged\nfront-proxy-client unchanged\nserving missing, or not by this CA: --serving-names makes it\n", in.init(), "the second one")
 }
 
 func TestInitWithoutItsCA(t *testing.T) {
@@ -126,7 +126,7 @@ func TestInitWithoutItsCA(t *testing.T) {
 	in.init("front.example.com")
 	before, _ := in.leaf("fairlead-front-proxy-client")
 	must.Do(t, in.cluster.CoreV1().Secrets("kube-system").Delete(t.Context(), "fairlead-ca", metav1.DeleteOptions{}))
-	check.Same(t, "ca written\nfront-proxy-client written\nserving is not by this CA: --serving-names makes one that is\n", in.init(), "another CA")
+	check.Same(t, "ca written\nfront-proxy-client written\nserving missing, or not by this CA: --serving-names makes it\n", in.init(), "another CA")
 	after, _ := in.leaf("fairlead-front-proxy-client")
 	check.Same(t, false, after.Equal(before), "the certificate is still the deleted CA's")
 	bad := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "fairlead-ca", Namespace: "kube-system"}, Data: map[string][]byte{"tls.crt": []byte("x")}}
