@@ -183,8 +183,11 @@ func (e *Engine) backendGone(c *Conn, s *stream, err error) {
 	}
 	// After a panic nothing is retried: the request could be what caused the panic.
 	panicked := errors.Is(err, errPanicked)
-	if err = cmp.Or(err, errors.New("connection closed")); c.told != nil && !panicked {
+	switch {
+	case c.told != nil && !panicked:
 		err = c.told
+	case err == nil:
+		err = errors.New("connection closed")
 	}
 	s.failed(e.blame(c, s, failure{reason: ReasonLost, err: err, unacked: !c.settingsAcked, final: panicked}))
 }

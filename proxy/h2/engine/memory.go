@@ -53,7 +53,8 @@ func (c *Conn) crowded(n int) bool {
 
 // headLimit is the largest field list accepted on a side. Backends' answers need less than requests with groups.
 func (e *Engine) headLimit(side dir) int {
-	return [2]int{e.fields.Max, min(e.fields.Max, 256<<10)}[side]
+	const answers = 256 << 10
+	return [2]int{e.fields.Max, min(e.fields.Max, answers)}[side]
 }
 
 // weigh counts the stream's queues for the client's connection. Call it when they have changed.

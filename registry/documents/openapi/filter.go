@@ -120,15 +120,18 @@ func ownKinds(d *spec.Schema, own sets.Set[schema.GroupVersion]) error {
 		return nil
 	}
 	list, ok := value.([]any)
+	if !ok {
+		return errors.New(gvkExtension + " is no list")
+	}
 	var out []any
 	for _, item := range list {
-		kind, is := item.(map[string]any)
-		if ok = ok && is; isOwn(kind, own) { // no kind is nobody's
+		kind, ok := item.(map[string]any)
+		if !ok {
+			return errors.New(gvkExtension + " is no list of kinds")
+		}
+		if isOwn(kind, own) {
 			out = append(out, item)
 		}
-	}
-	if !ok {
-		return errors.New(gvkExtension + " is no list of kinds")
 	}
 	setKinds(d, out)
 	return nil
