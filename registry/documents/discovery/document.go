@@ -34,7 +34,7 @@ type document struct {
 
 	once  sync.Once
 	known atomic.Pointer[tag] // nil before the first request
-	forms [3][2]form          // by allMedias, and at(pretty)
+	forms [len(media{})][2]form
 }
 
 // public lets shared caches keep a document. As in kube-apiserver, only aggregated discovery is public.
@@ -47,8 +47,10 @@ type tag struct {
 	unchanged [2]*negotiate.Answer
 }
 
-func allMedias() []string {
-	return []string{runtime.ContentTypeJSON, runtime.ContentTypeYAML, runtime.ContentTypeProtobuf}
+type media [3]string
+
+func allMedias() media {
+	return media{runtime.ContentTypeJSON, runtime.ContentTypeYAML, runtime.ContentTypeProtobuf}
 }
 
 type form struct {
@@ -191,7 +193,8 @@ func (c *codecs) legacyChoice(accept string) choice {
 }
 
 func mediaNumber(info runtime.SerializerInfo) int {
-	return max(0, slices.Index(allMedias(), info.MediaType))
+	all := allMedias()
+	return max(0, slices.Index(all[:], info.MediaType))
 }
 
 // produces reports whether go-restful would find one of the media types in the Accept field.
