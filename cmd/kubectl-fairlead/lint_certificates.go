@@ -84,9 +84,11 @@ func (l *linter) pair(object string, of certs.PairSource) []*x509.Certificate {
 }
 
 func (l *linter) bundle(object, file string) {
-	if data, _ := os.ReadFile(file); file != "" { // it was readable
-		l.CheckBundle(object+" "+file, data)
+	if file == "" {
+		return
 	}
+	data, _ := os.ReadFile(file) // it was readable
+	l.CheckBundle(object+" "+file, data)
 }
 
 // credentials checks the kubeconfig's client certificate, which is not renewed with the cluster's: nobody gets in then.
