@@ -153,7 +153,7 @@ func TestCrowd(t *testing.T) {
 }
 
 func (s *spares) empty() bool {
-	return s.streams == nil && s.chunks == nil && s.freeStreams == 0 && s.freeChunks == 0 && len(s.sendings) == 0
+	return len(s.streams)+len(s.chunks)+len(s.sendings) == 0
 }
 
 // A backend that answers no request any more is detected in an idle shard as soon as in a busy one,

@@ -97,12 +97,10 @@ type Engine struct {
 }
 
 type spares struct {
-	streams     *stream
-	freeStreams int
-	block       []byte // the largest buffer of a field block that is free, at most maxHeader
-	chunks      *chunk
-	freeChunks  int
-	sendings    []*sending
+	block    []byte // the largest buffer of a field block that is free, at most maxHeader
+	streams  []*stream
+	chunks   []*chunk
+	sendings []*sending
 }
 
 // activity counts frames on streams: PINGs come on every connection.

@@ -121,14 +121,8 @@ func (q *queue) clear(e *Engine) {
 func (e *Engine) chunk() *chunk {
 	e.Count.Queued.Add(chunkSize)
 	e.held += chunkSize
-	c := e.chunks
-	if c == nil {
-		return &chunk{}
-	}
-	e.chunks = c.next
-	e.freeChunks--
-	c.next, c.n = nil, 0
-	c.freed.use()
+	c := reuse(&e.chunks)
+	c.freed = false
 	return c
 }
 
@@ -136,12 +130,21 @@ func (e *Engine) freeChunk(c *chunk) {
 	c.freed.free()
 	e.Count.Queued.Add(-chunkSize)
 	e.held -= chunkSize
-	if e.freeChunks >= maxFreeChunks {
-		return
+	if len(e.chunks) < maxFreeChunks {
+		c.next, c.n = nil, 0
+		e.chunks = append(e.chunks, c)
 	}
-	c.next = e.chunks
-	e.chunks = c
-	e.freeChunks++
+}
+
+// reuse returns an object of a free list, or a new one.
+func reuse[T any](list *[]*T) *T {
+	last := len(*list) - 1
+	if last < 0 {
+		return new(T)
+	}
+	x := (*list)[last]
+	*list = (*list)[:last]
+	return x
 }
 
 // freed marks an object on a free list. Freeing it again panics, as in spare.Buffers, and closes the connection.
@@ -153,5 +156,3 @@ func (f *freed) free() {
 	}
 	*f = true
 }
-
-func (f *freed) use() { *f = false }

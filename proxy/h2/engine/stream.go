@@ -68,7 +68,6 @@ type stream struct {
 	guest       *Guest
 	formerGuest *Guest // the former guest, to be notified that the stream has ended
 	freed       freed
-	free        *stream // the next on the engine's free list
 	tries       int8
 	interims    uint8 // 1xx heads forwarded
 	headOnly    bool  // the method is HEAD
@@ -122,13 +121,8 @@ type sending struct {
 // newSending stores the retry policy of p. It reuses an earlier request's memory for the fields.
 func (e *Engine) newSending(p *Plan) *sending {
 	const maxRetries = 2 // bounds Plan.Retries: with the first try it is three
-	var to *sending
-	if n := len(e.sendings); n > 0 {
-		to, e.sendings = e.sendings[n-1], e.sendings[:n-1]
-		to.freed.use()
-	} else {
-		to = &sending{}
-	}
+	to := reuse(&e.sendings)
+	to.freed = false
 	to.wait, to.accept, to.budget, to.client = p.Wait, p.Accept, p.Budget, p.Client
 	to.retries, to.again, to.stays = int8(min(p.Retries, maxRetries)), p.Again, p.Stays
 	return to
@@ -177,15 +171,8 @@ func (e *Engine) newStream(c *Conn, id uint32) *stream {
 }
 
 func (e *Engine) freshStream() *stream {
-	s := e.streams
-	if s == nil {
-		s = &stream{e: e}
-	} else {
-		e.streams, s.free = s.free, nil
-		s.freed.use()
-		e.freeStreams--
-	}
-	s.started = e.now
+	s := reuse(&e.streams)
+	s.e, s.freed, s.started = e, false, e.now
 	for d := range s.half {
 		s.half[d].ready = node{s: s, d: dir(d)}
 		s.half[d].declared = -1
@@ -215,12 +202,10 @@ func (s *stream) endIfDone() {
 	s.e.arm(s, 0)
 	s.unqueueAll()
 	s.freeSending()
-	if s.e.freeStreams >= maxFreeStreams {
-		return
+	if len(s.e.streams) < maxFreeStreams {
+		*s = stream{e: s.e, ticket: s.ticket, freed: true}
+		s.e.streams = append(s.e.streams, s)
 	}
-	*s = stream{e: s.e, ticket: s.ticket, free: s.e.streams, freed: true}
-	s.e.streams = s
-	s.e.freeStreams++
 }
 
 func (s *stream) outcome() Outcome {
