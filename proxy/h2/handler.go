@@ -230,14 +230,13 @@ type writer struct {
 	fields   []hpack.HeaderField
 	sent     bool // the head was sent
 	head     bool // the request is HEAD: no content is sent
-	done     bool
 }
 
 func (w *writer) Header() http.Header { return w.header }
 
 // WriteHeader does nothing after the final head.
 func (w *writer) WriteHeader(status int) {
-	if w.status != 0 || w.done {
+	if w.status != 0 {
 		return
 	}
 	if status >= 100 && status < 200 {
@@ -379,7 +378,6 @@ func (l *local) sendPart(p []byte) error {
 // finish ends the response when the handler has returned.
 func (w *writer) finish() {
 	w.WriteHeader(http.StatusOK)
-	w.done = true
 	bodyless := w.status == http.StatusNoContent || w.status == http.StatusNotModified
 	if !w.sent && w.declared < 0 && !bodyless && (w.written > 0 || !w.head) {
 		w.fields = append(w.fields, hpack.HeaderField{Name: "content-length", Value: strconv.FormatInt(w.written, 10)})
