@@ -41,14 +41,6 @@ const steady, poll = 20, time.Second / 4
 // change changes an APIService as it is to be after both writes.
 type change func(m *mover, ctx context.Context, a *apiregistrationv1.APIService) error
 
-func adoptCommand() *cobra.Command {
-	return moveCommand("adopt", "Let the cluster's own aggregator ask Fairlead for these APIServices", (*mover).adopt)
-}
-
-func releaseCommand() *cobra.Command {
-	return moveCommand("release", "Undo adopt: the cluster asks the extension server again", (*mover).release)
-}
-
 func moveCommand(use, short string, change change) *cobra.Command {
 	flags, m, own := genericclioptions.NewConfigFlags(true), &mover{}, ""
 	cmd := &cobra.Command{

@@ -48,7 +48,9 @@ func main() {
 func root() *cobra.Command {
 	cmd := cli.Root("kubectl-fairlead",
 		"Ask Fairlead, the front door of a cluster, about its state and where requests go", version,
-		statusCommand(), topCommand(), explainCommand(), lintCommand(), initCommand(), adoptCommand(), releaseCommand())
+		statusCommand(), topCommand(), explainCommand(), lintCommand(), initCommand(),
+		moveCommand("adopt", "Let the cluster's own aggregator ask Fairlead for these APIServices", (*mover).adopt),
+		moveCommand("release", "Undo adopt: the cluster asks the extension server again", (*mover).release))
 	cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: called(os.Args[0])}
 	return cmd
 }
