@@ -1,16 +1,18 @@
-// Package spare keeps buffers for reuse.
+// Package spare keeps buffers for reuse. Buffers are safe for concurrent use.
 package spare
 
 import (
 	"encoding/binary"
 	"math/rand/v2"
+	"sync"
 )
 
 // Buffers is a small free list. A buffer that is freed twice would be given to two connections, and
 // one would read the other's data. So Put marks the end of each buffer, and panics if the mark is
 // already there. The panic ends the connection on which it happens.
 type Buffers struct {
-	mark uint64 // random, chosen at the first Put, so that a peer cannot send bytes that look like it
+	mu   sync.Mutex // guards the following fields
+	mark uint64     // random, chosen at the first Put, so that a peer cannot send bytes that look like it
 	list [][]byte
 	size int // total capacity of list
 }
@@ -23,6 +25,8 @@ const (
 
 // Get returns an empty buffer. Nil means that there is none.
 func (s *Buffers) Get() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	n := len(s.list)
 	if n == 0 {
 		return nil
@@ -37,6 +41,8 @@ func (s *Buffers) Get() []byte {
 
 // Put frees a buffer that is no longer used. It keeps none that is too large, or beyond maxSize.
 func (s *Buffers) Put(b []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	n := cap(b)
 	if n < markSize || n > maxKept || s.size+n > maxSize {
 		return
@@ -54,4 +60,8 @@ func (s *Buffers) Put(b []byte) {
 }
 
 // Drop releases all buffers.
-func (s *Buffers) Drop() { s.list, s.size = nil, 0 }
+func (s *Buffers) Drop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list, s.size = nil, 0
+}

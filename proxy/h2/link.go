@@ -182,35 +182,11 @@ func (l *link) shut() {
 	_ = l.raw.shutdown(syscall.SHUT_WR)
 }
 
-// buffers are free lists that all links share.
+// buffers are free lists that all links share, of all shards.
 type buffers struct {
-	raw  sync.Pool // of *rawBytes
-	part sync.Pool // of *partBytes
-	out  output
-}
-
-// output is a free list of output buffers, for all shards.
-type output struct {
-	mu    sync.Mutex // guards spare
-	spare spare.Buffers
-}
-
-func (o *output) get() []byte {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.spare.Get()
-}
-
-func (o *output) put(b []byte) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.spare.Put(b)
-}
-
-func (o *output) drop() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.spare.Drop()
+	raw  sync.Pool     // of *rawBytes
+	part sync.Pool     // of *partBytes
+	out  spare.Buffers // for output
 }
 
 type (

@@ -215,7 +215,7 @@ func (lp *loop) read(t active) {
 		}
 	default:
 		r.rest = nil
-		r.drop(lp.sh.pool)
+		r.drop()
 	}
 	// Otherwise the socket is empty, and later input is a new event.
 	if again || l.hasInput() || n == len(lp.in) || t.ev&loopEnd != 0 {
@@ -236,7 +236,7 @@ func (lp *loop) own(r *rawConn) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fd, r.early, r.spare, r.quiet, r.bounded = fd, nil, &lp.sh.pool.out, 0, true
+	r.fd, r.early, r.pool, r.quiet, r.bounded = fd, nil, lp.sh.pool, 0, true
 	r.owned.Store(true)
 	return nil
 }
@@ -312,7 +312,7 @@ func (lp *loop) end(l *link, err error) {
 	lp.mu.Unlock()
 	p := lp.disown(r)
 	r.rest, l.rest = nil, nil
-	r.drop(lp.sh.pool)
+	r.drop()
 	lp.sh.lock()
 	if p != nil {
 		l.finishWrite(p, err)

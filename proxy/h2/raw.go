@@ -30,13 +30,13 @@ type rawConn struct {
 	head  [recordHeader]byte
 	seen  int       // bytes in head, the beginning of a record's header
 	in    *rawBytes // rest's buffer, if it is not the loop's
+	pool  *buffers  // the loop's, with free lists of in and out; set before the loop watches it
 
 	records int  // number of records whose headers were passed to TLS
 	quiet   int  // bytes that were passed since TLS last returned content, see Quiet
 	bounded bool // quiet is
 
 	mu         sync.Mutex // guards the following fields, and is held during non-blocking writes to the socket
-	spare      *output    // out's free list
 	out        []byte     // what TLS has written, also on its own (key updates, alerts), not yet to the socket
 	sent       int        // how much of out, less than half, the socket has accepted all the same
 	fd         int        // changed only by the loop; -1 means closed
@@ -154,7 +154,7 @@ func (r *rawConn) reserve(n int) {
 	defer r.mu.Unlock()
 	r.encrypting = true
 	if r.out == nil {
-		r.out = r.spare.get()
+		r.out = r.pool.out.Get()
 	}
 	r.out = slices.Grow(r.out, n+2*(n/recordContent+1)*recordOverhead) // a full frame takes two records
 }
@@ -171,16 +171,16 @@ func (r *rawConn) Write(p []byte) (int, error) {
 	}
 	r.mu.Lock()
 	if r.out == nil {
-		r.out = r.spare.get()
+		r.out = r.pool.out.Get()
 	}
 	r.out = append(r.out, p...)
 	r.mu.Unlock()
 	return len(p), nil
 }
 
-func (r *rawConn) drop(b *buffers) {
+func (r *rawConn) drop() {
 	if r.in != nil {
-		b.raw.Put(r.in)
+		r.pool.raw.Put(r.in)
 		r.in, r.rest = nil, nil
 	}
 }
@@ -254,7 +254,7 @@ func (r *rawConn) flushLocked() (bool, error) {
 			return false, err
 		}
 	}
-	r.spare.put(r.out) // a connection without output holds no buffer
+	r.pool.out.Put(r.out) // a connection without output holds no buffer
 	r.out, r.sent = nil, 0
 	return true, nil
 }

@@ -133,7 +133,7 @@ func (sh *shard) runTimers() {
 		sh.e.Overslept(now, max(0, ahead-was).Truncate(time.Millisecond)) // less is the clocks' jitter
 		sh.e.Tick(now)
 		if sh.e.Rests() {
-			sh.pool.out.drop()
+			sh.pool.out.Drop()
 		}
 		if sh.pace = sh.e.Pace(); sh.pace > 0 {
 			sh.ticks.Reset(sh.pace)

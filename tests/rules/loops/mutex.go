@@ -26,7 +26,7 @@ var listed = []mutex{
 	{name: "proxy/backend.shared.mu", leaf: true, why: "starts a goroutine, or reads a pointer"},
 	{name: "proxy/h2.loop.mu", leaf: true, why: "looks up connections; adds one to epoll, which never waits"},
 	{name: "proxy/h2.rawConn.mu", why: "appends output, or writes to a socket that does not block"},
-	{name: "proxy/h2.output.mu", leaf: true, why: "a free list"},
+	{name: "internal/spare.Buffers.mu", leaf: true, why: "a free list"},
 	{name: "proxy/h2.resumptions.mu", leaf: true, why: "a list"},
 	{name: "proxy.givenUp.mu", why: "charges a user"},
 	{name: "registry/policy.buckets.mu", why: "makes a limit of a caller, in a bounded cache"},
