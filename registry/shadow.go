@@ -43,13 +43,7 @@ func (s *shadows) run(ctx context.Context) error {
 			due = time.Time{}
 		}
 		if t.complete && !time.Now().Before(due) {
-			var claimed []schema.GroupVersion // in the table's order
-			for _, e := range t.entries {
-				if !e.Local() {
-					claimed = append(claimed, e.GroupVersion)
-				}
-			}
-			if s.ask(ctx, claimed) {
+			if s.ask(ctx, t.Claimed()) {
 				due = time.Now().Add(shadowInterval)
 			}
 			wake.Reset(shadowInterval)

@@ -57,6 +57,16 @@ func (t *Table) Entries() []*Entry { return t.entries }
 // Servers returns all entries, each followed by its Further. The caller must not change the slice.
 func (t *Table) Servers() []*Entry { return t.servers }
 
+// Claimed returns the group-versions of Entries that are not Local, in their order.
+func (t *Table) Claimed() (claimed []schema.GroupVersion) {
+	for _, e := range t.entries {
+		if !e.Local() {
+			claimed = append(claimed, e.GroupVersion)
+		}
+	}
+	return claimed
+}
+
 // Groups returns the groups in aggregated discovery's order: priority descending, then name. Do not change the slice.
 func (t *Table) Groups() []*Group { return t.groups }
 

@@ -88,7 +88,7 @@ func (l *linter) inspect(ctx context.Context, cfg *rest.Config) {
 	}
 	l.unbound(ctx, kube, entries, t.NamespaceLabels())
 	l.doubled(entries)
-	l.shadowed(ctx, client.RESTClient(), t.Entries())
+	l.shadowed(ctx, client.RESTClient(), t.Claimed())
 }
 
 // told adds what a Fairlead knows by its requests, such as what URLs serve.
@@ -186,13 +186,7 @@ func (l *linter) backend(ctx context.Context, client corev1client.CoreV1Interfac
 }
 
 // shadowed reports CustomResourceDefinitions of remotes' group-versions: their objects exist, but cannot be reached.
-func (l *linter) shadowed(ctx context.Context, client rest.Interface, entries []*registry.Entry) {
-	var claimed []schema.GroupVersion
-	for _, e := range entries {
-		if !e.Local() {
-			claimed = append(claimed, e.GroupVersion)
-		}
-	}
+func (l *linter) shadowed(ctx context.Context, client rest.Interface, claimed []schema.GroupVersion) {
 	found, err := shadow.Find(ctx, client, claimed)
 	if err != nil {
 		l.Warn("CustomResourceDefinitions", "allow listing customresourcedefinitions.apiextensions.k8s.io",
