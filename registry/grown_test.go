@@ -37,7 +37,7 @@ func FuzzGrown(f *testing.F) {
 		total(t, "legacy order", s.table.Entries(), compareLegacy)
 		total(t, "order of groups", s.table.Groups(), (*Group).compare)
 		for _, g := range s.table.Groups() {
-			total(t, "order of versions", g.Entries, make(versionOrder).compare)
+			total(t, "order of versions", g.Entries, compareVersions)
 			check.Same(t, true, s.table.Group(g.Name) == g, "Group(%q) is the same group", g.Name)
 		}
 	})

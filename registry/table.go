@@ -159,10 +159,9 @@ func (b *builder) arrange(t *Table) {
 	}
 	t.groups = slices.Clone(b.prev.groups)
 	var fresh []*Group
-	order := make(versionOrder)
 	for name, g := range b.groups {
 		g.Entries = slices.DeleteFunc(g.Entries, func(e *Entry) bool { return b.gone[e] })
-		slices.SortFunc(g.Entries, order.compare)
+		slices.SortFunc(g.Entries, compareVersions)
 		g.versions = make(map[string]*Entry, len(g.Entries))
 		for _, e := range g.Entries {
 			g.Priority = max(g.Priority, e.Object.Spec.GroupPriorityMinimum)
@@ -224,21 +223,12 @@ func (g *Group) compare(other *Group) int {
 	return cmp.Or(cmp.Compare(other.Priority, g.Priority), strings.Compare(g.Name, other.Name))
 }
 
-// versionOrder compares versions of a group. It caches Kubernetes' own comparison, which costs a
-// microsecond of regular expressions: a thousand groups have the same few versions.
-type versionOrder map[[2]string]int
-
-// compare orders by versionPriority descending, then as Kubernetes compares versions (v10 before v2 before v1beta1
-// before names that are not Kubernetes versions). Ties are broken by name, so that the order is total.
-func (o versionOrder) compare(a, b *Entry) int {
-	if c := cmp.Compare(b.Object.Spec.VersionPriority, a.Object.Spec.VersionPriority); c != 0 {
-		return c
-	}
-	pair := [2]string{b.GroupVersion.Version, a.GroupVersion.Version}
-	c, known := o[pair]
-	if !known {
-		c = version.CompareKubeAwareVersionStrings(pair[0], pair[1])
-		o[pair] = c
-	}
-	return cmp.Or(c, strings.Compare(a.Name, b.Name))
+// compareVersions orders versions of a group: versionPriority descending, then as Kubernetes compares versions (v10
+// before v2 before v1beta1 before names that are not Kubernetes versions), then name, so that the order is total.
+func compareVersions(a, b *Entry) int {
+	return cmp.Or(
+		cmp.Compare(b.Object.Spec.VersionPriority, a.Object.Spec.VersionPriority),
+		version.CompareKubeAwareVersionStrings(b.GroupVersion.Version, a.GroupVersion.Version),
+		strings.Compare(a.Name, b.Name),
+	)
 }
