@@ -189,20 +189,11 @@ func (b *builder) arrange(t *Table) {
 	}
 }
 
-// merge merges fresh into kept, which is ordered, and drops its nils. In one pass, adding one to thousands is cheap.
+// merge merges fresh into kept, which is ordered, and drops its nils. To sort thousands with one more takes one pass.
 func merge[T any](kept, fresh []*T, compare func(a, b *T) int) []*T {
-	slices.SortFunc(fresh, compare)
-	out := make([]*T, 0, len(kept)+len(fresh))
-	for _, k := range kept {
-		if k == nil {
-			continue
-		}
-		for len(fresh) > 0 && compare(fresh[0], k) < 0 {
-			out, fresh = append(out, fresh[0]), fresh[1:]
-		}
-		out = append(out, k)
-	}
-	return append(out, fresh...)
+	all := slices.DeleteFunc(append(kept, fresh...), func(e *T) bool { return e == nil })
+	slices.SortFunc(all, compare)
+	return all
 }
 
 // The two orders of Kubernetes break ties between groups differently: the legacy APIGroupList by the name of the
