@@ -35,10 +35,7 @@ func handling(ctx context.Context) context.Context {
 
 // flushing adds http.Flusher, which k8s.io/apiserver needs to stream a watch, and its own wrappers keep only together
 // with http.CloseNotifier (pkg/endpoints/responsewriter). That is deprecated: few writers except net/http's have it.
-type flushing struct {
-	http.ResponseWriter
-	ctx context.Context
-}
+type flushing struct{ http.ResponseWriter }
 
 // gone is the text of the error that handlers get, and log, if they cannot write to a client.
 const gone = "writing to a client of APIServices"
@@ -58,11 +55,8 @@ func (w *flushing) Flush() {
 	_ = http.NewResponseController(w.ResponseWriter).Flush() // a writer that cannot flush has nothing buffered
 }
 
-func (w *flushing) CloseNotify() <-chan bool {
-	gone := make(chan bool, 1)
-	context.AfterFunc(w.ctx, func() { gone <- true })
-	return gone
-}
+// CloseNotify only has to be there: nothing calls it.
+func (w *flushing) CloseNotify() <-chan bool { return nil }
 
 // Hijack is for a watch by WebSocket.
 func (w *flushing) Hijack() (net.Conn, *bufio.ReadWriter, error) {

@@ -114,7 +114,7 @@ func (s *Server) Elect(ctx context.Context, name string, lead func(context.Conte
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	w = &flushing{w, r.Context()}
+	w = &flushing{w}
 	path := r.URL.Path
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {
