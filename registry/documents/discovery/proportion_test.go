@@ -9,6 +9,7 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/documents"
@@ -17,8 +18,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
 
-// Whatever is in a backend's document or in Accept, reading it costs in proportion to its size. So
-// does placing the local apiserver's groups among those of the table.
+// Whatever is in a backend's document or in Accept, reading it costs in proportion to its size. So does placing the
+// local apiserver's groups among those of the table, and taking the documents of all APIServices.
 func TestInProportion(t *testing.T) {
 	d := New(Config{Config: scene.New(t).Config()})
 	repeated := proportion.Repeat
@@ -107,5 +108,26 @@ func TestInProportion(t *testing.T) {
 			return 30 * n, func() any { return m.groups() }
 		}})
 	}
+	rows = append(rows, proportion.Row{Name: "APIServices", N: 1000, Of: func(n int) (int, func() any) {
+		in := registry.Input{APIServices: make(map[string]*apiregistrationv1.APIService), Complete: true}
+		for i := range n {
+			o := &apiregistrationv1.APIService{Spec: apiregistrationv1.APIServiceSpec{
+				Group: fmt.Sprintf("g%d", i), Version: "v1",
+				Service: &apiregistrationv1.ServiceReference{Namespace: "x", Name: "s"},
+			}}
+			o.Name = "v1." + o.Spec.Group
+			in.APIServices[o.Name] = o
+		}
+		table, cfg := registry.Build(in, nil), d.cfg
+		cfg.Tables = scene.TableFunc(func() *registry.Table { return table })
+		d := New(cfg)
+		return 100 * n, func() any {
+			for _, e := range table.Entries() {
+				doc := resources("v1", "things")
+				d.accept(&version{}, e.GroupVersion, &doc)
+			}
+			return nil
+		}
+	}})
 	proportion.Check(t, rows...)
 }

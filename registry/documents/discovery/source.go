@@ -180,10 +180,10 @@ func (d *Discovery) accept(v *version, gv schema.GroupVersion, doc *apidiscovery
 	doc.Version, doc.Freshness = gv.Version, apidiscoveryv2.DiscoveryFreshnessCurrent
 	repair(doc)
 	text, _ := json.Marshal(doc) // it cannot fail
-	if room := d.room(gv); len(text) > max(small, room) {
+	if len(text) > small && len(text) > d.room(gv) {
 		v.err = &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf(
 			"reading %s: %d resources of %d bytes, at most %d beside other large ones",
-			gv, len(doc.Resources), len(text), max(small, room))}
+			gv, len(doc.Resources), len(text), max(small, d.room(gv)))}
 		return
 	}
 	if v.doc != nil && apiequality.Semantic.DeepEqual(v.doc, doc) {
@@ -192,8 +192,8 @@ func (d *Discovery) accept(v *version, gv schema.GroupVersion, doc *apidiscovery
 	*v = version{doc: doc, confirmed: time.Now(), size: len(text)}
 }
 
-// room returns what other large group-versions leave of twice MaxBody: as JSON in the merged
-// document, resources are larger than in some servers' own.
+// room returns what other large group-versions leave of twice MaxBody: as JSON in the merged document, resources are
+// larger than in some servers' own. It adds up all of them, so small ones do not ask: the cost of a start was a square.
 func (d *Discovery) room(of schema.GroupVersion) int {
 	room := 2 * int(d.cfg.MaxBody)
 	for _, e := range d.cfg.Tables.Table().Servers() {
