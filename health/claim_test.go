@@ -65,7 +65,8 @@ func TestOwnLackOfDescriptors(t *testing.T) {
 
 func sorted(values ...time.Duration) []time.Duration { return slices.Sorted(slices.Values(values)) }
 
-// Whoever writes the EndpointSlices of a Service decides how many latencies are compared.
+// Whoever writes the EndpointSlices of a Service decides how many latencies are compared. When all APIServices leave, as
+// at the end of the process, none costs more than if it were alone.
 func TestInProportion(t *testing.T) {
 	prober := New(Config{})
 	proportion.Check(t, proportion.Row{Name: "endpoints", N: 200, Of: func(n int) (int, func() any) {
@@ -81,6 +82,18 @@ func TestInProportion(t *testing.T) {
 			}
 			judge(time.Now(), all)
 			return nil // it keeps nothing
+		}
+	}}, proportion.Row{Name: "APIServices that leave", N: 500, Of: func(n int) (int, func() any) {
+		return 64 * n, func() any {
+			s := &set{prober: New(Config{})}
+			for i := range n {
+				s.prober.metrics.probes.WithLabelValues(strconv.Itoa(i), "passed")
+				s.prober.metrics.probes.WithLabelValues(strconv.Itoa(i), "failed")
+			}
+			for i := range n {
+				s.leave(strconv.Itoa(i))
+			}
+			return nil
 		}
 	}})
 }

@@ -225,7 +225,8 @@ func (s *set) leave(name string) {
 		s.drop(c)
 	}
 	delete(s.claims, name)
-	s.prober.metrics.probes.DeletePartialMatch(prometheus.Labels{"name": name})
+	s.prober.metrics.probes.DeleteLabelValues(name, "passed") // not what matches: that looks at the series of all
+	s.prober.metrics.probes.DeleteLabelValues(name, "failed")
 }
 
 func (s *set) add(k key, e *registry.Entry) *claim {
@@ -255,8 +256,7 @@ func (s *set) start(ctx context.Context) {
 			delete(s.targets, t.key)
 			continue
 		}
-		claims := slices.Collect(maps.Keys(t.members))
-		t.claims.Store(&claims)
+		t.claims.Store(new(slices.Collect(maps.Keys(t.members))))
 		if t.cancel != nil {
 			t.poke()
 			continue
