@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
@@ -70,7 +71,8 @@ func TestChainCost(t *testing.T) {
 	}
 }
 
-// Whatever is in a bundle or a chain, reading and verifying it costs in proportion to its size.
+// Whatever is in a bundle or a chain, reading and verifying it costs in proportion to its size. So does forgetting all
+// APIServices, during which nobody dials.
 func TestInProportion(t *testing.T) {
 	ca := pki.NewCA("ca")
 	var many, alike []byte
@@ -163,5 +165,20 @@ func TestInProportion(t *testing.T) {
 			certs, _ := bundle.Parse(part(alike, n))
 			return append(leaf(usual)(n), certs...)
 		}),
+		proportion.Row{Name: "APIServices that leave", N: 500, Of: func(n int) (int, func() any) {
+			return 64 * n, func() any {
+				var all []*registry.Entry
+				t := New(Config{})
+				for i := range n {
+					e := &registry.Entry{Name: fmt.Sprint(i), Backend: &registry.Backend{Owner: fmt.Sprint(i)}}
+					t.backends[e.Name], all = t.newBackend(e.Name), append(all, e)
+					t.metrics.reloads.WithLabelValues(e.Name, "success")
+				}
+				for _, e := range all {
+					t.drop(e, nil)
+				}
+				return nil
+			}
+		}},
 	)
 }

@@ -249,9 +249,9 @@ func (t *Trust) drop(e, now *registry.Entry) {
 	if now == nil || now.Backend == nil {
 		t.backends[e.Name].end()
 		delete(t.backends, e.Name)
-		series := prometheus.Labels{"apiservice": e.Name}
-		t.metrics.refusals.DeletePartialMatch(series)
-		t.metrics.reloads.DeletePartialMatch(series)
+		t.metrics.refusals.DeletePartialMatch(prometheus.Labels{"apiservice": e.Name}) // few have any
+		t.metrics.reloads.DeleteLabelValues(e.Name, "success")
+		t.metrics.reloads.DeleteLabelValues(e.Name, "failure")
 	}
 }
 
