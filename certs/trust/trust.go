@@ -206,11 +206,16 @@ func (t *Trust) apply(generation uint64, entries []*registry.Entry) {
 	if generation <= t.applied.Load() {
 		return
 	}
+	refers := func(b *registry.Backend) bool { return b != nil && b.CAFrom != "" }
 	for _, c := range latest.Diff(t.entries, entries) {
-		if c.Old != nil && c.Old.Backend != nil {
+		was, is := cmp.Or(c.Old, &registry.Entry{}).Backend, cmp.Or(c.New, &registry.Entry{}).Backend
+		if was != is && (refers(was) || refers(is)) { // not for a verdict: all referenced bundles are read again
+			t.rewatch.Store(true)
+		}
+		if was != nil {
 			t.drop(c.Old, c.New)
 		}
-		if c.New != nil && c.New.Backend != nil {
+		if is != nil {
 			t.take(c.New)
 		}
 	}
@@ -223,9 +228,6 @@ func (t *Trust) take(e *registry.Entry) {
 	if s == nil {
 		s = t.newBackend(e.Name)
 		t.backends[e.Name] = s
-	}
-	if e.Backend.CAFrom != "" {
-		t.rewatch.Store(true)
 	}
 	if e.Backend.Owner == "" {
 		if t.shared[e.Backend] == nil {
@@ -240,9 +242,6 @@ func (t *Trust) take(e *registry.Entry) {
 
 // drop ends the trust of an entry that left the table, and of its APIService if that has no remote.
 func (t *Trust) drop(e, now *registry.Entry) {
-	if e.Backend.CAFrom != "" {
-		t.rewatch.Store(true)
-	}
 	if e.Backend.Owner == "" {
 		t.shared[e.Backend].leave(e.Name)
 	}

@@ -165,6 +165,24 @@ func TestTable(t *testing.T) {
 	})
 }
 
+// A verdict has no bundle read again, nor a connection verified: a server could change its own all the time.
+func TestVerdictsReadNoBundles(t *testing.T) {
+	b, trust := &registry.Backend{Namespace: "x", CAFrom: "ca/bundle", Owner: "v1.a"}, New(Config{})
+	for i, tt := range []struct {
+		entries []*registry.Entry
+		reads   bool
+	}{
+		{[]*registry.Entry{{Name: "v1.a", Backend: b}}, true},
+		{[]*registry.Entry{{Name: "v1.a", Backend: b, Verdict: registry.Verdict{Status: "False"}}}, false},
+		{[]*registry.Entry{{Name: "v1.a", Backend: new(*b)}}, true},
+		{[]*registry.Entry{{Name: "v1.a"}}, true},
+		{nil, false},
+	} {
+		trust.apply(uint64(i)+1, tt.entries)
+		check.Same(t, tt.reads, trust.rewatch.Swap(false), "bundles are read with table %d", i+1)
+	}
+}
+
 // The trust at the end of a handshake decides. It may differ from that at its beginning, if the
 // bundle was replaced meanwhile.
 func TestReplacedDuringAHandshake(t *testing.T) {
