@@ -65,8 +65,8 @@ func TestOwnLackOfDescriptors(t *testing.T) {
 
 func sorted(values ...time.Duration) []time.Duration { return slices.Sorted(slices.Values(values)) }
 
-// Whoever writes the EndpointSlices of a Service decides how many latencies are compared. When all APIServices leave, as
-// at the end of the process, none costs more than if it were alone.
+// Whoever writes the EndpointSlices of a Service decides how many latencies are compared. When all
+// APIServices leave, as at the end of the process, none costs more than if it were alone.
 func TestInProportion(t *testing.T) {
 	prober := New(Config{})
 	proportion.Check(t, proportion.Row{Name: "endpoints", N: 200, Of: func(n int) (int, func() any) {

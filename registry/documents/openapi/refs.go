@@ -62,7 +62,7 @@ func plainNames(sw *spec.Swagger) *spec.Swagger {
 func renamed[T any](prefix string, from map[string]T, names map[string]string) map[string]T {
 	out := make(map[string]T, len(from))
 	for _, odd := range []bool{false, true} { // plain ones keep their names
-		for name, v := range from {
+		for _, name := range slices.Sorted(maps.Keys(from)) { // the same at each replica
 			to := strings.Map(inName, name)
 			if odd != (to != name || name == "") {
 				continue
@@ -70,7 +70,7 @@ func renamed[T any](prefix string, from map[string]T, names map[string]string) m
 			if _, taken := out[to]; odd && (taken || name == "") {
 				to += "_" + negotiate.Hash([]byte(name))[:16] // so many hardly collide by chance
 			}
-			out[to], names[prefix+name] = v, prefix+to
+			out[to], names[prefix+name] = from[name], prefix+to
 		}
 	}
 	return out

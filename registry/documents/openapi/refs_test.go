@@ -105,6 +105,15 @@ func leadsSomewhere(t *testing.T, name string, doc object, v any) {
 	}
 }
 
+// Of odd names that are alike when plain, it is always the same that gets the plain name: documents
+// of replicas, and of one replica's next merge, would otherwise differ and be fetched anew.
+func TestOddNamesInOrder(t *testing.T) {
+	for range 50 {
+		got := renamed(toDefinition, map[string]string{"a/b": "first", "a:b": "second"}, map[string]string{})
+		must.Be(t, len(got) == 2 && got["a.b"] == "first", "named otherwise: %v", got)
+	}
+}
+
 // What kube-apiserver's own aggregator has taken from remotes is not the local apiserver's: paths
 // of remote group-versions, definitions that no path of its own uses, kinds that they claim.
 func TestRemoteContentInLocal(t *testing.T) {
