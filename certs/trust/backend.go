@@ -132,8 +132,8 @@ func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
 	}
 	now, before := time.Now(), b.current.Load()
 	b.bundleLocked(data, err, now)
-	b.recheckLocked(now, true)
 	if b.current.Load() != before {
+		b.recheckLocked(now, true)
 		b.of.cfg.Renewed(b.name)
 	}
 }

@@ -183,6 +183,25 @@ func TestVerdictsReadNoBundles(t *testing.T) {
 	}
 }
 
+// An object that changes, but not its bundle, has no connection verified: who may annotate it could do so all the time.
+func TestSameBundleVerifiesNothing(t *testing.T) {
+	b, ca := &registry.Backend{Namespace: "x", CAFrom: "ca/bundle", Owner: "v1.a", ServerName: serverName}, pki.NewCA("ca")
+	trust := New(Config{Renewed: func(string) {}})
+	trust.apply(1, []*registry.Entry{{Name: "v1.a", Backend: b}})
+	s := trust.backends["v1.a"]
+	s.referenced(b, ca.PEM(), nil)
+	_, release := s.guard(ca.Issue(pki.Leaf{Names: []string{serverName}}).Chain())
+	defer release()
+	for i, bundle := range [][]byte{ca.PEM(), append(ca.PEM(), pki.NewCA("new").PEM()...)} {
+		must.Be(t, len(s.guards) == 1, "the connection is lost")
+		for g := range s.guards {
+			g.expired = true // until it is verified
+			s.referenced(b, bundle, nil)
+			check.Same(t, i == 0, g.expired, "the connection is not verified with bundle %d", i+1)
+		}
+	}
+}
+
 // The trust at the end of a handshake decides. It may differ from that at its beginning, if the
 // bundle was replaced meanwhile.
 func TestReplacedDuringAHandshake(t *testing.T) {
