@@ -114,43 +114,44 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 	default:
 		b.source = map[bool]string{true: "system", false: "inline"}[spec.CABundle == ""]
 		if all == nil {
-			b.bundleLocked([]byte(spec.CABundle), nil, now)
+			b.takeLocked(b.readLocked([]byte(spec.CABundle), nil), now)
 			break
 		}
-		read := all.current.Load()
-		b.takeLocked(read.current, read.fault, now)
+		b.takeLocked(all.current.Load(), now)
 	}
 	b.recheckLocked(now, true)
 }
 
 // referenced takes the bundle of spec's reference, or the error that there is none, unless the reference has changed.
-func (b *backend) referenced(spec *registry.Backend, data []byte, err error) {
+func (b *backend) referenced(spec *registry.Backend, data []byte, err error, read *view) *view {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.spec != spec || b.ended {
-		return
+		return read
 	}
 	now, before := time.Now(), b.current.Load()
-	b.bundleLocked(data, err, now)
+	if read == nil {
+		read = b.readLocked(data, err)
+	}
+	b.takeLocked(read, now)
 	if b.current.Load() != before {
 		b.recheckLocked(now, true)
 		b.of.cfg.Renewed(b.name)
 	}
+	return read
 }
 
-// bundleLocked sets the backend's roots from a bundle. Empty data without err means the system's.
-func (b *backend) bundleLocked(data []byte, err error, now time.Time) {
+// readLocked reads the backend's bundle. Empty data without err means the system's roots.
+func (b *backend) readLocked(data []byte, err error) *view {
 	if err != nil {
-		b.takeLocked(nil, refuse(reasonInvalidBundle, err, "reading the CA bundle from %s: %v", b.source, err), now)
-		return
+		return &view{fault: refuse(reasonInvalidBundle, err, "reading the CA bundle from %s: %v", b.source, err)}
 	}
-	next, fault := readRoots(data, " ("+b.source+")")
-	b.takeLocked(next, fault, now)
+	return readRoots(data, " ("+b.source+")")
 }
 
-// takeLocked sets the backend's roots to next, or to none if fault is set.
-func (b *backend) takeLocked(next *roots, fault *Error, now time.Time) {
-	v := b.current.Load()
+// takeLocked sets the backend's roots to those read, or to none if there is a fault.
+func (b *backend) takeLocked(read *view, now time.Time) {
+	v, next, fault := b.current.Load(), read.current, read.fault
 	if fault != nil && v.fault != nil && fault.Message == v.fault.Message ||
 		next != nil && v.current != nil && v.current.same(next) {
 		return

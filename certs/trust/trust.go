@@ -281,7 +281,7 @@ func (t *Trust) LocalBundle(data []byte) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.source = "kubeconfig"
-	b.bundleLocked(data, nil, time.Now())
+	b.takeLocked(b.readLocked(data, nil), time.Now())
 	b.recheckLocked(time.Now(), true)
 	return nil
 }

@@ -183,20 +183,42 @@ func TestVerdictsReadNoBundles(t *testing.T) {
 	}
 }
 
+// All that refer to one bundle share what is read of it, also those that come later: it may have all public CAs.
+func TestSharedBundleIsReadOnce(t *testing.T) {
+	trust, ref := New(Config{Renewed: func(string) {}}), types.NamespacedName{Namespace: "x", Name: "ca"}
+	w := &watches{t: trust, seen: make(map[types.NamespacedName]object)}
+	var entries []*registry.Entry
+	for i, name := range []string{"v1.a", "v1.b", "v1.c"} {
+		b := &registry.Backend{Namespace: "x", CAFrom: "ca/bundle", Owner: name}
+		entries = append(entries, &registry.Entry{Name: name, Backend: b})
+		trust.apply(uint64(i)+1, slices.Clone(entries))
+		if name == "v1.b" {
+			o := object{map[string][]byte{"bundle": pki.NewCA("ca").PEM()}, nil, make(map[string]*view)}
+			w.changed(t.Context(), ref, o)
+		}
+	}
+	deliver(trust.references()[ref], w.seen[ref])
+	first := trust.backends["v1.a"].current.Load().current
+	for _, e := range entries {
+		got := trust.backends[e.Name].current.Load().current
+		check.Same(t, true, got != nil && got == first, "%s has the roots of the first", e.Name)
+	}
+}
+
 // An object that changes, but not its bundle, has no connection verified: who may annotate it could do so all the time.
 func TestSameBundleVerifiesNothing(t *testing.T) {
 	b, ca := &registry.Backend{Namespace: "x", CAFrom: "ca/bundle", Owner: "v1.a", ServerName: serverName}, pki.NewCA("ca")
 	trust := New(Config{Renewed: func(string) {}})
 	trust.apply(1, []*registry.Entry{{Name: "v1.a", Backend: b}})
 	s := trust.backends["v1.a"]
-	s.referenced(b, ca.PEM(), nil)
+	s.referenced(b, ca.PEM(), nil, nil)
 	_, release := s.guard(ca.Issue(pki.Leaf{Names: []string{serverName}}).Chain())
 	defer release()
 	for i, bundle := range [][]byte{ca.PEM(), append(ca.PEM(), pki.NewCA("new").PEM()...)} {
 		must.Be(t, len(s.guards) == 1, "the connection is lost")
 		for g := range s.guards {
 			g.expired = true // until it is verified
-			s.referenced(b, bundle, nil)
+			s.referenced(b, bundle, nil, nil)
 			check.Same(t, i == 0, g.expired, "the connection is not verified with bundle %d", i+1)
 		}
 	}

@@ -178,11 +178,11 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 // VerifyChain verifies the chain that a server presented, leaf first, as a handshake now would: against a bundle (empty
 // means the system's roots) and the name. It returns the root that the chain ends in.
 func VerifyChain(data []byte, serverName string, chain []*x509.Certificate) (root *x509.Certificate, refusal *Error) {
-	r, refusal := readRoots(data, "")
-	if refusal != nil {
-		return nil, refusal
+	read := readRoots(data, "")
+	if read.fault != nil {
+		return nil, read.fault
 	}
-	got, refusal := (&view{name: serverName, current: r}).against(r, chain, time.Now())
+	got, refusal := (&view{name: serverName, current: read.current}).against(read.current, chain, time.Now())
 	return got.root, refusal
 }
 

@@ -148,20 +148,20 @@ func newRoots(certs []*x509.Certificate) *roots {
 	return r
 }
 
-// readRoots returns the roots in a bundle, the system's if that is empty.
-func readRoots(data []byte, source string) (*roots, *Error) {
+// readRoots returns a view of the roots in a bundle, the system's if that is empty, or of the fault.
+func readRoots(data []byte, from string) *view {
 	if len(data) == 0 {
-		return &roots{}, nil
+		return &view{current: &roots{}}
 	}
 	certs, err := bundle.Parse(data)
 	if len(certs) == 0 {
-		return nil, refuse(reasonInvalidBundle, err, "the CA bundle%s holds no readable certificate: %v", source, err)
+		return &view{fault: refuse(reasonInvalidBundle, err, "the CA bundle%s holds no readable certificate: %v", from, err)}
 	}
 	r := newRoots(certs)
 	if err != nil {
 		r.warning = err.Error()
 	}
-	return r, nil
+	return &view{current: r}
 }
 
 func (r *roots) system() bool { return r.pool == nil }

@@ -53,6 +53,7 @@ type watches struct {
 type object struct {
 	data map[string][]byte
 	err  error
+	read map[string]*view // by key, for all who refer to it: parsed, a bundle of all public CAs is large
 }
 
 type use struct {
@@ -84,7 +85,7 @@ func (w *watches) sync(ctx context.Context) {
 		w.running[ref] = cancel
 		w.done.Go(func() {
 			w.t.cfg.Watch.Keep(wctx, ref, w.t.cfg.Logger, func(data map[string][]byte, err error) {
-				w.changed(wctx, ref, object{data, err})
+				w.changed(wctx, ref, object{data, err, make(map[string]*view)})
 			})
 		})
 	}
@@ -109,11 +110,10 @@ func (w *watches) changed(ctx context.Context, ref types.NamespacedName, o objec
 func deliver(uses []use, o object) {
 	for _, u := range uses {
 		data, err := o.data[u.key], o.err
-		if err == nil && len(data) == 0 {
-			// An empty bundle would mean the system's roots, but a reference asks for a bundle.
+		if err == nil && len(data) == 0 { // it would mean the system's roots, but a reference asks for a bundle
 			err = fmt.Errorf("key %q is empty or missing", u.key)
 		}
-		u.backend.referenced(u.spec, data, err)
+		o.read[u.key] = u.backend.referenced(u.spec, data, err, o.read[u.key])
 	}
 }
 
@@ -129,7 +129,7 @@ func (t *Trust) references() map[types.NamespacedName][]use {
 		}
 		ref, key := spec.Reference()
 		if ref.Name == "" || key == "" {
-			b.referenced(spec, nil, fmt.Errorf("the reference %q is not <configmap>/<key>", spec.CAFrom))
+			b.referenced(spec, nil, fmt.Errorf("the reference %q is not <configmap>/<key>", spec.CAFrom), nil)
 			continue
 		}
 		refs[ref] = append(refs[ref], use{b, spec, key})
