@@ -3,6 +3,7 @@
 package memo
 
 import (
+	"cmp"
 	"hash/maphash"
 	"sync"
 	"sync/atomic"
@@ -108,26 +109,27 @@ func (c *Cache[K, V]) Put(e *Entry[K, V]) {
 
 // placeLocked chooses the place for a key: its own, one without a live entry, one not used lately, or any.
 func (c *Cache[K, V]) placeLocked(s *set[K, V], key K, now time.Time, generation uint64) *atomic.Pointer[Entry[K, V]] {
-	free, unused := -1, int(c.hand%Ways)
+	var free *atomic.Pointer[Entry[K, V]]
+	unused := &s[c.hand%Ways]
 	for i := range s {
 		switch old := s[i].Load(); {
 		case old != nil && old.Key == key:
 			return &s[i]
 		case old == nil || !old.alive(now, generation):
-			free = i
+			free = &s[i]
 		case !old.used.Swap(false):
-			unused = i
+			unused = &s[i]
 		}
 	}
-	if free >= 0 {
-		return &s[free]
-	}
-	return &s[unused]
+	return cmp.Or(free, unused)
 }
 
 func (c *Cache[K, V]) sweepLocked(over func(*Entry[K, V]) bool) {
-	s := c.at(c.hand)
+	c.dropLocked(c.at(c.hand), over)
 	c.hand++
+}
+
+func (c *Cache[K, V]) dropLocked(s *set[K, V], over func(*Entry[K, V]) bool) {
 	for i := range s {
 		if old := s[i].Load(); old != nil && over(old) {
 			c.setLocked(&s[i], nil)
@@ -139,12 +141,7 @@ func (c *Cache[K, V]) sweepLocked(over func(*Entry[K, V]) bool) {
 func (c *Cache[K, V]) Drop(key K) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.set(key)
-	for i := range s {
-		if e := s[i].Load(); e != nil && e.Key == key {
-			c.setLocked(&s[i], nil)
-		}
-	}
+	c.dropLocked(c.set(key), func(e *Entry[K, V]) bool { return e.Key == key })
 }
 
 func (c *Cache[K, V]) setLocked(place *atomic.Pointer[Entry[K, V]], e *Entry[K, V]) {
