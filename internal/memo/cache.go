@@ -5,6 +5,7 @@ package memo
 import (
 	"cmp"
 	"hash/maphash"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,7 +17,7 @@ const Ways = 8
 // Config configures a Cache.
 type Config struct {
 	Entries int // the maximum number of entries: Ways times a power of two. Zero means Ways
-	Bytes   int // the maximum size of all entries. Zero means that nothing is kept
+	Bytes   int // the maximum size of all entries, a tenth of the memory limit at most. Zero means that nothing is kept
 	Largest int // the size up to which an entry is kept. Zero means any
 	// Generation returns that of the source of the values: entries of another one are dropped. Nil: it is always 0.
 	Generation func() uint64
@@ -51,6 +52,8 @@ func New[K comparable, V any](cfg Config) *Cache[K, V] {
 	if cfg.Generation == nil {
 		cfg.Generation = func() uint64 { return 0 }
 	}
+	// One caller with many questions can fill a cache: in a small container that must leave room for requests.
+	cfg.Bytes = int(min(int64(cfg.Bytes), debug.SetMemoryLimit(-1)/10))
 	return &Cache[K, V]{cfg: cfg, seed: maphash.MakeSeed(), sets: make([]set[K, V], max(cfg.Entries/Ways, 1))}
 }
 

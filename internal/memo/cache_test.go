@@ -2,6 +2,7 @@ package memo
 
 import (
 	"fmt"
+	"runtime/debug"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -85,6 +86,12 @@ func TestCacheBytesAreBounded(t *testing.T) {
 	}
 	check.Same(t, "0 0", fmt.Sprint(b.kept()), "entries of an empty cache, and their bytes")
 	check.Same(t, 0, b.bytes, "bytes that are counted of an empty cache")
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1000 << 20))
+	small := newBook(Config{Entries: 1 << 10, Bytes: 1 << 30})
+	for i := range 200 {
+		small.Put(&Entry[string, int]{Key: fmt.Sprint(i), Size: 1 << 20, Until: time.Now().Add(time.Hour)})
+	}
+	check.Same(t, true, small.bytes <= 100<<20 && small.bytes > 50<<20, "%d bytes, of a limit of 1000 MiB", small.bytes)
 }
 
 // In a set whose entries were all used lately, any place will do.

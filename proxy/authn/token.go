@@ -107,7 +107,7 @@ func hasBearer(s string) bool { return strings.Contains(strings.ToLower(s), bear
 // cache caches a value for each token. Tokens are canonical: comparing two takes one instruction.
 type cache[V any] = memo.Cache[Token, V]
 
-// newCache returns a cache that keeps no token of more than a thousandth of its bytes.
+// newCache returns a cache that keeps no token of more than a thousandth of c.Bytes.
 func newCache[V any](c memo.Config) *cache[V] {
 	c.Largest = c.Bytes / 1000
 	return memo.New[Token, V](c)
