@@ -15,22 +15,19 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// TakesGzip reports whether lines of Accept-Encoding accept gzip or *, not with weight zero (RFC 9110 §12.5.3).
+// TakesGzip reports whether lines of Accept-Encoding name gzip, not with weight zero (RFC 9110 §12.5.3). As in
+// kube-apiserver, * does not: who sends it may read no coding, and nobody else has a use for it.
 func TakesGzip(lines ...string) bool {
-	takes, named := false, false
 	for _, line := range lines {
 		for item := range strings.SplitSeq(line, ",") {
 			name, weight, _ := strings.Cut(item, ";")
-			name = strings.TrimSpace(name)
-			gzip := strings.EqualFold(name, "gzip")
-			if !gzip && name != "*" || named && !gzip {
-				continue
-			}
 			rest, zero := strings.CutPrefix(strings.TrimLeft(weight, " \tqQ"), "=0")
-			takes, named = !zero || strings.Trim(rest, ". \t0") != "", named || gzip
+			if strings.EqualFold(strings.TrimSpace(name), "gzip") && (!zero || strings.Trim(rest, ". \t0") != "") {
+				return true
+			}
 		}
 	}
-	return takes
+	return false
 }
 
 // Tag returns the ETag for clients with or without gzip. As in kube-apiserver, one tag stands for a document in several
