@@ -107,7 +107,9 @@ func Listen(ctx context.Context, a Address) (_ *Listener, err error) {
 			}
 		},
 	})
-	c := &net.ListenConfig{}
+	// A client may miss 20 of TCP's keepalives, 15 s apart: it may be away for 5 min 15 s, as at kube-apiserver, which
+	// first asks after 3 min (tcpKeepAliveListener), when a NAT may have forgotten the connection.
+	c := &net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Count: 20}}
 	if a.Shared {
 		c.Control = share
 		c.SetMultipathTCP(false) // Go's default, for which the kernel takes no program

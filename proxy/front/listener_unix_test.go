@@ -36,3 +36,21 @@ func TestOwn(t *testing.T) {
 	check.Same(t, 20, Connections(0.5), "connections of half of the memory")
 	check.Same(t, minConnections, Connections(0.01), "the least limit")
 }
+
+// Without a word a client is away for as long as at kube-apiserver, whose listener asks nine times, after 3 min.
+func TestAway(t *testing.T) {
+	l := must.Get(Listen(t.Context(), Address{Host: "127.0.0.1", Name: "front"}))(t)
+	defer l.Close()
+	client := must.Get(net.Dial("tcp", l.Addr().String()))(t)
+	conn := must.Get(l.Accept())(t)
+	defer conn.Close()
+	defer client.Close()
+	raw := must.Get(conn.(*placed).Conn.(*net.TCPConn).SyscallConn())(t)
+	var set [3]int
+	must.Do(t, raw.Control(func(fd uintptr) {
+		for i, name := range []int{syscall.TCP_KEEPIDLE, syscall.TCP_KEEPINTVL, syscall.TCP_KEEPCNT} {
+			set[i] = must.Get(syscall.GetsockoptInt(int(fd), syscall.IPPROTO_TCP, name))(t)
+		}
+	}))
+	check.Same(t, 3*60+9*15, set[0]+set[1]*set[2], "seconds until its connection ends")
+}
