@@ -41,25 +41,13 @@ func Tag(strong string, gzip bool) string {
 }
 
 // Matches reports whether lines of If-None-Match match the tag: lists, weak tags (compared weakly)
-// and * (RFC 9110 §13.1.2). kube-apiserver compares only the whole field.
+// and * (RFC 9110 §13.1.2). kube-apiserver compares only the whole field. The tag must have no comma.
 func Matches(tag string, lines ...string) bool {
 	for _, line := range lines {
-		for line = strings.TrimLeft(line, " \t,"); line != ""; line = strings.TrimLeft(line, " \t,") {
-			if line[0] == '*' {
+		for item := range strings.SplitSeq(line, ",") {
+			if item = strings.Trim(item, " \t"); item == "*" || strings.TrimPrefix(item, "W/") == tag {
 				return true
 			}
-			item := strings.TrimPrefix(line, "W/")
-			if item == "" || item[0] != '"' {
-				break // no tag: the rest cannot be parsed
-			}
-			end := strings.IndexByte(item[1:], '"')
-			if end < 0 {
-				break
-			}
-			if item[:end+2] == tag {
-				return true
-			}
-			line = item[end+2:]
 		}
 	}
 	return false
