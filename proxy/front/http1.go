@@ -97,9 +97,6 @@ func (b *boundedWriter) Write(p []byte) (int, error) {
 	return b.ResponseWriter.Write(p)
 }
 
-// Flush is found by type assertion, FlushError by http.ResponseController.
-func (b *boundedWriter) Flush() { _ = b.FlushError() }
-
 func (b *boundedWriter) FlushError() error {
 	b.head()
 	return b.control.Flush() //nolint:wrapcheck // from the wrapped writer
