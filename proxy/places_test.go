@@ -360,6 +360,26 @@ func TestRefusedBeforeTheBody(t *testing.T) {
 	must.Do(t, conn.Close())
 }
 
+// A refused request's short body is read, so that its connection can be used again, but not one that nobody has sent.
+func TestUnwantedBody(t *testing.T) {
+	w := newWorld(t, worldConfig{})
+	for _, tc := range []struct {
+		name, expect          string
+		major, length, unread int
+	}{
+		{"short", "", 1, 256 << 10, 0}, {"long", "", 1, 256<<10 + 1, 256<<10 + 1},
+		{"unsent", "100-continue", 1, 9, 9}, {"of a stream", "", 2, 9, 9},
+	} {
+		body := strings.NewReader(strings.Repeat("b", tc.length))
+		rw, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "POST", remoteGV+"/widgets", body)
+		r.ProtoMajor = tc.major
+		r.Header.Set("Expect", tc.expect)
+		w.proxy.ServeHTTP(rw, r)
+		check.Same(t, http.StatusUnauthorized, rw.Code, "%s: status", tc.name)
+		check.Same(t, tc.unread, body.Len(), "%s: what is left", tc.name)
+	}
+}
+
 // A body of declared length that comes in many small parts, each sooner than flushAfter, does not wait for the last.
 func TestTrickle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

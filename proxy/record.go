@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"runtime/debug"
@@ -77,6 +78,21 @@ func (rec *recorder) responded(status int) {
 	x.event.Started(status)
 	if rec.bodies {
 		x.event.ResponseHead(h.Get("Content-Type"), h.Get("Content-Encoding"))
+	}
+	if x.own != nil && x.ended == nil { // the body went nowhere
+		rec.drop()
+	}
+}
+
+// drop reads a short body over HTTP/1.1, as net/http's server does, but not for ever. With a rest, package front would
+// end the connection. A client that waits for 100 Continue sends none.
+func (rec *recorder) drop() {
+	const short, most = 256 << 10, time.Second // the length is its; what was sent with the head is there at once
+	r, control := rec.request, http.NewResponseController(rec.ResponseWriter)
+	if r.ProtoMajor == 1 && r.ContentLength > 0 && r.ContentLength <= short && !expects(r) {
+		_ = control.SetReadDeadline(time.Now().Add(most))
+		_, _ = io.Copy(io.Discard, r.Body)
+		_ = control.SetReadDeadline(time.Time{})
 	}
 }
 
