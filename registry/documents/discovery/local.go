@@ -81,11 +81,15 @@ func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.P
 	return err
 }
 
-// acceptLocal prefers protobuf: a cluster's own document is read at every change of a CRD.
-// It wants no group-versions of peers, to which a server would proxy.
-const acceptLocal = runtime.ContentTypeProtobuf + noPeers + "," + runtime.ContentTypeJSON + noPeers
-
-const noPeers = aggregatedParams + ";profile=nopeer"
+// acceptLocal prefers protobuf: a cluster's own document is read at every change of a CRD. Of several servers it wants
+// no group-versions of peers, to which a server would proxy. One alone may be a load balancer's address, before peers.
+func (d *Discovery) acceptLocal() string {
+	params := aggregatedParams
+	if len(maps.Collect(d.Locals)) > 1 {
+		params += ";profile=nopeer"
+	}
+	return runtime.ContentTypeProtobuf + params + "," + runtime.ContentTypeJSON + params
+}
 
 func (d *Discovery) askOwn(ctx context.Context) error {
 	gv := apiregistrationv1.SchemeGroupVersion
@@ -111,7 +115,7 @@ func (d *Discovery) list(ctx context.Context, do documents.Do,
 	// which are dropped here, those of backends as its own aggregator sees them.
 	const maxLocal = 256 << 20
 	a, err := documents.Get(ctx, do, documents.Question{
-		OK: true, Path: path, Accept: acceptLocal, ETag: tag, Limit: maxLocal, Timeout: localTime,
+		OK: true, Path: path, Accept: d.acceptLocal(), ETag: tag, Limit: maxLocal, Timeout: localTime,
 	})
 	switch {
 	case err != nil:
@@ -206,12 +210,7 @@ func (d *Discovery) together(m *merge) *localState {
 
 // Release returns the release of a local apiserver. Empty means that it is not known.
 func (d *Discovery) Release(server string) string {
-	for name, s := range d.Locals {
-		if name == server && s != nil {
-			return s.release
-		}
-	}
-	return ""
+	return cmp.Or(maps.Collect(d.Locals)[server], &localState{}).release
 }
 
 // all returns what a server has. One that is down has of CRDs, which are no release's but the cluster's, what the first

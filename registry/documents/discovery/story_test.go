@@ -24,6 +24,7 @@ import (
 //
 //	local <gv>=<resource>,… …           what the local apiserver serves from now on
 //	server <name> <release> <gv>=… …    what one of several local apiservers serves; without a release: refuses, or hangs
+//	peers <gv>=… …                      what the next servers list besides, unless they are asked not to
 //	leave <name>                        that server is none any more
 //	known <name> …                      those that get clients
 //	address <host>:<port>               its own, from the next local on
@@ -37,7 +38,7 @@ import (
 //	open [<stale-after>]                Discovery starts
 func TestStories(t *testing.T) {
 	scene.Tell(t, func(tb testing.TB) *scene.Scene {
-		s, address := newStage(tb), []string(nil)
+		s, address, peers := newStage(tb), []string(nil), []string(nil)
 		s.Show = s.show
 		s.Own = map[string]func([]string){
 			"local": func(words []string) { s.Set(scene.Home, serving(listOf(words...), address...)) },
@@ -49,15 +50,20 @@ func TestStories(t *testing.T) {
 					s.Set(words[0], map[bool]http.HandlerFunc{true: hanging}[len(words) == 2])
 					return
 				}
-				says := serving(listOf(words[2:]...), words[0])
+				own := serving(listOf(words[2:]...), words[0])
+				all := serving(listOf(slices.Concat(words[2:], peers)...), words[0])
 				s.Set(words[0], func(w http.ResponseWriter, r *http.Request) {
-					if r.URL.Path == "/version" {
+					switch {
+					case r.URL.Path == "/version":
 						fmt.Fprintf(w, `{"gitVersion":%q}`, words[1])
-						return
+					case strings.Contains(r.Header.Get("Accept"), "profile=nopeer"):
+						own(w, r)
+					default:
+						all(w, r)
 					}
-					says(w, r)
 				})
 			},
+			"peers": func(words []string) { peers = words },
 			"leave": func(words []string) { s.leave[words[0]]() },
 			"known": func(words []string) {
 				check.Same(s, words, slices.Sorted(slices.Values(*s.known.Load())), "who gets clients")
