@@ -111,7 +111,8 @@ func (l *Local) unknownLocked(address string) bool {
 // Alike reports whether all servers are known to serve the same, so that For is not needed.
 func (l *Local) Alike() bool { return len(*l.only.Load()) == 0 }
 
-// For returns the Stay for a request: s, unless its server lacks what others serve. Of several of these s has one.
+// For returns the Stay for a request: s or, for what not all serve, that of a server that does, if possible where s is.
+// After a failure no other server is tried: its 404 would say that the objects are gone, and they would be lost.
 func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 	only := *l.only.Load()
 	have := only[what]
@@ -123,7 +124,7 @@ func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 	}
 	by := cmp.Or(s, &have[0].fixed)
 	if at := by.at.Load(); slices.Contains(have, at) && at.of[0].ill() == 0 {
-		return by
+		return &at.fixed
 	}
 	best := slices.MinFunc(have, func(a, b *localServer) int {
 		return cmp.Or(cmp.Compare(a.of[0].ill(), b.of[0].ill()), cmp.Compare(a.of[0].rank(by), b.of[0].rank(by)))

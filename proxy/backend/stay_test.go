@@ -144,7 +144,7 @@ func stays(t *testing.T) {
 //	come                                  all connections end, and come anew
 //	at <servers>                          requests of all connections go there, to each some
 //	has <servers>                         they go to no others; and at <servers> once all come anew
-//	retry <server>                        a request that the first connection's server has reset goes there
+//	retry <server> [<what>]               a request of the first connection that its server has not answered goes there
 //	goes <what> <server>                  a request of the first connection
 //	keeps <what>                          such a request goes where the last one did, though that has more clients
 //	which <what> <server>                 the same without a connection, as Which says
@@ -212,7 +212,7 @@ func (c *crowd) step(at, step string, words []string) {
 			c.ended.Add(1)
 		}}})
 	case "retry": // as the engine does
-		p := c.l.Upstream(PoolProven).Plan(false, c.stays[0])
+		p := c.l.Upstream(PoolProven).Plan(false, c.l.For(c.stays[0], whatOf(words[1])))
 		check.Same(c.t, true, p.Stays, "%s: it retries there what was processed", at)
 		l, _ := p.Forward.Pick(p.Client, []*engine.Endpoint{p.Forward.Pick(p.Client, nil)}).Value.(*endpoint)
 		l.release()
