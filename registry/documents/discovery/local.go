@@ -186,11 +186,8 @@ func (d *Discovery) together(m *merge) *localState {
 			groups.add(s, all[0], m)
 		}
 		var core []part
-		for _, g := range out.core.Items {
-			for _, v := range g.Versions {
-				gv := schema.GroupVersion{Group: g.Name, Version: v.Version}
-				core = append(core, part{group: g.Name, doc: groups[gv]})
-			}
+		for gv := range byGroupVersion(out.core) { // one, v1: no order is lost
+			core = append(core, part{group: gv.Group, doc: groups[gv]})
 		}
 		out.groups, out.core, only = groups, listOfParts(core), lacking(all)
 	}
