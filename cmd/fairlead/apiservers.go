@@ -69,8 +69,8 @@ func (s *apiservers) dial(ctx context.Context, network, address string) (net.Con
 	return own, nil
 }
 
-// wrap sends each request to the first server that accepts a connection, under the only name in its certificate. If the
-// request fails there, later ones go elsewhere at once: probes take longer to notice a hang than a Lease of ours lasts.
+// wrap sends each request to the first server that accepts a connection, under the only name in its certificate. If it
+// fails or is refused there, later ones go elsewhere at once: probes notice a hang after a Lease of ours has ended.
 func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 	return promhttp.RoundTripperFunc(func(r *http.Request) (res *http.Response, err error) {
 		for i, address := range *s.order.Load() {
@@ -90,8 +90,9 @@ func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 			if fault := new(net.OpError); r.Context().Err() == nil && errors.As(err, &fault) && fault.Op == "dial" {
 				continue
 			}
-			gone := errors.Is(r.Context().Err(), context.Canceled) // its caller, which says nothing of the server
-			if now := s.order.Load(); err != nil && !gone && (*now)[0] == address && !s.alone.Load() {
+			failed := err != nil && !errors.Is(r.Context().Err(), context.Canceled) // by its caller: no server's fault
+			refused := err == nil && res.StatusCode == http.StatusUnauthorized      // it may not know a new key yet
+			if now := s.order.Load(); (failed || refused) && (*now)[0] == address && !s.alone.Load() {
 				s.fled.Store(new(time.Now()))
 				s.order.CompareAndSwap(now, new(append(slices.Clip((*now)[1:]), address)))
 			}

@@ -87,24 +87,28 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 }
 
 // A request that times out at the preferred server sends later ones to another, before probes have noticed anything:
-// a Lease does not wait for them. One whose caller has left says nothing.
+// a Lease does not wait for them. One whose caller has left says nothing. One that is answered with 401 does, too: a
+// server may not know yet the key that has signed our token, or the CA of our certificate.
 func TestOwnClientsLeaveWhatTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		own, asked := &apiservers{first: true}, ""
+		own, asked, status := &apiservers{first: true}, "", 0
 		own.order.Store(&[]string{"one", "two"})
 		to := own.wrap(promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
-			if asked = r.URL.Host; asked == "two" {
-				return &http.Response{Body: http.NoBody}, nil
+			if asked = r.URL.Host; asked == "two" || status > 0 {
+				return &http.Response{StatusCode: status, Body: http.NoBody}, nil
 			}
 			<-r.Context().Done()
 			return nil, r.Context().Err()
 		}))
 		two := registry.Endpoint{Address: "two", Health: registry.Healthy}
-		for i, want := range []string{"one", "one", "two", "two", "one", "one", "one"} {
-			if i == 5 { // there is no other any more
+		for i, want := range []string{"one", "one", "two", "two", "one", "one", "one", "one", "two", "one"} {
+			switch i {
+			case 5: // there is no other any more
 				two.Health = registry.Unhealthy
+			case 7: // both refuse us
+				two.Health, status = registry.Healthy, http.StatusUnauthorized
 			}
-			if i < 6 { // and nothing prefers one before the next request
+			if i < 6 || i == 7 { // and nothing prefers one before the next request
 				own.prefer([]registry.Endpoint{{Address: "one", Health: registry.Healthy}, two})
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
