@@ -34,7 +34,7 @@ type loop struct {
 	active []active // connections with something to do in this turn
 	next   []active // connections for the next turn, even without an event
 	heads  int      // clients' field blocks handled in this turn
-	in     rawBytes
+	in     [rawBuffer]byte
 	plain  [plainBuffer]byte
 }
 
@@ -208,14 +208,10 @@ func (lp *loop) read(t active) {
 	case err != nil:
 		lp.end(l, err)
 		return
-	case len(r.rest) > 0:
-		if r.in == nil { // what TLS has not read moves to a buffer of the connection's own
-			r.in = lp.sh.pool.raw.Get().(*rawBytes) //nolint:forcetypeassert // the pool holds nothing else
-			r.rest = r.in[:copy(r.in[:], r.rest)]
-		}
-	default:
+	case len(r.rest) == 0:
 		r.rest = nil
-		r.drop()
+	case !again: // it is a part of lp.in
+		r.rest = slices.Clone(r.rest)
 	}
 	// Otherwise the socket is empty, and later input is a new event.
 	if again || l.hasInput() || n == len(lp.in) || t.ev&loopEnd != 0 {
@@ -236,7 +232,7 @@ func (lp *loop) own(r *rawConn) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fd, r.early, r.pool, r.quiet, r.bounded = fd, nil, lp.sh.pool, 0, true
+	r.fd, r.early, r.spare, r.quiet, r.bounded = fd, nil, &lp.sh.pool.out, 0, true
 	r.owned.Store(true)
 	return nil
 }
@@ -312,7 +308,6 @@ func (lp *loop) end(l *link, err error) {
 	lp.mu.Unlock()
 	p := lp.disown(r)
 	r.rest, l.rest = nil, nil
-	r.drop()
 	lp.sh.lock()
 	if p != nil {
 		l.finishWrite(p, err)

@@ -120,9 +120,10 @@ func TestFullBufferIsNotOvertaken(t *testing.T) {
 	sh.settle()
 	raw.rest = sent.held
 	buf := make([]byte, len(sent.held)/2) // full at once, with the heads of two turns
-	var err error
-	for err == nil {
-		err = l.decrypt(buf)
+	err := l.decrypt(buf)
+	check.Same(t, true, l.c.Sealed > 0, "what TLS has not read yet is counted")
+	for ; err == nil; err = l.decrypt(buf) {
+		check.Same(t, len(raw.rest), l.c.Sealed, "bytes that TLS has not read yet, and that are counted")
 	}
 	check.Same(t, n, decided, "requests that the engine read before the end: %v", err)
 	sh.lock()

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fairlead-proxy/fairlead/internal/spare"
 )
 
 // rawConn is the connection between crypto/tls and TCP. It counts TLS records. Until a loop owns it
@@ -28,20 +30,19 @@ type rawConn struct {
 	rest  []byte // read from the socket, not yet by TLS
 	left  int    // remaining bytes of the current TLS record, if its header is complete
 	head  [recordHeader]byte
-	seen  int       // bytes in head, the beginning of a record's header
-	in    *rawBytes // rest's buffer, if it is not the loop's
-	pool  *buffers  // the loop's, with free lists of in and out; set before the loop watches it
+	seen  int // bytes in head, the beginning of a record's header
 
 	records int  // number of records whose headers were passed to TLS
 	quiet   int  // bytes that were passed since TLS last returned content, see Quiet
 	bounded bool // quiet is
 
-	mu         sync.Mutex // guards the following fields, and is held during non-blocking writes to the socket
-	out        []byte     // what TLS has written, also on its own (key updates, alerts), not yet to the socket
-	sent       int        // how much of out, less than half, the socket has accepted all the same
-	fd         int        // changed only by the loop; -1 means closed
-	pending    []byte     // engine output whose rest is in out; nil means that none waits for the socket
-	encrypting bool       // engine output is being encrypted into out; its writer will write out
+	mu         sync.Mutex     // guards the following fields, and is held during non-blocking writes to the socket
+	out        []byte         // what TLS has written, also on its own (key updates, alerts), not yet to the socket
+	sent       int            // how much of out, less than half, the socket has accepted all the same
+	spare      *spare.Buffers // out's free list
+	fd         int            // changed only by the loop; -1 means closed
+	pending    []byte         // engine output whose rest is in out; nil means that none waits for the socket
+	encrypting bool           // engine output is being encrypted into out; its writer will write out
 }
 
 const (
@@ -154,7 +155,7 @@ func (r *rawConn) reserve(n int) {
 	defer r.mu.Unlock()
 	r.encrypting = true
 	if r.out == nil {
-		r.out = r.pool.out.Get()
+		r.out = r.spare.Get()
 	}
 	r.out = slices.Grow(r.out, n+2*(n/recordContent+1)*recordOverhead) // a full frame takes two records
 }
@@ -171,18 +172,11 @@ func (r *rawConn) Write(p []byte) (int, error) {
 	}
 	r.mu.Lock()
 	if r.out == nil {
-		r.out = r.pool.out.Get()
+		r.out = r.spare.Get()
 	}
 	r.out = append(r.out, p...)
 	r.mu.Unlock()
 	return len(p), nil
-}
-
-func (r *rawConn) drop() {
-	if r.in != nil {
-		r.pool.raw.Put(r.in)
-		r.in, r.rest = nil, nil
-	}
 }
 
 // maxOwn bounds what TLS has written on its own and the socket has not accepted: hundreds of answers to key updates.
@@ -254,7 +248,7 @@ func (r *rawConn) flushLocked() (bool, error) {
 			return false, err
 		}
 	}
-	r.pool.out.Put(r.out) // a connection without output holds no buffer
+	r.spare.Put(r.out) // a connection without output holds no buffer
 	r.out, r.sent = nil, 0
 	return true, nil
 }

@@ -71,10 +71,7 @@ func New(cfg Config) *Server {
 	ctx, cancel := context.WithCancel(context.Background()) // ends with Run
 	cfg.Memory, cfg.Logger = cmp.Or(cfg.Memory, hold.New(0)), cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	s := &Server{cfg: cfg, cancel: cancel}
-	pool := &buffers{
-		raw:  sync.Pool{New: func() any { return new(rawBytes) }},
-		part: sync.Pool{New: func() any { return new(partBytes) }},
-	}
+	pool := &buffers{part: sync.Pool{New: func() any { return new(partBytes) }}}
 	// Half of the processors are left to handshakes, handlers and the garbage collector. Fewer
 	// shards make larger batches: each has its own connections to every backend.
 	for range cmp.Or(cfg.Shards, max(1, runtime.GOMAXPROCS(0)/2)) {

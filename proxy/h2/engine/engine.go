@@ -198,7 +198,7 @@ func (e *Engine) remove(c *Conn) {
 	e.conns[c.at], e.conns[last].at = e.conns[last], c.at
 	e.conns = slices.Delete(e.conns, last, last+1)
 	e.buffers.Put(c.out)
-	c.out = nil
+	c.out, c.Sealed = nil, 0
 	c.weigh()
 	c.Source.Add(int64(-c.shared))
 	c.Source.Leave()

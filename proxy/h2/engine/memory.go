@@ -26,7 +26,7 @@ func (e *Engine) report(step int64) {
 // the frame or field block that is being received, input that waits for a turn, and heads of waiting requests.
 func (c *Conn) weigh() {
 	heads := c.blockSize() + c.heads
-	n := len(c.out) + 2*c.inflight + len(c.in) + c.left + heads
+	n := len(c.out) + 2*c.inflight + len(c.in) + c.left + c.Sealed + heads
 	c.e.held += int64(n - c.weight)
 	c.weight = n
 	if d := heads - c.shared; d > sharedStep || d < -sharedStep {

@@ -27,7 +27,8 @@ func TestManySmallHolders(t *testing.T) {
 	r.e.Due()
 	check.Same(t, [2]bool{true, true}, [2]bool{other.c.cut, c.c.cut}, "when more is held, the large holders are cut")
 	small, late := r.client(), r.client()
-	late.c.queued = 2 * int(hold.Least)
+	late.c.Sealed = 2 * int(hold.Least)
+	r.e.Feed(late.c, nil)
 	r.tick(TickEvery)
 	check.Same(t, [2]bool{true, false}, [2]bool{late.c.cut, small.c.cut}, "cut at a tick: the large holder, and the small one")
 }
