@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"github.com/fairlead-proxy/fairlead/internal/spare"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 	"github.com/fairlead-proxy/fairlead/tests/kit/proportion"
@@ -31,7 +32,7 @@ func (c inputConn) Read(p []byte) (int, error) { return c.in.Read(p) }
 
 // own makes a loop the owner of a connection, as far as TLS can see.
 func (r *rawConn) own() {
-	r.early, r.pool = nil, &buffers{}
+	r.early, r.spare = nil, &spare.Buffers{}
 	r.owned.Store(true)
 }
 
@@ -306,7 +307,7 @@ func TestOutputInProportion(t *testing.T) {
 	proportion.Check(t, proportion.Row{Name: "taken by pages", N: 1 << 20, Of: func(n int) (int, func() any) {
 		page := make([]byte, 4<<10)
 		return n, func() any {
-			r := &rawConn{fd: pipe[1], pool: &buffers{}, out: make([]byte, n)}
+			r := &rawConn{fd: pipe[1], spare: &spare.Buffers{}, out: make([]byte, n)}
 			_, err := r.flushOr(page)
 			for left := n; left > 0; left -= must.Get(syscall.Read(pipe[0], page))(t) {
 				must.Do(t, err)

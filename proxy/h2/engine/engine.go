@@ -111,7 +111,7 @@ type activity struct {
 }
 
 const (
-	// restAfter is how long a shard is quiet before it drops its free lists (7 MiB): quiet watches need none.
+	// restAfter is how long a shard is quiet before it drops its free lists (10 MiB): quiet watches need none.
 	restAfter = 4 * time.Second
 	// few is what an idle process always has: an event on some watch, and own requests, such as renewing a lease.
 	few = 100

@@ -165,6 +165,11 @@ func TestFewAreKept(t *testing.T) {
 		s.endIfDone()
 	}
 	check.Same(t, maxFreeStreams, len(r.e.streams), "streams for reuse")
+	for _, n := range []int{manyFields, manyFields + 1} {
+		s := stream{e: r.e, sending: &sending{fields: make([]hpack.HeaderField, n)}}
+		s.freeSending()
+	}
+	check.Same(t, 1, len(r.e.sendings), "fields of requests for reuse: not those of huge heads")
 	var used []*chunk
 	for range maxFreeChunks + 1 {
 		used = append(used, r.e.chunk())

@@ -137,7 +137,7 @@ func (s *stream) freeSending() {
 	}
 	s.sending = nil
 	to.freed.free()
-	if len(s.e.sendings) < maxFreeStreams {
+	if len(s.e.sendings) < maxFreeStreams && cap(to.fields) <= manyFields {
 		clear(to.fields)
 		clear(to.tried)
 		*to = sending{fields: to.fields[:0], tried: to.tried[:0], freed: true}
@@ -182,7 +182,7 @@ func (e *Engine) freshStream() *stream {
 	return s
 }
 
-const maxFreeStreams = 1024 // bounds a shard's free lists: about 0.5 MiB, and 20 fields of 40 bytes each for requests
+const maxFreeStreams = 1024 // bounds a shard's free lists: about 0.5 MiB, and manyFields of 40 bytes each for requests
 
 // endIfDone ends the stream if it has no leg, handler, guest or wait left. It must be called after
 // one of them has gone; s must not be used afterwards.
