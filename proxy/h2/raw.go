@@ -189,14 +189,15 @@ var errQuiet = errors.New("peer sends messages of TLS without content")
 func (r *rawConn) flushOwn() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.out) == 0 || r.pending != nil || r.encrypting {
-		return nil
+	if r.pending == nil && !r.encrypting {
+		if _, err := r.flushLocked(); err != nil {
+			return err
+		}
 	}
-	done, err := r.flushLocked()
-	if !done && err == nil && len(r.out)-r.sent > maxOwn {
+	if !r.encrypting && len(r.out)-r.sent > maxOwn+2*len(r.pending) { // whose records are hardly longer
 		return errOwnOutput
 	}
-	return err
+	return nil
 }
 
 // flushOr writes of out what the socket accepts. It reports whether that is all; if not, resume returns p after it.

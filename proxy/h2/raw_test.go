@@ -254,9 +254,11 @@ func TestOutputIsNoAnswerOfTLS(t *testing.T) {
 	raw.reserve(2 * maxOwn)
 	write(2 * maxOwn)
 	must.Do(t, raw.flushOwn())
-	done, err := raw.flushOr([]byte("output"))
+	done, err := raw.flushOr(make([]byte, 2*maxOwn))
 	check.Same(t, true, !done && err == nil && raw.flushOwn() == nil, "output waits: done %v, %v", done, err)
-	raw.pending = nil
+	write(3 * maxOwn)
+	check.Is(t, errOwnOutput, raw.flushOwn(), "what TLS has written while output waits")
+	raw.pending, raw.out = nil, raw.out[:2*maxOwn]
 	check.Is(t, errOwnOutput, raw.flushOwn(), "the rest is TLS's own")
 }
 
