@@ -73,7 +73,7 @@ func (l *link) decrypt(buf []byte) error {
 	}
 	for last := l.raw.records + turnRecords; !l.closing; {
 		n, err := l.gather(buf, last)
-		if n > 0 || l.c.Sealed > 0 {
+		if n > 0 || l.c.Sealed != l.raw.sealed() {
 			l.rest = slices.Clone(l.take(buf[:n])) // cloned at its size: many connections may wait
 		}
 		if err == nil || len(l.rest) > 0 { // an error of TLS comes again, after what came before it was handled
@@ -116,7 +116,7 @@ func (l *link) gather(buf []byte, last int) (n int, err error) {
 func (l *link) take(p []byte) []byte {
 	l.sh.lock()
 	defer l.sh.mu.Unlock() // the loop settles once for everything it has read
-	l.c.Sealed = len(l.raw.rest)
+	l.c.Sealed = l.raw.sealed()
 	l.sh.e.IdleRecords(l.c, l.idle)
 	p = l.sh.e.Feed(l.c, p)
 	l.idle, l.closing = 0, l.c.Closing()

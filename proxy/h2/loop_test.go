@@ -123,7 +123,7 @@ func TestFullBufferIsNotOvertaken(t *testing.T) {
 	err := l.decrypt(buf)
 	check.Same(t, true, l.c.Sealed > 0, "what TLS has not read yet is counted")
 	for ; err == nil; err = l.decrypt(buf) {
-		check.Same(t, len(raw.rest), l.c.Sealed, "bytes that TLS has not read yet, and that are counted")
+		check.Same(t, raw.sealed(), l.c.Sealed, "bytes that have become no content, and that are counted")
 	}
 	check.Same(t, n, decided, "requests that the engine read before the end: %v", err)
 	sh.lock()

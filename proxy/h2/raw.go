@@ -131,6 +131,9 @@ func (r *rawConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// sealed returns how many bytes have become no content: those that TLS has not read, a part of a record or message.
+func (r *rawConn) sealed() int { return len(r.rest) + r.quiet }
+
 func (r *rawConn) NetConn() net.Conn { return r.Conn }
 
 // Close closes the connection. An owned connection is only shut down: its loop then closes it.

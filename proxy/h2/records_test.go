@@ -140,12 +140,16 @@ func testKeyUpdateFlood(t *testing.T, driver string) {
 func TestLongMessage(t *testing.T) { onDrivers(t, testLongMessage) }
 
 func testLongMessage(t *testing.T, driver string) {
-	c, _ := dialRecords(t, newStand(t, driver, pings(t), nil))
+	s := newStand(t, driver, pings(t), nil)
+	c, _ := dialRecords(t, s)
 	part := make([]byte, recordContent)
 	copy(part, []byte{11, 3, 0xff, 0xff}) // a certificate, with its length
-	for range 8 {
+	for n := range 8 {
 		if c.send(c.seal(nil, 22, part)) != nil {
 			break
+		}
+		if n == 2 {
+			must.Soon(t, 10*time.Second, "parts of it are counted", func() bool { return s.server.cfg.Memory.Held() > 2*recordContent })
 		}
 	}
 	_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))

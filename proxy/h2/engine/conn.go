@@ -34,7 +34,7 @@ type Conn struct {
 	blockAt       time.Duration
 	turn          int // what was handled in this turn, in frames of DATA, see turnHeads
 	left          int // bytes of input that wait for the next turn
-	Sealed        int // bytes of input that the driver has read and not decrypted. It says so before Feed
+	Sealed        int // bytes that the driver has read, of which TLS has made no content yet. It says so before Feed
 	dec           *hpack.Decoder
 
 	// Output.

@@ -23,7 +23,7 @@ func (e *Engine) report(step int64) {
 }
 
 // weigh counts what the connection itself holds: output, which exists twice while it is written (plain and encrypted),
-// the frame or field block that is being received, input that waits for a turn, and heads of waiting requests.
+// the frame or field block that is being received, input that waits for a turn or for TLS, and waiting requests' heads.
 func (c *Conn) weigh() {
 	heads := c.blockSize() + c.heads
 	n := len(c.out) + 2*c.inflight + len(c.in) + c.left + c.Sealed + heads
