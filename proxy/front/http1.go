@@ -117,6 +117,7 @@ const (
 	patient       = 8           // how many heads may wait before the time for each is halved
 	// perConn is what an idle connection costs, perRequest what more while an answer is not read: measured.
 	perConn, perRequest = 32 << 10, 64 << 10
+	maxQuiet            = 20 << 10 // the longest record and some key updates: clients send no other message of TLS
 	// parsed is how many times its size a certificate may become, by short names. Usual ones stay below freeCerts.
 	parsed, freeCerts = 16, 64 << 10
 	lookEvery         = 100 * time.Millisecond // between looks for room, or of a slow head for others
@@ -294,7 +295,7 @@ func changed(c net.Conn, state http.ConnState) {
 
 // Read reads a part of a head, and waits until there is room for what it becomes.
 func (c *plain) Read(p []byte) (int, error) {
-	h2.Quiet(c.Conn)
+	h2.Quiet(c.Conn, maxQuiet)
 	if c.ended.Load() {
 		return c.Conn.Read(p) //nolint:wrapcheck // from the wrapped connection
 	}

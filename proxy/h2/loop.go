@@ -232,7 +232,7 @@ func (lp *loop) own(r *rawConn) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fd, r.early, r.spare, r.quiet, r.bounded = fd, nil, &lp.sh.pool.out, 0, true
+	r.fd, r.early, r.spare, r.quiet, r.most = fd, nil, &lp.sh.pool.out, 0, maxQuiet
 	r.owned.Store(true)
 	return nil
 }

@@ -32,9 +32,9 @@ type rawConn struct {
 	head  [recordHeader]byte
 	seen  int // bytes in head, the beginning of a record's header
 
-	records int  // number of records whose headers were passed to TLS
-	quiet   int  // bytes that were passed since TLS last returned content, see Quiet
-	bounded bool // quiet is
+	records int // number of records whose headers were passed to TLS
+	quiet   int // bytes that were passed since TLS last returned content, see Quiet
+	most    int // the bound of quiet; zero means none
 
 	mu         sync.Mutex     // guards the following fields, and is held during non-blocking writes to the socket
 	out        []byte         // what TLS has written, also on its own (key updates, alerts), not yet to the socket
@@ -83,16 +83,16 @@ func socketOf(c net.Conn) socket {
 var errNoInput = os.ErrDeadlineExceeded
 
 // Quiet must be called before each Read, after the handshake, of a connection that no Server serves: if TLS finds no
-// content in maxQuiet bytes, the Read fails.
-func Quiet(c *tls.Conn) {
+// content in so many bytes, the Read fails.
+func Quiet(c *tls.Conn, most int) {
 	r := c.NetConn().(*rawConn) //nolint:forcetypeassert // see Wrap
-	r.quiet, r.bounded = 0, true
+	r.quiet, r.most = 0, most
 }
 
 // Read returns at most the rest of one record: TLS never holds one that was not requested, and need not be called
 // again, which allocates, to learn that there is no more. A first request may come with the handshake.
 func (r *rawConn) Read(p []byte) (int, error) {
-	if r.bounded && r.quiet > maxQuiet {
+	if r.most > 0 && r.quiet > r.most {
 		return 0, errQuiet
 	}
 	if len(r.rest) == 0 {
