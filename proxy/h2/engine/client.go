@@ -128,6 +128,7 @@ func (s *stream) apply(h *wire.Head, p Plan) {
 	switch {
 	case p.Forward != nil:
 		s.buildRequest(h, &p)
+		s.countHead(int(s.head) + fieldSize*len(p.Set)) // the head may be short, and its user of thousands of groups
 		s.sending.measure()
 		s.half[up].q.keep = !h.EndStream // also without retries: one too many is sent again
 		s.e.place(s)

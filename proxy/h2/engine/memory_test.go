@@ -87,6 +87,19 @@ func TestUnreadAnswersAreCounted(t *testing.T) {
 	r.clean()
 }
 
+// What is added to a head for its user counts like the head, until the backend answers.
+func TestAddedFieldsAreCounted(t *testing.T) {
+	r, c := newClient(t)
+	r.plan.Set = make([]hpack.HeaderField, 4000)
+	for i := range r.plan.Set {
+		r.plan.Set[i] = field("x-remote-group", "g")
+	}
+	c.get(1)
+	check.Same(t, true, c.c.heads >= 4000*fieldSize, "%d bytes are counted", c.c.heads)
+	r.backend(0).say("HEADERS 1 :status=200 END")
+	r.clean()
+}
+
 func (p *peer) begin(n int) {
 	p.say("HEADERS 1 OPEN")
 	for ; n > 0; n -= minMaxFrame {
