@@ -185,19 +185,16 @@ func spark(list []float64, width, height float64) string {
 	step := (width - 2*margin) / (points - 1)
 	top := max(worst(list), least)
 	var b strings.Builder
-	pen := false
 	for i, v := range list {
 		if v <= 0 {
-			pen = false
 			continue
 		}
 		x := margin + step*float64(points-len(list)+i)
 		y := height - margin - (height-2*margin)*v/top
-		if !pen {
+		if i == 0 || list[i-1] <= 0 {
 			fmt.Fprintf(&b, "M%.1f %.1f", max(x-step, margin), y) // a single value is drawn as a dash
 		}
 		fmt.Fprintf(&b, "L%.1f %.1f", x, y)
-		pen = true
 	}
 	return b.String()
 }

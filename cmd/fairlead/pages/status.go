@@ -112,10 +112,8 @@ func quantile(counts []uint64, share float64) float64 {
 	rank, seen := share*float64(all), 0.0
 	for i, c := range counts {
 		if n := float64(c); seen+n >= rank && n > 0 {
-			low, high := 0.0, math.Ldexp(1, i)
-			if i > 0 {
-				low = high / 2
-			}
+			high := math.Ldexp(1, i)
+			low := math.Floor(high / 2) // of the first: 0
 			return round((low + (high-low)*(rank-seen)/n) / 1e6)
 		}
 		seen += float64(c)
