@@ -276,9 +276,6 @@ func (r *Registry) compare(last, t *Table, changes []latest.Change[*Entry]) {
 
 // compareProblems logs problems that came, and files and objects in etcd that have none any more.
 func (r *Registry) compareProblems(last, now []directory.Fault) {
-	if slices.Equal(last, now) {
-		return
-	}
 	known, bad := sets.New(last...), sets.New[string]() // bad files
 	for _, p := range now {
 		name, stored := strings.CutPrefix(p.File, inEtcd)
