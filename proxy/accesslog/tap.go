@@ -21,7 +21,7 @@ import (
 type Taps struct {
 	Draining func() bool // reports whether the process is about to end; taps end with it. It may be nil
 
-	// open is replaced, never changed, so that requests read it without a lock. Nil means no taps.
+	// open is replaced, never changed, so that requests read it without a lock. Nil: there was no tap yet.
 	open atomic.Pointer[[]*tap]
 	mu   sync.Mutex // guards replacing open
 }
@@ -50,7 +50,7 @@ type tap struct {
 }
 
 // Active reports whether there is a tap.
-func (t *Taps) Active() bool { return t != nil && t.open.Load() != nil }
+func (t *Taps) Active() bool { return t != nil && len(ptr.Deref(t.open.Load(), nil)) > 0 }
 
 // Add adds a line to the taps that match it.
 func (t *Taps) Add(line *Line) {
@@ -97,11 +97,7 @@ func (t *Taps) replace(one *tap, open bool) bool {
 		}
 		list = append(list, one)
 	}
-	if len(list) == 0 {
-		t.open.Store(nil)
-	} else {
-		t.open.Store(&list)
-	}
+	t.open.Store(&list)
 	return true
 }
 
