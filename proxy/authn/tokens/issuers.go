@@ -81,14 +81,11 @@ func (t *Tokens) Issued(token string) bool {
 	if len(parts) != 3 {
 		return false
 	}
-	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		return false
-	}
 	var claims struct {
 		Issuer string `json:"iss"`
 	}
-	if json.Unmarshal(payload, &claims) != nil { //fairlead:boundary 2 KiB, once for a token of a connection
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil || json.Unmarshal(payload, &claims) != nil { //fairlead:boundary 2 KiB, once per connection's token
 		return false
 	}
 	if claims.Issuer == "accounts.google.com" {
@@ -98,12 +95,11 @@ func (t *Tokens) Issued(token string) bool {
 }
 
 // err returns an error for all issuers whose keys are still missing.
-func (i *issuers) err() error {
-	var faults []error
+func (i *issuers) err() (err error) {
 	for _, check := range i.health {
-		faults = append(faults, check())
+		err = errors.Join(err, check())
 	}
-	return errors.Join(faults...)
+	return err
 }
 
 const (
