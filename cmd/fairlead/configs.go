@@ -66,8 +66,6 @@ func readTracing(file string) (*tracingapi.TracingConfiguration, error) {
 		return nil, fmt.Errorf("reading %s: %w", file, err)
 	}
 	gates := featuregate.NewFeatureGate()
-	if faults := tracingapi.ValidateTracingConfiguration(&config.TracingConfiguration, gates, nil); len(faults) > 0 {
-		return nil, faults.ToAggregate()
-	}
-	return &config.TracingConfiguration, nil
+	faults := tracingapi.ValidateTracingConfiguration(&config.TracingConfiguration, gates, nil)
+	return &config.TracingConfiguration, faults.ToAggregate()
 }

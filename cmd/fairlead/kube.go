@@ -84,10 +84,7 @@ func (k *kube) refuseSelf(ctx context.Context, own *reach.Rules) error {
 	for _, s := range k.servers {
 		host, port, _ := net.SplitHostPort(s)  // addressOf has made it
 		n, _ := strconv.ParseInt(port, 10, 32) // of url.Parse: digits
-		ips, err := k.lookUp(ctx, "ip", host)
-		if err != nil {
-			continue // it may resolve later; each dial checks the address again
-		}
+		ips, _ := k.lookUp(ctx, "ip", host)    // it may resolve later; each dial checks the address again
 		for _, ip := range ips {
 			if own.Refusal(ip.String(), int32(n)) != "" {
 				return cli.Usage(fmt.Errorf("local apiserver %q is this Fairlead itself: "+

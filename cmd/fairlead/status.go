@@ -55,10 +55,7 @@ func (s *server) makeStatus() error {
 
 func (o *options) advertised() (netip.Addr, error) {
 	a, err := netip.ParseAddr(cmp.Or(o.advertiseAddress, os.Getenv("POD_IP"), o.front.Host))
-	if err == nil {
-		err = entrypoint.CheckAddress(a)
-	}
-	if err != nil {
+	if err = cmp.Or(err, entrypoint.CheckAddress(a)); err != nil {
 		return a, fmt.Errorf("--advertise-address: %w: --publish-kubernetes-endpoints needs one, "+
 			"or the environment variable POD_IP", err)
 	}

@@ -13,6 +13,7 @@
 package entrypoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -197,10 +198,7 @@ func (p *Publisher) liveAddresses(ctx context.Context, says map[string]string) (
 	for _, l := range alive {
 		// Who may write such Leases may publish an address, but with an invalid one the whole list would be refused.
 		a, err := netip.ParseAddrPort(l.Annotations[addressAnnotation])
-		if err == nil {
-			err = CheckAddress(a.Addr())
-		}
-		if err != nil || a.Port() == 0 {
+		if err = cmp.Or(err, CheckAddress(a.Addr())); err != nil || a.Port() == 0 {
 			p.log.Debug("a lease has no address", "lease", l.Name, "err", err)
 			continue
 		}
