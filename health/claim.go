@@ -2,6 +2,7 @@ package health
 
 import (
 	"errors"
+	"net"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -149,6 +150,11 @@ func (c *claim) take(f finding) {
 	}
 	reason, message := explain(f.err, c.at.String())
 	c.last.Store(&probe{time.Now(), f.took, message})
+	// Unless others can serve, the open connection, which kube-aggregator keeps, says more than a failed lookup.
+	w, alone := c.target.watch, len((*c.target.prober.index.Load())[c.name]) < 2
+	if alone && c.failures == 0 && w != nil && w.Err() == nil && errors.As(f.err, new(*net.DNSError)) {
+		return
+	}
 	if !reach.Exhausted(f.err) { // open connections to it may work
 		c.failures += f.failures
 	}

@@ -288,7 +288,7 @@ func earlier(a, b time.Time) time.Time {
 
 // keep takes over a connection on which a claim has passed, if its round is later than that of the watched one, and
 // closes it if not. Blocked in a read, the connection sees the process die at once. The next round's connection
-// replaces it, so it is never older than two rounds, less than servers' idle timeouts: it needs no pings.
+// replaces it. It needs no pings: between requests on it passes less time than servers' idle timeouts.
 func (t *target) keep(conn *http.ClientConn, round time.Time) {
 	if conn == nil {
 		return

@@ -3,6 +3,7 @@
 package incidents
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/cluster/netns"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/suite"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/servers/extension"
 )
 
 func dependencies() []row {
@@ -112,5 +114,9 @@ func unnamed(t *testing.T, w *world) *incident {
 	answers := nameServer(t)
 	s := w.extension(t, "named", "")
 	f, _ := w.registered(t, "named", "", fmt.Sprintf("https://named.example.com:%d", s.Port()))
-	return &incident{fronts: []*cluster.Front{f}, paths: []string{widgets("named")}, start: func(*testing.T) { answers.Store(false) }, mend: func(*testing.T) { answers.Store(true) }}
+	start := func(t *testing.T) { // its connections end, too: they would do without DNS
+		answers.Store(false)
+		must.Do(t, errors.Join(s.Set(extension.Fault{Kind: extension.Dead}), s.Set()))
+	}
+	return &incident{fronts: []*cluster.Front{f}, paths: []string{widgets("named")}, start: start, mend: func(*testing.T) { answers.Store(true) }}
 }
