@@ -12,12 +12,29 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/client-go/rest"
 )
+
+// nameserver is a connection to one that may be dead. Go's resolver would wait 5 s, longer than a dial or probe may
+// take, and start again with it for each lookup. One that answers later has the answer when it is asked again.
+type nameserver struct{ *net.UDPConn }
+
+func (c nameserver) SetDeadline(time.Time) error {
+	return c.UDPConn.SetDeadline(time.Now().Add(time.Second))
+}
+
+func dialNameserver(ctx context.Context, network, address string) (net.Conn, error) {
+	c, err := new(net.Dialer).DialContext(ctx, network, address)
+	if udp, ok := c.(*net.UDPConn); ok {
+		c = nameserver{udp}
+	}
+	return c, err
+}
 
 // egressDialer returns the dialer of an egress selector configuration's entry "cluster", as kube-apiserver reads it.
 // Live traffic and probes must use the same one. Nil means direct connections: there is no file, or it says so.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -54,6 +55,7 @@ are annotations (docs/annotations.md).`,
 			if err := o.validate(); err != nil {
 				return cli.Usage(err)
 			}
+			net.DefaultResolver.Dial = dialNameserver
 			return run(cmd.Context(), o, newLogger(cmd.ErrOrStderr(), o.logFormat, o.verbosity))
 		},
 	}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -31,12 +32,24 @@ var named atomic.Pointer[net.IP]
 func ownResolver() *net.Resolver {
 	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 		if named.Load() == nil {
-			return new(net.Dialer).DialContext(ctx, network, address)
+			return dialNameserver(ctx, network, address)
 		}
 		near, far := net.Pipe()
 		go answers(far) // ends with its connection
 		return near, nil
 	}}
+}
+
+// Go's resolver gives up on a nameserver that does not answer, early enough to ask another one within a dial's time.
+func TestDeadNameserver(t *testing.T) {
+	dead := must.Get(net.ListenPacket("udp", "127.0.0.1:0"))(t)
+	defer dead.Close()
+	c := must.Get(dialNameserver(t.Context(), "udp", dead.LocalAddr().String()))(t)
+	defer c.Close()
+	must.Do(t, c.SetDeadline(time.Now().Add(time.Hour)))
+	check.Is(t, os.ErrDeadlineExceeded, check.Err(c.Read(make([]byte, 1))), "an answer")
+	_, packets := c.(net.PacketConn)
+	check.Same(t, true, packets, "Go's resolver speaks UDP over it")
 }
 
 // answers answers questions of a resolver, each with its length before it, as over TCP.
