@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	"sync/atomic"
 
 	"k8s.io/apiserver/pkg/server/healthz"
-	"k8s.io/utils/ptr"
 )
 
 // ownCheck names this process's readiness check, on the admin port and in responses for clusters.
@@ -29,16 +27,12 @@ type Checks struct {
 	List []healthz.HealthChecker
 	// Others do not end readiness. ?verbose lists them after the result, and each has a path. Empty means none.
 	Others []healthz.HealthChecker
-	// Logger gets the reasons when the failing checks change; no response has them: strangers may ask. Nil discards.
-	Logger *slog.Logger
 
-	failing atomic.Pointer[string] // names of failing checks, as last logged
-	passed  atomic.Bool            // all checks have passed once
-	mux     http.ServeMux          // Kubernetes' own handlers
-	install sync.Once              // of them
+	mux     http.ServeMux // Kubernetes' own handlers
+	install sync.Once     // of them
 }
 
-// ServeHTTP answers the path and those below it.
+// ServeHTTP answers the path and those below it. No response has reasons: strangers may ask.
 func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.install.Do(func() {
 		healthz.InstallPathHandler(&c.mux, "/"+c.Name, withheld(c.all())...)
@@ -50,10 +44,6 @@ func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	})
 	r = r.Clone(r.Context())
 	r.URL.Path = strings.TrimRight(r.URL.Path, "/")
-	// Callers that exclude other checks would look like changes.
-	if r.URL.Path == "/"+c.Name && !r.URL.Query().Has("exclude") {
-		c.logChange(r)
-	}
 	c.mux.ServeHTTP(w, r)
 	if r.URL.Path != "/"+c.Name || !r.URL.Query().Has("verbose") {
 		return
@@ -100,31 +90,6 @@ func (c *Checks) all() []healthz.HealthChecker {
 		}))
 	}
 	return append(checks, c.List...)
-}
-
-// logChange logs changes only: a load balancer that asks every second must not fill the log.
-func (c *Checks) logChange(r *http.Request) {
-	var failed []string
-	var causes []any
-	for _, k := range c.all() {
-		if err := k.Check(r); err != nil {
-			failed, causes = append(failed, k.Name()), append(causes, slog.Any(k.Name(), err))
-		}
-	}
-	now := strings.Join(failed, ",")
-	before := ptr.Deref(c.failing.Swap(&now), "")
-	if now == "" {
-		c.passed.Store(true)
-	}
-	switch {
-	case c.Logger == nil || now == before:
-	case now == "":
-		c.Logger.Info("health checks pass again", "path", c.Name)
-	case !c.passed.Load():
-		c.Logger.Info("not ready yet", append(causes, "path", c.Name)...) // like every process that has just started
-	default:
-		c.Logger.Warn("health checks fail", append(causes, "path", c.Name)...)
-	}
 }
 
 // Relay answers /readyz and /healthz of the main port, where load balancers ask. While this process

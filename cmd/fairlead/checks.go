@@ -88,8 +88,8 @@ func (s *server) makeChecks(jwts *tokens.Tokens) {
 	if len(s.o.critical) > 0 {
 		all = s.addCritical(all)
 	}
-	s.live = &health.Checks{Name: "livez", Logger: s.log}
-	s.ready = &health.Checks{Name: "readyz", Draining: &s.draining, Logger: s.log}
+	s.live = &health.Checks{Name: "livez"}
+	s.ready = &health.Checks{Name: "readyz", Draining: &s.draining}
 	s.needs = needs.New(needs.Config{
 		Checks: all, Ready: func() bool { return s.ready.Err(nil) == nil }, Sinks: s.sinks,
 		Runbook: pages.Runbooks + "FairleadCheckFailing.md",

@@ -1,7 +1,9 @@
 package needs
 
 import (
+	"errors"
 	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -20,9 +22,24 @@ func TestLog(t *testing.T) {
 		texts = texts[1:]
 		return found
 	}}}}
-	c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	c.Logger, c.Ready = slog.New(slog.NewTextHandler(&log, nil)), func() bool { return true }
 	for n := New(c); len(texts) > 0; {
 		n.look(time.Now())
 	}
 	check.Same(t, 3, strings.Count(log.String(), "a check fails"), "lines in %s", &log)
+}
+
+// A gate is logged whether or not anybody asks for /readyz; but with a warning only once it has passed.
+func TestStartWarnsOfNothing(t *testing.T) {
+	var log strings.Builder
+	gate := errors.New("no table")
+	c := Config{Checks: []Check{{Name: "table", Gate: func(*http.Request) error { return gate }}}, Ready: func() bool { return gate == nil }}
+	c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	n := New(c)
+	for _, is := range []error{gate, nil, errors.New("lost"), errors.New("lost")} {
+		gate = is
+		n.look(time.Now())
+	}
+	check.Has(t, log.String(), `level=INFO msg="not ready yet" check=table reason="no table"`)
+	check.Same(t, 1, strings.Count(log.String(), "WARN"), "warnings after it was ready, in %s", &log)
 }

@@ -59,8 +59,9 @@ type Config struct {
 
 // Needs has the checks. Make it with New. Until Run has begun they are unknown.
 type Needs struct {
-	cfg  Config
-	last atomic.Pointer[[]answer.Check]
+	cfg   Config
+	last  atomic.Pointer[[]answer.Check]
+	ready bool // this replica accepted requests once. Only look uses it
 }
 
 // New makes Needs. It asks no check.
@@ -146,7 +147,8 @@ func (n *Needs) look(now time.Time) {
 		all[i] = found
 		switch {
 		case found.Status == was.Status && timeless(found.Message) == timeless(was.Message):
-		case found.Gates: // health.Checks logs it
+		case found.Gates && !n.ready: // as in every process that has just started
+			n.cfg.Logger.Info("not ready yet", "check", c.Name, "reason", found.Message)
 		case found.Status == Failed:
 			n.cfg.Logger.Warn("a check fails", "check", c.Name, "reason", found.Message, "users", found.Users)
 		case was.Status == Failed:
@@ -154,6 +156,7 @@ func (n *Needs) look(now time.Time) {
 		}
 	}
 	n.last.Store(&all)
+	n.ready = n.ready || n.cfg.Ready()
 }
 
 // Outcome is how the last of many things ended that this process does anyway: reviews, or writes. Zero has seen none.
