@@ -1,10 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -60,7 +60,7 @@ func (s *server) makeChecks(jwts *tokens.Tokens) {
 		}...)
 	}
 	if s.o.registry.etcd != nil {
-		all = append(all, needs.Check{Name: "etcd", Look: s.askEtcd()})
+		all = append(all, s.askEtcd())
 	}
 	if s.o.authConfig != "" {
 		look := func(time.Time) answer.Check { return lookIssuers(jwts.Faults()) }
@@ -75,16 +75,7 @@ func (s *server) makeChecks(jwts *tokens.Tokens) {
 		{Name: "descriptors", Look: seldomLook(countDescriptors)},
 		{Name: "memory", Look: s.lookMemory},
 	}...)
-	written := func(name, path, flag string, lines **wholeLines) {
-		if path != "" {
-			all = append(all, needs.Check{Name: name + "-log", Look: func(time.Time) answer.Check {
-				return failed((*lines).ends.Err(time.Time{}), "", "the "+name+" log cannot be written: ",
-					"check the disk with "+flag+": what could not be written is lost")
-			}})
-		}
-	}
-	written("audit", s.o.audit.path, "--audit-log-path", &s.auditLines)
-	written("access", s.o.accessLog, "--access-log", &s.accessLines)
+	all = append(all, s.more...)
 	if len(s.o.critical) > 0 {
 		all = s.addCritical(all)
 	}
@@ -133,21 +124,16 @@ func problem(all []directory.Fault) answer.Check {
 	return answer.Check{}
 }
 
-func (s *server) askEtcd() (look func(time.Time) answer.Check) {
+func (s *server) askEtcd() needs.Check {
 	reads := &needs.Outcome{}
 	const pause, limit = 10 * time.Second, 5 * time.Second // a member that restarts is missed by one read at most
 	s.loops["etcd"] = every(pause, func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		_, err := s.objects.List(ctx, metav1.ListOptions{Limit: 1})
-		if inner := (*url.Error)(nil); errors.As(err, &inner) {
-			err = inner.Err // its URL is none of etcd's
-		}
-		reads.Note(err)
+		reads.Note(cmp.Or(errors.Unwrap(err), err)) // without the URL, which is none of etcd's
 	})
-	return func(time.Time) answer.Check {
-		return failed(reads.Err(time.Time{}), "",
-			"APIServices cannot be read from "+strings.Join(s.o.registry.etcd, ",")+", the last state is used: ",
-			"check etcd, and that this machine reaches it with --etcd-cafile and --etcd-certfile")
-	}
+	return lastOf("etcd", reads,
+		"APIServices cannot be read from "+strings.Join(s.o.registry.etcd, ",")+", the last state is used: ",
+		"check etcd, and that this machine reaches it with --etcd-cafile and --etcd-certfile")
 }

@@ -30,6 +30,13 @@ func failed(err error, users, what, advice string) answer.Check {
 	return answer.Check{Status: needs.Failed, Users: users, Message: what + err.Error(), Advice: advice}
 }
 
+// lastOf returns the check that the last of what o notes has ended well.
+func lastOf(name string, o *needs.Outcome, what, advice string) needs.Check {
+	return needs.Check{Name: name, Look: func(time.Time) answer.Check {
+		return failed(o.Err(time.Time{}), "", what, advice)
+	}}
+}
+
 func (k *kube) lookServers(time.Time) answer.Check {
 	servers := k.list()
 	bad, last := pages.Unhealthy(servers)

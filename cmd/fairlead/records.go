@@ -110,16 +110,18 @@ func (r *records) closeRecords() (err error) {
 }
 
 // open opens a log for appending, until closeRecords. "-" is standard output, which stays open.
-func (r *records) open(what, path string) (*wholeLines, error) {
-	if path == "-" {
-		return &wholeLines{Writer: os.Stdout}, nil
+func (p *process) open(what, path string) (*wholeLines, error) {
+	lines := &wholeLines{Writer: os.Stdout}
+	if path != "-" {
+		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600) // it names users and what they read
+		if err != nil {
+			return nil, fmt.Errorf("opening %s log: %w", what, err)
+		}
+		p.closing, lines.Writer = append(p.closing, f.Close), f
 	}
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600) // it names users and what they read
-	if err != nil {
-		return nil, fmt.Errorf("opening %s log: %w", what, err)
-	}
-	r.closing = append(r.closing, f.Close)
-	return &wholeLines{Writer: f}, nil
+	p.more = append(p.more, lastOf(what+"-log", &lines.ends, "the "+what+" log cannot be written: ",
+		"check its disk: what could not be written is lost"))
+	return lines, nil
 }
 
 func (p *process) makeAccessLog() (err error) {

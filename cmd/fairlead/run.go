@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
 	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/internal/reach"
@@ -30,6 +31,7 @@ type process struct {
 	sinks   metric.Sinks                           // of both
 	held    *hold.Bound                            // bytes held by connections
 	loops   map[string]func(context.Context) error // in the background, added by makers under names that errors show
+	more    []needs.Check                          // checks of what makers make, beside those of makeChecks
 	records
 	draining atomic.Bool   // the first step of a shutdown: not ready
 	news     chan struct{} // one slot: the local apiserver's prober has reported something

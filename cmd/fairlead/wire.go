@@ -71,7 +71,7 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 	for _, step := range []func() error{
 		func() error { return s.makeTable(backends) }, //nolint:contextcheck // it sends no request yet
 		func() error { return s.makeTrust(files) }, func() error { return s.makeBackends(backends, local) },
-		s.makeStatus, s.makeEntrypoint,
+		s.makeStatus, s.makeEntrypoint, func() error { return errors.Join(s.makeAudit(), s.makeAccessLog()) },
 		func() error { return s.makeProxy(tokens) }, //nolint:contextcheck // what it makes outlives the start
 	} {
 		if err := step(); err != nil {
@@ -144,9 +144,6 @@ func (s *server) makeProxy(tokens *tokens.Tokens) error {
 		return err
 	}
 	s.may = may.Upstream()
-	if err := errors.Join(s.makeAccessLog(), s.makeAudit()); err != nil {
-		return err
-	}
 	s.taps.Draining = s.draining.Load
 	tracer, err := s.makeTracer()
 	if err != nil {
