@@ -16,6 +16,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/entrypoint"
+	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/status"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -94,10 +95,13 @@ func (s *server) makeEntrypoint() error {
 	if err != nil {
 		return cli.Usage(err)
 	}
+	published := &needs.Outcome{}
+	s.more = append(s.more, lastOf("entrypoint", published, "the Service default/kubernetes does not follow: ",
+		"see the checks rights and local-apiserver, and whether an admission webhook denies it"))
 	s.entry = entrypoint.New(entrypoint.Config{
 		Client: s.kube.api, Sinks: s.sinks, Identity: s.identity, Zone: s.o.zone,
 		Address: netip.AddrPortFrom(address, s.ports.front.Addr().(*net.TCPAddr).AddrPort().Port()),
-		Ready:   func() error { return s.ready.Err(&http.Request{}) },
+		Ready:   func() error { return s.ready.Err(&http.Request{}) }, Ended: published.Note,
 	})
 	s.loops["entrypoint"] = s.entry.Run
 	return nil

@@ -44,7 +44,8 @@ type Config struct {
 	Zone         string         // this replica's. Empty means that it is unknown
 	Identity     string         // names this process. It must be unique
 	Ready        func() error   // returns nil while this replica accepts requests. It must not block
-	metric.Sinks                // changes and failures
+	Ended        func(error)    // is told how each round of renewing and publishing has ended
+	metric.Sinks                // changes
 }
 
 const (
@@ -65,7 +66,6 @@ type Publisher struct {
 	// Used only by Run's goroutine:
 	served    bool  // this replica was ready once
 	published bool  // our Lease should exist
-	fault     error // of the last round
 	unfit     error // why nobody would be sent to our address, when that was last known
 }
 
@@ -118,14 +118,7 @@ func (p *Publisher) round(ctx context.Context, says map[string]string) error {
 		}
 	}
 	err := errors.Join(unfit, p.tryToPublish(ctx, says))
-	switch {
-	case fmt.Sprint(err) == fmt.Sprint(p.fault): // a fault is logged once, and its end
-	case err != nil:
-		p.log.Error("cannot publish the cluster's entrypoint", "err", err)
-	default:
-		p.log.Info("publishing the cluster's entrypoint works again")
-	}
-	p.fault = err
+	p.config.Ended(err)
 	p.metrics.rounds.WithLabelValues(map[bool]string{false: "passed", true: "failed"}[err != nil]).Inc()
 	return err
 }

@@ -54,6 +54,13 @@ func (s *stage) start(name, address, is string) {
 		}
 		return nil
 	}
+	said := fmt.Sprint(error(nil))
+	c.Ended = func(err error) { // as the check of the process does
+		if now := fmt.Sprint(err); now != said {
+			said = now
+			_, _ = fmt.Fprintln(&r.log, now)
+		}
+	}
 	r.Publisher = New(c)
 	r.stop = must.Run(s, r.Run)
 	s.replicas[name] = r
