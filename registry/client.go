@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"sync"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -24,6 +25,7 @@ type cluster struct {
 	apiServices apiregistrationv1client.ApiregistrationV1Interface
 	api         kubernetes.Interface
 	log         *slog.Logger
+	unread      sync.Map // :: *lister → the error that says what it cannot read, and why
 }
 
 func newCluster(given *rest.Config, log *slog.Logger) (*cluster, error) {

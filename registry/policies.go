@@ -151,6 +151,6 @@ func (p *policies) follow(ctx context.Context) {
 	}
 	(&lister{
 		example: &corev1.Namespace{}, from: everything(cluster.api.CoreV1().RESTClient(), "namespaces"),
-		log: cluster.log, api: cluster.api, set: set, replace: replace, denied: func() { listed(true) },
+		of: cluster, set: set, replace: replace, denied: func() { listed(true) },
 	}).reflect(ctx)
 }

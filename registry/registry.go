@@ -142,6 +142,16 @@ func (r *Registry) watch(ctx context.Context, ref types.NamespacedName,
 	}, denied)
 }
 
+// Unread returns why something of the local apiserver cannot be read. Nil: all is read, but for what is forbidden.
+func (r *Registry) Unread() (err error) {
+	if c := r.sources.cluster; c != nil {
+		for _, v := range c.unread.Range {
+			err, _ = v.(error) // of several one: in the order of the map, which is the same each time
+		}
+	}
+	return err
+}
+
 // Report takes a result of the prober. It never blocks. A report that changes nothing makes no
 // table, nor does one about a Backend or an address that the table no longer has.
 func (r *Registry) Report(report Report) {

@@ -36,6 +36,7 @@ import (
 //	put etcd|client <file>…             objects
 //	drop etcd|client <kind> <ns>/<name>
 //	fault etcd|client broken|starting|none
+//	unread yes|no                       whether something of the client is not read soon
 //	write <path> <file>                 a file of the directory, renamed into its place, as editors do
 //	remote <path> <group> <address>     the same with the manifests of one remote API group
 //	size <path> <bytes>
@@ -105,6 +106,9 @@ func (l *live) step(at string, words []string) bool {
 		l.servers[words[1]].Drop(paths()[words[2]], words[3])
 	case "fault":
 		l.servers[words[1]].Fault(words[2] == "broken", words[2] == "starting")
+	case "unread":
+		is := func() bool { return (l.registry.Unread() != nil) == (words[1] == "yes") }
+		must.Soon(l, 10*time.Second, at+": unread "+words[1], is)
 	case "start":
 		l.start(words[1:])
 	case "await":

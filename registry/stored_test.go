@@ -100,17 +100,18 @@ func TestRemembered(t *testing.T) {
 }
 
 // If a watch ends within a revision, another list finds the events that it missed. That a server streams no lists, as
-// one before Kubernetes 1.34, or refuses to, is not logged: what counts is how the list ends that follows.
+// one before Kubernetes 1.34, or refuses to, is no fault: what counts is how the list ends that follows.
 func TestTornRevision(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	var log strings.Builder
+	of, faults := &cluster{}, make(chan error, 9)
 	lists, refusals := 0, []error{
 		apierrors.NewInvalid(apiregistrationv1.SchemeGroupVersion.WithKind("APIService").GroupKind(), "", nil),
 		apierrors.NewForbidden(apiregistrationv1.Resource("apiservices"), "", errors.New("cannot watch")),
 	}
-	l := &lister{torn: true, example: &apiregistrationv1.APIService{}, log: slog.New(slog.NewTextHandler(&log, nil)), from: &cache.ListWatch{
+	l := &lister{torn: true, example: &apiregistrationv1.APIService{}, of: of, from: &cache.ListWatch{
 		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+			faults <- unreadOf(of)
 			list := &apiregistrationv1.APIServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "4"}}
 			if lists++; lists == 1 {
 				list.Items = append(list.Items, *stored("a.io", "x"), *stored("b.io", "x"))
@@ -137,33 +138,37 @@ func TestTornRevision(t *testing.T) {
 	go l.reflect(ctx)
 	for want := 2; want >= 0; want -= 2 {
 		check.Same(t, want, must.Come(t, 10*time.Second, "a list", all), "entries in it")
+		check.Fault(t, "", must.Come(t, 10*time.Second, "its request", faults), "of a server that streams no lists")
 	}
-	check.Same(t, "", log.String(), "log of a server that streams no lists")
 }
 
-// An outage is logged in one line, however many requests fail. What may not be read from the start
-// counts as empty, even if the refusal has no message. A permission that is revoked later takes
-// nothing away.
+func unreadOf(c *cluster) error { return (&Registry{sources: &sources{cluster: c}}).Unread() }
+
+// What cannot be read is told until a watch of it is answered, but for what is forbidden. What may not be read from the
+// start counts as empty, even if the refusal has no message. A permission that is revoked later takes nothing away.
 func TestNotes(t *testing.T) {
 	away, starting, listed := errors.New("away"), errors.New("still starting"), errors.New("none: a list succeeds")
 	forbidden := func(message string) error {
 		return &apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonForbidden, Message: message}}
 	}
 	for _, tc := range []struct {
-		name          string
-		answers       []error
-		denied, lines int
+		name    string
+		answers []error
+		denied  int
+		unread  string
 	}{
-		{"outages", []error{away, away, starting, starting, nil, away}, 0, 3},
-		{"an outage of watches", []error{unanswered(1, "dial"), unanswered(2, "dial"), unanswered(3, "read tcp 10.0.0.1:4->10.0.0.2:443"), unanswered(4, "read tcp 10.0.0.1:5->10.0.0.2:443")}, 0, 2},
-		{"denied from the start", []error{forbidden("no"), forbidden("no")}, 1, 1},
-		{"denied without a message", []error{forbidden(""), forbidden("")}, 1, 1},
-		{"denied later", []error{nil, forbidden("no")}, 0, 1},
-		{"only watches are denied", []error{listed, forbidden("no"), listed, forbidden("no"), listed, nil, forbidden("no")}, 0, 2},
+		{"an outage", []error{nil, away, starting}, 0, "APIService: still starting"},
+		{"an outage that has ended", []error{away, nil}, 0, ""},
+		{"an outage of watches", []error{unanswered(1, "dial"), unanswered(3, "read tcp 10.0.0.1:4->10.0.0.2:443"), listed}, 0, "APIService: read tcp 10.0.0.2:443"},
+		{"denied from the start", []error{forbidden("no"), forbidden("no")}, 1, ""},
+		{"denied without a message", []error{forbidden(""), forbidden("")}, 1, ""},
+		{"denied after an outage", []error{away, forbidden("no"), forbidden("no")}, 1, ""},
+		{"denied later", []error{nil, forbidden("no")}, 0, ""},
+		{"refused later", []error{nil, apierrors.NewUnauthorized("expired")}, 0, ""},
+		{"only watches are denied", []error{listed, forbidden("no"), listed, forbidden("no"), listed, nil, forbidden("no")}, 0, ""},
 	} {
-		var log strings.Builder
-		denied := 0
-		l := &lister{example: &apiregistrationv1.APIService{}, log: slog.New(slog.NewTextHandler(&log, nil)), denied: func() { denied++ }, ready: true}
+		denied, of := 0, &cluster{log: slog.New(slog.DiscardHandler)}
+		l := &lister{example: &apiregistrationv1.APIService{}, of: of, denied: func() { denied++ }, ready: true}
 		for _, err := range tc.answers {
 			if errors.Is(err, listed) {
 				l.note(t.Context(), nil, false)
@@ -171,6 +176,7 @@ func TestNotes(t *testing.T) {
 			}
 			l.note(t.Context(), err, true)
 		}
-		check.Same(t, [2]int{tc.denied, tc.lines}, [2]int{denied, strings.Count(log.String(), "\n")}, "%s: times denied, and lines in %s", tc.name, &log)
+		check.Same(t, tc.denied, denied, "%s: times denied", tc.name)
+		check.Fault(t, tc.unread, unreadOf(of), "%s: unread", tc.name)
 	}
 }

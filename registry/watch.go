@@ -1,11 +1,11 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"net/url"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
@@ -35,7 +34,7 @@ func everything(from cache.Getter, resource string) *cache.ListWatch {
 // lister returns what reads a kind into to.
 func (c *cluster) lister(to *changes, what kind, example runtime.Object, from cache.Getter, resource string) *lister {
 	return &lister{
-		example: example, from: everything(from, resource), log: c.log, api: c.api,
+		example: example, from: everything(from, resource), of: c,
 		set:     func(name types.NamespacedName, o runtime.Object) { to.set(key{what, name}, o) },
 		replace: func(all map[types.NamespacedName]runtime.Object) { to.replace(what, all) },
 	}
@@ -51,7 +50,7 @@ func (c *cluster) watch(ctx context.Context, ref types.NamespacedName, f func(*c
 		cm, _ := o.(*corev1.ConfigMap)
 		f(cm)
 	})
-	l.denied, l.api = denied, c.api
+	l.denied = denied
 	l.reflect(ctx)
 	return ctx.Err()
 }
@@ -61,7 +60,7 @@ func (c *cluster) one(example runtime.Object, from cache.Getter, resource string
 	deliver func(runtime.Object)) *lister {
 	named := fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name)
 	return &lister{
-		example: example, log: c.log, from: cache.NewListWatchFromClient(from, resource, ref.Namespace, named),
+		example: example, of: c, from: cache.NewListWatchFromClient(from, resource, ref.Namespace, named),
 		// The server may ignore the field selector, so the name is checked again.
 		set: func(name types.NamespacedName, o runtime.Object) {
 			if name == ref {
@@ -76,7 +75,7 @@ func (c *cluster) one(example runtime.Object, from cache.Getter, resource string
 type lister struct {
 	example runtime.Object
 	from    *cache.ListWatch
-	log     *slog.Logger
+	of      *cluster // is told whether it can be read, and says for denied whether its apiserver is ready
 	// set is called with the new state of an object, nil if it was deleted.
 	set func(types.NamespacedName, runtime.Object)
 	// replace is called with each complete list. Of APIServices sources.run sets it.
@@ -85,7 +84,6 @@ type lister struct {
 	adapt  func(runtime.Object) // modifies an object before it is recorded. Nil means that it stays
 	absent func()               // called if the kind is not served and never was. Nil: this is an ordinary fault
 	denied func()               // called if reading the kind is forbidden and never succeeded. Nil: as for absent
-	api    kubernetes.Interface // says whether its apiserver is ready, for denied
 
 	// torn says that many changes may share one revision, of one transaction of etcd (`etcdctl del --prefix`). A watch
 	// that ends early may have delivered only some, and the next would begin after it, so the kind is relisted.
@@ -94,12 +92,12 @@ type lister struct {
 
 	// Only note uses the following. It is not called twice at once.
 	served      bool
-	last        string // the last error, so that one outage is logged once
-	ready, told bool   // the apiserver was ready, and denied was called
+	ready, told bool // the apiserver was ready, and denied was called
 }
 
 // reflect passes on every state until ctx ends, and nothing while the apiserver is away.
 func (l *lister) reflect(ctx context.Context) {
+	defer l.of.unread.Delete(l) // nobody needs it any more
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := l.from.ListWithContext(ctx, o)
@@ -132,27 +130,25 @@ func (l *lister) note(ctx context.Context, err error, watches bool) {
 	if ctx.Err() != nil {
 		return
 	}
-	text, known, last := fmt.Sprint("error: ", err), l.served, l.last // an apiserver's Status may have no message
-	if of, ok := errors.AsType[*url.Error](err); ok {                 // each URL of a watch has another timeout
-		text = "error: " + normalizeCause(of.Err.Error())
-	}
+	known := l.served
 	l.served = known || err == nil // from now on a 404 means that the apiserver is starting
-	if err != nil || watches {     // a list ends no outage of watches
-		l.last = text
-	}
 	switch {
 	case apierrors.IsNotFound(err) && !known && l.absent != nil:
 		l.absent()
 	case apierrors.IsForbidden(err) && !known && l.denied != nil && !l.ready: // or it has just started, and forbids all
-		l.ready = !apierrors.IsInternalError(l.api.Discovery().RESTClient().Get().AbsPath("/readyz").
+		l.ready = !apierrors.IsInternalError(l.of.api.Discovery().RESTClient().Get().AbsPath("/readyz").
 			Timeout(5 * time.Second).Do(ctx).Error())
 	case apierrors.IsForbidden(err) && !known && l.denied != nil && !l.told:
 		l.told = true
-		l.log.Warn("reading from the local apiserver is forbidden, it is done without",
+		l.of.log.Warn("reading from the local apiserver is forbidden, it is done without",
 			"kind", fmt.Sprintf("%T", l.example), "err", err)
 		l.denied()
-	case err != nil && text != last:
-		l.log.Warn("reading the registry, the last state is kept", "kind", fmt.Sprintf("%T", l.example), "err", err)
+	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || err == nil && watches:
+		l.of.unread.Delete(l) // rights that are missing show elsewhere, and a list ends no outage of watches
+	case err != nil:
+		_, kind, _ := strings.Cut(fmt.Sprintf("%T", l.example), ".")
+		cause := cmp.Or(errors.Unwrap(err), err).Error() // without the URL: each of a watch has another timeout
+		l.of.unread.Store(l, errors.New(kind+": "+normalizeCause(cause)))
 	}
 }
 

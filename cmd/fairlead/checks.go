@@ -52,7 +52,9 @@ func (s *server) makeChecks(jwts *tokens.Tokens) {
 		all[len(all)-1].Look = func(time.Time) answer.Check { return s.lookConfigMap(may.Of(authConfigMap().Name)) }
 		reached := func(*http.Request) error { return s.kube.pools.Ready() }
 		all = append(all, []needs.Check{
-			{Name: "local-apiserver", Gate: reached, Look: s.kube.lookServers},
+			{Name: "local-apiserver", Gate: reached, Look: func(time.Time) answer.Check {
+				return lookServers(s.kube.list(), s.registry.Unread())
+			}},
 			{Name: "kubeconfig", Look: func(time.Time) answer.Check { return s.lookKubeconfig(may.Credential()) }},
 			{Name: "rights", Look: func(time.Time) answer.Check { return may.Of("") }},
 			{Name: "reviews", Look: func(time.Time) answer.Check { return s.lookReviews(may.Passed()) }},

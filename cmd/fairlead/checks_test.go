@@ -75,6 +75,24 @@ func TestIssuersJudged(t *testing.T) {
 	check.Same(t, "the new --authentication-config is not active, the former one is: connection refused", lookIssuers(nil, away).Message, "a new one")
 }
 
+// What cannot be read from healthy apiservers is told; from an unhealthy one nobody expects it.
+func TestServersJudged(t *testing.T) {
+	well, ill := registry.Endpoint{Health: registry.Healthy}, registry.Endpoint{Health: registry.Unhealthy, Message: "hangs"}
+	away := errors.New("Service: away")
+	for _, tt := range []struct {
+		servers []registry.Endpoint
+		unread  error
+		want    string
+	}{
+		{[]registry.Endpoint{well, well}, nil, ""}, {[]registry.Endpoint{well}, away, "the last state is used: Service: away"},
+		{[]registry.Endpoint{well, ill}, nil, "1 of 2 local apiservers"}, {[]registry.Endpoint{well, ill}, away, "1 of 2 local apiservers"},
+	} {
+		found := lookServers(tt.servers, tt.unread)
+		check.Has(t, found.Message, tt.want)
+		check.Same(t, tt.want != "", found.Failed(), "%s: it fails", tt.want)
+	}
+}
+
 // An intended double is no fault of the registry; it hides none either.
 func TestNotesPass(t *testing.T) {
 	note, fault := directory.Fault{File: "a.yaml", Message: "the cluster has one, too", Note: true}, directory.Fault{File: "b.yaml", Message: "broken"}

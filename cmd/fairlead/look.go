@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/registry"
 )
 
 // failed returns a check that fails with an error, or passes without one.
@@ -37,11 +38,12 @@ func lastOf(name string, o *needs.Outcome, what, advice string) needs.Check {
 	}}
 }
 
-func (k *kube) lookServers(time.Time) answer.Check {
-	servers := k.list()
+// lookServers returns which local apiservers are unhealthy. If none is, it returns what cannot be read from them.
+func lookServers(servers []registry.Endpoint, unread error) answer.Check {
 	bad, last := pages.Unhealthy(servers)
 	if bad == 0 {
-		return answer.Check{}
+		return failed(unread, "", "what it has cannot be read, the last state is used: ",
+			"see that kube-apiserver's log, and whether large answers reach this machine")
 	}
 	return failed(fmt.Errorf("%s: %s", last.Address, pages.Brief(last.Message)), "",
 		fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: ", bad, len(servers)),

@@ -150,8 +150,8 @@ func (p patient) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// dropGone drops what k8s.io/apiserver logs of clients that disconnect early, and of queries that it cannot read or
-// that make a SubjectAccessReview fail (see the check reviews): clients could fill the log. The registry logs outages.
+// dropGone drops what k8s.io/apiserver logs of clients that leave early, and of queries that it cannot read or that
+// make a SubjectAccessReview fail: clients could fill the log. Outages show in the checks reviews and local-apiserver.
 type dropGone struct{ slog.Handler }
 
 func (p dropGone) Handle(ctx context.Context, r slog.Record) error {
