@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -38,23 +40,19 @@ func (k *kube) follows(find func(context.Context) ([]string, error)) func(contex
 		ctx, cancel := context.WithTimeout(all, 2*followEvery)
 		defer cancel()
 		addresses, err := find(ctx)
-		fault := ""
-		switch {
-		case err != nil:
-			fault = err.Error()
-		case len(addresses) == 0:
-			fault = "none that can be used is named"
-		default: // first those that the operator named
+		if err == nil && len(addresses) == 0 {
+			err = errors.New("none that can be used is named")
+		}
+		if err == nil { // first those that the operator named
 			found := sets.New(addresses...)
 			named := slices.DeleteFunc(slices.Clone(k.servers), func(a string) bool { return !found.Has(a) })
 			order := append(named, sets.List(found.Delete(named...))...)
 			k.pools.Follow(order[:min(len(order), maxFollowed)])
 			latest.Wake(k.news)
+		} else if err.Error() != said && all.Err() == nil {
+			k.log.Warn("finding local apiservers: all stay", "from", k.o.serversFrom, "err", err)
 		}
-		if fault != "" && fault != said && all.Err() == nil {
-			k.log.Warn("finding local apiservers: all stay", "from", k.o.serversFrom, "err", fault)
-		}
-		said = fault
+		said = fmt.Sprint(err)
 	}
 }
 
