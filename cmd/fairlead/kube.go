@@ -20,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/health"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/reach"
+	"github.com/fairlead-proxy/fairlead/proxy/authz"
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -70,6 +71,7 @@ func (p *process) findKube(ctx context.Context) (k *kube, err error) {
 	}
 	c := rest.CopyConfig(k.client)
 	c.Wrap(k.clock.Wrap)
+	c.Wrap(authz.Evaluated)
 	c.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated, but old clients read them
 	if k.api, err = kubernetes.NewForConfig(c); err != nil {
 		return nil, fmt.Errorf("making client of the local apiserver: %w", err)

@@ -1,9 +1,18 @@
 package authz
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"path"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	authorizationapi "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
@@ -33,6 +42,26 @@ func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
 		}
 		return decision, reason, err
 	}
+}
+
+// Evaluated fits rest.Config.Wrap. A SubjectAccessReview fails that the local apiserver could not decide, as while its
+// webhook is down: it answers with 500 then, not 403 (filters.WithAuthorization). Kubernetes' client overlooks that.
+func Evaluated(next http.RoundTripper) http.RoundTripper {
+	return promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
+		res, err := next.RoundTrip(r)
+		if err != nil || path.Base(r.URL.Path) != "subjectaccessreviews" {
+			return res, err //nolint:wrapcheck // a transport passes errors on
+		}
+		body, err := io.ReadAll(res.Body)
+		_ = res.Body.Close()
+		res.Body = io.NopCloser(bytes.NewReader(body))
+		var of authorizationapi.SubjectAccessReview
+		_ = json.Unmarshal(body, &of) // an error's Status has none of it
+		if s := &of.Status; err != nil || !s.Allowed && s.EvaluationError != "" {
+			return nil, cmp.Or(err, errors.New("the local apiserver could not decide: "+s.EvaluationError))
+		}
+		return res, nil
+	})
 }
 
 // Upstream returns the Authorizer for k8s.io/apiserver's filters, with the same short-cuts and cache. Their attributes
