@@ -4,14 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
-	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -230,30 +227,6 @@ func TestBehindLocal(t *testing.T) {
 		e := Build(in, nil).named(a.Name)
 		check.Same(t, true, e.Local() && e.Verdict.Available(), "%s is served by %v: %+v", a.Name, e.Backend, e.Verdict)
 	}
-}
-
-// A recurring fault has a constant message, though the original differs in our port and in times.
-func TestMessagesAreSteady(t *testing.T) {
-	reset := func(port int) string {
-		err := &net.OpError{
-			Op: "read", Net: "tcp", Err: syscall.ECONNRESET,
-			Source: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: port}, Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 443},
-		}
-		return fmt.Sprintf("failing or missing response from U: Get: %v", err)
-	}
-	expired := func(now string) string {
-		return "x509: certificate has expired or is not yet valid: current time " + now + " is after 2020-01-01T00:00:00Z"
-	}
-	for _, tt := range []struct{ message, again, want string }{
-		{reset(34567), reset(34568), "failing or missing response from U: Get: read tcp 10.0.0.2:443: connection reset by peer"},
-		{expired("2026-11-22T06:00:00Z"), expired("2026-11-22T06:00:10Z"), "x509: certificate has expired or is not yet valid: current time is after 2020-01-01T00:00:00Z"},
-		{strings.Repeat("x", 5000), strings.Repeat("x", 5000), strings.Repeat("x", 1024) + "…"},
-		{"current time 3", "current time 3", "current time 3"}, // half the words of an expired certificate
-	} {
-		check.Same(t, [2]string{tt.want, tt.want}, [2]string{normalizeCause(tt.message), normalizeCause(tt.again)}, "messages")
-	}
-	got := normalizeCause(strings.Repeat("ü", 600))
-	check.Same(t, true, len(got) == 1024+len("…") && utf8.ValidString(got), "a message of %d bytes", len(got))
 }
 
 // Whoever writes EndpointSlices may write any number of endpoints. Only so many are used, the ready ones before others.

@@ -111,7 +111,7 @@ func (b *builder) apply(e *Entry) {
 		}
 		to.Slow, to.Hung, to.Gone, to.Reason, to.Message = r.Slow, r.Hung, r.Gone, "", ""
 		if r.Health == Unhealthy {
-			to.Reason, to.Message = ReasonFailedDiscoveryCheck, normalizeCause(r.Message)
+			to.Reason, to.Message = ReasonFailedDiscoveryCheck, printable.Cause(r.Message)
 			if r.Reason == ReasonInvalidCABundle { // one of two: metrics have a series for each
 				to.Reason = r.Reason
 			}
@@ -179,27 +179,6 @@ func failed(e *Entry) Verdict {
 		message = "failing or missing response from https://" + first.Address + e.Path() + ": " + message
 	}
 	return fault(ReasonFailedDiscoveryCheck, "%s", message)
-}
-
-const maxCause = 1024 // bytes: the longest of Go's TLS errors with a few names fits
-
-// normalizeCause removes from an error what differs from probe to probe: the local address of "read tcp
-// 10.0.0.1:34567->10.0.0.2:443", and the time T of "current time T is after T2" in crypto/x509's error for an expired
-// certificate: a backend that keeps failing in the same way must make no new tables. It also bounds a backend's text.
-func normalizeCause(message string) string {
-	message = printable.Cut(message, maxCause)
-	if before, rest, ok := strings.Cut(message, "current time "); ok {
-		if _, after, ok := strings.Cut(rest, " is "); ok {
-			message = before + "current time is " + after
-		}
-	}
-	words := strings.Split(message, " ")
-	for i, w := range words {
-		if _, remote, ok := strings.Cut(w, "->"); ok {
-			words[i] = remote
-		}
-	}
-	return strings.Join(words, " ")
 }
 
 // backend makes the Backend of a remote entry, or returns an equal existing one.

@@ -13,6 +13,7 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry/behind"
 	"github.com/fairlead-proxy/fairlead/registry/shadow"
 )
@@ -89,7 +90,7 @@ func (b *builder) front(e *Entry, byURL bool) (loop Verdict) {
 			"which is not Fairlead's: adopt it again, or remove the annotation", behind.Service, behind.Format(ref)))
 	}
 	if c := helper.GetAPIServiceConditionByType(e.Object, apiregistrationv1.Available); c != nil && e.Front != "" {
-		e.FrontSays = fmt.Sprintf("%s, %s: %s", c.Status, bounded(c.Reason), normalizeCause(c.Message))
+		e.FrontSays = fmt.Sprintf("%s, %s: %s", c.Status, bounded(c.Reason), printable.Cause(c.Message))
 	}
 	if !byURL && serviceOf(e.Object) == own {
 		return fault(ReasonServiceAccessError,

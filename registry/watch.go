@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry/behind"
 )
 
@@ -148,7 +149,7 @@ func (l *lister) note(ctx context.Context, err error, watches bool) {
 	case err != nil:
 		_, kind, _ := strings.Cut(fmt.Sprintf("%T", l.example), ".")
 		cause := cmp.Or(errors.Unwrap(err), err).Error() // without the URL: each of a watch has another timeout
-		l.of.unread.Store(l, errors.New(kind+": "+normalizeCause(cause)))
+		l.of.unread.Store(l, errors.New(kind+": "+printable.Cause(cause)))
 	}
 }
 

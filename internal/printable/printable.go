@@ -28,6 +28,26 @@ func Cut(text string, most int) string {
 	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
+// Cause removes from an error's text what differs each time: the local address of "read tcp
+// 10.0.0.1:34567->10.0.0.2:443", and the time T of "current time T is after T2" in crypto/x509's error for an expired
+// certificate: what keeps failing in the same way is no news, and makes no new tables. It also bounds others' text.
+func Cause(text string) string {
+	const most = 1024 // bytes: the longest of Go's TLS errors with a few names fits
+	text = Cut(text, most)
+	if before, rest, ok := strings.Cut(text, "current time "); ok {
+		if _, after, ok := strings.Cut(rest, " is "); ok {
+			text = before + "current time is " + after
+		}
+	}
+	words := strings.Split(text, " ")
+	for i, w := range words {
+		if _, remote, ok := strings.Cut(w, "->"); ok {
+			words[i] = remote
+		}
+	}
+	return strings.Join(words, " ")
+}
+
 // JSON makes a writer for text in JSON: escaped, it still means the same. Each write must end with a whole character.
 func JSON(w io.Writer) io.Writer { return writer{w} }
 

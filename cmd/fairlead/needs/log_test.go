@@ -16,7 +16,10 @@ import (
 func TestLog(t *testing.T) {
 	var log strings.Builder
 	const expired = "it has expired: current time "
-	texts := []string{expired + "9:00 is after 8:00", expired + "9:01 is after 8:00", "away", "away", expired + "9:02 is after 8:00"}
+	texts := []string{
+		expired + "9:00 is after 8:00", expired + "9:01 is after 8:00", "away", "away", expired + "9:02 is after 8:00",
+		"read tcp 10.0.0.1:7->10.0.0.2:443: reset", "read tcp 10.0.0.1:8->10.0.0.2:443: reset",
+	}
 	c := Config{Checks: []Check{{Name: "reviews", Look: func(time.Time) answer.Check {
 		found := answer.Check{Status: Failed, Message: texts[0]}
 		texts = texts[1:]
@@ -26,7 +29,7 @@ func TestLog(t *testing.T) {
 	for n := New(c); len(texts) > 0; {
 		n.look(time.Now())
 	}
-	check.Same(t, 3, strings.Count(log.String(), "a check fails"), "lines in %s", &log)
+	check.Same(t, 4, strings.Count(log.String(), "a check fails"), "lines in %s", &log)
 }
 
 // A gate is logged whether or not anybody asks for /readyz; but with a warning only once it has passed.

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +25,7 @@ import (
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
 // Pace is how often the checks are asked: a load balancer takes seconds to notice, too.
@@ -124,8 +124,6 @@ func (n *Needs) Run(ctx context.Context) error {
 }
 
 func (n *Needs) look(now time.Time) {
-	// That time passes is no news: crypto/x509's error for an expired certificate says the present one.
-	timeless := func(text string) string { return strings.SplitN(text, "current time ", 2)[0] }
 	all, last := make([]answer.Check, len(n.cfg.Checks)), *n.last.Load()
 	for i, c := range n.cfg.Checks {
 		was, found := &last[i], answer.Check{}
@@ -146,7 +144,7 @@ func (n *Needs) look(now time.Time) {
 		}
 		all[i] = found
 		switch {
-		case found.Status == was.Status && timeless(found.Message) == timeless(was.Message):
+		case found.Status == was.Status && printable.Cause(found.Message) == printable.Cause(was.Message):
 		case found.Gates && !n.ready: // as in every process that has just started
 			n.cfg.Logger.Info("not ready yet", "check", c.Name, "reason", found.Message)
 		case found.Status == Failed:
