@@ -123,6 +123,7 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 }
 
 // referenced takes the bundle of spec's reference, or the error that there is none, unless the reference has changed.
+// read is what another who refers to it has read. Nil: nobody has. It is returned for the next.
 func (b *backend) referenced(spec *registry.Backend, data []byte, err error, read *view) *view {
 	b.mu.Lock()
 	defer b.mu.Unlock()

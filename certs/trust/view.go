@@ -155,7 +155,8 @@ func readRoots(data []byte, from string) *view {
 	}
 	certs, err := bundle.Parse(data)
 	if len(certs) == 0 {
-		return &view{fault: refuse(reasonInvalidBundle, err, "the CA bundle%s holds no readable certificate: %v", from, err)}
+		return &view{fault: refuse(
+			reasonInvalidBundle, err, "the CA bundle%s holds no readable certificate: %v", from, err)}
 	}
 	r := newRoots(certs)
 	if err != nil {
