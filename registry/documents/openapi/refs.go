@@ -61,8 +61,9 @@ func plainNames(sw *spec.Swagger) *spec.Swagger {
 // renamed returns a map with plain names, and adds to names what references to each become.
 func renamed[T any](prefix string, from map[string]T, names map[string]string) map[string]T {
 	out := make(map[string]T, len(from))
+	sorted := slices.Sorted(maps.Keys(from))  // so that each replica gives the same names
 	for _, odd := range []bool{false, true} { // plain ones keep their names
-		for _, name := range slices.Sorted(maps.Keys(from)) { // the same at each replica
+		for _, name := range sorted {
 			to := strings.Map(inName, name)
 			if odd != (to != name || name == "") {
 				continue
