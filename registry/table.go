@@ -217,8 +217,11 @@ func (g *Group) compare(other *Group) int {
 // compareVersions orders versions of a group: versionPriority descending, then as Kubernetes compares versions (v10
 // before v2 before v1beta1 before names that are not Kubernetes versions), then name, so that the order is total.
 func compareVersions(a, b *Entry) int {
+	// First alone: what follows costs a microsecond of regular expressions, and Table.of sorts all groups.
+	if c := cmp.Compare(b.Object.Spec.VersionPriority, a.Object.Spec.VersionPriority); c != 0 {
+		return c
+	}
 	return cmp.Or(
-		cmp.Compare(b.Object.Spec.VersionPriority, a.Object.Spec.VersionPriority),
 		version.CompareKubeAwareVersionStrings(b.GroupVersion.Version, a.GroupVersion.Version),
 		strings.Compare(a.Name, b.Name),
 	)
