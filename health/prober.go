@@ -225,7 +225,7 @@ func (s *set) leave(name string) {
 		s.drop(c)
 	}
 	delete(s.claims, name)
-	s.prober.metrics.probes.DeleteLabelValues(name, "passed") // not what matches: that looks at the series of all
+	s.prober.metrics.probes.DeleteLabelValues(name, "passed") // DeletePartialMatch looks at the series of all
 	s.prober.metrics.probes.DeleteLabelValues(name, "failed")
 }
 
