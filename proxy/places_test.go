@@ -2,11 +2,13 @@ package proxy
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -360,23 +362,43 @@ func TestRefusedBeforeTheBody(t *testing.T) {
 	must.Do(t, conn.Close())
 }
 
-// A refused request's short body is read, so that its connection can be used again, but not one that nobody has sent.
+// overdue is a body that does not come in time. net/http ends the request's context then.
+type overdue func()
+
+func (o overdue) Read([]byte) (int, error) {
+	o()
+	return 0, os.ErrDeadlineExceeded
+}
+
+// A refused request's short body is read, so that its connection can be used again, but not where that is of no use,
+// nor for ever. Its client is still there.
 func TestUnwantedBody(t *testing.T) {
-	w := newWorld(t, worldConfig{})
+	access, seen, _ := newLog(t)
+	w := newWorld(t, worldConfig{Config: Config{AccessLog: access}})
 	for _, tc := range []struct {
-		name, expect          string
-		major, length, unread int
+		name           string
+		length, unread int
+		change         func(*http.Request)
 	}{
-		{"short", "", 1, 256 << 10, 0}, {"long", "", 1, 256<<10 + 1, 256<<10 + 1},
-		{"unsent", "100-continue", 1, 9, 9}, {"of a stream", "", 2, 9, 9},
+		{"short", 256 << 10, 0, func(*http.Request) {}},
+		{"long", 256<<10 + 1, 256<<10 + 1, func(*http.Request) {}},
+		{"late", 9, 9, func(r *http.Request) {
+			ctx, leave := context.WithCancel(r.Context())
+			*r = *r.WithContext(ctx)
+			r.Body = io.NopCloser(overdue(leave))
+		}},
+		{"unsent", 9, 9, func(r *http.Request) { r.Header.Set("Expect", "100-continue") }},
+		{"of a stream", 9, 9, func(r *http.Request) { r.ProtoMajor = 2 }},
+		{"of a client that leaves", 9, 9, func(r *http.Request) { r.Close = true }},
+		{"at the end of this process", 9, 9, func(*http.Request) { w.proxy.leaving.Store(true) }},
 	} {
 		body := strings.NewReader(strings.Repeat("b", tc.length))
 		rw, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "POST", remoteGV+"/widgets", body)
-		r.ProtoMajor = tc.major
-		r.Header.Set("Expect", tc.expect)
+		tc.change(r)
 		w.proxy.ServeHTTP(rw, r)
 		check.Same(t, http.StatusUnauthorized, rw.Code, "%s: status", tc.name)
 		check.Same(t, tc.unread, body.Len(), "%s: what is left", tc.name)
+		check.Has(t, <-seen, `"end":"refused-here"`)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
@@ -30,6 +31,7 @@ type recorder struct {
 	status   int
 	bytes    int64
 	bodies   bool // the audit log records bodies
+	late     bool // drop's time was over, which net/http takes for the end of the client
 }
 
 // WriteHeader records the final status; interim ones are only passed on.
@@ -65,6 +67,9 @@ func (rec *recorder) Unwrap() http.ResponseWriter { return rec.ResponseWriter }
 func (rec *recorder) responded(status int) {
 	rec.status = status
 	x, h := rec.exchange, rec.Header()
+	if x.own != nil && x.ended == nil { // the body went nowhere
+		rec.drop()
+	}
 	rec.first = time.Since(x.head.Arrived)
 	if x.upstream == nil || x.own != nil {
 		h["Audit-Id"] = []string{x.auditID}
@@ -79,19 +84,18 @@ func (rec *recorder) responded(status int) {
 	if rec.bodies {
 		x.event.ResponseHead(h.Get("Content-Type"), h.Get("Content-Encoding"))
 	}
-	if x.own != nil && x.ended == nil { // the body went nowhere
-		rec.drop()
-	}
 }
 
 // drop reads a short body over HTTP/1.1, as net/http's server does, but not for ever. With a rest, package front would
-// end the connection. A client that waits for 100 Continue sends none.
+// end the connection, which may end anyway. A client that waits for 100 Continue sends none.
 func (rec *recorder) drop() {
 	const short, most = 256 << 10, time.Second // the length is its; what was sent with the head is there at once
 	r, control := rec.request, http.NewResponseController(rec.ResponseWriter)
-	if r.ProtoMajor == 1 && r.ContentLength > 0 && r.ContentLength <= short && !expects(r) {
+	ends := r.Close || rec.Header()["Connection"] != nil
+	if r.ProtoMajor == 1 && !ends && r.ContentLength > 0 && r.ContentLength <= short && !expects(r) {
 		_ = control.SetReadDeadline(time.Now().Add(most))
-		_, _ = io.Copy(io.Discard, r.Body)
+		_, err := io.Copy(io.Discard, r.Body)
+		rec.late = errors.Is(err, os.ErrDeadlineExceeded)
 		_ = control.SetReadDeadline(time.Time{})
 	}
 }
@@ -132,8 +136,8 @@ func (rec *recorder) done() {
 		}
 	}
 	// Else only the server cancels the context: the client has gone, or its body is malformed, which counts, or late.
-	gone = gone && x.own != errSlowBody //nolint:errorlint // nobody wraps it
-	if x.front != nil {                 // else it is one of the admin port, which has no records
+	gone = gone && !rec.late && x.own != errSlowBody //nolint:errorlint // nobody wraps it
+	if x.front != nil {                              // else it is one of the admin port, which has no records
 		x.finish(&o, rec.request.Proto, gone || o.Reason == engine.ReasonClientReset)
 	}
 }

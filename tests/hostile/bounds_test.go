@@ -42,6 +42,7 @@ func lames() []lame {
 		head = 32 * time.Second // kube-apiserver's ReadHeaderTimeout, also of the handshake
 		h2   = 10 * time.Second // the engine's for prefaces and heads; net/http's for prefaces
 		rest = 5 * time.Second  // for the rest of a body after the answer
+		drop = 1 * time.Second  // for a short one before a refusal
 		asks = 2 * time.Second  // the request's own timeout
 	)
 	post := func(fields string) string {
@@ -52,7 +53,7 @@ func lames() []lame {
 		{name: "half a head over HTTP/1.1", proto: "http/1.1", say: "GET / HTTP/1.1\r\nHost: x\r\n", drip: "X: y\r\n", bound: head},
 		{name: "no preface over HTTP/2", proto: "h2", bound: h2},
 		{name: "a body that drips", proto: "http/1.1", say: post("Content-Length: 100000\r\n"), drip: "x", bound: asks + rest},
-		{name: "a body that nobody wants", proto: "http/1.1", say: strings.Replace(post("Authorization: Basic eDp5\r\nContent-Length: 100000\r\n"), target, "/nowhere", 1), drip: "x", bound: rest},
+		{name: "a body that nobody wants", proto: "http/1.1", say: strings.Replace(post("Authorization: Basic eDp5\r\nContent-Length: 100000\r\n"), target, "/nowhere", 1), drip: "x", bound: drop + rest},
 	}
 }
 
