@@ -40,12 +40,12 @@ func Tag(strong string, gzip bool) string {
 	return strong
 }
 
-// Matches reports whether lines of If-None-Match match the tag: lists, weak tags (compared weakly)
-// and * (RFC 9110 §13.1.2). kube-apiserver compares only the whole field. The tag must have no comma.
+// Matches reports whether lines of If-None-Match match the tag: lists, weak tags (compared weakly), and * alone, which
+// may also be in a tag (RFC 9110 §13.1.2). kube-apiserver compares only the whole field. The tag must have no comma.
 func Matches(tag string, lines ...string) bool {
 	for _, line := range lines {
 		for item := range strings.SplitSeq(line, ",") {
-			if item = strings.Trim(item, " \t"); item == "*" || strings.TrimPrefix(item, "W/") == tag {
+			if line == "*" || strings.TrimPrefix(strings.Trim(item, " \t"), "W/") == tag {
 				return true
 			}
 		}

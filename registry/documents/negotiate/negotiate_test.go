@@ -24,6 +24,7 @@ func TestMatches(t *testing.T) {
 		{"weak", []string{`W/"A1"`}, true},
 		{"weak another", []string{`W/"B2"`}, false},
 		{"weak any", []string{"W/*"}, false},
+		{"any within a tag", []string{`"B,*,2"`}, false},
 		{"in a list", []string{`"B2", W/"C3" ,"A1"`}, true},
 		{"with a comma in a tag", []string{`"B,2","A1"`}, true},
 		{"in a second line", []string{`"B2"`, `"A1"`}, true},
