@@ -130,11 +130,14 @@ func (p *Proxy) locate(d *Decision, h *Head) {
 	}
 	d.leads = d.Action
 	// A client would take a 404 for these paths as "the API is gone".
-	if !t.Complete() && m.Route != registry.RouteOwn &&
-		(strings.HasPrefix(h.Path, "/api") || strings.HasPrefix(h.Path, "/openapi")) {
+	api := strings.HasPrefix(h.Path, "/api") || strings.HasPrefix(h.Path, "/openapi")
+	switch {
+	case api && !t.Complete() && m.Route != registry.RouteOwn:
 		d.refuse(errNotReady)
-	} else if p.rejecting.Load() && !p.ownHealth(h.Path) && // kube-apiserver's exceptions, too
-		!strings.HasPrefix(h.Path, "/livez") && !strings.HasPrefix(h.Path, "/metrics") {
+	case api && d.Action == ToLocal && !p.cfg.Local.Told():
+		d.refuse(errUntold)
+	case p.rejecting.Load() && !p.ownHealth(h.Path) && // kube-apiserver's exceptions, too
+		!strings.HasPrefix(h.Path, "/livez") && !strings.HasPrefix(h.Path, "/metrics"):
 		d.refuse(errShuttingDown)
 	}
 }

@@ -106,6 +106,8 @@ var errParams = apierrors.NewBadRequest("the query has more than " + strconv.Ito
 
 var errNotReady = unavailable("the table of APIServices is not complete yet, please try again")
 
+var errUntold = unavailable("what the local apiservers serve is not known yet, please try again")
+
 // errShuttingDown is kube-apiserver's response while it drains, with the same Retry-After
 // (k8s.io/apiserver/pkg/server/filters/with_retry_after.go).
 var errShuttingDown = apierrors.NewTooManyRequests("the front door is shutting down, please try again", 5)

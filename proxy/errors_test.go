@@ -46,7 +46,7 @@ func TestErrorsOfClients(t *testing.T) {
 			frame(engine.ReasonReset), frame(engine.ReasonLost), frame(engine.ReasonDrain), frame(engine.ReasonClientReset),
 		},
 		{503, 1}: {
-			errOwnCredential, errAuthenticating, errAuthorizing, forbidden(errAuthorizing), errNotReady, errUnavailable(down, time.Unix(9, 0)),
+			errOwnCredential, errAuthenticating, errAuthorizing, forbidden(errAuthorizing), errNotReady, errUntold, errUnavailable(down, time.Unix(9, 0)),
 			forwardError("v1.a", backend.Unreachable()), forwardError("v1.a", errors.New("refused")), frame(engine.ReasonNoEndpoint), frame(engine.ReasonDial), frame(engine.ReasonRefused), frame(engine.ReasonBusy),
 		},
 		{504, 0}: {forwardError("v1.a", context.DeadlineExceeded), frame(engine.ReasonDeadline)},

@@ -57,6 +57,7 @@ const (
 	// documents, as one that is down does: an upgrade of a control-plane node takes minutes.
 	keptServer = 15 * time.Minute
 	unready    = 20 * time.Second // after it, the watches of an unhealthy server end, while another one is healthy
+	unread     = 5 * time.Second  // after it, a healthy server is used, though nobody could read what it serves
 )
 
 // LocalConfig configures a Local (kube.connect in cmd/fairlead). Required: Servers, TLS, IdentityChanged, Dial, Signal.
@@ -89,6 +90,7 @@ type Local struct {
 
 	servers atomic.Pointer[servers]
 	only    atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
+	listed  atomic.Bool               // what the servers list has been compared once
 	down    atomic.Pointer[time.Time] // when the last server ceased to be healthy. Nil: one is healthy
 }
 

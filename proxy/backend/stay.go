@@ -94,6 +94,9 @@ func (l *Local) Only(document string, known []string, by map[schema.GroupVersion
 		}
 	}
 	l.only.Store(&only)
+	if document == "discovery" { // OpenAPI's says nothing of resources
+		l.listed.Store(true)
+	}
 	if !sets.New(was...).Equal(sets.New(known...)) {
 		l.publishLocked(now.all)
 	}
@@ -106,6 +109,15 @@ func (l *Local) unknownLocked(address string) bool {
 		}
 	}
 	return false
+}
+
+// Told reports whether it is known, after a start, who serves what. Before, an older server might answer 404 for what
+// only another one has, and controllers would take its objects for gone. One alone has no peers.
+func (l *Local) Told() bool {
+	now := l.servers.Load()
+	return l.listed.Load() || len(now.all) < 2 || slices.ContainsFunc(now.list, func(e registry.Endpoint) bool {
+		return e.Health == registry.Healthy && time.Since(e.Since) > unread
+	})
 }
 
 // Alike reports whether all servers are known to serve the same, so that For is not needed.

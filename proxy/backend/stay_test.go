@@ -246,6 +246,8 @@ func (c *crowd) step(at, step string, words []string) {
 
 func (c *crowd) value(what string) any {
 	switch name, of, _ := strings.Cut(what, ":"); name {
+	case "told":
+		return c.l.Told()
 	case "alike":
 		return c.l.Alike()
 	case "ended":

@@ -101,8 +101,11 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 		table: t, sources: d.Known, departed: d.Departed, lost: make(map[schema.GroupVersion]bool),
 		staleAfter: d.cfg.StaleAfter, now: time.Now(),
 	}
+	if !t.Complete() { // it may lack what only an unread apiserver has, and no request is served
+		return time.Time{}
+	}
 	l := d.together(m)
-	if !t.Complete() || l == nil {
+	if l == nil {
 		return time.Time{}
 	}
 	// settling bounds how long the first documents wait for backends that have not answered: at start all backends are
