@@ -24,7 +24,8 @@ import (
 type desk struct{ heads, chains, parked, owners *bound.Queue }
 
 func newDesk() desk {
-	heads, parked := bound.NewQueue(max(1, runtime.GOMAXPROCS(0)/2), maxAtDesk), bound.NewApart(parkedAtOnce, maxParked)
+	heads := bound.NewQueue(max(1, runtime.GOMAXPROCS(0)/2), maxAtDesk)
+	parked := bound.NewApart(parkedAtOnce, int(min(maxParked, debug.SetMemoryLimit(-1)/16))) // in a small container
 	return desk{heads: heads, chains: heads.Beside(), parked: parked, owners: parked.Beside()}
 }
 
@@ -32,8 +33,9 @@ const (
 	// parkedAtOnce: a source has a quarter of it decided at once, a connection of strangers a sixteenth, as many as a
 	// user's reviews. More would wait for those anyway, and thousands that finish together would starve the loop.
 	parkedAtOnce = 256
-	// maxParked limits the bytes of parked requests. A source may use a quarter, a connection a sixteenth, twice the
-	// limit for the heads of its streams: a head still waits after its stream was reset or its connection has ended.
+	// maxParked limits the bytes of parked requests, as a 16th of the memory limit does. A source may use a quarter, a
+	// connection a sixteenth, twice the limit for the heads of its streams: a head still waits after its stream was
+	// reset or its connection has ended.
 	maxParked  = 128 << 20
 	parkedSize = 5 << 10 // charged for a parked request in addition to its head: a goroutine's stack
 	maxAtDesk  = 1024    // limits waiting decisions of each kind. A connection may use a sixteenth: 64 heads of 256 KB
@@ -66,6 +68,8 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 	// An accepted token is a source of its own while its user is not known, wherever the request
 	// goes: bad tokens may come over the same connection. The pool is decided again afterwards.
 	x.decision.Pool = l.p.cfg.Authn.Pool(c)
+	l.memory.Add(int64(n)) // also while it waits: its stream may have ended
+	defer l.memory.Add(-int64(n))
 	leave, err := q.Enter(ctx, x.decision.source(x.head), n)
 	switch {
 	// Not for want of room, which is taken by requests of the same source: whoever fills it would be unknown at will.
@@ -80,8 +84,6 @@ func (l *frames) decideParked(x *exchange) (plan engine.Plan) {
 		return x.refuse(busy)
 	}
 	defer leave()
-	l.memory.Add(int64(n))
-	defer l.memory.Add(-int64(n))
 	defer func() {
 		if v := recover(); v != nil {
 			l.p.log.Error("deciding panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -131,6 +132,14 @@ func TestNoTurnForAChain(t *testing.T) {
 	check.Same(t, fmt.Sprint(true, Refuse, errBusy("the front door")), fmt.Sprint(known, d.Action, d.Err), "known, and refused without a turn")
 }
 
+// In a small container parked requests have a part of its memory, as everything has.
+func TestParkedInASmallContainer(t *testing.T) {
+	old := debug.SetMemoryLimit(1 << 30)
+	t.Cleanup(func() { debug.SetMemoryLimit(old) })
+	_, err := newDesk().parked.Enter(t.Context(), bound.Source{User: "jane"}, 17<<20)
+	check.Same(t, true, full(err), "more than a quarter of 64 MiB is refused: %v", err)
+}
+
 // Invalid tokens whose reviews hang do not delay a valid one of the same connection.
 func TestParkedBehindBadTokens(t *testing.T) {
 	w := newWorld(t, worldConfig{})
@@ -153,8 +162,12 @@ func TestParkedBehindBadTokens(t *testing.T) {
 	conn := &h2.ConnInfo{Context: t.Context(), Remote: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}, Now: time.Now()}
 	<-w.ask(conn, "good")
 	generation.Add(1) // makes its next review necessary
-	for i := range parkedAtOnce / 16 {
+	const bad = 2 * parkedAtOnce / 16
+	for i := range bad {
 		w.ask(conn, fmt.Sprint("bad-", i))
 	}
+	must.Soon(t, 5*time.Second, "what waits for its turn is counted, too", func() bool {
+		return w.proxy.frames.memory.Held() >= bad*parkedSize
+	})
 	must.Come(t, 5*time.Second, "the valid token waits for no invalid one", w.ask(conn, "good")) // a review takes at most 10 s
 }
