@@ -152,7 +152,8 @@ func (c *claim) take(f finding) {
 	c.last.Store(&probe{time.Now(), f.took, message})
 	// Unless others can serve, the open connection, which kube-aggregator keeps, says more than a failed lookup.
 	w, alone := c.target.watch, len((*c.target.prober.index.Load())[c.name]) < 2
-	if alone && c.failures == 0 && w != nil && w.Err() == nil && errors.As(f.err, new(*net.DNSError)) {
+	passed := c.failures == 0 && c.report.Health == registry.Healthy // not only another claim, on the same connection
+	if alone && passed && w != nil && w.Err() == nil && errors.As(f.err, new(*net.DNSError)) {
 		return
 	}
 	if !reach.Exhausted(f.err) { // open connections to it may work
