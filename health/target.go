@@ -246,11 +246,11 @@ func (t *target) take(c *claim, f finding, of time.Time) {
 	if c.gone.Load() {
 		return
 	}
-	if f.err != nil && c.failures == 0 {
-		t.hintGap, t.lostGap, t.silentGap = alarmGap, alarmGap, alarmGap // one that failed before proves no alarm right
-	}
 	t.old = f.err == nil && !f.http2
-	c.take(f)
+	failed := c.failures > 0
+	if c.take(f); c.failures > 0 && !failed { // one that failed before, or is believed, proves none right
+		t.hintGap, t.lostGap, t.silentGap = alarmGap, alarmGap, alarmGap
+	}
 	c.sendReport()
 	t.first = earlier(t.first, c.due)
 }
