@@ -150,10 +150,7 @@ func (c *claim) take(f finding) {
 	}
 	reason, message := explain(f.err, c.at.String())
 	c.last.Store(&probe{time.Now(), f.took, message})
-	// Unless others can serve, the open connection, which kube-aggregator keeps, says more than a failed lookup.
-	w, alone := c.target.watch, len((*c.target.prober.index.Load())[c.name]) < 2
-	passed := c.failures == 0 && c.report.Health == registry.Healthy // not only another claim, on the same connection
-	if alone && passed && w != nil && w.Err() == nil && errors.As(f.err, new(*net.DNSError)) {
+	if c.believes(f.err) {
 		return
 	}
 	if !reach.Exhausted(f.err) { // open connections to it may work
@@ -179,6 +176,21 @@ func (c *claim) take(f finding) {
 	if soonest := time.Now().Add(firstRetry); missed || c.due.Before(soonest) {
 		c.due = soonest
 	}
+}
+
+// believes reports whether the open connection, which kube-aggregator keeps, says more than an error: a failed lookup.
+// It must be of a claim that has passed, not only of another one, and no other endpoint can serve.
+func (c *claim) believes(err error) bool {
+	w, passed := c.target.watch, c.failures == 0 && c.report.Health == registry.Healthy
+	if w == nil || w.Err() != nil || !passed || !errors.As(err, new(*net.DNSError)) {
+		return false
+	}
+	for _, o := range (*c.target.prober.index.Load())[c.name] {
+		if o != c && o.healthy.Load() {
+			return false
+		}
+	}
+	return true
 }
 
 // retry returns the time from the start of a failed probe to the start of the next.
