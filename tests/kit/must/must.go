@@ -62,29 +62,38 @@ func Run(t testing.TB, run func(context.Context) error) (stop func()) {
 	return stop
 }
 
-// Soon waits until is returns true, and ends the test if that takes longer than most. Moments in which this process did
-// not run do not count: what the test waits for did not run either.
+// Soon waits until is returns true, and ends the test if that takes longer than most, as Becomes counts.
 func Soon(t testing.TB, most time.Duration, what string, is func() bool) {
 	t.Helper()
+	Be(t, Becomes(most, is), "not within %s: %s", most, what)
+}
+
+// Becomes waits until is returns true, and reports whether that took no longer than most. Moments in which this process
+// did not run do not count: what the test waits for did not run either.
+func Becomes(most time.Duration, is func() bool) bool {
 	tick, begun, stood := time.NewTicker(time.Millisecond), time.Now(), time.Duration(0)
 	defer tick.Stop()
 	for !is() {
 		if time.Since(begun)-stood > most {
-			t.Fatalf("not within %s: %s", most, what)
+			return false
 		}
 		before := time.Now()
 		<-tick.C
 		stood += max(time.Since(before)-10*time.Millisecond, 0) // a scheduler that is only busy is late by so much
 	}
+	return true
 }
 
-// Come returns what comes from a channel, and ends the test if that takes longer than most.
+// Come returns what comes from a channel, and ends the test if that takes longer than most, as Becomes counts.
 func Come[T any](t testing.TB, most time.Duration, what string, from <-chan T) (v T) {
 	t.Helper()
-	select {
-	case v = <-from:
-	case <-time.After(most):
-		t.Fatalf("not within %s: %s", most, what)
-	}
+	Soon(t, most, what, func() bool {
+		select {
+		case v = <-from:
+			return true
+		default:
+			return false
+		}
+	})
 	return v
 }
