@@ -235,21 +235,22 @@ func paths() map[string]string {
 	}
 }
 
-// await waits as consumers do.
+// await waits for a table.
 func (l *live) await(at, file string, most time.Duration) {
 	if story.Updating() {
 		most = 5 * time.Second
 	}
-	want, late := l.story.File(l, file), time.After(most)
+	want, text := l.story.File(l, file), ""
 	l.last = l.table
-	for l.table = l.registry.Table(); l.shown() != want; l.table = l.registry.Table() {
-		select {
-		case <-l.table.Superseded():
-		case <-late:
-			l.table = l.registry.Table()
-			l.story.Expect(l, at, file, l.shown())
-			return
+	if !must.Becomes(most, func() bool {
+		if now := l.registry.Table(); now != l.table || text == "" {
+			l.table = now
+			text = l.shown()
 		}
+		return text == want
+	}) {
+		l.story.Expect(l, at, file, text)
+		return
 	}
 	for _, e := range l.table.Entries() {
 		check.Same(l, true, e.Object.ManagedFields == nil, "%s: managed fields of %s are kept", at, e.Name)
