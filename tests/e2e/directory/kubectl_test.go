@@ -67,37 +67,45 @@ func testWatch(t *testing.T, k kubectl.User, registry string) {
 	sees("DELETED", "v1.late.example.com", "7")
 }
 
-// rounds is how often a failed measurement of a second is repeated: the limits are the product's, and the machine may
-// be busy for a minute, with a compiler.
+// rounds is how often a failed measurement of some seconds is repeated: the limits are the product's, and the machine
+// may be busy for a minute, with a compiler.
 const rounds = 60
 
-// testSpeed measures how soon clients notice a renamed file among a thousand.
+// testSpeed measures how soon clients notice a renamed file among a thousand: within 100 ms or, on a machine that takes
+// long even for a file that is alone, within four times as long as for that one, in the same minute.
 func testSpeed(t *testing.T, w *world) {
-	registry := t.TempDir()
 	server := w.extension(t, "widgets.example.com/v1")
-	good := func() { put(t, registry, server, "widgets.example.com", "") }
-	closed := func() { put(t, registry, server, "widgets.example.com", "fairlead.dev/maintenance: closed") }
-	good()
-	for i := range 999 {
-		// Without an EndpointSlice there are no probes: only reading is measured.
-		text, _, _ := strings.Cut(manifests.At(fmt.Sprintf("g%03d.example.com", i), "v1", "127.0.0.1:1", nil, ""), "---\n")
-		suite.Put(t, filepath.Join(registry, fmt.Sprintf("g%03d.yaml", i)), text)
-	}
-	d := w.open(t, registry)
-	d.becomes(t, d.root, widgets, http.StatusOK)
-	var took []time.Duration
-	for range rounds {
-		took = nil
-		for range 10 {
-			took = append(took, d.renamed(t, closed, http.StatusServiceUnavailable), d.renamed(t, good, http.StatusOK))
+	among := func(others int) (measure func() time.Duration) {
+		registry := t.TempDir()
+		good := func() { put(t, registry, server, "widgets.example.com", "") }
+		closed := func() { put(t, registry, server, "widgets.example.com", "fairlead.dev/maintenance: closed") }
+		good()
+		for i := range others {
+			// Without an EndpointSlice there are no probes: only reading is measured.
+			at := manifests.At(fmt.Sprintf("g%03d.example.com", i), "v1", "127.0.0.1:1", nil, "")
+			text, _, _ := strings.Cut(at, "---\n")
+			suite.Put(t, filepath.Join(registry, fmt.Sprintf("g%03d.yaml", i)), text)
 		}
-		slices.Sort(took)
-		if took[len(took)/2] <= 100*time.Millisecond {
+		d := w.open(t, registry)
+		d.becomes(t, d.root, widgets, http.StatusOK)
+		return func() time.Duration {
+			var took []time.Duration
+			for range 10 {
+				took = append(took, d.renamed(t, closed, http.StatusServiceUnavailable), d.renamed(t, good, http.StatusOK))
+			}
+			slices.Sort(took)
+			return took[len(took)/2]
+		}
+	}
+	alone, thousand := among(0), among(999)
+	var took, most time.Duration
+	for range rounds {
+		if took, most = thousand(), max(100*time.Millisecond, 4*alone()); took <= most {
 			break
 		}
 	}
-	t.Logf("routed after %s (min), %s (median), %s (max)", took[0], took[len(took)/2], took[len(took)-1])
-	check.Same(t, true, took[len(took)/2] <= 100*time.Millisecond, "a changed file is routed after %s, want 100ms", took[len(took)/2])
+	t.Logf("routed after %s (median), at most %s", took, most)
+	check.Same(t, true, took <= most, "a changed file is routed after %s, want at most %s", took, most)
 }
 
 // renamed renames a file into place and returns the time until it is in effect.
