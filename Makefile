@@ -14,6 +14,8 @@ GOBUILD := CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -buildvcs=false -g
 export FAIRLEAD_TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/tools
 TOOLS := go run ./tests/tools/build
 
+# When a suite of CI counts as hung: no limit of the product's, but far beyond what the slowest machine needs to build it and run it.
+HUNG := 90m
 # The time for each fuzz target.
 FUZZTIME ?= 60s
 # Where a run keeps the number of cases of each suite, the time, and failures.
@@ -110,8 +112,8 @@ quick: ## Packages changed since BASE (main): gofmt, vet, lint of the changes, u
 .PHONY: unit
 unit: ## Unit tests, once: under the race detector, and without it for code that differs without it
 	@# ./tests/rules and ./tests/rules/loops are the rules, which verify checks. Bounds of allocations and memory hold without the race detector, under which proxy/h2 has other system calls, too.
-	go test -race -timeout 20m -json $$(go list ./... | grep -Ev '/tests/rules(/loops)?$$') | $(call count,unit,-q -want tests/tools/count/UNIT)
-	go test -timeout 20m -json ./proxy/... ./internal/... ./registry/... | $(call count,unit-plain,-q)
+	go test -race -timeout $(HUNG) -json $$(go list ./... | grep -Ev '/tests/rules(/loops)?$$') | $(call count,unit,-q -want tests/tools/count/UNIT)
+	go test -timeout $(HUNG) -json ./proxy/... ./internal/... ./registry/... | $(call count,unit-plain,-q)
 
 .PHONY: parts
 parts: ## Build the real parts that the end-to-end tests need
@@ -119,17 +121,17 @@ parts: ## Build the real parts that the end-to-end tests need
 
 .PHONY: e2e
 e2e: parts ## End-to-end tests on real parts; fails if fewer cases ran than the COUNT files say
-	go test -tags e2e -count=1 -parallel 16 -timeout 45m -json ./tests/e2e ./tests/cluster ./tests/tools/fairlead-dev | $(call count,$@,-want tests/e2e/COUNT)
+	go test -tags e2e -count=1 -parallel 16 -timeout $(HUNG) -json ./tests/e2e ./tests/cluster ./tests/tools/fairlead-dev | $(call count,$@,-want tests/e2e/COUNT)
 
 .PHONY: managed directory etcd differential
 managed: parts ## docs/managed.md, step by step
-	$(call suite,-timeout 20m)
+	$(call suite,-timeout $(HUNG))
 directory: parts build ## Fairlead without a cluster: APIServices from a folder
-	$(call suite,-timeout 15m)
+	$(call suite,-timeout $(HUNG))
 etcd: parts ## APIServices in etcd
-	$(call suite,-timeout 15m)
+	$(call suite,-timeout $(HUNG))
 differential: parts ## The same requests to Fairlead and to kube-apiserver
-	$(call suite,-timeout 15m)
+	$(call suite,-timeout $(HUNG))
 
 .PHONY: netns
 netns:
@@ -166,7 +168,7 @@ skew: ## kubectl, controllers, identities and discovery before four releases of 
 	@failed=; for release in $(or $(RELEASE),$(OTHERS) $(PINNED)); do \
 	  echo "== Kubernetes $$release"; export FAIRLEAD_KUBERNETES=$$release; \
 	  { $(TOOLS) -q kube-apiserver kubectl kube-controller-manager && \
-	    go test -tags e2e -count=1 -parallel 16 -timeout 20m -json -run '$(SKEW)' ./tests/e2e ./tests/e2e/differential | $(call count,$$release,-want tests/e2e/SKEW); } || failed+=" $$release"; \
+	    go test -tags e2e -count=1 -parallel 16 -timeout $(HUNG) -json -run '$(SKEW)' ./tests/e2e ./tests/e2e/differential | $(call count,$$release,-want tests/e2e/SKEW); } || failed+=" $$release"; \
 	done; test -z "$$failed" || { echo "FAIL:$$failed"; exit 1; }
 skew-one: ## make skew before one of the releases that are not pinned, chosen by the commit
 	@$(MAKE) --no-print-directory skew RELEASE=$$(echo $(OTHERS) | cut -d' ' -f$$((0x$$(git rev-parse --short=8 HEAD) % $(words $(OTHERS)) + 1)))
@@ -283,7 +285,7 @@ ATTACKS := TestIdentity|TestProportion/statuses|TestProtocol/h2spec|TestProtocol
 .PHONY: attacks
 attacks: ## Attacks on the real binary that take two minutes or three: mixed-up users, smuggling, malicious backends, heads of all shapes, h2spec
 	$(TOOLS) -q etcd kube-apiserver h2spec
-	go test -tags e2e -count=1 -timeout 15m -json -run '$(ATTACKS)' ./tests/hostile | $(call count,$@,-want tests/hostile/ATTACKS)
+	go test -tags e2e -count=1 -timeout $(HUNG) -json -run '$(ATTACKS)' ./tests/hostile | $(call count,$@,-want tests/hostile/ATTACKS)
 
 # How many changes to make, and in which packages; by default all that decide.
 MUTANTS ?= 300
@@ -305,7 +307,7 @@ verify: tidy-diff lint ## Everything that needs no test run: tidy modules, linte
 	GOARCH=arm64 go vet ./proxy/h2 # whose system calls have constants of their own there
 	GOOS=windows go vet ./cmd/kubectl-fairlead # which is released for it
 	go vet -C tests/tools/oci ./...
-	go test -count=1 -timeout 30m ./tests/rules ./tests/rules/loops
+	go test -count=1 -timeout $(HUNG) ./tests/rules ./tests/rules/loops
 	"$$($(TOOLS) actionlint)"
 	@$(vulncheck); test $$code != 1
 	@$(MAKE) --no-print-directory size
