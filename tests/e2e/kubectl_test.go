@@ -220,7 +220,7 @@ func testCustomResources(t *testing.T, w *world) {
 	ns, kc := w.namespace(t), w.admin(t)
 	kc.Cache = t.TempDir()
 	kc.Feed(t, knots, "apply", "-f", "-")
-	kc.Run(t, "wait", "--for=condition=Established", "--timeout=60s", "crd/knots.rigging.example.org")
+	kc.Run(t, "wait", "--for=condition=Established", "--timeout=4m", "crd/knots.rigging.example.org")
 	// Discovery is read from kube-apiserver some ten milliseconds after a change, and every 2 s. On
 	// busy cores kube-apiserver itself lists a resource a while after it is Established.
 	suite.Eventually(t, 45*time.Second, "it can be created", func() (bool, string) { // less than the 50 s of other polls
@@ -240,6 +240,6 @@ func testCustomResources(t *testing.T, w *world) {
 		a := kc.Try(t, "", "explain", "knot.spec.turns")
 		return strings.Contains(a.Out, "How often the line goes round."), a.Out + a.Errs
 	})
-	kc.Run(t, "delete", "crd", "knots.rigging.example.org", "--timeout=60s")
+	kc.Run(t, "delete", "crd", "knots.rigging.example.org", "--timeout=4m")
 	suite.Eventually(t, time.Minute, "it is no longer listed", listed(""))
 }

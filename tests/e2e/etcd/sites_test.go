@@ -65,7 +65,7 @@ func testShared(t *testing.T, w *world) {
 			t.Errorf("not in kube-apiserver's encoding: %v", res.Kvs)
 		}
 		must.Do(t, d.services.Delete(t.Context(), ours.Name, metav1.DeleteOptions{}))
-		suite.Eventually(t, 10*time.Second, "gone", func() (bool, string) {
+		suite.Eventually(t, time.Minute, "gone", func() (bool, string) { // from kube-apiserver's own cache
 			_, err := theirs.Get(t.Context(), ours.Name, metav1.GetOptions{ResourceVersion: "0"})
 			return err != nil, "still there"
 		})
