@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -59,6 +60,7 @@ func TestOneTurnEach(t *testing.T) {
 		handled, at int // requests of the strangers so far, and at the innocent's request; guarded by the shard's mutex
 		all         []*leanClient
 		innocent    *leanClient
+		waits       *rawConn // the innocent's, at the server
 	)
 	busy, gate := make(chan struct{}), make(chan struct{})
 	answer := made(204)
@@ -78,11 +80,25 @@ func TestOneTurnEach(t *testing.T) {
 			}
 			if handled == sent {
 				must.Do(t, innocent.gets(1, "/innocent"))
+				for !waits.unread() { // a busy kernel delivers it later
+					runtime.Gosched()
+				}
 			}
 		}
 	}, func(c *Config) { c.Shards = 1 })
 	first := s.greet()
 	innocent = s.greet()
+	must.Soon(t, 10*time.Second, "the loop has the innocent's connection", func() bool {
+		lp := s.server.shards[0].loop
+		lp.mu.Lock()
+		defer lp.mu.Unlock()
+		for _, l := range lp.links {
+			if l != nil && l.info != nil && l.info.Remote.String() == innocent.LocalAddr().String() {
+				waits = l.raw
+			}
+		}
+		return waits != nil
+	})
 	for range strangers {
 		all = append(all, s.greet())
 	}
