@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -92,7 +93,9 @@ func (c *Cluster) startAPIServer(ctx context.Context, i int, etcd string, more .
 	}
 	c.urls = append(c.urls, "https://"+net.JoinHostPort(host, port))
 	args = append(args, more...)
-	if i > 0 && os.Geteuid() == 0 { // a host's name of its own: kube-apiservers of one name have one identity, and are no peers
+	// A host's name of its own: kube-apiservers of one name have one identity, and are no peers. Not even root of every
+	// container may have one.
+	if i > 0 && exec.CommandContext(ctx, "unshare", "--uts", "true").Run() == nil {
 		path, args = "unshare", append([]string{"--uts", "sh", "-c", `echo "$0" >/proc/sys/kernel/hostname && exec "$@"`, name, path}, args...)
 	}
 	node := ""
