@@ -24,20 +24,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/servers/apiserver"
 )
 
-// until waits for a table that satisfies ok, as consumers do.
-func until(t *testing.T, r *Registry, what string, ok func(*Table) bool) *Table {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	for table := range latest.Of(ctx, r.Table, nil) {
-		if ok(table) {
-			return table
-		}
-	}
-	t.Fatalf("no table with %s:\n%s", what, show(r.Table()))
-	return nil
-}
-
 // keyOf returns the writer's key of an object.
 func keyOf(o metav1.Object) key {
 	k := key{kindSlice, types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}}
@@ -205,7 +191,9 @@ func scripted(t *testing.T) (*Registry, *changes) {
 	for k := range kinds {
 		c.replace(k, nil)
 	}
-	until(t, r, "nothing", (*Table).Complete)
+	for table := r.Table(); !table.Complete(); table = r.Table() {
+		<-table.Superseded()
+	}
 	return r, c
 }
 

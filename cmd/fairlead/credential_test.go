@@ -144,14 +144,8 @@ func TestPluginThatHangs(t *testing.T) {
 	plugin := must.Get(os.OpenFile(fifo, os.O_WRONLY, 0))(t) // waits until cat reads
 	defer plugin.Close()
 	cancel()
-	select {
-	case err := <-ended:
-		if !errors.Is(err, context.Canceled) || cli.IsUsage(err) {
-			t.Error(err)
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("it still waits")
-	}
+	err := must.Come(t, 10*time.Second, "it waits no more", ended)
+	check.Same(t, true, errors.Is(err, context.Canceled) && !cli.IsUsage(err), "it ends with %v", err)
 }
 
 // While a plugin hangs, another kubeconfig is taken. The plugin is asked once, and what it says at last is too late.

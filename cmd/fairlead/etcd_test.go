@@ -53,9 +53,7 @@ func TestOwnClientIsNeverRefused(t *testing.T) {
 		}
 		return res.StatusCode // the other watches end with ctx
 	}
-	for watch("first") != http.StatusOK { // until the cache is ready
-		<-time.After(10 * time.Millisecond)
-	}
+	must.Soon(t, time.Minute, "the cache is ready", func() bool { return watch("first") == http.StatusOK })
 	n, refused := 0, 0
 	for refused < 10 { // one user after another, until no place is free
 		n++

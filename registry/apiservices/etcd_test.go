@@ -63,18 +63,10 @@ func serverOf(t *testing.T, members ...string) *Server {
 // client that asks earlier lists instead.
 func ready(t *testing.T, c typed.APIServiceInterface) {
 	t.Helper()
-	for {
+	must.Soon(t, time.Minute, "the cache is ready", func() bool {
 		_, err := c.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
-		if err == nil && feature.DefaultFeatureSupportChecker.Supports(storage.RequestWatchProgress) {
-			return
-		}
-		t.Log(err)
-		select {
-		case <-t.Context().Done():
-			t.Fatal("the cache did not become ready")
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
+		return err == nil && feature.DefaultFeatureSupportChecker.Supports(storage.RequestWatchProgress)
+	})
 }
 
 func TestEtcdIsServed(t *testing.T) {

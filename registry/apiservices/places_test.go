@@ -66,9 +66,8 @@ func TestSlowBodies(t *testing.T) {
 	for range 2 * maxWrites {
 		halves(t, url)
 	}
-	for s.places.bodies.Held() < 2*maxWrites*100 {
-		<-time.After(time.Millisecond)
-	}
+	const halved = 2 * maxWrites * 100
+	must.Soon(t, time.Minute, "all wait for their bodies", func() bool { return s.places.bodies.Held() >= halved })
 	check.Same(t, 0, s.places.writes.Held(), "places of writes held")
 	res, body := do(t, http.MethodPost, url+root+"/v1/apiservices", "")
 	check.Same(t, true, res.StatusCode != http.StatusTooManyRequests, "another user's: %s", body)
