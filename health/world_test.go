@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/goleak"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -25,7 +24,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { must.Main(m) }
 
 const serverName, at = "metrics.kube-system.svc", "10.0.0.1:443"
 

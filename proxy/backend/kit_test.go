@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
@@ -24,7 +23,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/scene"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { must.Main(m) }
 
 func bothProtocols(t *testing.T, f func(t *testing.T, proto string)) {
 	for _, proto := range []string{protoH1, protoH2} {

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -23,7 +22,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { must.Main(m) }
 
 // apiserver keeps objects in memory and refuses updates of an old resourceVersion, as an apiserver
 // does and client-go's tracker does not.

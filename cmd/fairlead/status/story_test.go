@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"go.uber.org/goleak"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -21,7 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/tests/kit/story"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { must.Main(m) }
 
 // do takes one step of a story.
 func (s *stage) do(at string, words ...string) {

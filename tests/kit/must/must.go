@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 )
 
 // Do ends the test on an error.
@@ -61,6 +63,21 @@ func Run(t testing.TB, run func(context.Context) error) (stop func()) {
 	t.Cleanup(stop)
 	return stop
 }
+
+// Main runs a package's tests, and fails if they leave a goroutine. On a busy machine some take longer to end than the
+// half second that goleak waits.
+func Main(m *testing.M, ignored ...goleak.Option) {
+	goleak.VerifyTestMain(runner(func() (code int) {
+		code = m.Run()
+		Becomes(10*time.Second, func() bool { return code != 0 || goleak.Find(ignored...) == nil })
+		return code
+	}), ignored...)
+}
+
+type runner func() int
+
+// Run implements goleak.TestingM.
+func (r runner) Run() int { return r() }
 
 // Soon waits until is returns true, and ends the test if that takes longer than most, as Becomes counts.
 func Soon(t testing.TB, most time.Duration, what string, is func() bool) {

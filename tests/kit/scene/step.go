@@ -61,7 +61,7 @@ func Tell(t *testing.T, stage func(testing.TB) *Scene) {
 func Main(m *testing.M) {
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"))
+	must.Main(m, goleak.IgnoreTopFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"))
 }
 
 // response describes the response to a request. A long body is cut; its sum tells whether two are the same.
