@@ -56,7 +56,7 @@ func TestDeaths(t *testing.T) {
 	p.Kill()
 	p.Kill()
 	must.Do(t, p.Restart(t.Context()))
-	must.Do(t, syscall.Kill(p.PID(), syscall.SIGKILL)) // not by Part.Kill
+	must.Do(t, syscall.Kill(-p.PID(), syscall.SIGKILL)) // not by Part.Kill, but with its children, too
 	if err := c.Wait(t.Context()); !strings.Contains(err.Error(), "shell ended: signal: killed") || !strings.Contains(err.Error(), "last words") || len(c.deaths) > 0 {
 		t.Errorf("reported: %v", err)
 	}
