@@ -12,18 +12,18 @@ import (
 	"path"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	authorizationapi "k8s.io/api/authorization/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/plugin/pkg/authorizer/webhook"
 	webhookmetrics "k8s.io/apiserver/plugin/pkg/authorizer/webhook/metrics"
-	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
 )
 
 // SubjectAccessReview returns a Config.Review that asks the local apiserver with k8s.io/apiserver's client and retries.
-func SubjectAccessReview(client authorizationv1.AuthorizationV1Interface) (
+func SubjectAccessReview(client authorizationclient.AuthorizationV1Interface) (
 	review func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error),
 ) {
 	compiler := authorizationcel.NewDefaultCompiler()
@@ -55,7 +55,7 @@ func Evaluated(next http.RoundTripper) http.RoundTripper {
 		body, err := io.ReadAll(res.Body)
 		_ = res.Body.Close()
 		res.Body = io.NopCloser(bytes.NewReader(body))
-		var of authorizationapi.SubjectAccessReview
+		var of authorizationv1.SubjectAccessReview
 		_ = json.Unmarshal(body, &of) // an error's Status has none of it
 		if s := &of.Status; err != nil || !s.Allowed && s.EvaluationError != "" {
 			return nil, cmp.Or(err, errors.New("the local apiserver could not decide: "+s.EvaluationError))
