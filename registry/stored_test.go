@@ -142,6 +142,37 @@ func TestTornRevision(t *testing.T) {
 	}
 }
 
+// A list that is streamed is read when all of it has come. One that is cut each time begins anew for hours.
+func TestStreamIsCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		of, opened := &cluster{}, make(chan *watch.FakeWatcher)
+		l := &lister{example: &apiregistrationv1.APIService{}, of: of, from: &cache.ListWatch{
+			WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+				w := watch.NewFake()
+				opened <- w
+				return w, nil
+			},
+		}}
+		l.replace = func(map[types.NamespacedName]runtime.Object) {}
+		must.Run(t, func(ctx context.Context) error { l.reflect(ctx); return ctx.Err() })
+		var w *watch.FakeWatcher
+		for _, want := range []string{"", "cut short", "cut short"} {
+			if w != nil {
+				w.Add(stored("a.io", "x"))
+				w.Stop()
+			}
+			w = <-opened
+			synctest.Wait()
+			check.Fault(t, want, unreadOf(of), "while a list is streamed")
+		}
+		end := stored("a.io", "x")
+		end.Annotations, end.ResourceVersion = map[string]string{metav1.InitialEventsAnnotationKey: "true"}, "5"
+		w.Action(watch.Bookmark, end)
+		synctest.Wait()
+		check.Fault(t, "", unreadOf(of), "at its end")
+	})
+}
+
 func unreadOf(c *cluster) error { return (&Registry{sources: &sources{cluster: c}}).Unread() }
 
 // What cannot be read is told until a watch of it is answered, but for what is forbidden. What may not be read from the

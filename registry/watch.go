@@ -90,6 +90,8 @@ type lister struct {
 	// that ends early may have delivered only some, and the next would begin after it, so the kind is relisted.
 	torn  bool
 	until time.Time // when the last watch ends regularly; only the reflector's goroutine uses it
+	// streams says that a list is being streamed, or was last. Only the reflector uses it, on one goroutine at once.
+	streams bool
 
 	// Only note uses the following. It is not called twice at once.
 	served      bool
@@ -101,6 +103,7 @@ func (l *lister) reflect(ctx context.Context) {
 	defer l.of.unread.Delete(l) // nobody needs it any more
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			l.streams = false
 			list, err := l.from.ListWithContext(ctx, o)
 			l.note(ctx, err, false)
 			return list, err
@@ -110,13 +113,19 @@ func (l *lister) reflect(ctx context.Context) {
 			if l.until = (time.Time{}); l.torn && o.SendInitialEvents == nil && now.Before(until) {
 				return nil, apierrors.NewResourceExpired("the watch was cut short")
 			}
+			streams := o.SendInitialEvents != nil
+			if streams && l.streams { // the reflector begins anew, without an error or a pause
+				l.note(ctx, errors.New("a streamed list was cut short"), true)
+			}
 			w, err := l.from.WatchWithContext(ctx, o)
 			if err == nil && o.TimeoutSeconds != nil {
 				l.until = now.Add(time.Duration(*o.TimeoutSeconds) * time.Second)
 			}
+			l.streams = streams && err == nil
 			// After a refusal to stream the list, as by a server without WatchList, the reflector lists: that counts.
-			if o.SendInitialEvents == nil || !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
-				l.note(ctx, err, true)
+			// One that is streamed has succeeded at its end only, see Replace: large answers may be lost on the way.
+			if !streams || !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) {
+				l.note(ctx, err, !streams)
 			}
 			return w, err
 		},
@@ -178,7 +187,10 @@ func (l *lister) Replace(list []any, _ string) error {
 		}
 		all[name] = object
 	}
-	l.replace(all)
+	if l.replace(all); l.streams { // its watch goes on
+		l.streams = false
+		l.of.unread.Delete(l)
+	}
 	return nil
 }
 
