@@ -45,6 +45,15 @@ func newCluster(given *rest.Config, log *slog.Logger) (*cluster, error) {
 	return &cluster{apiServices: aggregation, api: api, log: log}, nil
 }
 
+func (c *cluster) fault() (err error) {
+	if c != nil {
+		for _, v := range c.unread.Range {
+			err, _ = v.(error) // of several one: in the order of the map, which is the same each time
+		}
+	}
+	return err
+}
+
 // bundleAgain is when the versions of ClusterTrustBundles are tried again: an apiserver that starts may serve none yet.
 const bundleAgain = 10 * time.Second
 

@@ -142,14 +142,10 @@ func (r *Registry) watch(ctx context.Context, ref types.NamespacedName,
 	}, denied)
 }
 
-// Unread returns why something of the local apiserver cannot be read. Nil: all is read, but for what is forbidden.
-func (r *Registry) Unread() (err error) {
-	if c := r.sources.cluster; c != nil {
-		for _, v := range c.unread.Range {
-			err, _ = v.(error) // of several one: in the order of the map, which is the same each time
-		}
-	}
-	return err
+// Unread returns why something of the local apiserver cannot be read, and why the APIServices: of it, or of etcd.
+// Nil: all is read, but for what is forbidden.
+func (r *Registry) Unread() (local, stored error) {
+	return r.sources.cluster.fault(), r.sources.stored.fault()
 }
 
 // Report takes a result of the prober. It never blocks. A report that changes nothing makes no

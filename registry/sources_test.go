@@ -36,7 +36,7 @@ import (
 //	put etcd|client <file>…             objects
 //	drop etcd|client <kind> <ns>/<name>
 //	fault etcd|client broken|starting|none
-//	unread yes|no                       whether something of the client is not read soon
+//	unread etcd|client yes|no           whether something of it is not read soon
 //	write <path> <file>                 a file of the directory, renamed into its place, as editors do
 //	remote <path> <group> <address>     the same with the manifests of one remote API group
 //	size <path> <bytes>
@@ -107,8 +107,10 @@ func (l *live) step(at string, words []string) bool {
 	case "fault":
 		l.servers[words[1]].Fault(words[2] == "broken", words[2] == "starting")
 	case "unread":
-		is := func() bool { return (l.registry.Unread() != nil) == (words[1] == "yes") }
-		must.Soon(l, 10*time.Second, at+": unread "+words[1], is)
+		must.Soon(l, 10*time.Second, at+": unread "+words[2], func() bool {
+			local, stored := l.registry.Unread()
+			return (map[string]error{"client": local, "etcd": stored}[words[1]] != nil) == (words[2] == "yes")
+		})
 	case "start":
 		l.start(words[1:])
 	case "await":

@@ -111,7 +111,7 @@ func TestTornRevision(t *testing.T) {
 	}
 	l := &lister{torn: true, example: &apiregistrationv1.APIService{}, of: of, from: &cache.ListWatch{
 		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
-			faults <- unreadOf(of)
+			faults <- of.fault()
 			list := &apiregistrationv1.APIServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "4"}}
 			if lists++; lists == 1 {
 				list.Items = append(list.Items, *stored("a.io", "x"), *stored("b.io", "x"))
@@ -163,17 +163,15 @@ func TestStreamIsCut(t *testing.T) {
 			}
 			w = <-opened
 			synctest.Wait()
-			check.Fault(t, want, unreadOf(of), "while a list is streamed")
+			check.Fault(t, want, of.fault(), "while a list is streamed")
 		}
 		end := stored("a.io", "x")
 		end.Annotations, end.ResourceVersion = map[string]string{metav1.InitialEventsAnnotationKey: "true"}, "5"
 		w.Action(watch.Bookmark, end)
 		synctest.Wait()
-		check.Fault(t, "", unreadOf(of), "at its end")
+		check.Fault(t, "", of.fault(), "at its end")
 	})
 }
-
-func unreadOf(c *cluster) error { return (&Registry{sources: &sources{cluster: c}}).Unread() }
 
 // What cannot be read is told until a watch of it is answered, but for what is forbidden. What may not be read from the
 // start counts as empty, even if the refusal has no message. A permission that is revoked later takes nothing away.
@@ -208,6 +206,6 @@ func TestNotes(t *testing.T) {
 			l.note(t.Context(), err, true)
 		}
 		check.Same(t, tc.denied, denied, "%s: times denied", tc.name)
-		check.Fault(t, tc.unread, unreadOf(of), "%s: unread", tc.name)
+		check.Fault(t, tc.unread, of.fault(), "%s: unread", tc.name)
 	}
 }

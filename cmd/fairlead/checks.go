@@ -53,7 +53,8 @@ func (s *server) makeChecks(jwts *tokens.Tokens) {
 		reached := func(*http.Request) error { return s.kube.pools.Ready() }
 		all = append(all, []needs.Check{
 			{Name: "local-apiserver", Gate: reached, Look: func(time.Time) answer.Check {
-				return lookServers(s.kube.list(), s.registry.Unread())
+				unread, _ := s.registry.Unread()
+				return lookServers(s.kube.list(), unread)
 			}},
 			{Name: "kubeconfig", Look: func(time.Time) answer.Check { return s.lookKubeconfig(may.Credential()) }},
 			{Name: "rights", Look: func(time.Time) answer.Check { return may.Of("") }},
@@ -135,7 +136,10 @@ func (s *server) askEtcd() needs.Check {
 		_, err := s.objects.List(ctx, metav1.ListOptions{Limit: 1})
 		reads.Note(cmp.Or(errors.Unwrap(err), err)) // without the URL, which is none of etcd's
 	})
-	return lastOf("etcd", reads,
-		"APIServices cannot be read from "+strings.Join(s.o.registry.etcd, ",")+", the last state is used: ",
-		"check etcd, and that this machine reaches it with --etcd-cafile and --etcd-certfile")
+	return needs.Check{Name: "etcd", Look: func(time.Time) answer.Check {
+		_, unread := s.registry.Unread() // all of them, while the first can be read
+		return failed(cmp.Or(reads.Err(time.Time{}), unread), "",
+			"APIServices cannot be read from "+strings.Join(s.o.registry.etcd, ",")+", the last state is used: ",
+			"check etcd, and that this machine reaches it with --etcd-cafile and --etcd-certfile")
+	}}
 }

@@ -151,7 +151,7 @@ func (p patient) Write(line []byte) (int, error) {
 }
 
 // dropGone drops what k8s.io/apiserver logs of clients that leave early, and of queries that it cannot read or that
-// make a SubjectAccessReview fail: clients could fill the log. Outages show in the checks reviews and local-apiserver.
+// make a SubjectAccessReview fail: clients could fill the log. Outages show in reviews, local-apiserver and etcd.
 type dropGone struct{ slog.Handler }
 
 func (p dropGone) Handle(ctx context.Context, r slog.Record) error {

@@ -47,7 +47,7 @@ func TestLogOfClientsThatGo(t *testing.T) {
 	check.Lacks(t, logged.String()[before:], syscall.EPIPE.Error())
 	klog.ErrorS(context.DeadlineExceeded, "another one")
 	check.Has(t, logged.String()[before:], "another one")
-	for _, name := range []string{"registry", "another"} { // what the registry logs once, its reflectors repeat
+	for _, name := range []string{"registry", "another"} { // what a check says of the registry, its reflectors repeat
 		o := cache.ReflectorOptions{Name: name}
 		r := cache.NewReflectorWithOptions(&cache.ListWatch{}, &corev1.Service{}, cache.NewStore(cache.MetaNamespaceKeyFunc), o)
 		cache.DefaultWatchErrorHandler(t.Context(), r, errors.New(name+" has no server"))
