@@ -161,9 +161,11 @@ func TestFailedLoopIsToldAtOnce(t *testing.T) {
 	check.Has(t, head, "running wheel: broken")
 }
 
-// Without a delay, too, a replica is no endpoint of the cluster any more when its port closes.
+// Without a delay, too, a replica is no endpoint of the cluster any more when its port closes. A check says whether it
+// can be published.
 func TestDrainLeavesEndpointsFirst(t *testing.T) {
 	d := doorBefore(t, "https://127.0.0.1:1", "--publish-kubernetes-endpoints", "--advertise-address=192.0.2.1")
+	check.Has(t, fmt.Sprint(d.needs.List()), "{entrypoint unknown ")
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()
 		d.drain()
