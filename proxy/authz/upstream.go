@@ -20,6 +20,8 @@ import (
 	"k8s.io/apiserver/plugin/pkg/authorizer/webhook"
 	webhookmetrics "k8s.io/apiserver/plugin/pkg/authorizer/webhook/metrics"
 	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
+
+	"github.com/fairlead-proxy/fairlead/internal/printable"
 )
 
 // SubjectAccessReview returns a Config.Review that asks the local apiserver with k8s.io/apiserver's client and retries.
@@ -58,7 +60,8 @@ func Evaluated(next http.RoundTripper) http.RoundTripper {
 		var of authorizationv1.SubjectAccessReview
 		_ = json.Unmarshal(body, &of) // an error's Status has none of it
 		if s := &of.Status; err != nil || !s.Allowed && s.EvaluationError != "" {
-			return nil, cmp.Or(err, errors.New("the local apiserver could not decide: "+s.EvaluationError))
+			said := printable.Cause(s.EvaluationError) // by a webhook, of any length
+			return nil, cmp.Or(err, errors.New("the local apiserver could not decide: "+said))
 		}
 		return res, nil
 	})

@@ -97,7 +97,7 @@ func TestConditional(t *testing.T) {
 		`"status": {"allowed": true, "denied": true}`:                      "{false } authorizing: webhook subject access review returned both allow and deny response",
 		`"status": {}`: "{false } <nil>",
 		`"status": {"allowed": true, "evaluationError": "down"}`:                                                                        "{true } <nil>",
-		`"status": {"allowed": false, "evaluationError": "down"}`:                                                                       `{false } authorizing: Post "/apis/authorization.k8s.io/v1/subjectaccessreviews": the local apiserver could not decide: down`,
+		`"status": {"allowed": false, "evaluationError": "read tcp 1.1.1.1:3->1.1.1.2:4: reset"}`:                                       `{false } authorizing: Post "/apis/authorization.k8s.io/v1/subjectaccessreviews": the local apiserver could not decide: read tcp 1.1.1.2:4: reset`,
 		`"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422, "message": "key: Required value"`: "{false key: Required value} <nil>",
 	} {
 		asked, code := 0, http.StatusCreated
