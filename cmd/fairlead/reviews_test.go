@@ -46,6 +46,18 @@ func reviewer(t *testing.T, kube *rest.Config) (f *follower, review func() strin
 	}
 }
 
+// What a webhook of the local apiserver's could not decide is a review that failed, as the check says.
+func TestUndecidedReview(t *testing.T) {
+	at := serverAt(t, "127.0.0.1", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprint(w, `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"evaluationError":"down"}}`)
+	})
+	d := doorBefore(t, at.URL)
+	_, _, err := d.may.Authorize(t.Context(), authorizer.AttributesRecord{User: &user.DefaultInfo{Name: "ann"}, Verb: "get", Path: "/x"})
+	check.Fault(t, "could not decide: down", err, "a review")
+	check.Has(t, d.lookReviews(time.Time{}).Message, "SubjectAccessReviews fail: ", "could not decide: down")
+}
+
 // muted is a connection whose peer gets nothing any more: a load balancer has lost its state.
 type muted struct {
 	net.Conn
