@@ -74,6 +74,13 @@ func TestWhereRequestsGo(t *testing.T) {
 			"/api": Refuse, "/api/v1/pods": Refuse, "/apis": Refuse, "/apis/none.example.com/v1": Refuse, "/openapi/v2": Refuse, "/openapi/v3/apis/none.example.com/v1": Refuse,
 			"/version": ToLocal, "/metrics": ToLocal, "/readyz": ToHealth, "/fairlead/status": ToPage,
 		}, err: apierrors.IsServiceUnavailable},
+		"before it is known what several local apiservers serve": {change: func(p *Proxy) {
+			documents(p)
+			p.cfg.Local.Follow([]string{"127.0.0.1:1", "192.0.2.1:6443"})
+		}, want: map[string]Action{
+			"/api/v1/pods": Refuse, "/apis/apps/v1/deployments": Refuse, "/apis": ToDocument, remoteGV: ToRemote,
+			"/version": ToLocal, "/metrics": ToLocal, "/readyz": ToHealth, "/fairlead/status": ToPage,
+		}, err: apierrors.IsServiceUnavailable},
 		"the dir: registry's own group":        {world: directory, want: map[string]Action{services: ToPage, services + "?watch=1": ToPage}, long: []string{services + "?watch=1"}},
 		"the dir: registry's own group, alone": {world: directory, change: alone, want: map[string]Action{services: ToPage, services + "?watch=1": ToPage}, long: []string{services + "?watch=1"}},
 		"a remote that claims a protected group": {world: worldConfig{also: func(in *registry.Input) {

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
@@ -71,20 +70,6 @@ func buildTable(t testing.TB, w *world, c worldConfig) *registry.Table {
 		}
 	}
 	return registry.Build(in, first)
-}
-
-// No request goes to one of several local apiservers before it is known what they serve.
-func TestUntold(t *testing.T) {
-	w := newWorld(t, worldConfig{})
-	here := w.local.Listener.Addr().String()
-	w.proxy.cfg.Local.Follow([]string{here, "192.0.2.1:6443"})
-	status := func() string {
-		get := func(path string) int { return w.get(t, "h2", path).status }
-		return fmt.Sprint(get("/api/v1/pods"), get("/version"), get(remoteGV))
-	}
-	check.Same(t, "503 200 200", status(), "status of pods, a release and a remote, before")
-	w.proxy.cfg.Local.Only("discovery", []string{here}, nil)
-	check.Same(t, "200 200 200", status(), "and afterwards")
 }
 
 // A request keeps the table by which it was decided. Here another table, without the APIService,
