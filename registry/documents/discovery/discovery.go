@@ -58,7 +58,7 @@ type Discovery struct {
 
 	// The fields below belong to Run's goroutine.
 	told  map[string]string // :: server → its conflicts
-	began time.Time         // when only backends were missing. Zero: not yet
+	began time.Time         // when a local apiserver had been read, so that only others and backends were missing
 }
 
 // view has all documents of one moment.
@@ -104,9 +104,9 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 	if !t.Complete() { // it may lack what only an unread apiserver has, and no request is served
 		return time.Time{}
 	}
-	l := d.together(m)
+	l, again := d.together(m)
 	if l == nil {
-		return time.Time{}
+		return again
 	}
 	// settling bounds how long the first documents wait for backends that have not answered: at start all backends are
 	// new, and a document that has them Stale for a moment would fail every namespace deletion of that moment.

@@ -60,6 +60,26 @@ func TestLateStart(t *testing.T) {
 	})
 }
 
+// At the start local apiservers are compared once each has answered: until then nobody knows what only it has, and what
+// is asked for that would get 404 from another one. But nobody waits for one that is down.
+func TestFirstComparison(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.servers = []string{"one", "two"}
+		s.Set("one", serving(listOf("apps/v1=deployments")))
+		s.Set("two", hanging)
+		s.Input.Complete = false
+		s.Build()
+		s.open(Config{})
+		s.Pass(time.Second)
+		s.Input.Complete = true
+		s.Build()
+		s.Pass(400 * time.Millisecond)
+		check.Same(t, true, s.known.Load() == nil, "compared while another one may answer")
+		s.Pass(200 * time.Millisecond)
+		check.Same(t, &[]string{"one"}, s.known.Load(), "who gets clients")
+	})
+}
+
 // What a backend lists beside its own group-version is not kept: the bounds do not count it.
 func TestStrangersAreNotKept(t *testing.T) {
 	list := listOf("own.example.com/v1=a", "own.example.com/v2=b")

@@ -153,14 +153,17 @@ func localVersions(ctx context.Context, from documents.Do, s *localState) error 
 type versions map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
 
 // together returns what the local apiservers serve together, in the words of the newest that answers, and tells who has
-// what. Their order does not depend on names: all replicas make the same documents. Nil means that none is known.
-func (d *Discovery) together(m *merge) *localState {
+// what. Their order does not depend on names: all replicas make the same documents. Nil means that none is known or, at
+// the start, that others may answer until again: requests would go to the first, which may lack what others have.
+func (d *Discovery) together(m *merge) (_ *localState, again time.Time) {
 	if d.cfg.Local == nil {
-		return &localState{groups: d.own}
+		return &localState{groups: d.own}, again
 	}
 	var all []*localState
 	var known, unread []string
+	silent := false // one has neither answered nor refused yet
 	for name, s := range d.Locals {
+		silent = silent || s == nil
 		if s == nil || s.groups == nil || s.core == nil || s.versions == nil { // not all has been read once
 			unread = append(unread, name)
 			continue
@@ -176,7 +179,12 @@ func (d *Discovery) together(m *merge) *localState {
 			slices.CompareFunc(a.versions.ServerAddressByClientCIDRs, b.versions.ServerAddressByClientCIDRs, byAddr))
 	})
 	if len(all) == 0 {
-		return nil
+		return nil, again
+	}
+	d.began = cmp.Or(d.began, m.now)
+	const soon = 500 * time.Millisecond // one that is down must not keep requests from the others
+	if again = d.began.Add(soon); silent && d.view.Load() == nil && m.now.Before(again) {
+		return nil, again
 	}
 	out, only := *all[0], make(map[schema.GroupVersionResource][]string)
 	differs := func(s *localState) bool { return s.groupsTag != out.groupsTag || s.coreTag != out.coreTag }
@@ -202,7 +210,7 @@ func (d *Discovery) together(m *merge) *localState {
 		}
 	}
 	d.cfg.Only("discovery", known, only) // first: what is listed is served
-	return &out
+	return &out, again
 }
 
 // Release returns the release of a local apiserver. Empty means that it is not known.
