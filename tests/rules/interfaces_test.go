@@ -47,7 +47,7 @@ func haveImplementations(t *testing.T, all map[string]*types.Info) {
 		}
 		var by []string
 		for other, o := range named {
-			if !types.IsInterface(o) && (types.Implements(o, i) || types.Implements(types.NewPointer(o), i)) {
+			if !types.IsInterface(o) && (types.Implements(o, i) || types.Implements(types.NewPointer(o), i)) && ours(o, i) {
 				by = append(by, other)
 			}
 		}
@@ -55,6 +55,17 @@ func haveImplementations(t *testing.T, all map[string]*types.Info) {
 			t.Errorf("%s has one implementation, %s: use it, or a func", name, by[0])
 		}
 	}
+}
+
+// ours reports whether o has a method of i itself. Otherwise a library's type, which o embeds, implements i.
+func ours(o *types.Named, i *types.Interface) bool {
+	for m := range i.Methods() {
+		has, _, _ := types.LookupFieldOrMethod(o, true, m.Pkg(), m.Name())
+		if has.Pkg() != nil && strings.HasPrefix(has.Pkg().Path(), module+"/") {
+			return true
+		}
+	}
+	return false
 }
 
 // returnTypes forbids func fields that return any: callers would need a type assertion.
