@@ -38,7 +38,7 @@ type Group struct {
 	Priority int32    // the highest groupPriorityMinimum of its versions
 	Entries  []*Entry // its versions: versionPriority descending, then Kubernetes' version order
 
-	versions map[string]*Entry // Entries by version
+	versions map[string]*Entry // for groups with many. Nil means linear search
 }
 
 // Generation counts the tables of this process, from 1. It only ever grows.
@@ -89,8 +89,17 @@ func (t *Table) of(entries []*Entry) *Table {
 
 // Entry returns the entry of a group-version, nil if there is none.
 func (t *Table) Entry(gv schema.GroupVersion) *Entry {
-	if g := t.Group(gv.Group); g != nil {
+	g := t.Group(gv.Group)
+	if g == nil {
+		return nil
+	}
+	if g.versions != nil {
 		return g.versions[gv.Version]
+	}
+	for _, e := range g.Entries {
+		if e.GroupVersion.Version == gv.Version {
+			return e
+		}
 	}
 	return nil
 }
@@ -121,6 +130,9 @@ func (t *Table) named(name string) *Entry {
 	}
 	return nil
 }
+
+// fewVersions is up to how many versions of a group are searched linearly: faster than a map. Most have one or two.
+const fewVersions = 8
 
 // regroup replaces old by now in their groups. A nil old means that now is new, the reverse: gone.
 func (b *builder) regroup(old, now *Entry) {
@@ -162,10 +174,14 @@ func (b *builder) arrange(t *Table) {
 	for name, g := range b.groups {
 		g.Entries = slices.DeleteFunc(g.Entries, func(e *Entry) bool { return b.gone[e] })
 		slices.SortFunc(g.Entries, compareVersions)
-		g.versions = make(map[string]*Entry, len(g.Entries))
 		for _, e := range g.Entries {
 			g.Priority = max(g.Priority, e.Object.Spec.GroupPriorityMinimum)
-			g.versions[e.GroupVersion.Version] = e
+		}
+		if len(g.Entries) > fewVersions {
+			g.versions = make(map[string]*Entry, len(g.Entries))
+			for _, e := range g.Entries {
+				g.versions[e.GroupVersion.Version] = e
+			}
 		}
 		at, known := t.byGroup[name]
 		switch {
