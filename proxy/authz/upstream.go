@@ -59,9 +59,8 @@ func Evaluated(next http.RoundTripper) http.RoundTripper {
 		res.Body = io.NopCloser(bytes.NewReader(body))
 		var of authorizationv1.SubjectAccessReview
 		_ = json.Unmarshal(body, &of) // an error's Status has none of it
-		if s := &of.Status; err != nil || !s.Allowed && s.EvaluationError != "" {
-			said := printable.Cause(s.EvaluationError) // by a webhook, of any length
-			return nil, cmp.Or(err, errors.New("the local apiserver could not decide: "+said))
+		if why := printable.Cause(of.Status.EvaluationError); err != nil || !of.Status.Allowed && why != "" {
+			return nil, cmp.Or(err, errors.New("the local apiserver could not decide: "+why))
 		}
 		return res, nil
 	})
