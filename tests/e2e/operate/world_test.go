@@ -107,7 +107,7 @@ func (w *world) account(t *testing.T) string {
 
 func command(t *testing.T, stdin, name string, args ...string) suite.Answer {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute) // alone, promtool needs 35 s on a slow machine
 	defer cancel()
 	return suite.Run(t, exec.CommandContext(ctx, name, args...), stdin)
 }
