@@ -205,11 +205,16 @@ func (b *builder) arrange(t *Table) {
 	}
 }
 
-// merge merges fresh into kept, which is ordered, and drops its nils. To sort thousands with one more takes one pass.
+// merge merges fresh into kept, which is ordered, and drops its nils. Adding one to thousands costs a search and a copy.
 func merge[T any](kept, fresh []*T, compare func(a, b *T) int) []*T {
-	all := slices.DeleteFunc(append(kept, fresh...), func(e *T) bool { return e == nil })
-	slices.SortFunc(all, compare)
-	return all
+	kept = slices.DeleteFunc(kept, func(e *T) bool { return e == nil })
+	slices.SortFunc(fresh, compare)
+	all := make([]*T, 0, len(kept)+len(fresh))
+	for _, e := range fresh {
+		at, _ := slices.BinarySearchFunc(kept, e, compare)
+		all, kept = append(append(all, kept[:at]...), e), kept[at:]
+	}
+	return append(all, kept...)
 }
 
 // The two orders of Kubernetes break ties between groups differently: the legacy APIGroupList by the name of the
