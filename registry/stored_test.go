@@ -208,4 +208,20 @@ func TestNotes(t *testing.T) {
 		check.Same(t, tc.denied, denied, "%s: times denied", tc.name)
 		check.Fault(t, tc.unread, of.fault(), "%s: unread", tc.name)
 	}
+	of := &cluster{}
+	(&lister{example: &apiregistrationv1.APIService{}, of: of}).note(&endsAfter{t.Context(), 1}, away, true)
+	check.Fault(t, "", of.fault(), "of a kind that nobody needs any more")
+}
+
+// endsAfter is a context that ends after so many looks at it.
+type endsAfter struct {
+	context.Context
+	looks int
+}
+
+func (c *endsAfter) Err() error {
+	if c.looks--; c.looks < 0 {
+		return context.Canceled
+	}
+	return nil
 }

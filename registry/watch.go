@@ -159,6 +159,9 @@ func (l *lister) note(ctx context.Context, err error, watches bool) {
 		_, kind, _ := strings.Cut(fmt.Sprintf("%T", l.example), ".")
 		cause := cmp.Or(errors.Unwrap(err), err).Error() // without the URL: each of a watch has another timeout
 		l.of.unread.Store(l, errors.New(kind+": "+printable.Cause(cause)))
+		if ctx.Err() != nil { // reflect may have returned meanwhile
+			l.of.unread.Delete(l)
+		}
 	}
 }
 
