@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -25,7 +24,7 @@ type policies struct {
 	ref        types.NamespacedName // of it
 	options    Options
 	namespaces *policy.Namespaces // nil means that there is no cluster
-	following  sync.Once          // runs follow, once that is needed
+	unfollow   context.CancelFunc // ends follow, which keeps namespaces. Nil: no policy selects by their labels
 	last       *routings          // the last valid one, and before that what is valid of one that is not
 	valid      bool               // last is of a valid one
 }
@@ -121,15 +120,21 @@ func (p *policies) take(ctx context.Context, g *errgroup.Group, objects []direct
 		}
 		faults[0].Message += "; no valid policy since the start: " + parts
 	}
-	if p.last.labels != nil {
-		p.following.Do(func() { g.Go(func() error { p.follow(ctx); return ctx.Err() }) })
+	switch selects, known := p.last.labels != nil, p.namespaces; {
+	case selects && p.unfollow == nil:
+		within, end := context.WithCancel(ctx)
+		p.unfollow = end
+		g.Go(func() error { p.follow(within, known); return ctx.Err() })
+	case !selects && p.unfollow != nil: // who selects next waits for the labels of then
+		p.unfollow()
+		p.unfollow, p.namespaces = nil, new(policy.Namespaces)
 	}
 	p.of.changes.record(nil, func(b *batch) { b.policy, b.policyFaults = p.last, faults })
 }
 
 // follow keeps the namespaces' labels until ctx ends.
-func (p *policies) follow(ctx context.Context) {
-	cluster, known := p.of.sources.cluster, p.namespaces
+func (p *policies) follow(ctx context.Context, known *policy.Namespaces) {
+	cluster := p.of.sources.cluster
 	listed := func(forbidden bool) {
 		known.Forbidden.Store(forbidden)
 		known.Listed.Store(true)

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,7 @@ import (
 )
 
 // While nobody lists the namespaces, a policy that selects by their labels is not in force, and the table not complete
-// without one. It delays no later policy.
+// without one. It delays no later policy. Labels are followed while one selects by them.
 func TestPolicyWaitsForLabels(t *testing.T) {
 	const (
 		head   = "apiVersion: fairlead.dev/v1\nkind: Policy\nroutes:\n- apiService: v1.a.io\n"
@@ -24,9 +25,14 @@ func TestPolicyWaitsForLabels(t *testing.T) {
 	)
 	r := must.Get(New(Config{Client: &rest.Config{Host: "http://127.0.0.1:1"}, Policy: "configmap:kube-system/policy"}))(t)
 	o := newObjects(r.awaited...)
-	within, stop := context.WithTimeout(t.Context(), 2*time.Second)
+	within, stop := context.WithCancel(t.Context())
 	defer stop()
 	g, ctx := errgroup.WithContext(within)
+	followed := func(want bool) {
+		must.Soon(t, 10*time.Second, fmt.Sprintf("labels followed, in vain: %t", want), func() bool {
+			return (r.sources.cluster.fault() != nil) == want
+		})
+	}
 	inForce := func(text string) string {
 		if text != "" {
 			objects, faults := directory.Decode("policy.yaml", []byte(text))
@@ -47,6 +53,10 @@ func TestPolicyWaitsForLabels(t *testing.T) {
 	check.Same(t, "hidden", inForce(labels), "again one with labels")
 	r.policy.namespaces.Listed.Store(true)
 	check.Same(t, "labels", inForce(""), "after the namespaces were listed")
+	followed(true)
+	check.Same(t, "hidden", inForce(hidden), "one without labels")
+	followed(false)
+	check.Same(t, "hidden", inForce(labels), "one that waits for the labels of now")
 	stop()
 	_ = g.Wait() // that of ctx
 }
