@@ -100,7 +100,7 @@ func (c *Conn) count(n int64) bool {
 
 // Read counts the heads of answers. Interim heads are followed by another.
 func (c *Conn) Read(p []byte) (int, error) {
-	h2.Quiet(c.Conn, 64<<10) // as the engine's
+	h2.Quiet(c.Conn, 0)
 	n, err := c.Conn.Read(p)
 	if c.begins.Swap(false) {
 		c.head, c.inHead = wire.TextHead{}, true

@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"cmp"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -83,10 +84,10 @@ func socketOf(c net.Conn) socket {
 var errNoInput = os.ErrDeadlineExceeded
 
 // Quiet must be called before each Read, after the handshake, of a connection that no Server serves: if TLS finds no
-// content in so many bytes, the Read fails.
+// content in so many bytes, the Read fails. Zero means as many as a Server lets pass.
 func Quiet(c *tls.Conn, most int) {
 	r := c.NetConn().(*rawConn) //nolint:forcetypeassert // see Wrap
-	r.quiet, r.most = 0, most
+	r.quiet, r.most = 0, cmp.Or(most, maxQuiet)
 }
 
 // Read returns at most the rest of one record: TLS never holds one that was not requested, and need not be called
