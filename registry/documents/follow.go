@@ -41,7 +41,7 @@ func around(d time.Duration) time.Duration { return wait.Jitter(d*4/5, 0.5) }
 // followLocal asks a local apiserver until ctx ends. Then it is none any more. It is for servers
 // with hints of changes; backends have their own pace, see backend.run.
 func (s *Sources[S, L]) followLocal(ctx context.Context, server string) {
-	l := &local[L]{name: server, hints: make(chan struct{}, 1)}
+	l := &local[L]{hints: make(chan struct{}, 1)}
 	s.locals.Store(server, l)
 	every, hurry := s.kind.Every, time.Duration(0)
 	retry := retries(firstAgain, every)
@@ -133,7 +133,6 @@ func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
 }
 
 type local[L any] struct {
-	name    string
 	hints   chan struct{} // one slot: its documents may have changed
 	known   atomic.Pointer[L]
 	failing Reason // why the last request failed, owned by its goroutine
@@ -173,10 +172,11 @@ func (s *Sources[S, L]) LocalChanged(server string) {
 	}
 }
 
-// Locals yields the names of the local apiservers with their states.
-func (s *Sources[S, L]) Locals(yield func(server string, known *L) bool) {
-	s.locals.Range(func(_, v any) bool {
-		l := v.(*local[L]) //nolint:forcetypeassert // nothing else is stored
-		return yield(l.name, l.known.Load())
-	})
+// Locals returns the states of the local apiservers by name: nil of one that has not been asked yet.
+func (s *Sources[S, L]) Locals() map[string]*L {
+	all := make(map[string]*L)
+	for name, l := range s.locals.Range {
+		all[name.(string)] = l.(*local[L]).known.Load() //nolint:forcetypeassert // nothing else is stored
+	}
+	return all
 }

@@ -137,7 +137,7 @@ func (d *Discovery) tell(parts []part) {
 
 // settled reports whether each local apiserver, and each backend that can be asked, has been asked.
 func (d *Discovery) settled(t *registry.Table) bool {
-	for _, s := range d.Locals {
+	for _, s := range d.Locals() {
 		if s == nil {
 			return false
 		}

@@ -85,7 +85,7 @@ func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.P
 // no group-versions of peers, to which a server would proxy. One alone may be a load balancer's address, before peers.
 func (d *Discovery) acceptLocal() string {
 	params := aggregatedParams
-	if len(maps.Collect(d.Locals)) > 1 {
+	if len(d.Locals()) > 1 {
 		params += ";profile=nopeer"
 	}
 	return runtime.ContentTypeProtobuf + params + "," + runtime.ContentTypeJSON + params
@@ -162,7 +162,7 @@ func (d *Discovery) together(m *merge) (_ *localState, again time.Time) {
 	var all []*localState
 	var known, unread []string
 	silent := false // one has neither answered nor refused yet
-	for name, s := range d.Locals {
+	for name, s := range d.Locals() {
 		silent = silent || s == nil
 		if s == nil || s.groups == nil || s.core == nil || s.versions == nil { // not all has been read once
 			unread = append(unread, name)
@@ -215,7 +215,7 @@ func (d *Discovery) together(m *merge) (_ *localState, again time.Time) {
 
 // Release returns the release of a local apiserver. Empty means that it is not known.
 func (d *Discovery) Release(server string) string {
-	return cmp.Or(maps.Collect(d.Locals)[server], &localState{}).release
+	return cmp.Or(d.Locals()[server], &localState{}).release
 }
 
 // all returns what a server has. One that is down has of CRDs, which are no release's but the cluster's, what the first

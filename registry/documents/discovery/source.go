@@ -180,10 +180,10 @@ func (d *Discovery) accept(v *version, gv schema.GroupVersion, doc *apidiscovery
 	doc.Version, doc.Freshness = gv.Version, apidiscoveryv2.DiscoveryFreshnessCurrent
 	repair(doc)
 	text, _ := json.Marshal(doc) // it cannot fail
-	if len(text) > small && len(text) > d.room(gv) {
+	if most := d.room(gv, len(text)); len(text) > most {
 		v.err = &documents.Error{Reason: documents.ReasonTooLarge, Err: fmt.Errorf(
 			"reading %s: %d resources of %d bytes, at most %d beside other large ones",
-			gv, len(doc.Resources), len(text), max(small, d.room(gv)))}
+			gv, len(doc.Resources), len(text), most)}
 		return
 	}
 	if v.doc != nil && apiequality.Semantic.DeepEqual(v.doc, doc) {
@@ -192,18 +192,21 @@ func (d *Discovery) accept(v *version, gv schema.GroupVersion, doc *apidiscovery
 	*v = version{doc: doc, confirmed: time.Now(), size: len(text)}
 }
 
-// room returns what other large group-versions leave of twice MaxBody: as JSON in the merged document, resources are
-// larger than in some servers' own. It adds up all of them, so small ones do not ask: the cost of a start was a square.
-func (d *Discovery) room(of schema.GroupVersion) int {
+// room returns how large a group-version of a size may be: small, or what other large ones leave of twice MaxBody. As
+// JSON in the merged document, resources are larger than in some servers' own.
+func (d *Discovery) room(of schema.GroupVersion, size int) int {
+	if size <= small { // else all of them are added up: the cost of a start was a square
+		return small
+	}
 	room := 2 * int(d.cfg.MaxBody)
 	for _, e := range d.cfg.Tables.Table().Servers() {
 		if s := d.Known(e.Backend); s != nil && e.GroupVersion != of {
-			if size := s.Load().versions[e.GroupVersion].size; size > small {
-				room -= size
+			if other := s.Load().versions[e.GroupVersion].size; other > small {
+				room -= other
 			}
 		}
 	}
-	return room
+	return max(small, room)
 }
 
 // repair fills in a missing responseKind, at which client-go 0.26.0–0.26.3 panics (kubernetes/kubernetes#118361), and

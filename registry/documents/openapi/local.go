@@ -66,7 +66,7 @@ func (o *OpenAPI) localRelease(ctx context.Context, s *localState) error {
 func (o *OpenAPI) together(t *registry.Table) (*localState, []input) {
 	var all []*localState
 	var known []string
-	for _, s := range o.Locals {
+	for _, s := range o.Locals() {
 		if s != nil && s.index != nil {
 			all, known = append(all, s), append(known, s.server)
 		}
