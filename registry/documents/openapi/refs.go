@@ -88,17 +88,10 @@ func inName(r rune) rune {
 // prune keeps some paths, and what they refer to. kube-openapi's own would keep definitions that no
 // path uses, compares paths by prefixes, and follows a shared parameter at each reference anew.
 func prune(sw *spec.Swagger, keep func(path string) bool) *spec.Swagger {
-	out, next := *sw, spec.Swagger{}
-	out.Paths, next.Paths = &spec.Paths{}, &spec.Paths{Paths: make(map[string]spec.PathItem)}
-	if sw.Paths != nil {
-		*out.Paths = *sw.Paths
-		for path, item := range sw.Paths.Paths {
-			if keep(path) {
-				next.Paths.Paths[path] = item
-			}
-		}
-	}
-	out.Paths.Paths = next.Paths.Paths
+	out, next, paths := *sw, spec.Swagger{}, *cmp.Or(sw.Paths, &spec.Paths{})
+	paths.Paths = maps.Clone(paths.Paths)
+	maps.DeleteFunc(paths.Paths, func(path string, _ spec.PathItem) bool { return !keep(path) })
+	out.Paths, next.Paths = &paths, &paths
 	out.Definitions, out.Parameters = spec.Definitions{}, map[string]spec.Parameter{}
 	out.Responses = map[string]spec.Response{}
 	for more := true; more; {
