@@ -137,12 +137,8 @@ func (d *Discovery) tell(parts []part) {
 
 // settled reports whether each local apiserver, and each backend that can be asked, has been asked.
 func (d *Discovery) settled(t *registry.Table) bool {
-	for _, s := range d.Locals() {
-		if s == nil {
-			return false
-		}
-	}
-	return !slices.ContainsFunc(t.Servers(), func(e *registry.Entry) bool {
+	asked := !slices.Contains(slices.Collect(maps.Values(d.Locals())), nil)
+	return asked && !slices.ContainsFunc(t.Servers(), func(e *registry.Entry) bool {
 		s := d.Known(e.Backend)
 		return s != nil && !s.Load().tried && documents.Askable(e) && e.GroupVersion.Group != ""
 	})
