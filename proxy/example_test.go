@@ -47,7 +47,7 @@ func ExampleNew() {
 		return authorizer.DecisionDeny, "", nil
 	}})
 	fmt.Println(err)
-	backends, err := backend.New(backend.Config{
+	backends := backend.New(backend.Config{
 		Tables: tables, Dial: new(net.Dialer).DialContext,
 		TLS: func(string, *registry.Backend) (*tls.Config, error) {
 			return &tls.Config{MinVersion: tls.VersionTLS12}, nil
@@ -56,7 +56,6 @@ func ExampleNew() {
 		IdentityChanged: func() <-chan struct{} { return nil },
 		Signal:          func(string, string, error) {}, Observe: func(string, string, time.Duration) {},
 	})
-	fmt.Println(err)
 	p, err := proxy.New(proxy.Config{Tables: tables, Authn: callers, Authz: rights, Backends: backends})
 	fmt.Println(err)
 
@@ -72,7 +71,6 @@ func ExampleNew() {
 		fmt.Println(w.Code, message)
 	}
 	// Output:
-	// <nil>
 	// <nil>
 	// <nil>
 	// <nil>

@@ -151,14 +151,14 @@ func newPools(t testing.TB, c backend.Config, table func() *registry.Table, to f
 	if c.Observe == nil {
 		c.Observe = func(string, string, time.Duration) {}
 	}
-	return must.Get(backend.New(c))(t)
+	return backend.New(c)
 }
 
 func newLocal(t testing.TB, address string, dial func(ctx context.Context, network, address string) (net.Conn, error), to func(bool) (*tls.Config, error)) *backend.Local {
 	t.Helper()
-	return must.Get(backend.NewLocal(backend.LocalConfig{
+	return backend.NewLocal(backend.LocalConfig{
 		Servers: []string{address}, Dial: dial, TLS: to, IdentityChanged: func() <-chan struct{} { return nil }, Signal: func(string, error) {},
-	}))(t)
+	})
 }
 
 type wrapping struct{ net.Listener }

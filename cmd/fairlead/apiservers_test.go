@@ -139,9 +139,9 @@ func TestStartWithoutDNS(t *testing.T) {
 // Requests to local apiservers that are refused at a limit are told by status, too: no APIService has it.
 func TestLimitsOfLocalServers(t *testing.T) {
 	k := &kube{}
-	k.pools = must.Get(backend.NewLocal(backend.LocalConfig{
+	k.pools = backend.NewLocal(backend.LocalConfig{
 		Servers: []string{"10.0.0.1:6443"}, TLS: k.tls, IdentityChanged: func() <-chan struct{} { return nil }, Dial: k.own.dial, Signal: func(string, error) {},
-	}))(t)
+	})
 	check.Same(t, 0, len(k.limits())+len((*kube)(nil).limits()), "limits at rest, and without a local apiserver")
 	k.pools.Upstream(backend.PoolProven).Refuse(bound.Source{User: "jane"}, true)
 	check.Has(t, strings.Join(k.limits(), "\n"), "local apiservers: limit sessions", "1 requests got 429", `user "jane"`)

@@ -154,7 +154,7 @@ func (p *probed) Servers() []*registry.Entry  { return []*registry.Entry{&p.entr
 func (p *probed) Superseded() <-chan struct{} { return p.superseded }
 
 // connect makes the pools, and a separate prober of the servers, without metrics; the pools log its results.
-func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) {
+func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) {
 	pool, credential := "", (func() string)(nil)
 	if k.pair = proxyClient; k.credential != nil {
 		pool, credential, k.pair = "local-impersonate", k.credential.Authorization, k.credential.pair
@@ -163,14 +163,11 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	if k.config.Insecure {
 		guard = nil
 	}
-	k.pools, err = backend.NewLocal(backend.LocalConfig{
+	k.pools = backend.NewLocal(backend.LocalConfig{
 		Servers: k.servers, First: k.o.preference == "first", TLS: k.tls, Name: pool, Guard: guard,
 		IdentityChanged: k.pair.Changed, Dial: rules.Dial, Memory: k.held, Sinks: k.sinks,
 		Signal: func(address string, err error) { k.prober.Signal(pages.LocalName, address, err) },
 	})
-	if err != nil {
-		return err
-	}
 	as := &registry.Backend{}
 	k.prober = health.New(health.Config{
 		Table: func() latest.State[*registry.Entry] {
@@ -187,14 +184,13 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) (err error) 
 	})
 	k.loops["local apiserver's pools"], k.loops["local apiserver's prober"] = k.pools.Run, k.prober.Run
 	if k.o.serversFrom == "" {
-		return nil
+		return
 	}
 	find := sliced(k.api.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault), rules.Self)
 	if k.o.serversFrom == fromLease {
 		find = k.leased(k.api.CoordinationV1().Leases(metav1.NamespaceSystem))
 	}
 	k.loops["local apiservers"] = every(followEvery, k.follows(find))
-	return nil
 }
 
 func (k *kube) list() (list []registry.Endpoint) {

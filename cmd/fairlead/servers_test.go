@@ -71,9 +71,9 @@ func TestFollowServers(t *testing.T) {
 	} {
 		var log strings.Builder
 		k := &kube{process: &process{o: &options{}, log: slog.New(slog.NewTextHandler(&log, nil)), news: make(chan struct{}, 1)}, servers: []string{"10.0.0.3:6443", "10.0.0.2:6443"}}
-		k.pools = must.Get(backend.NewLocal(backend.LocalConfig{
+		k.pools = backend.NewLocal(backend.LocalConfig{
 			Servers: k.servers, TLS: k.tls, IdentityChanged: func() <-chan struct{} { return nil }, Dial: k.own.dial, Signal: func(string, error) {},
-		}))(t)
+		})
 		core := fake.NewClientset(tc.has...)
 		follow := k.follows(sliced(core.DiscoveryV1().EndpointSlices("default"), []netip.AddrPort{netip.MustParseAddrPort("10.0.0.7:6443")}))
 		named := func() string {

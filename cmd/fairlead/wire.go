@@ -70,8 +70,8 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 	tokens, files := p.makeTokens()
 	for _, step := range []func() error{
 		func() error { return s.makeTable(backends) }, //nolint:contextcheck // it sends no request yet
-		func() error { return s.makeTrust(files) }, func() error { return s.makeBackends(backends, local) },
-		s.makeStatus, s.makeEntrypoint, func() error { return errors.Join(s.makeAudit(), s.makeAccessLog()) },
+		func() error { return s.makeTrust(files) }, func() error { s.makeBackends(backends, local); return s.makeStatus() },
+		s.makeEntrypoint, func() error { return errors.Join(s.makeAudit(), s.makeAccessLog()) },
 		func() error { return s.makeProxy(tokens) }, //nolint:contextcheck // what it makes outlives the start
 	} {
 		if err := step(); err != nil {
@@ -111,21 +111,20 @@ func (s *server) makeTable(reach *reach.Rules) (err error) {
 // zeroMeansNone is for durations whose zero means the default in a Config, but none in a flag.
 func zeroMeansNone(d time.Duration) time.Duration { return cmp.Or(d, -1) }
 
-func (s *server) makeBackends(rules, local *reach.Rules) (err error) {
+func (s *server) makeBackends(rules, local *reach.Rules) {
 	s.prober = health.New(health.Config{
 		Table:  func() latest.State[*registry.Entry] { return s.registry.Table() },
 		Report: func(r registry.Report) { s.backends.Report(r); s.registry.Report(r) }, // known before it is available
 		TLS:    s.trust.TLS, Dial: rules.Dial, Sinks: s.sinks,
 	})
-	s.backends, err = backend.New(backend.Config{
+	s.backends = backend.New(backend.Config{
 		Tables: s.registry, TLS: s.trust.TLS, Guard: s.trust.Guard, IdentityChanged: s.certs.ProxyClient().Changed,
 		Dial: rules.Dial, Signal: s.prober.Signal, Observe: s.prober.Observe, Memory: s.held, Sinks: s.sinks,
 	})
 	s.loops["prober"], s.loops["backend pools"] = s.prober.Run, s.backends.Run
-	if err != nil || s.kube == nil {
-		return err
+	if s.kube != nil {
+		s.kube.connect(local, s.certs.ProxyClient())
 	}
-	return s.kube.connect(local, s.certs.ProxyClient())
 }
 
 func (s *server) makeProxy(tokens *tokens.Tokens) error {

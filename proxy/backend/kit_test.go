@@ -99,7 +99,7 @@ func newStreet(t testing.TB, change func(*Config)) *fixture {
 	if change != nil {
 		change(&cfg)
 	}
-	f.Pools = must.Get(New(cfg))(t)
+	f.Pools = New(cfg)
 	t.Cleanup(f.shared.stop)
 	return f
 }

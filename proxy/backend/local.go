@@ -95,11 +95,7 @@ type Local struct {
 }
 
 // NewLocal returns a Local and registers its metrics.
-func NewLocal(cfg LocalConfig) (*Local, error) {
-	if len(cfg.Servers) == 0 || cfg.TLS == nil || cfg.IdentityChanged == nil || cfg.Dial == nil || cfg.Signal == nil {
-		return nil, errors.New(
-			"making the local apiserver's pools: Servers, TLS, IdentityChanged, Dial and Signal are required")
-	}
+func NewLocal(cfg LocalConfig) *Local {
 	if cfg.Guard == nil {
 		cfg.Guard = func([]*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} }
 	}
@@ -114,7 +110,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	l.servers.Store(&servers{superseded: make(chan struct{})})
 	l.Follow(cfg.Servers)
 	metric.Register(cfg.Metrics, newCollector(func() []*Upstream { return l.pools[:] }, false))
-	return l, nil
+	return l
 }
 
 func (l *Local) newPool(p Pool, name string, maxConns int, protocols ...string) *Upstream {

@@ -37,18 +37,6 @@ func apiserver(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, r.Proto)
 }
 
-func TestNewLocalRequires(t *testing.T) {
-	for what, without := range map[string]func(*LocalConfig){
-		"servers": func(cfg *LocalConfig) { cfg.Servers = nil }, "trust": func(cfg *LocalConfig) { cfg.TLS = nil }, "dialler": func(cfg *LocalConfig) { cfg.Dial = nil },
-		"certificate's changes": func(cfg *LocalConfig) { cfg.IdentityChanged = nil }, "signal": func(cfg *LocalConfig) { cfg.Signal = nil },
-	} {
-		n := newNetwork(t)
-		cfg := quiet(LocalConfig{Servers: []string{"10.0.0.1:6443"}, Dial: n.dial, TLS: func(bool) (*tls.Config, error) { return n.trust() }})
-		without(&cfg)
-		check.Same(t, true, check.Err(NewLocal(cfg)) != nil, "refused without a %s", what)
-	}
-}
-
 func quiet(cfg LocalConfig) LocalConfig {
 	cfg.IdentityChanged, cfg.Signal = func() <-chan struct{} { return nil }, func(string, error) {}
 	return cfg
@@ -60,7 +48,7 @@ func newLocal(t *testing.T, n *network, change func(*LocalConfig), servers ...st
 	if change != nil {
 		change(&cfg)
 	}
-	l := must.Get(NewLocal(cfg))(t)
+	l := NewLocal(cfg)
 	must.Run(t, l.Run)
 	return l
 }

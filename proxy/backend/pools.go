@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -64,12 +63,7 @@ type remote struct {
 }
 
 // New returns Pools and registers their metrics.
-func New(cfg Config) (*Pools, error) {
-	if cfg.Tables == nil || cfg.TLS == nil || cfg.Guard == nil || cfg.IdentityChanged == nil ||
-		cfg.Dial == nil || cfg.Signal == nil || cfg.Observe == nil {
-		return nil, errors.New(
-			"making backend pools: Tables, TLS, Guard, IdentityChanged, Dial, Signal and Observe are required")
-	}
+func New(cfg Config) *Pools {
 	p := &Pools{
 		cfg:      cfg,
 		shared:   newShared(cfg.Log(), cfg.Memory),
@@ -79,7 +73,7 @@ func New(cfg Config) (*Pools, error) {
 		shrunk:   make(map[*carrier]struct{}),
 	}
 	metric.Register(cfg.Metrics, newCollector(p.upstreams, true))
-	return p, nil
+	return p
 }
 
 // Run follows the table until ctx ends. Then it closes every connection.

@@ -23,11 +23,11 @@ import (
 // newDoor makes a proxy over a table. alice may do everything, bob may see widgets and pages, and nobody else anything.
 func newDoor(t *testing.T, tables *registry.Registry) (*proxy.Proxy, *backend.Pools) {
 	t.Helper()
-	pools := must.Get(backend.New(backend.Config{
+	pools := backend.New(backend.Config{
 		Tables: tables, Dial: new(net.Dialer).DialContext, TLS: func(string, *registry.Backend) (*tls.Config, error) { return nil, errors.New("nobody dials here") },
 		Signal: func(string, string, error) {}, Observe: func(string, string, time.Duration) {}, IdentityChanged: func() <-chan struct{} { return nil },
 		Guard: func(string, *registry.Backend, []*x509.Certificate) (<-chan struct{}, func()) { return nil, func() {} },
-	}))(t)
+	})
 	who := must.Get(authn.New(authn.Config{}))(t)
 	may := must.Get(authz.New(authz.Config{Review: func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		u := a.GetUser()
