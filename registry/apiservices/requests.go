@@ -7,31 +7,18 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
-	auditinternal "k8s.io/apiserver/pkg/apis/audit"
-	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
-	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
 )
-
-// handling returns a context with what k8s.io/apiserver's handlers require: a time for their
-// metrics, and an audit context that logs nothing, because Fairlead writes the audit log itself.
-func handling(ctx context.Context) context.Context {
-	ctx = audit.WithAuditContext(request.WithReceivedTimestamp(ctx, time.Now()))
-	// Init fails if it was called before.
-	_ = audit.AuditContextFrom(ctx).Init(audit.RequestAuditConfig{Level: auditinternal.LevelNone}, nil)
-	return ctx
-}
 
 // flushing adds http.Flusher, which k8s.io/apiserver needs to stream a watch, and its own wrappers keep only together
 // with http.CloseNotifier (pkg/endpoints/responsewriter). That is deprecated: few writers except net/http's have it.

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -157,7 +158,9 @@ func (s *Server) serveObject(w http.ResponseWriter, r *http.Request) error {
 		return busy()
 	}
 	defer place.Leave()
-	ctx := handling(request.WithRequestInfo(r.Context(), info))
+	// The handlers require a time for their metrics, and an audit context: without a level, it records nothing.
+	ctx := request.WithReceivedTimestamp(request.WithRequestInfo(r.Context(), info), time.Now())
+	ctx = audit.WithAuditContext(ctx)
 	switch info.Verb {
 	case "get", "list", "watch", "deletecollection":
 		err = s.known(ctx, r.URL.Query().Get("resourceVersion"))
