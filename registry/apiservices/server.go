@@ -66,9 +66,7 @@ func New(c Config) (*Server, error) {
 			APIPrefixes: sets.NewString("apis", "api"), GrouplessAPIPrefixes: sets.NewString("api"),
 		},
 	}
-	container := restful.NewContainer()
-	container.Router(restful.CurlyRouter{})
-	container.RecoverHandler(func(panicked any, w http.ResponseWriter) { panic(panicked) }) // Fairlead recovers it
+	container := restful.NewContainer() // it recovers no panic: Fairlead does
 	// As in k8s.io/apiserver/pkg/server/handler.go.
 	container.ServiceErrorHandler(func(e restful.ServiceError, r *restful.Request, w *restful.Response) {
 		err := apierrors.NewGenericServerResponse(e.Code, "", schema.GroupResource{}, "", e.Message, 0, false)
