@@ -141,11 +141,7 @@ func (c *Conn) Host() string { return c.at.host() }
 
 // Failed returns the error of a request that was sent on the connection, and got no response head because of err.
 func (c *Conn) Failed(err error) error {
-	reason := engine.ReasonBadResponse
-	if isConnectionError(err) {
-		reason = engine.ReasonLost
-	}
-	return fail(reason, c.Address(), err)
+	return fail(classify(context.Background(), err, true), c.Address(), err)
 }
 
 // Close closes the connection and ends the goroutines that watch it.
