@@ -135,7 +135,8 @@ func limitUnacked(c net.Conn, most time.Duration) {
 }
 
 // pooled signals health if the connection ends by itself, since the server may have died. A response may end so: its
-// handler has given up, or it is HTTP/1.0. A watch may only if its head says so: else the server probably stops.
+// handler has given up, or it is HTTP/1.0. A watch may only if its head says so: else the server probably stops. So
+// does a local apiserver that closes an idle connection. Others may close those early, as Node, and are only probed.
 type pooled struct {
 	*Conn
 	paused bool        // the server may pause while it reads a body
@@ -146,6 +147,7 @@ type pooled struct {
 // use prepares the connection for a request with a body of n bytes, -1 if unknown. Requests do not overlap.
 func (c *pooled) use(n int64, long bool) {
 	c.begins.Store(true)
+	c.busy.Store(true)
 	c.begun = false
 	if c.long.Store(long); long {
 		_ = c.SetReadDeadline(time.Now().Add(hungTime)) // net/http reads already
@@ -191,7 +193,7 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 	//nolint:errorlint // nobody wraps them
 	within := err == errHugeHead || err == io.EOF && (c.last.Load() || n > 0 && !c.long.Load())
 	if err != nil && !within && c.closed.Err() == nil && !errors.Is(err, context.Canceled) {
-		c.ended.Do(func() { c.at.failed(errLost, false) })
+		c.ended.Do(func() { c.at.failed(errors.Join(errLost, err), !c.busy.Load() && c.at.server == nil) })
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }

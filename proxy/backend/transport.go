@@ -146,7 +146,8 @@ func (c *call) try(e *endpoint) *engine.Failure {
 			on.Store(got.Conn)
 			got.use(c.req.ContentLength, c.long)
 		}
-	}, WroteRequest: func(httptrace.WroteRequestInfo) { sent.Store(int64(time.Since(start))) }})
+	}, PutIdleConn: func(error) { on.Load().busy.Store(false) },
+		WroteRequest: func(httptrace.WroteRequestInfo) { sent.Store(int64(time.Since(start))) }})
 	e.mu.Lock()
 	verdict, out := e.verdict, e.out.Load() // it ends under the mutex, after out was set, so no ejection is missed
 	e.mu.Unlock()
