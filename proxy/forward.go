@@ -327,9 +327,7 @@ func upgradeRequest(r *http.Request, x *exchange, host string) *http.Request {
 				kept = append(kept, line)
 			}
 		}
-		if out.Header[name] = kept; len(kept) == 0 {
-			delete(out.Header, name)
-		}
+		out.Header[name] = kept
 	}
 	out.Header.Set("Connection", "Upgrade")
 	out.Header.Set("Upgrade", x.head.Upgrade)
