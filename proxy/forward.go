@@ -405,7 +405,8 @@ func (x *exchange) tunnel(w http.ResponseWriter, fields http.Header, conn net.Co
 
 // pump copies until the source ends. Then it closes the destination for writing; the other direction continues.
 func (e *ended) pump(dst net.Conn, src io.Reader, count *int64) (err error) {
-	if *count, err = io.Copy(dst, src); err != nil {
+	// A record of TLS at a time (RFC 8446 §5.1): a buffer's WriteTo has 4 KiB, each a record and a system call again.
+	if *count, err = io.CopyBuffer(dst, struct{ io.Reader }{src}, make([]byte, 16<<10)); err != nil {
 		if count == &e.up { // a backend that has gone may have left last words before, such as an exit code
 			_, err = io.Copy(io.Discard, src)
 		}

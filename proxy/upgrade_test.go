@@ -209,6 +209,21 @@ func TestLastWords(t *testing.T) {
 	})
 }
 
+// What has come in one record leaves in one: in the parts of a small buffer each would cost as much.
+func TestRecordsStayWhole(t *testing.T) {
+	const record = 16 << 10
+	for up := range 2 {
+		e, over := &ended{}, make(chan error, 1)
+		near, far := net.Pipe()
+		src := bufio.NewReader(struct{ io.Reader }{strings.NewReader(strings.Repeat("x", record))})
+		go func() { over <- e.pump(near, src, []*int64{&e.down, &e.up}[up]) }()
+		n, err := far.Read(make([]byte, record))
+		check.Same(t, fmt.Sprint(record, nil), fmt.Sprint(n, err), "what was written at once, up: %d", up)
+		must.Do(t, far.Close())
+		must.Do(t, <-over)
+	}
+}
+
 // Only HTTP/1.1 has upgrades, and only those that Kubernetes uses are offered. A head keeps the
 // client's address, by which it is bounded, with and without the port.
 func TestHeadOfARequest(t *testing.T) {
