@@ -3,6 +3,8 @@ package main
 import (
 	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,4 +29,22 @@ func TestBlockedLog(t *testing.T) {
 		n = must.Get(r.Read(text))(t)
 		check.Has(t, string(text[:n]), "i=100\n")
 	})
+}
+
+// A body that a server sends after HEAD, as some do, is in no line: net/http would print it.
+func TestBodiesAreNotLogged(t *testing.T) {
+	before, over := len(logged.String()), make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		conn, _ := must.Get2(http.NewResponseController(w).Hijack())(t)
+		defer close(over)
+		defer conn.Close()
+		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecret")
+		_, _ = io.Copy(io.Discard, conn) // ends after the line
+	}))
+	t.Cleanup(s.Close)
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodHead, s.URL, nil))(t)
+	res := must.Get(new(http.Transport).RoundTrip(r))(t)
+	must.Do(t, res.Body.Close())
+	<-over
+	check.Lacks(t, logged.String()[before:], "secret")
 }

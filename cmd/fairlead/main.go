@@ -109,7 +109,7 @@ func findPlugin(self string) (string, error) {
 	return "", errors.New(plugin + ", which has this subcommand, is neither next to " + self + " nor in PATH")
 }
 
-// newLogger makes the log, and sends klog (client-go, k8s.io/apiserver) and package log (net/http) to it.
+// newLogger makes the log, and sends klog (client-go, k8s.io/apiserver) to it.
 func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	const debugFrom = 4 // the klog verbosity from which our own debug lines are logged
 	o := &slog.HandlerOptions{}
@@ -124,7 +124,8 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	// client-go's verbose lines (from 6 on) show requests' bodies, and a TokenReview's is a user's
 	// token. A handler with slog.LevelDebug, which is klog's 4, never prints them.
 	klog.SetLogger(logr.FromSlogHandler(dropGone{h}))
-	slog.SetDefault(slog.New(h)) // and so package log: net/http writes with a connection's mutex held
+	slog.SetLogLoggerLevel(slog.LevelDebug - 1) // package log: net/http prints what a server sends unasked, as bodies
+	slog.SetDefault(slog.New(h))
 	return slog.Default()
 }
 
