@@ -306,11 +306,9 @@ func (p *Proxy) actionOf(route registry.Route) Action {
 		return Refuse
 	case route == registry.RouteRemote:
 		return ToRemote
-	case route == registry.RouteOwn || route == registry.RouteHidden:
-		return ToPage
 	case route == registry.RouteDocument && p.cfg.Documents != nil:
 		return ToDocument
-	case p.cfg.Local == nil:
+	case route == registry.RouteOwn || route == registry.RouteHidden || p.cfg.Local == nil:
 		return ToPage
 	}
 	return ToLocal
@@ -362,11 +360,8 @@ func (p *Proxy) identify(d *Decision, h *Head, conn *authn.Conn, now time.Time) 
 		}
 		c.Kind, c.User = authn.KindIssued, d.User
 	}
-	if c.User == nil {
-		return nil
-	}
-	if d.behind = p.cfg.Behind != nil && c.Kind == authn.KindFrontProxy; d.behind {
-		return nil // the user is asserted to extension servers only
+	if d.behind = p.cfg.Behind != nil && c.Kind == authn.KindFrontProxy; d.behind || c.User == nil {
+		return nil // behind, the user is asserted to extension servers only
 	}
 	if name, group := p.cfg.Authn.Refuses(c.User, false); name+group != "" {
 		d.User = c.User

@@ -145,10 +145,7 @@ func endless(h *Head, d *Decision) bool {
 	if d.Action != Impersonate {
 		return d.LongRunning
 	}
-	var declared []string
-	if d.Entry != nil {
-		declared = d.Entry.Settings.LongRunningSubresources
-	}
+	declared := cmp.Or(d.Entry, &registry.Entry{}).Settings.LongRunningSubresources
 	return h.Upgrade != "" || longPage(h) || d.Request.longRunning(declared)
 }
 
