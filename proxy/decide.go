@@ -388,10 +388,10 @@ func (p *Proxy) checkImpersonated(d *Decision, left http.Header) error {
 }
 
 // rejectedOwn returns the client's error if a 401 of the local apiserver rejects this process's credential rather than
-// the caller's, and reports that to Config.CredentialRejected. A 401 from a pod, Service or node behind it is theirs.
+// the caller's, and reports that to Config.CredentialRejected. A 401 of a server behind it says nothing about ours.
 func (p *Proxy) rejectedOwn(d *Decision, status int) error {
-	if status != http.StatusUnauthorized || d.Action != ToLocal ||
-		d.Pool != authn.PoolImpersonate || d.Request.proxied() {
+	if status != http.StatusUnauthorized || d.Action != ToLocal || d.Pool != authn.PoolImpersonate ||
+		d.Request.proxied() || d.Request.ofKubelet() || d.Entry != nil && d.Entry.Aggregated() {
 		return nil
 	}
 	if p.cfg.CredentialRejected != nil {

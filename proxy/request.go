@@ -187,20 +187,20 @@ func verbsOf(method string) (resource, lower string) {
 // proxied reports whether a pod, Service or node answers the request, through kube-apiserver.
 func (r *Request) proxied() bool { return r.Subresource == "proxy" || r.Verb == "proxy" }
 
-// longRunning reports whether a request has no time limit: for kube-apiserver's verbs and subresources, its profiler,
-// and the subresources that the APIService declares (kubernetes/kubernetes#73421).
-func (r *Request) longRunning(declared []string) bool {
-	if r.Verb == "watch" || r.proxied() {
-		return true
-	}
-	if !r.IsResourceRequest {
-		return strings.HasPrefix(r.Path, "/debug/pprof/")
-	}
+// ofKubelet reports whether a kubelet answers the request, through kube-apiserver, if the latter serves it.
+func (r *Request) ofKubelet() bool {
 	switch r.Subresource {
 	case "attach", "exec", "log", "portforward":
 		return true
 	}
-	return slices.Contains(declared, r.Subresource)
+	return false
+}
+
+// longRunning reports whether a request has no time limit: for kube-apiserver's verbs and subresources, its profiler,
+// and the subresources that the APIService declares (kubernetes/kubernetes#73421).
+func (r *Request) longRunning(declared []string) bool {
+	profiles := !r.IsResourceRequest && strings.HasPrefix(r.Path, "/debug/pprof/")
+	return profiles || r.Verb == "watch" || r.proxied() || r.ofKubelet() || slices.Contains(declared, r.Subresource)
 }
 
 // ForPolicy returns what all rules of the policy look at, for a user. Nil means that nobody knows.

@@ -164,3 +164,6 @@ func (m *sources) asLocal(o runtime.Object) {
 	maps.DeleteFunc(a.Annotations, func(key, _ string) bool { return strings.HasPrefix(key, prefix) })
 	a.Spec.Service, a.Spec.CABundle, a.Spec.InsecureSkipTLSVerify = nil, nil, false
 }
+
+// Aggregated reports whether the local apiserver's own aggregator has it from an extension server, see asLocal.
+func (e *Entry) Aggregated() bool { return e.Local() && e.Object.Labels[directory.Automanaged] == "" }
