@@ -85,12 +85,10 @@ type entry struct {
 
 // emit puts an event into the queue, or drops it.
 func (l *Log) emit(ev *auditinternal.Event, query int, from bound.Source) {
-	e := entry{ev: ev}
-	var ok bool
-	if e.place, ok = l.places.Take(from, 1, queued); ok {
-		if n := size(ev, query); n > 0 {
-			e.bodies, ok = l.waiting.Take(from, n, maxWaiting)
-		}
+	place, ok := l.places.Take(from, 1, queued)
+	e := entry{ev: ev, place: place}
+	if n := size(ev, query); ok && n > 0 {
+		e.bodies, ok = l.waiting.Take(from, n, maxWaiting)
 	}
 	if !ok {
 		e.place.Leave()
