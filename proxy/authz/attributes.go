@@ -29,6 +29,14 @@ func (a *Attributes) words() [9]string {
 	}
 }
 
+// size returns how many bytes words has.
+func (a *Attributes) size() (n int) {
+	for _, w := range a.words() {
+		n += len(w)
+	}
+	return n
+}
+
 // appendKey appends what a review sends: equal keys, equal questions. Each text, of any bytes, follows its length.
 func (a *Attributes) appendKey(key []byte) []byte {
 	add := func(text string) {
@@ -99,14 +107,13 @@ type answer struct {
 
 func newCache(generation func() uint64) *cache {
 	bounds := memo.Config{Entries: maxEntries, Bytes: maxBytes, Generation: generation}
-	return &cache{Cache: memo.New[uint64, answer](bounds), seed: maphash.MakeSeed()}
+	c := &cache{Cache: memo.New[uint64, answer](bounds), seed: maphash.MakeSeed()}
+	c.room.New = func() any { return new([]byte) }
+	return c
 }
 
 func (c *cache) get(a *Attributes) (Decision, bool) {
-	room, _ := c.room.Get().(*[]byte)
-	if room == nil {
-		room = new([]byte)
-	}
+	room := c.room.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else
 	defer c.room.Put(room)
 	key := a.appendKey((*room)[:0])
 	*room = key

@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -89,6 +88,9 @@ const (
 	reviewTimeout = 10 * time.Second // limits one SubjectAccessReview with its retries, as upstream
 	// maxCached is the size of attributes from which on no result is cached, as upstream: callers could fill any.
 	maxCached = 10000
+	// maxAsked is the size above which nobody is asked, but the request refused: no object has such a name. As JSON a
+	// caller's megabyte may be six, several times in each of maxReviews, and more than kube-apiserver reads (3 MiB).
+	maxAsked = 16 << 10
 )
 
 var errNotReady = errors.New(
@@ -143,7 +145,7 @@ func (z *Authorizer) Cached(a *Attributes) (Decision, bool) {
 	}
 	// The cache never has an open path, and is asked first because upstream's comparison allocates.
 	open := !a.IsResourceRequest && z.open(a.Path)
-	return Decision{Allowed: open}, open || z.cfg.Review == nil
+	return Decision{Allowed: open}, open || z.cfg.Review == nil || a.size() > maxAsked
 }
 
 // Authorize decides, and asks the local apiserver if necessary. An error is a failed review: refuse the request.
@@ -184,16 +186,14 @@ func (z *Authorizer) review(a *Attributes, key string) (d Decision, err error) {
 	// Both are taken before the call, because the answer may be as old as that.
 	asked, generation := time.Now(), z.cfg.Generation()
 	d, err = z.ask(context.Background(), a.record())
-	words := a.words()
-	if err != nil || len(strings.Join(words[:], "")) >= maxCached {
-		return d, err
+	if err == nil && a.size() < maxCached {
+		ttl := z.cfg.DenyTTL
+		if d.Allowed {
+			ttl = z.cfg.AllowTTL
+		}
+		z.cache.put(key, d, asked.Add(ttl), generation)
 	}
-	ttl := z.cfg.DenyTTL
-	if d.Allowed {
-		ttl = z.cfg.AllowTTL
-	}
-	z.cache.put(key, d, asked.Add(ttl), generation)
-	return d, nil
+	return d, err
 }
 
 func (z *Authorizer) ask(ctx context.Context, a authorizer.Attributes) (Decision, error) {

@@ -77,6 +77,7 @@ func TestAuthorize(t *testing.T) {
 	}
 	nobody := func(a *Attributes) { a.User = nil }
 	remote := func(a *Attributes) { a.Remote = true }
+	long := func(a *Attributes) { a.Namespace = strings.Repeat("n", maxAsked) }
 	metrics := func(a *Attributes) { *a = *asks(a.User, "/metrics") }
 	selecting := func(field, label string) func(*Attributes) {
 		return func(a *Attributes) { a.Verb, a.FieldSelector, a.LabelSelector = "list", field, label }
@@ -108,6 +109,8 @@ func TestAuthorize(t *testing.T) {
 		{name: "not a remote", user: "bob", cfg: Config{LeaveRemotes: true}, asked: 1},
 		{name: "without a reviewer", user: "alice", alone: true},
 		{name: "without a reviewer, with fields", user: "alice", change: selecting("x=y", ""), alone: true},
+		{name: "too long to be asked", user: "alice", change: long},
+		{name: "long, with fields", user: "alice", change: func(a *Attributes) { long(a); a.FieldSelector = "x=y" }},
 		{name: "nobody", change: nobody, wantErr: "no user"},
 		{name: "nobody, with fields", change: func(a *Attributes) { nobody(a); a.FieldSelector = "x=y" }, wantErr: "no user"},
 		// A refusal by an apiserver that has not read its rules yet is neither returned nor cached.

@@ -81,7 +81,7 @@ func (z *Authorizer) Upstream() authorizer.Authorizer {
 		selects := a.IsResourceRequest && (len(fields) > 0 || len(labels) > 0 || fieldErr != nil || labelErr != nil)
 		var d Decision
 		var err error
-		if selects && !z.shortcut(a) && z.cfg.Review != nil {
+		if selects && !z.shortcut(a) && z.cfg.Review != nil && a.size() <= maxAsked {
 			d, err = z.ask(ctx, attr)
 		} else {
 			d, err = z.Authorize(ctx, a)
