@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"slices"
 
 	"golang.org/x/net/http2"
@@ -74,12 +75,7 @@ func (s *stream) move(tried []*Endpoint) (moved bool) {
 // The rest is for upstreams whose endpoints share another's connections (Endpoint.Via).
 
 // carrier returns the endpoint whose connections are used.
-func (ep *Endpoint) carrier() *Endpoint {
-	if ep.Via != nil {
-		return ep.Via
-	}
-	return ep
-}
+func (ep *Endpoint) carrier() *Endpoint { return cmp.Or(ep.Via, ep) }
 
 // shared reports whether the request uses a connection that others share, or waits for one.
 func (s *stream) shared() bool { return s.ep != nil && s.ep.Via != nil }
