@@ -30,6 +30,9 @@ const (
 	// maxWaiting limits the running and waiting ones. More are refused at once. Both limits apply to strangers, with a
 	// quarter for one address, and separately to proven tokens, and to those of Config.Issued.
 	maxWaiting = 4096
+	// perPlace: a token takes one place more for each. A review, with the token in it, may outlive the requests that
+	// have counted it in their heads: strangers cancel, and a local apiserver that hangs answers none for 10 s.
+	perPlace = 8 << 10
 )
 
 var errBadToken = fmt.Errorf("%w: invalid bearer token", ErrUnauthenticated)
@@ -174,7 +177,7 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 	// Not a caller's context: callers share the result, and the first of them may leave.
 	ctx, cancel := context.WithTimeout(context.Background(), reviewTimeout)
 	defer cancel()
-	leave, err := q.Enter(ctx, from, 1)
+	leave, err := q.Enter(ctx, from, 1+len(token.Secret())/perPlace)
 	if err != nil {
 		a.reviews.WithLabelValues("busy").Inc()
 		return nil, fmt.Errorf("reviewing token: %w", bound.ErrFull)

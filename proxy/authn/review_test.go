@@ -73,7 +73,13 @@ func TestFresh(t *testing.T) {
 func TestCoalescing(t *testing.T) { reviews.Coalesce(t, asker(0), "good") }
 
 func TestBounds(t *testing.T) {
-	reviews.Bounds(t, asker(0), func(source, i int) string { return fmt.Sprintf("good%d-%d@10.0.0.%d", source, i, source) }, maxWaiting, maxReviews)
+	for more := range 2 { // places of a token
+		t.Run(fmt.Sprint(more, " more"), func(t *testing.T) {
+			long := strings.Repeat("x", more*perPlace)
+			name := func(source, i int) string { return fmt.Sprintf("good%d-%d%s@10.0.0.%d", source, i, long, source) }
+			reviews.Bounds(t, asker(0), name, maxWaiting/(1+more), maxReviews)
+		})
+	}
 }
 
 func TestReviewErrors(t *testing.T) {
