@@ -141,6 +141,7 @@ const (
 	strangerTime = time.Minute
 	// strangerWatch is that of long-running ones: kube-apiserver ends a watch within twice its --min-request-timeout.
 	strangerWatch = time.Hour
+	maxProven     = 64 << 10 // of a token: a proof holds it for up to 10 s, though its client has canceled
 )
 
 // strangersTime returns how long a request may hold its place. Zero means that it holds no place of the unproven pool.
@@ -181,7 +182,7 @@ func (x *exchange) prove(ctx context.Context, from bound.Source) error {
 	d := &x.decision
 	token := d.Credentials.Token.Secret()
 	if d.Action != ToLocal || d.Pool != authn.PoolUnproven || !d.LongRunning || !d.Credentials.Provable() ||
-		!httpguts.ValidHeaderFieldValue(token) { // a WebSocket's, such as a JWT with a line's end, which is good
+		len(token) > maxProven || !httpguts.ValidHeaderFieldValue(token) { // a WebSocket's JWT may have a line's end
 		return nil
 	}
 	//nolint:contextcheck // requests share it: it must not end with the first of them

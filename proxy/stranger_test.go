@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -87,6 +88,7 @@ func TestWhatIsProven(t *testing.T) {
 		{"short", "a", func(d *Decision) { d.LongRunning = false }, t.Context(), 0, false, authn.PoolUnproven},
 		{"a watch", "a", func(*Decision) {}, t.Context(), 1, false, authn.PoolProven},
 		{"no field's value", "a\nb", func(*Decision) {}, t.Context(), 0, false, authn.PoolUnproven},
+		{"a long one", strings.Repeat("a", maxProven+1), func(*Decision) {}, t.Context(), 0, false, authn.PoolUnproven},
 		{"the client has gone", "hangs", func(*Decision) {}, gone, 0, true, authn.PoolUnproven},
 		{"the apiserver is away", "b", func(*Decision) { w.localDown.Store(true); w.local.CloseClientConnections() }, t.Context(), 0, true, authn.PoolUnproven},
 	} {
