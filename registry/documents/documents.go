@@ -93,13 +93,12 @@ type Sources[S, L any] struct {
 // New makes the Sources of a kind of document.
 func New[S, L any](cfg Config, kind Kind[S, L]) *Sources[S, L] {
 	s := &Sources[S, L]{
-		cfg: cfg, kind: kind, log: cfg.Log(), changed: make(chan time.Time, 1),
-		polls: metric.Counter("fairlead_"+strings.ToLower(kind.Name)+"_polls_total",
+		cfg: cfg, kind: kind, log: cfg.Log(), Departed: make(map[schema.GroupVersion]bool),
+		changed: make(chan time.Time, 1), polls: metric.Counter("fairlead_"+strings.ToLower(kind.Name)+"_polls_total",
 			fmt.Sprintf("Requests to backends and to the local apiserver for %s, by result.", kind.Name), "result",
 			"ok", string(ReasonUnreachable), string(ReasonTimeout), string(ReasonStatus),
 			string(ReasonTooLarge), string(ReasonInvalid)),
 	}
-	s.Departed = make(map[schema.GroupVersion]bool)
 	s.backends.Store(&backends[S, L]{})
 	metric.Register(cfg.Metrics, append(kind.Metrics, s.polls, kind.gauges())...)
 	return s
@@ -182,7 +181,8 @@ func (s *Sources[S, L]) matters(c change) bool {
 	}
 	was, is := &c.Old.Object.Spec, &c.New.Object.Spec
 	return was.GroupPriorityMinimum != is.GroupPriorityMinimum || was.VersionPriority != is.VersionPriority ||
-		(s.kind.Verdicts || c.New.Rule != nil) && c.Old.Verdict != c.New.Verdict // whether a further backend exists
+		(s.kind.Verdicts || c.New.Rule != nil) && c.Old.Verdict != c.New.Verdict || // whether a further backend exists,
+		c.New.Rule != nil && (c.Old.Rule.When == nil) != (c.New.Rule.When == nil) // and whether it is a standby
 }
 
 func (s *Sources[S, L]) ask(ctx context.Context, b *backend[S, L], entries []*registry.Entry) error {
