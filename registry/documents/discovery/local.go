@@ -233,8 +233,8 @@ func (s *localState) all(first *localState) versions {
 
 // add adds what a server has and those before it lack. What only servers have that were down for too long is Stale.
 func (all versions) add(s, first *localState, m *merge) {
-	// An older kube-apiserver that starts deletes what it does not know (autoregister in kube-aggregator).
-	older := !first.failed && documents.Newer(s.release, first.release) >= 0
+	// A kube-apiserver that starts deletes what it does not know (autoregister): an older one, or one with other flags.
+	older := !first.failed && documents.Newer(s.release, first.release) > 0
 	for gv, doc := range s.all(first) {
 		known := all[gv]
 		m.lost[gv] = s.failed && (older || !builtin.Group(gv.Group)) && (known == nil || m.lost[gv])
