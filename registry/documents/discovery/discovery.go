@@ -112,7 +112,7 @@ func (d *Discovery) publish(t *registry.Table) time.Time {
 	// new, and a document that has them Stale for a moment would fail every namespace deletion of that moment.
 	const settling = 2 * time.Second
 	d.began = cmp.Or(d.began, m.now)
-	if until := d.began.Add(settling); d.view.Load() == nil && time.Now().Before(until) && !d.settled(t) {
+	if until := d.began.Add(settling); d.view.Load() == nil && time.Now().Before(until) && (m.silent || !d.settled(t)) {
 		return until
 	}
 	maps.DeleteFunc(d.Departed, func(gv schema.GroupVersion, _ bool) bool { return l.groups[gv] == nil })
@@ -135,10 +135,9 @@ func (d *Discovery) tell(parts []part) {
 	}
 }
 
-// settled reports whether each local apiserver, and each backend that can be asked, has been asked.
+// settled reports whether each backend that can be asked has been asked.
 func (d *Discovery) settled(t *registry.Table) bool {
-	asked := !slices.Contains(slices.Collect(maps.Values(d.Locals())), nil)
-	return asked && !slices.ContainsFunc(t.Servers(), func(e *registry.Entry) bool {
+	return !slices.ContainsFunc(t.Servers(), func(e *registry.Entry) bool {
 		s := d.Known(e.Backend)
 		return s != nil && !s.Load().tried && documents.Askable(e) && e.GroupVersion.Group != ""
 	})

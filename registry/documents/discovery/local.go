@@ -161,9 +161,8 @@ func (d *Discovery) together(m *merge) (_ *localState, again time.Time) {
 	}
 	var all []*localState
 	var known, unread []string
-	silent := false // one has neither answered nor refused yet
 	for name, s := range d.Locals() {
-		silent = silent || s == nil
+		m.silent = m.silent || s == nil
 		if s == nil || s.groups == nil || s.core == nil || s.versions == nil { // not all has been read once
 			unread = append(unread, name)
 			continue
@@ -183,7 +182,7 @@ func (d *Discovery) together(m *merge) (_ *localState, again time.Time) {
 	}
 	d.began = cmp.Or(d.began, m.now)
 	const soon = 500 * time.Millisecond // one that is down must not keep requests from the others
-	if again = d.began.Add(soon); silent && d.view.Load() == nil && m.now.Before(again) {
+	if again = d.began.Add(soon); m.silent && d.view.Load() == nil && m.now.Before(again) {
 		return nil, again
 	}
 	out, only := *all[0], make(map[schema.GroupVersionResource][]string)

@@ -27,6 +27,7 @@ type merge struct {
 	// departed have left the table; true: they were remote. Local apiservers' documents list them for a moment or, of
 	// one that is down, until it is back. Those that are lost are only in documents of such.
 	departed, lost map[schema.GroupVersion]bool
+	silent         bool // a local apiserver has neither answered nor refused yet
 	staleAfter     time.Duration
 	now            time.Time
 	becomesStale   time.Time // when the first entry will become Stale by age alone. Zero means never

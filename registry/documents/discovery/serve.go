@@ -208,9 +208,6 @@ func (d *Discovery) Rendered(path, query string, fields []hpack.HeaderField) *ne
 		return nil
 	}
 	doc := known.Value.of(aggregated, legacy)
-	if doc == nil {
-		return nil
-	}
 	a, _, _ := doc.made(known.Value, query, asked.agent, []string{asked.encoding}, []string{asked.match})
 	return a
 }
