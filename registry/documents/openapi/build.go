@@ -180,9 +180,8 @@ type plain struct {
 
 func (p *plain) Read(b []byte) (n int, err error) {
 	if p.z == nil {
-		if p.z, err = gzip.NewReader(bytes.NewReader(p.of.zipped)); err != nil {
-			return 0, fmt.Errorf("unpacking document: %w", err)
-		}
+		p.z = new(gzip.Reader)
+		_ = p.z.Reset(bytes.NewReader(p.of.zipped)) // it cannot fail: pack has compressed it
 	}
 	return p.z.Read(b) //nolint:wrapcheck // io.EOF must stay io.EOF
 }
