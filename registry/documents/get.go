@@ -3,6 +3,7 @@ package documents
 import (
 	"bytes"
 	"cmp"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -160,11 +161,17 @@ func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 	if res.ContentLength > limit {
 		return a, tooLarge(q, res.ContentLength, limit)
 	}
+	body := io.Reader(res.Body)
+	if res.Header.Get("Content-Encoding") == "gzip" { // though it was not asked for: some servers always compress
+		z := new(gzip.Reader)
+		_ = z.Reset(res.Body) // Read returns its error, too
+		body = z
+	}
 	first := limit
 	if q.Turn != nil {
 		first = min(limit, defaultLimit)
 	}
-	a.Body, err = io.ReadAll(io.LimitReader(res.Body, first+1))
+	a.Body, err = io.ReadAll(io.LimitReader(body, first+1))
 	if err == nil && int64(len(a.Body)) > first && first < limit {
 		select {
 		case q.Turn <- struct{}{}:
@@ -172,7 +179,7 @@ func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 			timer.Reset(turnTime)
 			room := min(max(res.ContentLength, 2*first), limit) + bytes.MinRead
 			b := bytes.NewBuffer(append(make([]byte, 0, room), a.Body...))
-			_, err = b.ReadFrom(io.LimitReader(res.Body, limit+1-int64(b.Len())))
+			_, err = b.ReadFrom(io.LimitReader(body, limit+1-int64(b.Len())))
 			a.Body = b.Bytes()
 		case <-ctx.Done():
 			err = fmt.Errorf("waiting for another large document: %w", context.Cause(ctx))

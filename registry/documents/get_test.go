@@ -14,14 +14,15 @@ import (
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
+	"github.com/fairlead-proxy/fairlead/registry/documents/negotiate"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 func TestGet(t *testing.T) {
-	answer := func(body string, length int64) func(context.Context, *http.Request) (*http.Response, error) {
+	answer := func(body string, length int64, encoding ...string) func(context.Context, *http.Request) (*http.Response, error) {
 		return func(context.Context, *http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: http.StatusOK, ContentLength: length, Body: io.NopCloser(strings.NewReader(body))}, nil
+			return &http.Response{StatusCode: http.StatusOK, ContentLength: length, Header: http.Header{"Content-Encoding": encoding}, Body: io.NopCloser(strings.NewReader(body))}, nil
 		}
 	}
 	hang := func(ctx context.Context, _ *http.Request) (*http.Response, error) {
@@ -38,6 +39,9 @@ func TestGet(t *testing.T) {
 			return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Etag": {strings.Repeat("e", 2<<10)}}, Body: http.NoBody}, nil
 		}, ""},
 		{"too long", answer("12345", -1), ReasonTooLarge},
+		{"compresses unasked", answer(string(negotiate.Gzip([]byte("1234"))), -1, "gzip"), ""},
+		{"compresses too much", answer(string(negotiate.Gzip([]byte("12345"))), -1, "gzip"), ReasonTooLarge},
+		{"says so only", answer("1234", -1, "gzip"), ReasonUnreachable},
 		{"announces too much", answer("", 5), ReasonTooLarge},
 		{"hangs", hang, ReasonTimeout},
 		{"refuses", func(context.Context, *http.Request) (*http.Response, error) { return nil, errors.New("refused") }, ReasonUnreachable},
