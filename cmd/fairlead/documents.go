@@ -36,6 +36,7 @@ func (s *server) makeDocuments() {
 		s.loops["CRD watches"] = func(ctx context.Context) error { return s.kube.pools.Each(ctx, s.followCRDs) }
 	}
 	if s.apiServices != nil {
+		cfg.Made = !s.o.registry.cluster
 		own := transportTo(s.apiServices)
 		cfg.FetchOwn = func(_ context.Context, r *http.Request) (*http.Response, error) {
 			r.URL.Host = inProcess

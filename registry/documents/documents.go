@@ -47,7 +47,8 @@ type Config struct {
 	// FetchOwn sends a request to this process for what it serves itself: apiregistration.k8s.io with the dir:
 	// registry, whatever the local apiserver has. Run uses it once. Nil means nothing.
 	FetchOwn     Do
-	metric.Sinks // failures, and fairlead_<document>_*
+	Made         bool // Local APIServices are made of one local apiserver's list of groups (registry/directory)
+	metric.Sinks      // failures, and fairlead_<document>_*
 }
 
 // Kind is one kind of document: what is fetched, and what is made of it. S is the state of one backend, L that of a
@@ -85,8 +86,8 @@ type Sources[S, L any] struct {
 	locals   sync.Map               // name → *local[L]
 	backends atomic.Pointer[backends[S, L]]
 	running  sync.WaitGroup // the backends' goroutines
-	// Departed are group-versions that have left the table; true: they were remote. Publish forgets some. A Local one
-	// without a resourceVersion is not among them: it is made of what a local apiserver serves, and another one may.
+	// Departed are group-versions that have left the table; true: they were remote. Publish forgets some. Local ones of
+	// one local apiserver's list (Config.Made) are not among them: another one may have what that lacks.
 	Departed map[schema.GroupVersion]bool
 }
 
@@ -155,7 +156,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 		for _, c := range changes {
 			if c.New != nil {
 				delete(s.Departed, c.New.GroupVersion)
-			} else if remote := !c.Old.Local(); remote || c.Old.Object.ResourceVersion != "" {
+			} else if remote := !c.Old.Local(); remote || !s.cfg.Made {
 				s.Departed[c.Old.GroupVersion] = remote
 			}
 		}

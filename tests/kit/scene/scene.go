@@ -133,7 +133,7 @@ func (s *Scene) Build(reports ...registry.Report) {
 // Claim adds an APIService. An empty service makes it Local.
 func (s *Scene) Claim(gv, service string, group, version int32) {
 	g, v, _ := strings.Cut(gv, "/")
-	o := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: v + "." + g, ResourceVersion: "1"}, Spec: apiregistrationv1.APIServiceSpec{
+	o := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: v + "." + g}, Spec: apiregistrationv1.APIServiceSpec{
 		Group: g, Version: v, GroupPriorityMinimum: group, VersionPriority: version,
 	}}
 	if service != "" {
