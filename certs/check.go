@@ -82,71 +82,67 @@ func (f *Findings) CheckProxyClient(chain []*x509.Certificate, authentication ma
 	object := "proxy client certificate"
 	if len(chain) == 0 {
 		object = "ConfigMap kube-system/extension-apiserver-authentication"
-		if len(authentication["requestheader-client-ca-file"]) == 0 {
-			f.Add(SeverityToDo, object,
-				"use deploy/overlays/managed, or start kube-apiserver with --requestheader-client-ca-file",
-				"the cluster has no request-header CA, so it accepts users from no front proxy")
-		} else {
-			f.headers(object, authentication)
-		}
-		return
 	}
-	f.Expiry(object, chain[0], "certificate",
-		"renew it; Fairlead loads a new pair from the same files without a restart")
-	if authentication == nil {
+	for _, leaf := range chain[:min(len(chain), 1)] {
+		f.Expiry(object, leaf, "certificate",
+			"renew it; Fairlead loads a new pair from the same files without a restart")
+	}
+	headers, err := parseHeaders(authentication)
+	switch {
+	case len(chain) == 0 && len(authentication["requestheader-client-ca-file"]) == 0:
+		f.Add(SeverityToDo, object,
+			"use deploy/overlays/managed, or start kube-apiserver with --requestheader-client-ca-file",
+			"the cluster has no request-header CA, so it accepts users from no front proxy")
+		return
+	case authentication == nil:
 		f.Warn(object, "allow reading ConfigMap kube-system/extension-apiserver-authentication "+
 			"(Role extension-apiserver-authentication-reader)",
 			"it could not be compared with the cluster's request-header CA")
 		return
+	case err != nil:
+		f.Error(object, "correct kube-system/extension-apiserver-authentication",
+			"the authentication ConfigMap is broken: %v", err)
+		return
+	case len(chain) > 0:
+		f.frontProxy(object, chain, authentication, headers.allowedNames)
 	}
-	f.frontProxy(object, chain, authentication)
-	f.headers(object, authentication)
+	f.headers(object, headers)
 }
 
-func (f *Findings) frontProxy(object string, chain []*x509.Certificate, authentication map[string][]byte) {
-	cas, err := bundle.Parse(authentication["requestheader-client-ca-file"])
+func (f *Findings) frontProxy(object string, chain []*x509.Certificate, data map[string][]byte, allowed []string) {
+	cas, err := bundle.Parse(data["requestheader-client-ca-file"])
 	if err != nil {
 		f.Error(object, "start kube-apiserver with --requestheader-client-ca-file",
 			"the cluster has no usable request-header CA: %v", err)
 		return
 	}
-	if _, err := verify(chain, pool(cas)); err != nil {
+	if _, err := verify(chain, bundle.Pool(cas)); err != nil {
 		f.Error(object, "have it signed by that CA (kubeadm: front-proxy-ca), with extended key usage clientAuth",
 			"the cluster's request-header CA %s does not verify %q: %v",
-			subjects(cas), trust.Describe(chain[0]).Subject, err)
-	}
-	headers, err := parseHeaders(authentication)
-	if err != nil {
-		f.Error(object, "correct kube-system/extension-apiserver-authentication",
-			"the authentication ConfigMap is broken: %v", err)
-		return
+			trust.Subjects(cas), trust.Describe(chain[0]).Subject, err)
 	}
 	cn := chain[0].Subject.CommonName
-	if len(headers.allowedNames) > 0 && !slices.Contains(headers.allowedNames, cn) {
+	if len(allowed) > 0 && !slices.Contains(allowed, cn) {
 		f.Error(object, fmt.Sprintf("add %q to kube-apiserver's --requestheader-allowed-names, "+
 			"or use a certificate with one of these names", cn),
-			"its common name %q is not among the cluster's allowed names %q", cn, headers.allowedNames)
+			"its common name %q is not among the cluster's allowed names %q", cn, allowed)
 	}
-	clients, err := optionalBundle(authentication["client-ca-file"])
+	clients, err := optionalBundle(data["client-ca-file"])
 	if err != nil {
 		f.Error(object, "correct kube-apiserver's --client-ca-file", "the cluster's client CA is broken: %v", err)
 	}
-	shared := clientTrust{client: clients, proxy: cas, allowed: headers.allowedNames}
+	shared := clientTrust{client: clients, proxy: cas, allowed: allowed}
 	switch err := shared.check(); {
 	case err != nil:
 		f.Error(object, "use separate CAs, or set kube-apiserver's --requestheader-allowed-names",
 			"in this cluster every user can impersonate every other: %v", err)
-	case len(headers.allowedNames) == 0:
+	case len(allowed) == 0:
 		f.Warn(object, "set kube-apiserver's --requestheader-allowed-names",
 			"every certificate of the cluster's request-header CA counts as a front proxy, because any name is allowed")
 	}
 }
 
-func (f *Findings) headers(object string, authentication map[string][]byte) {
-	h, err := parseHeaders(authentication)
-	if err != nil {
-		return // frontProxy has reported it
-	}
+func (f *Findings) headers(object string, h requestHeaders) {
 	for _, want := range []struct {
 		name, flag string
 		trusted    []string
@@ -221,15 +217,12 @@ func (f *Findings) CheckBackend(object string, b *registry.Backend, data []byte,
 	used, sound := make(map[string]bool), true
 	for _, endpoint := range slices.Sorted(maps.Keys(live)) {
 		root, err := trust.VerifyChain(data, b.ServerName, live[endpoint])
-		if err != nil {
-			if sound = false; live[endpoint] == nil {
-				continue // not reached, as the caller reports: it may need any CA
-			}
+		if sound = sound && err == nil; err == nil {
+			used[trust.Describe(root).Fingerprint] = true
+			f.Expiry(object, live[endpoint][0], "endpoint "+endpoint+": certificate", "renew it at the backend")
+		} else if live[endpoint] != nil { // else it was not reached, as the caller reports: it may need any CA
 			f.Error(object, remedy(err, b.ServerName), "endpoint %s: %v", endpoint, err)
-			continue
 		}
-		used[trust.Describe(root).Fingerprint] = true
-		f.Expiry(object, live[endpoint][0], "endpoint "+endpoint+": certificate", "renew it at the backend")
 	}
 	for _, c := range cas {
 		if sound && len(live) > 0 && !used[trust.Describe(c).Fingerprint] {
@@ -270,12 +263,4 @@ func remedy(err *trust.Error, name string) string {
 		"UnknownAuthority": "put the CA that signed the backend's certificate into its bundle, " +
 			"or name its ConfigMap in the annotation fairlead.dev/ca-from",
 	}[err.Reason()], "have the backend's certificate issued anew, with extended key usage serverAuth")
-}
-
-func subjects(cas []*x509.Certificate) string {
-	var names []string
-	for _, c := range cas[:min(len(cas), 3)] { // a line has no room for more
-		names = append(names, fmt.Sprintf("%q", trust.Describe(c).Subject))
-	}
-	return strings.Join(names, ", ")
 }

@@ -100,7 +100,7 @@ func verify(peer []*x509.Certificate, roots *x509.CertPool) ([][]*x509.Certifica
 		return nil, err //nolint:wrapcheck // the callers wrap it
 	}
 	return peer[0].Verify(x509.VerifyOptions{
-		Roots: roots, Intermediates: pool(peer[1:]), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		Roots: roots, Intermediates: bundle.Pool(peer[1:]), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 }
 
@@ -118,8 +118,8 @@ func (c *Clients) update(edit func(*clientTrust)) error {
 		return c.refusal
 	}
 	next.generation = c.current.Load().generation + 1
-	next.clientPool, next.proxyPool = pool(next.client), pool(next.proxy)
-	next.union = pool(slices.Concat(next.client, next.proxy))
+	next.clientPool, next.proxyPool = bundle.Pool(next.client), bundle.Pool(next.proxy)
+	next.union = bundle.Pool(slices.Concat(next.client, next.proxy))
 	c.current.Store(&next)
 	c.changed()
 	return nil
@@ -147,18 +147,6 @@ func (t *clientTrust) check() error {
 		}
 	}
 	return nil
-}
-
-// pool returns nil for an empty list, by which nobody is verified.
-func pool(certs []*x509.Certificate) *x509.CertPool {
-	if len(certs) == 0 {
-		return nil
-	}
-	p := x509.NewCertPool()
-	for _, c := range certs {
-		p.AddCert(c)
-	}
-	return p
 }
 
 // HeaderNames are the header names in the cluster's authentication ConfigMap, which extension servers trust.
@@ -190,7 +178,7 @@ func (c *Clients) takeConfigMap(data map[string][]byte, err error) error {
 	}
 	defer c.known.Store(true) // after the CAs: until then a client's certificate would count as none
 	proxy, faulty := optionalBundle(data["requestheader-client-ca-file"])
-	c.cluster.Store(&clientTrust{proxyPool: pool(proxy), allowed: h.allowedNames})
+	c.cluster.Store(&clientTrust{proxyPool: bundle.Pool(proxy), allowed: h.allowedNames})
 	if !c.cfg.TrustConfigMap {
 		return nil
 	}

@@ -34,10 +34,7 @@ func (v *view) against(r *roots, chain []*x509.Certificate, now time.Time) (veri
 		return verified{}, refuse(reasonInvalidCertificate, nil, "the server presented %v", err)
 	}
 	opts := x509.VerifyOptions{
-		DNSName: matchingName(v.name, chain[0]), Roots: r.pool, Intermediates: x509.NewCertPool(), CurrentTime: now,
-	}
-	for _, c := range chain[1:] {
-		opts.Intermediates.AddCert(c)
+		DNSName: matchingName(v.name, chain[0]), Roots: r.pool, Intermediates: bundle.Pool(chain[1:]), CurrentTime: now,
 	}
 	paths, err := chain[0].Verify(opts)
 	if err != nil {
@@ -150,11 +147,16 @@ func (r *roots) String() string {
 	if r.system() {
 		return "the system's root store"
 	}
-	names := make([]string, 0, len(r.certs))
-	for _, c := range r.certs {
+	return "the bundle (" + Subjects(r.certs) + ")"
+}
+
+// Subjects names certificates, as many as fit a line.
+func Subjects(certs []*x509.Certificate) string {
+	names := make([]string, 0, len(certs))
+	for _, c := range certs {
 		names = append(names, subject(c))
 	}
-	return "the bundle (" + list(names) + ")"
+	return list(names)
 }
 
 // hasSAN reports whether c has RFC 5280's extension (4.2.1.6), even without names, as upstream.
@@ -178,11 +180,9 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 // VerifyChain verifies the chain that a server presented, leaf first, as a handshake now would: against a bundle (empty
 // means the system's roots) and the name. It returns the root that the chain ends in.
 func VerifyChain(data []byte, serverName string, chain []*x509.Certificate) (root *x509.Certificate, refusal *Error) {
-	read := readRoots(data, "")
-	if read.fault != nil {
-		return nil, read.fault
-	}
-	got, refusal := (&view{name: serverName, current: read.current}).against(read.current, chain, time.Now())
+	v := readRoots(data, "")
+	v.name = serverName
+	got, _, refusal := v.verify(chain, time.Now())
 	return got.root, refusal
 }
 

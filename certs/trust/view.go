@@ -45,10 +45,7 @@ func (v *view) verify(chain []*x509.Certificate, now time.Time) (got verified, o
 	} else if err = v.fault; err == nil { // no such view is made; without roots nobody is trusted
 		err = refuse(reasonInvalidBundle, nil, "there is no CA bundle")
 	}
-	for _, p := range slices.Backward(v.previous) {
-		if !now.Before(p.until()) {
-			continue
-		}
+	for _, p := range slices.Backward(live(v.previous, now)) {
 		if got, olderr := v.against(p.roots, chain, now); olderr == nil {
 			if p.until().Before(got.until) {
 				got.until = p.until()

@@ -34,7 +34,7 @@ func Parse(data []byte) ([]*x509.Certificate, error) {
 		bytes.Count(data, []byte("#"+begin)) - bytes.Count(data, []byte("# "+begin))
 	var certs []*x509.Certificate
 	var errs []error
-	blocks, unread := 0, 0
+	blocks := 0
 	for rest := data; ; {
 		var block *pem.Block
 		if block, rest = pem.Decode(rest); block == nil {
@@ -53,15 +53,13 @@ func Parse(data []byte) ([]*x509.Certificate, error) {
 			}
 		}
 		if err != nil {
-			if unread++; unread <= Named {
-				errs = append(errs, fmt.Errorf("parsing certificate %d: %w", blocks, err))
-			}
+			errs = append(errs, fmt.Errorf("parsing certificate %d: %w", blocks, err))
 			continue
 		}
 		certs = append(certs, c)
 	}
-	if unread > Named {
-		errs = append(errs, fmt.Errorf("parsing %d more certificates failed, too", unread-Named))
+	if more := len(errs) - Named; more > 0 {
+		errs = append(errs[:Named], fmt.Errorf("parsing %d more certificates failed, too", more))
 	}
 	if broken := begun - blocks; broken > 0 {
 		errs = append(errs, fmt.Errorf("reading bundle: %d of %d certificates are broken or cut short", broken, begun))
@@ -75,3 +73,15 @@ func Parse(data []byte) ([]*x509.Certificate, error) {
 // Named bounds the unreadable certificates that an error names: a bundle has room for 17,000,
 // and anyone who may write an APIService could put them all into log, verdict and status.
 const Named = 3
+
+// Pool returns a pool of certificates, nil for none. As roots, nil would mean the system's.
+func Pool(certs []*x509.Certificate) *x509.CertPool {
+	if len(certs) == 0 {
+		return nil
+	}
+	p := x509.NewCertPool()
+	for _, c := range certs {
+		p.AddCert(c)
+	}
+	return p
+}
