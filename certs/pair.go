@@ -3,10 +3,12 @@ package certs
 import (
 	"cmp"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -45,6 +47,11 @@ func NewPair(names ...string) *Pair {
 // Certificate returns the pair in force, nil while there is none. The caller must not change it.
 func (p *Pair) Certificate() *tls.Certificate { return p.current.Load().cert }
 
+// Chain parses the certificates in force, leaf first. There may be none.
+func (p *Pair) Chain() ([]*x509.Certificate, error) {
+	return x509.ParseCertificates(slices.Concat(cmp.Or(p.Certificate(), &tls.Certificate{}).Certificate...))
+}
+
 // Changed returns a channel that is closed once the pair in force changes. A connection made with
 // an older pair should take no new stream. Its requests and watches go on.
 func (p *Pair) Changed() <-chan struct{} { return p.current.Load().superseded }
@@ -56,10 +63,9 @@ func (p *Pair) GetClientCertificate(*tls.CertificateRequestInfo) (*tls.Certifica
 	return cmp.Or(p.Certificate(), &tls.Certificate{}), nil
 }
 
-// Set puts a certificate in force, which nobody may change from then on. Calls must not overlap.
+// Set puts a certificate in force, which nobody may change from then on.
 func (p *Pair) Set(cert *tls.Certificate) {
-	old := p.current.Load()
-	p.current.Store(&pairState{cert: cert, superseded: make(chan struct{})})
+	old := p.current.Swap(&pairState{cert: cert, superseded: make(chan struct{})})
 	close(old.superseded) // swap before close: a goroutine that wakes up must find the new pair
 }
 

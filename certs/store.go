@@ -65,7 +65,7 @@ type Config struct {
 // File is a file of another package that is followed with the same care.
 type File struct {
 	Use  string // names it in status and metrics: "kubeconfig"
-	Path string // the file
+	Path string // the file. Empty: there is none
 	// Take parses the content and puts it in force. After an error the former stays. New calls it first, later Run.
 	Take func(data []byte) error
 	Held func() []*x509.Certificate // returns the certificates in it that are in force. Nil means that it has none
@@ -126,6 +126,9 @@ func (s *Store) sources() {
 	s.followCA("client-ca", c.ClientCA, func(t *clientTrust) *[]*x509.Certificate { return &t.client })
 	s.followCA("requestheader-ca", c.RequestHeaderCA, func(t *clientTrust) *[]*x509.Certificate { return &t.proxy })
 	for _, f := range c.Files {
+		if f.Path == "" {
+			continue
+		}
 		s.followed = append(s.followed, &followed{
 			use: f.Use, source: f.Path, files: []string{f.Path}, held: f.Held,
 			take: func(data [][]byte) error { return f.Take(data[0]) },

@@ -39,11 +39,8 @@ func dialNameserver(ctx context.Context, network, address string) (net.Conn, err
 // egressDialer returns the dialer of an egress selector configuration's entry "cluster", as kube-apiserver reads it.
 // Live traffic and probes must use the same one. Nil means direct connections: there is no file, or it says so.
 func egressDialer(file string) (utilnet.DialFunc, error) {
-	if file == "" {
-		return nil, nil
-	}
 	config, err := egressselector.ReadEgressSelectorConfiguration(file)
-	if err != nil {
+	if err != nil || config == nil { // nil means that there is no file
 		return nil, err
 	}
 	if faults := egressselector.ValidateEgressSelectorConfiguration(config); len(faults) > 0 {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
@@ -61,14 +60,10 @@ func (p *process) makeTokens() (*tokens.Tokens, []certs.File) {
 	if own {
 		p.loops["tokens"] = tokens.Run
 	}
-	var files []certs.File
-	if p.o.tokenFile != "" {
-		files = append(files, certs.File{Use: "token-auth-file", Path: p.o.tokenFile, Take: tokens.TakeTokens})
+	return tokens, []certs.File{
+		{Use: "authentication-config", Path: p.o.authConfig, Take: tokens.TakeConfig},
+		{Use: "token-auth-file", Path: p.o.tokenFile, Take: tokens.TakeTokens},
 	}
-	if p.o.authConfig != "" {
-		files = append(files, certs.File{Use: "authentication-config", Path: p.o.authConfig, Take: tokens.TakeConfig})
-	}
-	return tokens, files
 }
 
 func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) {
@@ -119,12 +114,8 @@ func (s *server) clusterNames() (names *authn.HeaderNames, known bool) {
 
 // inCluster returns why the cluster's servers, if they must, do not take this process for a front proxy.
 func (s *server) inCluster() error {
-	pair := s.certs.ProxyClient().Certificate()
-	if pair == nil || s.o.impersonates() || s.o.Behind != "" {
-		return nil
-	}
-	chain, err := x509.ParseCertificates(slices.Concat(pair.Certificate...))
-	if err == nil {
+	chain, err := s.certs.ProxyClient().Chain()
+	if err == nil && !s.o.impersonates() && s.o.Behind == "" {
 		_, err = s.certs.Clients().VerifyInCluster(chain)
 	}
 	return err

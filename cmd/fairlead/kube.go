@@ -115,17 +115,14 @@ func (k *kube) files() []certs.File {
 	if k == nil {
 		return nil
 	}
-	var files []certs.File
 	named := caFile(k.config)
 	inUse := named // by the kubeconfig in force; one goroutine calls every Take
-	if named != "" {
-		files = append(files, certs.File{Use: "local-apiserver-ca", Path: named, Take: func(data []byte) error {
-			if inUse != named {
-				return nil
-			}
-			return k.trust.LocalBundle(data)
-		}})
-	}
+	files := []certs.File{{Use: "local-apiserver-ca", Path: named, Take: func(data []byte) error {
+		if inUse != named {
+			return nil
+		}
+		return k.trust.LocalBundle(data)
+	}}}
 	if f := k.follower; f != nil {
 		take := func([]byte) error {
 			c, err := f.reload(k.o.kubeconfig)
