@@ -180,6 +180,9 @@ func (b *backend) handshake(chain []*x509.Certificate) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.seenLocked(chain[0], l)
+	if c := got.first; c != nil && c != chain[0] && c != got.root { // an intermediate ends before both
+		b.seenLocked(c, leaf{Certificate: Describe(c), root: l.root, seen: now})
+	}
 	if err != nil {
 		if b.counted != "" { // else no APIService has the Backend any more; the prober logs the resulting verdict
 			b.of.metrics.refusals.WithLabelValues(b.counted, err.Reason()).Inc()

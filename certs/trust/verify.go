@@ -16,8 +16,9 @@ import (
 )
 
 type verified struct {
-	root  *x509.Certificate // the anchor that the best path ends in
-	until time.Time         // the earliest NotAfter of the path that lasts longest. Zero: not verified (insecure)
+	root  *x509.Certificate // the anchor that the best path, which lasts longest, ends in
+	first *x509.Certificate // of that path, which ends first
+	until time.Time         // when it does. Zero: not verified (insecure)
 }
 
 // against verifies the chain of a server, leaf first, against r and the view's name, or one of several comma-separated
@@ -44,7 +45,7 @@ func (v *view) against(r *roots, chain []*x509.Certificate, now time.Time) (veri
 	for _, path := range paths {
 		first := slices.MinFunc(path, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
 		if first.NotAfter.After(best.until) {
-			best = verified{root: path[len(path)-1], until: first.NotAfter}
+			best = verified{root: path[len(path)-1], first: first, until: first.NotAfter}
 		}
 	}
 	return best, nil
