@@ -60,18 +60,20 @@ func (f *Findings) Add(severity, object, do, format string, args ...any) {
 // short-lived certificate is renewed sooner, so a quarter of its lifetime is enough.
 const soon = 30 * 24 * time.Hour
 
-// Expiry adds a finding if a certificate is not valid, or soon will not be. what says whose it is.
-func (f *Findings) Expiry(object string, c *x509.Certificate, what, do string) {
+// Expiry adds a finding for each of a chain, leaf first, that is not valid, or soon will not be. what says whose it is.
+func (f *Findings) Expiry(object string, chain []*x509.Certificate, what, do string) {
 	now := time.Now()
-	left, name := c.NotAfter.Sub(now), trust.Describe(c).Subject
-	switch {
-	case now.Before(c.NotBefore):
-		f.Error(object, "wait, or set the clock",
-			"%s %q is not valid before %s", what, name, c.NotBefore.UTC().Format(time.RFC3339))
-	case left <= 0:
-		f.Error(object, do, "%s %q expired at %s", what, name, c.NotAfter.UTC().Format(time.RFC3339))
-	case left < min(soon, c.NotAfter.Sub(c.NotBefore)/4):
-		f.Warn(object, do, "%s %q expires in %s", what, name, duration.HumanDuration(left))
+	for _, c := range trust.Path(chain) {
+		left, name := c.NotAfter.Sub(now), trust.Describe(c).Subject
+		switch {
+		case now.Before(c.NotBefore):
+			f.Error(object, "wait, or set the clock",
+				"%s %q is not valid before %s", what, name, c.NotBefore.UTC().Format(time.RFC3339))
+		case left <= 0:
+			f.Error(object, do, "%s %q expired at %s", what, name, c.NotAfter.UTC().Format(time.RFC3339))
+		case left < min(soon, c.NotAfter.Sub(c.NotBefore)/4):
+			f.Warn(object, do, "%s %q expires in %s", what, name, duration.HumanDuration(left))
+		}
 	}
 }
 
@@ -83,10 +85,8 @@ func (f *Findings) CheckProxyClient(chain []*x509.Certificate, authentication ma
 	if len(chain) == 0 {
 		object = "ConfigMap kube-system/extension-apiserver-authentication"
 	}
-	for _, leaf := range chain[:min(len(chain), 1)] {
-		f.Expiry(object, leaf, "certificate",
-			"renew it; Fairlead loads a new pair from the same files without a restart")
-	}
+	f.Expiry(object, chain, "certificate",
+		"renew it; Fairlead loads a new pair from the same files without a restart")
 	headers, err := parseHeaders(authentication)
 	switch {
 	case len(chain) == 0 && len(authentication["requestheader-client-ca-file"]) == 0:
@@ -163,7 +163,7 @@ func (f *Findings) headers(object string, h requestHeaders) {
 // CheckServing checks whether a serving chain suits the names that clients use. object is the Object of the findings.
 func (f *Findings) CheckServing(object string, chain []*x509.Certificate, names []string) {
 	leaf := chain[0]
-	f.Expiry(object, leaf, "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
+	f.Expiry(object, chain, "certificate", "renew it; Fairlead loads a new pair from the same files without a restart")
 	for _, name := range names {
 		if err := leaf.VerifyHostname(name); err != nil {
 			f.Error(object, fmt.Sprintf("have it issued with %q among its subject alternative names", name),
@@ -198,7 +198,7 @@ func (f *Findings) authorities(object string, cas []*x509.Certificate, do, expir
 	})
 	for _, c := range cas {
 		before := len(*f)
-		f.Expiry(object, c, "CA", map[bool]string{false: do, true: expired}[now.After(c.NotAfter)])
+		f.Expiry(object, []*x509.Certificate{c}, "CA", map[bool]string{false: do, true: expired}[now.After(c.NotAfter)])
 		if len(*f) > before && usable {
 			(*f)[before].Severity = SeverityWarning
 		}
@@ -219,7 +219,7 @@ func (f *Findings) CheckBackend(object string, b *registry.Backend, data []byte,
 		root, err := trust.VerifyChain(data, b.ServerName, live[endpoint])
 		if sound = sound && err == nil; err == nil {
 			used[trust.Describe(root).Fingerprint] = true
-			f.Expiry(object, live[endpoint][0], "endpoint "+endpoint+": certificate", "renew it at the backend")
+			f.Expiry(object, live[endpoint][:1], "endpoint "+endpoint+": certificate", "renew it at the backend")
 		} else if live[endpoint] != nil { // else it was not reached, as the caller reports: it may need any CA
 			f.Error(object, remedy(err, b.ServerName), "endpoint %s: %v", endpoint, err)
 		}

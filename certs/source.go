@@ -132,7 +132,8 @@ type Status struct {
 	Read    time.Time `json:"read,omitzero"`    // when it was last read. Zero means never
 	Changed time.Time `json:"changed,omitzero"` // when it was last put in force. Zero means never
 	Err     string    `json:"err,omitempty"`    // why the last value read is not in force. Empty means that it is
-	// Certificates are those in force. In a pair the leaf comes first.
+	Chain   bool      `json:"chain,omitempty"`  // all Certificates are needed. False: one of them
+	// Certificates are those in force: a leaf and the intermediates above it, or the CAs of a bundle.
 	Certificates []trust.Certificate `json:"certificates,omitempty"`
 }
 
@@ -144,10 +145,10 @@ func (s *Store) Status() []Status {
 	out := make([]Status, 0, len(s.followed))
 	for _, f := range s.followed {
 		f.mu.Lock()
-		st := Status{Use: f.use, Source: f.source, Read: f.read, Changed: f.changed}
+		cas := slices.Contains([]string{"client-ca", "requestheader-ca", "authentication-configmap"}, f.use)
+		st := Status{Use: f.use, Source: f.source, Read: f.read, Changed: f.changed, Chain: !cas && f.held != nil}
 		err := f.err
 		f.mu.Unlock()
-		cas := slices.Contains([]string{"client-ca", "requestheader-ca", "authentication-configmap"}, f.use)
 		if cas && (err == nil || errors.Is(err, errShared)) { // a later change of the other bundle may have cured that
 			err = refusal
 		}
@@ -175,7 +176,7 @@ func (s *Store) register(r prometheus.Registerer) {
 	labels := []string{"use", "source"}
 	each := append(labels, "subject", "fingerprint")
 	expiry := prometheus.NewDesc("fairlead_certificate_expiration_timestamp_seconds",
-		"When a certificate in force expires: the leaf of a pair, each CA of a bundle.", each, nil)
+		"When a certificate in force expires: each of a pair's chain, each CA of a bundle.", each, nil)
 	begin := prometheus.NewDesc("fairlead_certificate_not_before_timestamp_seconds", "When it became valid.", each, nil)
 	valid := prometheus.NewDesc("fairlead_certificate_reload_valid",
 		"1 while the last value read is in force, 0 while the last good value is used instead.", labels, nil)

@@ -147,7 +147,10 @@ func (s *Store) follow(use string, src PairSource, p *Pair, then func()) {
 	}
 	s.followed = append(s.followed, &followed{
 		use: use, source: src.Cert, files: []string{src.Cert, src.Key},
-		held: func() []*x509.Certificate { return []*x509.Certificate{p.Certificate().Leaf} }, // New has loaded it
+		held: func() []*x509.Certificate {
+			chain, _ := p.Chain() // take has parsed it
+			return trust.Path(chain)
+		},
 		take: func(data [][]byte) error {
 			defer then()
 			return p.take(data)

@@ -144,6 +144,20 @@ func issuer(child *x509.Certificate, candidates []*x509.Certificate) (parent *x5
 	return parent, reason
 }
 
+// Path returns a leaf and the CAs above it that were sent with it: of several for one, the one that lasts longest. It
+// has no root: who verifies has that.
+func Path(chain []*x509.Certificate) []*x509.Certificate {
+	path := slices.Clone(chain[:min(len(chain), 1)])
+	for range chain[len(path):] {
+		above, _ := issuer(path[len(path)-1], chain[1:])
+		if above == nil || string(above.RawIssuer) == string(above.RawSubject) {
+			break
+		}
+		path = append(path, above)
+	}
+	return path
+}
+
 func (r *roots) String() string {
 	if r.system() {
 		return "the system's root store"

@@ -41,6 +41,7 @@ func TestFaultOf(t *testing.T) {
 		{"expired", certs.Status{Certificates: []trust.Certificate{cert(-2, -1)}}, "the certificate of x has expired"},
 		{"not yet valid", certs.Status{Certificates: []trust.Certificate{cert(1, 2)}}, "the certificate of x is not valid before"},
 		{"none of a bundle", certs.Status{Certificates: []trust.Certificate{cert(-2, -1), cert(1, 2)}}, "the certificate of x has expired"},
+		{"one of a chain", certs.Status{Chain: true, Certificates: []trust.Certificate{cert(-1, 1), cert(-2, -1)}}, "the certificate of x has expired"},
 		{"one of a bundle", certs.Status{Certificates: []trust.Certificate{cert(-2, -1), cert(-1, 1)}}, ""},
 	} {
 		check.Fault(t, tt.want, faultOf(&tt.st, now), "%s", tt.name)
@@ -165,6 +166,7 @@ func TestCertificatesJudged(t *testing.T) {
 		{"all pairs", []certs.Status{value("serving", old), value("sni", old)}, some, true, true},
 		{"all pairs, and one is not valid yet", []certs.Status{value("serving", old), value("sni", early)}, some, true, false},
 		{"all of them, without a default pair", []certs.Status{value("sni", old)}, some, true, true},
+		{"an intermediate", []certs.Status{{Use: "serving", Chain: true, Certificates: append(good, old...)}}, some, true, false},
 		{"refused, and the last good one is used", []certs.Status{{Use: "serving", Err: "no key", Certificates: good}}, "", true, false},
 		{"the ConfigMap's client CA", []certs.Status{value("serving", good), value("authentication-configmap", append(old, good...)), value("client-ca", old), value("requestheader-ca", good)}, refused, true, false},
 		{"the ConfigMap's CAs", []certs.Status{value("serving", good), value("authentication-configmap", old), value("client-ca", old), value("requestheader-ca", old)}, refused, true, false},

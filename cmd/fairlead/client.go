@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	certutil "k8s.io/client-go/util/cert"
 
+	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 )
 
@@ -132,12 +133,12 @@ func (f *follower) take(c *rest.Config) error {
 	return nil
 }
 
-// certificate returns the client certificate in force, to report its expiry: nothing renews it with the cluster's.
+// certificate returns the client certificate in force, and those above it: nothing renews it with the cluster's.
 func (f *follower) certificate() []*x509.Certificate {
 	c := rest.CopyConfig(f.config.Load())
 	_ = rest.LoadTLSFiles(c)                       // a file may be being written
 	chain, _ := certutil.ParseCertsPEM(c.CertData) // none of a token
-	return chain[:min(len(chain), 1)]
+	return trust.Path(chain)
 }
 
 // reload takes credentials and CA from new content of the kubeconfig, but no server: pools were made for the first one.

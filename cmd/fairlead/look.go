@@ -84,14 +84,15 @@ func lookIssuers(keys, dropped error) answer.Check {
 // faultOf returns what is wrong with a followed certificate, bundle or file. Nil means nothing.
 func faultOf(st *certs.Status, now time.Time) error {
 	valid := func(c trust.Certificate) bool { return !now.Before(c.NotBefore) && !now.After(c.NotAfter) }
-	none := len(st.Certificates) > 0 && !slices.ContainsFunc(st.Certificates, valid)
+	bad := slices.IndexFunc(st.Certificates, func(c trust.Certificate) bool { return !valid(c) })
 	switch {
-	case none && now.Before(st.Certificates[0].NotBefore):
-		return fmt.Errorf("the certificate of %s is not valid before %s", st.Certificates[0].Subject,
-			st.Certificates[0].NotBefore.Format(time.RFC3339))
-	case none:
-		return fmt.Errorf("the certificate of %s has expired (%s)",
-			st.Certificates[0].Subject, st.Certificates[0].NotAfter.Format(time.RFC3339))
+	case bad >= 0 && (st.Chain || !slices.ContainsFunc(st.Certificates, valid)): // of a bundle one will do
+		c := st.Certificates[bad]
+		if now.Before(c.NotBefore) {
+			return fmt.Errorf("the certificate of %s is not valid before %s",
+				c.Subject, c.NotBefore.Format(time.RFC3339))
+		}
+		return fmt.Errorf("the certificate of %s has expired (%s)", c.Subject, c.NotAfter.Format(time.RFC3339))
 	case st.Err != "": // the last good one is used
 		return errors.New(st.Err)
 	}

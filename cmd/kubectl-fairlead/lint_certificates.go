@@ -104,7 +104,7 @@ func (l *linter) credentials(cfg *rest.Config) {
 		l.Error(object, do, "reading its client certificate: %v", err)
 		return
 	}
-	l.Expiry(object, chain[0], "its client certificate", do)
+	l.Expiry(object, chain, "its client certificate", do)
 }
 
 // usable returns the APIServices that kube-apiserver's own aggregator can use: the table's verdicts are lint's own.

@@ -191,8 +191,10 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 	}
 	for _, f := range s.Certificates {
 		line(bad, f.Use+" ("+f.Source+"): ", f.Err)
-		if in := f.Certificates; len(in) == 1 && answer.Urgency(s.Time, in[0].NotAfter) != "dim" { // no old CA beside
-			line(warn, f.Use+" ("+f.Source+"): expiry of "+in[0].Subject+": ", answer.Left(s.Time, in[0].NotAfter))
+		for _, c := range f.Certificates { // not of an old CA beside another
+			if all := f.Chain || len(f.Certificates) == 1; all && answer.Urgency(s.Time, c.NotAfter) != "dim" {
+				line(warn, f.Use+" ("+f.Source+"): expiry of "+c.Subject+": ", answer.Left(s.Time, c.NotAfter))
+			}
 		}
 	}
 	ill := append(s.Unavailable(), s.Those(func(a *answer.APIService) bool {
