@@ -284,11 +284,14 @@ func (s *FieldSection) add(f hpack.HeaderField) {
 func (s *FieldSection) Decode(dec *hpack.Decoder, block []byte) error {
 	s.dec, s.fields, s.size, s.names, s.last, s.block = dec, s.fields[:0], 0, 0, "", len(block)
 	dec.SetEmitEnabled(true)
-	if _, err := dec.Write(block); err != nil {
-		return err
-	}
-	return dec.Close()
+	_, err := dec.Write(block)
+	err = cmp.Or(err, dec.Close())
+	dec.SetEmitEnabled(false)
+	_, _ = dec.Write(anyField) // it keeps what it has read last: an idle connection would hold a block of a megabyte
+	return cmp.Or(err, dec.Close())
 }
+
+var anyField = []byte{0x80 | 2} //nolint:gochecknoglobals // the shortest block (RFC 7541 §6.1): nothing writes it
 
 // Size returns the bytes counted for SETTINGS_MAX_HEADER_LIST_SIZE (RFC 9113 §6.5.2).
 func (s *FieldSection) Size() int { return s.size }

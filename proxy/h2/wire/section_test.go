@@ -2,9 +2,11 @@ package wire
 
 import (
 	"bytes"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"weak"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -115,6 +117,19 @@ func TestManyNames(t *testing.T) {
 		check.Same(t, tt.over, s.TooLarge(), "%d names with %d fields each are too many", tt.n, tt.each)
 		check.Same(t, tt.n*tt.each+2, len(s.fields), "fields that are kept")
 	}
+}
+
+// A connection's decoder keeps no block that it has read. The next block may begin with an update of the table.
+func TestBlockIsNotKept(t *testing.T) {
+	s := FieldSection{Max: 1 << 20}
+	dec, block := s.NewDecoder(), append(make([]byte, 0, 64<<10), 0x40, 1, 'a', 1, 'b')
+	kept := weak.Make(&block[0])
+	must.Do(t, s.Decode(dec, block))
+	check.Same(t, []hpack.HeaderField{field("a", "b")}, s.fields, "its fields")
+	runtime.GC()
+	check.Same(t, true, kept.Value() == nil, "the block is garbage")
+	must.Do(t, s.Decode(dec, []byte{0x3f, 0xe1, 0x1f, 0xbe}))
+	check.Same(t, []hpack.HeaderField{field("a", "b")}, s.fields, "fields of the table")
 }
 
 func TestNextFrame(t *testing.T) {
