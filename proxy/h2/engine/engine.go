@@ -221,7 +221,7 @@ func (e *Engine) close(c *Conn, err error) {
 		return
 	}
 	c.closing, c.closingAt, c.orderly = true, e.now, err == nil
-	c.in, c.left, c.data = nil, 0, dataFrame{}
+	c.in, c.left, c.data, c.dec = nil, 0, dataFrame{}, nil // a decoder keeps a block that was cut short
 	e.freeBlock(c)
 	if c.pool != nil {
 		c.pool.drop(c, err) // before its streams look for another connection

@@ -127,6 +127,7 @@ func TestTinyFields(t *testing.T) {
 					}))
 				}
 				check.Within(t, 0, max(size, 500<<10), sent, "%s%s: bytes in blocks of %d until the connection ends", side, name, size)
+				check.Same(t, true, p.c.dec == nil, "%s%s: what has ended holds no decoder", side, name)
 			}
 		}
 	}
