@@ -142,6 +142,15 @@ func TestTurnHasSoManyHeads(t *testing.T) {
 		check.Same(t, len(rest), c.c.weight-c.c.heads-len(c.c.out)-2*c.c.inflight, "bytes that wait")
 	}
 	check.Same(t, [2]int64{0, int64(len(all))}, [2]int64{int64(len(rest)), c.c.bytesIn}, "bytes left, and counted")
+	long := r.client()
+	for id := range uint32(3) {
+		long.headers(2*id+1, true, append(strings.Fields(okHead), "x-big="+strings.Repeat("b", 500<<10))...)
+	}
+	for rest = long.bytes(""); len(rest) > 0; {
+		before := len(long.c.streams)
+		rest = r.e.Feed(long.c, rest)
+		check.Same(t, before+1, len(long.c.streams), "long heads, one in a turn")
+	}
 	dribbles := r.client()
 	dribbles.say("POST 1")
 	rest = r.e.Feed(dribbles.c, []byte(strings.Repeat(string(dribbles.bytes("DATA 1 x")), 3000)))

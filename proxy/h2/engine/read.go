@@ -14,6 +14,7 @@ const (
 	// mutex. Sixteen connections may each send 250 requests at once; others' requests are served after 64 of each.
 	turnHeads  = 64
 	headFrames = 32      // so many frames of DATA, which may have a byte each, take as long as a head
+	usualHead  = 4 << 10 // a longer block counts as so many heads: one of 1 MiB takes milliseconds
 	smallFrame = 1 << 10 // the largest buffer kept for the next frame in two parts: most control frames and heads fit
 )
 
@@ -333,6 +334,7 @@ func (e *Engine) fieldBlock(c *Conn, block []byte, selfDependent bool) *connErro
 	if err := c.spend(cost); err != nil {
 		return err
 	}
+	c.turn += len(block) / usualHead * headFrames
 	if c.side == up {
 		c.turn += headFrames
 		return e.requestBlock(c, id, selfDependent)
