@@ -59,6 +59,17 @@ func (s *Buffers) Put(b []byte) {
 	s.size += n
 }
 
+// Fit returns b. If that is far larger than its content, it frees b, and returns a copy: what waits for a peer that
+// does not read counts by its length, and must not hold a large buffer that others have left.
+func (s *Buffers) Fit(b []byte) []byte {
+	const small, far = 8 << 10, 4
+	if cap(b) > max(small, far*len(b)) {
+		defer s.Put(b)
+		return append([]byte(nil), b...)
+	}
+	return b
+}
+
 // Drop releases all buffers.
 func (s *Buffers) Drop() {
 	s.mu.Lock()

@@ -1,6 +1,7 @@
 package spare
 
 import (
+	"bytes"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -38,4 +39,18 @@ func TestBounds(t *testing.T) {
 		s.Put(make([]byte, maxKept))
 	}
 	check.Within(t, maxSize-maxKept+1, maxSize, s.size, "bytes that are kept")
+}
+
+// What waits has a buffer of its own size, not a large one that is free for others then.
+func TestFit(t *testing.T) {
+	for _, tt := range []struct{ have, n, most, freed int }{
+		{0, 0, 0, 0}, {8 << 10, 1, 8 << 10, 0}, {64 << 10, 16 << 10, 64 << 10, 0},
+		{64 << 10, 15 << 10, 20 << 10, 64 << 10}, {64 << 10, 0, 0, 64 << 10},
+	} {
+		var s Buffers
+		b := append(make([]byte, 0, tt.have), bytes.Repeat([]byte("x"), tt.n)...)
+		got := s.Fit(b)
+		check.Same(t, string(b), string(got), "%+v: content", tt)
+		check.Same(t, [2]int{tt.freed, 0}, [2]int{s.size, max(0, cap(got)-tt.most)}, "%+v: bytes freed, and too many", tt)
+	}
 }

@@ -285,6 +285,8 @@ func (r *rawConn) unread() bool {
 func (r *rawConn) taken() (n uint64, sent bool, silence time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock() // so that fd is not closed meanwhile
+	// This is asked at ticks, of peers that have not read all.
+	r.out, r.pending = r.spare.Fit(r.out), r.spare.Fit(r.pending)
 	info, err := unix.GetsockoptTCPInfo(r.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil { // it is closed, or no TCP
 		return 0, true, 0

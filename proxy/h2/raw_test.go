@@ -212,6 +212,15 @@ func TestUnread(t *testing.T) {
 	must.Soon(t, 10*time.Second, "what was sent is seen", raw.unread)
 }
 
+// What waits for a peer that does not read counts by its length, so it does not keep a large buffer of others.
+func TestWaitingOutputHasItsOwnSize(t *testing.T) {
+	large := func() []byte { return make([]byte, 10, 128<<10) }
+	raw := &rawConn{fd: -1, spare: &spare.Buffers{}, out: large(), pending: large()}
+	raw.taken()
+	check.Same(t, [2]int{10, 10}, [2]int{len(raw.out), len(raw.pending)}, "bytes that wait")
+	check.Within(t, 10, 8<<10, max(cap(raw.out), cap(raw.pending)), "the size of their buffers")
+}
+
 type wrapped struct{ *net.TCPConn }
 
 // transparent declares that it does not change the bytes.

@@ -136,6 +136,21 @@ func TestBlockBufferRefusesNobody(t *testing.T) {
 	}
 }
 
+// What waits for a client that does not read counts by its length, so it does not keep a large buffer of others.
+func TestWaitingOutputHasItsOwnSize(t *testing.T) {
+	r, c := newClient(t)
+	c.silent = true
+	c.say("PING pingpong")
+	c.c.take() // its socket is full
+	r.e.buffers.Put(make([]byte, 128<<10))
+	c.say("PING pingpong")
+	waits := len(c.c.out)
+	check.Same(t, 128<<10, cap(c.c.out), "the size of the buffer at first")
+	r.tick(TickEvery)
+	check.Same(t, waits, len(c.c.out), "bytes that wait")
+	check.Within(t, waits, 8<<10, cap(c.c.out), "the size of their buffer")
+}
+
 // An object that is kept for reuse cannot be freed twice: two connections would share it.
 func TestFreedTwice(t *testing.T) {
 	for _, tt := range []struct {

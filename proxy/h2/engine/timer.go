@@ -180,6 +180,7 @@ func (e *Engine) stalled(c *Conn) bool {
 	if c.inflight == 0 {
 		return false
 	}
+	c.out = e.buffers.Fit(c.out)
 	_, silence := e.accepted(c, &c.flushAt)
 	return e.now-c.flushAt > stallTime && (c.side == down || silence > goneTime)
 }
