@@ -113,7 +113,9 @@ func (l *frames) decide(c *h2.ConnInfo, h *wire.Head, resume func(engine.Plan)) 
 	}
 	x.decision.Set = conn.set
 	_, lacks := l.p.decide(&x.decision, x.head, &conn.conn, x.head.Arrived).(Need) //nolint:errorlint // nobody wraps it
-	conn.set = x.decision.Set
+	if conn.set = x.decision.Set; cap(conn.set) > 8*usualSet {
+		conn.set = nil // it was for a user of many groups
+	}
 	if !lacks {
 		return l.plan(x), true
 	}

@@ -187,6 +187,9 @@ func TestPlans(t *testing.T) {
 			p.Done(engine.Outcome{})
 		}
 	}
+	many := &slot{remote: "192.0.2.1:1", remoteIP: "192.0.2.1", set: make([]hpack.HeaderField, 0, 4000)}
+	<-w.ask(&h2.ConnInfo{Context: t.Context(), Now: time.Now(), Value: many}, "token-of-bob")
+	check.Within(t, 0, 8*usualSet, cap(many.set), "fields for which a connection keeps room")
 	as := append(with("token-of-boss"), hpack.HeaderField{Name: "impersonate-user", Value: "bob"})
 	check.Same(t, true, w.planOf(t, &wire.Head{Method: "GET", Path: remoteGV + "/watch/widgets", Fields: as}).LongRunning, "a watch as somebody else is long-running")
 }
