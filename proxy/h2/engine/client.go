@@ -209,7 +209,7 @@ func (s *stream) respond(a *Answer, date, set []hpack.HeaderField) {
 	s.leg[up].writeHeaders(s.id[up], d.sentEnd, a.Fields, date, set)
 	d.q.show(a)
 	if len(a.Body) > min(int(d.window), int(s.leg[up].window)) {
-		s.countHead(int(s.head) + 2<<10) // what stream and request take while the client opens no window
+		s.countHead(int(s.head) + openStream)
 	}
 	s.advance(down)
 }

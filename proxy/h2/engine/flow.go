@@ -174,6 +174,7 @@ func (s *stream) review() {
 func (s *stream) drainUpload() {
 	if !s.draining {
 		s.draining = true
+		s.countHead(int(s.head) + openStream)
 		s.e.arm(s, s.e.now+drainTime)
 	}
 	if s.leg[down] == nil && s.local == nil && !s.half[up].discard {

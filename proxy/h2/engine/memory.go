@@ -42,8 +42,8 @@ func (c *Conn) blockSize() int { return max(2*len(c.block), cap(c.block)) }
 const sharedStep = 16 << 10
 
 // handled is how often a head exists for a handler: the engine's fields, an http.Header, those decided about and sent.
-// fieldSize is what one more copy of a field takes, whose text is shared.
-const handled, fieldSize = 3, 40
+// fieldSize is what one more copy of a field takes, whose text is shared. openStream is what an answered stream takes.
+const handled, fieldSize, openStream = 3, 40, 2 << 10
 
 // crowded reports whether n more bytes are too many for the heads of a connection: a quarter of its source's share.
 func (c *Conn) crowded(n int) bool {
