@@ -73,7 +73,6 @@ type Conn struct {
 	streams      map[uint32]*stream
 	maxID        uint32   // the highest stream id received from a client or sent to a backend
 	resets       []uint32 // the last streams we reset: further frames for them are ignored
-	resetAt      int
 	lastRead     time.Duration
 	idleSince    time.Duration
 	pingAt       time.Duration // when the unanswered PING was sent; 0 means none
@@ -262,18 +261,15 @@ func (c *Conn) writeHeaders(id uint32, end bool, lists ...[]hpack.HeaderField) {
 		c.e.writing = nil
 		return
 	}
-	block := append([]byte(nil), c.out[start+wire.FrameHeaderLen:]...)
-	c.out = c.out[:start]
-	c.frame(c.peerFrame, http2.FrameHeaders, flags&^http2.FlagHeadersEndHeaders, id)
-	c.out = append(c.out, block[:c.peerFrame]...)
-	for block = block[c.peerFrame:]; len(block) > 0; {
-		n, flags := min(len(block), c.peerFrame), http2.Flags(0)
-		if n == len(block) {
-			flags = http2.FlagContinuationEndHeaders
+	block := slices.Clone(c.out[start+wire.FrameHeaderLen:])
+	c.out, flags = c.out[:start], flags&^http2.FlagHeadersEndHeaders
+	for kind := http2.FrameHeaders; len(block) > 0; kind, flags = http2.FrameContinuation, 0 {
+		part := block[:min(len(block), c.peerFrame)]
+		if block = block[len(part):]; len(block) == 0 {
+			flags |= http2.FlagContinuationEndHeaders
 		}
-		c.frame(n, http2.FrameContinuation, flags, id)
-		c.out = append(c.out, block[:n]...)
-		block = block[n:]
+		c.frame(len(part), kind, flags, id)
+		c.out = append(c.out, part...)
 	}
 	c.e.writing = nil
 }
@@ -307,12 +303,9 @@ func (c *Conn) writeSettings() {
 // rememberReset stores the id of a stream we reset: frames in flight for it are no error (§5.1).
 func (c *Conn) rememberReset(id uint32) {
 	const keep = 256 // as many streams as a connection has by default
-	if len(c.resets) < keep {
-		c.resets = append(c.resets, id)
-		return
+	if c.resets = append(c.resets, id); len(c.resets) > keep {
+		c.resets = c.resets[1:]
 	}
-	c.resets[c.resetAt%keep] = id
-	c.resetAt++
 }
 
 func (c *Conn) wasReset(id uint32) bool { return slices.Contains(c.resets, id) }
