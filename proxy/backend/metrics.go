@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
+	"github.com/fairlead-proxy/fairlead/internal/metric"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
@@ -144,43 +145,33 @@ func (u *Upstream) Limits() (list []bound.Limit) {
 
 // collector collects the upstreams that exist at the time of the scrape.
 type collector struct {
-	// described says that this collector describes the series: of two collectors only one may.
-	described                                                                     bool
-	upstreams                                                                     func() []*Upstream
+	metric.Gauges // describes the series, or none: Pools and Local register a collector each, and only one may
+	upstreams     func() []*Upstream
+
 	inFlight, connections, dials, handshakes, retries, rejections, phaseHistogram *prometheus.Desc
 }
 
-func newCollector(upstreams func() []*Upstream, described bool) *collector {
+func newCollector(upstreams func() []*Upstream, describes bool) *collector {
+	c := &collector{upstreams: upstreams}
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("fairlead_backend_"+name, help, append([]string{"name"}, labels...), nil)
+		d := prometheus.NewDesc("fairlead_backend_"+name, help, append([]string{"name"}, labels...), nil)
+		if describes {
+			c.All = append(c.All, d)
+		}
+		return d
 	}
-	return &collector{
-		described:   described,
-		upstreams:   upstreams,
-		inFlight:    desc("requests_in_flight", "Requests that hold a place among those in flight, by kind.", "kind"),
-		connections: desc("connections", "Open pooled connections over HTTP/1.1."),
-		dials: desc("dials_total", "Connections dialed, by result: ok, or the step that failed. "+
-			"A connection that several APIServices share counts for one of them.", "result"),
-		handshakes: desc("handshake_errors_total", "Failed TLS handshakes, by class.", "class"),
-		retries:    desc("retries_total", "Retries, by how the previous try failed.", "after"),
-		rejections: desc("rejections_total",
-			"Requests refused at a limit, and retries refused by the retry budget.", "limit"),
-		phaseHistogram: desc("phase_seconds",
-			"Time to resolve, to connect, for the TLS handshake, from sending a request to its response head, "+
-				"and from a request's arrival to its last byte (long-running ones excepted).", "phase"),
-	}
-}
-
-// Describe sends the descriptions if described is set: Pools and Local register a collector each.
-func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	if !c.described {
-		return
-	}
-	for _, d := range []*prometheus.Desc{
-		c.inFlight, c.connections, c.dials, c.handshakes, c.retries, c.rejections, c.phaseHistogram,
-	} {
-		ch <- d
-	}
+	c.inFlight = desc("requests_in_flight", "Requests that hold a place among those in flight, by kind.", "kind")
+	c.connections = desc("connections", "Open pooled connections over HTTP/1.1.")
+	c.dials = desc("dials_total", "Connections dialed, by result: ok, or the step that failed. "+
+		"A connection that several APIServices share counts for one of them.", "result")
+	c.handshakes = desc("handshake_errors_total", "Failed TLS handshakes, by class.", "class")
+	c.retries = desc("retries_total", "Retries, by how the previous try failed.", "after")
+	c.rejections = desc("rejections_total",
+		"Requests refused at a limit, and retries refused by the retry budget.", "limit")
+	c.phaseHistogram = desc("phase_seconds",
+		"Time to resolve, to connect, for the TLS handshake, from sending a request to its response head, "+
+			"and from a request's arrival to its last byte (long-running ones excepted).", "phase")
+	return c
 }
 
 // Collect sends every upstream's series. Error counters are left out while they are 0: there may be 10,000 APIServices.
