@@ -196,9 +196,6 @@ func (lp *loop) read(t active) {
 	switch {
 	case errors.Is(err, syscall.EAGAIN):
 		return
-	case errors.Is(err, syscall.EINTR):
-		lp.next = append(lp.next, t)
-		return
 	case err == nil && len(r.rest) == 0 && !again:
 		err = io.EOF
 	case err == nil:

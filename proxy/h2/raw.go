@@ -175,9 +175,6 @@ func (r *rawConn) Write(p []byte) (int, error) {
 		return r.Conn.Write(p)
 	}
 	r.mu.Lock()
-	if r.out == nil {
-		r.out = r.spare.Get()
-	}
 	r.out = append(r.out, p...)
 	r.mu.Unlock()
 	return len(p), nil
