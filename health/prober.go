@@ -291,7 +291,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		healthy: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "fairlead_endpoint_healthy",
 			Help: "1 if the endpoint is healthy, 0 if it is not or has not been found out yet.",
-		}, []string{"name", "endpoint"}),
+		}, []string{"name", "address"}),
 	}
 	metric.Register(r, m.duration, m.probes, m.healthy)
 	return m

@@ -83,10 +83,12 @@ func TestMetricsDocument(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(before + "\n")
 	var families []*dto.MetricFamily
+	ofTarget := strings.Fields("container endpoint instance job namespace node pod service") // of a ServiceMonitor
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		f, labels := all[name], []string(nil)
 		for _, l := range f.Metric[0].Label {
 			labels = append(labels, l.GetName())
+			check.Same(t, false, slices.Contains(ofTarget, l.GetName()), "Prometheus renames %s of %s", l.GetName(), name)
 		}
 		form, kind := strings.TrimSuffix(name+"{"+strings.Join(labels, ",")+"}", "{}"), ""
 		if f.GetType() != dto.MetricType_COUNTER { // whose names say so

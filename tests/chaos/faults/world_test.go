@@ -147,7 +147,7 @@ func (r *remote) unavailable(d *door) bool {
 
 // healthy returns the metric of one endpoint's health.
 func (r *remote) healthy(d *door, address string) bool {
-	return d.scrape()[fmt.Sprintf("fairlead_endpoint_healthy{endpoint=%q,name=%q}", at(address), "v1."+r.group)] == 1
+	return d.scrape()[fmt.Sprintf("fairlead_endpoint_healthy{address=%q,name=%q}", at(address), "v1."+r.group)] == 1
 }
 
 // await waits until d serves it and all its endpoints are healthy.

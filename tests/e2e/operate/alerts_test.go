@@ -124,8 +124,8 @@ func testFire(t *testing.T, w *world, token string) {
 			set(dead, extension.Fault{Kind: extension.Dead}), set(dead),
 		},
 		{
-			"FairleadEndpointDown", `name="v1.alarm-half.example.com",endpoint="10.79.0.12:8443"`,
-			`fairlead_endpoint_healthy{endpoint="10.79.0.12:8443"} == 1`,
+			"FairleadEndpointDown", `name="v1.alarm-half.example.com",address="10.79.0.12:8443"`,
+			`fairlead_endpoint_healthy{address="10.79.0.12:8443"} == 1`,
 			set(half, extension.Fault{Kind: extension.Dead}), set(half),
 		},
 		{
