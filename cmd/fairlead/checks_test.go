@@ -79,13 +79,13 @@ func TestIssuersJudged(t *testing.T) {
 // What cannot be read from healthy apiservers is told; from an unhealthy one nobody expects it.
 func TestServersJudged(t *testing.T) {
 	well, ill := registry.Endpoint{Health: registry.Healthy}, registry.Endpoint{Health: registry.Unhealthy, Message: "hangs"}
-	away := errors.New("Service: away")
+	away, back := errors.New("Service: away"), registry.Endpoint{Health: registry.Healthy, Since: time.Now()}
 	for _, tt := range []struct {
 		servers []registry.Endpoint
 		unread  error
 		want    string
 	}{
-		{[]registry.Endpoint{well, well}, nil, ""}, {[]registry.Endpoint{well}, away, "the last state is used: Service: away"},
+		{[]registry.Endpoint{well, well}, nil, ""}, {[]registry.Endpoint{well, back}, away, ""}, {[]registry.Endpoint{well}, away, "the last state is used: Service: away"},
 		{[]registry.Endpoint{well, ill}, nil, "1 of 2 local apiservers"}, {[]registry.Endpoint{well, ill}, away, "1 of 2 local apiservers"},
 	} {
 		found := lookServers(tt.servers, tt.unread)
@@ -215,6 +215,8 @@ func TestOwnRights(t *testing.T) {
 	must.Soon(t, 20*time.Second, "the ConfigMap's rule is named", func() bool {
 		return strings.Contains(first(), "Fairlead may not list configmaps extension-apiserver-authentication in namespace kube-system (deploy/base/rbac.yaml:26)")
 	})
+	d.kube.found.Note(errors.New("no other is named"))
+	must.Soon(t, 20*time.Second, "a look-up that fails is told", func() bool { return strings.Contains(first(), "no other is named") })
 	allowed.Store(true)
 	must.Soon(t, 30*time.Second, "it is given back", func() bool { return !strings.Contains(first(), "may not") })
 }

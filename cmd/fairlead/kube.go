@@ -33,9 +33,10 @@ type kube struct {
 	api            *kubernetes.Clientset // of client
 	clock          needs.Clock           // compared by what api is answered
 	servers        []string
-	own            *apiservers // used by Fairlead's own clients. Nil means the kubeconfig's server
-	follower       *follower   // nil means the pod's own configuration, whose files client-go follows
-	credential     *credential // impersonates callers. Nil means no impersonation
+	found          needs.Outcome // of looking for others by --local-apiservers-from
+	own            *apiservers   // used by Fairlead's own clients. Nil means the kubeconfig's server
+	follower       *follower     // nil means the pod's own configuration, whose files client-go follows
+	credential     *credential   // impersonates callers. Nil means no impersonation
 	lookUp         func(ctx context.Context, network, host string) ([]net.IP, error)
 
 	trust  *trust.Trust

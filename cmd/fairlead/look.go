@@ -41,7 +41,11 @@ func lastOf(name string, o *needs.Outcome, what, advice string) needs.Check {
 // lookServers returns which local apiservers are unhealthy. If none is, it returns what cannot be read from them.
 func lookServers(servers []registry.Endpoint, unread error) answer.Check {
 	bad, last := pages.Unhealthy(servers)
+	back := func(e registry.Endpoint) bool { return time.Since(e.Since) < 10*time.Second } // it is read again by then
 	if bad == 0 {
+		if slices.ContainsFunc(servers, back) {
+			unread = nil
+		}
 		return failed(unread, "", "what it has cannot be read, the last state is used: ",
 			"see that kube-apiserver's log, and whether large answers reach this machine")
 	}

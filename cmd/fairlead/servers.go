@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -35,24 +34,21 @@ const (
 // follows returns a function that makes the servers those that find returns. Without one that can
 // be used all stay as they are: a read that fails, or sees an empty list, takes no server away.
 func (k *kube) follows(find func(context.Context) ([]string, error)) func(context.Context) {
-	said := ""
-	return func(all context.Context) {
-		ctx, cancel := context.WithTimeout(all, 2*followEvery)
+	return func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, 2*followEvery)
 		defer cancel()
 		addresses, err := find(ctx)
 		if err == nil && len(addresses) == 0 {
-			err = errors.New("none that can be used is named")
+			err = errors.New("--local-apiservers-from names none that can be used")
 		}
-		if err == nil { // first those that the operator named
-			found := sets.New(addresses...)
-			named := slices.DeleteFunc(slices.Clone(k.servers), func(a string) bool { return !found.Has(a) })
-			order := append(named, sets.List(found.Delete(named...))...)
-			k.pools.Follow(order[:min(len(order), maxFollowed)])
-			latest.Wake(k.news)
-		} else if err.Error() != said && all.Err() == nil {
-			k.log.Warn("finding local apiservers: all stay", "from", k.o.serversFrom, "err", err)
+		if k.found.Note(err); err != nil {
+			return
 		}
-		said = fmt.Sprint(err)
+		found := sets.New(addresses...) // first those that the operator named
+		named := slices.DeleteFunc(slices.Clone(k.servers), func(a string) bool { return !found.Has(a) })
+		order := append(named, sets.List(found.Delete(named...))...)
+		k.pools.Follow(order[:min(len(order), maxFollowed)])
+		latest.Wake(k.news)
 	}
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -69,8 +68,7 @@ func TestFollowServers(t *testing.T) {
 			fairlead, slice("kubernetes", discoveryv1.AddressTypeIPv4, https, "127.0.0.1", "169.254.169.254", "10.0.0.7"), slice("names", discoveryv1.AddressTypeFQDN, https, "kubernetes.example.com"),
 		}, "10.0.0.3:6443 10.0.0.2:6443"},
 	} {
-		var log strings.Builder
-		k := &kube{process: &process{o: &options{}, log: slog.New(slog.NewTextHandler(&log, nil)), news: make(chan struct{}, 1)}, servers: []string{"10.0.0.3:6443", "10.0.0.2:6443"}}
+		k := &kube{process: &process{o: &options{}, news: make(chan struct{}, 1)}, servers: []string{"10.0.0.3:6443", "10.0.0.2:6443"}}
 		k.pools = backend.NewLocal(backend.LocalConfig{
 			Servers: k.servers, TLS: k.tls, IdentityChanged: func() <-chan struct{} { return nil }, Dial: k.own.dial, Signal: func(string, error) {},
 		})
@@ -91,19 +89,20 @@ func TestFollowServers(t *testing.T) {
 		core.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) { return down, nil, context.Canceled })
 		follow(t.Context())
 		check.Same(t, tc.want, named(), "%s, when it cannot be read", tc.name)
+		check.Fault(t, "canceled", k.found.Err(time.Time{}), "%s, when it cannot be read", tc.name)
 		down = false
 		follow(t.Context())
-		check.Same(t, false, strings.Contains(log.String(), `err=""`), "%s: a warning that nothing is wrong", tc.name)
+		none := tc.want == strings.Join(k.servers, " ")
+		check.Same(t, none, k.found.Err(time.Time{}) != nil, "%s: none is found", tc.name)
 	}
 }
 
 // A look-up that hangs is a fault like others.
 func TestFollowHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log strings.Builder
-		k := &kube{process: &process{o: &options{}, log: slog.New(slog.NewTextHandler(&log, nil))}}
+		k := &kube{process: &process{o: &options{}}}
 		k.follows(func(ctx context.Context) ([]string, error) { <-ctx.Done(); return nil, ctx.Err() })(t.Context())
-		check.Has(t, log.String(), "finding local apiservers: all stay", "deadline exceeded")
+		check.Fault(t, "deadline exceeded", k.found.Err(time.Time{}), "a look-up that hangs")
 	})
 }
 

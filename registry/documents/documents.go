@@ -83,7 +83,7 @@ type Sources[S, L any] struct {
 	polls    *prometheus.CounterVec // :: result
 	changed  chan time.Time         // one slot: something to publish
 	touched  atomic.Bool            // publish even if the table has not changed
-	locals   sync.Map               // name → *local[L]
+	locals   sync.Map               // :: name → *local[L]
 	backends atomic.Pointer[backends[S, L]]
 	running  sync.WaitGroup // the backends' goroutines
 	// Departed are group-versions that have left the table; true: they were remote. Publish forgets some. Local ones of
@@ -207,7 +207,7 @@ func (s *Sources[S, L]) ask(ctx context.Context, b *backend[S, L], entries []*re
 		was = b.known.Load()
 		next, changed = s.kind.Join(next, was), true
 	}
-	s.note(err, &b.failing, "backend", slog.String("apiservice", entries[0].Name))
+	s.note(err, &b.failing, entries[0].Name)
 	if changed {
 		s.Touch()
 	}
@@ -238,15 +238,15 @@ func (f Freshness) Of(e *registry.Entry, err error) Freshness {
 	return f
 }
 
-// note counts a request by its result, and logs when it fails in another way than the last one.
-func (s *Sources[S, L]) note(err error, failing *Reason, of string, who slog.Attr) {
+// note counts a backend's answer by its result, and logs when it fails in another way than the last one.
+func (s *Sources[S, L]) note(err error, failing *Reason, apiService string) {
 	reason := reasonOf(err)
 	s.polls.WithLabelValues(string(cmp.Or(reason, "ok"))).Inc()
-	switch {
+	switch log := s.log.With("apiservice", apiService); {
 	case err != nil && reason != *failing:
-		s.log.Warn(s.kind.Name+" of "+of+" cannot be used, the last good one stays", who, "reason", reason, "err", err)
+		log.Warn(s.kind.Name+" of backend cannot be used, the last good one stays", "reason", reason, "err", err)
 	case err == nil && *failing != "":
-		s.log.Info(s.kind.Name+" of "+of+" can be used again", who)
+		log.Info(s.kind.Name + " of backend can be used again")
 	}
 	*failing = reason
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -51,7 +50,8 @@ func (s *Sources[S, L]) followLocal(ctx context.Context, server string) {
 		if ctx.Err() != nil {
 			break
 		}
-		s.note(err, &l.failing, "local apiserver", slog.String("endpoint", server))
+		s.polls.WithLabelValues(string(cmp.Or(reasonOf(err), "ok"))).Inc()
+		l.fault.Store(&err)
 		rest := min(max(leastRest, restFactor*time.Since(begun)), every)
 		pause := every
 		if err != nil {
@@ -133,9 +133,20 @@ func watchOnce(ctx context.Context, do Do, path string, changed func()) error {
 }
 
 type local[L any] struct {
-	hints   chan struct{} // one slot: its documents may have changed
-	known   atomic.Pointer[L]
-	failing Reason // why the last request failed, owned by its goroutine
+	hints chan struct{} // one slot: its documents may have changed
+	known atomic.Pointer[L]
+	fault atomic.Pointer[error] // of the last request. Nil means none yet
+}
+
+// Unread returns why a local apiserver's documents cannot be read: the last good ones stay. Nil means that all can.
+func (s *Sources[S, L]) Unread() (err error) {
+	for name, l := range s.locals.Range {
+		fault := l.(*local[L]).fault.Load() //nolint:forcetypeassert // nothing else is stored
+		if fault != nil && *fault != nil {
+			err = fmt.Errorf("%v: %w", name, *fault) // of several one: in the order of the map, as in the registry
+		}
+	}
+	return err
 }
 
 // Release asks for a local apiserver's release, such as v1.36.3, and stores it, if servers have names.

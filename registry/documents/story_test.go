@@ -34,6 +34,7 @@ type words string
 //	open [verdicts]                          verdicts matter
 //	hint [<n>]                               that the local apiserver's documents have changed; n times, each after 1 ms
 //	touch
+//	unread true|false                        whether the local apiserver's documents cannot be read
 //	endpoint <service> <address>
 //	annotate|revise <apiservice> <text>      an annotation, or its resourceVersion
 //
@@ -107,6 +108,9 @@ func TestStories(t *testing.T) {
 				}
 			},
 			"touch": func([]string) { sources.Touch() },
+			"unread": func(w []string) {
+				check.Same(s, w[0], fmt.Sprint(sources.Unread() != nil), "the local apiserver's cannot be read")
+			},
 			"endpoint": func(w []string) {
 				service := types.NamespacedName{Namespace: "x", Name: w[0]}
 				slice := s.Input.Slices[service][0].DeepCopy()
