@@ -207,9 +207,12 @@ type Identity struct {
 // Available reports whether requests are sent to the APIService.
 func (a *APIService) Available() bool { return a.Verdict.Status == "True" && a.Maintenance == "" }
 
-// Fails says how many of its requests fail although it is available. Empty: fewer than three in the last minute, or
-// than one of twenty, which is what the alert FairleadBackendErrors waits for.
+// Fails says what users notice although it is available: it is stale, or requests fail. Empty: fewer than three in the
+// last minute, or than one of twenty, which is what the alert FairleadBackendErrors waits for.
 func (a *APIService) Fails() string {
+	if d := a.Discovery; a.Available() && d != nil && d.Stale && d.Reason != "pending" {
+		return "it is listed as stale, so that no namespace can be deleted"
+	}
 	if t := a.Traffic; a.Available() && t != nil && t.Errors >= .05 && t.Errors >= .05*t.Rate {
 		return fmt.Sprintf("%.0f%% of its requests in the last minute failed (%s)",
 			100*min(1, t.Errors/t.Rate), Rate(t.Errors))

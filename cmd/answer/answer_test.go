@@ -8,6 +8,8 @@ import (
 	"github.com/fairlead-proxy/fairlead/certs/trust"
 	"github.com/fairlead-proxy/fairlead/internal/bound"
 	"github.com/fairlead-proxy/fairlead/registry"
+	"github.com/fairlead-proxy/fairlead/registry/documents"
+	"github.com/fairlead-proxy/fairlead/registry/documents/discovery"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 )
 
@@ -68,6 +70,8 @@ func TestServed(t *testing.T) {
 	down, closed := APIService{Name: "v1.down"}, APIService{Name: "v1.closed", Verdict: up.Verdict, Maintenance: "moving"}
 	saved, spare := APIService{Name: "v1.saved", StandIn: "v1.up/spare"}, APIService{Name: "v1.up/spare", BackendOf: "v1.up", Rule: "p:1", Standby: true}
 	ill := APIService{Name: "v1.ill", Verdict: up.Verdict, Traffic: &Traffic{Rate: 10, Errors: .5}}
+	unread := APIService{Name: "v1.unread", Verdict: up.Verdict, Discovery: &discovery.Status{Stale: true}}
+	fresh := APIService{Name: "v1.new", Verdict: up.Verdict, Discovery: &discovery.Status{Stale: true, Freshness: documents.Freshness{Reason: "pending"}}}
 	at := func(refused int64) APIService {
 		return APIService{Name: "v1.full", Verdict: up.Verdict, Limits: []bound.Limit{{Name: "inflight", Refused: refused}}}
 	}
@@ -83,6 +87,7 @@ func TestServed(t *testing.T) {
 		{Status{APIServices: []APIService{closed, up, down, down}}, "Users are served, but get 503 from v1.closed and 2 more"},
 		{Status{APIServices: []APIService{hidden, up}}, "Users are served."},
 		{Status{APIServices: []APIService{up, ill}}, "Users are served, but v1.ill: 5% of its requests in the last minute failed (0.5/s)"},
+		{Status{APIServices: []APIService{fresh, unread}}, "Users are served, but v1.unread: it is listed as stale, so that no namespace can be deleted"},
 		{Status{APIServices: []APIService{at(5)}}, "Users are served."},
 		{Status{APIServices: []APIService{at(6)}}, "Users are served, but v1.full: limit inflight; 6 requests got 429 in the last two minutes"},
 		{Status{APIServices: []APIService{at(6), ill}}, "Users are served, but v1.ill: 5% of its requests in the last minute failed (0.5/s)"},
