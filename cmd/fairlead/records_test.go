@@ -133,7 +133,8 @@ func TestAccessLogOfFlags(t *testing.T) {
 		stop = must.Run(t, d.accessLog.Run)
 		d.accessLog.Add(0, &accesslog.Line{Outcome: engine.Outcome{Status: http.StatusOK}})
 		stop()
-		check.Has(t, log.String(), "writing access log") // a line is lost
+		check.Has(t, log.String(), "access log lost lines")
+		check.Fault(t, "already closed", d.accessLines.ends.Err(time.Time{}), "the check access-log")
 	}
 }
 

@@ -131,10 +131,7 @@ func (l *Log) flush() {
 		s.mu.Unlock()
 		if len(p) > 0 {
 			if n, err := l.cfg.Writer.Write(p); err != nil {
-				lost := int64(bytes.Count(p[min(n, len(p)):], []byte("\n")))
-				if l.lost.Add(lost)-lost == l.logged {
-					l.cfg.Logger.Error("writing access log", "err", err)
-				}
+				l.lost.Add(int64(bytes.Count(p[min(n, len(p)):], []byte("\n"))))
 			}
 		}
 		if s.spare = p; cap(p) > 2*soon {

@@ -183,7 +183,6 @@ func (l *Log) put(lines []byte) bool {
 		return true
 	}
 	if _, err := l.cfg.Writer.Write(lines); err != nil {
-		l.cfg.Logger.Debug("writing audit log", "err", err)
 		return false
 	}
 	l.events.Add(float64(count(lines)))
