@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -24,11 +23,10 @@ import (
 type cluster struct {
 	apiServices apiregistrationv1client.ApiregistrationV1Interface
 	api         kubernetes.Interface
-	log         *slog.Logger
 	unread      sync.Map // :: *lister → the error that says what it cannot read, and why
 }
 
-func newCluster(given *rest.Config, log *slog.Logger) (*cluster, error) {
+func newCluster(given *rest.Config) (*cluster, error) {
 	c := rest.CopyConfig(given)
 	c.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // decoded at a quarter the cost
 	c.ContentType = runtime.ContentTypeProtobuf
@@ -42,7 +40,7 @@ func newCluster(given *rest.Config, log *slog.Logger) (*cluster, error) {
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
 	}
-	return &cluster{apiServices: aggregation, api: api, log: log}, nil
+	return &cluster{apiServices: aggregation, api: api}, nil
 }
 
 func (c *cluster) fault() (err error) {

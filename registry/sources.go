@@ -38,12 +38,12 @@ func newSources(c Config) (m *sources, err error) {
 		remembered: &remembered{path: c.CacheFile, log: c.Logger}, front: c.Options.Front,
 	}
 	if c.Client != nil {
-		m.cluster, err = newCluster(c.Client, c.Logger)
+		m.cluster, err = newCluster(c.Client)
 	}
 	switch {
 	case err != nil:
 	case c.APIServices != nil:
-		m.stored, err = newCluster(c.APIServices, c.Logger)
+		m.stored, err = newCluster(c.APIServices)
 	case !m.files:
 		m.stored = m.cluster
 	}

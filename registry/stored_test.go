@@ -196,7 +196,7 @@ func TestNotes(t *testing.T) {
 		{"refused later", []error{nil, apierrors.NewUnauthorized("expired")}, 0, ""},
 		{"only watches are denied", []error{listed, forbidden("no"), listed, forbidden("no"), listed, nil, forbidden("no")}, 0, ""},
 	} {
-		denied, of := 0, &cluster{log: slog.New(slog.DiscardHandler)}
+		denied, of := 0, &cluster{}
 		l := &lister{example: &apiregistrationv1.APIService{}, of: of, denied: func() { denied++ }, ready: true}
 		for _, err := range tc.answers {
 			if errors.Is(err, listed) {

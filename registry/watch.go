@@ -150,8 +150,6 @@ func (l *lister) note(ctx context.Context, err error, watches bool) {
 			Timeout(5 * time.Second).Do(ctx).Error())
 	case apierrors.IsForbidden(err) && !known && l.denied != nil && !l.told:
 		l.told = true
-		l.of.log.Warn("reading from the local apiserver is forbidden, it is done without",
-			"kind", fmt.Sprintf("%T", l.example), "err", err)
 		l.denied()
 	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || err == nil && watches:
 		l.of.unread.Delete(l) // rights that are missing show elsewhere, and a list ends no outage of watches
