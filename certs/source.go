@@ -216,11 +216,7 @@ const (
 
 // runFiles reads the files again when their directories change, and once a minute, until ctx ends.
 func (s *Store) runFiles(ctx context.Context) {
-	var paths []string
-	for _, f := range s.followed {
-		paths = append(paths, f.files...)
-	}
-	if len(paths) == 0 {
+	if !slices.ContainsFunc(s.followed, func(f *followed) bool { return len(f.files) > 0 }) {
 		return
 	}
 	w := notify.New(notify.Config{Quiet: quiet, AtMost: quietAtMost, Logger: s.logger})
@@ -229,8 +225,10 @@ func (s *Store) runFiles(ctx context.Context) {
 	watching.Go(func() { w.Run(ctx) })
 	for {
 		w.Watch(func() (all []string) { // watch before reading: a change between New and this point is seen now
-			for _, path := range paths {
-				all = append(all, directories(path)...)
+			for _, f := range s.followed {
+				for _, path := range f.files {
+					all = append(all, directories(path)...)
+				}
 			}
 			return all
 		})
