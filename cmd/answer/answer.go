@@ -283,13 +283,8 @@ func (s *Status) Unavailable() []*APIService {
 }
 
 // Healthy counts the endpoints that are healthy.
-func (a *APIService) Healthy() int { return healthy(a.Endpoints) }
-
-// LocalHealthy counts the healthy local apiservers.
-func (s *Status) LocalHealthy() int { return healthy(s.LocalServers) }
-
-func healthy(list []Endpoint) (n int) {
-	for _, e := range list {
+func (a *APIService) Healthy() (n int) {
+	for _, e := range a.Endpoints {
 		if e.Health == "healthy" {
 			n++
 		}

@@ -144,7 +144,8 @@ func parse() *template.Template {
 		"ago": now(answer.Ago), "left": now(answer.Left), "urgency": now(answer.Urgency), "stamp": now(stamp),
 		"latency": answer.Latency, "rate": answer.Rate, "brief": Brief, "path": url.PathEscape,
 		"spark": spark, "timeline": timeline, "worst": worst,
-		"ours": func(link string) bool { return strings.HasPrefix(link, Runbooks) },
+		"healthy": func(list []answer.Endpoint) int { return (&answer.APIService{Endpoints: list}).Healthy() },
+		"ours":    func(link string) bool { return strings.HasPrefix(link, Runbooks) },
 	}).ParseFS(files, "*.html"))
 }
 
