@@ -31,10 +31,10 @@ const (
 	leaseTime   = time.Minute // by which a renewal, every 10 s, may be older than another server's: clocks differ
 )
 
-// follows returns a function that makes the servers those that find returns. Without one that can
-// be used all stay as they are: a read that fails, or sees an empty list, takes no server away.
-func (k *kube) follows(find func(context.Context) ([]string, error)) func(context.Context) {
-	return func(ctx context.Context) {
+// follows returns a function that makes the servers those that find returns, and says when to call it again. Without
+// one that can be used all stay as they are: a read that fails, or sees an empty list, takes no server away.
+func (k *kube) follows(find func(context.Context) ([]string, error)) func(context.Context) (again time.Duration) {
+	return func(ctx context.Context) time.Duration {
 		ctx, cancel := context.WithTimeout(ctx, 2*followEvery)
 		defer cancel()
 		addresses, err := find(ctx)
@@ -42,13 +42,14 @@ func (k *kube) follows(find func(context.Context) ([]string, error)) func(contex
 			err = errors.New("--local-apiservers-from names none that can be used")
 		}
 		if k.found.Note(err); err != nil {
-			return
+			return time.Second // it may just start, after this process: only those that the operator named are known
 		}
 		found := sets.New(addresses...) // first those that the operator named
 		named := slices.DeleteFunc(slices.Clone(k.servers), func(a string) bool { return !found.Has(a) })
 		order := append(named, sets.List(found.Delete(named...))...)
 		k.pools.Follow(order[:min(len(order), maxFollowed)])
 		latest.Wake(k.news)
+		return followEvery
 	}
 }
 

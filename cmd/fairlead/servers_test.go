@@ -87,7 +87,7 @@ func TestFollowServers(t *testing.T) {
 		check.Same(t, tc.want, named(), "%s", tc.name)
 		down := true
 		core.PrependReactor("list", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) { return down, nil, context.Canceled })
-		follow(t.Context())
+		check.Same(t, time.Second, follow(t.Context()), "%s: when it is read again if it cannot be", tc.name)
 		check.Same(t, tc.want, named(), "%s, when it cannot be read", tc.name)
 		check.Fault(t, "canceled", k.found.Err(time.Time{}), "%s, when it cannot be read", tc.name)
 		down = false
