@@ -112,10 +112,11 @@ func (l *Local) unknownLocked(address string) bool {
 }
 
 // Told reports whether it is known, after a start, who serves what. Before, an older server might answer 404 for what
-// only another one has, and controllers would take its objects for gone. One alone has no peers.
+// only another one has, and controllers would take its objects for gone. One alone has no peers, once all are named.
 func (l *Local) Told() bool {
 	now := l.servers.Load()
-	return l.listed.Load() || len(now.all) < 2 || slices.ContainsFunc(now.list, func(e registry.Endpoint) bool {
+	compared := l.listed.Load() || len(now.all) < 2
+	return compared && l.found.Load() || slices.ContainsFunc(now.list, func(e registry.Endpoint) bool {
 		return e.Health == registry.Healthy && time.Since(e.Since) > unread
 	})
 }
