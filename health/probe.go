@@ -191,21 +191,7 @@ func (d *dialler) transport() *http.Transport {
 	trust.ClientSessionCache, trust.NextProtos = nil, nil // a resumed session would not show us the certificate
 	trust.ServerName = cmp.Or(trust.ServerName, b.NameAt(d.target.key.address))
 	protocols := new(http.Protocols)
-	if d.target.key.server { // requests with our certificate go there over HTTP/2 alone
-		verify := trust.VerifyConnection
-		// Without ALPN net/http speaks HTTP/1.1 even where Protocols does not contain it.
-		trust.VerifyConnection = func(c tls.ConnectionState) error {
-			if c.NegotiatedProtocol != "h2" {
-				return errors.New("the server does not speak HTTP/2")
-			}
-			if verify == nil {
-				return nil
-			}
-			return verify(c)
-		}
-	} else {
-		protocols.SetHTTP1(true)
-	}
+	protocols.SetHTTP1(!d.target.key.server) // requests with our certificate go there over HTTP/2 alone
 	protocols.SetHTTP2(!b.HTTP1)
 	return &http.Transport{
 		DialTLSContext: d.dial, TLSClientConfig: trust, Protocols: protocols,
@@ -232,7 +218,12 @@ func (d *dialler) dial(ctx context.Context, network, address string) (net.Conn, 
 	}
 	m := &metered{Conn: conn}
 	m.left.Store(perRequest * int64(len(ptr.Deref(d.target.claims.Load(), nil))+2*lightChecks+1))
-	return reach.Handshake(ctx, m, address, d.trust, d.target.prober.log)
+	c, err := reach.Handshake(ctx, m, address, d.trust, d.target.prober.log)
+	if err == nil && d.target.key.server && c.ConnectionState().NegotiatedProtocol != "h2" {
+		_ = conn.Close() // without ALPN net/http speaks HTTP/1.1 even where Protocols does not contain it
+		return nil, errors.New("the server does not speak HTTP/2")
+	}
+	return c, err
 }
 
 // metered is a connection below TLS. Who sends more than was asked for loses it: net/http reads, and answers PINGs, for
