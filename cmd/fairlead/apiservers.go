@@ -80,11 +80,9 @@ func (s *apiservers) wrap(next http.RoundTripper) http.RoundTripper {
 				if r.GetBody == nil {
 					return nil, err
 				}
-				body, fault := r.GetBody()
-				if fault != nil {
-					return nil, errors.Join(err, fault)
+				if out.Body, err = r.GetBody(); err != nil {
+					return nil, err //nolint:wrapcheck // the caller's
 				}
-				out.Body = body
 			}
 			res, err = next.RoundTrip(out)
 			if fault := new(net.OpError); r.Context().Err() == nil && errors.As(err, &fault) && fault.Op == "dial" {
