@@ -82,9 +82,9 @@ type LocalConfig struct {
 
 // Local carries requests to the local apiserver. It works once NewLocal has returned; Report sets its servers' health.
 type Local struct {
-	cfg    LocalConfig
-	shared *shared
-	pools  [pools]*Upstream
+	*shared
+	cfg   LocalConfig
+	pools [pools]*Upstream
 
 	mu   sync.Mutex      // guards told, and orders changes of servers and only. It is never held during I/O
 	told map[string]told // :: document

@@ -12,7 +12,6 @@ import (
 	"github.com/fairlead-proxy/fairlead/internal/hold"
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/metric"
-	"github.com/fairlead-proxy/fairlead/proxy/h2"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -41,8 +40,8 @@ type Config struct {
 
 // Pools carry requests to the table's extension servers. They work from New on, and follow the table while Run runs.
 type Pools struct {
+	*shared
 	cfg     Config
-	shared  *shared
 	byEntry sync.Map      // *registry.Entry of the applied table → *Upstream
 	applied atomic.Uint64 // generation of the last applied table
 
@@ -332,12 +331,6 @@ func (u *Upstream) dialMeter() *meter {
 	}
 	return &u.meter
 }
-
-// SetEngine sets the engine.
-func (p *Pools) SetEngine(s *h2.Server) { p.shared.engine.Store(s) }
-
-// SetEngine sets the engine.
-func (l *Local) SetEngine(s *h2.Server) { l.shared.engine.Store(s) }
 
 // heldConn is a carrier's connection that still has long-running requests of an Upstream that has left the carrier.
 type heldConn struct {

@@ -96,6 +96,9 @@ type shared struct {
 	running sync.WaitGroup // dials, watched and closing connections
 }
 
+// SetEngine sets the engine.
+func (o *shared) SetEngine(s *h2.Server) { o.engine.Store(s) }
+
 func (o *shared) spawn(f func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
