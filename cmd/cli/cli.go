@@ -167,7 +167,7 @@ type Shared struct {
 	Policy        string       // as in registry.Config
 
 	table           registry.Options // what one flag alone decides
-	sni             []string
+	sni             []cliflag.NamedCertKey
 	endpointRouting bool
 	protectedGroups []string
 }
@@ -178,7 +178,7 @@ func (s *Shared) AddFlags(group func(name string) *pflag.FlagSet) {
 	fs.StringVar(&s.Certs.Serving.Cert, "tls-cert-file", "",
 		"Serving certificate and its chain, in PEM. Required by serve, which reloads it when it changes.")
 	fs.StringVar(&s.Certs.Serving.Key, "tls-private-key-file", "", "Private key of --tls-cert-file. Required by serve.")
-	fs.StringArrayVar(&s.sni, "tls-sni-cert-key", nil,
+	fs.Var(cliflag.NewNamedCertKeyArray(&s.sni), "tls-sni-cert-key",
 		"Another serving certificate, as certfile,keyfile[:name,…]; repeat the flag for several.")
 	fs = group("authentication")
 	fs.StringVar(&s.Certs.ClientCA, "client-ca-file", "",
@@ -224,11 +224,8 @@ func (s *Shared) Validate(f *Faults) {
 	} {
 		f.Readable(given[0], given[1])
 	}
-	for i, pair := range s.SNI() {
-		if pair.Cert == "" || pair.Key == "" {
-			f.Add("--tls-sni-cert-key %q is not certfile,keyfile[:name,…]", s.sni[i])
-			continue
-		}
+	for _, pair := range s.SNI() {
+		f.If(pair.Cert == "" || pair.Key == "", "--tls-sni-cert-key needs a certificate and its key")
 		f.Readable("--tls-sni-cert-key", pair.Cert)
 		f.Readable("--tls-sni-cert-key", pair.Key)
 	}
@@ -255,15 +252,10 @@ func PolicyMap(policy string) (ref string, inMap bool) {
 	return ref, inMap
 }
 
-// SNI returns the pairs of --tls-sni-cert-key, as kube-apiserver reads it. A value of another form
-// yields a pair without a file, which Validate reports.
+// SNI returns the pairs of --tls-sni-cert-key.
 func (s *Shared) SNI() (pairs []certs.PairSource) {
-	for _, text := range s.sni {
-		files, names, _ := strings.Cut(text, ":")
-		cert, key, _ := strings.Cut(files, ",")
-		p := certs.PairSource{Cert: strings.TrimSpace(cert), Key: strings.TrimSpace(key)}
-		p.Names = strings.FieldsFunc(names, func(r rune) bool { return r == ',' || r == ' ' })
-		pairs = append(pairs, p)
+	for _, p := range s.sni {
+		pairs = append(pairs, certs.PairSource{Cert: p.CertFile, Key: p.KeyFile, Names: p.Names})
 	}
 	return pairs
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
@@ -70,8 +71,12 @@ func TestFlags(t *testing.T) {
 
 // As in kube-apiserver there may be blanks.
 func TestSNI(t *testing.T) {
-	s := &Shared{sni: []string{"a.crt, a.key: a.test, *.b.test", "a.crt,a.key:fd00::1", "a.crt"}}
-	check.Same(t, "[{a.crt a.key [a.test *.b.test]} {a.crt a.key [fd00::1]} {a.crt  []}]", fmt.Sprint(s.SNI()), "pairs")
+	s, fs := &Shared{}, pflag.NewFlagSet("", pflag.ContinueOnError)
+	s.AddFlags(func(string) *pflag.FlagSet { return fs })
+	const flag = "--tls-sni-cert-key="
+	must.Do(t, fs.Parse([]string{flag + "a.crt, a.key: a.test, *.b.test", flag + "a.crt,a.key:fd00::1"}))
+	check.Same(t, "[{a.crt a.key [a.test *.b.test]} {a.crt a.key [fd00::1]}]", fmt.Sprint(s.SNI()), "pairs")
+	check.Fault(t, "expected comma separated certificate and key file paths", fs.Parse([]string{flag + "a.crt"}), "no key")
 }
 
 // An error's text may be a server's.
