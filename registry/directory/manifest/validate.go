@@ -211,12 +211,7 @@ func (v *violations) data(o *metav1.ObjectMeta, texts, data string, text map[str
 }
 
 // roleName validates names of roles and bindings: they are path segments, and may have colons.
-func roleName(name string, prefix bool) []string {
-	if prefix {
-		return content.IsPathSegmentPrefix(name)
-	}
-	return content.IsPathSegmentName(name)
-}
+func roleName(name string, _ bool) []string { return content.IsPathSegmentName(name) }
 
 // role applies the rules of pkg/apis/rbac/validation. Aggregated roles are refused: no controller aggregates them here.
 func (v *violations) role(o *rbacv1.ClusterRole) {
@@ -246,7 +241,7 @@ func (v *violations) binding(o *rbacv1.ClusterRoleBinding) {
 	oneOf(v, ref.Child("apiGroup"), role.APIGroup, rbacv1.GroupName)
 	oneOf(v, ref.Child("kind"), role.Kind, "ClusterRole")
 	v.add(role.Name == "", field.Required(ref.Child("name"), ""))
-	v.invalid(ref.Child("name"), role.Name, roleName(role.Name, false))
+	v.invalid(ref.Child("name"), role.Name, content.IsPathSegmentName(role.Name))
 	for i := range o.Subjects {
 		s, at := &o.Subjects[i], field.NewPath("subjects").Index(i)
 		v.add(s.Name == "", field.Required(at.Child("name"), ""))
