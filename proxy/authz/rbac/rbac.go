@@ -16,24 +16,21 @@ import (
 	"k8s.io/component-helpers/auth/rbac/validation"
 )
 
-// Authorizer allows what a role allows that is bound to the user or one of its groups. The zero one allows nothing.
+// Authorizer allows what a role allows that is bound to the user or one of its groups.
 type Authorizer struct {
-	// Roles returns ClusterRoles by name, ClusterRoleBindings, and a number that changes with either. Nil: none.
+	// Roles returns ClusterRoles by name, ClusterRoleBindings, and a number that changes with either.
 	Roles func() (map[string]*rbacv1.ClusterRole, []*rbacv1.ClusterRoleBinding, uint64)
 }
 
 // Generation changes whenever Authorize's result may change.
 func (z *Authorizer) Generation() uint64 {
-	if z.Roles == nil {
-		return 0
-	}
 	_, _, generation := z.Roles()
 	return generation
 }
 
 // Authorize decides. It never denies: as upstream, it has no opinion if no role allows the request.
 func (z *Authorizer) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-	if z.Roles == nil || a.GetUser() == nil {
+	if a.GetUser() == nil {
 		return authorizer.DecisionNoOpinion, "", nil
 	}
 	roles, bindings, _ := z.Roles()
