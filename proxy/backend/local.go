@@ -63,7 +63,6 @@ const (
 // LocalConfig configures a Local (kube.connect in cmd/fairlead). Required: Servers, TLS, IdentityChanged, Dial, Signal.
 type LocalConfig struct {
 	Servers []string // the addresses of the local apiservers at the start, host and port
-	Finds   bool     // Follow is to name all of them. False means that Servers does
 	First   bool     // prefer the first usable server. False means the one with the fewest clients
 	Name    string   // PoolCertificate's, in metrics. Empty means local-certificate
 	// TLS makes the configuration of one connection, with the proxy client certificate if certificate is set, otherwise
@@ -92,7 +91,6 @@ type Local struct {
 	servers atomic.Pointer[servers]
 	only    atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
 	listed  atomic.Bool               // what the servers list has been compared once
-	found   atomic.Bool               // all servers have been named
 	down    atomic.Pointer[time.Time] // when the last server ceased to be healthy. Nil: one is healthy
 }
 
@@ -283,7 +281,6 @@ func (l *Local) Follow(addresses []string) {
 				s.of[p] = u.provide(a)
 				s.of[p].server = s
 			}
-			l.listed.Store(l.listed.Load() && l.found.Load()) // at the start it may have what those compared lack
 		}
 		s.is.Terminating = false
 		all = append(all, s)
@@ -305,7 +302,6 @@ func (l *Local) Follow(addresses []string) {
 	if !slices.EqualFunc(all, was.list, func(s *localServer, e registry.Endpoint) bool { return s.is == e }) {
 		l.publishLocked(all)
 	}
-	l.found.Store(!l.cfg.Finds || len(was.all) > 0) // after those that NewLocal names, and the publication
 }
 
 // successorLocked reports whether a server that is named can be used.

@@ -112,11 +112,10 @@ func (l *Local) unknownLocked(address string) bool {
 }
 
 // Told reports whether it is known, after a start, who serves what. Before, an older server might answer 404 for what
-// only another one has, and controllers would take its objects for gone. One alone has no peers, once all are named.
+// only another one has, and controllers would take its objects for gone. One alone has no peers.
 func (l *Local) Told() bool {
 	now := l.servers.Load()
-	compared := l.listed.Load() || len(now.all) < 2
-	return compared && l.found.Load() || slices.ContainsFunc(now.list, func(e registry.Endpoint) bool {
+	return l.listed.Load() || len(now.all) < 2 || slices.ContainsFunc(now.list, func(e registry.Endpoint) bool {
 		return e.Health == registry.Healthy && time.Since(e.Since) > unread
 	})
 }

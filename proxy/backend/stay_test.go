@@ -134,7 +134,7 @@ func stays(t *testing.T) {
 
 // The stories of client connections and the local apiservers 1, 2, …, in which a list is 1,2:
 //
-//	anew  <n> [first|finds]               n connections, and the servers 1,2,3, which are healthy
+//	anew  <n> [first]                     n connections, and the servers 1,2,3, which are healthy
 //	healthy, unhealthy, lost <servers>    are reported; lost: a connection to them is
 //	slow, dialled <servers>               a dial to them takes long, or has ended
 //	follow <servers>                      those that are named
@@ -156,9 +156,7 @@ func TestStories(t *testing.T) {
 			var c *crowd
 			for at, words := range script.Steps() {
 				if c == nil || words[0] == "anew" {
-					c = newCrowd(t, must.Get(strconv.Atoi(words[1]))(t), func(cfg *LocalConfig) {
-						cfg.First, cfg.Finds = slices.Contains(words, "first"), slices.Contains(words, "finds")
-					})
+					c = newCrowd(t, must.Get(strconv.Atoi(words[1]))(t), func(cfg *LocalConfig) { cfg.First = len(words) > 2 })
 					c.runEach()
 				} else {
 					c.step(at, words[0], append(words[1:], "", ""))
