@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	apidiscoveryv2conversion "k8s.io/apiserver/pkg/apis/apidiscovery/v2"
 	"k8s.io/apiserver/pkg/endpoints"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
@@ -31,7 +30,6 @@ type codecs struct {
 func newCodecs() *codecs {
 	agg, legacy := runtime.NewScheme(), runtime.NewScheme()
 	utilruntime.Must(apidiscoveryv2.AddToScheme(agg)) // it fails only for types that exclude each other
-	utilruntime.Must(apidiscoveryv2conversion.RegisterConversions(agg))
 	metav1.AddToGroupVersion(legacy, metav1.Unversioned)
 	c := &codecs{aggregated: serializer.NewCodecFactory(agg), legacy: serializer.NewCodecFactory(legacy)}
 	c.supported, _ = negotiation.MediaTypesForSerializer(c.legacy)
