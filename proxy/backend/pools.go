@@ -279,9 +279,16 @@ func (p *Pools) newCarrier(of *registry.Backend, reporter *remote) *carrier {
 func (u *Upstream) provide(address string) *endpoint {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	return u.provideLocked(address)
+}
+
+func (u *Upstream) provideLocked(address string) *endpoint {
 	e := u.endpoints[address]
 	if e == nil {
 		e = newEndpoint(u, address)
+		if c := u.carrier.Load(); c != nil {
+			e.via.Store(c.provide(address))
+		}
 		u.endpoints[address] = e
 	}
 	return e

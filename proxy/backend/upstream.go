@@ -187,16 +187,8 @@ func (u *Upstream) update(v *view, list []registry.Endpoint) (fewer bool) {
 	seen, known := make(map[string]bool, len(list)), len(u.endpoints)
 	var ejected, removed []*endpoint
 	for i := range list {
-		address := list[i].Address
-		seen[address] = true
-		e := u.endpoints[address]
-		if e == nil {
-			e = newEndpoint(u, address)
-			if c := u.carrier.Load(); c != nil {
-				e.via.Store(c.provide(address))
-			}
-			u.endpoints[address] = e
-		}
+		seen[list[i].Address] = true
+		u.provideLocked(list[i].Address)
 	}
 	v.arrange(list, u.endpoints)
 	u.view.Store(v) // swap before draining: a new choice must not return a removed endpoint
