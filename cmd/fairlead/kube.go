@@ -162,8 +162,8 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) {
 		guard = nil
 	}
 	k.pools = backend.NewLocal(backend.LocalConfig{
-		Servers: k.servers, First: k.o.preference == "first", TLS: k.tls, Name: pool, Guard: guard,
-		IdentityChanged: k.pair.Changed, Dial: rules.Dial, Memory: k.held, Sinks: k.sinks,
+		Servers: k.servers, First: k.o.preference == "first", TLS: k.tls, Name: pool, Finds: k.o.serversFrom != "",
+		IdentityChanged: k.pair.Changed, Dial: rules.Dial, Memory: k.held, Sinks: k.sinks, Guard: guard,
 		Signal: func(address string, err error) { k.prober.Signal(pages.LocalName, address, err) },
 	})
 	as := &registry.Backend{}

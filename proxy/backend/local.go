@@ -64,6 +64,7 @@ const (
 type LocalConfig struct {
 	Servers []string // the addresses of the local apiservers at the start, host and port
 	First   bool     // prefer the first usable server. False means the one with the fewest clients
+	Finds   bool     // Follow will be called with all that there are. False means that Servers are all
 	Name    string   // PoolCertificate's, in metrics. Empty means local-certificate
 	// TLS makes the configuration of one connection, with the proxy client certificate if certificate is set, otherwise
 	// without one. An empty ServerName becomes the server's host. The caller may change the result.
@@ -91,6 +92,7 @@ type Local struct {
 	servers atomic.Pointer[servers]
 	only    atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
 	listed  atomic.Bool               // what the servers list has been compared once
+	found   atomic.Bool               // all servers are known, or were when they were first looked for
 	down    atomic.Pointer[time.Time] // when the last server ceased to be healthy. Nil: one is healthy
 }
 
@@ -109,6 +111,7 @@ func NewLocal(cfg LocalConfig) *Local {
 	}
 	l.servers.Store(&servers{superseded: make(chan struct{})})
 	l.Follow(cfg.Servers)
+	l.found.Store(!cfg.Finds)
 	metric.Register(cfg.Metrics, newCollector(func() []*Upstream { return l.pools[:] }, false))
 	return l
 }
@@ -274,8 +277,7 @@ func (l *Local) Follow(addresses []string) {
 	for _, a := range addresses {
 		s := was.find(a)
 		if s == nil {
-			s = &localServer{first: l.cfg.First, is: registry.Endpoint{Address: a}}
-			s.fixed.stuck = true
+			s = &localServer{first: l.cfg.First, is: registry.Endpoint{Address: a}, fixed: Stay{stuck: true}}
 			s.fixed.at.Store(s)
 			for p, u := range l.pools {
 				s.of[p] = u.provide(a)
@@ -299,7 +301,8 @@ func (l *Local) Follow(addresses []string) {
 			all = append(all, s)
 		}
 	}
-	if !slices.EqualFunc(all, was.list, func(s *localServer, e registry.Endpoint) bool { return s.is == e }) {
+	same := func(s *localServer, e registry.Endpoint) bool { return s.is == e }
+	if !l.found.Swap(true) || !slices.EqualFunc(all, was.list, same) {
 		l.publishLocked(all)
 	}
 }
@@ -317,11 +320,12 @@ func (l *Local) Each(ctx context.Context, f func(ctx context.Context, address st
 	var running sync.WaitGroup
 	defer running.Wait()
 	var known []*localServer
-	for now := range latest.Of(ctx, l.servers.Load, nil) {
+	for now := range latest.Of(ctx, l.servers.Load, time.Tick(balanceEvery)) {
 		for _, s := range now.all {
-			if slices.Contains(known, s) {
+			if slices.Contains(known, s) || !l.found.Load() && !l.Told() {
 				continue
 			}
+			known = append(known, s)
 			running.Go(func() {
 				each, end := context.WithCancel(ctx)
 				defer end()
@@ -329,7 +333,7 @@ func (l *Local) Each(ctx context.Context, f func(ctx context.Context, address st
 				f(each, s.of[0].address)
 			})
 		}
-		known = now.all
+		known = slices.DeleteFunc(known, func(s *localServer) bool { return !slices.Contains(now.all, s) })
 	}
 	return ctx.Err()
 }

@@ -112,12 +112,11 @@ func (l *Local) unknownLocked(address string) bool {
 }
 
 // Told reports whether it is known, after a start, who serves what. Before, an older server might answer 404 for what
-// only another one has, and controllers would take its objects for gone. One alone has no peers.
+// only another one has, and controllers would take its objects for gone. One alone has no peers, once all were found.
 func (l *Local) Told() bool {
 	now := l.servers.Load()
-	return l.listed.Load() || len(now.all) < 2 || slices.ContainsFunc(now.list, func(e registry.Endpoint) bool {
-		return e.Health == registry.Healthy && time.Since(e.Since) > unread
-	})
+	late := func(e registry.Endpoint) bool { return e.Health == registry.Healthy && time.Since(e.Since) > unread }
+	return l.listed.Load() || l.found.Load() && len(now.all) < 2 || slices.ContainsFunc(now.list, late)
 }
 
 // Alike reports whether all servers are known to serve the same, so that For is not needed.

@@ -134,7 +134,7 @@ func stays(t *testing.T) {
 
 // The stories of client connections and the local apiservers 1, 2, …, in which a list is 1,2:
 //
-//	anew  <n> [first]                     n connections, and the servers 1,2,3, which are healthy
+//	anew  <n> [first|finds]               n connections, and the healthy servers 1,2,3; finds: 1, others are looked for
 //	healthy, unhealthy, lost <servers>    are reported; lost: a connection to them is
 //	slow, dialled <servers>               a dial to them takes long, or has ended
 //	follow <servers>                      those that are named
@@ -156,7 +156,11 @@ func TestStories(t *testing.T) {
 			var c *crowd
 			for at, words := range script.Steps() {
 				if c == nil || words[0] == "anew" {
-					c = newCrowd(t, must.Get(strconv.Atoi(words[1]))(t), func(cfg *LocalConfig) { cfg.First = len(words) > 2 })
+					c = newCrowd(t, must.Get(strconv.Atoi(words[1]))(t), func(cfg *LocalConfig) {
+						if cfg.First = slices.Contains(words, "first"); slices.Contains(words, "finds") {
+							cfg.Finds, cfg.Servers = true, cfg.Servers[:1]
+						}
+					})
 					c.runEach()
 				} else {
 					c.step(at, words[0], append(words[1:], "", ""))
@@ -278,7 +282,7 @@ func (c *crowd) runEach() {
 }
 
 func placesOf(servers string) (out []string) {
-	for s := range strings.SplitSeq(servers, ",") {
+	for s := range strings.FieldsFuncSeq(servers, func(r rune) bool { return r == ',' }) {
 		out = append(out, "10.0.0."+s+":443")
 	}
 	return out
