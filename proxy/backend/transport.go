@@ -297,9 +297,9 @@ func classify(ctx context.Context, err error, sent bool) engine.Reason {
 
 const (
 	maxHeld    = 256 << 10 // the longest request body that is held
-	minCharged = 4 << 10   // the least that a body is charged: a waiting request takes about as much
-	// maxHeldTotal limits the bodies held for all requests together: 256 of the longest. Beyond it,
-	// or if the process holds too much for connections, bodies are streamed.
+	minCharged = 4 << 10   // the least that a body is charged
+	waiting    = 16 << 10  // what the request takes that waits for one: a goroutine, and copies of its head
+	// maxHeldTotal limits all together: 256 of the longest. Beyond, or if too much memory is held, bodies are streamed.
 	maxHeldTotal = 64 << 20
 )
 
@@ -313,13 +313,13 @@ func (u *Upstream) Hold(r *http.Request, from bound.Source) (end func(), err err
 		return func() {}, nil
 	}
 	place, ok := u.shared.buffered.Take(from, max(n, minCharged), maxHeldTotal)
-	if !ok || !memory.Hold(n, hold.Body) {
+	if !ok || !memory.Hold(n+waiting, hold.Body) {
 		place.Leave()
 		return func() {}, nil
 	}
 	end = sync.OnceFunc(func() {
 		place.Leave()
-		memory.Add(-n)
+		memory.Add(-n - waiting)
 	})
 	held := make([]byte, n)
 	if _, err := io.ReadFull(r.Body, held); err != nil {

@@ -174,6 +174,16 @@ func TestAcquire(t *testing.T) {
 	}
 }
 
+// A request that waits for its body counts with what it takes itself, however short the body is.
+func TestWaitingForABodyCounts(t *testing.T) {
+	f := newFixture(t, nil)
+	end, err := f.Upstream(f.set(healthy("10.0.0.1:443"))).Hold(newRequest(t, "POST", "x"), bound.Source{User: "ann"})
+	check.Is(t, nil, err, "holding a body")
+	check.Same(t, waiting+1, f.shared.memory.Held(), "bytes counted meanwhile")
+	end()
+	check.Same(t, 0, f.shared.memory.Held(), "bytes counted afterwards")
+}
+
 // A limit that is reached, or was lately, is described: how much is held and refused, by whom.
 func TestLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
