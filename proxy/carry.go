@@ -275,9 +275,8 @@ func (x *exchange) bind() {
 
 // reach chooses the local apiserver for a request: another than the connection's if that lacks what it asks for.
 func (x *exchange) reach() {
-	local, d := x.p.cfg.Local, &x.decision
-	if d.Action == ToLocal && !local.Alike() {
-		x.stay = local.For(x.stay, d.Request.what())
+	if local := x.p.cfg.Local; x.decision.Action == ToLocal && !local.Alike() {
+		x.stay = local.For(x.stay, x.decision.Request.what())
 	}
 }
 

@@ -150,10 +150,9 @@ func (b *guestBody) AtHand() bool {
 	if b.whole || b.more {
 		return true
 	}
-	g := b.g
-	g.sh.lock()
-	defer g.sh.settle()
-	return g.AtHand()
+	b.g.sh.lock()
+	defer b.g.sh.settle()
+	return b.g.AtHand()
 }
 
 // Read waits for the body's next bytes, and returns credit to the backend.
@@ -197,10 +196,9 @@ func (b *guestBody) trailers() {
 
 // Close ends the request if the body was not read to its end.
 func (b *guestBody) Close() error {
-	if b.stop == nil {
-		return nil // the whole body came with the head
+	if b.stop != nil { // else the whole body came with the head
+		b.stop()
+		b.g.sh.turn(b.g, func() { b.g.Leave(http.ErrBodyReadAfterClose) })
 	}
-	b.stop()
-	b.g.sh.turn(b.g, func() { b.g.Leave(http.ErrBodyReadAfterClose) })
 	return nil
 }
