@@ -74,6 +74,9 @@ func (p *Proxy) forwarded(set []hpack.HeaderField, h *Head, trusted bool) []hpac
 		}
 		host = cmp.Or(h.get("x-forwarded-host"), host)
 	}
+	if strings.Contains(h.list("te"), "trailers") { // an answer's are passed on; gRPC's servers refuse who takes none
+		set = append(set, hpack.HeaderField{Name: "te", Value: "trailers"})
+	}
 	return append(set,
 		hpack.HeaderField{Name: "x-forwarded-for", Value: client},
 		hpack.HeaderField{Name: "x-forwarded-host", Value: host},
