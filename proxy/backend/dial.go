@@ -278,14 +278,15 @@ func (e *dialError) Unwrap() error { return e.err }
 // ours reports whether err says nothing about an endpoint: of a canceled dial, an unreadable bundle, our open files.
 func ours(err error) bool {
 	d, ok := errors.AsType[*dialError](err)
-	return ok && d.phase == dialTrust || errors.Is(err, context.Canceled) || reach.Exhausted(err)
+	return ok && d.phase == dialTrust || errors.Is(err, context.Canceled) || reach.Exhausted(err) ||
+		alertOf(err) == noProtocol // as where somebody asks a server that only speaks HTTP/2 for a WebSocket
 }
 
-func alertOf(err error) error {
+func alertOf(err error) string {
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" {
-		return op.Err
+		return op.Err.Error()
 	}
-	return nil
+	return ""
 }
 
 func classOf(err error) string {
@@ -300,7 +301,7 @@ func classOf(err error) string {
 		return "expired"
 	case is:
 		return "invalid"
-	case alertOf(err) != nil:
+	case alertOf(err) != "":
 		return "alert"
 	case errors.As(err, new(tls.RecordHeaderError)):
 		return "not_tls"

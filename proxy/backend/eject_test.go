@@ -2,6 +2,7 @@ package backend
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -185,6 +186,7 @@ func TestWhatAFailureSays(t *testing.T) {
 		{"taking it over", os.NewSyscallError("fcntl", syscall.ENFILE), false, effect{}, effect{}},
 		{"canceled", connecting(context.Canceled), false, effect{}, effect{}},
 		{"bundle", &dialError{dialTrust, errors.New("bad bundle")}, false, effect{}, effect{}},
+		{"ALPN", &dialError{dialTLS, &net.OpError{Op: "remote error", Err: tls.AlertError(120)}}, false, effect{}, effect{}},
 	} {
 		f := newStreet(t, nil)
 		e := f.Upstream(f.set(healthy(place1))).at(place1)

@@ -21,6 +21,7 @@ const (
 	// dialTimeout limits resolving, connecting and TLS together. A SYN is resent after 1 s and 3 s, so two may get
 	// lost. It must stay below 5 s, within which an unreachable host must be noticed.
 	dialTimeout = 4 * time.Second
+	noProtocol  = "tls: no application protocol" // RFC 7301 §3.2: crypto/tls exports neither type nor number
 	// dialPause is how long later dials return a failed one's error: a refusing endpoint gets ten dials a second.
 	dialPause   = 100 * time.Millisecond
 	defaultPing = 5 * time.Second // the time to notice a dead connection if the policy has none

@@ -75,8 +75,7 @@ func Dial(ctx context.Context, ep *engine.Endpoint) (c *tls.Conn, closed func(),
 		cut: func(c *Conn) { shared.engine.Load().End(nil, c.Conn, !c.isCut.Load()) },
 	})
 	if err != nil {
-		const noProtocol = "tls: no application protocol" // RFC 7301 §3.2: crypto/tls exports neither type nor number
-		if alert := alertOf(err); alert != nil && alert.Error() == noProtocol {
+		if alertOf(err) == noProtocol {
 			e.up.agreement().Store(new("http/1.1")) // so that the next request uses HTTP/1.1
 		}
 		return nil, nil, fmt.Errorf("forwarding to %s: %w", e.address, err)

@@ -271,9 +271,8 @@ func (b *responseBody) Read(p []byte) (int, error) {
 }
 
 func (b *responseBody) Close() error {
-	err := b.ReadCloser.Close()
-	b.once.Do(b.done)
-	return err //nolint:wrapcheck // the error of another body
+	defer b.once.Do(b.done)
+	return b.ReadCloser.Close() //nolint:wrapcheck // the error of another body
 }
 
 // classify returns how a round trip failed. sent says that it had a connection, so the request may have been sent.
