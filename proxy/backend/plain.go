@@ -136,7 +136,7 @@ func limitUnacked(c net.Conn, most time.Duration) {
 
 // pooled signals health if the connection ends by itself, since the server may have died. A response may end so: its
 // handler has given up, or it is HTTP/1.0. A watch may only if its head says so: else the server probably stops. So
-// does a local apiserver that closes an idle connection. Others may close those early, as Node, and are only probed.
+// does a local apiserver that closes an idle connection. Others may close those soon, or at once: they are only probed.
 type pooled struct {
 	*Conn
 	paused bool        // the server may pause while it reads a body
