@@ -189,11 +189,7 @@ func (r *Request) proxied() bool { return r.Subresource == "proxy" || r.Verb == 
 
 // ofKubelet reports whether a kubelet answers the request, through kube-apiserver, if the latter serves it.
 func (r *Request) ofKubelet() bool {
-	switch r.Subresource {
-	case "attach", "exec", "log", "portforward":
-		return true
-	}
-	return false
+	return slices.Contains([]string{"attach", "exec", "log", "portforward"}, r.Subresource)
 }
 
 // longRunning reports whether a request has no time limit: for kube-apiserver's verbs and subresources, its profiler,

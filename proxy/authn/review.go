@@ -30,8 +30,7 @@ const (
 	// maxWaiting limits the running and waiting ones. More are refused at once. Both limits apply to strangers, with a
 	// quarter for one address, and separately to proven tokens, and to those of Config.Issued.
 	maxWaiting = 4096
-	// perPlace: a token takes one place more for each. A review, with the token in it, may outlive the requests that
-	// have counted it in their heads: strangers cancel, and a local apiserver that hangs answers none for 10 s.
+	// perPlace: a token takes one more for each. Its review may outlive the requests whose heads have counted it.
 	perPlace = 8 << 10
 )
 

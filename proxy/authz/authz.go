@@ -88,8 +88,7 @@ const (
 	reviewTimeout = 10 * time.Second // limits one SubjectAccessReview with its retries, as upstream
 	// maxCached is the size of attributes from which on no result is cached, as upstream: callers could fill any.
 	maxCached = 10000
-	// maxAsked is the size above which nobody is asked, but the request refused: no object has such a name. As JSON a
-	// caller's megabyte may be six, several times in each of maxReviews, and more than kube-apiserver reads (3 MiB).
+	// maxAsked: above this size nobody is asked. As JSON a caller's megabyte may be six, several times in each review.
 	maxAsked = 16 << 10
 )
 
