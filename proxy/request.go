@@ -178,8 +178,6 @@ func verbsOf(method string) (resource, lower string) {
 		return "patch", "patch"
 	case http.MethodDelete:
 		return "delete", "delete"
-	case http.MethodOptions:
-		return "", "options"
 	}
 	return "", strings.ToLower(method)
 }
