@@ -61,6 +61,7 @@ func (l *Log) Open(r *Request) *Event {
 	e := &Event{log: l, from: r.From, cfg: cfg, longRunning: r.LongRunning, ev: auditinternal.Event{
 		Level: cfg.Level, AuditID: types.UID(r.ID), RequestURI: r.Path, Verb: a.Verb, UserAgent: r.UserAgent,
 		SourceIPs: r.SourceIPs, RequestReceivedTimestamp: metav1.NewMicroTime(r.Received),
+		Annotations: map[string]string{},
 	}}
 	if r.RawQuery != "" {
 		e.ev.RequestURI += "?" + Mask(r.RawQuery)
@@ -94,9 +95,6 @@ func describe(u user.Info) authenticationv1.UserInfo {
 
 // Annotate adds an annotation to later stages.
 func (e *Event) Annotate(key, value string) {
-	if e.ev.Annotations == nil {
-		e.ev.Annotations = map[string]string{}
-	}
 	e.ev.Annotations[key] = value
 }
 
