@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -158,7 +159,11 @@ func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, er
 	if err := ctx.Err(); err != nil {
 		return Decision{}, fmt.Errorf("authorizing: %w", err)
 	}
-	own, key := *a, string(a.appendKey(nil)) // the review may outlive the request
+	own, key := *a, string(a.appendKey(nil))
+	for _, text := range []*string{&own.Verb, &own.APIGroup, &own.APIVersion, &own.Resource, &own.Subresource,
+		&own.Namespace, &own.Name, &own.FieldSelector, &own.LabelSelector, &own.Path} {
+		*text = strings.Clone((*text)[:min(len(*text), maxAsked)]) // a review may outlive its request, of a megabyte
+	}
 	//nolint:contextcheck // callers share it: it must not end, nor use a recorder or a span, with the first of them
 	ch := z.flight.DoChan(key, func() (any, error) { return z.review(&own, key) })
 	select {

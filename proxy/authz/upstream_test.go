@@ -1,13 +1,16 @@
 package authz
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -60,6 +63,40 @@ func TestSubjectAccessReview(t *testing.T) {
 	check.Same(t, true, err != nil && !d.Allowed, "refused without a server: %v, %v", d, err)
 }
 
+func heap() int64 {
+	runtime.GC()
+	runtime.GC() // also what is pooled
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// A review that outlives its request keeps nothing of the target, of which the question's texts are parts.
+func TestReviewsKeepNoTargets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hangs := make(chan struct{})
+		z := newAuthorizer(t, Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+			<-hangs
+			return authorizer.DecisionNoOpinion, "", nil
+		}})
+		ctx, leave := context.WithCancel(t.Context())
+		var asking sync.WaitGroup
+		before := heap()
+		for i := range 50 {
+			a := get("alice")
+			a.Path = fmt.Sprint(i, strings.Repeat("x", 1<<20))
+			a.Name = a.Path[:2]
+			asking.Go(func() { _, _ = z.Authorize(ctx, a) })
+		}
+		synctest.Wait()
+		leave()
+		asking.Wait()
+		kept := heap() - before
+		check.Same(t, true, kept <= 10<<20, "a bound for %d bytes that are kept of 50 MiB", kept)
+		close(hangs)
+	})
+}
+
 // Of a review nothing is kept but what Authorizer's cache has, which is bounded. A question has six times the bytes of
 // its path, as JSON, which is just short enough for the cache of Kubernetes' client.
 func TestReviewsKeepNothing(t *testing.T) {
@@ -69,13 +106,6 @@ func TestReviewsKeepNothing(t *testing.T) {
 	ask := func(i int) {
 		path := fmt.Sprintf("/%04d%s", i, strings.Repeat("<", maxCached-10))
 		must.Get2(review(t.Context(), authorizer.AttributesRecord{User: &user.DefaultInfo{Name: "alice"}, Verb: "get", Path: path}))(t)
-	}
-	heap := func() int64 {
-		runtime.GC()
-		runtime.GC() // also what is pooled
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc)
 	}
 	ask(0)
 	before := heap()
