@@ -412,6 +412,8 @@ func (p *Proxy) impersonation(next http.Handler) http.Handler {
 		} else if err != nil {
 			p.log.Debug("authorizing an impersonation", "err", err)
 			err = forbidden(errAuthorizing)
+		} else if decision != authorizer.DecisionAllow && len(exchangeOf(ctx).head.Path) > maxEchoed {
+			err = errLong
 		}
 		return decision, reason, err
 	}

@@ -67,6 +67,9 @@ func errNotImpersonated(name, group string) error {
 var errOwnCredential = unavailable("the local apiserver rejects the front door's own credential, please try again")
 
 func errForbidden(d *Decision) error {
+	if r := &d.Request; len(r.Path)+len(r.Verb) > maxEchoed { // '<' has nine bytes there, for as long as nobody reads
+		return errLong
+	}
 	a := d.Request.attributes(d.User)
 	return responsewriters.ForbiddenStatusError(&a, d.verdict.Reason) //fairlead:boundary formats what was authorized
 }
@@ -99,6 +102,8 @@ func errInvalidPath(path string) error {
 	}
 	return statusError(http.StatusNotFound, metav1.StatusReasonNotFound, message)
 }
+
+var errLong = apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("the target is too long to be repeated"))
 
 // errListed and errParams refuse heads that no known client sends.
 var errListed = apierrors.NewBadRequest("the Connection header lists more than " + strconv.Itoa(maxListed) + " names")

@@ -31,7 +31,10 @@ func TestErrorsOfClients(t *testing.T) {
 		return forwardError("v1.a", &engine.Failure{Outcome: engine.Outcome{Reason: r, Err: errors.New("cause")}})
 	}
 	for want, errs := range map[[2]int32][]error{
-		{403, 0}: {errNotImpersonated("root", "system:masters"), errForbidden(&Decision{User: &user.DefaultInfo{Name: "bob"}})},
+		{403, 0}: {
+			errNotImpersonated("root", "system:masters"), errForbidden(&Decision{User: &user.DefaultInfo{Name: "bob"}}),
+			errForbidden(&Decision{Request: Request{Path: strings.Repeat("<", maxEchoed), Verb: "get"}}),
+		},
 		{404, 0}: {errNotFound},
 		{405, 0}: {errConnect},
 		{408, 0}: {errSlowBody},
@@ -65,8 +68,22 @@ func TestErrorsOfClients(t *testing.T) {
 				field = fmt.Sprint(want[1])
 			}
 			check.Same(t, want, [2]int32{s.Code, retryAfter}, "%q: code, and seconds until a retry", s.Message)
+			check.Same(t, true, len(s.Message) < 512, "%.99q: its length", s.Message)
 			check.Same(t, field, (&Head{Head: wire.Head{Fields: readyAnswer(status).Fields}}).get("retry-after"), "%q: Retry-After", s.Message)
 		}
+	}
+}
+
+// A long target is not repeated, neither for who asks nor for who would be somebody else there.
+func TestLongTarget(t *testing.T) {
+	door := newWorld(t, worldConfig{})
+	for name, as := range map[string]string{"Impersonate-User": "jane", "X-Other": "x"} {
+		target := remoteGV + "/namespaces/" + strings.Repeat("x", maxEchoed) + "/widgets"
+		r, w := httptest.NewRequestWithContext(t.Context(), http.MethodGet, target, nil), httptest.NewRecorder()
+		r.Header.Set("Authorization", "Bearer token-of-nobody")
+		r.Header.Set(name, as)
+		door.proxy.ServeHTTP(w, r)
+		check.Same(t, "403 true", fmt.Sprint(w.Code, " ", w.Body.Len() < 512), "%s: the answer, %.99s", name, w.Body)
 	}
 }
 

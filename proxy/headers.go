@@ -184,10 +184,8 @@ func upgradeOf(r *http.Request) string {
 }
 
 func hostOnly(addr string) string {
-	if host, _, err := net.SplitHostPort(addr); err == nil {
-		return host
-	}
-	return addr
+	host, _, _ := net.SplitHostPort(addr)
+	return cmp.Or(host, addr)
 }
 
 // hopByHop reports whether a field, in lower case, is a connection's (RFC 9110 §7.6.1): neither direction forwards it.
