@@ -283,6 +283,8 @@ func TestPreflightAuthentication(t *testing.T) {
 		{"with another header for users", with("requestheader-username-headers", `["X-User"]`), false, "error: " + object + ": the cluster does not trust X-Remote-User, so that part of a user's identity is lost; start kube-apiserver with --requestheader-username-headers=X-Remote-User\n"},
 		{"a managed cluster's", map[string][]byte{"client-ca-file": []byte("PEM")}, false, "to do: " + object + ": the cluster has no request-header CA, so it accepts users from no front proxy; " +
 			"use deploy/overlays/managed, or start kube-apiserver with --requestheader-client-ca-file\n"},
+		{"broken", with("requestheader-username-headers", "x"), false, "error: " + object + ": the authentication ConfigMap is broken: " +
+			"parsing requestheader-username-headers: invalid character 'x' looking for beginning of value; correct kube-system/extension-apiserver-authentication\n"},
 		{"unreadable", nil, false, ""},
 	} {
 		l := &linter{output: "text", survey: &survey{replicas: []corev1.Pod{}}} // not nil: an empty list in JSON
