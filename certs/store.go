@@ -68,7 +68,9 @@ type File struct {
 	Path string // the file. Empty: there is none
 	// Take parses the content and puts it in force. After an error the former stays. New calls it first, later Run.
 	Take func(data []byte) error
-	Held func() []*x509.Certificate // returns the certificates in it that are in force. Nil means that it has none
+	Held func() []*x509.Certificate // returns the chain in it that is in force. Nil means that it has none
+	Key  string                     // of a pair: the file of the private key
+	Pair *Pair                      // takes it, instead of Take. Nil: it is no pair
 }
 
 // Store holds the certificates of this process. It needs Run only to follow its sources.
@@ -126,13 +128,15 @@ func (s *Store) sources() {
 	s.followCA("client-ca", c.ClientCA, func(t *clientTrust) *[]*x509.Certificate { return &t.client })
 	s.followCA("requestheader-ca", c.RequestHeaderCA, func(t *clientTrust) *[]*x509.Certificate { return &t.proxy })
 	for _, f := range c.Files {
-		if f.Path == "" {
-			continue
+		switch {
+		case f.Pair != nil:
+			s.follow(f.Use, PairSource{Cert: f.Path, Key: f.Key}, f.Pair, func() {})
+		case f.Path != "":
+			s.followed = append(s.followed, &followed{
+				use: f.Use, source: f.Path, files: []string{f.Path}, held: f.Held,
+				take: func(data [][]byte) error { return f.Take(data[0]) },
+			})
 		}
-		s.followed = append(s.followed, &followed{
-			use: f.Use, source: f.Path, files: []string{f.Path}, held: f.Held,
-			take: func(data [][]byte) error { return f.Take(data[0]) },
-		})
 	}
 	if ref := c.ConfigMap; ref != (types.NamespacedName{}) {
 		s.followed = append(s.followed, &followed{

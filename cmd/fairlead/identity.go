@@ -46,7 +46,8 @@ func (s *server) makeTrust(files []certs.File) (err error) {
 	c.CipherSuites, _ = cliflag.TLSCipherSuites(s.o.cipherSuites)
 	c.Curves, _ = cliflag.TLSCurvePreferences(s.o.curves)
 	c.SNI, c.HTTP1, c.ConfigMap = s.o.SNI(), !s.o.http2, authConfigMap()
-	c.Files = append(s.kube.files(), files...)
+	etcd := certs.File{Use: "etcd-client", Path: s.o.etcd.CertFile, Key: s.o.etcd.KeyFile, Pair: certs.NewPair()}
+	c.Files = append(append(s.kube.files(), files...), etcd)
 	c.Watch, c.Sinks = s.registry.Watch, s.sinks
 	s.certs, err = certs.New(c)
 	s.loops["certificates"], s.loops["backend trust"] = s.certs.Run, s.trust.Run

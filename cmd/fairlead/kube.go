@@ -124,23 +124,20 @@ func (k *kube) files() []certs.File {
 		}
 		return k.trust.LocalBundle(data)
 	}}}
-	if f := k.follower; f != nil {
-		take := func([]byte) error {
-			c, err := f.reload(k.o.kubeconfig)
-			if err == nil && k.credential != nil {
-				err = k.credential.take(c)
-			}
-			if err != nil || named != "" && inUse == named && caFile(c) == named {
-				return err
-			}
-			if err = k.takeCA(c, named); err == nil {
-				inUse = caFile(c)
-			}
+	take := func([]byte) error { // not called without a kubeconfig: then there is no follower
+		c, err := k.follower.reload(k.o.kubeconfig)
+		if err == nil && k.credential != nil {
+			err = k.credential.take(c)
+		}
+		if err != nil || named != "" && inUse == named && caFile(c) == named {
 			return err
 		}
-		files = append(files, certs.File{Use: "kubeconfig", Path: k.o.kubeconfig, Held: f.certificate, Take: take})
+		if err = k.takeCA(c, named); err == nil {
+			inUse = caFile(c)
+		}
+		return err
 	}
-	return files
+	return append(files, certs.File{Use: "kubeconfig", Path: k.o.kubeconfig, Held: k.follower.certificate, Take: take})
 }
 
 type probed struct {

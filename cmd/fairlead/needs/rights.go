@@ -50,21 +50,19 @@ func NewRights(client authorizationv1client.AuthorizationV1Interface, needed fun
 
 // Run asks until ctx ends.
 func (r *Rights) Run(ctx context.Context) error {
-	for {
+	for pause := time.Duration(0); latest.Sleep(ctx, pause); {
 		a := r.ask(ctx)
 		if ctx.Err() != nil {
-			return ctx.Err()
+			break
 		}
-		pause := rightsAgain
+		pause = rightsAgain
 		if len(a.missing) == 0 && a.err == nil {
 			a.passed = time.Now()
 			pause = rightsEvery + rand.N(rightsEvery/5) //nolint:gosec // no secret
 		}
 		r.last.Store(a)
-		if !latest.Sleep(ctx, pause) {
-			return ctx.Err()
-		}
 	}
+	return ctx.Err()
 }
 
 func (r *Rights) ask(ctx context.Context) *asked {
