@@ -186,11 +186,10 @@ func (t *Trust) gauges() metric.Gauges {
 				for i, cert := range certs {
 					// A bundle of every public CA has those that expire, unnoticed.
 					spare := kind == "ca" && !cert.Live && (inUse || i < len(certs)-1)
-					if cert.Refused || spare || s.Source == "none" {
-						continue // a stranger's, perhaps; or nobody needs it, and it may expire
+					if !cert.Refused && !spare && s.Source != "none" { // else a stranger's, perhaps, or it may expire
+						gauge(expiry, float64(cert.NotAfter.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
+						gauge(begin, float64(cert.NotBefore.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
 					}
-					gauge(expiry, float64(cert.NotAfter.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
-					gauge(begin, float64(cert.NotBefore.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
 				}
 			}
 			gauge(overlap, metric.Number(s.OverlapInForce), s.APIService)

@@ -124,15 +124,13 @@ func (t *Trust) references() map[types.NamespacedName][]use {
 		b.mu.Lock()
 		spec := b.spec
 		b.mu.Unlock()
-		if spec.CAFrom == "" || spec.Insecure {
-			continue
-		}
-		ref, key := spec.Reference()
-		if ref.Name == "" || key == "" {
+		switch ref, key := spec.Reference(); {
+		case spec.CAFrom == "" || spec.Insecure:
+		case ref.Name == "" || key == "":
 			b.referenced(spec, nil, fmt.Errorf("the reference %q is not <configmap>/<key>", spec.CAFrom), nil)
-			continue
+		default:
+			refs[ref] = append(refs[ref], use{b, spec, key})
 		}
-		refs[ref] = append(refs[ref], use{b, spec, key})
 	}
 	return refs
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,14 +14,12 @@ import (
 	"k8s.io/apiserver/pkg/storage/etcd3/testserver"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
-	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices"
 	"github.com/fairlead-proxy/fairlead/registry/apiservices/etcd"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
-	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 func TestEtcdConfig(t *testing.T) {
@@ -32,14 +29,6 @@ func TestEtcdConfig(t *testing.T) {
 	o.validateEtcd(&cli.Faults{})
 	want := etcd.Config{Endpoints: []string{"https://a:2379", "https://b:2379"}, CAFile: "ca", CertFile: "cert", KeyFile: "key", Prefix: "/p"}
 	check.Same(t, want, o.etcd, "configuration")
-}
-
-// The client certificate for etcd is shown, so that its expiry is seen: etcd's library alone reads it.
-func TestEtcdClientIsShown(t *testing.T) {
-	cert, key := must.Get2(ca.Issue(pki.Leaf{CommonName: "etcd"}).WriteFiles(t.TempDir(), "etcd"))(t)
-	all := aloneDoor(t, "--etcd-certfile", cert, "--etcd-keyfile", key).certs.Status()
-	at := slices.IndexFunc(all, func(st certs.Status) bool { return st.Use == "etcd-client" })
-	must.Be(t, at >= 0 && all[at].Chain && all[at].Certificates[0].Subject == "etcd", "%+v", all)
 }
 
 // This process can watch its own table even when other users hold all places for watches. The head

@@ -102,7 +102,6 @@ func (l *linter) credentials(cfg *rest.Config) {
 	chain, err := certutil.ParseCertsPEM(own.CertData)
 	if err != nil {
 		l.Error(object, do, "reading its client certificate: %v", err)
-		return
 	}
 	l.Expiry(object, chain, "its client certificate", do)
 }
