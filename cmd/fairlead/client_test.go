@@ -115,7 +115,7 @@ func TestFollowLocalCA(t *testing.T) {
 		k := must.Get(newProcess(&options{kubeconfig: path}, slog.New(slog.NewTextHandler(&logged, nil))).findKube(t.Context()))(t)
 		k.trust = trust.New(trust.Config{})
 		takes := map[string]certs.File{}
-		for _, f := range k.files() {
+		for _, f := range k.followed() {
 			takes[f.Use] = f
 		}
 		if f, ok := takes["local-apiserver-ca"]; ok {
@@ -149,7 +149,7 @@ func TestKubeconfigRenewsCredential(t *testing.T) {
 	k := must.Get(newProcess(o, slog.New(slog.DiscardHandler)).findKube(t.Context()))(t)
 	k.trust = trust.New(trust.Config{})
 	kubeconfigOf(t, dir, `"token":"y"`)
-	for _, f := range k.files() {
+	for _, f := range k.followed() {
 		must.Do(t, f.Take(nil))
 	}
 	must.Do(t, k.credential.look(t.Context(), k.credential.offered.Load(), false, nil)) // as Run does

@@ -18,6 +18,8 @@ import (
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/client-go/rest"
+
+	"github.com/fairlead-proxy/fairlead/certs"
 )
 
 // nameserver is a connection to one that may be dead. Go's resolver would wait 5 s, longer than a dial or probe may
@@ -38,7 +40,7 @@ func dialNameserver(ctx context.Context, network, address string) (net.Conn, err
 
 // egressDialer returns the dialer of an egress selector configuration's entry "cluster", as kube-apiserver reads it.
 // Live traffic and probes must use the same one. Nil means direct connections: there is no file, or it says so.
-func egressDialer(file string) (utilnet.DialFunc, error) {
+func (p *process) egressDialer(file string) (utilnet.DialFunc, error) {
 	config, err := egressselector.ReadEgressSelectorConfiguration(file)
 	if err != nil || config == nil { // nil means that there is no file
 		return nil, err
@@ -51,7 +53,7 @@ func egressDialer(file string) (utilnet.DialFunc, error) {
 			return nil, fmt.Errorf("%s: a proxy over TCP needs an https URL and a tlsConfig", s.Name)
 		}
 		if strings.EqualFold(s.Name, "cluster") && s.Connection.ProxyProtocol == apiserver.ProtocolHTTPConnect {
-			return connectDialer(s.Connection.Transport)
+			return p.connectDialer(s.Connection.Transport)
 		}
 	}
 	selector, err := egressselector.NewEgressSelector(config)
@@ -63,7 +65,7 @@ func egressDialer(file string) (utilnet.DialFunc, error) {
 
 // connectDialer dials through a proxy by HTTP CONNECT. The library's dialer waits for the answer for ever: while an
 // agent hangs, every dial would leave a connection (kubernetes-sigs/apiserver-network-proxy#855).
-func connectDialer(t *apiserver.Transport) (func(ctx context.Context, _, address string) (net.Conn, error), error) {
+func (p *process) connectDialer(t *apiserver.Transport) (utilnet.DialFunc, error) {
 	network, at, dial := "unix", "", new(net.Dialer).DialContext
 	if t.UDS != nil {
 		at = t.UDS.UDSName
@@ -76,6 +78,8 @@ func connectDialer(t *apiserver.Transport) (func(ctx context.Context, _, address
 		if err := errors.Join(err1, err2); err != nil {
 			return nil, err
 		}
+		own := certs.File{Use: "egress-client", Path: c.ClientCert, Key: c.ClientKey, Pair: certs.NewPair()}
+		p.files, config.GetClientCertificate = append(p.files, own), own.Pair.GetClientCertificate // the last good
 		network, at, dial = "tcp", proxy.Host, (&tls.Dialer{Config: config}).DialContext
 	}
 	return func(ctx context.Context, _, address string) (net.Conn, error) {

@@ -11,8 +11,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"testing"
 
+	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/tests/cluster/relay"
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -22,7 +24,10 @@ import (
 // egressOf makes the dialer of a file with this text.
 func egressOf(t *testing.T, text string) (func(context.Context, string, string) (net.Conn, error), error) {
 	t.Helper()
-	return egressDialer(writeFile(t, filepath.Join(t.TempDir(), "egress.yaml"), text))
+	p := &process{}
+	dial, err := p.egressDialer(writeFile(t, filepath.Join(t.TempDir(), "egress.yaml"), text))
+	must.Get(certs.New(certs.Config{Files: p.files}))(t)
+	return dial, err
 }
 
 const egressHead = "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n"
@@ -99,8 +104,22 @@ func TestEgressDialerRefused(t *testing.T) {
 	check.Same(t, "fairlead", <-seen, "who asked")
 }
 
+// The client certificates for etcd and an egress proxy are followed, so that their expiry is seen.
+func TestClientsOfOthersAreShown(t *testing.T) {
+	cert, key := must.Get2(ca.Issue(pki.Leaf{CommonName: "x"}).WriteFiles(t.TempDir(), "x"))(t)
+	egress := writeFile(t, filepath.Join(t.TempDir(), "egress.yaml"), egressHead+fmt.Sprintf("- name: cluster\n"+
+		"  connection:\n    proxyProtocol: HTTPConnect\n"+
+		"    transport: {tcp: {url: 'https://a', tlsConfig: {clientCert: %s, clientKey: %s}}}\n", cert, key))
+	d := aloneDoor(t, "--etcd-certfile", cert, "--etcd-keyfile", key, "--egress-selector-config-file", egress)
+	all := d.certs.Status()
+	for _, use := range []string{"etcd-client", "egress-client"} {
+		at := slices.IndexFunc(all, func(st certs.Status) bool { return st.Use == use })
+		must.Be(t, at >= 0 && all[at].Chain && all[at].Certificates[0].Subject == "x", "%s: %+v", use, all)
+	}
+}
+
 func TestEgressDialerOfNothing(t *testing.T) {
-	if dial, err := egressDialer(""); dial != nil || err != nil {
+	if dial, err := new(process).egressDialer(""); dial != nil || err != nil {
 		t.Errorf("no file: %v, want a direct dial", err)
 	}
 	if dial, err := egressOf(t, egressHead+"- name: etcd\n  connection:\n    proxyProtocol: Direct\n"); dial != nil || err != nil {
@@ -109,7 +128,7 @@ func TestEgressDialerOfNothing(t *testing.T) {
 	if dial, err := egressOf(t, egressHead); dial != nil || err != nil {
 		t.Errorf("an empty file: %v, %v, want a direct dial", dial != nil, err)
 	}
-	_, err := egressDialer("/does/not/exist")
+	_, err := new(process).egressDialer("/does/not/exist")
 	check.Fault(t, "/does/not/exist", err, "a missing file")
 	const cluster = egressHead + "- name: cluster\n  connection"
 	for want, text := range map[string]string{

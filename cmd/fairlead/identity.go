@@ -30,7 +30,7 @@ func authConfigMap() types.NamespacedName {
 }
 
 // makeTrust makes the CAs that verify backends and the local apiserver, then our certificates and the CAs of clients.
-func (s *server) makeTrust(files []certs.File) (err error) {
+func (s *server) makeTrust() (err error) {
 	s.trust = trust.New(trust.Config{
 		Tables: s.registry, Watch: s.registry.Watch,
 		Renewed: func(apiService string) { s.prober.Renew(apiService) }, Sinks: s.sinks,
@@ -47,24 +47,24 @@ func (s *server) makeTrust(files []certs.File) (err error) {
 	c.Curves, _ = cliflag.TLSCurvePreferences(s.o.curves)
 	c.SNI, c.HTTP1, c.ConfigMap = s.o.SNI(), !s.o.http2, authConfigMap()
 	etcd := certs.File{Use: "etcd-client", Path: s.o.etcd.CertFile, Key: s.o.etcd.KeyFile, Pair: certs.NewPair()}
-	c.Files = append(append(s.kube.files(), files...), etcd)
+	c.Files = append(s.files, etcd)
 	c.Watch, c.Sinks = s.registry.Watch, s.sinks
 	s.certs, err = certs.New(c)
 	s.loops["certificates"], s.loops["backend trust"] = s.certs.Run, s.trust.Run
 	return cli.Usage(err)
 }
 
-// makeTokens makes the token authenticator that works without the local apiserver. It returns the files that feed it.
-func (p *process) makeTokens() (*tokens.Tokens, []certs.File) {
+// makeTokens makes the token authenticator that works without the local apiserver.
+func (p *process) makeTokens() *tokens.Tokens {
 	own := p.o.alone() || p.o.impersonates()
 	tokens := tokens.New(tokens.Config{Judged: !own, Logger: p.log})
 	if own {
 		p.loops["tokens"] = tokens.Run
 	}
-	return tokens, []certs.File{
-		{Use: "authentication-config", Path: p.o.authConfig, Take: tokens.TakeConfig},
-		{Use: "token-auth-file", Path: p.o.tokenFile, Take: tokens.TakeTokens},
-	}
+	p.files = append(p.files,
+		certs.File{Use: "token-auth-file", Path: p.o.tokenFile, Take: tokens.TakeTokens},
+		certs.File{Use: "authentication-config", Path: p.o.authConfig, Take: tokens.TakeConfig})
+	return tokens
 }
 
 func (s *server) makeAuthn(tokens *tokens.Tokens) (*authn.Authenticator, error) {

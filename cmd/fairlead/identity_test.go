@@ -171,11 +171,11 @@ func TestJWTBesideLocalAPIServer(t *testing.T) {
 	const text = "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\njwt:\n- issuer: {url: https://issuer.example.com, audiences: [a]}\n" +
 		"  claimMappings: {username: {claim: sub, prefix: ''}}\n"
 	p := newProcess(&options{authConfig: "file"}, slog.New(slog.DiscardHandler))
-	_, files := p.makeTokens()
-	err := files[0].Take([]byte(text))
+	p.makeTokens()
+	err := p.files[1].Take([]byte(text))
 	check.Fault(t, "jwt: the local apiserver authenticates all tokens", err, "jwt with a local apiserver")
 	check.Same(t, 0, strings.Count(fmt.Sprint(err), "\n"), "line breaks in the error")
 	p.o.registry = sources{dir: "/x"}
-	_, files = p.makeTokens()
-	must.Do(t, files[0].Take([]byte(text)))
+	p.makeTokens()
+	must.Do(t, p.files[3].Take([]byte(text)))
 }

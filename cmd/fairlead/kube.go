@@ -77,6 +77,7 @@ func (p *process) findKube(ctx context.Context) (k *kube, err error) {
 	if k.api, err = kubernetes.NewForConfig(c); err != nil {
 		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
 	}
+	p.files = k.followed()
 	return k, nil
 }
 
@@ -112,10 +113,7 @@ func (k *kube) tls(withCertificate bool) (*tls.Config, error) {
 	return tc, nil
 }
 
-func (k *kube) files() []certs.File {
-	if k == nil {
-		return nil
-	}
+func (k *kube) followed() []certs.File {
 	named := caFile(k.config)
 	inUse := named // by the kubeconfig in force; one goroutine calls every Take
 	files := []certs.File{{Use: "local-apiserver-ca", Path: named, Take: func(data []byte) error {

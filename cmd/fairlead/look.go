@@ -140,9 +140,9 @@ func (p *pairs) judge(all []certs.Status, now time.Time) (found answer.Check) {
 	const refused = "Users with certificates are refused"
 	const distrusted = "Clients do not trust a certificate of this replica"
 	users := map[string]string{ // :: use → what they notice if it is not valid
-		"serving": distrusted, "sni": distrusted, "client-ca": refused, "local-apiserver-ca": refused,
+		"serving": distrusted, "sni": distrusted, "client-ca": refused,
 		"proxy-client":     "Users with certificates, and requests to extension servers, are refused",
-		"requestheader-ca": "Users of front proxies are refused",
+		"requestheader-ca": "Users of front proxies are refused", "egress-client": "Extension servers get no requests",
 	}
 	var serving *error
 	p.kubeconfig = answer.Check{}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/fairlead-proxy/fairlead/certs"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
 	"github.com/fairlead-proxy/fairlead/internal/hold"
@@ -32,6 +33,7 @@ type process struct {
 	held    *hold.Bound                            // bytes held by connections
 	loops   map[string]func(context.Context) error // in the background, added by makers under names that errors show
 	more    []needs.Check                          // checks of what makers make, beside those of makeChecks
+	files   []certs.File                           // added by makers, to be followed with our own certificates
 	records
 	draining atomic.Bool   // the first step of a shutdown: not ready
 	news     chan struct{} // one slot: the local apiserver's prober has reported something
@@ -159,7 +161,7 @@ func (s *server) reach(ctx context.Context) (backends, local *reach.Rules, err e
 		}
 		r.Self = append(r.Self, own...)
 	}
-	if r.Via, err = egressDialer(s.o.egress); err != nil {
+	if r.Via, err = s.egressDialer(s.o.egress); err != nil {
 		return nil, nil, cli.Usage(fmt.Errorf("--egress-selector-config-file: %w", err))
 	}
 	local = &reach.Rules{Operator: true, Self: r.Self}

@@ -67,10 +67,10 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	tokens, files := p.makeTokens()
+	tokens := p.makeTokens()
 	for _, step := range []func() error{
 		func() error { return s.makeTable(backends) }, //nolint:contextcheck // it sends no request yet
-		func() error { return s.makeTrust(files) }, func() error { s.makeBackends(backends, local); return nil },
+		s.makeTrust, func() error { s.makeBackends(backends, local); return nil },
 		s.makeStatus, s.makeEntrypoint, func() error { return errors.Join(s.makeAudit(), s.makeAccessLog()) },
 		func() error { return s.makeProxy(tokens) }, //nolint:contextcheck // what it makes outlives the start
 	} {
