@@ -183,9 +183,8 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) {
 	if k.o.serversFrom == fromLease {
 		find = k.leased(k.api.CoordinationV1().Leases(metav1.NamespaceSystem))
 	}
-	follow := k.follows(find)
 	k.loops["local apiservers"] = func(ctx context.Context) error {
-		for again := time.Duration(0); latest.Sleep(ctx, again); {
+		for follow, again := k.follows(find), time.Duration(0); latest.Sleep(ctx, again); {
 			again = follow(ctx)
 		}
 		return ctx.Err()

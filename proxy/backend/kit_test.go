@@ -100,7 +100,7 @@ func newStreet(t testing.TB, change func(*Config)) *fixture {
 		change(&cfg)
 	}
 	f.Pools = New(cfg)
-	t.Cleanup(f.shared.stop)
+	t.Cleanup(f.stop)
 	return f
 }
 

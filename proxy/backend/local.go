@@ -161,7 +161,7 @@ func (l *Local) Lost() bool {
 
 // Run watches the identity until ctx ends. Then it closes every connection.
 func (l *Local) Run(ctx context.Context) error {
-	defer l.shared.stop()
+	defer l.stop()
 	identity, tick := l.cfg.IdentityChanged(), time.Tick(balanceEvery)
 	for {
 		select {
@@ -190,8 +190,8 @@ func (l *Local) Report(r registry.Report) {
 	e.Hung, e.Message = r.Hung, r.Message
 	if e.Health != r.Health {
 		e.Health, e.Since = r.Health, time.Now()
-		l.shared.spawn(func() { // a line is I/O
-			l.shared.log.Info("local apiserver changed",
+		l.spawn(func() { // a line is I/O
+			l.log.Info("local apiserver changed",
 				"endpoint", r.Address, "healthy", r.Health == registry.Healthy, "message", r.Message)
 		})
 	}

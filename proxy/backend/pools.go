@@ -77,7 +77,7 @@ func New(cfg Config) *Pools {
 
 // Run follows the table until ctx ends. Then it closes every connection.
 func (p *Pools) Run(ctx context.Context) error {
-	defer p.shared.stop()
+	defer p.stop()
 	identity := p.cfg.IdentityChanged()
 	for {
 		t := p.cfg.Tables.Table()
@@ -348,12 +348,12 @@ type heldConn struct {
 // moveDetached moves the requests of upstreams that apply has taken off their carriers; long-running ones stay and are
 // guarded. The mutex must be held. The engine is called without it, because the engine needs it for pick.
 func (p *Pools) moveDetached() {
-	server, left := p.shared.engine.Load(), p.detached
+	server, left := p.engine.Load(), p.detached
 	p.detached = nil
 	if len(left) == 0 || server == nil {
 		return
 	}
-	p.shared.spawn(func() { // short; the guards end with their connections
+	p.spawn(func() { // short; the guards end with their connections
 		whose := make(map[*engine.Upstream]*Upstream, len(left))
 		for _, u := range left {
 			whose[&u.forEngine] = u
@@ -361,7 +361,7 @@ func (p *Pools) moveDetached() {
 		var long []heldConn
 		ours := func(of *engine.Upstream) bool { return whose[of] != nil }
 		server.Leave(ours, func(of *engine.Upstream, c *tls.Conn) {
-			if on, ok := p.shared.dialled.Load(c); ok { // otherwise it has ended
+			if on, ok := p.dialled.Load(c); ok { // otherwise it has ended
 				long = append(long, heldConn{whose[of], on.(*Conn)}) //nolint:forcetypeassert // nothing else is stored
 			}
 		})
@@ -381,16 +381,16 @@ func (p *Pools) guardHeld(h heldConn, end func()) {
 	if guarded {
 		return
 	}
-	p.shared.spawn(func() {
+	p.spawn(func() {
 		lost, release := h.u.target.guard(h.on.ConnectionState().PeerCertificates)
 		ctx, cut := context.WithCancel(h.on.closed)
-		h.on.watch(&dialing{drain: func() {}, cut: func(*Conn) { cut() }}, ctx.Done(), nil, lost, p.shared.ctx.Done())
+		h.on.watch(&dialing{drain: func() {}, cut: func(*Conn) { cut() }}, ctx.Done(), nil, lost, p.ctx.Done())
 		release()
 		cut()
 		p.mu.Lock()
 		delete(p.guarded, h) // before end: if the APIService leaves again, it needs a new guard
 		p.mu.Unlock()
-		if h.on.closed.Err() == nil && p.shared.ctx.Err() == nil { // else its requests have ended
+		if h.on.closed.Err() == nil && p.ctx.Err() == nil { // else its requests have ended
 			end()
 		}
 	})

@@ -115,7 +115,7 @@ func TestRetryUnreachable(t *testing.T) {
 				check.Same(t, fmt.Sprint("200 ", length), fmt.Sprint(status, " ", got), "%d bytes: status, and bytes that came", size)
 			}
 		}
-		check.Same(t, 0, f.shared.buffered.Held(), "bytes still counted")
+		check.Same(t, 0, f.buffered.Held(), "bytes still counted")
 		check.Same(t, [2]bool{true, false}, [2]bool{f.signals.count(place1) > 0, f.signals.count(place2) > 0}, "signals: %v", f.signals.list)
 	}
 }

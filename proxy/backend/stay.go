@@ -248,7 +248,7 @@ func (l *Local) endWatches() {
 			continue
 		}
 		s.ended = since
-		for _, v := range l.shared.dialled.Range {
+		for _, v := range l.dialled.Range {
 			if c := v.(*Conn); c.at.server == s { //nolint:forcetypeassert // nothing else is stored
 				c.how.cut(c)
 			}

@@ -211,8 +211,8 @@ func (c *crowd) step(at, step string, words []string) {
 	case "watch": // of the engine
 		e := c.l.servers.Load().find(servers[0]).of[PoolProven-1]
 		key := new(tls.Conn)
-		c.l.shared.dialled.Store(key, &Conn{at: e, how: dialing{cut: func(*Conn) {
-			c.l.shared.dialled.Delete(key)
+		c.l.dialled.Store(key, &Conn{at: e, how: dialing{cut: func(*Conn) {
+			c.l.dialled.Delete(key)
 			c.ended.Add(1)
 		}}})
 	case "retry": // as the engine does
