@@ -32,9 +32,7 @@ const ownReadIdle, ownPing = "2", "5"
 func pingOften() {
 	times := map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": ownReadIdle, "HTTP2_PING_TIMEOUT_SECONDS": ownPing}
 	for name, seconds := range times {
-		if _, given := os.LookupEnv(name); !given {
-			_ = os.Setenv(name, seconds) // it fails only for names that are not possible
-		}
+		_ = os.Setenv(name, cmp.Or(os.Getenv(name), seconds)) // it fails only for names that are not possible
 	}
 }
 
