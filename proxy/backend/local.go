@@ -204,9 +204,8 @@ func (l *Local) Report(r registry.Report) {
 func (l *Local) publishLocked(all []*localServer) {
 	now, ready := &servers{all: all, superseded: make(chan struct{})}, false
 	for _, s := range all {
-		healthy := s.is.Health == registry.Healthy
-		ready = ready || healthy
-		s.ready.Store(healthy)
+		s.ready.Store(s.is.Health == registry.Healthy)
+		ready = ready || s.ready.Load()
 		now.list = append(now.list, s.is)
 	}
 	if ready {
@@ -287,17 +286,15 @@ func (l *Local) Follow(addresses []string) {
 		s.is.Terminating = false
 		all = append(all, s)
 	}
-	next := l.successorLocked(all)
 	for _, s := range was.all {
 		if slices.Contains(all, s) {
 			continue
 		}
 		if !s.is.Terminating {
 			s.is.Terminating, s.left = true, now
-			left := l.shared.log.With("endpoint", s.is.Address)
-			l.shared.spawn(func() { left.Info("local apiserver is named no longer") })
+			l.spawn(func() { l.log.Info("local apiserver is named no longer", "endpoint", s.of[0].address) })
 		}
-		if now.Sub(s.left) < keptServer || !next && s.is.Health == registry.Healthy {
+		if now.Sub(s.left) < keptServer || s.is.Health == registry.Healthy && !l.successorLocked(all) {
 			all = append(all, s)
 		}
 	}
