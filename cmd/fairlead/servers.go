@@ -53,9 +53,9 @@ func (k *kube) follows(find func(context.Context) ([]string, error)) func(contex
 	}
 }
 
-// leased finds the kube-apiservers that renew their Leases (kubernetes' APIServerIdentity). Those
-// have names of hosts and no ports: that of the first server that the operator named. While etcd is full none can renew
-// its Lease, and all serve on: so one ends only after another's renewal.
+// leased finds the kube-apiservers that renew their Leases (kubernetes' APIServerIdentity). Those have names of hosts
+// and no ports: that of the first server that the operator named. While etcd is full none can renew its Lease, and all
+// serve on: one ends only after another's renewal, and not while it is healthy, since others renew up to 10 s later.
 func (k *kube) leased(from coordinationv1client.LeaseInterface) func(context.Context) ([]string, error) {
 	return func(ctx context.Context) (addresses []string, err error) {
 		_, port, _ := net.SplitHostPort(k.servers[0]) // addressOf has made it
@@ -68,8 +68,10 @@ func (k *kube) leased(from coordinationv1client.LeaseInterface) func(context.Con
 			ages[i] = max(0, now.Sub(ptr.Deref(l.Spec.RenewTime, metav1.MicroTime{}).Time))
 		}
 		for i, l := range all.Items {
-			if host := l.Labels[corev1.LabelHostname]; ages[i]-slices.Min(ages) < leaseTime && host != "" {
-				addresses = append(addresses, net.JoinHostPort(host, port))
+			host := l.Labels[corev1.LabelHostname]
+			address := net.JoinHostPort(host, port)
+			if host != "" && (ages[i]-slices.Min(ages) < leaseTime || k.pools.At(address).Ready()) {
+				addresses = append(addresses, address)
 			}
 		}
 		return addresses, nil

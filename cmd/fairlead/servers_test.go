@@ -127,7 +127,8 @@ func TestPrefer(t *testing.T) {
 	known(fresh, "balancer other ill fresh")
 }
 
-// A Lease that is renewed names a kube-apiserver by its host, and so do all while none can be: etcd is full.
+// A Lease that is renewed names a kube-apiserver by its host, and so do all while none can be: etcd is full. Once one
+// can be again, those that are healthy stay until theirs are, too.
 func TestLeased(t *testing.T) {
 	for _, last := range []time.Time{time.Now(), time.Now().Add(-time.Hour)} {
 		var has []runtime.Object
@@ -138,8 +139,15 @@ func TestLeased(t *testing.T) {
 			})
 		}
 		has = append(has, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-scheduler"}})
-		k := &kube{servers: []string{"10.0.0.3:7443"}}
-		got := must.Get(k.leased(fake.NewClientset(has...).CoordinationV1().Leases("kube-system"))(t.Context()))(t)
-		check.Same(t, []string{"cp-1:7443", "cp-3:7443"}, slices.Sorted(slices.Values(got)), "the kube-apiservers")
+		k := &kube{servers: []string{"10.0.0.3:7443", "cp-2:7443"}}
+		k.pools = must.Get(backend.NewLocal(backend.LocalConfig{
+			Servers: k.servers, TLS: k.tls, IdentityChanged: func() <-chan struct{} { return nil }, Dial: k.own.dial,
+			Signal: func(string, error) {},
+		}))(t)
+		for _, want := range [][]string{{"cp-1:7443", "cp-3:7443"}, {"cp-1:7443", "cp-2:7443", "cp-3:7443"}} {
+			got := must.Get(k.leased(fake.NewClientset(has...).CoordinationV1().Leases("kube-system"))(t.Context()))(t)
+			check.Same(t, want, slices.Sorted(slices.Values(got)), "the kube-apiservers")
+			k.pools.Report(registry.Report{Endpoint: registry.Endpoint{Address: "cp-2:7443", Health: registry.Healthy}})
+		}
 	}
 }
