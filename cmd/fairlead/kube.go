@@ -160,6 +160,7 @@ func (k *kube) connect(rules *reach.Rules, proxyClient *certs.Pair) {
 		Servers: k.servers, First: k.o.preference == "first", TLS: k.tls, Name: pool, Finds: k.o.serversFrom != "",
 		IdentityChanged: k.pair.Changed, Dial: rules.Dial, Memory: k.held, Sinks: k.sinks, Guard: guard,
 		Signal: func(address string, err error) { k.prober.Signal(pages.LocalName, address, err) },
+		Renew:  func() { k.prober.Renew(pages.LocalName) },
 	})
 	as := &registry.Backend{}
 	k.prober = health.New(health.Config{

@@ -75,6 +75,7 @@ type LocalConfig struct {
 	// Dial connects to an address, or refuses to.
 	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
 	Signal func(address string, err error) // as in Config
+	Renew  func()                          // has all servers probed at once. Nil means that nothing can
 	// Memory bounds what held bodies and heads of answers take, with everything else. Nil means its own.
 	Memory       *hold.Bound
 	metric.Sinks // changes of a server's health, and fairlead_backend_*; Pools may have the same: names differ
@@ -194,6 +195,9 @@ func (l *Local) Report(r registry.Report) {
 			l.log.Info("local apiserver changed",
 				"endpoint", r.Address, "healthy", r.Health == registry.Healthy, "message", r.Message)
 		})
+	}
+	if l.down.Load() != nil && r.Health == registry.Healthy && l.cfg.Renew != nil {
+		l.cfg.Renew() // the others may be back, too: until their pauses are over, all clients would go to this one
 	}
 	l.publishLocked(now.all)
 	for _, e := range s.of {

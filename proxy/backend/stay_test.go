@@ -34,12 +34,18 @@ type crowd struct {
 	mu      sync.Mutex // guards running
 	running []string   // for which Each runs
 
-	ended atomic.Int64 // connections with watches
+	ended   atomic.Int64 // connections with watches
+	renewed atomic.Int64 // how often all are probed at once
 }
 
 func newCrowd(t *testing.T, n int, change func(*LocalConfig)) *crowd {
 	t.Helper()
-	c := &crowd{t: t, l: newLocal(t, newNetwork(t), change, place1, place2, place3)}
+	c := &crowd{t: t}
+	c.l = newLocal(t, newNetwork(t), func(cfg *LocalConfig) {
+		if cfg.Renew = func() { c.renewed.Add(1) }; change != nil {
+			change(cfg)
+		}
+	}, place1, place2, place3)
 	c.report(registry.Healthy, place1, place2, place3)
 	for range n {
 		c.stays, c.leave = append(c.stays, nil), append(c.leave, nil)
@@ -256,6 +262,8 @@ func (c *crowd) value(what string) any {
 		return c.l.Alike()
 	case "ended":
 		return c.ended.Load()
+	case "renewed":
+		return c.renewed.Load()
 	case "servers":
 		return len(c.l.servers.Load().list)
 	case "ready":
