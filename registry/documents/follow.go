@@ -54,7 +54,9 @@ func (s *Sources[S, L]) followLocal(ctx context.Context, server string) {
 		l.fault.Store(&err)
 		rest := min(max(leastRest, restFactor*time.Since(begun)), every)
 		pause := every
-		if err != nil {
+		if reasonOf(err) == ReasonTimeout { // it has waited, as for one that restarts, and must not miss its return
+			rest, pause = leastRest, leastRest
+		} else if err != nil {
 			pause = retry()
 		} else if retry = retries(firstAgain, every); hurry > 0 {
 			pause = min(hurry, every)
