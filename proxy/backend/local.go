@@ -93,7 +93,6 @@ type Local struct {
 	servers atomic.Pointer[servers]
 	only    atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
 	listed  atomic.Bool               // what the servers list has been compared once
-	found   atomic.Bool               // all servers are known, or were when they were first looked for
 	down    atomic.Pointer[time.Time] // when the last server ceased to be healthy. Nil: one is healthy
 }
 
@@ -112,7 +111,6 @@ func NewLocal(cfg LocalConfig) *Local {
 	}
 	l.servers.Store(&servers{superseded: make(chan struct{})})
 	l.Follow(cfg.Servers)
-	l.found.Store(!cfg.Finds)
 	metric.Register(cfg.Metrics, newCollector(func() []*Upstream { return l.pools[:] }, false))
 	return l
 }
@@ -199,14 +197,14 @@ func (l *Local) Report(r registry.Report) {
 	if l.down.Load() != nil && r.Health == registry.Healthy && l.cfg.Renew != nil {
 		l.cfg.Renew() // the others may be back, too: until their pauses are over, all clients would go to this one
 	}
-	l.publishLocked(now.all)
+	l.publishLocked(now.all, now.found)
 	for _, e := range s.of {
 		e.suspicion.judged(r.Began)
 	}
 }
 
-func (l *Local) publishLocked(all []*localServer) {
-	now, ready := &servers{all: all, superseded: make(chan struct{})}, false
+func (l *Local) publishLocked(all []*localServer, found bool) {
+	now, ready := &servers{all: all, found: found, superseded: make(chan struct{})}, false
 	for _, s := range all {
 		s.ready.Store(s.is.Health == registry.Healthy)
 		ready = ready || s.ready.Load()
@@ -249,6 +247,7 @@ func (l *Local) signal(address string, err error) {
 type servers struct {
 	all        []*localServer
 	list       []registry.Endpoint // their health
+	found      bool                // all are known, or were when they were first looked for
 	superseded chan struct{}
 }
 
@@ -302,9 +301,10 @@ func (l *Local) Follow(addresses []string) {
 			all = append(all, s)
 		}
 	}
+	found := !l.cfg.Finds || len(was.all) > 0 // else NewLocal calls this
 	same := func(s *localServer, e registry.Endpoint) bool { return s.is == e }
-	if !l.found.Swap(true) || !slices.EqualFunc(all, was.list, same) {
-		l.publishLocked(all)
+	if found != was.found || !slices.EqualFunc(all, was.list, same) {
+		l.publishLocked(all, found)
 	}
 }
 
@@ -323,7 +323,7 @@ func (l *Local) Each(ctx context.Context, f func(ctx context.Context, address st
 	var known []*localServer
 	for now := range latest.Of(ctx, l.servers.Load, time.Tick(balanceEvery)) {
 		for _, s := range now.all {
-			if slices.Contains(known, s) || !l.found.Load() && !l.Told() {
+			if slices.Contains(known, s) || !now.found && !l.Told() {
 				continue
 			}
 			known = append(known, s)

@@ -98,7 +98,7 @@ func (l *Local) Only(document string, known []string, by map[schema.GroupVersion
 		l.listed.Store(true)
 	}
 	if !sets.New(was...).Equal(sets.New(known...)) {
-		l.publishLocked(now.all)
+		l.publishLocked(now.all, now.found)
 	}
 }
 
@@ -116,7 +116,7 @@ func (l *Local) unknownLocked(address string) bool {
 func (l *Local) Told() bool {
 	now := l.servers.Load()
 	late := func(e registry.Endpoint) bool { return e.Health == registry.Healthy && time.Since(e.Since) > unread }
-	return l.listed.Load() || l.found.Load() && len(now.all) < 2 || slices.ContainsFunc(now.list, late)
+	return l.listed.Load() || now.found && len(now.all) < 2 || slices.ContainsFunc(now.list, late)
 }
 
 // Alike reports whether all servers are known to serve the same, so that For is not needed.
