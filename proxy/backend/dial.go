@@ -74,11 +74,11 @@ type Conn struct {
 	closed context.Context // canceled by Close
 	end    context.CancelFunc
 	once   sync.Once
-	ended  sync.Once   // by itself
-	isCut  atomic.Bool // its watches had to end
-	long   atomic.Bool // carries a long-running request over HTTP/1.1
-	last   atomic.Bool // carries a response over HTTP/1.1, and may be closed with it
-	busy   atomic.Bool // carries a request over HTTP/1.1, or its response
+	ended  sync.Once            // by itself
+	isCut  atomic.Bool          // its watches had to end
+	long   atomic.Bool          // carries a long-running request over HTTP/1.1
+	last   atomic.Bool          // carries a response over HTTP/1.1, and may be closed with it
+	busy   atomic.Pointer[call] // whose request it carries over HTTP/1.1, or the response
 
 	// The heads of answers over HTTP/1.1 are counted before net/http has read them: it makes a map of all names.
 	begins atomic.Bool   // the next bytes begin an answer

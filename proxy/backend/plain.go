@@ -147,7 +147,6 @@ type pooled struct {
 // use prepares the connection for a request with a body of n bytes, -1 if unknown. Requests do not overlap.
 func (c *pooled) use(n int64, long bool) {
 	c.begins.Store(true)
-	c.busy.Store(true)
 	c.begun = false
 	if c.long.Store(long); long {
 		_ = c.SetReadDeadline(time.Now().Add(hungTime)) // net/http reads already
@@ -193,7 +192,7 @@ func (c *pooled) Read(p []byte) (n int, err error) {
 	//nolint:errorlint // nobody wraps them
 	within := err == errHugeHead || err == io.EOF && (c.last.Load() || n > 0 && !c.long.Load())
 	if err != nil && !within && c.closed.Err() == nil && !errors.Is(err, context.Canceled) {
-		c.ended.Do(func() { c.at.failed(errors.Join(errLost, err), !c.busy.Load() && c.at.server == nil) })
+		c.ended.Do(func() { c.at.failed(errors.Join(errLost, err), c.busy.Load() == nil && c.at.server == nil) })
 	}
 	return n, err //nolint:wrapcheck // io.EOF must stay unwrapped
 }

@@ -144,9 +144,10 @@ func (c *call) try(e *endpoint) *engine.Failure {
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
 		if got, ok := i.Conn.(*pooled); ok {
 			on.Store(got.Conn)
+			got.busy.Store(c)
 			got.use(c.req.ContentLength, c.long)
 		}
-	}, PutIdleConn: func(error) { on.Load().busy.Store(false) },
+	}, PutIdleConn: func(error) { on.Load().busy.CompareAndSwap(c, nil) }, // unless the next request has it already
 		WroteRequest: func(httptrace.WroteRequestInfo) { sent.Store(int64(time.Since(start))) }})
 	e.mu.Lock()
 	verdict, out := e.verdict, e.out.Load() // it ends under the mutex, after out was set, so no ejection is missed
