@@ -412,7 +412,7 @@ func (p *Proxy) impersonation(next http.Handler) http.Handler {
 		} else if err != nil {
 			p.log.Debug("authorizing an impersonation", "err", err)
 			err = forbidden(errAuthorizing)
-		} else if decision != authorizer.DecisionAllow && len(exchangeOf(ctx).head.Path) > maxEchoed {
+		} else if decision != authorizer.DecisionAllow && len(exchangeOf(ctx).head.Path)+len(a.GetName()) > maxEchoed {
 			err = errLong
 		}
 		return decision, reason, err

@@ -74,16 +74,19 @@ func TestErrorsOfClients(t *testing.T) {
 	}
 }
 
-// A long target is not repeated, neither for who asks nor for who would be somebody else there.
+// A long target is not repeated, neither for who asks nor for who would be somebody else there. Nor is a long name of
+// that somebody.
 func TestLongTarget(t *testing.T) {
-	door := newWorld(t, worldConfig{})
-	for name, as := range map[string]string{"Impersonate-User": "jane", "X-Other": "x"} {
-		target := remoteGV + "/namespaces/" + strings.Repeat("x", maxEchoed) + "/widgets"
+	door, long := newWorld(t, worldConfig{}), strings.Repeat("x", 2*maxEchoed)
+	for _, tt := range []struct{ token, as, namespace string }{{"nobody", "jane", long}, {"nobody", "", long}, {"boss", long, "a"}} {
+		target := remoteGV + "/namespaces/" + tt.namespace + "/widgets"
 		r, w := httptest.NewRequestWithContext(t.Context(), http.MethodGet, target, nil), httptest.NewRecorder()
-		r.Header.Set("Authorization", "Bearer token-of-nobody")
-		r.Header.Set(name, as)
+		r.Header.Set("Authorization", "Bearer token-of-"+tt.token)
+		if tt.as != "" {
+			r.Header.Set("Impersonate-User", tt.as)
+		}
 		door.proxy.ServeHTTP(w, r)
-		check.Same(t, "403 true", fmt.Sprint(w.Code, " ", w.Body.Len() < 512), "%s: the answer, %.99s", name, w.Body)
+		check.Same(t, "403 true", fmt.Sprint(w.Code, " ", w.Body.Len() < 512), "%.9s as %.9q: the answer, %.99s", tt.token, tt.as, w.Body)
 	}
 }
 
