@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2/hpack"
-	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -279,15 +278,17 @@ func (d *Decision) attributes() authz.Attributes {
 	}
 }
 
-// seldom does what would fill the log, were it done for each request.
-type seldom struct{ rate.Sometimes }
-
 // finish adds the fields of every forwarded request.
 func (p *Proxy) finish(d *Decision, h *Head) {
 	if d.User != nil {
 		set, err := p.cfg.Authn.Assert(d.Set, d.User, d.Pool)
 		if err != nil {
-			p.warns.Do(func() { go p.log.Warn("asserting an identity", "err", err) }) // not on the loop: it may wait
+			if p.warns.CompareAndSwap(false, true) { // one in 10 s: a line for each request would fill the log
+				go func() {
+					p.log.Warn("asserting an identity", "err", err)
+					time.AfterFunc(10*time.Second, func() { p.warns.Store(false) })
+				}()
+			}
 			if d.refuse(errUnauthorized); p.cfg.Authn.Unfit() != nil {
 				d.refuse(errUnfit)
 			}

@@ -50,7 +50,7 @@ type Proxy struct {
 	underWay struct{ requests, longRunning atomic.Int64 }
 	serving  atomic.Int64  // requests in ServeHTTP that are not recorded yet
 	conns    atomic.Uint32 // numbers of connections
-	warns    seldom        // of finish
+	warns    atomic.Bool   // finish has just logged a line
 	// These are the constants, except in tests. proofs are the running proofs, by token.
 	bodyTime, unreadRest, answerTime, halfOpen, pageTime time.Duration
 
@@ -88,7 +88,6 @@ func New(cfg Config) (*Proxy, error) {
 		sessionPlaces: bound.Places{Lend: true},
 		bodyTime:      bodyTime, unreadRest: unreadRest, answerTime: answerTime, halfOpen: halfOpen, pageTime: pageTime,
 	}
-	p.warns.Interval = 10 * time.Second
 	p.names = memo.New[authn.Token, string](memo.Config{Entries: 1024, Bytes: 1 << 20})
 	p.scrapers = memo.New[scraper, struct{}](memo.Config{Entries: maxScrapers, Bytes: maxScrapers})
 	unsure := memo.Config{Entries: maxUncertain, Bytes: uncertainBytes, Largest: uncertainBytes / 64}

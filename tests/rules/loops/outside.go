@@ -71,7 +71,6 @@ var known = map[string]string{
 	"golang.org/x/time/rate.NewLimiter":                                              "a struct",
 	"(*golang.org/x/time/rate.Limiter).AllowN":                                       "its mutex is held for arithmetic",
 	"(*golang.org/x/time/rate.Limiter).TokensAt":                                     "its mutex is held for arithmetic",
-	"(*golang.org/x/time/rate.Sometimes).Do":                                         "its mutex is held for what it runs, which is followed",
 	"(k8s.io/apiserver/pkg/apis/audit.Level).Less":                                   "compares",
 	"(*k8s.io/api/authentication/v1.UserInfo).Size":                                  "adds lengths",
 	"k8s.io/apiserver/pkg/audit.PolicyRuleEvaluator.EvaluatePolicyRule":              "reads each of the operator's rules once",
