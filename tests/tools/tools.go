@@ -136,7 +136,7 @@ func build(ctx context.Context, cfg Config, p part, pins pins, file string) erro
 		try.Do(os.WriteFile(filepath.Join(cmd.Dir, "go.sum"), pins.sum, 0o600))
 	}
 	// Only the pins decide: no workspace, no flags from outside, no C compiler.
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-buildvcs=false -mod="+mode)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-mod="+mode)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("building %s: %w\n%s", p.name, err, out)
 	}

@@ -2,10 +2,12 @@ package tools
 
 import (
 	"bytes"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
+	"github.com/fairlead-proxy/fairlead/tests/kit/must"
 )
 
 func TestEveryPartIsPinned(t *testing.T) {
@@ -34,6 +36,16 @@ func TestStagingFollowsKubernetes(t *testing.T) {
 	}
 }
 
+// What Fairlead links, too, is compiled once only if nothing that determines its bytes differs.
+func TestPartsShareWithFairlead(t *testing.T) {
+	_, flags, _ := strings.Cut(string(must.Get(os.ReadFile("../../Makefile"))(t)), "\nGOBUILD := CGO_ENABLED=0 go ")
+	flags, _, _ = strings.Cut(flags, " '")
+	check.Has(t, flags, "build -")
+	for _, p := range parts() {
+		check.Has(t, strings.Replace(strings.Join(p.arguments(pins{}, ""), " "), "test -c", "build", 1), flags)
+	}
+}
+
 func TestKeyFollowsPins(t *testing.T) {
 	etcd, api := parts()[0], parts()[1]
 	a := pins{mod: []byte("a"), sum: []byte("b")}
@@ -43,6 +55,7 @@ func TestKeyFollowsPins(t *testing.T) {
 		"another go.sum":      pins{mod: []byte("a"), sum: []byte("c")}.key(etcd),
 		"bytes moved between": pins{mod: []byte("ab")}.key(etcd),
 		"other flags":         a.key(api),
+		"another package":     a.key(part{module: etcd.module, pkg: "example.com/other"}),
 	} {
 		check.Same(t, true, other != a.key(etcd), "%s: same key", name)
 	}
