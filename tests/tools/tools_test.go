@@ -46,6 +46,17 @@ func TestPartsShareWithFairlead(t *testing.T) {
 	}
 }
 
+// A module's version is in the key of what go build caches, even where a replacement gives all versions the same files.
+func TestKubernetesSharesWithFairlead(t *testing.T) {
+	pinned, fairlead := readPins("kubernetes"), readPins("../..")
+	for line := range strings.Lines(string(fairlead.mod)) {
+		module, _, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if version := pinned.version(module); version != "" {
+			check.Same(t, fairlead.version(module), version, "version of %s", module)
+		}
+	}
+}
+
 func TestKeyFollowsPins(t *testing.T) {
 	etcd, api := parts()[0], parts()[1]
 	a := pins{mod: []byte("a"), sum: []byte("b")}
