@@ -47,9 +47,10 @@ run: ## Bring up a whole cluster on loopback behind Fairlead; Ctrl-C ends it
 	$(dev)
 standalone: ## Two Fairleads on one etcd and an extension server, without kube-apiserver; prints what to try, Ctrl-C ends all
 	$(dev) -standalone -dir .standalone
-# What only the suggested commands need is built once Fairlead serves.
+# What only the suggested commands need is built once Fairlead serves. What the parts are made of comes while Fairlead is compiled.
 define dev
-@mkdir -p bin; test -e bin/fairlead || echo 'building fairlead: two minutes on two cores when nothing is cached'
+@mkdir -p bin; test -e bin/fairlead || { echo 'building fairlead: two minutes on two cores when nothing is cached'; \
+  for module in etcd kubernetes; do GOWORK=off GOFLAGS=-mod=readonly go list -C tests/tools/$$module -deps tool; done >/dev/null 2>&1 & }
 @$(GOBUILD) -o bin/ ./cmd/fairlead ./tests/tools/fairlead-dev
 @bin/fairlead-dev -later "$(GOBUILD) -o bin/ ./cmd/kubectl-fairlead"
 endef
