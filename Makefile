@@ -3,6 +3,8 @@
 SHELL       := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+# With -j of a user's MAKEFLAGS, `make release sign` would sign what an earlier release has left. go itself uses all processors.
+.NOTPARALLEL:
 
 # The version that every binary prints and sends in its User-Agent.
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
