@@ -389,7 +389,7 @@ OUT             ?= dist
 
 .PHONY: release
 release: build ## All files of a release page, into OUT=dist: archives, deb, rpm, image, chart, manifests, bills of materials, checksums
-	@test -n "$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null)}" || { echo 'release: this is no clone, whose commit would give date and version: give SOURCE_DATE_EPOCH and VERSION=v…'; exit 1; }
+	@test '$(VERSION)' != unknown && test -n "$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null)}" || { echo 'release: this is no clone, whose commit would give date and version: give SOURCE_DATE_EPOCH and VERSION=v…'; exit 1; }
 	@test ! -e '$(OUT)' || test -e '$(OUT)/SHA256SUMS' || { echo 'release: $(OUT) exists and is no earlier release (no SHA256SUMS): remove it, or choose OUT'; exit 1; }; rm -rf '$(OUT)'
 	@for target in $(RELEASE_TARGETS); do \
 	  echo "release: building for $$target"; \
