@@ -108,9 +108,13 @@ func (p part) other(release string, pins pins) bool {
 // at returns the pins of another release of Kubernetes: its own, with staging repositories of that
 // release, which are all that the checksum database must vouch for.
 func at(ctx context.Context, release string) pins {
-	var module struct{ Dir string }
-	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", "k8s.io/kubernetes@"+release)
-	try.Do(json.Unmarshal(try.Get(download.Output()), &module))
+	var module struct{ Dir, Error string }
+	out, failed := exec.CommandContext(ctx, "go", "mod", "download", "-json", "k8s.io/kubernetes@"+release).Output()
+	unread := json.Unmarshal(out, &module)
+	if failed != nil {
+		try.Do(fmt.Errorf("downloading Kubernetes %s: %w: %s", release, failed, module.Error))
+	}
+	try.Do(unread)
 	p := readPins(module.Dir)
 	return pins{mod: staged(p.mod, release), sum: p.sum}
 }

@@ -57,6 +57,13 @@ func TestKubernetesSharesWithFairlead(t *testing.T) {
 	}
 }
 
+func TestNoSuchRelease(t *testing.T) {
+	t.Setenv("FAIRLEAD_KUBERNETES", "v1.0.999")
+	t.Setenv("GOPROXY", "off")
+	_, err := Path(t.Context(), Config{}, "kube-apiserver")
+	check.Fault(t, "v1.0.999: exit status 1: k8s.io/kubernetes@v1.0.999: module lookup disabled", err, "Path")
+}
+
 func TestKeyFollowsPins(t *testing.T) {
 	etcd, api := parts()[0], parts()[1]
 	a := pins{mod: []byte("a"), sum: []byte("b")}
