@@ -97,9 +97,9 @@ for layout in image chart; do
   cp -r "$work/$layout" "$out"
   pack -C "$work/$layout" . >"$out/fairlead-${layout}_$version.oci.tar"
 done
-# A change that is not committed, or a file that git does not know, has no digest: then the commit is left out.
+# A change that is not committed, or a file that git does not know, has no digest, and a tarball in a packager's repository has that one's commit: then it is left out.
 commit=$(git rev-parse HEAD 2>/dev/null) || commit=
-[[ -z $commit ]] || [[ -z $(git status --porcelain) ]] || { commit= && echo 'release: uncommitted changes: the provenance names no commit' >&2; }
+[[ -z $commit ]] || [[ -z $(git rev-parse --show-prefix)$(git status --porcelain --untracked-files=normal) ]] || { commit= && echo 'release: uncommitted changes, or no clone of its own: the provenance names no commit' >&2; }
 "$work/release" provenance "$out" "$version" "$image" "$commit" "${BUILDER_ID:-https://github.com/fairlead-proxy/fairlead/blob/main/Makefile}"
 cd "$out"
 find . -maxdepth 1 -type f ! -name SHA256SUMS -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS
