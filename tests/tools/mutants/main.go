@@ -75,6 +75,11 @@ func closest() map[string][]string {
 
 func (w *workshop) work(ctx context.Context, folders []string) (err error) {
 	defer try.Catch(&err)
+	for _, folder := range folders {
+		if _, decides := closest()[folder]; !decides {
+			return fmt.Errorf("%s: no package that decides: they are in tests/tools/mutants/main.go", folder)
+		}
+	}
 	w.dir = try.Get(os.MkdirTemp("", "mutants"))
 	defer os.RemoveAll(w.dir)
 	w.tmp = filepath.Join(w.dir, "t")
@@ -198,7 +203,7 @@ func (w *workshop) sum() error {
 	}
 	fmt.Fprintf(os.Stdout, "all: %d, %d, %d\n", made, killed, made-killed)
 	if made == 0 {
-		return errors.New("no mutants: name folders from the root, as in tests/tools/mutants/main.go")
+		return errors.New("no mutants: -at names no line that one changes")
 	}
 	if len(w.unexplained) > 0 {
 		return fmt.Errorf("%d mutants are alive without a reason in %s:\n%s", len(w.unexplained), listName, strings.Join(w.unexplained, "\n"))

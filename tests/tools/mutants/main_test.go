@@ -66,6 +66,12 @@ func TestMutants(t *testing.T) {
 	check.Has(t, string(files[name]), text)
 }
 
+// One of several folders that is misspelt would be left out of a run that passes.
+func TestFolders(t *testing.T) {
+	var w workshop
+	check.Fault(t, "proxi: no package that decides", w.work(t.Context(), []string{"proxy", "proxi"}), "work")
+}
+
 // A line of the list applies to exactly one mutant, and is reported when no such mutant exists.
 func TestList(t *testing.T) {
 	here := &mutant{file: "a.go F", code: "x: y", to: "dropped"}
