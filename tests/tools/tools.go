@@ -102,6 +102,9 @@ func Path(ctx context.Context, cfg Config, name string) (file string, err error)
 	// The kernel drops the lock when the process ends, in whatever way.
 	lock := try.Get(os.OpenFile(file+".lock", os.O_CREATE|os.O_RDWR, 0o644))
 	defer lock.Close()
+	if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		fmt.Fprintf(cmp.Or[io.Writer](cfg.Progress, io.Discard), "tools: waiting for another build of %s\n", name)
+	}
 	locked := make(chan error, 1)
 	go func() { locked <- syscall.Flock(int(lock.Fd()), syscall.LOCK_EX) }() // ends with the holder's build
 	select {

@@ -2,9 +2,14 @@ package tools
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
@@ -55,6 +60,31 @@ func TestKubernetesSharesWithFairlead(t *testing.T) {
 			check.Same(t, fairlead.version(module), version, "version of %s", module)
 		}
 	}
+}
+
+// builder builds a part, until somebody says that he waits for it.
+type builder struct {
+	file string
+	lock *os.File
+	told string
+}
+
+func (b *builder) Write(text []byte) (int, error) {
+	b.told += string(text)
+	return len(text), errors.Join(os.WriteFile(b.file, nil, 0o600), b.lock.Close())
+}
+
+func TestSecondWaits(t *testing.T) {
+	t.Setenv("FAIRLEAD_TOOLS", t.TempDir())
+	first := builder{file: filepath.Join(os.Getenv("FAIRLEAD_TOOLS"), readPins("etcd").key(parts()[0]), "etcd")}
+	must.Do(t, os.Mkdir(filepath.Dir(first.file), 0o700))
+	first.lock = must.Get(os.Create(first.file + ".lock"))(t)
+	must.Do(t, syscall.Flock(int(first.lock.Fd()), syscall.LOCK_EX))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	file := must.Get(Path(ctx, Config{Progress: &first}, "etcd"))(t)
+	check.Same(t, first.file, file, "the part")
+	check.Same(t, "tools: waiting for another build of etcd\n", first.told, "progress")
 }
 
 func TestNoSuchRelease(t *testing.T) {
