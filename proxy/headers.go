@@ -184,8 +184,10 @@ func upgradeOf(r *http.Request) string {
 }
 
 func hostOnly(addr string) string {
-	host, _, _ := net.SplitHostPort(addr)
-	return cmp.Or(host, addr)
+	if host, _, err := net.SplitHostPort(addr); err == nil {
+		return host
+	}
+	return addr
 }
 
 // hopByHop reports whether a field, in lower case, is a connection's (RFC 9110 §7.6.1): neither direction forwards it.

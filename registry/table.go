@@ -205,7 +205,7 @@ func (b *builder) arrange(t *Table) {
 	}
 }
 
-// merge merges fresh into kept, which is ordered, and drops its nils. Adding one to thousands costs a search and a copy.
+// merge merges fresh into kept, which is ordered, and drops its nils. One more of thousands costs a search and a copy.
 func merge[T any](kept, fresh []*T, compare func(a, b *T) int) []*T {
 	kept = slices.DeleteFunc(kept, func(e *T) bool { return e == nil })
 	slices.SortFunc(fresh, compare)

@@ -109,7 +109,7 @@ func findPlugin(self string) (string, error) {
 	return "", errors.New(plugin + ", which has this subcommand, is neither next to " + self + " nor in PATH")
 }
 
-// newLogger makes the log, and sends klog (client-go, k8s.io/apiserver) to it.
+// newLogger makes the log, and sends klog (client-go, k8s.io/apiserver) and package log (net/http) to it.
 func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	const debugFrom = 4 // the klog verbosity from which our own debug lines are logged
 	o := &slog.HandlerOptions{}
@@ -124,9 +124,8 @@ func newLogger(w io.Writer, format string, verbosity int) *slog.Logger {
 	// client-go's verbose lines (from 6 on) show requests' bodies, and a TokenReview's is a user's
 	// token. A handler with slog.LevelDebug, which is klog's 4, never prints them.
 	klog.SetLogger(logr.FromSlogHandler(dropGone{h}))
-	slog.SetLogLoggerLevel(slog.LevelDebug - 1) // package log: net/http prints what a server sends unasked, as bodies
-	slog.SetDefault(slog.New(h))
-	return slog.Default()
+	slog.SetDefault(slog.New(dropGone{h})) // and so package log: net/http writes with a connection's mutex held
+	return slog.New(h)
 }
 
 // patient is a log that may block, as when its reader is paused. A line waits for a second; while one is stuck, others
@@ -152,11 +151,12 @@ func (p patient) Write(line []byte) (int, error) {
 }
 
 // dropGone drops what k8s.io/apiserver logs of clients that leave early, and of queries that it cannot read or that
-// make a SubjectAccessReview fail: clients could fill the log. Outages show in reviews, local-apiserver and etcd.
+// make a SubjectAccessReview fail, and bodies that a server sends unasked, as after HEAD, which net/http prints: clients
+// could fill the log. Outages show in reviews, local-apiserver and etcd.
 type dropGone struct{ slog.Handler }
 
 func (p dropGone) Handle(ctx context.Context, r slog.Record) error {
-	gone := r.Message == "Couldn't parse request" ||
+	gone := r.Message == "Couldn't parse request" || strings.HasPrefix(r.Message, "Unsolicited response received") ||
 		strings.HasPrefix(r.Message, "Failed to make webhook authorizer request")
 	r.Attrs(func(a slog.Attr) bool {
 		err, ok := a.Value.Any().(error)

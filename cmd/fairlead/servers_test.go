@@ -140,10 +140,10 @@ func TestLeased(t *testing.T) {
 		}
 		has = append(has, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kube-scheduler"}})
 		k := &kube{servers: []string{"10.0.0.3:7443", "cp-2:7443"}}
-		k.pools = must.Get(backend.NewLocal(backend.LocalConfig{
+		k.pools = backend.NewLocal(backend.LocalConfig{
 			Servers: k.servers, TLS: k.tls, IdentityChanged: func() <-chan struct{} { return nil }, Dial: k.own.dial,
 			Signal: func(string, error) {},
-		}))(t)
+		})
 		for _, want := range [][]string{{"cp-1:7443", "cp-3:7443"}, {"cp-1:7443", "cp-2:7443", "cp-3:7443"}} {
 			got := must.Get(k.leased(fake.NewClientset(has...).CoordinationV1().Leases("kube-system"))(t.Context()))(t)
 			check.Same(t, want, slices.Sorted(slices.Values(got)), "the kube-apiservers")

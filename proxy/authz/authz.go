@@ -162,7 +162,8 @@ func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, er
 	own, key := *a, string(a.appendKey(nil))
 	for _, text := range []*string{&own.Verb, &own.APIGroup, &own.APIVersion, &own.Resource, &own.Subresource,
 		&own.Namespace, &own.Name, &own.FieldSelector, &own.LabelSelector, &own.Path} {
-		*text = strings.Clone((*text)[:min(len(*text), maxAsked)]) // a review may outlive its request, of a megabyte
+		// A review may outlive its request, of a megabyte. Only a resource's path may be longer: nobody is asked about it.
+		*text = strings.Clone((*text)[:min(len(*text), maxAsked)])
 	}
 	//nolint:contextcheck // callers share it: it must not end, nor use a recorder or a span, with the first of them
 	ch := z.flight.DoChan(key, func() (any, error) { return z.review(&own, key) })

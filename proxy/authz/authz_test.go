@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -310,4 +312,30 @@ func TestCacheIsBounded(t *testing.T) {
 		_, ok := c.get(ask(tt.n - 1))
 		check.Same(t, true, ok && found <= tt.most && found >= tt.most/2, "%s: %d answers are cached, want at most %d; the newest one: %v", tt.name, found, tt.most, ok)
 	}
+}
+
+// A review that outlives its request keeps nothing of the target, of which the question's texts are parts.
+func TestReviewsKeepNoTargets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hangs := make(chan struct{})
+		z := newAuthorizer(t, Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+			<-hangs
+			return authorizer.DecisionNoOpinion, "", nil
+		}})
+		ctx, leave := context.WithCancel(t.Context())
+		var asking sync.WaitGroup
+		before := heap()
+		for i := range 50 {
+			a := get("alice")
+			a.Path = fmt.Sprint(i, strings.Repeat("x", 1<<20))
+			a.Name = a.Path[:2]
+			asking.Go(func() { _, _ = z.Authorize(ctx, a) })
+		}
+		synctest.Wait()
+		leave()
+		asking.Wait()
+		kept := heap() - before
+		check.Same(t, true, kept <= 10<<20, "a bound for %d bytes that are kept of 50 MiB", kept)
+		close(hangs)
+	})
 }

@@ -1,16 +1,13 @@
 package authz
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -69,32 +66,6 @@ func heap() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
-}
-
-// A review that outlives its request keeps nothing of the target, of which the question's texts are parts.
-func TestReviewsKeepNoTargets(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		hangs := make(chan struct{})
-		z := newAuthorizer(t, Config{Review: func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
-			<-hangs
-			return authorizer.DecisionNoOpinion, "", nil
-		}})
-		ctx, leave := context.WithCancel(t.Context())
-		var asking sync.WaitGroup
-		before := heap()
-		for i := range 50 {
-			a := get("alice")
-			a.Path = fmt.Sprint(i, strings.Repeat("x", 1<<20))
-			a.Name = a.Path[:2]
-			asking.Go(func() { _, _ = z.Authorize(ctx, a) })
-		}
-		synctest.Wait()
-		leave()
-		asking.Wait()
-		kept := heap() - before
-		check.Same(t, true, kept <= 10<<20, "a bound for %d bytes that are kept of 50 MiB", kept)
-		close(hangs)
-	})
 }
 
 // Of a review nothing is kept but what Authorizer's cache has, which is bounded. A question has six times the bytes of

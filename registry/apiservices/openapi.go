@@ -23,20 +23,22 @@ import (
 func openAPI(scheme *runtime.Scheme) (*common.Config, *common.OpenAPIV3Config) {
 	names := openapinamer.NewDefinitionNamer(scheme)
 	info := &spec.Info{InfoProps: spec.InfoProps{Title: "Fairlead", Version: "v1"}}
-	return &common.Config{
-			ProtocolList:          []string{"https"},
-			Info:                  info,
-			DefaultResponse:       &spec.Response{ResponseProps: spec.ResponseProps{Description: "Default Response."}},
-			GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // there is no other yet
-			GetDefinitionName:     names.GetDefinitionName,
-			GetDefinitions:        generated.GetOpenAPIDefinitions,
-		}, &common.OpenAPIV3Config{
-			Info:                  info,
-			DefaultResponse:       &spec3.Response{ResponseProps: spec3.ResponseProps{Description: "Default Response."}},
-			GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // as above
-			GetDefinitionName:     names.GetDefinitionName,
-			GetDefinitions:        generated.GetOpenAPIDefinitions,
-		}
+	v2 := &common.Config{
+		ProtocolList:          []string{"https"},
+		Info:                  info,
+		DefaultResponse:       &spec.Response{ResponseProps: spec.ResponseProps{Description: "Default Response."}},
+		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // there is no other yet
+		GetDefinitionName:     names.GetDefinitionName,
+		GetDefinitions:        generated.GetOpenAPIDefinitions,
+	}
+	v3 := &common.OpenAPIV3Config{
+		Info:                  info,
+		DefaultResponse:       &spec3.Response{ResponseProps: spec3.ResponseProps{Description: "Default Response."}},
+		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // as above
+		GetDefinitionName:     names.GetDefinitionName,
+		GetDefinitions:        generated.GetOpenAPIDefinitions,
+	}
+	return v2, v3
 }
 
 // made returns what is made of kinds that are compiled in: that fails always, or never.
