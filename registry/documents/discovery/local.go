@@ -153,7 +153,7 @@ func localVersions(ctx context.Context, from documents.Do, s *localState) error 
 type versions map[schema.GroupVersion]*apidiscoveryv2.APIVersionDiscovery
 
 // together returns what the local apiservers serve together, in the words of the newest that answers, and tells who has
-// what. Their order does not depend on names: all replicas make the same documents. Nil means that none is known or, at
+// what. Names order only equal ones: all replicas make the same documents. Nil means that none is known or, at
 // the start, that others may answer until again: requests would go to the first, which may lack what others have.
 func (d *Discovery) together(m *merge) (_ *localState, again time.Time) {
 	if d.cfg.Local == nil {
@@ -175,7 +175,8 @@ func (d *Discovery) together(m *merge) (_ *localState, again time.Time) {
 	slices.SortFunc(all, func(a, b *localState) int { // servers with equal documents differ in addresses
 		return cmp.Or(at(a.failed)-at(b.failed), documents.Newer(a.release, b.release),
 			cmp.Compare(a.groupsTag, b.groupsTag), cmp.Compare(a.coreTag, b.coreTag),
-			slices.CompareFunc(a.versions.ServerAddressByClientCIDRs, b.versions.ServerAddressByClientCIDRs, byAddr))
+			slices.CompareFunc(a.versions.ServerAddressByClientCIDRs, b.versions.ServerAddressByClientCIDRs, byAddr),
+			cmp.Compare(a.server, b.server)) // else each time other pointers would look like a change
 	})
 	if len(all) == 0 {
 		return nil, again

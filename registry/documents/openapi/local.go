@@ -80,7 +80,8 @@ func (o *OpenAPI) together(t *registry.Table) (*localState, []input) {
 	}
 	slices.SortFunc(all, func(a, b *localState) int {
 		return cmp.Or(cmp.Compare(metric.Number(a.away), metric.Number(b.away)),
-			documents.Newer(a.release, b.release), cmp.Compare(a.indexHash, b.indexHash))
+			documents.Newer(a.release, b.release), cmp.Compare(a.indexHash, b.indexHash),
+			cmp.Compare(a.server, b.server)) // else v2 would be another's, and merged anew, each time
 	})
 	var parts []input
 	out, by := *all[0], make(map[schema.GroupVersionResource][]string)

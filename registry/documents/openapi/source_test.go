@@ -65,6 +65,36 @@ func TestAskedByTag(t *testing.T) {
 	})
 }
 
+// each is a Config.Each of several local apiservers.
+func each(servers ...string) func(ctx context.Context, f func(context.Context, string)) error {
+	return func(ctx context.Context, f func(context.Context, string)) error {
+		var running sync.WaitGroup
+		for _, name := range servers {
+			running.Go(func() { f(ctx, name) })
+		}
+		running.Wait()
+		return ctx.Err()
+	}
+}
+
+// Of equal local apiservers always the same one's document counts: nothing is merged anew for another's.
+func TestEqualServers(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *stage) {
+		s.cfg.Each = each("one", "two")
+		for _, name := range []string{"one", "two"} {
+			s.Set(name, only("/version", saying(http.StatusOK, `{"gitVersion":"v1.37.2"}`), serving(define("apps/v1", "own"))))
+		}
+		s.make()
+		s.settle()
+		first, _ := s.o.together(s.Table())
+		must.Be(t, first.spec != nil, "both were read")
+		for range 64 {
+			again, _ := s.o.together(s.Table())
+			check.Same(t, true, again.spec == first.spec, "the same document")
+		}
+	})
+}
+
 // The index is that of the newest local apiserver that answers: a document of one that is away would be 503, though
 // another one has its own.
 func TestNewestAway(t *testing.T) {
@@ -72,14 +102,7 @@ func TestNewestAway(t *testing.T) {
 		var has map[schema.GroupVersionResource][]string
 		s.cfg.Only = func(_ string, _ []string, by map[schema.GroupVersionResource][]string) { has = by }
 		servers := map[string]string{"old": "v1.36.3", "new": "v1.37.2"}
-		s.cfg.Each = func(ctx context.Context, f func(context.Context, string)) error {
-			var running sync.WaitGroup
-			for name := range servers {
-				running.Go(func() { f(ctx, name) })
-			}
-			running.Wait()
-			return ctx.Err()
-		}
+		s.cfg.Each = each("old", "new")
 		for name, release := range servers {
 			says := saying(http.StatusOK, fmt.Sprintf(`{"gitVersion":%q}`, release))
 			kinds := []kind{define("apps/v1", name), define(name+".example.com/v1", "own"), define("unclaimed."+name+".example.com/v1", "own")}
