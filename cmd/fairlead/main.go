@@ -151,8 +151,8 @@ func (p patient) Write(line []byte) (int, error) {
 }
 
 // dropGone drops what k8s.io/apiserver logs of clients that leave early, and of queries that it cannot read or that
-// make a SubjectAccessReview fail, and bodies that a server sends unasked, as after HEAD, which net/http prints: clients
-// could fill the log. Outages show in reviews, local-apiserver and etcd.
+// make a SubjectAccessReview fail, and bodies that a server sends unasked, as after HEAD, which net/http prints:
+// clients could fill the log. Outages show in reviews, local-apiserver and etcd.
 type dropGone struct{ slog.Handler }
 
 func (p dropGone) Handle(ctx context.Context, r slog.Record) error {

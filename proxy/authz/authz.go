@@ -162,7 +162,7 @@ func (z *Authorizer) Authorize(ctx context.Context, a *Attributes) (Decision, er
 	own, key := *a, string(a.appendKey(nil))
 	for _, text := range []*string{&own.Verb, &own.APIGroup, &own.APIVersion, &own.Resource, &own.Subresource,
 		&own.Namespace, &own.Name, &own.FieldSelector, &own.LabelSelector, &own.Path} {
-		// A review may outlive its request, of a megabyte. Only a resource's path may be longer: nobody is asked about it.
+		// A review may outlive its request, of a megabyte. Only a resource's path may be longer: it is not asked about.
 		*text = strings.Clone((*text)[:min(len(*text), maxAsked)])
 	}
 	//nolint:contextcheck // callers share it: it must not end, nor use a recorder or a span, with the first of them
