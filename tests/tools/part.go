@@ -64,8 +64,9 @@ func (p part) arguments(pins pins, out string) []string {
 	if p.test {
 		verb = []string{"test", "-c"}
 	}
-	// -s and -w drop DWARF, so compilers need not make it: a seventh of a cold build's processor time. With the Makefile's
-	// flags for Fairlead, what both link is compiled once. A tag counts, too: with another gRPC all above it differs.
+	// -s and -w drop DWARF, so compilers need not make it: a seventh of a cold build's processor time. With the
+	// Makefile's flags for Fairlead, what both link is compiled once. A tag counts, too: with another gRPC all above it
+	// differs.
 	return append(verb, "-tags", "grpcnotrace", "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false",
 		"-ldflags", p.ldflags(pins), "-o", out, p.pkg)
 }
