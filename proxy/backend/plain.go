@@ -144,8 +144,10 @@ type pooled struct {
 	broken atomic.Bool // the rest was not, see Write
 }
 
-// use prepares the connection for a request with a body of n bytes, -1 if unknown. Requests do not overlap.
-func (c *pooled) use(n int64, long bool) {
+// use prepares the connection for a request. Requests do not overlap.
+func (c *pooled) use(by *call) {
+	n, long := by.req.ContentLength, by.long
+	c.busy.Store(by)
 	c.begins.Store(true)
 	c.begun = false
 	if c.long.Store(long); long {

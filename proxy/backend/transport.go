@@ -144,8 +144,7 @@ func (c *call) try(e *endpoint) *engine.Failure {
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
 		if got, ok := i.Conn.(*pooled); ok {
 			on.Store(got.Conn)
-			got.busy.Store(c)
-			got.use(c.req.ContentLength, c.long)
+			got.use(c)
 		}
 	}, PutIdleConn: func(error) { on.Load().busy.CompareAndSwap(c, nil) }, // unless the next request has it already
 		WroteRequest: func(httptrace.WroteRequestInfo) { sent.Store(int64(time.Since(start))) }})

@@ -179,9 +179,9 @@ func TestWaitingForABodyCounts(t *testing.T) {
 	f := newFixture(t, nil)
 	end, err := f.Upstream(f.set(healthy("10.0.0.1:443"))).Hold(newRequest(t, "POST", "x"), bound.Source{User: "ann"})
 	check.Is(t, nil, err, "holding a body")
-	check.Same(t, waiting+1, f.shared.memory.Held(), "bytes counted meanwhile")
+	check.Same(t, waiting+1, f.memory.Held(), "bytes counted meanwhile")
 	end()
-	check.Same(t, 0, f.shared.memory.Held(), "bytes counted afterwards")
+	check.Same(t, 0, f.memory.Held(), "bytes counted afterwards")
 }
 
 // A limit that is reached, or was lately, is described: how much is held and refused, by whom.
