@@ -38,9 +38,10 @@ func SubjectAccessReview(client authorizationclient.AuthorizationV1Interface) (
 			return authorizer.DecisionNoOpinion, "", fmt.Errorf("making an access reviewer: %w", err)
 		}
 		decision, reason, err := w.Authorize(ctx, a)
-		// Callers write selectors (fieldSelector==x has an empty key). It will never be allowed.
+		// Callers write selectors (fieldSelector==x has an empty key). It will never be allowed. Of 8 KiB of them the
+		// error has 360, and would be in each 403, audit event and cached decision.
 		if apierrors.IsInvalid(err) {
-			return authorizer.DecisionNoOpinion, err.Error(), nil
+			return authorizer.DecisionNoOpinion, printable.Cause(err.Error()), nil
 		}
 		return decision, reason, err
 	}

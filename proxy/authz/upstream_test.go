@@ -91,15 +91,19 @@ func TestReviewsKeepNothing(t *testing.T) {
 // (KEP-5681) are a field that this release does not know. What the caller has sent may be a question that can never be
 // answered: it is denied, with the reason, and is no failure of reviews. What could not be decided is one.
 func TestConditional(t *testing.T) {
+	const invalid = `"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 422, "reason": "Invalid", ` +
+		`"message": `
+	long := strings.Repeat("x", 1<<10)
 	const chain = `[{"authorizerName": "policy", "conditionsType": "k8s.io/cel", "conditions": [{"id": "one", "effect": "Allow", "condition": "true"}]}]`
 	for answer, want := range map[string]string{
 		`"status": {"allowed": true}`:                                      "{true } <nil>",
 		`"status": {"allowed": false, "conditionSetChain": ` + chain + `}`: "{false } <nil>",
 		`"status": {"allowed": true, "denied": true}`:                      "{false } authorizing: webhook subject access review returned both allow and deny response",
 		`"status": {}`: "{false } <nil>",
-		`"status": {"allowed": true, "evaluationError": "down"}`:                                                                        "{true } <nil>",
-		`"status": {"allowed": false, "evaluationError": "read tcp 1.1.1.1:3->1.1.1.2:4: reset"}`:                                       `{false } authorizing: Post "/apis/authorization.k8s.io/v1/subjectaccessreviews": the local apiserver could not decide: read tcp 1.1.1.2:4: reset`,
-		`"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422, "message": "key: Required value"`: "{false key: Required value} <nil>",
+		`"status": {"allowed": true, "evaluationError": "down"}`:                                  "{true } <nil>",
+		`"status": {"allowed": false, "evaluationError": "read tcp 1.1.1.1:3->1.1.1.2:4: reset"}`: `{false } authorizing: Post "/apis/authorization.k8s.io/v1/subjectaccessreviews": the local apiserver could not decide: read tcp 1.1.1.2:4: reset`,
+		invalid + `"key: Required value"`:                                                         "{false key: Required value} <nil>",
+		invalid + `"` + long + `x"`:                                                               "{false " + long + "…} <nil>",
 	} {
 		asked, code := 0, http.StatusCreated
 		if strings.Contains(answer, "422") {
