@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"path"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -47,12 +47,12 @@ func SubjectAccessReview(client authorizationclient.AuthorizationV1Interface) (
 	}
 }
 
-// Evaluated fits rest.Config.Wrap. A SubjectAccessReview fails that the local apiserver could not decide, as while its
-// webhook is down: it answers with 500 then, not 403 (filters.WithAuthorization). Kubernetes' client overlooks that.
+// Evaluated fits rest.Config.Wrap. A (Self)SubjectAccessReview fails that the local apiserver could not decide, as with
+// its webhook down: it answers with 500 then, not 403 (filters.WithAuthorization). Kubernetes' client overlooks that.
 func Evaluated(next http.RoundTripper) http.RoundTripper {
 	return promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
 		res, err := next.RoundTrip(r)
-		if err != nil || path.Base(r.URL.Path) != "subjectaccessreviews" {
+		if err != nil || !strings.HasSuffix(r.URL.Path, "subjectaccessreviews") {
 			return res, err //nolint:wrapcheck // a transport passes errors on
 		}
 		body, err := io.ReadAll(res.Body)

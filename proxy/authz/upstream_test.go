@@ -102,8 +102,9 @@ func TestConditional(t *testing.T) {
 		`"status": {}`: "{false } <nil>",
 		`"status": {"allowed": true, "evaluationError": "down"}`:                                  "{true } <nil>",
 		`"status": {"allowed": false, "evaluationError": "read tcp 1.1.1.1:3->1.1.1.2:4: reset"}`: `{false } authorizing: Post "/apis/authorization.k8s.io/v1/subjectaccessreviews": the local apiserver could not decide: read tcp 1.1.1.2:4: reset`,
-		invalid + `"key: Required value"`:                                                         "{false key: Required value} <nil>",
-		invalid + `"` + long + `x"`:                                                               "{false " + long + "…} <nil>",
+
+		invalid + `"key: Required value"`: "{false key: Required value} <nil>",
+		invalid + `"` + long + `x"`:       "{false " + long + "…} <nil>",
 	} {
 		asked, code := 0, http.StatusCreated
 		if strings.Contains(answer, "422") {
@@ -115,7 +116,9 @@ func TestConditional(t *testing.T) {
 			w.WriteHeader(code)
 			_, _ = io.WriteString(w, "{"+answer+"}")
 		}))
-		z := newAuthorizer(t, Config{Review: SubjectAccessReview(must.Get(authorizationclient.NewForConfig(&rest.Config{Host: server.URL, WrapTransport: Evaluated}))(t))})
+		config := &rest.Config{Host: server.URL, WrapTransport: Evaluated}
+		client := must.Get(authorizationclient.NewForConfig(config))(t)
+		z := newAuthorizer(t, Config{Review: SubjectAccessReview(client)})
 		for range 2 { // the second one cached, but for an error
 			d, err := z.Authorize(t.Context(), get("alice"))
 			check.Same(t, want, strings.ReplaceAll(fmt.Sprint(d, " ", err), server.URL, ""), "what is made of %s", answer)
@@ -124,6 +127,10 @@ func TestConditional(t *testing.T) {
 			check.Same(t, 1, asked, "reviews")
 			check.Same(t, 1., testutil.ToFloat64(z.reviews.WithLabelValues("denied"))+testutil.ToFloat64(z.reviews.WithLabelValues("allowed")), "reviews counted as answered")
 		}
+		own := &authorizationv1.SelfSubjectAccessReview{}
+		_, err := client.SelfSubjectAccessReviews().Create(t.Context(), own, metav1.CreateOptions{})
+		undecided := code != http.StatusCreated || strings.Contains(want, "could not decide")
+		check.Same(t, undecided, err != nil, "what is made of %s, asked for one's own rights: %v", answer, err)
 		server.Close()
 	}
 }
