@@ -379,7 +379,7 @@ func (p *Proxy) checkImpersonated(d *Decision, left http.Header) error {
 	}
 	for name := range left {
 		if strings.HasPrefix(strings.ToLower(name), "impersonate-") {
-			return apierrors.NewBadRequest(name + " is not a supported impersonation header")
+			return apierrors.NewBadRequest(name[:min(len(name), maxCause)] + " is not a supported impersonation header")
 		}
 	}
 	if name, group := p.cfg.Authn.Refuses(d.User, true); name+group != "" {
@@ -408,12 +408,13 @@ func (p *Proxy) impersonation(next http.Handler) http.Handler {
 	authorize := p.cfg.Authz.Upstream().Authorize
 	may := func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		decision, reason, err := authorize(ctx, a)
+		repeated := len(a.GetVerb()) + len(a.GetPath()) + len(a.GetSubresource()) + len(a.GetName())
 		if full(err) {
 			err = forbidden(errReviews)
 		} else if err != nil {
 			p.log.Debug("authorizing an impersonation", "err", err)
 			err = forbidden(errAuthorizing)
-		} else if decision != authorizer.DecisionAllow && len(exchangeOf(ctx).head.Path)+len(a.GetName()) > maxEchoed {
+		} else if decision != authorizer.DecisionAllow && repeated > maxEchoed {
 			err = errLong
 		}
 		return decision, reason, err

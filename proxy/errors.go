@@ -104,6 +104,7 @@ func errInvalidPath(path string) error {
 }
 
 var errLong = apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("the target is too long to be repeated"))
+var errNameless = apierrors.NewBadRequest("requested impersonation without a user name")
 
 // errListed and errParams refuse heads that no known client sends.
 var errListed = apierrors.NewBadRequest("the Connection header lists more than " + strconv.Itoa(maxListed) + " names")

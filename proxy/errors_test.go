@@ -75,18 +75,22 @@ func TestErrorsOfClients(t *testing.T) {
 }
 
 // A long target is not repeated, neither for who asks nor for who would be somebody else there. Nor is a long name of
-// that somebody.
+// that somebody, or of a group without one.
 func TestLongTarget(t *testing.T) {
 	door, long := newWorld(t, worldConfig{}), strings.Repeat("x", 2*maxEchoed)
-	for _, tt := range []struct{ token, as, namespace string }{{"nobody", "jane", long}, {"nobody", "", long}, {"boss", long, "a"}} {
-		target := remoteGV + "/namespaces/" + tt.namespace + "/widgets"
-		r, w := httptest.NewRequestWithContext(t.Context(), http.MethodGet, target, nil), httptest.NewRecorder()
+	for _, tt := range []struct{ token, field, as, method, below, want string }{
+		{"nobody", "Impersonate-User", "jane", "GET", "/namespaces/" + long + "/widgets", "403 true"},
+		{"nobody", "Impersonate-User", "jane", long, "", "403 true"},
+		{"nobody", "X-Other", "jane", "GET", "/namespaces/" + long + "/widgets", "403 true"},
+		{"boss", "Impersonate-User", long, "GET", "/widgets", "403 true"},
+		{"boss", "Impersonate-Group", long, "GET", "/widgets", "400 true"},
+	} {
+		r, w := httptest.NewRequestWithContext(t.Context(), tt.method, remoteGV+tt.below, nil), httptest.NewRecorder()
 		r.Header.Set("Authorization", "Bearer token-of-"+tt.token)
-		if tt.as != "" {
-			r.Header.Set("Impersonate-User", tt.as)
-		}
+		r.Header.Set(tt.field, tt.as)
 		door.proxy.ServeHTTP(w, r)
-		check.Same(t, "403 true", fmt.Sprint(w.Code, " ", w.Body.Len() < 512), "%.9s as %.9q: the answer, %.99s", tt.token, tt.as, w.Body)
+		short := w.Body.Len() < 512
+		check.Same(t, tt.want, fmt.Sprint(w.Code, " ", short), "%.99q: the answer, %.99s", fmt.Sprint(tt), w.Body)
 	}
 }
 

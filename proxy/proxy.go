@@ -189,6 +189,10 @@ func (p *Proxy) serveDecision(w http.ResponseWriter, r *http.Request, x *exchang
 	case ToHealth:
 		p.health.ServeHTTP(w, r)
 	case Impersonate:
+		if x.head.Size > maxEchoed && x.head.get("impersonate-user") == "" {
+			p.writeError(w, r, errNameless) // the filter's repeats the fields, and JSON has six bytes for '<'
+			return
+		}
 		p.impersonated.ServeHTTP(w, x.asUser(r))
 	default:
 		p.writeError(w, r, x.decision.Err)
