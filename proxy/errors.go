@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/apiserver/pkg/util/responsewriter"
 
 	"github.com/fairlead-proxy/fairlead/proxy/backend"
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
@@ -247,13 +249,15 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	p.limitReading(w)
 	h := w.Header()
-	for _, name := range []string{"Content-Length", "Etag", "Last-Modified"} {
-		h.Del(name)
-	}
+	h.Del("Etag")
+	h.Del("Last-Modified")
 	h.Set("Cache-Control", "no-cache, private")
-	h.Set("X-Content-Type-Options", "nosniff") // the text may quote the request
-	version := schema.GroupVersion{Version: "v1"}
-	responsewriters.ErrorNegotiated(err, metainternalversionscheme.Codecs, version, w, withoutLongAccept(r))
+	answer := responsewriter.NewInMemoryResponseWriter()
+	responsewriters.RespondWithError(answer, withoutLongAccept(r), err, metainternalversionscheme.Codecs)
+	maps.Copy(h, answer.Header())
+	h.Set("Content-Length", strconv.Itoa(len(answer.Data()))) // else chunked, and who still uploads waits for the end
+	w.WriteHeader(answer.RespCode())
+	_, _ = w.Write(answer.Data()) // a client that has gone needs no answer
 }
 
 // withoutLongAccept returns a request without an Accept that no client sends: reading it takes sixty times its size.

@@ -340,7 +340,10 @@ func TestAnswerBeforeTheBody(t *testing.T) {
 					must.Get(fmt.Fprintf(conn, "POST %s/widgets%s HTTP/1.1\r\nHost: x\r\nX-Unread: 1\r\nAuthorization: Bearer token-of-bob\r\n%s", remoteGV, query, length))(t)
 					must.Do(t, conn.SetReadDeadline(time.Now().Add(uploadRest*9/10))) // a response that waits for the body takes uploadRest
 					br := bufio.NewReader(conn)
-					check.Same(t, status, must.Get(http.ReadResponse(br, nil))(t).StatusCode, "status")
+					res := must.Get(http.ReadResponse(br, nil))(t)
+					check.Same(t, status, res.StatusCode, "status")
+					ours := status == http.StatusGatewayTimeout
+					check.Same(t, ours, res.ContentLength > 0, "it has a length")
 					must.Do(t, conn.SetReadDeadline(time.Now().Add(2*uploadRest)))
 					must.Get(io.Copy(io.Discard, br))(t) // the connection ends
 				})
