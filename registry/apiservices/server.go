@@ -139,7 +139,7 @@ func (s *Server) serveObject(w http.ResponseWriter, r *http.Request) error {
 	info, err := s.info.NewRequestInfo(r)
 	switch {
 	case err != nil:
-		return apierrors.NewBadRequest(err.Error())
+		return apierrors.NewBadRequest("the path has a verb, and no resource") // err repeats the query
 	case s.store != nil && s.store.rest.ReadinessCheckFunc() != nil:
 		return unread()
 	case !info.IsResourceRequest || info.Resource != "apiservices" ||
