@@ -24,10 +24,10 @@ const (
 	// costs one SYN. An endpoint that answers with an error is probed again after a fraction (retryFraction) of the
 	// time since its first error, up to lastRetry: an extension server that comes back answers 403 or 500 until its
 	// informers have synced, a second at most. It must be served again within 0.3 s of its first good response: a
-	// pause, a probe on a busy machine, and the table.
-	firstRetry    = 100 * time.Millisecond
-	lastRetry     = 5 * time.Second
-	retryFraction = 8
+	// pause, a probe on a busy machine, and the table. Servers are few, and while all are unhealthy nobody is served.
+	firstRetry             = 100 * time.Millisecond
+	lastRetry, serverRetry = 5 * time.Second, time.Second
+	retryFraction          = 8
 	// unread is how long after a failure a server counts as one that has not read its rules. A
 	// kube-apiserver answers before it has read roles and bindings, for seconds if there are many.
 	unread = 30 * time.Second
@@ -195,12 +195,15 @@ func (c *claim) believes(err error) bool {
 
 // retry returns the time from the start of a failed probe to the start of the next.
 func (c *claim) retry() time.Duration {
-	pause, share := firstRetry, dialShare
+	pause, share, longest := firstRetry, dialShare, lastRetry
+	if c.target.key.server {
+		longest = serverRetry
+	}
 	if c.trouble != unreached {
 		pause, share = max(pause, c.started.Sub(c.since)/retryFraction), probeShare
 	}
 	alike := time.Duration(c.target.prober.failing[c.trouble].of(c.target.key.backend))
-	return min(max(pause, alike*share/oneMore), lastRetry)
+	return min(max(pause, alike*share/oneMore), longest)
 }
 
 // weights weigh the targets that fail in one way, by Backend: oneMore for the first failing claim, one for each other.
