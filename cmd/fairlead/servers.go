@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
@@ -32,16 +33,21 @@ const (
 )
 
 // follows returns a function that makes the servers those that find returns, and says when to call it again. Without
-// one that can be used all stay as they are: a read that fails, or sees an empty list, takes no server away.
+// one that can be used all stay as they are: a read that fails, or sees an empty list, takes no server away. After an
+// empty list those that are known count as all.
 func (k *kube) follows(find func(context.Context) ([]string, error)) func(context.Context) (again time.Duration) {
 	return func(ctx context.Context) time.Duration {
 		ctx, cancel := context.WithTimeout(ctx, 2*followEvery)
 		defer cancel()
 		addresses, err := find(ctx)
+		fault := err
 		if err == nil && len(addresses) == 0 {
-			err = errors.New("--local-apiservers-from names none that can be used")
+			k.pools.Follow(nil)
+			fault = errors.New("--local-apiservers-from names none that can be used")
+		} else if apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) {
+			fault = nil // the checks kubeconfig and rights tell it
 		}
-		if k.found.Note(err); err != nil {
+		if k.found.Note(fault); len(addresses) == 0 {
 			return time.Second // it may just start, after this process: only those that the operator named are known
 		}
 		found := sets.New(addresses...) // first those that the operator named

@@ -13,6 +13,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
@@ -104,6 +105,26 @@ func TestFollowHangs(t *testing.T) {
 		k.follows(func(ctx context.Context) ([]string, error) { <-ctx.Done(); return nil, ctx.Err() })(t.Context())
 		check.Fault(t, "deadline exceeded", k.found.Err(time.Time{}), "a look-up that hangs")
 	})
+}
+
+// A look-up that fails does not make the only server that is named all that there are; one that finds none does. What
+// it lacks a credential or a right for, other checks tell.
+func TestFollowNone(t *testing.T) {
+	for fails, want := range map[error]string{
+		nil: "none that can be used", context.Canceled: "canceled",
+		apierrors.NewUnauthorized("expired"):                                            "",
+		apierrors.NewForbidden(coordinationv1.Resource("leases"), "", context.Canceled): "",
+	} {
+		k := &kube{process: &process{o: &options{}}, servers: []string{"10.0.0.3:6443"}}
+		k.pools = backend.NewLocal(backend.LocalConfig{
+			Servers: k.servers, TLS: k.tls, IdentityChanged: func() <-chan struct{} { return nil }, Dial: k.own.dial,
+			Signal: func(string, error) {}, Finds: true,
+		})
+		again := k.follows(func(context.Context) ([]string, error) { return nil, fails })(t.Context())
+		check.Same(t, time.Second, again, "%v: when it is read again", fails)
+		check.Same(t, fails == nil, k.pools.Told(), "%v: all are known", fails)
+		check.Fault(t, want, k.found.Err(time.Time{}), "%v", fails)
+	}
 }
 
 // Fairlead's own clients use a server that is known to work before one that was only named: that

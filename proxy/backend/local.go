@@ -271,7 +271,8 @@ func (l *Local) Servers() (list []registry.Endpoint, superseded <-chan struct{})
 
 // Follow sets the addresses of the local apiservers. A new one gets clients once all documents know it. Once there is
 // one with clients, one that is named no longer gets no new requests, unless only it serves what is asked for. It is
-// forgotten by a call after 15 minutes, but not while it is healthy and none is to take over.
+// forgotten by a call after 15 minutes, but not while it is healthy and none is to take over. Without addresses, as none
+// was found, all stay.
 func (l *Local) Follow(addresses []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -288,6 +289,9 @@ func (l *Local) Follow(addresses []string) {
 		}
 		s.is.Terminating = false
 		all = append(all, s)
+	}
+	if len(addresses) == 0 {
+		all = was.all
 	}
 	for _, s := range was.all {
 		if slices.Contains(all, s) {
