@@ -135,10 +135,12 @@ func (o *OpenAPI) localIndex(ctx context.Context, s *localState) error {
 
 func (o *OpenAPI) localSpec(ctx context.Context, s *localState) error {
 	a, err := documents.Get(ctx, o.cfg.Local(s.server), documents.Question{
-		OK: true, Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: maxLocalSpec, Timeout: fetchTimeout,
+		Path: "/openapi/v2", Accept: typeJSON, ETag: s.specTag, Limit: maxLocalSpec, Timeout: fetchTimeout,
 	})
 	if err == nil && a.Status == http.StatusOK {
 		s.spec, s.specTag = pack(a.Body), a.Header.Get("Etag")
+	} else if err == nil && a.Status != http.StatusNotModified && a.Status != http.StatusNotFound { // it may have none
+		err = a.Unexpected()
 	}
 	return err
 }

@@ -20,6 +20,7 @@ import (
 //	own                                     this process serves groups, as the server "own"
 //	server <name> [at <path>] <behaviour>   home is the local apiserver; at a path: elsewhere it does what it did
 //	open                                    OpenAPI starts
+//	unread <bool>                           whether documents of the local apiserver cannot be read
 //	claimed [-]<path> …                     whether it answers for paths, with - not
 //
 // A server serves <gv>[/<resource>]=<description> …, says <text>, hangs, refuses, or answers status <code>.
@@ -45,6 +46,9 @@ func TestStories(t *testing.T) {
 				s.Set(name, h)
 			},
 			"open": func([]string) { must.Run(s, s.o.Run) },
+			"unread": func(words []string) {
+				check.Same(s, words[0], fmt.Sprint(s.o.Unread() != nil), "the local apiserver's cannot be read")
+			},
 			"claimed": func(words []string) {
 				for _, path := range words {
 					check.Same(s, path[0] != '-', s.o.Claimed(strings.TrimPrefix(path, "-")), "%s is claimed", path)
