@@ -115,8 +115,8 @@ func (p *Prober) Signal(apiService, address string, err error) {
 	}
 }
 
-// Renew says that an APIService's trust has changed without another Backend in the table: a referenced bundle. Its
-// endpoints are probed at once, even during the pause after failures. Renew never blocks.
+// Renew has an APIService's endpoints probed at once, even during the pause after failures: its trust has changed
+// without another Backend in the table (a referenced bundle), or the first of several servers is back. It never blocks.
 func (p *Prober) Renew(apiService string) {
 	for _, c := range (*p.index.Load())[apiService] {
 		c.target.set(&c.target.renewed)

@@ -58,7 +58,7 @@ type target struct {
 	claims  atomic.Pointer[[]*claim]
 	hinted  atomic.Bool   // live traffic could not reach it
 	lost    atomic.Bool   // the watched connection has ended
-	renewed atomic.Bool   // the trust in it has changed
+	renewed atomic.Bool   // see Prober.Renew
 	wake    chan struct{} // one slot, never closed: full means that a poke is pending
 
 	findings chan func() // findings of rounds; called by the target's goroutine
