@@ -389,13 +389,14 @@ func (p *Proxy) checkImpersonated(d *Decision, left http.Header) error {
 }
 
 // rejectedOwn returns the client's error if a 401 of the local apiserver rejects this process's credential rather than
-// the caller's, and reports that to Config.CredentialRejected. A 401 of a server behind it says nothing about ours.
+// the caller's, whom we have authenticated, and reports one that impersonates to Config.CredentialRejected. A 401 of a
+// server behind it says nothing about ours.
 func (p *Proxy) rejectedOwn(d *Decision, status int) error {
-	if status != http.StatusUnauthorized || d.Action != ToLocal || d.Pool != authn.PoolImpersonate ||
+	if status != http.StatusUnauthorized || d.Action != ToLocal || d.User == nil ||
 		d.Request.proxied() || d.Request.ofKubelet() || d.Entry != nil && d.Entry.Aggregated() {
 		return nil
 	}
-	if p.cfg.CredentialRejected != nil {
+	if p.cfg.CredentialRejected != nil && d.Pool == authn.PoolImpersonate {
 		p.cfg.CredentialRejected()
 	}
 	return errOwnCredential
