@@ -165,7 +165,7 @@ type requestHeaders struct {
 // takeConfigMap takes the cluster's authentication ConfigMap: its header names always, its CAs only
 // if trusted, and where no file gives one. Deleting the ConfigMap, or removing a CA from it, ends
 // that trust (kubernetes/kubernetes#140130 is about a server that went on).
-func (c *Clients) takeConfigMap(data map[string][]byte, err error) error {
+func (c *Clients) takeConfigMap(data map[string][]byte, err error) (refused error) {
 	var h requestHeaders
 	if err == nil { // it exists
 		if h, err = parseHeaders(data); err != nil {
@@ -176,7 +176,11 @@ func (c *Clients) takeConfigMap(data map[string][]byte, err error) error {
 			c.headers.Store(&h)
 		}
 	}
-	defer c.known.Store(true) // after the CAs: until then a client's certificate would count as none
+	defer func() { // after the CAs, and not while there are none but refused ones: a certificate would count as none
+		if refused == nil || c.current.Load().client != nil {
+			c.known.Store(true)
+		}
+	}()
 	proxy, faulty := optionalBundle(data["requestheader-client-ca-file"])
 	c.cluster.Store(&clientTrust{proxyPool: bundle.Pool(proxy), allowed: h.allowedNames})
 	if !c.cfg.TrustConfigMap {
