@@ -102,7 +102,8 @@ func TestBoundedText(t *testing.T) {
 		check.Same(t, want, refuse("", nil, "%s", text).Message, "message %q", text)
 	}
 	for name, want := range map[string]string{
-		"a\xff":                       "a�",
+		"a\xff":                       `a\ufffd`,
+		"\x1b]0;a\x07\u202e":          `\u001b]0;a\u0007\u202e`,
 		strings.Repeat("a", 80):       strings.Repeat("a", 80),
 		strings.Repeat("a", 81):       strings.Repeat("a", 80) + "…",
 		"a" + strings.Repeat("é", 40): "a" + strings.Repeat("é", 39) + "…",

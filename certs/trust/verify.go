@@ -319,9 +319,9 @@ func called(n pkix.Name) string {
 	return clip(n.String())
 }
 
-// clip bounds a foreign name and makes it valid UTF-8, which a metric label must be.
+// clip bounds a foreign name and makes it printable: people read it as a label of /metrics, too, which is UTF-8.
 func clip(s string) string {
-	return printable.Cut(strings.ToValidUTF8(s, "�"), 80) // a label is read by people
+	return printable.Cut(printable.Line(s), 80)
 }
 
 func list(names []string) string {
