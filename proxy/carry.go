@@ -299,6 +299,7 @@ func (x *exchange) plan() engine.Plan {
 	p.Owner = cmp.Or(from.User, from.Address)
 	p.Authority, p.Remove, p.RemoveResponse, p.Set = d.host(x.head), remove, x.withhold, set
 	p.Deadline, p.LongRunning, p.Finite = d.Timeout, d.LongRunning, x.finite()
+	p.Resumes = d.Action == ToLocal && d.Request.Verb == "watch" // a remote's is reset, as by kube-aggregator
 	p.Again, p.Accept, p.Fail = again && !d.LongRunning, x.accept, x.fail
 	return p
 }

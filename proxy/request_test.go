@@ -124,8 +124,9 @@ func TestPlanOfALine(t *testing.T) {
 		"GET /widgets/a/log?follow=true": "0s long", "GET /widgets/a/log": "0s long finite", "GET /widgets/a/log?follow=false": "0s long finite",
 		"GET /namespaces/a/vms/b/console": "0s long finite", "GET /namespaces/a/vms/b/serial": "1m0s again",
 		"GET /widgets/a/proxy": "0s long finite apart", "GET /widgets/a/proxy/dump": "0s long finite apart",
-		"GET :/api/v1/pods?timeout=1s": "0s again", // the local apiserver enforces it
-		"GET :/api/v1/pods?watch=true": "0s long", "GET :/apis/apps/v1/namespaces/a/vms/b/console": "0s again",
+		"GET :/api/v1/pods?timeout=1s":                     "0s again", // the local apiserver enforces it
+		"GET :/api/v1/pods?watch=true":                     "0s long resumes",
+		"GET :/apis/apps/v1/namespaces/a/vms/b/console":    "0s again",
 		"GET :/api/v1/namespaces/a/pods/b/log?follow=true": "0s long", "GET :/debug/pprof/profile": "0s long finite",
 		"GET :/api/v1/namespaces/x/pods/p/proxy/": "0s long finite apart", "GET :/api/v1/proxy/namespaces/x/pods/p/": "0s long finite apart",
 	} {
@@ -141,16 +142,17 @@ func TestPlanOfALine(t *testing.T) {
 			x.upstream = w.proxy.upstream(&x.decision, false)
 			plan := x.plan()
 			got = plan.Deadline.String()
-			for i, is := range []bool{plan.LongRunning, plan.LongRunning && plan.Finite, plan.Again, plan.Apart} {
+			long := plan.LongRunning
+			for i, is := range []bool{long, long && plan.Finite, plan.Again, plan.Apart, plan.Resumes} {
 				if is {
-					got += []string{" long", " finite", " again", " apart"}[i]
+					got += []string{" long", " finite", " again", " apart", " resumes"}[i]
 				}
 			}
 			check.Same(t, want, got, "%s", line)
 			res := &http.Response{Body: io.NopCloser(strings.NewReader(""))}
 			x.endCleanly(t.Context(), res)
 			_, ends := res.Body.(*endingBody)
-			check.Same(t, plan.LongRunning && !plan.Finite, ends, "%s over HTTP/1.1: ends cleanly", line)
+			check.Same(t, long && !plan.Finite, ends, "%s over HTTP/1.1: ends cleanly", line)
 		} else {
 			check.Same(t, want, got, "%s", line)
 		}

@@ -256,18 +256,17 @@ type failure struct {
 // failed retries on another connection, or answers the client. The backend's leg has ended already.
 func (s *stream) failed(f failure) {
 	defer s.e.rescueStream(s)
-	if s.half[down].head {
-		code := http2.ErrCodeInternal // ReverseProxy ends a broken body in the same way
-		if f.code == http2.ErrCodeCancel || f.code == http2.ErrCodeEnhanceYourCalm {
-			code = f.code // it does not blame the client
-		}
-		s.abort(f.reason, f.err, code)
-		return
-	}
 	if f.unprocessed {
 		s.sent = 0 // as if it had not been sent
 	}
-	switch {
+	switch answered := s.half[down].head; {
+	case answered && s.plan.Resumes && f.reason == ReasonLost:
+		s.blame(f.reason, f.err)
+		s.endLongRunning(f.reason)
+	case answered && (f.code == http2.ErrCodeCancel || f.code == http2.ErrCodeEnhanceYourCalm):
+		s.abort(f.reason, f.err, f.code) // it does not blame the client
+	case answered:
+		s.abort(f.reason, f.err, http2.ErrCodeInternal) // ReverseProxy ends a broken body in the same way
 	case s.mayRetry(f):
 		s.e.retry(s, f)
 	case f.reason == ReasonDial && s.refuses():

@@ -114,7 +114,7 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 func (s *stream) apply(h *wire.Head, p Plan) {
 	s.plan = kept{
 		Forward: p.Forward, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done,
-		LongRunning: p.LongRunning, Finite: p.Finite, Apart: p.Apart, Owner: p.Owner,
+		LongRunning: p.LongRunning, Finite: p.Finite, Resumes: p.Resumes, Apart: p.Apart, Owner: p.Owner,
 	}
 	if p.GoAway {
 		s.e.drainConn(s.leg[up])

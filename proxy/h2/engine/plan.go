@@ -33,7 +33,10 @@ type Plan struct {
 	Owner string
 	// Finite says that a long-running response has an end of its own, unlike a watch. It is reset
 	// where a watch is ended, because its client could not tell a part of it from the whole.
-	Finite    bool
+	Finite bool
+	// Resumes says that a watch goes on elsewhere after its end. So the loss of its backend ends it as a drain does: as
+	// when its own connection breaks, client-go then resumes it, but after a reset of the stream it lists all anew.
+	Resumes   bool
 	GoAway    bool // send GOAWAY: after this request the client opens a new connection (--goaway-chance)
 	Unwelcome bool // charge the connection as for an own 401: 90 requests at once, 20 a second, and then GOAWAY
 

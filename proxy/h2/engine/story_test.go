@@ -161,6 +161,7 @@ func (s *teller) setPlan(words []string) {
 		"deadline":  func(v string) { p.Deadline = s.duration(v) },
 		"long":      func(string) { p.LongRunning = true },
 		"finite":    func(string) { p.Finite = true },
+		"resumes":   func(string) { p.Resumes = true },
 		"again":     func(string) { p.Again = true },
 		"stays":     func(string) { p.Stays = true },
 		"owner":     func(v string) { p.Owner = v },

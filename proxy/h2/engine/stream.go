@@ -90,7 +90,7 @@ type kept struct {
 	Fail                func(Outcome) http.Handler
 	Done                func(Outcome)
 	LongRunning, Finite bool
-	Apart               bool
+	Resumes, Apart      bool
 	Owner               string
 }
 
