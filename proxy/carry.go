@@ -304,15 +304,9 @@ func (x *exchange) plan() engine.Plan {
 	return p
 }
 
-// finite returns Plan.Finite: for a log that is not followed, or a download by the verb proxy.
-func (x *exchange) finite() bool {
-	r := &x.decision.Request
-	if r.Subresource != "log" {
-		return r.Verb != "watch"
-	}
-	follow, ok := param(x.head.RawQuery, "follow")
-	return !ok || !saysYes(follow)
-}
+// finite returns Plan.Finite, for all but watches: a download by the verb proxy, and a log, also a followed one. To
+// whoever waits for a pod with kubectl logs -f, its end says that the pod has ended.
+func (x *exchange) finite() bool { return x.decision.Request.Verb != "watch" }
 
 // onResponse is called for every final response head. A handler answers instead of the backend.
 func (x *exchange) onResponse(status int, leads bool) http.Handler {

@@ -18,10 +18,10 @@ import (
 	"github.com/fairlead-proxy/fairlead/proxy/h2/engine"
 )
 
-// EndLongRunning ends every watch and followed log cleanly: the client sees the end of the body, as after
-// kube-apiserver's watch timeout, and starts a new watch elsewhere. Long-running responses with an end of their own are
-// reset, and other requests continue. It is a drain's step in the grace period for watches: they end within grace, and
-// not all at once, as at kube-apiserver, which ends 200 a second.
+// EndLongRunning ends every watch cleanly: the client sees the end of the body, as after kube-apiserver's watch
+// timeout, and starts a new watch elsewhere. Long-running responses with an end of their own, such as logs, are reset,
+// and other requests continue. It is a drain's step in the grace period for watches: they end within grace, and not all
+// at once, as at kube-apiserver, which ends 200 a second.
 func (p *Proxy) EndLongRunning(grace time.Duration) {
 	p.endBy.CompareAndSwap(nil, new(time.Now().Add(grace)))
 	p.end()

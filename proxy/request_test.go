@@ -121,14 +121,15 @@ func TestPlanOfALine(t *testing.T) {
 		"GET :/api/v1/pods?limit=5" + strings.Repeat("&", 10_000): refused,
 		"gET ": "5s", "OPTIONS ": "5s", "POST /widgets": "1m0s", "DELETE /widgets/a": "1m0s",
 		"POST /namespaces/a/widgets/b/eviction": "1m0s", "POST /namespaces/a/widgets/b/exec": "0s long finite",
-		"GET /widgets/a/log?follow=true": "0s long", "GET /widgets/a/log": "0s long finite", "GET /widgets/a/log?follow=false": "0s long finite",
+		"GET /widgets/a/log?follow=true": "0s long finite", "GET /widgets/a/log": "0s long finite",
 		"GET /namespaces/a/vms/b/console": "0s long finite", "GET /namespaces/a/vms/b/serial": "1m0s again",
 		"GET /widgets/a/proxy": "0s long finite apart", "GET /widgets/a/proxy/dump": "0s long finite apart",
 		"GET :/api/v1/pods?timeout=1s":                     "0s again", // the local apiserver enforces it
 		"GET :/api/v1/pods?watch=true":                     "0s long resumes",
 		"GET :/apis/apps/v1/namespaces/a/vms/b/console":    "0s again",
-		"GET :/api/v1/namespaces/a/pods/b/log?follow=true": "0s long", "GET :/debug/pprof/profile": "0s long finite",
-		"GET :/api/v1/namespaces/x/pods/p/proxy/": "0s long finite apart", "GET :/api/v1/proxy/namespaces/x/pods/p/": "0s long finite apart",
+		"GET :/api/v1/namespaces/a/pods/b/log?follow=true": "0s long finite",
+		"GET :/debug/pprof/profile":                        "0s long finite",
+		"GET :/api/v1/namespaces/x/pods/p/proxy/":          "0s long finite apart", "GET :/api/v1/proxy/namespaces/x/pods/p/": "0s long finite apart",
 	} {
 		method, target, _ := strings.Cut(line, " ")
 		target, local := strings.CutPrefix(target, ":")
