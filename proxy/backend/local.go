@@ -271,8 +271,8 @@ func (l *Local) Servers() (list []registry.Endpoint, superseded <-chan struct{})
 
 // Follow sets the addresses of the local apiservers. A new one gets clients once all documents know it. Once there is
 // one with clients, one that is named no longer gets no new requests, unless only it serves what is asked for. It is
-// forgotten by a call after 15 minutes, but not while it is healthy and none is to take over. Without addresses, as none
-// was found, all stay.
+// forgotten by a call after 15 minutes, but not while it is healthy and none is to take over. Without addresses, as if
+// none was found, all stay.
 func (l *Local) Follow(addresses []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -36,7 +36,7 @@ func newHandshakes() *handshakes {
 		{name: "timeout", texts: is("deadline exceeded"),
 			meaning: fmt.Sprintf("the client did not end it in %v: does the network lose large packets?",
 				readHeaderTimeout)},
-		{name: "plain_http", texts: is("^first record (GET /|HEAD |POST |PUT /|PATCH|DELET|OPTIO|PRI )"),
+		{name: "plain_http", texts: is("^first record (GET /|HEAD |POST |PUT /|PATCH|DELET|OPTIO)"),
 			meaning: "the client speaks HTTP without TLS: give it an https URL"},
 		{name: "proxy_header", texts: is("^first record (PROXY|\r\n\r\n\x00)|^PROXY protocol"),
 			meaning: "those in --proxy-protocol-from must begin with a header of the PROXY protocol, " +

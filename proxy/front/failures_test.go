@@ -58,7 +58,6 @@ func TestFailedHandshakes(t *testing.T) {
 		"no common application":    {shakes(func(c *tls.Config) { c.NextProtos = []string{"deadline exceeded"} }), "other"},
 		"HTTP":                     {says("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), "plain_http"},
 		"HTTP, a write":            {says("DELETE / HTTP/1.1\r\nHost: x\r\n\r\n"), "plain_http"},
-		"HTTP/2":                   {says("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), "plain_http"},
 		"the PROXY protocol":       {says("PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n"), "proxy_header"},
 		"version 2 of it":          {says("\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00"), "proxy_header"},
 		"SSH":                      {says("SSH-2.0-OpenSSH_9.9\r\n"), "not_tls"},
