@@ -390,9 +390,10 @@ func (p *Proxy) checkImpersonated(d *Decision, left http.Header) error {
 
 // rejectedOwn returns the client's error if a 401 of the local apiserver rejects this process's credential rather than
 // the caller's, whom we have authenticated, and reports one that impersonates to Config.CredentialRejected. A 401 of a
-// server behind it says nothing about ours, nor one to a write: an admission policy may say so (reason: Unauthorized).
+// server behind it says nothing about ours, nor one to a write: that may be an admission policy's reason, Unauthorized.
 func (p *Proxy) rejectedOwn(d *Decision, status int) error {
-	if status != http.StatusUnauthorized || d.Action != ToLocal || d.User == nil || p.limits.of(d.Request.Verb).write ||
+	if status != http.StatusUnauthorized || d.Action != ToLocal || d.User == nil ||
+		d.Pool != authn.PoolImpersonate && p.limits.of(d.Request.Verb).write || // one that we renew is told at once
 		d.Request.proxied() || d.Request.ofKubelet() || d.Entry != nil && d.Entry.Aggregated() {
 		return nil
 	}

@@ -139,13 +139,16 @@ func (z *Authorizer) Cached(a *Attributes) (Decision, bool) {
 	if z.shortcut(a) {
 		return Decision{Allowed: a.User != nil}, true
 	}
-	if d, ok := z.cache.get(a); ok {
-		z.hits.Inc()
-		return d, true
+	long := a.size() > maxAsked // the cache has none, and its key would be as long
+	if !long {
+		if d, ok := z.cache.get(a); ok {
+			z.hits.Inc()
+			return d, true
+		}
 	}
 	// The cache never has an open path, and is asked first because upstream's comparison allocates.
 	open := !a.IsResourceRequest && z.open(a.Path)
-	return Decision{Allowed: open}, open || z.cfg.Review == nil || a.size() > maxAsked
+	return Decision{Allowed: open}, open || z.cfg.Review == nil || long
 }
 
 // Authorize decides, and asks the local apiserver if necessary. An error is a failed review: refuse the request.
