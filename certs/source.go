@@ -35,7 +35,7 @@ type followed struct {
 	// whole takes all of the ConfigMap instead. err wraps fs.ErrNotExist when there is none.
 	whole func(data map[string][]byte, err error) error
 
-	// held returns the certificates in force: of a pair, the leaf. Nil means that it has none.
+	// held returns the certificates in force: of a pair, the chain. Nil means that it has none.
 	held func() []*x509.Certificate
 
 	mu      sync.Mutex        // guards the fields below. Only the goroutine that reads the source writes them

@@ -87,8 +87,10 @@ type entry struct {
 func (l *Log) emit(ev *auditinternal.Event, query int, from bound.Source) {
 	place, ok := l.places.Take(from, 1, queued)
 	e := entry{ev: ev, place: place}
-	if n := size(ev, query); ok && n > 0 {
-		e.bodies, ok = l.waiting.Take(from, n, maxWaiting)
+	if ok { // else it is lost, whatever its size
+		if n := size(ev, query); n > 0 {
+			e.bodies, ok = l.waiting.Take(from, n, maxWaiting)
+		}
 	}
 	if !ok {
 		e.place.Leave()

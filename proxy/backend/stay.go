@@ -141,10 +141,11 @@ func (l *Local) For(s *Stay, what schema.GroupVersionResource) *Stay {
 		return cmp.Or(cmp.Compare(a.of[0].ill(), b.of[0].ill()), cmp.Compare(a.of[0].rank(by), b.of[0].rank(by)))
 	})
 	path := strings.TrimPrefix(what.Resource, "/openapi/v3") // of whose documents other servers redirect to their own
-	group, version, _ := strings.Cut(strings.TrimPrefix(path, "/apis/"), "/")
-	all := only[schema.GroupVersionResource{Group: group, Version: version}] == nil
-	if all && strings.HasPrefix(path, "/api") && best.of[0].ill() == 3 {
-		return s // all have the group-version: any document of it is better than none
+	if strings.HasPrefix(path, "/api") && best.of[0].ill() == 3 {
+		group, version, _ := strings.Cut(strings.TrimPrefix(path, "/apis/"), "/")
+		if only[schema.GroupVersionResource{Group: group, Version: version}] == nil {
+			return s // all have the group-version: any document of it is better than none
+		}
 	}
 	return &best.fixed
 }
