@@ -35,7 +35,9 @@ func TestOwnClientsLeaveWhatHangs(t *testing.T) {
 	})
 	defer close(hang)
 	second := serverAt(t, "127.0.0.2", allow)
-	path := writeFile(t, filepath.Join(t.TempDir(), "kubeconfig"), kubeconfigText("https://other.example:1", ca, ""))
+	// The kubeconfig's proxy is not used: only our addresses are dialled.
+	text := strings.Replace(kubeconfigText("https://other.example:1", ca, ""), `"server"`, `"proxy-url":"http://127.0.0.1:1","server"`, 1)
+	path := writeFile(t, filepath.Join(t.TempDir(), "kubeconfig"), text)
 	for given, want := range map[string]string{ // a manifest cannot write brackets around $(HOST_IP)
 		"https://fd00::1:6443": "[fd00::1]:6443", "https://[fd00::1]:6443": "[fd00::1]:6443", "https://192.0.2.1:6443/": "192.0.2.1:6443",
 		"https://fd00::1:6443/": "[fd00::1]:6443", "https://fd00::1:https": "", "https://[fd00::1]": "[fd00::1]:443", "https://kube.example": "kube.example:443",

@@ -72,7 +72,7 @@ func clientConfig(kubeconfig string, servers []string, follows bool) (
 	c.Host = "https://" + addresses[0]
 	own = &apiservers{}
 	own.order.Store(&addresses)
-	c.Dial = own.dial
+	c.Dial, c.Proxy = own.dial, http.ProxyURL(nil) // none: the environment's would be dialled instead
 	c.Wrap(own.wrap)
 	return c, addresses, own, nil
 }
@@ -153,7 +153,7 @@ func (f *follower) reload(path string) (*rest.Config, error) {
 		f.log.Warn("the kubeconfig names another server: restart to follow it", "kubeconfig", path, "server", c.Host)
 	}
 	c.Host, c.UserAgent, c.QPS = f.first.Host, f.first.UserAgent, f.first.QPS
-	c.Dial, c.WrapTransport = f.first.Dial, f.first.WrapTransport
+	c.Dial, c.Proxy, c.WrapTransport = f.first.Dial, f.first.Proxy, f.first.WrapTransport
 	was := f.config.Load()
 	if err := f.take(c); err != nil {
 		return nil, err
