@@ -115,12 +115,9 @@ const maxExpansion = 256 << 20
 // ownKinds drops kinds of other group-versions from a definition. A value that is no list of kinds
 // is an error: merging it would fail, and with it the whole document.
 func ownKinds(d *spec.Schema, own sets.Set[schema.GroupVersion]) error {
-	value, ok := d.Extensions[gvkExtension]
-	if !ok {
-		return nil
-	}
+	value, found := d.Extensions[gvkExtension]
 	list, ok := value.([]any)
-	if !ok {
+	if found && !ok {
 		return errors.New(gvkExtension + " is no list")
 	}
 	var out []any

@@ -145,13 +145,9 @@ func uniqueKinds(sw *spec.Swagger) {
 		}
 	}
 	for name, d := range sw.Definitions {
-		list := kindsOf(&d)
 		others := func(kind any) bool { return named[fmt.Sprint(kind)] && !isNameOf(name, kind) }
-		own := slices.DeleteFunc(slices.Clone(list), others)
-		if len(own) < len(list) {
-			setKinds(&d, own)
-			sw.Definitions[name] = d
-		}
+		setKinds(&d, slices.DeleteFunc(slices.Clone(kindsOf(&d)), others))
+		sw.Definitions[name] = d
 	}
 }
 
@@ -166,9 +162,10 @@ func kindsOf(d *spec.Schema) []any {
 	return list
 }
 
-// setKinds replaces the kinds of a definition. Others may share its extensions, so they are copied.
+// setKinds replaces the kinds of a definition. Others may share its extensions, so they are copied. They are never nil:
+// kube-openapi writes the kinds of an equal definition to them when it merges the two.
 func setKinds(d *spec.Schema, kinds []any) {
-	if d.Extensions = maps.Clone(d.Extensions); len(kinds) == 0 {
+	if d.Extensions = maps.Collect(maps.All(d.Extensions)); len(kinds) == 0 {
 		delete(d.Extensions, gvkExtension)
 		return
 	}
