@@ -249,8 +249,6 @@ func (p *Proxy) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	p.limitReading(w)
 	h := w.Header()
-	h.Del("Etag")
-	h.Del("Last-Modified")
 	h.Set("Cache-Control", "no-cache, private")
 	answer := responsewriter.NewInMemoryResponseWriter()
 	responsewriters.RespondWithError(answer, withoutLongAccept(r), err, metainternalversionscheme.Codecs)

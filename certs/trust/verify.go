@@ -320,9 +320,7 @@ func called(n pkix.Name) string {
 }
 
 // clip bounds a foreign name and makes it printable: people read it as a label of /metrics, too, which is UTF-8.
-func clip(s string) string {
-	return printable.Cut(printable.Line(s), 80)
-}
+func clip(s string) string { return printable.Cut(printable.Line(s), 80) }
 
 func list(names []string) string {
 	const shown = 5 // the message still fits a line of a terminal

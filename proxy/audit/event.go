@@ -94,9 +94,7 @@ func describe(u user.Info) authenticationv1.UserInfo {
 }
 
 // Annotate adds an annotation to later stages.
-func (e *Event) Annotate(key, value string) {
-	e.ev.Annotations[key] = value
-}
+func (e *Event) Annotate(key, value string) { e.ev.Annotations[key] = value }
 
 // Received emits the stage RequestReceived.
 func (e *Event) Received() { e.stage(auditinternal.StageRequestReceived) }
