@@ -70,13 +70,14 @@ func (e *events) await(ctx context.Context) {
 	})
 }
 
-// endingBody turns a read error into a clean end of the response body, if a drain, the end of a
-// stranger's time, or closing a connection that is no longer trusted caused it.
+// endingBody turns a read error into a clean end of the response body, if a drain, the end of a stranger's time,
+// closing a connection that is no longer trusted, or, of what resumes (engine.Plan), its loss caused it.
 type endingBody struct {
 	io.ReadCloser
 	request context.Context
 	events  *events
 	ended   *ended
+	resumes bool
 }
 
 func (b *endingBody) Read(p []byte) (int, error) {
@@ -86,9 +87,13 @@ func (b *endingBody) Read(p []byte) (int, error) {
 		b.events.last, b.events.newline = time.Now(), p[n-1] == '\n'
 		b.events.mu.Unlock()
 	}
-	if err != nil && err != io.EOF && (errors.Is(err, net.ErrClosed) ||
-		b.request.Err() != nil && b.ended.client.Err() == nil) {
-		b.ended.broke(cmp.Or(reasonOf(b.request.Err()), engine.ReasonRetired))
+	switch over := b.request.Err(); {
+	case err == nil || err == io.EOF:
+	case errors.Is(err, net.ErrClosed), over != nil && b.ended.client.Err() == nil:
+		b.ended.broke(cmp.Or(reasonOf(over), engine.ReasonRetired))
+		err = io.EOF
+	case b.resumes && over == nil && reasonOf(err) == engine.ReasonNone: // else it cannot be understood
+		b.ended.broke(engine.ReasonLost)
 		err = io.EOF
 	}
 	return n, err
@@ -96,7 +101,7 @@ func (b *endingBody) Read(p []byte) (int, error) {
 
 func (x *exchange) endCleanly(ctx context.Context, res *http.Response) {
 	if x.decision.LongRunning && !x.finite() && res.Body != nil && res.Body != http.NoBody {
-		res.Body = &endingBody{res.Body, ctx, &x.events, x.ended}
+		res.Body = &endingBody{res.Body, ctx, &x.events, x.ended, x.decision.Action == ToLocal}
 	}
 }
 

@@ -96,34 +96,37 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// The body of a watch ends cleanly if the drain, the end of a stranger's time or the end of trust
-// in its connection has ended it, and not if its backend has. The access log says which.
+// The body of a watch ends cleanly if the drain, the end of a stranger's time or the end of trust in its connection has
+// ended it, and not if its backend has, but for the loss of a kube-apiserver. The access log says which.
 func TestEndingBody(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	timeout, end := context.WithTimeout(t.Context(), 0)
 	defer end()
-	lost := errors.New("connection reset")
+	lost, bad := errors.New("connection reset"), badResponse("a chunk without a length")
 	for name, tc := range map[string]struct {
+		resumes         bool
 		client, request context.Context
 		err, want       error
 		why             engine.Reason
 	}{
-		"a drain":                {t.Context(), over, lost, nil, engine.ReasonDrain},
-		"a stranger's time":      {t.Context(), timeout, lost, nil, engine.ReasonDeadline},
-		"trust":                  {t.Context(), t.Context(), &net.OpError{Op: "read", Err: net.ErrClosed}, nil, engine.ReasonRetired},
-		"the backend":            {t.Context(), t.Context(), lost, lost, engine.ReasonNone},
-		"a client that has gone": {over, over, lost, lost, engine.ReasonNone},
+		"a drain":                      {false, t.Context(), over, lost, nil, engine.ReasonDrain},
+		"a stranger's time":            {true, t.Context(), timeout, lost, nil, engine.ReasonDeadline},
+		"trust":                        {true, t.Context(), t.Context(), &net.OpError{Op: "read", Err: net.ErrClosed}, nil, engine.ReasonRetired},
+		"the backend":                  {false, t.Context(), t.Context(), lost, lost, engine.ReasonNone},
+		"the loss of a kube-apiserver": {true, t.Context(), t.Context(), lost, nil, engine.ReasonLost},
+		"a response that is wrong":     {true, t.Context(), t.Context(), bad, bad, engine.ReasonNone},
+		"a client that has gone":       {true, over, over, lost, lost, engine.ReasonNone},
 	} {
 		e := &ended{offEngine: true, client: tc.client}
 		e.at("192.0.2.1:443")
-		b := &endingBody{ReadCloser: io.NopCloser(iotest.ErrReader(tc.err)), request: tc.request, events: &events{}, ended: e}
+		b := &endingBody{io.NopCloser(iotest.ErrReader(tc.err)), tc.request, &events{}, e, tc.resumes}
 		_, err := io.Copy(io.Discard, b)
 		check.Same(t, true, err == tc.want, "ended by %s: %v, want %v", name, err, tc.want) //nolint:errorlint // it is passed on as it is
 		check.Same(t, tc.why, e.o.Load().Reason, "ended by %s", name)
 	}
 	lines, p := iotest.OneByteReader(strings.NewReader(strings.Repeat("\n", 2000))), make([]byte, 8)
-	b := &endingBody{io.NopCloser(lines), t.Context(), &events{}, &ended{offEngine: true}}
+	b := &endingBody{io.NopCloser(lines), t.Context(), &events{}, &ended{offEngine: true}, true}
 	check.Same(t, 0, check.Allocations(func() { _, _ = b.Read(p) }), "allocations for an event")
 }
 
