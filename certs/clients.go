@@ -121,6 +121,7 @@ func (c *Clients) update(edit func(*clientTrust)) error {
 	next.clientPool, next.proxyPool = bundle.Pool(next.client), bundle.Pool(next.proxy)
 	next.union = bundle.Pool(slices.Concat(next.client, next.proxy))
 	c.current.Store(&next)
+	c.known.CompareAndSwap(false, next.client != nil && c.headers.Load() != nil) // a file may have cured the ConfigMap
 	c.changed()
 	return nil
 }
@@ -176,11 +177,8 @@ func (c *Clients) takeConfigMap(data map[string][]byte, err error) (refused erro
 			c.headers.Store(&h)
 		}
 	}
-	defer func() { // after the CAs, and not while there are none but refused ones: a certificate would count as none
-		if refused == nil || c.current.Load().client != nil {
-			c.known.Store(true)
-		}
-	}()
+	// After the CAs, and not while there are none but refused ones: a certificate would count as none.
+	defer func() { c.known.CompareAndSwap(false, refused == nil || c.current.Load().client != nil) }()
 	proxy, faulty := optionalBundle(data["requestheader-client-ca-file"])
 	c.cluster.Store(&clientTrust{proxyPool: bundle.Pool(proxy), allowed: h.allowedNames})
 	if !c.cfg.TrustConfigMap {
