@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -38,18 +39,20 @@ func lastOf(name string, o *needs.Outcome, what, advice string) needs.Check {
 	}}
 }
 
-// lookServers returns which local apiservers are unhealthy. If none is, it returns what cannot be read from them.
+// lookServers returns which local apiservers are unhealthy, and what cannot be read from those that are healthy.
 func lookServers(servers []registry.Endpoint, unread error) answer.Check {
 	bad, last := pages.Unhealthy(servers)
 	back := func(e registry.Endpoint) bool { return time.Since(e.Since) < 10*time.Second } // it is read again by then
-	if bad == 0 {
-		if slices.ContainsFunc(servers, back) {
-			unread = nil
-		}
-		return failed(unread, "", "what it has cannot be read, the last state is used: ",
-			"see that kube-apiserver's log, and whether large answers reach this machine")
+	if bad == len(servers) || slices.ContainsFunc(servers, back) {
+		unread = nil
 	}
-	return failed(fmt.Errorf("%s: %s", last.Address, pages.Brief(last.Message)), "",
+	also := failed(unread, "", "not all can be read, the last state is used: ", "see that kube-apiserver's log, "+
+		"whether large answers reach this machine, and what --local-apiservers-from looks up")
+	if bad == 0 {
+		return also
+	}
+	said := strings.TrimSuffix(pages.Brief(last.Message)+"; "+also.Message, "; ")
+	return failed(fmt.Errorf("%s: %s", last.Address, said), "",
 		fmt.Sprintf("%d of %d local apiservers are unhealthy and get no requests: ", bad, len(servers)),
 		cmp.Or(advice.For(last.Message), "see that kube-apiserver's log"))
 }

@@ -140,11 +140,11 @@ type local[L any] struct {
 	fault atomic.Pointer[error] // of the last request. Nil means none yet
 }
 
-// Unread returns why a local apiserver's documents cannot be read: the last good ones stay. Nil means that all can.
-func (s *Sources[S, L]) Unread() (err error) {
+// Unread returns why a healthy local apiserver's documents cannot be read: the last good ones stay. Nil: all can be.
+func (s *Sources[S, L]) Unread(healthy func(server string) bool) (err error) {
 	for name, l := range s.locals.Range {
-		fault := l.(*local[L]).fault.Load() //nolint:forcetypeassert // nothing else is stored
-		if fault != nil && *fault != nil {
+		fault := l.(*local[L]).fault.Load()                          //nolint:forcetypeassert // nothing else is stored
+		if fault != nil && *fault != nil && healthy(name.(string)) { //nolint:forcetypeassert // as above
 			err = fmt.Errorf("%v: %w", name, *fault) // of several one: in the order of the map, as in the registry
 		}
 	}
@@ -157,9 +157,7 @@ func (c *Config) Release(ctx context.Context, server string, release *string) er
 		return nil
 	}
 	a, err := Get(ctx, c.Local(server), Question{Path: "/version", Accept: "application/json"})
-	is := struct {
-		GitVersion *string `json:"gitVersion"`
-	}{release}
+	is := struct{ GitVersion *string }{release}
 	if err == nil && json.Unmarshal(a.Body, &is) != nil {
 		err = a.Unexpected()
 	}

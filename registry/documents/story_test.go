@@ -109,7 +109,8 @@ func TestStories(t *testing.T) {
 			},
 			"touch": func([]string) { sources.Touch() },
 			"unread": func(w []string) {
-				check.Same(s, w[0], fmt.Sprint(sources.Unread() != nil), "the local apiserver's cannot be read")
+				are := func(healthy bool) bool { return sources.Unread(func(string) bool { return healthy }) != nil }
+				check.Same(s, w[0]+" false", fmt.Sprint(are(true), are(false)), "the local apiserver's cannot be read, healthy or not")
 			},
 			"endpoint": func(w []string) {
 				service := types.NamespacedName{Namespace: "x", Name: w[0]}
