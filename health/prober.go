@@ -275,7 +275,7 @@ func (s *set) start(ctx context.Context) {
 type metrics struct {
 	duration prometheus.Histogram
 	probes   *prometheus.CounterVec // :: name, result
-	healthy  *prometheus.GaugeVec   // :: name, endpoint
+	healthy  *prometheus.GaugeVec   // :: name, address
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
