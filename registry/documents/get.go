@@ -164,7 +164,7 @@ func Get(ctx context.Context, do Do, q Question) (Answer, error) {
 	body := io.Reader(res.Body)
 	if res.Header.Get("Content-Encoding") == "gzip" { // though it was not asked for: some servers always compress
 		z := new(gzip.Reader)
-		_ = z.Reset(res.Body) // Read returns its error, too
+		_ = z.Reset(io.LimitReader(res.Body, limit+1<<10)) // Read returns its error, too. Empty members have no end
 		body = z
 	}
 	first := limit

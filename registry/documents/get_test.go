@@ -41,6 +41,7 @@ func TestGet(t *testing.T) {
 		{"too long", answer("12345", -1), ReasonTooLarge},
 		{"compresses unasked", answer(string(negotiate.Gzip([]byte("1234"))), -1, "gzip"), ""},
 		{"compresses too much", answer(string(negotiate.Gzip([]byte("12345"))), -1, "gzip"), ReasonTooLarge},
+		{"compresses nothing for ever", answer(strings.Repeat(string(negotiate.Gzip(nil)), 1000)+string(negotiate.Gzip([]byte("1234"))), -1, "gzip"), ReasonUnreachable},
 		{"says so only", answer("1234", -1, "gzip"), ReasonUnreachable},
 		{"announces too much", answer("", 5), ReasonTooLarge},
 		{"hangs", hang, ReasonTimeout},
