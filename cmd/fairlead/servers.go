@@ -42,12 +42,11 @@ func (k *kube) follows(find func(context.Context) ([]string, error)) func(contex
 		addresses, err := find(ctx)
 		fault := err
 		if err == nil && len(addresses) == 0 {
-			k.pools.Follow(nil)
 			fault = errors.New("--local-apiservers-from names none that can be used")
 		} else if apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) {
 			fault = nil // the checks kubeconfig and rights tell it
 		}
-		if k.found.Note(fault); len(addresses) == 0 {
+		if k.found.Note(fault); err != nil {
 			return time.Second // it may just start, after this process: only those that the operator named are known
 		}
 		found := sets.New(addresses...) // first those that the operator named
