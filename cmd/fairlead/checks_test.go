@@ -136,7 +136,7 @@ func TestOwnChecks(t *testing.T) {
 	d.unfit = func() error { return errors.New("it has no names") }
 	check.Same(t, "ConfigMap kube-system/extension-apiserver-authentication: it has no names", d.lookConfigMap(answer.Check{}).Message, "a ConfigMap that cannot be used")
 	d.unfit, d.distrusted = func() error { return nil }, func(time.Time) error { return errors.New("unknown authority") }
-	check.Has(t, d.lookConfigMap(answer.Check{}).Users, "certificates get 503")
+	check.Has(t, d.lookConfigMap(answer.Check{}).Users, "certificates get 503, their writes 401")
 	check.Same(t, "denied", d.lookConfigMap(answer.Check{Status: needs.Failed, Message: "denied"}).Message, "one that may not be read")
 	late := d.pairs.judge(d.certs.Status(), time.Now().AddDate(100, 0, 0))
 	check.Same(t, "Clients do not trust a certificate of this replica", late.Users, "in a hundred years")

@@ -116,7 +116,8 @@ func (s *server) lookConfigMap(found answer.Check) answer.Check {
 		failed(s.unfit(), "Users with certificates get 503, and all users from extension servers", name,
 			"set --requestheader-username-headers=X-Remote-User and --requestheader-group-headers=X-Remote-Group "+
 				"of every kube-apiserver"),
-		failed(s.distrusted(time.Now()), "Users with certificates get 503, and all users from extension servers",
+		failed(s.distrusted(time.Now()),
+			"Users with certificates get 503, their writes 401, and all users 503 from extension servers",
 			name+"the cluster does not take the proxy client certificate: ", "have it signed by the cluster's "+
 				"request-header CA (kubeadm: front-proxy-ca), with one of its --requestheader-allowed-names"))
 }
