@@ -125,7 +125,7 @@ func (s *server) inCluster() error {
 // namesReady reports whether the header names that must be stripped are known.
 func (s *server) namesReady(*http.Request) error {
 	if _, known := s.clusterNames(); !known {
-		return fmt.Errorf("ConfigMap %s has not been read yet", authConfigMap())
+		return fmt.Errorf("ConfigMap %s has not been read yet, or what it has is refused", authConfigMap())
 	}
 	return nil
 }
