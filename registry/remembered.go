@@ -11,12 +11,14 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 )
@@ -24,8 +26,9 @@ import (
 // remembered is a file with the last known APIServices of etcd (--registry-cache-file). It is read
 // only if etcd does not answer at the start, because it may be outdated.
 type remembered struct {
-	path string // empty means none
-	log  *slog.Logger
+	path     string // empty means none
+	log      *slog.Logger
+	unstored atomic.Pointer[error] // how the last write ended. Nil: there was none
 
 	mu     sync.Mutex // guards listed, and the decision between etcd and the file
 	listed bool       // etcd has been read, so the file is no longer used
@@ -109,7 +112,6 @@ func (m *remembered) read() (list *apiregistrationv1.APIServiceList, err error) 
 // follow writes the APIServices of etcd whenever they change, until ctx ends.
 func (m *remembered) follow(ctx context.Context, table func() *Table) {
 	var last []*Entry
-	failing := false
 	differs := func(c latest.Change[*Entry]) bool {
 		return c.Old == nil || c.New == nil || c.Old.Object != c.New.Object
 	}
@@ -121,16 +123,17 @@ func (m *remembered) follow(ctx context.Context, table func() *Table) {
 		if !listed || !t.Complete() || last != nil && !slices.ContainsFunc(latest.Diff(last, t.Entries()), differs) {
 			continue
 		}
-		err := m.write(t.Entries())
-		if err != nil && !failing {
-			m.log.Error("storing the APIServices for a start without etcd", "err", err)
-		}
-		if failing = err != nil; !failing {
-			last = t.Entries()
+		last = t.Entries()
+		err := m.write(last)
+		if m.unstored.Store(&err); err != nil {
+			last = nil // until it can be stored, also if it becomes what the file has
 		}
 		latest.Sleep(ctx, rememberEvery)
 	}
 }
+
+// Unstored returns why the APIServices of etcd cannot be stored for a start without it. Nil: they are, or need not be.
+func (r *Registry) Unstored() error { return ptr.Deref(r.sources.remembered.unstored.Load(), nil) }
 
 func (m *remembered) write(entries []*Entry) (err error) {
 	list := apiregistrationv1.APIServiceList{TypeMeta: metav1.TypeMeta{

@@ -50,9 +50,11 @@ func TestRememberedOnceComplete(t *testing.T) {
 		must.Run(t, r.write)
 		time.Sleep(mostPause) // virtual time: the table must exist by then
 		synctest.Wait()
+		check.Fault(t, "no such file", *m.unstored.Load(), "it cannot be stored")
 		must.Do(t, os.Mkdir(filepath.Dir(file), 0o700))
 		time.Sleep(2 * rememberEvery)
 		synctest.Wait()
+		check.Fault(t, "", *m.unstored.Load(), "it is stored")
 		list := must.Get(m.read())(t)
 		check.Same(t, true, len(list.Items) == 1 && list.Items[0].Name == o.Name, "stored %+v", list.Items)
 	})

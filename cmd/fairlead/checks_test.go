@@ -98,9 +98,10 @@ func TestServersJudged(t *testing.T) {
 // An intended double is no fault of the registry; it hides none either.
 func TestNotesPass(t *testing.T) {
 	note, fault := directory.Fault{File: "a.yaml", Message: "the cluster has one, too", Note: true}, directory.Fault{File: "b.yaml", Message: "broken"}
-	check.Same(t, "", problem(nil).Message, "none")
-	check.Same(t, "", problem([]directory.Fault{note}).Status, "a note")
-	check.Same(t, fault.String(), problem([]directory.Fault{note, fault}).Message, "a note and a fault")
+	check.Same(t, "", problem(nil, nil).Message, "none")
+	check.Same(t, "", problem([]directory.Fault{note}, nil).Status, "a note")
+	check.Same(t, fault.String(), problem([]directory.Fault{note, fault}, nil).Message, "a note and a fault")
+	check.Has(t, problem([]directory.Fault{note}, errors.New("no space left on device")).Message, "cannot be stored: no space left on device")
 }
 
 // The checks of a real process: all pass on one that has what it needs; one whose limits are
