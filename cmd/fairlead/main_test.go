@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -79,6 +81,16 @@ func TestWholeLines(t *testing.T) {
 		_, _ = w.Write([]byte("line\n")) // some of these fail
 	}
 	check.Same(t, "line\nl\nline\n", disk.String(), "what is on disk")
+	synctest.Test(t, func(t *testing.T) { // what hangs, as a file server that is away, fails until it goes on
+		disk, lines := io.Pipe()
+		w := &wholeLines{Writer: lines}
+		go func() { _, _ = w.Write([]byte("line\n")) }()
+		time.Sleep(2 * hangs)
+		check.Fault(t, "has not ended", w.ends.Err(time.Time{}), "a write that hangs")
+		must.Get(io.ReadFull(disk, make([]byte, len("line\n"))))(t)
+		synctest.Wait()
+		check.Fault(t, "", w.ends.Err(time.Time{}), "when it has ended")
+	})
 }
 
 const asFairlead = "TEST_AS_FAIRLEAD" // the environment variable that makes the test's executable act as fairlead

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/pflag"
 	"gopkg.in/natefinch/lumberjack.v2"
@@ -136,8 +137,10 @@ func (p *process) makeAccessLog() (err error) {
 	return nil
 }
 
+const hangs = 10 * time.Second // a write that takes longer counts as failed, as to a file server that is away
+
 // wholeLines starts a new line after a write that failed in the middle of a line, for example on a full disk. Otherwise
-// the next line would be lost together with the partial one. It notes how its writes end.
+// the next line would be lost together with the partial one. It notes how its writes end, and that one hangs.
 type wholeLines struct {
 	io.Writer
 	cut  bool
@@ -145,7 +148,8 @@ type wholeLines struct {
 }
 
 func (w *wholeLines) Write(p []byte) (n int, err error) {
-	defer func() { w.ends.Note(err) }()
+	late := time.AfterFunc(hangs, func() { w.ends.Note(fmt.Errorf("a write has not ended in %v", hangs)) })
+	defer func() { late.Stop(); w.ends.Note(err) }()
 	if w.cut {
 		if _, err := w.Writer.Write([]byte("\n")); err != nil {
 			return 0, err //nolint:wrapcheck // this is the writer
