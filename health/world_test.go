@@ -111,9 +111,8 @@ func newWorld(t *testing.T, options ...string) *world {
 		Table: w.table, Report: w.report, TLS: w.trust,
 		Dial: func(ctx context.Context, _, address string) (net.Conn, error) { return w.host(address).dial(ctx) },
 	}
-	c.Metrics = w.metrics
+	c.Metrics, c.Watched = w.metrics, number("watched")
 	w.Prober = New(c)
-	w.Prober.most = cmp.Or(int64(number("watched")), maxWatched)
 	return w
 }
 
