@@ -135,7 +135,7 @@ func (m *remembered) follow(ctx context.Context, table func() *Table) {
 // Unstored returns why the APIServices of etcd cannot be stored for a start without it. Nil: they are, or need not be.
 func (r *Registry) Unstored() error { return ptr.Deref(r.sources.remembered.unstored.Load(), nil) }
 
-func (m *remembered) write(entries []*Entry) (err error) {
+func (m *remembered) write(entries []*Entry) error {
 	list := apiregistrationv1.APIServiceList{TypeMeta: metav1.TypeMeta{
 		APIVersion: apiregistrationv1.SchemeGroupVersion.String(), Kind: kindOfList,
 	}}
@@ -154,11 +154,7 @@ func (m *remembered) write(entries []*Entry) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(fresh)
-		}
-	}()
+	defer func() { _ = os.Remove(fresh) }() // after the rename there is none
 	_, err = f.Write(data)
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err

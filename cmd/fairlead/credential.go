@@ -158,13 +158,8 @@ func (k *credential) Run(ctx context.Context) error {
 	// next request. A look costs microseconds; client-go itself rereads a token file once a minute.
 	const lookEvery = time.Second
 	const renewEvery = 10 * time.Second // if a credential is rejected: plugins call rate-limited APIs
-	tick, renewed, failed := time.Tick(lookEvery), time.Time{}, false
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick:
-		}
+	renewed, failed := time.Time{}, false
+	for latest.Sleep(ctx, lookEvery) {
 		if failed && time.Since(renewed) < renewEvery {
 			continue
 		}
@@ -186,6 +181,7 @@ func (k *credential) Run(ctx context.Context) error {
 			}
 		}
 	}
+	return ctx.Err()
 }
 
 // Authorization returns the Authorization header's value. It does no I/O.

@@ -191,7 +191,7 @@ func (s *server) lookKubeconfig(found answer.Check) answer.Check {
 
 const nearly = .9 // of a bound counts as all of it: a tenth is left to find out why
 
-// countDescriptors counts those in use: 20 ms for 100,000. Their highest number says nothing: there may be holes.
+// countDescriptors counts those in use, which takes a while. Their highest number says nothing: there may be holes.
 func countDescriptors(time.Time) answer.Check {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
@@ -199,17 +199,15 @@ func countDescriptors(time.Time) answer.Check {
 	}
 	const do = "raise the limit of open files (LimitNOFILE of systemd), " +
 		"or find out which clients hold so many connections: see fairlead_connections"
-	f, err := os.Open("/proc/self/fd")
+	all, err := os.ReadDir("/proc/self/fd")
 	if errors.Is(err, fs.ErrNotExist) {
 		return answer.Check{Status: needs.Unknown, Message: "only Linux tells how many file descriptors are in use"}
 	}
 	if err != nil {
 		return failed(err, "New clients wait", "no file can be opened: ", do)
 	}
-	defer f.Close()
-	names, err := f.Readdirnames(-1)
 	const few = 16 // that a few clients need
-	if used := float64(len(names)); err == nil && used > min(nearly*float64(limit.Cur), float64(limit.Cur)-few) {
+	if used := float64(len(all)); used > min(nearly*float64(limit.Cur), float64(limit.Cur)-few) {
 		return failed(fmt.Errorf("nearly all of %d file descriptors are in use", limit.Cur), "", "", do)
 	}
 	return answer.Check{}
