@@ -28,13 +28,11 @@ func (w Watch) Keep(
 	// rewatchAfter is the pause before an ended watch is started again, ±half: kube-apiserver takes as
 	// long to recover from a hiccup, and one object's watch costs little.
 	const rewatchAfter = 2 * time.Second
-	for {
-		err := w(ctx, ref, changed)
-		if ctx.Err() != nil {
-			return
+	for ctx.Err() == nil {
+		if err := w(ctx, ref, changed); ctx.Err() == nil {
+			logger.Warn("watching ended", "object", ref.String(), "err", err)
+			latest.Sleep(ctx, rewatchAfter/2+rand.N(rewatchAfter)) //nolint:gosec // jitter
 		}
-		logger.Warn("watching ended", "object", ref.String(), "err", err)
-		latest.Sleep(ctx, rewatchAfter/2+rand.N(rewatchAfter)) //nolint:gosec // jitter
 	}
 }
 

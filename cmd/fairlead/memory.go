@@ -39,6 +39,9 @@ func limitMemory(log *slog.Logger) {
 	}
 }
 
+// followLimit sets the limit again: a container may be resized in place. What was made of the former one stays.
+func followLimit() { _, _ = memlimit.Set() }
+
 // memory returns unused memory to the system. It is not used if the operator has set GOGC.
 type memory struct {
 	give  func()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"golang.org/x/net/http2"
 
 	"github.com/fairlead-proxy/fairlead/internal/hold"
@@ -36,6 +37,18 @@ func TestKeepSmall(t *testing.T) {
 	}
 	if h := readHeap(); h.live == 0 || h.objects == 0 || h.objects > 1<<40 {
 		t.Errorf("heap is %+v", h)
+	}
+}
+
+// A container may be resized in place.
+func TestLimitFollows(t *testing.T) {
+	t.Setenv("GOMEMLIMIT", "") // restores it
+	os.Unsetenv("GOMEMLIMIT")
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1))
+	if now, err := memlimit.Set(); err == nil { // else this machine has no cgroups
+		debug.SetMemoryLimit(now/2 + 1)
+		followLimit()
+		check.Same(t, now, debug.SetMemoryLimit(-1), "the limit of a container that has had another one")
 	}
 }
 

@@ -65,6 +65,7 @@ func run(ctx context.Context, o *options, log *slog.Logger) error {
 	if m := keepSmall(); m != nil {
 		p.loops["memory"] = every(idleTime, func(context.Context) { m.look(readHeap()) })
 	}
+	p.loops["memory limit"] = every(time.Minute, func(context.Context) { followLimit() })
 	s, err := build(ctx, p)
 	if err != nil {
 		return err
