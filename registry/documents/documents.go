@@ -69,7 +69,7 @@ type Kind[S, L any] struct {
 	// Publish makes the documents of the current state. It is called when that or the table has changed, except for
 	// endpoints and, without Verdicts, for verdicts. It returns when to call it again anyway. Zero means never.
 	Publish func(t *registry.Table) (again time.Time)
-	// AskOwn reads by Config.FetchOwn what this process serves itself, once, before anything else.
+	// AskOwn reads by Config.FetchOwn what this process serves itself, until it is read once, before anything else.
 	AskOwn func(ctx context.Context) error
 	Status func(show func(Freshness))                  // calls show with the freshness of each APIService's part
 	Sizes  func(show func(document string, bytes int)) // calls show with the size of each document
@@ -131,8 +131,9 @@ const mostRest = 200 * time.Millisecond
 
 // Run follows the table, the local apiserver and the backends until ctx ends.
 func (s *Sources[S, L]) Run(ctx context.Context) error {
-	if s.cfg.FetchOwn != nil {
-		if err := s.kind.AskOwn(ctx); err != nil {
+	for own := s.cfg.FetchOwn != nil; own; { // again and again while this process is slow, or was stopped
+		err := s.kind.AskOwn(ctx)
+		if own = reasonOf(err) == ReasonTimeout && ctx.Err() == nil; err != nil && !own {
 			return fmt.Errorf("reading %s of this process itself: %w", s.kind.Name, err)
 		}
 	}
@@ -142,8 +143,7 @@ func (s *Sources[S, L]) Run(ctx context.Context) error {
 	if s.cfg.Local != nil {
 		local.Go(func() { _ = s.cfg.Each(ctx, s.followLocal) }) // that of ctx
 	}
-	again := time.AfterFunc(time.Hour, s.Touch) // stopped at once: Publish says when
-	again.Stop()
+	again := time.AfterFunc(time.Hour, s.Touch) // or when Publish says
 	defer again.Stop()
 	complete, asked := false, false // the local apiservers are asked first because they are new
 	for t, changes := range latest.Changes(ctx, s.cfg.Tables.Table, s.changed) {

@@ -150,7 +150,7 @@ func ofOwn(path string) bool {
 	return strings.HasPrefix(path+"/", "apis/"+apiregistrationv1.GroupName+"/")
 }
 
-// askOwn reads the documents of what this process serves itself. After an error Run ends.
+// askOwn reads the documents of what this process serves itself. After an error Run ends, unless it came too late.
 func (o *OpenAPI) askOwn(ctx context.Context) error {
 	gv := apiregistrationv1.SchemeGroupVersion
 	q := o.question(o.cfg.FetchOwn, &state{}, gv)
