@@ -153,7 +153,7 @@ func headOf(r *http.Request, arrived time.Time) *Head {
 	// Listing a field that says who the caller is must not remove it, as it does not at
 	// kube-apiserver: otherwise a user behind an impersonating proxy would become that proxy.
 	maps.DeleteFunc(h.listed, func(name string, _ bool) bool {
-		return name == "authorization" || strings.HasPrefix(name, "impersonate-")
+		return name == "authorization" || name == "sec-websocket-protocol" || strings.HasPrefix(name, "impersonate-")
 	})
 	h.Fields = make([]hpack.HeaderField, 0, len(r.Header))
 	for name, values := range r.Header {
