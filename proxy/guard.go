@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2/hpack"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/fairlead-proxy/fairlead/internal/memo"
@@ -37,11 +38,11 @@ func (p *Proxy) Guard(page http.Handler) http.Handler {
 			}
 			return p.decideOwn(d, x.head)
 		})
-		switch {
-		case err != nil:
+		if !known {
+			p.remember(d, err, time.Now())
+		}
+		if err != nil {
 			d.refuse(err)
-		case !known && d.Action == ToPage:
-			p.remember(d, time.Now())
 		}
 		p.serveDecision(w, r, x)
 	})
@@ -62,24 +63,23 @@ type scraper struct {
 
 // scraperOf returns the caller of a scrape, and false for other requests and if it impersonates.
 func scraperOf(d *Decision) (s scraper, ok bool) {
-	c := &d.Credentials
-	if d.Request.Path != metricsPath || d.Request.Verb != "get" || c.Impersonates {
-		return s, false
-	}
-	switch {
+	switch c, u := &d.Credentials, d.Credentials.User; {
+	case d.Request.Path != metricsPath || d.Request.Verb != "get" || c.Impersonates:
 	case c.Kind == authn.KindToken || c.Kind == authn.KindIssued:
 		return scraper{token: c.Token}, true
-	case c.Kind == authn.KindFrontProxy && len(c.User.GetExtra()) > 0: // the extra fields may limit the user
+	case c.Kind == authn.KindFrontProxy && len(u.GetExtra()) > 0: // the extra fields may limit the user
 	case c.Kind == authn.KindCertificate || c.Kind == authn.KindFrontProxy:
-		u := c.User
 		return scraper{user: u.GetName(), uid: u.GetUID(), groups: strings.Join(u.GetGroups(), "\n")}, true
 	}
 	return s, false
 }
 
-func (p *Proxy) remember(d *Decision, now time.Time) {
-	if s, ok := scraperOf(d); ok {
+func (p *Proxy) remember(d *Decision, err error, now time.Time) {
+	switch s, ok := scraperOf(d); {
+	case ok && err == nil:
 		p.scrapers.Put(&memo.Entry[scraper, struct{}]{Key: s, Size: 1, Until: now.Add(scraperMemory)})
+	case ok && (apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err)): // not for a review that failed
+		p.scrapers.Drop(s)
 	}
 }
 

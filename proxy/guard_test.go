@@ -17,7 +17,7 @@ import (
 )
 
 // While reviews fail, only an earlier GET of /metrics lets a scraper in, if its user has no extra
-// that could be a limit. It is forgotten after five minutes.
+// that could be a limit. It is forgotten after five minutes, and when it is refused.
 func TestWhichScrapersAreKnown(t *testing.T) {
 	now := time.Now()
 	of := func(name, verb string, kind authn.Kind, extra map[string][]string) *Decision {
@@ -42,9 +42,12 @@ func TestWhichScrapersAreKnown(t *testing.T) {
 		{"as somebody else", of("a", "get", front, nil), impersonating, false},
 	} {
 		p := must.Get(New(Config{}))(t)
-		p.remember(tc.known, now)
+		p.remember(tc.known, nil, now)
+		p.remember(tc.caller, errAuthorizing, now)
 		check.Same(t, tc.want, p.knows(tc.caller, now.Add(scraperMemory-1)), "%s: known", tc.name)
 		check.Same(t, false, p.knows(tc.caller, now.Add(scraperMemory)), "%s: known after five minutes", tc.name)
+		p.remember(tc.caller, errUnauthorized, now)
+		check.Same(t, false, p.knows(tc.caller, now), "%s: known after a refusal", tc.name)
 	}
 }
 
