@@ -98,14 +98,11 @@ func (a *Authenticator) Read(c *Conn, h Head, upgrade string, now time.Time) (Cr
 }
 
 func scan(h Head) (authorization string, protocol, impersonates bool) {
-	authorized := false
-	for i := range h {
+	for i := range slices.Backward(h) {
 		f := &h[i]
 		switch f.Name {
 		case "authorization": // the first counts, empty or not, as in http.Header.Get
-			if !authorized {
-				authorized, authorization = true, f.Value
-			}
+			authorization = f.Value
 		case fieldProtocol:
 			protocol = true
 		default:
