@@ -119,6 +119,9 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 		}
 		b.takeLocked(all.current.Load(), now)
 	}
+	if v := *b.current.Load(); before != nil && !before.SameService(spec) && v.current != nil && len(v.previous) > 0 {
+		b.keepLocked(v, nil) // whoever signs for the former server must not for this one
+	}
 	b.recheckLocked(now, true)
 }
 
