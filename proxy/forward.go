@@ -205,10 +205,8 @@ func (d *Decision) host(h *Head) string {
 func targetURL(h *Head) *url.URL {
 	u := &url.URL{Scheme: "https", RawQuery: h.RawQuery, ForceQuery: strings.HasSuffix(h.Target(), "?")}
 	if strings.HasPrefix(h.Path, "//") { // as an opaque part it would be parsed as an authority
-		u.Path, u.RawPath = h.Path, h.Path
-		if p, err := url.PathUnescape(h.Path); err == nil {
-			u.Path = p
-		}
+		u.RawPath = h.Path
+		u.Path, _ = url.PathUnescape(h.Path) // it was parsed before
 		return u
 	}
 	u.Opaque = h.Path
