@@ -24,7 +24,7 @@ const (
 )
 
 // bearer returns the user of a token that the local apiserver will authenticate, or of no credentials, if a rule looks
-// at users. Its error is needBearer, or a 401 for two tokens: nobody is stopped because the user of one is unknown.
+// at users. Its error is needBearer, or a 401 for two tokens, or a bad one: nobody is stopped whose user is unknown.
 func (p *Proxy) bearer(d *Decision) (user.Info, error) {
 	if d.rules == nil || !d.rules.ByUser || d.spared(d.rules) {
 		return nil, nil
@@ -39,7 +39,9 @@ func (p *Proxy) bearer(d *Decision) (user.Info, error) {
 	if l := d.learned; l != nil && l.bearer && l.caller.Same(&d.Credentials) {
 		return l.user, nil
 	}
-	if u, known := p.cfg.Authn.Cached(&d.Credentials, d.Request.Path); known {
+	if u, known := p.cfg.Authn.Cached(&d.Credentials, d.Request.Path); known && u == nil {
+		return nil, errUnauthorized // forwarded, it may be good again: who may write its Secret would pass unknown
+	} else if known {
 		return u, nil
 	}
 	if c := &d.Credentials; p.unsure.Get(c.Token, c.Now) != nil && !p.cfg.Authn.Answering(callerTime) {
@@ -57,11 +59,11 @@ func (p *Proxy) askBearer(ctx context.Context, d *Decision, h *Head) (err error)
 	defer cancel()
 	l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote))
 	if err == nil || errors.Is(err, authn.ErrUnauthenticated) {
-		return nil
+		return err
 	}
 	p.log.Debug("reviewing a token for a rule", "err", err)
 	if errors.Is(err, context.Canceled) || p.cfg.Authn.Answering(callerTime) { // or who leaves early would be unknown
-		return errReviews
+		return bound.ErrFull
 	}
 	token, until := d.Credentials.Token, time.Now().Add(uncertainTime)
 	p.unsure.Put(&memo.Entry[authn.Token, struct{}]{Key: token, Size: len(token.Secret()), Until: until})

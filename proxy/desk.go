@@ -182,7 +182,7 @@ func (p *Proxy) lookUp(ctx context.Context, n Need, d *Decision, h *Head, c *aut
 		defer leave()
 		d.issuer = p.cfg.Authn.FindIssuer(c, &d.Credentials)
 	case needBearer:
-		return p.askBearer(ctx, d, h)
+		err = p.askBearer(ctx, d, h)
 	case needUser:
 		l.caller, unknown = d.Credentials, errAuthenticating
 		if l.user, err = p.cfg.Authn.Review(ctx, &l.caller, bound.Stranger(h.Remote)); err != nil {

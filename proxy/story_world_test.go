@@ -55,7 +55,8 @@ rules:
 // redirects, which are forwarded, pages, directory, pools, forgetful, where verdicts are not cached, or with
 // forgetful=tokens the users of tokens, either, unread=names or unread=ca, what the ConfigMap has that nobody has read
 // yet, browsers, whose pages of one origin may read answers, burst, of two requests that are given up, trace=samples of
-// a million, log, audit=policy and audit-local=policy, which are files, and annotations of the remote's APIService.
+// a million, log, audit=policy and audit-local=policy, which are files, unruled, without the policy of a ruled stage,
+// and annotations of the remote's APIService.
 func (s *stage) anew(options []string) {
 	reviews, tokens, failure, none := &atomic.Int64{}, &atomic.Int64{}, &atomic.Pointer[error]{}, error(nil)
 	failure.Store(&none)
@@ -108,6 +109,7 @@ func (s *stage) anew(options []string) {
 			}
 		},
 		"pools":     func(string) { s.pools = true },
+		"unruled":   func(string) { c.also = nil },
 		"forgetful": func(v string) { c.forgetful, c.forgetsTokens = true, v == "tokens" },
 		"unread":    func(v string) { c.unread = v },
 		"browsers": func(string) {
