@@ -154,35 +154,29 @@ func (d *Directory) Run(ctx context.Context, publish func([]Object, []Fault)) er
 
 // publish passes the last valid objects of all files to the table and to the watchers of ConfigMaps.
 func (d *Directory) publish(to func([]Object, []Fault), faults []Fault) {
-	var all, objects []Object
+	var all []Object
 	for _, path := range slices.Sorted(maps.Keys(d.files)) {
 		all, faults = append(all, d.files[path].objects...), append(faults, d.files[path].faults...)
 	}
 	now := newShown()
 	all, faults = unique(all, faults)
-	for _, o := range all {
-		if !now.take(o.Value) {
-			objects = append(objects, o)
-		}
-	}
-	to(objects, faults)
+	to(slices.DeleteFunc(all, func(o Object) bool { return now.take(o.Value) }), faults)
 	d.show(now)
 }
 
 // unique adds a fault for each object that two files have. The first in order of names counts, on every replica.
 func unique(objects []Object, faults []Fault) ([]Object, []Fault) {
-	var kept []Object
 	owners := make(map[string]string) // :: object → "file:line"
-	for _, o := range objects {
-		name := o.Name()
-		if owner, taken := owners[name]; taken {
+	objects = slices.DeleteFunc(objects, func(o Object) bool {
+		owner, taken := owners[o.Name()]
+		if taken {
 			faults = append(faults, o.Fault("is already at "+owner+"; this one is ignored"))
-			continue
+		} else {
+			owners[o.Name()] = fmt.Sprintf("%s:%d", o.File, o.Line)
 		}
-		owners[name] = fmt.Sprintf("%s:%d", o.File, o.Line)
-		kept = append(kept, o)
-	}
-	return kept, faults
+		return taken
+	})
+	return objects, faults
 }
 
 // identify sets what an API server would: a UID that is the same on every replica, and the file's

@@ -52,8 +52,7 @@ func (s *Sources[S, L]) followLocal(ctx context.Context, server string) {
 		}
 		s.polls.WithLabelValues(string(cmp.Or(reasonOf(err), "ok"))).Inc()
 		l.fault.Store(&err)
-		rest := min(max(leastRest, restFactor*time.Since(begun)), every)
-		pause := every
+		rest, pause := min(max(leastRest, restFactor*time.Since(begun)), every), every
 		if reasonOf(err) == ReasonTimeout { // it has waited, as for one that restarts, and must not miss its return
 			rest, pause = leastRest, leastRest
 		} else if err != nil {
