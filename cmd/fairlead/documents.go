@@ -33,6 +33,7 @@ func (s *server) makeDocuments() {
 	behind := cfg
 	if s.kube != nil {
 		cfg.Local, cfg.Only, cfg.Each = s.fromLocal, s.kube.pools.Only, s.kube.pools.Each
+		cfg.Ready = func(server string) bool { return s.kube.pools.At(server).Ready() }
 		s.loops["CRD watches"] = func(ctx context.Context) error { return s.kube.pools.Each(ctx, s.followCRDs) }
 	}
 	if s.apiServices != nil {
@@ -92,8 +93,7 @@ func (s *server) fromLocal(server string) documents.Do {
 	return func(ctx context.Context, r *http.Request) (*http.Response, error) {
 		at := s.kube.pools.At(server)
 		for !at.Ready() {
-			const pause = 50 * time.Millisecond // documents are asked for at once after a restart
-			if !latest.Sleep(ctx, pause) {
+			if !latest.Sleep(ctx, 50*time.Millisecond) { // documents are asked for at once after a restart
 				return nil, errNotHealthy
 			}
 		}

@@ -34,12 +34,13 @@ import (
 // Do sends a request to one server.
 type Do = func(ctx context.Context, r *http.Request) (*http.Response, error)
 
-// Config is common to all documents. Tables and From are required; with a local apiserver Local, Each and Only, too.
+// Config is common to all documents. Required: Tables, From and, with a local apiserver, Local, Ready, Each and Only.
 type Config struct {
 	Tables latest.Tables[*registry.Table] // the current table
 	// From sends requests to a remote entry's backend, under an identity that may read its documents. Required.
 	From  func(e *registry.Entry) Do
-	Local func(server string) Do // sends requests to a local apiserver, likewise. Nil means that there is none
+	Local func(server string) Do   // sends requests to a local apiserver, likewise. Nil means that there is none
+	Ready func(server string) bool // reports whether a local apiserver is healthy: until then requests may wait
 	// Each calls f for each local apiserver, with a context that lasts as long as the server, see backend.Local.Each.
 	Each func(ctx context.Context, f func(ctx context.Context, server string)) error
 	// Only is told, before a document lists it, what not all of the known servers serve, see backend.Local.Only.

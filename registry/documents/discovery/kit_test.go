@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -38,6 +39,7 @@ type stage struct {
 	leave   map[string]context.CancelFunc                            // :: name of one
 	only    atomic.Pointer[map[schema.GroupVersionResource][]string] // what not all of them serve
 	known   atomic.Pointer[[]string]                                 // those that get clients
+	unready atomic.Pointer[string]                                   // one of them, if any
 	d       *Discovery
 	metrics *prometheus.Registry
 }
@@ -67,6 +69,7 @@ func (s *stage) make(cfg Config) {
 	cfg.Metrics = s.metrics
 	if len(s.servers) > 0 {
 		cfg.Each = s.each
+		cfg.Ready = func(server string) bool { return server != *cmp.Or(s.unready.Load(), new(string)) }
 	}
 	cfg.Only = func(_ string, known []string, by map[schema.GroupVersionResource][]string) {
 		s.known.Store(&known)

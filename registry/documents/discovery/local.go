@@ -47,6 +47,12 @@ type localState struct {
 func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.Pointer[localState]) error {
 	last := cmp.Or(known.Load(), &localState{server: server})
 	next, from := *last, d.cfg.Local(server)
+	// It may come back as another release, and lack what it had: until it has answered it must get no clients again.
+	if next.failed = next.failed || next.groups != nil && !d.cfg.Ready(server); next.failed && !last.failed {
+		last = new(next)
+		known.Store(last)
+		d.Touch()
+	}
 	if err := d.cfg.Release(ctx, server, &next.release); err != nil { // the other requests might wait for a minute
 		next.failed = true
 		if known.Store(&next); !last.failed {

@@ -26,6 +26,7 @@ import (
 //	server <name> <release> <gv>=… …    what one of several local apiservers serves; without a release: refuses, or hangs
 //	peers <gv>=… …                      what the next servers list besides, unless they are asked not to
 //	leave <name>                        that server is none any more
+//	unready <name>                      that server is not healthy
 //	known <name> …                      those that get clients
 //	address <host>:<port>               its own, from the next local on
 //	alone                               there is no local apiserver
@@ -63,8 +64,9 @@ func TestStories(t *testing.T) {
 					}
 				})
 			},
-			"peers": func(words []string) { peers = words },
-			"leave": func(words []string) { s.leave[words[0]]() },
+			"peers":   func(words []string) { peers = words },
+			"leave":   func(words []string) { s.leave[words[0]]() },
+			"unready": func(words []string) { s.unready.Store(&words[0]) },
 			"known": func(words []string) {
 				check.Same(s, words, slices.Sorted(slices.Values(*s.known.Load())), "who gets clients")
 			},

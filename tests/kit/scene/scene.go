@@ -76,7 +76,8 @@ func (s *Scene) Config() documents.Config {
 				return s.Answer(cmp.Or(server, Home), r)
 			}
 		},
-		Each: func(ctx context.Context, f func(context.Context, string)) error { f(ctx, ""); return nil },
+		Ready: func(string) bool { return true },
+		Each:  func(ctx context.Context, f func(context.Context, string)) error { f(ctx, ""); return nil },
 	}
 	c.Only = untold
 	return c
