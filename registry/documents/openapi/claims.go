@@ -55,7 +55,7 @@ func (o *OpenAPI) claim(v, last *view) {
 		}
 	}
 	names := make(map[string]bool)
-	if last != nil && last.local.spec == v.local.spec {
+	if last != nil && last.local.spec != nil && last.local.spec.hash == v.local.spec.hash {
 		names, v.converted = maps.Clone(last.names), last.converted
 	}
 	for name := range v.claimed {

@@ -63,7 +63,7 @@ func (o *OpenAPI) localRelease(ctx context.Context, s *localState) error {
 // together returns what the local apiservers serve together, as the newest one that answers has it (another one's
 // document cannot be requested), and parts of v2 for what that lacks. It tells which of them have a document of the
 // index. Zero means that none is known.
-func (o *OpenAPI) together(t *registry.Table) (*localState, []input) {
+func (o *OpenAPI) together(t *registry.Table) (_ *localState, parts []input) {
 	var all []*localState
 	var known []string
 	for _, s := range o.Locals() {
@@ -78,12 +78,11 @@ func (o *OpenAPI) together(t *registry.Table) (*localState, []input) {
 	if len(all) == 0 {
 		return &localState{}, nil
 	}
-	slices.SortFunc(all, func(a, b *localState) int {
-		return cmp.Or(cmp.Compare(metric.Number(a.away), metric.Number(b.away)),
-			documents.Newer(a.release, b.release), cmp.Compare(a.indexHash, b.indexHash),
+	slices.SortFunc(all, func(a, b *localState) int { // not by index: that names one of several claimants by chance
+		return cmp.Or(cmp.Compare(metric.Number(a.away), metric.Number(b.away)), documents.Newer(a.release, b.release),
+			cmp.Compare(cmp.Or(a.spec, &packed{}).hash, cmp.Or(b.spec, &packed{}).hash),
 			cmp.Compare(a.server, b.server)) // else v2 would be another's, and merged anew, each time
 	})
-	var parts []input
 	out, by := *all[0], make(map[schema.GroupVersionResource][]string)
 	out.index = maps.Clone(out.index)
 	for _, s := range all {

@@ -219,7 +219,8 @@ func places(t *registry.Table) map[schema.GroupVersion]int {
 
 func same(a, b *inputs) bool {
 	sameSource := func(x, y input) bool { return x.spec == y.spec && slices.Equal(x.own, y.own) }
-	return a.local == b.local && slices.Equal(a.remote, b.remote) && slices.EqualFunc(a.sources, b.sources, sameSource)
+	return cmp.Or(a.local, &packed{}).hash == cmp.Or(b.local, &packed{}).hash && slices.Equal(a.remote, b.remote) &&
+		slices.EqualFunc(a.sources, b.sources, sameSource)
 }
 
 // mergeIndex makes the v3 index. A group-version has one owner, as the table says.
