@@ -40,7 +40,7 @@ const (
 	probeShare = 5 * time.Millisecond
 	oneMore    = 20
 	// hungAfter is how long an endpoint must do no handshakes to count as hung. With the time until
-	// that is noticed, its watches over HTTP/1.1 end as soon as over HTTP/2, after some 30 s.
+	// that is noticed, its watches over HTTP/1.1 end as soon as over HTTP/2, after some 45 s.
 	hungAfter = 20 * time.Second
 	// sayEvery is the time between lines about an endpoint that flaps, of which four come at once.
 	sayEvery = 10 * time.Second

@@ -24,7 +24,9 @@ func (e *Engine) Eject(ep *Endpoint) {
 					e.retry(s, failure{reason: ReasonEjected})
 				}
 			}
-			c.sendPing() // its watches end soon if it is dead, and continue if it is only not ready
+			// Its watches end soon if it is dead, and continue if it is only not ready.
+			c.asked = min(c.asked, nothingDue-1)
+			c.sendPing()
 		}
 	}
 }

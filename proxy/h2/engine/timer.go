@@ -241,15 +241,16 @@ func (e *Engine) checkClient(c *Conn) error {
 
 // Some servers take PINGs for an attack: Tomcat ends a connection after a dozen without requests. TCP notices a host
 // that is gone (backend.expire). So a backend is only asked whether its process still runs: soon if a request waits for
-// its answer, then after four times as long (0.9, 3.6, 14.4 s), else as rarely as client-go asks.
+// its answer, then after four times as long (0.9, 3.6, 14.4 s), else as rarely as client-go asks, and for as long.
 const (
 	// askAfter is the part of the limit after which a silent backend with a waiting request gets a PING: .9 s of 4.5 s.
 	// A PING at half the limit left 2.25 s, and throttled backends lost connections that many requests share.
-	askAfter   = 5
-	askSeldom  = 30 * time.Second // client-go's ReadIdleTimeout
-	nothingDue = 8                // no request waits: there is nothing to ask soon for
-	offence    = time.Second      // how soon after a PING a connection ends because of it
-	tooOften   = 3                // so many such ends are no accident. GOAWAY with ENHANCE_YOUR_CALM is none, either
+	askAfter    = 5
+	askSeldom   = 30 * time.Second // client-go's ReadIdleTimeout
+	quietAnswer = 15 * time.Second // its PingTimeout: a pause of seconds, as for a garbage collection, ends no watch
+	nothingDue  = 8                // no request waits: there is nothing to ask soon for
+	offence     = time.Second      // how soon after a PING a connection ends because of it
+	tooOften    = 3                // so many such ends are no accident. GOAWAY with ENHANCE_YOUR_CALM is none, either
 )
 
 func (e *Engine) checkBackend(c *Conn) error {
@@ -267,6 +268,9 @@ func (e *Engine) checkBackend(c *Conn) error {
 		e.closeIfDone(c)
 	case c.pingAt > 0:
 		answer := max(limit-limit/askAfter-restEvery, limit/2)
+		if c.asked == nothingDue {
+			answer = max(answer, quietAnswer)
+		}
 		if silent >= limit && e.now-c.pingAt >= answer && !e.Unread(c) {
 			return fmt.Errorf("backend silent for %v", silent)
 		}
