@@ -146,9 +146,7 @@ func (s *stream) backendReset(code http2.ErrCode) {
 	err := fmt.Errorf("backend reset the stream: %v", code)
 	switch {
 	case s.half[down].end: // the response is complete, and the backend does not read the rest of the upload (§8.1)
-		if !s.half[up].sentEnd {
-			s.discardUpload()
-		}
+		s.discardUpload()
 		s.review()
 	case code == http2.ErrCodeRefusedStream: // §8.7: not processed
 		c.budget.Earn(2*budget.Frame - budget.Opened) // what it has earned; each further try earns it anew
@@ -174,10 +172,8 @@ func (s *stream) backendReset(code http2.ErrCode) {
 
 // backendGone ends a stream whose connection broke.
 func (e *Engine) backendGone(c *Conn, s *stream, err error) {
-	if s.half[down].end {
-		if !s.half[up].sentEnd {
-			s.discardUpload()
-		}
+	if s.half[down].end { // as in backendReset
+		s.discardUpload()
 		s.review()
 		return
 	}
