@@ -141,9 +141,10 @@ func (s *stream) bodyFollows() bool {
 }
 
 func (s *stream) backendReset(code http2.ErrCode) {
-	c := s.leg[down]
+	c, to := s.leg[down], s.sending
 	s.unlinkLeg(down)
 	err := fmt.Errorf("backend reset the stream: %v", code)
+	most := int(min(c.peerStreams, topStreamID))
 	switch {
 	case s.half[down].end: // the response is complete, and the backend does not read the rest of the upload (§8.1)
 		s.discardUpload()
@@ -152,21 +153,22 @@ func (s *stream) backendReset(code http2.ErrCode) {
 		c.budget.Earn(2*budget.Frame - budget.Opened) // what it has earned; each further try earns it anew
 		// A request that exceeded the limit in SETTINGS that came after it was sent is no failure
 		// and does not count as a try: it waits for room as if it were new.
-		to := s.sending
-		if to != nil && to.slot > int(min(c.peerStreams, topStreamID)) && !s.half[up].q.lost && !s.half[down].head {
+		if to != nil && to.slot > most && !s.half[up].q.lost && !s.half[down].head {
 			s.resend()
 			return
 		}
 		s.failed(failure{reason: ReasonRefused, err: err, unprocessed: true})
 	default:
-		if to := s.sending; code == http2.ErrCodeEnhanceYourCalm && to != nil &&
-			!s.half[down].head && len(c.streams) > 0 {
+		if code == http2.ErrCodeEnhanceYourCalm && to != nil && len(c.streams) > 0 {
 			// Node does so while what others do not read fills a connection's 10 MB, and ends it after a hundred.
 			c.drained, to.alone = true, true
 			s.e.charge(s.plan.Owner, resetCost)
 			c.pool.grow()
 		}
-		s.failed(failure{reason: ReasonReset, err: err, code: code})
+		// Go's servers refuse so what exceeds their limit (§5.1.2). They may count a stream that they have just ended,
+		// and so one too many for who takes the last place (golang/go#47635).
+		over := code == http2.ErrCodeProtocol && to != nil && to.slot >= most
+		s.failed(failure{reason: ReasonReset, err: err, code: code, unprocessed: over})
 	}
 }
 

@@ -330,7 +330,7 @@ func (e *Engine) open(s *stream, c *Conn) {
 	c.asked = 0
 	s.leg[down], s.id[down], s.sent, s.fresh = c, id, e.now, !c.useful
 	c.streams[id] = s
-	s.sending.slot = len(c.streams)
+	s.sending.slot = len(c.streams) + len(c.late)
 	u, d := &s.half[up], &s.half[down]
 	u.window, u.head = c.peerWindow, true
 	d.recv, d.full, d.credit = streamWindow, streamWindow, 0

@@ -100,7 +100,7 @@ type sending struct {
 	tried     []*Endpoint
 	until     time.Duration // when waiting for room on a connection ends; 0 means it has not waited
 	since     time.Duration // when it began to wait for the present endpoint's
-	slot      int           // the connection's number of streams when the request was sent, including it
+	slot      int           // the number of streams that the backend had when the request was sent, including it
 	dialUntil time.Duration // when waiting for an endpoint that can be dialled ends; 0 means no dial has failed yet
 	wait      time.Duration // this and the following are the Plan's
 	accept    func(int, bool) http.Handler
