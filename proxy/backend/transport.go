@@ -10,12 +10,10 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/internal/bound"
@@ -414,12 +412,8 @@ var (
 	errEjected    = errors.New("the endpoint is unhealthy")
 )
 
-// isConnectionError distinguishes a connection that ended from a malformed response.
+// isConnectionError distinguishes a connection that ended from a malformed response. Sockets return net.Errors.
 func isConnectionError(err error) bool {
-	ends := []error{
-		io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, os.ErrDeadlineExceeded,
-	}
-	return slices.ContainsFunc(ends, func(end error) bool { return errors.Is(err, end) }) ||
-		errors.As(err, new(net.Error)) ||
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, new(net.Error)) ||
 		err.Error() == "http: server closed idle connection" // net/http does not export it
 }
