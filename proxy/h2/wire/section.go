@@ -426,9 +426,11 @@ func (s *FieldSection) Response() (ResponseHead, error) {
 		case f.Name == "content-length" && (r.Status < 200 || r.Status == http.StatusNoContent):
 			continue // these declare none (RFC 9110 §8.6): a client would miss the content, which is not forwarded
 		case f.Name == "content-length":
-			if again, err := setLength(&r.ContentLength, f.Value); err != nil {
+			again, err := setLength(&r.ContentLength, f.Value)
+			if err != nil && r.ContentLength >= 0 { // two that differ
 				return r, err
-			} else if again {
+			}
+			if err != nil || again { // what is no number frames nothing here, and net/http ignores it, too
 				continue
 			}
 		}
