@@ -218,8 +218,7 @@ func (e *Engine) goAwayFrame(c *Conn, h http2.FrameHeader, p []byte) *connError 
 // takeBack retries the streams that a backend's GOAWAY leaves out: those above last. It visits all streams, of which
 // there may be any number, so only for a lower last than before, and charges for it but for the first time.
 func (e *Engine) takeBack(c *Conn, last uint32) *connError {
-	var cost int
-	before := c.maxID
+	cost, before := 0, c.maxID
 	if c.lastAccepted != 0 {
 		cost, before = len(c.streams), c.lastAccepted
 	}

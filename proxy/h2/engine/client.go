@@ -113,10 +113,10 @@ func (e *Engine) resumed(t *ticket, p Plan) {
 
 func (s *stream) apply(h *wire.Head, p Plan) {
 	s.plan = kept{
-		Forward: p.Forward, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done,
+		Forward: p.Forward, RemoveResponse: p.RemoveResponse, Fail: p.Fail, Done: p.Done, GoAway: p.GoAway,
 		LongRunning: p.LongRunning, Finite: p.Finite, Resumes: p.Resumes, Apart: p.Apart, Owner: p.Owner,
 	}
-	if p.GoAway {
+	if p.GoAway && p.LongRunning {
 		s.e.drainConn(s.leg[up])
 	}
 	if p.Unwelcome {

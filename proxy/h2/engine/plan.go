@@ -37,7 +37,7 @@ type Plan struct {
 	// Resumes says that a watch goes on elsewhere after its end. So the loss of its backend ends it as a drain does: as
 	// when its own connection breaks, client-go then resumes it, but after a reset of the stream it lists all anew.
 	Resumes   bool
-	GoAway    bool // send GOAWAY: after this request the client opens a new connection (--goaway-chance)
+	GoAway    bool // send GOAWAY with the answer's end (--goaway-chance), or at once if it is long-running
 	Unwelcome bool // charge the connection as for an own 401: 90 requests at once, 20 a second, and then GOAWAY
 
 	Retries int         // further tries; at most 2 are used, 0 or less means none

@@ -85,13 +85,13 @@ type stream struct {
 
 // kept is the part of a Plan that is needed to the end: a watch keeps it for hours.
 type kept struct {
-	Forward             *Upstream
-	RemoveResponse      func(string) bool
-	Fail                func(Outcome) http.Handler
-	Done                func(Outcome)
-	LongRunning, Finite bool
-	Resumes, Apart      bool
-	Owner               string
+	Forward                *Upstream
+	RemoveResponse         func(string) bool
+	Fail                   func(Outcome) http.Handler
+	Done                   func(Outcome)
+	LongRunning, Finite    bool
+	Resumes, Apart, GoAway bool
+	Owner                  string
 }
 
 // sending is what a forwarded request needs until the response's head: until then it may be sent again.
@@ -248,18 +248,19 @@ func (s *stream) unlinkLeg(side dir) {
 	s.half[1-side].ready.unlink() // what was to be sent there
 	if side == up {
 		s.countHead(0)
+		c.queued -= int(s.held)
+		s.held = 0
+		c.giveCredit()
+		if s.plan.GoAway {
+			s.e.drainConn(c)
+		}
+	} else {
+		s.release()
 	}
 	c.streamEnded(s.id[side], &s.half[side])
 	delete(c.streams, s.id[side])
 	s.leg[side] = nil
 	c.idleSince = s.e.now
-	if side == up {
-		c.queued -= int(s.held)
-		s.held = 0
-		c.giveCredit()
-	} else {
-		s.release()
-	}
 	s.e.closeIfDone(c)
 	c.pool.serve()
 }
