@@ -75,13 +75,14 @@ func testInhibited(t *testing.T, w *world) {
 		"a FairleadBackendErrors critical x", "a FairleadBackendErrors warning x", "a FairleadAPIServiceDown warning x", "a KubeAggregatedAPIDown warning x",
 		"a FairleadDiscoveryStale warning x", "a FairleadEndpointDown warning x", "a FairleadAPIServiceDown warning y", "a KubeAggregatedAPIErrors warning y",
 		"b FairleadDown critical", "b FairleadBackendErrors critical x", "b KubeAggregatedAPIDown warning y",
+		"c FairleadAcceptStalls critical", "c FairleadHandshakesFailing warning x no_room",
 	} {
-		of := append(strings.Fields(line), "")
-		alerts = append(alerts, alert{map[string]string{"cluster": of[0], "alertname": of[1], "severity": of[2], "name": of[3]}})
+		of := append(strings.Fields(line), "", "")
+		alerts = append(alerts, alert{map[string]string{"cluster": of[0], "alertname": of[1], "severity": of[2], "name": of[3], "cause": of[4]}})
 	}
 	body := must.Get(json.Marshal(alerts))(t)
 	must.Get(ask.Do(t.Context(), new(http.Client), http.MethodPost, "http://"+address+"/api/v2/alerts", nil, string(body)))(t)
-	want := []string{"a FairleadAPIServiceDown warning y", "a FairleadBackendErrors critical x", "b FairleadDown critical "}
+	want := []string{"a FairleadAPIServiceDown warning y", "a FairleadBackendErrors critical x", "b FairleadDown critical ", "c FairleadAcceptStalls critical "}
 	suite.Eventually(t, 30*time.Second, "one alert for one cause", func() (bool, string) {
 		var list []alert
 		err := ask.JSON(t.Context(), "http://"+address+"/api/v2/alerts?inhibited=false", &list)
