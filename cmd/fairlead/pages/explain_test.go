@@ -157,6 +157,8 @@ func TestPageShowsChecks(t *testing.T) {
 	text := rendered(&view{Status: s.status()}, "overview.html").String()
 	check.Has(t, text, `<h1 class="bad">Users get 503.</h1>`, "Users get 503. rights: may not &lt;b&gt;", "grant it", `<code class="copy">kubectl describe clusterrole x</code>`)
 	check.Same(t, false, strings.Contains(text, "table:"), "the summary has a check that passes: %s", text)
+	late := &answer.Status{Complete: true, Checks: []answer.Check{{Name: "clock", Status: "failed", Message: "late"}}}
+	check.Has(t, rendered(&view{Status: late}, "overview.html").String(), `<h1 class="bad">Users are served, but clock: late.</h1>`, "<title>Fairlead: Users are served, but clock: late</title>")
 }
 
 // Who has filled a limit is said to readers of the status, and to the user who would get 429.

@@ -145,6 +145,7 @@ func parse() *template.Template {
 		"latency": answer.Latency, "rate": answer.Rate, "brief": Brief, "path": url.PathEscape,
 		"spark": spark, "timeline": timeline, "worst": worst,
 		"healthy": func(list []answer.Endpoint) int { return (&answer.APIService{Endpoints: list}).Healthy() },
+		"served":  func(s *answer.Status) string { line, _ := s.Served(); return line },
 		"ours":    func(link string) bool { return strings.HasPrefix(link, Runbooks) },
 	}).ParseFS(files, "*.html"))
 }
