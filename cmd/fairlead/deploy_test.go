@@ -118,6 +118,9 @@ func wrongWith(text, base string, flags []string) (faults []string) {
 			if seconds := c.LivenessProbe.TimeoutSeconds; seconds < 15 {
 				faults = append(faults, fmt.Sprintf("livenessProbe.timeoutSeconds is %d, want 15", seconds))
 			}
+			if seconds := c.ReadinessProbe.TimeoutSeconds; seconds < 5 { // the default of 1 takes all replicas of starved nodes out
+				faults = append(faults, fmt.Sprintf("readinessProbe.timeoutSeconds is %d, want 5", seconds))
+			}
 			for _, v := range o.Spec.Template.Spec.Volumes {
 				if v.HostPath != nil && *v.HostPath.Type != "File" {
 					faults = append(faults, v.HostPath.Path+" is mounted, which is more than a file")

@@ -185,7 +185,7 @@ nodeAffinity:
 {{- end }}
 
 {{- define "fairlead.probes" -}}
-readinessProbe: {httpGet: {path: /readyz, port: admin, scheme: HTTPS}, periodSeconds: 2}
+readinessProbe: {httpGet: {path: /readyz, port: admin, scheme: HTTPS}, periodSeconds: 2, timeoutSeconds: 5}
 livenessProbe: {httpGet: {path: /livez, port: admin, scheme: HTTPS}, periodSeconds: 10, timeoutSeconds: 15, failureThreshold: 6}
 {{- with .Values.startupProbe }}
 startupProbe: {{- toYaml . | nindent 2 }}
