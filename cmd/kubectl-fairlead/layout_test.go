@@ -85,7 +85,7 @@ func TestLayouts(t *testing.T) {
 		{"the plainest", installer{layout: "control-plane"}, nil, nil, "", "kind: DaemonSet", `kubectl apply -k OUT\nkubectl -n kube-system rollout status`},
 		{"ports that are taken", installer{layout: "control-plane"}, vip, nil, "--secure-port=10443", `containerPort: 10443\n +hostPort: 10443\n +name: https\n +- containerPort: 8444\n +hostPort: 8444`, "lint"},
 		{"ports of an answer", installer{layout: "control-plane"}, vip, []string{"7443"}, "--secure-port=7443", `containerPort: 7443`, "lint"},
-		{"ports of flags", installer{layout: "static-pod", ports: [2]int32{12345, 12346}}, vip, nil, "--admin-secure-port=12346 --secure-port=12345", `(?s)kind: Pod\n.*hostPort: 12345\n.*hostPort: 12346`, "OUT/node"},
+		{"ports of flags", installer{layout: "static-pod", ports: [2]int32{12345, 12346}}, vip, nil, "--admin-secure-port=12346 --secure-port=12345", `(?s)kind: Pod\n.*hostPort: 12345\n.*hostPort: 12346`, `OUT/node \| ssh root@NODE 'cat > fairlead.yaml && test -s fairlead.yaml && mv`},
 		{"a load balancer is published", installer{layout: "control-plane"}, func(c *land) {
 			c.slices.Endpoints[1].Addresses[0] = "127.0.0.9"
 			c.nodes[2].Status.Addresses[1].Address = "2001:db8::3"
