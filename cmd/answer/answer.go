@@ -295,14 +295,12 @@ func (a *APIService) Healthy() (n int) {
 // Expires returns when the backend can no longer be verified: when the first certificate that it presents, or that
 // verifies one, expires; or, if none was seen lately, when the bundle's last one expires. Zero means unknown.
 func (a *APIService) Expires() time.Time {
-	if a.Trust == nil {
-		return time.Time{}
-	}
 	var used, all []time.Time
-	for _, c := range a.Trust.Leaves {
+	known := cmp.Or(a.Trust, &trust.Status{})
+	for _, c := range known.Leaves {
 		used = append(used, c.NotAfter)
 	}
-	for _, c := range a.Trust.CAs {
+	for _, c := range known.CAs {
 		all = append(all, c.NotAfter)
 		if c.Live {
 			used = append(used, c.NotAfter)
@@ -414,14 +412,13 @@ func (c *Check) rank() int {
 // Served says in one line whether users can be served, and if not, why. It is ok only if this
 // replica is ready, no check fails and every APIService is available, serves and is at no limit.
 func (s *Status) Served() (line string, ok bool) {
-	failing, unavailable, worst := s.Failing(), s.Unavailable(), Check{}
+	failing, unavailable := s.Failing(), s.Unavailable()
 	served := func(a *APIService) bool { return a.StandIn != "" || a.Standby } // none of its requests fails
 	away := slices.DeleteFunc(slices.Clone(unavailable), served)
+	worst := append(failing, Check{})[0] // empty: none fails
+	behind := s.Those(func(a *APIService) bool { return strings.HasPrefix(a.FrontSays, "False") && !a.hidden() })
 	ill := s.Those(func(a *APIService) bool { return a.Fails() != "" })
 	full := s.Those(func(a *APIService) bool { return len(a.Limits) > 0 && a.Limits[0].Refused >= 6 }) // in two minutes
-	if len(failing) > 0 {
-		worst = failing[0]
-	}
 	switch {
 	case worst.Gates:
 		causes := make([]string, 0, len(failing)) // the others may say why
@@ -437,6 +434,8 @@ func (s *Status) Served() (line string, ok bool) {
 		return "Users are served, but get 503 from " + away[0].Name, false
 	case len(away) > 1:
 		return fmt.Sprintf("Users are served, but get 503 from %s and %d more", away[0].Name, len(away)-1), false
+	case len(behind) > 0:
+		return "Users of the cluster's aggregator get 503 from " + behind[0].Name + ": " + behind[0].FrontSays, false
 	case len(ill) > 0:
 		return "Users are served, but " + ill[0].Name + ": " + ill[0].Fails(), false
 	case len(full) > 0:

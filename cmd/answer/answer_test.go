@@ -72,6 +72,7 @@ func TestServed(t *testing.T) {
 	ill := APIService{Name: "v1.ill", Verdict: up.Verdict, Traffic: &Traffic{Rate: 10, Errors: .5}}
 	unread := APIService{Name: "v1.unread", Verdict: up.Verdict, Discovery: &discovery.Status{Stale: true}}
 	fresh := APIService{Name: "v1.new", Verdict: up.Verdict, Discovery: &discovery.Status{Stale: true, Freshness: documents.Freshness{Reason: "pending"}}}
+	unmet, moved := APIService{Name: "v1.unmet", Verdict: up.Verdict, FrontSays: "False, FailedDiscoveryCheck: no route"}, APIService{Verdict: up.Verdict, FrontSays: "True, Passed: "}
 	at := func(refused int64) APIService {
 		return APIService{Name: "v1.full", Verdict: up.Verdict, Limits: []bound.Limit{{Name: "inflight", Refused: refused}}}
 	}
@@ -91,6 +92,8 @@ func TestServed(t *testing.T) {
 		{Status{APIServices: []APIService{at(5)}}, "Users are served."},
 		{Status{APIServices: []APIService{at(6)}}, "Users are served, but v1.full: limit inflight; 6 requests got 429 in the last two minutes"},
 		{Status{APIServices: []APIService{at(6), ill}}, "Users are served, but v1.ill: 5% of its requests in the last minute failed (0.5/s)"},
+		{Status{APIServices: []APIService{ill, unmet}}, "Users of the cluster's aggregator get 503 from v1.unmet: False, FailedDiscoveryCheck: no route"},
+		{Status{APIServices: []APIService{moved, {Verdict: up.Verdict, FrontSays: unmet.FrontSays, Rule: "p:3"}}}, "Users are served."},
 		{Status{APIServices: []APIService{ill, down}}, "Users are served, but get 503 from v1.down"},
 		{Status{APIServices: []APIService{saved, up}}, "Users are served, but v1.saved is unavailable"},
 		{Status{APIServices: []APIService{up, spare}}, "Users are served, but v1.up/spare is unavailable"},
