@@ -213,8 +213,9 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 		Name: e.Name, Group: e.GroupVersion.Group, Version: e.GroupVersion.Version, Kind: e.Kind(),
 		Problems: e.Problems, Maintenance: e.Settings.Maintenance,
 		GroupPriority: e.Object.Spec.GroupPriorityMinimum, VersionPriority: e.Object.Spec.VersionPriority,
-		Verdict: verdict(e.Verdict), Rule: e.Hidden,
+		Verdict: e.Verdict, Rule: e.Hidden,
 	}
+	a.Verdict.Status = cmp.Or(a.Verdict.Status, corev1.ConditionUnknown)
 	if e.StandIn != nil {
 		a.StandIn = e.StandIn.Name
 	}
@@ -242,11 +243,6 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 	}
 	help(&a, e)
 	return a
-}
-
-func verdict(v registry.Verdict) registry.Verdict {
-	v.Status = cmp.Or(v.Status, corev1.ConditionUnknown)
-	return v
 }
 
 func (p *Pages) endpoint(of string, e registry.Endpoint) answer.Endpoint {
