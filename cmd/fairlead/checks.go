@@ -79,7 +79,7 @@ func (s *server) makeChecks(jwts *tokens.Tokens) {
 		{Name: "registry", Look: func(time.Time) answer.Check {
 			return problem(s.registry.Table().Problems(), s.registry.Unstored())
 		}},
-		{Name: "descriptors", Look: seldomLook(countDescriptors)},
+		{Name: "descriptors", Look: seldomLook(s.lookDescriptors)},
 		{Name: "memory", Look: s.lookMemory},
 	}...)
 	all = append(all, s.more...)

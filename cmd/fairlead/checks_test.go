@@ -108,7 +108,7 @@ func TestNotesPass(t *testing.T) {
 // reached says so; and a serving certificate that has expired ends readiness.
 func TestOwnChecks(t *testing.T) {
 	policy := writeFile(t, filepath.Join(t.TempDir(), "policy.yaml"), "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")
-	d := aloneDoor(t, "--audit-log-path="+filepath.Join(t.TempDir(), "audit.log"), "--audit-policy-file="+policy, "--access-log="+filepath.Join(t.TempDir(), "access.log"))
+	d := aloneDoor(t, "--max-connections=64", "--audit-log-path="+filepath.Join(t.TempDir(), "audit.log"), "--audit-policy-file="+policy, "--access-log="+filepath.Join(t.TempDir(), "access.log"))
 	d.start(t)
 	at := func(name string) (found answer.Check) {
 		for _, c := range d.needs.List() {
@@ -124,6 +124,10 @@ func TestOwnChecks(t *testing.T) {
 	for _, name := range []string{"table", "discovery", "authentication-configmap", "certificates", "registry", "descriptors", "memory", "audit-log", "access-log"} {
 		check.Same(t, name, at(name).Name, "a check")
 	}
+	for range 60 { // of 64: one client may have 62
+		must.Get(clientOf(t, true, nil).Get(urlOf(d.ports.front) + "/livez"))(t).Body.Close()
+	}
+	check.Same(t, "nearly all connections that a port may have are open", d.lookDescriptors(time.Now()).Message, "with 60 clients")
 	writeFile(t, filepath.Join(d.o.registry.dir, "bad.yaml"), "kind: Nonsense\n")
 	d.auditLines.ends.Note(errors.New("no space left on device"))
 	d.held.Add(d.held.Limit())

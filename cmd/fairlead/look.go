@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/fairlead-proxy/fairlead/certs"
@@ -21,6 +20,7 @@ import (
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/needs"
 	"github.com/fairlead-proxy/fairlead/cmd/fairlead/pages"
 	"github.com/fairlead-proxy/fairlead/proxy/authn"
+	"github.com/fairlead-proxy/fairlead/proxy/front"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -191,14 +191,13 @@ func (s *server) lookKubeconfig(found answer.Check) answer.Check {
 
 const nearly = .9 // of a bound counts as all of it: a tenth is left to find out why
 
-// countDescriptors counts those in use, which takes a while. Their highest number says nothing: there may be holes.
-func countDescriptors(time.Time) answer.Check {
-	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return answer.Check{Status: needs.Unknown, Message: err.Error()}
-	}
-	const do = "raise the limit of open files (LimitNOFILE of systemd), " +
+// lookDescriptors counts those in use, which takes a while. Their highest number says nothing: there may be holes.
+func (s *server) lookDescriptors(time.Time) answer.Check {
+	const do = "raise --max-connections and the limit of open files (LimitNOFILE of systemd), " +
 		"or find out which clients hold so many connections: see fairlead_connections"
+	if max(s.ports.front.Use(), s.ports.admin.Use()) > nearly {
+		return failed(errors.New("nearly all connections that a port may have are open"), "", "", do)
+	}
 	all, err := os.ReadDir("/proc/self/fd")
 	if errors.Is(err, fs.ErrNotExist) {
 		return answer.Check{Status: needs.Unknown, Message: "only Linux tells how many file descriptors are in use"}
@@ -207,8 +206,9 @@ func countDescriptors(time.Time) answer.Check {
 		return failed(err, "New clients wait", "no file can be opened: ", do)
 	}
 	const few = 16 // that a few clients need
-	if used := float64(len(all)); used > min(nearly*float64(limit.Cur), float64(limit.Cur)-few) {
-		return failed(fmt.Errorf("nearly all of %d file descriptors are in use", limit.Cur), "", "", do)
+	limit := float64(front.Descriptors(1))
+	if used := float64(len(all)); used > min(nearly*limit, limit-few) {
+		return failed(fmt.Errorf("nearly all of %.0f file descriptors are in use", limit), "", "", do)
 	}
 	return answer.Check{}
 }

@@ -124,6 +124,9 @@ func Listen(ctx context.Context, a Address) (_ *Listener, err error) {
 	return l, nil
 }
 
+// Use returns which share of its connections the port has open. One address alone gets all but a 32nd: see seat.
+func (l *Listener) Use() float64 { return float64(l.open.Load()) / float64(cap(l.places)) }
+
 // Own returns the addresses of the port: a backend that resolves to one of them would be this process itself.
 func (l *Listener) Own() ([]netip.AddrPort, error) {
 	at := l.Addr().(*net.TCPAddr).AddrPort() //nolint:forcetypeassert // see Listen
