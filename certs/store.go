@@ -195,9 +195,9 @@ func (s *Store) Run(ctx context.Context) error {
 	for _, f := range s.followed {
 		if f.whole != nil {
 			wg.Go(func() {
-				s.cfg.Watch.Keep(ctx, s.cfg.ConfigMap, s.logger, func(data map[string][]byte, err error) {
+				_ = s.cfg.Watch(ctx, s.cfg.ConfigMap, func(data map[string][]byte, err error) {
 					s.report(f)(f.deliver(data, err))
-				})
+				}) // that of ctx
 			})
 		}
 	}

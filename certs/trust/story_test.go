@@ -27,7 +27,7 @@ import (
 
 const serverName = "metrics-server.kube-system.svc"
 
-// watch follows a ConfigMap until a story breaks the watch.
+// watch follows a ConfigMap until ctx ends.
 func (s *stage) watch(ctx context.Context, ref types.NamespacedName, changed func(map[string][]byte, error)) error {
 	fmt.Fprintf(&s.log, "watching %s\n", ref)
 	defer func() {
@@ -42,8 +42,6 @@ func (s *stage) watch(ctx context.Context, ref types.NamespacedName, changed fun
 				changed(o, nil)
 			case error:
 				changed(nil, o)
-			default:
-				return errors.New("too old resource version")
 			}
 		case <-ctx.Done():
 			return ctx.Err()
@@ -92,14 +90,12 @@ func (s *stage) do(at string, words ...string) {
 		for _, b := range append(s.both(), s.local) {
 			check.Same(s.t, false, b.guarding(), "%s: a closed connection is still guarded for %q", at, b.name)
 		}
-	case "configmap": // namespace/name key=bundle... | missing | unreadable | broken
+	case "configmap": // namespace/name key=bundle... | missing | unreadable
 		switch data := map[string][]byte{}; words[2] {
 		case "missing":
 			s.object(words[1]) <- fmt.Errorf("getting it: %w", fs.ErrNotExist)
 		case "unreadable":
 			s.object(words[1]) <- errors.New("the apiserver is away")
-		case "broken":
-			s.object(words[1]) <- nil
 		default:
 			for _, field := range words[2 : len(words)-1] {
 				key, names, _ := strings.Cut(field, "=")

@@ -5,14 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
-	"math/rand/v2"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
 )
 
@@ -20,21 +16,6 @@ import (
 // its data, once at the start and after every change. An error that wraps fs.ErrNotExist means that it does not exist
 // (now). Any other means that it could not be read and that the former data stays valid. Calls do not overlap.
 type Watch func(ctx context.Context, ref types.NamespacedName, changed func(data map[string][]byte, err error)) error
-
-// Keep runs the watch until ctx ends, and starts it again after a pause if it ends earlier.
-func (w Watch) Keep(
-	ctx context.Context, ref types.NamespacedName, logger *slog.Logger, changed func(data map[string][]byte, err error),
-) {
-	// rewatchAfter is the pause before an ended watch is started again, ±half: kube-apiserver takes as
-	// long to recover from a hiccup, and one object's watch costs little.
-	const rewatchAfter = 2 * time.Second
-	for ctx.Err() == nil {
-		if err := w(ctx, ref, changed); ctx.Err() == nil {
-			logger.Warn("watching ended", "object", ref.String(), "err", err)
-			latest.Sleep(ctx, rewatchAfter/2+rand.N(rewatchAfter)) //nolint:gosec // jitter
-		}
-	}
-}
 
 // watches are the watches of objects with backends' bundles, one per object. Only Run's goroutine calls sync.
 type watches struct {
@@ -82,9 +63,9 @@ func (w *watches) sync(ctx context.Context) {
 		wctx, cancel := context.WithCancel(ctx)
 		w.running[ref] = cancel
 		w.done.Go(func() {
-			w.t.cfg.Watch.Keep(wctx, ref, w.t.cfg.Logger, func(data map[string][]byte, err error) {
+			_ = w.t.cfg.Watch(wctx, ref, func(data map[string][]byte, err error) {
 				w.changed(wctx, ref, object{data, err, make(map[string]*view)})
-			})
+			}) // that of wctx
 		})
 	}
 }
