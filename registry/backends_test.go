@@ -111,7 +111,7 @@ func TestBundles(t *testing.T) {
 		"one more bit":       {pki.NewCA("ca").RSA(16<<10 + 1), 0, ""},
 		"another type":       {bytes.ReplaceAll(ca, []byte("CERTIFICATE"), []byte("PUBLIC KEY")), 0, ""},
 	} {
-		b := parseBundle(tc.pem)
+		b := make(bundles).parse(tc.pem)
 		certs, err := bundle.Parse(tc.pem) // as trust does
 		warning, rest := strings.CutSuffix(b.problem, "; the rest is used")
 		check.Same(t, false, len(certs) != tc.certs || rest != (tc.warning != "") || rest && warning != tc.warning || b.unusable != (tc.certs == 0) || (b.problem == "") != (err == nil) || (err == nil) != (tc.certs > 0 && tc.warning == ""), "%s: %d certificates, %v; problem %q, unusable: %v", name, len(certs), err, b.problem, b.unusable)

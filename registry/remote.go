@@ -287,26 +287,21 @@ func (b *builder) bundle(raw []byte, was *parsedBundle) *parsedBundle {
 // bundles are parsed ones, by their PEM: many APIServices share one.
 type bundles map[string]*parsedBundle
 
-// parse returns a bundle, parsed now if it was not yet. Nil means an empty one.
+// parse returns a bundle, parsed now if it was not yet. Nil means an empty one. It is as lenient as AppendCertsFromPEM,
+// as client-go: one valid certificate is enough.
 func (b bundles) parse(raw []byte) *parsedBundle {
 	if known := b[string(raw)]; known != nil || len(raw) == 0 {
 		return known
 	}
-	parsed := parseBundle(raw)
-	b[parsed.pem] = parsed
-	return parsed
-}
-
-// parseBundle is as lenient as AppendCertsFromPEM, as client-go: one valid certificate is enough.
-func parseBundle(raw []byte) *parsedBundle {
-	b := &parsedBundle{pem: string(raw)}
+	parsed := &parsedBundle{pem: string(raw)}
 	certs, err := bundle.Parse(raw)
 	switch {
 	case err == nil:
 	case len(certs) == 0:
-		b.problem, b.unusable = err.Error(), true
+		parsed.problem, parsed.unusable = err.Error(), true
 	default:
-		b.problem = strings.ReplaceAll(err.Error(), "\n", "; ") + "; the rest is used"
+		parsed.problem = strings.ReplaceAll(err.Error(), "\n", "; ") + "; the rest is used"
 	}
-	return b
+	b[parsed.pem] = parsed
+	return parsed
 }
