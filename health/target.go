@@ -128,9 +128,9 @@ func (t *target) wait(ctx context.Context, timer *time.Timer) {
 // next returns when something is due, from the state each time anew: no event can be forgotten.
 func (t *target) next() time.Time {
 	at, _ := t.dueForAll()
-	at = earlier(at, t.first)
+	at = latest.Earlier(at, t.first)
 	if t.watch != nil {
-		at = earlier(at, t.light)
+		at = latest.Earlier(at, t.light)
 	}
 	return at
 }
@@ -140,7 +140,7 @@ func (t *target) dueForAll() (at time.Time, suspect bool) {
 	at = t.due
 	alarm := func(alarmed bool, gap time.Duration) {
 		if alarmed {
-			at, suspect = earlier(at, t.started.Add(gap)), true
+			at, suspect = latest.Earlier(at, t.started.Add(gap)), true
 		}
 	}
 	alarm(t.hinted.Load(), t.hintGap)
@@ -168,10 +168,10 @@ func (t *target) step(ctx context.Context) {
 		c.mustReport = c.mustReport || hinted
 		// After an alarm a claim is probed even while a probe runs: the alarm may be newer.
 		if all && (renewed || c.failures == 0) && (suspect || !c.asking) {
-			c.due = earlier(c.due, now)
+			c.due = latest.Earlier(c.due, now)
 		}
 		if !c.asking {
-			t.first = earlier(t.first, c.due)
+			t.first = latest.Earlier(t.first, c.due)
 		}
 	}
 	if t.countFailing(failing); failing[none] == 0 {
@@ -219,7 +219,7 @@ func (t *target) ask(ctx context.Context, now time.Time, claims []*claim) {
 		switch {
 		case c.asking, c.due.IsZero():
 		case c.due.After(now.Add(together)):
-			t.first = earlier(t.first, c.due)
+			t.first = latest.Earlier(t.first, c.due)
 		default:
 			asked = append(asked, c)
 			if c.suspect {
@@ -252,7 +252,7 @@ func (t *target) take(c *claim, f finding, of time.Time) {
 		t.hintGap, t.lostGap, t.silentGap = alarmGap, alarmGap, alarmGap
 	}
 	c.sendReport()
-	t.first = earlier(t.first, c.due)
+	t.first = latest.Earlier(t.first, c.due)
 }
 
 // end takes over or closes the connections of a round that has ended.
@@ -276,14 +276,6 @@ func (t *target) countFailing(now [troubles]int) {
 		}
 	}
 	t.failing = now
-}
-
-// earlier returns the earlier of two times. Zero means no time.
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }
 
 // keep takes over a connection on which a claim has passed, if its round is later than that of the watched one, and

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry/behind"
 	"github.com/fairlead-proxy/fairlead/registry/bundle"
@@ -260,9 +261,7 @@ func (b *builder) over(until time.Time) bool {
 	if !b.in.Now.Before(until) {
 		return true
 	}
-	if b.rebuildAt.IsZero() || until.Before(b.rebuildAt) {
-		b.rebuildAt = until
-	}
+	b.rebuildAt = latest.Earlier(b.rebuildAt, until)
 	return false
 }
 

@@ -3,7 +3,7 @@
 // Concurrency: the writer stores the new state where load finds it, and then closes Superseded of
 // the old one. In this order, a reader that wakes up finds the new one. A state never changes.
 //
-// This package holds no state and starts no goroutine. Wake and Sleep are for all loops.
+// This package holds no state and starts no goroutine. Wake, Sleep and Earlier are for all loops.
 package latest
 
 import (
@@ -54,6 +54,14 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// Earlier returns the earlier of two times, when something is due. Zero means that nothing is.
+func Earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // window is how many adjacent entries may have been added or removed before Diff matches the others by key.

@@ -13,6 +13,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/internal/printable"
 	"github.com/fairlead-proxy/fairlead/registry"
 	"github.com/fairlead-proxy/fairlead/registry/builtin"
@@ -175,9 +176,7 @@ func (m *merge) goesStale(confirmed time.Time) bool {
 	if !at.After(m.now) {
 		return true
 	}
-	if m.becomesStale.IsZero() || at.Before(m.becomesStale) {
-		m.becomesStale = at
-	}
+	m.becomesStale = latest.Earlier(m.becomesStale, at)
 	return false
 }
 
