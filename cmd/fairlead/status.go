@@ -91,10 +91,7 @@ func (s *server) makeEntrypoint() error {
 	if !s.o.publishEndpoints {
 		return nil
 	}
-	address, err := s.o.advertised()
-	if err != nil {
-		return cli.Usage(err)
-	}
+	address, _ := s.o.advertised() // validate has seen that there is one
 	published := &needs.Outcome{}
 	s.more = append(s.more, lastOf("entrypoint", published, "the Service default/kubernetes does not follow: ",
 		"see the checks rights and local-apiserver, and whether an admission webhook denies it"))
