@@ -169,7 +169,6 @@ type Shared struct {
 	table           registry.Options // what one flag alone decides
 	sni             []cliflag.NamedCertKey
 	endpointRouting bool
-	protectedGroups []string
 }
 
 // AddFlags adds the flags to their groups.
@@ -211,7 +210,7 @@ func (s *Shared) AddFlags(group func(name string) *pflag.FlagSet) {
 	fs.StringVar(&s.Policy, "policy", "",
 		"File or directory of the policy, or configmap:NAMESPACE/NAME (docs/policy.md): which server has what of an "+
 			"API. A file must be valid when Fairlead starts; later the last valid state stays. Empty: no policy.")
-	fs.StringSliceVar(&s.protectedGroups, "protected-groups", nil,
+	fs.StringSliceVar(&s.table.ProtectedGroups, "protected-groups", nil,
 		"API groups that no remote APIService may serve. Empty: the groups built into Kubernetes. \"-\": none.")
 }
 
@@ -263,7 +262,7 @@ func (s *Shared) SNI() (pairs []certs.PairSource) {
 // TableOptions returns the options of the table.
 func (s *Shared) TableOptions() registry.Options {
 	o := s.table
-	o.ClusterIPRouting, o.ProtectedGroups = !s.endpointRouting, List(s.protectedGroups)
+	o.ClusterIPRouting, o.ProtectedGroups = !s.endpointRouting, List(o.ProtectedGroups)
 	o.Front.Namespace, o.Front.Name, _ = strings.Cut(s.Behind, "/")
 	return o
 }
