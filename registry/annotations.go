@@ -47,7 +47,6 @@ func (o *Options) defaults() Settings {
 	p.CAOverlap = max(cmp.Or(p.CAOverlap, time.Minute), 0)    // a kubelet takes that long to refresh a mounted Secret
 	p.ProbeInterval = cmp.Or(p.ProbeInterval, 10*time.Second) // a third of kube-aggregator's resync
 	p.PingTimeout = cmp.Or(p.PingTimeout, 5*time.Second)      // upstream's health check of h2 connections takes 45 s
-	p.LongRunningSubresources = slices.Clone(p.LongRunningSubresources)
 	return p
 }
 
