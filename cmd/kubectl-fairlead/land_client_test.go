@@ -41,6 +41,7 @@ func (c *land) client() *fake.Clientset {
 			return r // as a cluster that grants something to the group
 		}
 		r.Status.Allowed = c.granted(r.Spec.User, r.Spec.ResourceAttributes)
+		r.Status.EvaluationError = c.undecided
 		return r
 	})
 	react("create", "selfsubjectaccessreviews", func(a clienttesting.Action) runtime.Object {

@@ -31,6 +31,7 @@ type land struct {
 	more      []runtime.Object
 	granted   func(user string, r *authorizationv1.ResourceAttributes) bool
 	forbidden string // a resource
+	undecided string // why an authorizer cannot decide
 }
 
 // newLand starts a server with a kube-apiserver's certificate on each node.

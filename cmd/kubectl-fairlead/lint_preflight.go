@@ -94,12 +94,17 @@ func (l *linter) rights(ctx context.Context, s *survey, kube kubernetes.Interfac
 		} else {
 			other, err = kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, other, metav1.CreateOptions{})
 		}
-		if err != nil {
+		why := own.Status.EvaluationError + other.Status.EvaluationError // one of them was asked
+		switch denied := !own.Status.Allowed && !other.Status.Allowed; {
+		case err != nil:
 			l.Warn("user "+account, doFor(err, "use an administrator's kubeconfig, or Fairlead's own"),
 				"its rights were not checked: %v", err)
 			return
-		}
-		if !own.Status.Allowed && !other.Status.Allowed { // one of them was asked
+		case denied && why != "": // kube-apiserver answers 500 then, not 403 (filters.WithAuthorization)
+			l.Warn("user "+account, "see kube-apiserver's log: an authorizer, such as its webhook, fails",
+				"its rights were not checked: kube-apiserver could not decide: %s", why)
+			return
+		case denied:
 			missing = append(missing, r)
 		}
 	}

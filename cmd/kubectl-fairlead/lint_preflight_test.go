@@ -100,6 +100,10 @@ func TestPreflight(t *testing.T) {
 			`warning: preflight: a part was not checked: reading the EndpointSlices of the Service kubernetes: endpointslices is forbidden: no role; use an administrator's kubeconfig` + "\n"},
 		{"reviews refused", func(c *land) { c.forbidden = "subjectaccessreviews" }, linter{},
 			"warning: user " + accountUser + ": its rights were not checked: subjectaccessreviews is forbidden: no role; use an administrator's kubeconfig, or Fairlead's own\n"},
+		{"reviews undecided", func(c *land) { c.granted, c.undecided = none, "no route" }, linter{},
+			"warning: user " + accountUser + ": its rights were not checked: kube-apiserver could not decide: " +
+				"no route; see kube-apiserver's log: an authorizer, such as its webhook, fails\n"},
+		{"granted, undecided by another", func(c *land) { c.undecided = "no route" }, linter{}, ""},
 		{"an old release", func(c *land) { c.release = "v1.29.3+k3s1" }, linter{},
 			"warning: kube-apiserver: its release v1.29.3+k3s1 is not among those that Fairlead is tested with, 1.30 to 1.37; try Fairlead with this release on a cluster that nobody needs\n"},
 		{"the newest release", func(c *land) { c.release = "v1.37.9" }, linter{}, ""},
