@@ -12,6 +12,10 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 # grpcnotrace removes gRPC's debug pages, which nothing serves (docs/decisions/0047).
 GOBUILD := CGO_ENABLED=0 go build -tags grpcnotrace -trimpath -buildvcs=false -gcflags=all=-dwarf=false -ldflags '-s -w -X main.version=$(VERSION)'
 
+# For every processor: of `go env`, a builder's own would make a release that ends on others with SIGILL or an error.
+export GOAMD64 := v1
+export GOARM64 := v8.0
+
 # The real parts (etcd, kube-apiserver, kubectl, …) and the linters are built once, from Go modules, into this folder.
 export FAIRLEAD_TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/fairlead/tools
 TOOLS := go run ./tests/tools/build
