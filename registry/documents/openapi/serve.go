@@ -9,7 +9,6 @@ import (
 
 	"github.com/munnerz/goautoneg"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/kube-openapi/pkg/handler3"
@@ -98,10 +97,9 @@ func (d *document) serve(w http.ResponseWriter, r *http.Request, form, proto str
 	}
 	p, err := d.proto()
 	if err != nil {
-		writeError(w, &apierrors.StatusError{ErrStatus: metav1.Status{
-			Status: metav1.StatusFailure, Code: http.StatusNotAcceptable, Reason: metav1.StatusReasonNotAcceptable,
-			Message: "the document cannot be written in protobuf: ask for JSON",
-		}})
+		const message = "the document cannot be written in protobuf: ask for JSON"
+		writeError(w, apierrors.NewGenericServerResponse(
+			http.StatusNotAcceptable, "", schema.GroupResource{}, "", message, 0, false))
 		return
 	}
 	p.serve(w, r, "application/"+proto, d.json.hash)
@@ -142,6 +140,5 @@ func writeError(w http.ResponseWriter, err *apierrors.StatusError) {
 	if d := err.ErrStatus.Details; d != nil && d.RetryAfterSeconds > 0 {
 		w.Header().Set("Retry-After", "1")
 	}
-	status := responsewriters.ErrorToAPIStatus(err)
-	responsewriters.WriteRawJSON(int(status.Code), status, w)
+	responsewriters.WriteRawJSON(int(err.ErrStatus.Code), responsewriters.ErrorToAPIStatus(err), w)
 }
