@@ -52,7 +52,8 @@ func clientConfig(kubeconfig string, servers []string, follows bool) (
 	}
 	pingOften()
 	c.UserAgent = "fairlead/" + version
-	c.QPS = -1 // no limit: reviews have their own, which protect known callers; watches are few
+	c.Proxy = http.ProxyURL(nil) // none, whatever HTTPS_PROXY and proxy-url say: what is forwarded goes by none
+	c.QPS = -1                   // no limit: reviews have their own, which protect known callers; watches are few
 	chooses := follows || len(servers) > 0
 	if len(servers) == 0 {
 		servers = []string{c.Host}

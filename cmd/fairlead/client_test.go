@@ -58,6 +58,7 @@ func TestFollowKubeconfig(t *testing.T) {
 		as, logs         string
 	}{
 		{"another embedded pair", again, false, "second ", ""},
+		{"a proxy, which forwarded requests have not", strings.Replace(again, `"server"`, `"proxy-url":"http://127.0.0.1:1","server"`, 1), false, "second ", ""},
 		{"truncated", again[:700], true, "second ", ""},
 		{"mismatched", kubeconfigText(server.URL, first, `"client-certificate-data":"bm8=","client-key-data":"bm8="`), true, "second ", ""},
 		{"a token", kubeconfigText(server.URL, first, `"token":"t1"`), false, "nobody Bearer t1", ""},
