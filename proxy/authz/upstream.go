@@ -47,7 +47,7 @@ func SubjectAccessReview(client authorizationclient.AuthorizationV1Interface) (
 	}
 }
 
-// Evaluated fits rest.Config.Wrap. A (Self)SubjectAccessReview fails that the local apiserver could not decide, as with
+// Evaluated fits rest.Config.Wrap. A SubjectAccessReview fails that the local apiserver could not decide, as with
 // its webhook down: it answers with 500 then, not 403 (filters.WithAuthorization). Kubernetes' client overlooks that.
 func Evaluated(next http.RoundTripper) http.RoundTripper {
 	return promhttp.RoundTripperFunc(func(r *http.Request) (*http.Response, error) {
@@ -59,7 +59,7 @@ func Evaluated(next http.RoundTripper) http.RoundTripper {
 		_ = res.Body.Close()
 		res.Body = io.NopCloser(bytes.NewReader(body))
 		var of authorizationv1.SubjectAccessReview
-		_ = json.Unmarshal(body, &of) // an error's Status has none of it
+		_ = json.Unmarshal(body, &of) // an error's Status has none of it, nor the typed clients' protobuf
 		if why := printable.Cause(of.Status.EvaluationError); err != nil || !of.Status.Allowed && why != "" {
 			return nil, cmp.Or(err, errors.New("the local apiserver could not decide: "+why))
 		}

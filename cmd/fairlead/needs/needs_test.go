@@ -88,6 +88,7 @@ type server struct {
 	mu     sync.Mutex // guards denied and asked
 	denied func(*authorizationv1.ResourceAttributes) bool
 	err    error
+	why    string // the reviews are undecided. Empty means that they are not
 	asked  int
 	rules  []authorizationv1.ResourceRule // of SelfSubjectRulesReviews, or unruly
 	unruly error
@@ -101,7 +102,8 @@ func (s *server) rights(needed ...rights.Right) *Rights {
 		s.asked++
 		review, _ := a.(clienttesting.CreateAction).GetObject().(*authorizationv1.SelfSubjectAccessReview)
 		review = review.DeepCopy()
-		review.Status.Allowed = s.denied == nil || !s.denied(review.Spec.ResourceAttributes)
+		review.Status.EvaluationError = s.why
+		review.Status.Allowed = s.why == "" && (s.denied == nil || !s.denied(review.Spec.ResourceAttributes))
 		return true, review, s.err
 	})
 	c.PrependReactor("create", "selfsubjectrulesreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -162,15 +164,16 @@ func TestRights(t *testing.T) {
 // A credential that is rejected says nothing about rights, and other faults nothing about it.
 func TestCredential(t *testing.T) {
 	for _, tt := range []struct {
-		name               string
-		err                error
-		rights, credential string
+		name                    string
+		err                     error
+		why, rights, credential string
 	}{
-		{"accepted", nil, "", ""},
-		{"rejected", apierrors.NewUnauthorized("Unauthorized"), Unknown, Failed},
-		{"unreachable", errors.New("connection refused"), Unknown, Unknown},
+		{"accepted", nil, "", "", ""},
+		{"rejected", apierrors.NewUnauthorized("Unauthorized"), "", Unknown, Failed},
+		{"unreachable", errors.New("connection refused"), "", Unknown, Unknown},
+		{"undecided", nil, "the webhook is down", Unknown, Unknown},
 	} {
-		s := &server{err: tt.err}
+		s := &server{err: tt.err, why: tt.why}
 		r := s.rights(rights.Needed(rights.Shipped())...)
 		r.last.Store(r.ask(t.Context()))
 		check.Same(t, tt.rights, r.Of("").Status, "%s: rights", tt.name)

@@ -79,6 +79,8 @@ func (r *Rights) ask(ctx context.Context) *asked {
 		}
 		switch {
 		case done.Status.Allowed:
+		case done.Status.EvaluationError != "": // as authz.Evaluated, to which protobuf says nothing
+			a.err = fmt.Errorf("the local apiserver could not decide: %.200q", done.Status.EvaluationError)
 		case right.Narrow:
 			a.narrow = append(a.narrow, right)
 		default:
