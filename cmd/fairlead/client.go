@@ -73,7 +73,7 @@ func clientConfig(kubeconfig string, servers []string, follows bool) (
 	c.Host = "https://" + addresses[0]
 	own = &apiservers{}
 	own.order.Store(&addresses)
-	c.Dial, c.Proxy = own.dial, http.ProxyURL(nil) // none: the environment's would be dialled instead
+	c.Dial = own.dial
 	c.Wrap(own.wrap)
 	return c, addresses, own, nil
 }
