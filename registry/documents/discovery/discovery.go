@@ -51,7 +51,7 @@ type Discovery struct {
 	codecs       *codecs
 	aggregations prometheus.Counter
 	turn         chan struct{} // of large documents
-	own          versions      // written once, by Run
+	own          versions      // written by Run, before it publishes
 
 	view   atomic.Pointer[view]
 	chosen *memo.Cache[string, choice] // by Accept

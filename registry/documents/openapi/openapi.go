@@ -43,7 +43,7 @@ type OpenAPI struct {
 	cfg   documents.Config
 	log   *slog.Logger
 	build prometheus.Histogram
-	own   *version      // what this process serves itself; written once, by Run. Nil means nothing
+	own   *version      // what this process serves itself; written by Run before it publishes. Nil means nothing
 	heavy chan struct{} // its capacity is how many documents may be decoded at a time
 
 	view    atomic.Pointer[view]
