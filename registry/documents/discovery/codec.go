@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
@@ -81,14 +82,13 @@ func (d *Discovery) convert(a documents.Answer) (*apidiscoveryv2.APIVersionDisco
 	if err := decodeForeign(d.codecs.legacy, &a, list); err != nil {
 		return nil, err
 	}
+	// By name, as k8s.io/apiserver lists: prometheus-adapter's have the order of a map, and each would be another ETag.
+	slices.SortFunc(list.APIResources, func(a, b metav1.APIResource) int { return strings.Compare(a.Name, b.Name) })
 	// Upstream refuses the whole list for one subresource of another scope than its resource, as metrics may have.
 	scopes := make(map[string]bool) // :: resource → whether it is namespaced or, if it is not listed, a subresource is
-	for _, subs := range []bool{true, false} {
-		for _, r := range list.APIResources {
-			if resource, _, below := strings.Cut(r.Name, "/"); below == subs {
-				scopes[resource] = r.Namespaced || below && scopes[resource] // its own is the last, and counts
-			}
-		}
+	for _, r := range slices.Backward(list.APIResources) {
+		resource, _, below := strings.Cut(r.Name, "/")
+		scopes[resource] = r.Namespaced || below && scopes[resource] // its own is the last, and counts
 	}
 	for i := range list.APIResources {
 		resource, _, _ := strings.Cut(list.APIResources[i].Name, "/")
