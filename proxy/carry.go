@@ -275,8 +275,8 @@ func (x *exchange) bind() {
 
 // reach chooses the local apiserver for a request: another than the connection's if that lacks what it asks for.
 func (x *exchange) reach() {
-	if local := x.p.cfg.Local; x.decision.Action == ToLocal && !local.Alike() {
-		x.stay = local.For(x.stay, x.decision.Request.what())
+	if d, local := &x.decision, x.p.cfg.Local; d.Action == ToLocal && (!d.Request.IsResourceRequest || !local.Alike()) {
+		x.stay = local.For(x.stay, d.Request.what())
 	}
 }
 

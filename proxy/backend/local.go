@@ -92,7 +92,7 @@ type Local struct {
 
 	servers atomic.Pointer[servers]
 	only    atomic.Pointer[map[schema.GroupVersionResource][]*localServer]
-	listed  atomic.Bool               // what the servers list has been compared once
+	alike   atomic.Pointer[bool]      // all servers list the same resources. Nil: they have not been compared yet
 	down    atomic.Pointer[time.Time] // when the last server ceased to be healthy. Nil: one is healthy
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"github.com/fairlead-proxy/fairlead/registry"
 )
@@ -95,7 +96,7 @@ func (l *Local) Only(document string, known []string, by map[schema.GroupVersion
 	}
 	l.only.Store(&only)
 	if document == "discovery" { // OpenAPI's says nothing of resources
-		l.listed.Store(true)
+		l.alike.Store(new(len(by) == 0))
 	}
 	if !sets.New(was...).Equal(sets.New(known...)) {
 		l.publishLocked(now.all, now.found)
@@ -116,11 +117,11 @@ func (l *Local) unknownLocked(address string) bool {
 func (l *Local) Told() bool {
 	now := l.servers.Load()
 	late := func(e registry.Endpoint) bool { return e.Health == registry.Healthy && time.Since(e.Since) > unread }
-	return l.listed.Load() || now.found && len(now.all) < 2 || slices.ContainsFunc(now.list, late)
+	return l.alike.Load() != nil || now.found && len(now.all) < 2 || slices.ContainsFunc(now.list, late)
 }
 
-// Alike reports whether all servers are known to serve the same, so that For is not needed.
-func (l *Local) Alike() bool { return len(*l.only.Load()) == 0 }
+// Alike reports that no resource is known that not all serve, so that one needs no For. Some paths differ by chance.
+func (l *Local) Alike() bool { return ptr.Deref(l.alike.Load(), true) }
 
 // For returns the Stay for a request: s or, for what not all serve, that of a server that does, if possible where s is.
 // After a failure no other server is tried: its 404 would say that the objects are gone, and they would be lost.
