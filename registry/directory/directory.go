@@ -71,6 +71,7 @@ type Directory struct {
 	base    string // last element of path, or empty for a file
 	decoder *manifest.Decoder
 	files   map[string]*file // :: path → last read; only Run uses it
+	faults  []Fault          // those of the last listing, likewise
 	shown   atomic.Pointer[shown]
 }
 
@@ -135,8 +136,7 @@ func (d *Directory) Run(ctx context.Context, publish func([]Object, []Fault)) er
 		again := true
 		// If nothing could be read, publish no empty registry: every path would get 404.
 		if lost := first && len(found.broken) > 0 && len(found.files) == 0; !lost {
-			again = d.read(found, first) //nolint:contextcheck // kube-aggregator's validation waits for nothing
-			d.publish(publish, found.faults)
+			again = d.read(found, first, publish) //nolint:contextcheck // kube-aggregator's validation waits for nothing
 			first = false
 		}
 		var soon <-chan time.Time

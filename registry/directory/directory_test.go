@@ -35,6 +35,7 @@ import (
 //	rename <path> <path>, remove <path>, folder <path>
 //	list                     the directory is listed; before a read that does not list it
 //	read [first]             and published
+//	quiet                    the same, and nothing was to be published
 //	expect <file>            whether to read again, the files, and what is published since
 func TestStories(t *testing.T) {
 	story.Tell(t, func(t *testing.T, script *story.Story) {
@@ -83,12 +84,14 @@ func tell(t *testing.T, script *story.Story) {
 			must.Do(t, os.MkdirAll(path, 0o700))
 		case "list":
 			listed = new(list(dir, d.parent))
-		case "read":
+		case "read", "quiet":
 			if listed == nil {
 				listed = new(list(dir, d.parent))
 			}
-			again = d.read(*listed, len(words) > 1)
-			d.publish(func(objects []Object, _ []Fault) { published = objects }, listed.faults)
+			again = d.read(*listed, len(words) > 1, func(objects []Object, _ []Fault) {
+				published = objects
+				check.Same(t, "read", words[0], "%s: published", at)
+			})
 			synctest.Wait()
 			listed = nil
 		case "expect":

@@ -137,11 +137,14 @@ func plain(err error) string {
 	return err.Error()
 }
 
-// read reads the changed files. It reports whether some must be read again soon.
-func (d *Directory) read(l listing, first bool) (again bool) {
+// read reads the changed files, and publishes if that is news. It reports whether some must be read again soon.
+func (d *Directory) read(l listing, first bool, publish func([]Object, []Fault)) (again bool) {
+	changed := !d.shown.Load().read || !slices.Equal(l.faults, d.faults)
+	d.faults = l.faults
 	for path := range d.files {
 		if _, listed := slices.BinarySearch(l.files, path); !listed && !l.lacks(path) {
 			delete(d.files, path)
+			changed = true
 		}
 	}
 	for _, path := range l.files {
@@ -149,13 +152,15 @@ func (d *Directory) read(l listing, first bool) (again bool) {
 		f := d.readFile(path, old)
 		switch {
 		case f == old:
-		case f == nil:
-			again = true // the next listing has its new name, if there is one
-		case !first && f.unsettled(old):
+		case f == nil || !first && f.unsettled(old): // the next listing has its new name, if there is one
 			again = true
 		default:
 			d.files[path] = f
+			changed = changed || f.sum != old.sum || !slices.Equal(f.faults, old.faults)
 		}
+	}
+	if changed { // else, each minute, a policy would be compiled, and a table be made, anew
+		d.publish(publish, l.faults)
 	}
 	return again
 }
