@@ -86,15 +86,12 @@ func (m *metrics) observe(d *Decision, code int, took time.Duration) {
 	if s.duration != nil {
 		s.duration.Observe(took.Seconds())
 	}
-	if d.Entry == nil {
-		return
-	}
-	// A watch ends after its APIService was deleted. So tell prune after making the series, which
-	// may have looked just before. It is not done here: forgetting looks at all series.
+	// A watch ends after its APIService was deleted. So tell prune after making the series, which may have looked just
+	// before. It is not done here: forgetting looks at all series. It may have forgotten these: a successor gets none.
 	switch t := m.tables.Table(); {
-	case t.Generation() == of.current.Load():
+	case d.Entry == nil, t.Generation() == of.current.Load():
 	case t.Entry(d.Entry.GroupVersion) == nil:
-		m.seen.Store(d.Entry, of)
+		m.seen.Store(d.Entry, new(entrySeries))
 	default:
 		of.current.Store(t.Generation())
 	}

@@ -111,6 +111,31 @@ func TestSeriesEndWithTheAPIService(t *testing.T) {
 	})
 }
 
+// A request may end while prune forgets its APIService. One that is made anew must not count into forgotten series.
+func TestSeriesOfASuccessor(t *testing.T) {
+	first := tableOf(nil, "one")
+	none := tableOf(first)
+	second := tableOf(none, "one")
+	gone, next := first.Entries()[0], second.Entries()[0]
+	now := func() *registry.Table { return first }
+	m := newMetrics(prometheus.NewRegistry(), scene.TableFunc(func() *registry.Table { return now() }))
+	count := func(e *registry.Entry) {
+		m.observe(&Decision{Entry: e, Request: Request{Verb: "get"}}, 200, time.Second)
+	}
+	count(gone)
+	now = func() *registry.Table { // the request has found its series
+		of, _ := m.seen.Load(gone)
+		m.move(gone, nil, of)
+		return none
+	}
+	count(gone)
+	now = func() *registry.Table { return second }
+	of, _ := m.seen.Load(gone)
+	m.move(gone, next, of) // as prune does within a minute
+	count(next)
+	check.Same(t, 1, testutil.CollectAndCount(m.total), "series of the APIService that was made anew")
+}
+
 // A further backend's requests are counted with its APIService's, which go on when it is gone.
 func TestSeriesOutliveAFurtherBackend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
