@@ -188,7 +188,10 @@ func (a *Authenticator) review(token Token, from bound.Source) (id *identity, er
 	if issued {
 		ttl = min(ttl, defaultTTL)
 	} else if err == nil || errors.Is(err, ErrUnauthenticated) {
-		a.began.Store(&began)
+		last := a.began.Load() // of a later review, if that was faster: a slow token says nothing about others
+		for (last == nil || last.Before(began)) && !a.began.CompareAndSwap(last, &began) {
+			last = a.began.Load()
+		}
 	}
 	until := began.Add(ttl)
 	if accepted := err == nil && ok; accepted && (resp == nil || resp.User == nil) {

@@ -120,6 +120,22 @@ func TestReviewErrors(t *testing.T) {
 	check.Same(t, true, u == nil && known, "nobody is known without a reviewer: %v, %v", u, known)
 }
 
+// A slow review must not hide a later one that was answered before it: rules let pass whom no review can name.
+func TestAnswering(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var a *Authenticator
+		a = newAuthenticator(t, Config{Review: func(_ context.Context, token string) (*authenticator.Response, bool, error) {
+			if token == "slow" {
+				time.Sleep(2 * time.Second)
+				_, _ = a.Review(t.Context(), credentials(a, "bad"), bound.Source{})
+			}
+			return nil, false, nil
+		}})
+		_, _ = a.Review(t.Context(), credentials(a, "slow"), bound.Source{})
+		check.Same(t, true, a.Answering(time.Second), "a review that began just now was answered")
+	})
+}
+
 func TestAnonymous(t *testing.T) {
 	anonymous := describe(&user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}})
 	paths := []string{"/livez", "/readyz"}
