@@ -77,7 +77,7 @@ type Conn struct {
 	idleSince    time.Duration
 	pingAt       time.Duration // when the unanswered PING was sent; 0 means none
 	askedAt      time.Duration // of a backend: when the last PING was sent; 0 means never
-	asked        uint8         // PINGs since a frame on a stream or a new request; nothingDue if none waits
+	asked        uint8         // PINGs since a frame on a stream, a new request or Eject; nothingDue if none waits
 	goAway       goAwayState
 	goAwayAt     time.Duration
 	lastAccepted uint32        // after a backend's GOAWAY: streams above it are not handled

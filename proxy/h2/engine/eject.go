@@ -25,7 +25,7 @@ func (e *Engine) Eject(ep *Endpoint) {
 				}
 			}
 			// Its watches end soon if it is dead, and continue if it is only not ready.
-			c.asked = min(c.asked, nothingDue-1)
+			c.asked = 0
 			c.sendPing()
 		}
 	}
