@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -14,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -56,41 +54,6 @@ func TestLogOfClientsThatGo(t *testing.T) {
 	}
 	check.Has(t, logged.String()[before:], "another has no server")
 	check.Same(t, false, strings.Contains(logged.String()[before:], "registry has no server"), "a failure of the registry's is repeated")
-}
-
-type small struct {
-	bytes.Buffer
-	room int
-}
-
-func (s *small) Write(p []byte) (int, error) {
-	n, err := s.Buffer.Write(p[:min(len(p), s.room)])
-	if s.room -= n; n < len(p) {
-		err = errors.New("no space left")
-	}
-	return n, err
-}
-
-func (s *small) Close() error { return nil }
-
-func TestWholeLines(t *testing.T) {
-	disk := &small{room: 6}
-	w := &wholeLines{Writer: disk}
-	for _, room := range []int{6, 0, 0, 1, 100} {
-		disk.room = max(disk.room, room)
-		_, _ = w.Write([]byte("line\n")) // some of these fail
-	}
-	check.Same(t, "line\nl\nline\n", disk.String(), "what is on disk")
-	synctest.Test(t, func(t *testing.T) { // what hangs, as a file server that is away, fails until it goes on
-		disk, lines := io.Pipe()
-		w := &wholeLines{Writer: lines}
-		go func() { _, _ = w.Write([]byte("line\n")) }()
-		time.Sleep(2 * hangs)
-		check.Fault(t, "has not ended", w.ends.Err(time.Time{}), "a write that hangs")
-		must.Get(io.ReadFull(disk, make([]byte, len("line\n"))))(t)
-		synctest.Wait()
-		check.Fault(t, "", w.ends.Err(time.Time{}), "when it has ended")
-	})
 }
 
 const asFairlead = "TEST_AS_FAIRLEAD" // the environment variable that makes the test's executable act as fairlead

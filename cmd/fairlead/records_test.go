@@ -2,12 +2,14 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -155,4 +157,37 @@ func TestTracing(t *testing.T) {
 	if s := spans[0]; s.Error != "gone" || s.Resource["service.name"] != "fairlead" || s.Resource["service.instance.id"] == "" || s.Attributes["fairlead.retries"] != "2" {
 		t.Errorf("%+v", s)
 	}
+}
+
+type small struct {
+	bytes.Buffer
+	room int
+}
+
+func (s *small) Write(p []byte) (int, error) {
+	n, err := s.Buffer.Write(p[:min(len(p), s.room)])
+	if s.room -= n; n < len(p) {
+		err = io.ErrShortWrite
+	}
+	return n, err
+}
+
+func TestWholeLines(t *testing.T) {
+	disk := &small{room: 6}
+	w := &wholeLines{Writer: disk}
+	for _, room := range []int{6, 0, 0, 1, 100} {
+		disk.room = max(disk.room, room)
+		_, _ = w.Write([]byte("line\n")) // some of these fail
+	}
+	check.Same(t, "line\nl\nline\n", disk.String(), "what is on disk")
+	synctest.Test(t, func(t *testing.T) { // what hangs, as a file server that is away, fails until it goes on
+		disk, lines := io.Pipe()
+		w := &wholeLines{Writer: lines}
+		go func() { _, _ = w.Write([]byte("line\n")) }()
+		time.Sleep(2 * hangs)
+		check.Fault(t, "has not ended", w.ends.Err(time.Time{}), "a write that hangs")
+		must.Get(io.ReadFull(disk, make([]byte, len("line\n"))))(t)
+		synctest.Wait()
+		check.Fault(t, "", w.ends.Err(time.Time{}), "when it has ended")
+	})
 }
