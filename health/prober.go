@@ -56,7 +56,7 @@ type Config struct {
 	// Authorization returns this field for each probe. Nil means the identity that kube-aggregator
 	// sends, user system:kube-aggregator in group system:masters.
 	Authorization func() string
-	Watched       int // bounds the connections that are kept open, where there is no room for maxWatched. Zero: there is
+	Watched       int // bounds the connections kept open, where there is no room for maxWatched. Zero: there is
 	metric.Sinks      // each change of an endpoint's health
 }
 
