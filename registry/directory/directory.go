@@ -136,7 +136,7 @@ func (d *Directory) Run(ctx context.Context, publish func([]Object, []Fault)) er
 		again := true
 		// If nothing could be read, publish no empty registry: every path would get 404.
 		if lost := first && len(found.broken) > 0 && len(found.files) == 0; !lost {
-			again = d.read(found, first, publish) //nolint:contextcheck // kube-aggregator's validation waits for nothing
+			again = d.read(found, first, publish) //nolint:contextcheck // kube-aggregator's validation does not wait
 			first = false
 		}
 		var soon <-chan time.Time
