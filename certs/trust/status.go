@@ -142,11 +142,17 @@ func (t *Trust) reloaded(apiService, source string, fault *Error, r *roots) {
 		"apiservice", apiService, "source", source, "certificates", len(r.certs), "warning", r.warning)
 }
 
-// say has logSaid log a line at a level when no lock is held: it is I/O, and while that blocks dials must not.
+type line struct {
+	log     func(message string, args ...any) // of the level
+	message string
+	args    []any
+}
+
+// say has logSaid log a line when no lock is held: it is I/O, and while that blocks dials must not.
 func (t *Trust) say(log func(string, ...any), message string, args ...any) {
 	t.saidMu.Lock()
 	defer t.saidMu.Unlock()
-	t.said = append(t.said, func() { log(message, args...) })
+	t.said = append(t.said, line{log, message, args})
 }
 
 func (t *Trust) logSaid() {
@@ -154,8 +160,8 @@ func (t *Trust) logSaid() {
 	lines := t.said
 	t.said = nil
 	t.saidMu.Unlock()
-	for _, log := range lines {
-		log()
+	for _, l := range lines {
+		l.log(l.message, l.args...)
 	}
 }
 

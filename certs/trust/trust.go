@@ -71,7 +71,7 @@ type Trust struct {
 	shared  map[*registry.Backend]*backend
 	entries []*registry.Entry // of the applied table
 	saidMu  sync.Mutex        // guards said, see say
-	said    []func()          // each logs a line
+	said    []line
 
 	rewatch atomic.Bool // asks Run to sync the references: another goroutine may have applied the table
 }
