@@ -121,8 +121,8 @@ func (c *Clients) update(edit func(*clientTrust)) error {
 	next.clientPool, next.proxyPool = bundle.Pool(next.client), bundle.Pool(next.proxy)
 	next.union = bundle.Pool(slices.Concat(next.client, next.proxy))
 	c.current.Store(&next)
-	c.known.CompareAndSwap(false, next.client != nil && c.headers.Load() != nil) // a file may have cured the ConfigMap
 	c.changed()
+	c.known.CompareAndSwap(false, next.client != nil && c.headers.Load() != nil) // a file may have cured the ConfigMap
 	return nil
 }
 

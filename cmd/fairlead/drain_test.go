@@ -129,6 +129,15 @@ func TestFailedStartClosesItsPort(t *testing.T) {
 	}
 }
 
+// fill holds n connections to a port. They ask for nothing, so that no log has anything of them.
+func fill(t *testing.T, address string, n int) {
+	t.Helper()
+	for range n {
+		conn := must.Get(net.Dial("tcp", address))(t)
+		t.Cleanup(func() { _ = conn.Close() })
+	}
+}
+
 // A loop that does not end, because a plugin hangs, delays the end of this process by a bound, and hides no fault.
 func TestLoopThatDoesNotEnd(t *testing.T) {
 	p := newProcess(nil, slog.New(slog.DiscardHandler))
