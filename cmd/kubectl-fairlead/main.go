@@ -84,6 +84,10 @@ type client struct {
 }
 
 func connect(flags *genericclioptions.ConfigFlags, out io.Writer) (*client, error) {
+	flags.WrapConfigFn = func(rc *rest.Config) *rest.Config { // discovery and replicas read it, too
+		rc.UserAgent = "kubectl-fairlead/" + version
+		return rc
+	}
 	rc, err := flags.ToRESTConfig()
 	if err != nil {
 		return nil, fmt.Errorf("reading kubeconfig: %w", err)

@@ -63,6 +63,7 @@ func TestReplicas(t *testing.T) {
 		"v1.x is False at ILL; True Passed at WELL\n", "v1.apps is True Local at WELL; unknown to 1\n", "exit 3\n")
 	const slices = "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dfairlead-admin bob"
 	check.Same(t, [][]string{{slices, "/fairlead/status bob"}, {"/fairlead/status bob"}}, [][]string{f.asked, other.asked}, "requests to the two")
+	check.Same(t, [2]string{"kubectl-fairlead/devel", "kubectl-fairlead/devel"}, [2]string{f.agent, other.agent}, "user agents, by which rules and top know who asks")
 	f.lists(t, f.address())
 	check.Same(t, 2, strings.Count(status(), "\n"), "lines about a healthy replica")
 	f.lists(t)

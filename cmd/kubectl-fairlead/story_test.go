@@ -30,6 +30,7 @@ type front struct {
 	mu      sync.Mutex         // guards the fields below while a command runs: discovery is asked at once
 	answers map[string][]reply // by path, one for each request; the last one is repeated
 	asked   []string           // with the impersonated user
+	agent   string             // of the last request
 }
 
 type reply struct {
@@ -43,6 +44,7 @@ func newFront(t *testing.T) *front {
 	f.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
+		f.agent = r.UserAgent()
 		f.asked = append(f.asked, strings.TrimSpace(r.URL.String()+" "+r.Header.Get("Impersonate-User")))
 		all := f.answers[r.URL.Path]
 		if len(all) == 0 {
