@@ -32,6 +32,7 @@ func TestFor(t *testing.T) {
 		"tls: failed to verify certificate: x509: cannot validate certificate for 10.0.0.1 because it doesn't contain any IP SANs":                              "--local-apiserver",
 		"bad status from https://10.0.0.1:5000/apis/x/v1: 503: not yet":                                                                                         "an error of its own",
 		`bad status from https://10.0.0.1/apis/x/v1: 403: forbidden: User "system:anonymous" cannot get path "/apis/x/v1"`:                                      "proxy client certificate: compare its CA",
+		`forbidden: User "system:anonymous" cannot get path "/fairlead/status"`:                                                                                 "without a credential",
 		`bad status from https://10.0.0.1/apis/x/v1: 403: forbidden: User "system:kube-aggregator" cannot get path "/apis/x/v1"`:                                "refuses system:kube-aggregator",
 		"bad status from https://10.0.0.1/apis/x/v1: 429: too many requests":                                                                                    "an error of its own",
 		`Get "https://10.0.0.1:443/apis/x/v1": remote error: tls: unknown certificate authority`:                                                                "proxy client certificate",
