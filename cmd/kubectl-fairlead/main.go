@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -34,6 +35,8 @@ import (
 var version = "devel" // set by the linker (make build)
 
 const exitUnavailable = 3 // the exit code if the subject is unavailable or refused, for scripts that wait
+
+const elsewhere = "See --server, --context and $KUBECONFIG" // if another server than the user's answers, or none
 
 var errUnavailable = errors.New("unavailable") // ends a command that worked, and printed what is unavailable or refused
 
@@ -114,6 +117,9 @@ func (c *client) open(ctx context.Context, path string, query url.Values) (*http
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
+		if c.flags != nil && errors.As(err, new(*net.OpError)) && ctx.Err() == nil { // it is no replica's address
+			err = fmt.Errorf("%w; is that the right server? %s", err, elsewhere)
+		}
 		return nil, fmt.Errorf("asking %s: %w", path, err)
 	}
 	if resp.StatusCode == http.StatusOK {
@@ -121,8 +127,7 @@ func (c *client) open(ctx context.Context, path string, query url.Values) (*http
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusNotFound && strings.HasPrefix(path, answer.Below) {
-		return nil, errors.New("the server has no such page: is it Fairlead, or kube-apiserver itself? " +
-			"See --server and --context")
+		return nil, errors.New("the server has no such page: is it Fairlead, or kube-apiserver itself? " + elsewhere)
 	}
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // a Status is far smaller. What is cut short says why, too
 	var status struct{ Message string }
@@ -145,6 +150,9 @@ func (c *client) get(ctx context.Context, path string, query url.Values, into an
 	defer resp.Body.Close()
 	const most = 256 << 20 // 10,000 APIServices with certificates take 30 MB
 	if err := json.NewDecoder(io.LimitReader(resp.Body, most)).Decode(into); err != nil {
+		if errors.As(err, new(*json.SyntaxError)) { // a page, such as of a login
+			err = fmt.Errorf("%w; that is no answer of an API server. %s", err, elsewhere)
+		}
 		return fmt.Errorf("reading %s: %w", path, err)
 	}
 	return nil
