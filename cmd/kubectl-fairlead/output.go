@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -55,16 +54,20 @@ func cells(texts ...string) (row []cell) {
 }
 
 func (p palette) table(w io.Writer, rows [][]cell) error {
-	const gap = 3 // kubectl's
-	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
+	t := printers.GetNewTabWriter(w)
+	p.rows(t, rows)
+	return t.Flush()
+}
+
+// rows writes rows to a tabwriter, whose Flush returns the error.
+func (p palette) rows(t io.Writer, rows [][]cell) {
 	for _, row := range rows {
 		var words []string
 		for _, c := range row {
 			words = append(words, p.paint(cmp.Or(c.colour, plain), printable.Line(c.text)))
 		}
-		_, _ = fmt.Fprintln(t, strings.Join(words, "\t")) // Flush returns the error
+		_, _ = fmt.Fprintln(t, strings.Join(words, "\t"))
 	}
-	return t.Flush()
 }
 
 type form struct{ genericclioptions.PrintFlags } // of the output, by kubectl's printers

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/cli"
@@ -221,7 +222,7 @@ func (c *client) watch(ctx context.Context, o *statusOptions) (err error) {
 	}
 	defer resp.Body.Close()
 	known := map[string]string{} // :: name → its row without ages and counters
-	events := bufio.NewScanner(resp.Body)
+	events, table := bufio.NewScanner(resp.Body), printers.GetNewTabWriter(c.out)
 	for head := 0; events.Scan(); {
 		if !strings.HasPrefix(events.Text(), "data:") {
 			continue
@@ -249,7 +250,8 @@ func (c *client) watch(ctx context.Context, o *statusOptions) (err error) {
 			delete(known, name)
 			rows = append(rows, []cell{{text: name}, {text: "-"}, {"Deleted", bad}})
 		}
-		if err := c.palette.table(c.out, rows); err != nil {
+		c.palette.rows(table, rows)
+		if err := table.Flush(); err != nil { // the columns stay as wide as they were
 			return err
 		}
 	}
