@@ -160,7 +160,7 @@ func (d *Directory) read(l listing, first bool, publish func([]Object, []Fault))
 		}
 	}
 	if changed { // else, each minute, a policy would be compiled, and a table be made, anew
-		d.publish(publish, l.faults)
+		d.publish(publish, slices.Clone(l.faults)) // the policy adds to the first
 	}
 	return again
 }
