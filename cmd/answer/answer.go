@@ -412,13 +412,15 @@ func (c *Check) rank() int {
 // Served says in one line whether users can be served, and if not, why. It is ok only if this
 // replica is ready, no check fails and every APIService is available, serves and is at no limit.
 func (s *Status) Served() (line string, ok bool) {
-	failing, unavailable := s.Failing(), s.Unavailable()
+	failing, unavailable, worst := s.Failing(), s.Unavailable(), Check{}
 	served := func(a *APIService) bool { return a.StandIn != "" || a.Standby } // none of its requests fails
 	away := slices.DeleteFunc(slices.Clone(unavailable), served)
-	worst := append(failing, Check{})[0] // empty: none fails
 	behind := s.Those(func(a *APIService) bool { return strings.HasPrefix(a.FrontSays, "False") && !a.hidden() })
 	ill := s.Those(func(a *APIService) bool { return a.Fails() != "" })
 	full := s.Those(func(a *APIService) bool { return len(a.Limits) > 0 && a.Limits[0].Refused >= 6 }) // in two minutes
+	if len(failing) > 0 {
+		worst = failing[0]
+	}
 	switch {
 	case worst.Gates:
 		causes := make([]string, 0, len(failing)) // the others may say why
