@@ -54,8 +54,7 @@ func (s *server) makeChecks(jwts *tokens.Tokens) {
 		all = append(all, []needs.Check{
 			{Name: "local-apiserver", Gate: reached, Look: func(time.Time) answer.Check {
 				unread, _ := s.registry.Unread()
-				well := func(server string) bool { return s.kube.pools.At(server).Ready() }
-				unread = cmp.Or(unread, s.kube.found.Err(time.Time{}), s.discovery.Unread(well), s.openapi.Unread(well))
+				unread = cmp.Or(unread, s.kube.found.Err(time.Time{}), s.discovery.Unread(), s.openapi.Unread())
 				return lookServers(s.kube.list(), unread)
 			}},
 			{Name: "kubeconfig", Look: func(time.Time) answer.Check { return s.lookKubeconfig(may.Credential()) }},

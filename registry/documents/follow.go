@@ -140,10 +140,10 @@ type local[L any] struct {
 }
 
 // Unread returns why a healthy local apiserver's documents cannot be read: the last good ones stay. Nil: all can be.
-func (s *Sources[S, L]) Unread(healthy func(server string) bool) (err error) {
+func (s *Sources[S, L]) Unread() (err error) {
 	for name, l := range s.locals.Range {
-		fault := l.(*local[L]).fault.Load()                          //nolint:forcetypeassert // nothing else is stored
-		if fault != nil && *fault != nil && healthy(name.(string)) { //nolint:forcetypeassert // as above
+		fault := l.(*local[L]).fault.Load()                              //nolint:forcetypeassert // no other is stored
+		if fault != nil && *fault != nil && s.cfg.Ready(name.(string)) { //nolint:forcetypeassert // as above
 			err = fmt.Errorf("%v: %w", name, *fault) // of several one: in the order of the map, as in the registry
 		}
 	}

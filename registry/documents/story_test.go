@@ -42,7 +42,7 @@ type words string
 // and how many requests hang.
 func TestStories(t *testing.T) {
 	scene.Tell(t, func(tb testing.TB) *scene.Scene {
-		s, published, home := scene.New(tb), 0, false
+		s, published, home, healthy := scene.New(tb), 0, false, true
 		var hanging atomic.Int32
 		var sources *documents.Sources[words, words]
 		ask := func(ctx context.Context, known *words, entries []*registry.Entry) (*words, bool, error) {
@@ -78,6 +78,7 @@ func TestStories(t *testing.T) {
 			},
 			"open": func(w []string) {
 				cfg := s.Config()
+				cfg.Ready = func(string) bool { return healthy }
 				fetch := cfg.Local("")
 				if !home {
 					cfg.Local = nil
@@ -109,8 +110,10 @@ func TestStories(t *testing.T) {
 			},
 			"touch": func([]string) { sources.Touch() },
 			"unread": func(w []string) {
-				are := func(healthy bool) bool { return sources.Unread(func(string) bool { return healthy }) != nil }
-				check.Same(s, w[0]+" false", fmt.Sprint(are(true), are(false)), "the local apiserver's cannot be read, healthy or not")
+				check.Same(s, w[0], fmt.Sprint(sources.Unread() != nil), "a healthy local apiserver's cannot be read")
+				healthy = false
+				check.Same(s, true, sources.Unread() == nil, "what an unhealthy one has is no fault")
+				healthy = true
 			},
 			"endpoint": func(w []string) {
 				service := types.NamespacedName{Namespace: "x", Name: w[0]}

@@ -47,7 +47,7 @@ func TestStories(t *testing.T) {
 			},
 			"open": func([]string) { must.Run(s, s.o.Run) },
 			"unread": func(words []string) {
-				check.Same(s, words[0], fmt.Sprint(s.o.Unread(func(string) bool { return true }) != nil), "the local apiserver's cannot be read")
+				check.Same(s, words[0], fmt.Sprint(s.o.Unread() != nil), "the local apiserver's cannot be read")
 			},
 			"claimed": func(words []string) {
 				for _, path := range words {
