@@ -132,9 +132,12 @@ const mostRest = 200 * time.Millisecond
 
 // Run follows the table, the local apiserver and the backends until ctx ends.
 func (s *Sources[S, L]) Run(ctx context.Context) error {
-	for own := s.cfg.FetchOwn != nil; own; { // again and again while this process is slow, or was stopped
+	if s.cfg.FetchOwn != nil {
 		err := s.kind.AskOwn(ctx)
-		if own = reasonOf(err) == ReasonTimeout && ctx.Err() == nil; err != nil && !own {
+		for reasonOf(err) == ReasonTimeout && ctx.Err() == nil { // this process is slow, or was stopped
+			err = s.kind.AskOwn(ctx)
+		}
+		if err != nil {
 			return fmt.Errorf("reading %s of this process itself: %w", s.kind.Name, err)
 		}
 	}
