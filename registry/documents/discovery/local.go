@@ -48,7 +48,8 @@ func (d *Discovery) askLocal(ctx context.Context, server string, known *atomic.P
 	last := cmp.Or(known.Load(), &localState{server: server})
 	next, from := *last, d.cfg.Local(server)
 	// It may come back as another release, and lack what it had: until it has answered it must get no clients again.
-	if next.failed = next.failed || next.groups != nil && !d.cfg.Ready(server); next.failed && !last.failed {
+	if !last.failed && last.groups != nil && !d.cfg.Ready(server) {
+		next.failed = true
 		last = new(next)
 		known.Store(last)
 		d.Touch()
