@@ -56,7 +56,7 @@ type Config struct {
 	// Authorization returns this field for each probe. Nil means the identity that kube-aggregator
 	// sends, user system:kube-aggregator in group system:masters.
 	Authorization func() string
-	Watched       int // bounds the connections kept open, where there is no room for maxWatched. Zero: there is
+	MaxWatched    int // bounds the connections kept open. More than maxWatched, and zero, mean that
 	metric.Sinks      // each change of an endpoint's health
 }
 
@@ -68,7 +68,7 @@ type Prober struct {
 	gate    gate
 	began   time.Time
 	watched atomic.Int64      // connections kept open, at most most
-	most    int64             // see Config.Watched
+	most    int64             // see Config.MaxWatched
 	failing [troubles]weights // of targets, by the way in which they fail
 	// index has what is probed, by APIService. It is immutable: apply stores a new one when the set changes.
 	index atomic.Pointer[map[string]peers]
@@ -83,7 +83,7 @@ const maxWatched = 1024
 func New(c Config) *Prober {
 	p := &Prober{
 		config: c, log: c.Log(), metrics: newMetrics(c.Metrics),
-		gate: make(gate, gateSlots), began: time.Now(), most: int64(min(cmp.Or(c.Watched, maxWatched), maxWatched)),
+		gate: make(gate, gateSlots), began: time.Now(), most: int64(min(cmp.Or(c.MaxWatched, maxWatched), maxWatched)),
 	}
 	p.index.Store(&map[string]peers{})
 	return p

@@ -111,7 +111,7 @@ func newWorld(t *testing.T, options ...string) *world {
 		Table: w.table, Report: w.report, TLS: w.trust,
 		Dial: func(ctx context.Context, _, address string) (net.Conn, error) { return w.host(address).dial(ctx) },
 	}
-	c.Metrics, c.Watched = w.metrics, number("watched")
+	c.Metrics, c.MaxWatched = w.metrics, number("watched")
 	w.Prober = New(c)
 	return w
 }

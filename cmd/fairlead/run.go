@@ -125,7 +125,7 @@ func (p *process) ended(ctx context.Context, loops func() error, stopped <-chan 
 }
 
 // The shares of file descriptors for client connections, for sessions' connections to backends
-// (proxy.Config.MaxSessions) and for watched ones (health.Config.Watched). Others, probes and files use the rest.
+// (proxy.Config.MaxSessions) and for watched ones (health.Config.MaxWatched). Others, probes and files use the rest.
 const frontShare, adminShare, sessionShare, watchShare = 3. / 4, 1. / 16, 1. / 8, 1. / 32
 
 type ports struct{ front, admin *front.Listener }

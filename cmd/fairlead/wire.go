@@ -115,7 +115,7 @@ func (s *server) makeBackends(rules, local *reach.Rules) {
 	s.prober = health.New(health.Config{
 		Table:  func() latest.State[*registry.Entry] { return s.registry.Table() },
 		Report: func(r registry.Report) { s.backends.Report(r); s.registry.Report(r) }, // known before it is available
-		TLS:    s.trust.TLS, Dial: rules.Dial, Watched: front.Descriptors(watchShare), Sinks: s.sinks,
+		TLS:    s.trust.TLS, Dial: rules.Dial, MaxWatched: front.Descriptors(watchShare), Sinks: s.sinks,
 	})
 	s.backends = backend.New(backend.Config{
 		Tables: s.registry, TLS: s.trust.TLS, Guard: s.trust.Guard, IdentityChanged: s.certs.ProxyClient().Changed,
