@@ -221,8 +221,9 @@ func (c *client) watch(ctx context.Context, o *statusOptions) (err error) {
 		return err
 	}
 	defer resp.Body.Close()
-	known := map[string]string{} // :: name → its row without ages and counters
-	events, table := bufio.NewScanner(resp.Body), printers.GetNewTabWriter(c.out)
+	known := map[string]string{}             // :: name → its row without ages and counters
+	table := printers.GetNewTabWriter(c.out) // for all rows: it remembers how wide the columns were
+	events := bufio.NewScanner(resp.Body)
 	for head := 0; events.Scan(); {
 		if !strings.HasPrefix(events.Text(), "data:") {
 			continue
@@ -251,7 +252,7 @@ func (c *client) watch(ctx context.Context, o *statusOptions) (err error) {
 			rows = append(rows, []cell{{text: name}, {text: "-"}, {"Deleted", bad}})
 		}
 		c.palette.rows(table, rows)
-		if err := table.Flush(); err != nil { // the columns stay as wide as they were
+		if err := table.Flush(); err != nil {
 			return err
 		}
 	}
