@@ -152,7 +152,9 @@ func (d *door) keep(ctx context.Context, h headAttack, as *tls.Config, from stri
 	if err != nil {
 		return
 	}
-	defer context.AfterFunc(ctx, func() { _ = conn.(*tls.Conn).NetConn().Close() })()
+	end := func() { _ = conn.(*tls.Conn).NetConn().Close() }
+	defer end()                         // ctx may end this function before it calls what follows
+	defer context.AfterFunc(ctx, end)() // a write may wait
 	sent()
 	out := bufio.NewWriterSize(conn, 16<<10)
 	for range h.stream {
