@@ -3,6 +3,7 @@ package backend
 import (
 	"cmp"
 	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -104,12 +105,8 @@ func (l *Local) Only(document string, known []string, by map[schema.GroupVersion
 }
 
 func (l *Local) unknownLocked(address string) bool {
-	for _, told := range l.told {
-		if !slices.Contains(told.known, address) {
-			return true
-		}
-	}
-	return false
+	lacks := func(t told) bool { return !slices.Contains(t.known, address) }
+	return slices.ContainsFunc(slices.Collect(maps.Values(l.told)), lacks)
 }
 
 // Told reports whether it is known, after a start, who serves what. Before, an older server might answer 404 for what
