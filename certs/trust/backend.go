@@ -40,6 +40,7 @@ type backend struct {
 	spec    *registry.Backend
 	all     *backend // the shared trust of spec; nil means none, or that this is it
 	overlap time.Duration
+	moved   bool   // to another Service, whose roots are not known yet
 	source  string // "inline", "system", "none" or "configmap <name>/<key>"
 	inForce bool   // a live chain needed replaced roots
 	ended   bool   // the APIService was deleted
@@ -90,12 +91,11 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 		return
 	}
 	before := b.spec
-	b.spec = spec
-	if v := *b.current.Load(); v.name != spec.ServerName {
-		v.name = spec.ServerName
-		b.current.Store(&v)
-	}
-	switch v := b.current.Load(); {
+	b.spec, b.moved = spec, b.moved || before != nil && !before.SameService(spec)
+	v := *b.current.Load()
+	v.name = spec.ServerName
+	b.current.Store(&v)
+	switch {
 	case spec.Insecure:
 		b.source = "none"
 		if !v.insecure {
@@ -119,8 +119,8 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 		}
 		b.takeLocked(all.current.Load(), now)
 	}
-	if v := *b.current.Load(); before != nil && !before.SameService(spec) && v.current != nil && len(v.previous) > 0 {
-		b.keepLocked(v, nil) // whoever signs for the former server must not for this one
+	if v := *b.current.Load(); b.moved { // its roots may be those of the former
+		b.setLocked(&v)
 	}
 	b.recheckLocked(now, true)
 }
@@ -165,6 +165,9 @@ func (b *backend) takeLocked(read *view, now time.Time) {
 }
 
 func (b *backend) setLocked(v *view) {
+	if b.moved && v.current != nil { // nobody has v yet. Whoever signs for the former server must not for this one
+		v.previous, b.moved = nil, false
+	}
 	b.inForce = false
 	b.current.Store(v)
 }

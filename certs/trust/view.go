@@ -69,11 +69,9 @@ func (v *view) with(next *roots, fault *Error, overlap time.Duration, now time.T
 	case old == nil:
 		// The last good roots are in previous, until the end set when the fault came. If the repaired bundle drops some
 		// of their CAs, it is as if there had been no fault. "Verify nothing" never overlaps.
-		if next != nil {
-			for _, p := range n.previous {
-				if p.roots.shares(next) {
-					n.previous = drop(n.previous, p.roots.ids, renewed)
-				}
+		for _, p := range n.previous {
+			if next != nil && p.roots.shares(next) {
+				n.previous = drop(n.previous, p.roots.ids, renewed)
 			}
 		}
 	case next != nil && old.shares(next):
