@@ -75,8 +75,10 @@ func (s *server) makeChecks(jwts *tokens.Tokens) {
 			Name: "certificates", Gate: func(*http.Request) error { return ptr.Deref(s.pairs.serving.Load(), nil) },
 			Look: seldomLook(func(now time.Time) answer.Check { return s.pairs.judge(s.certs.Status(), now) }),
 		},
-		{Name: "registry", Look: func(time.Time) answer.Check {
-			return problem(s.registry.Table().Problems(), s.registry.Unstored())
+		{Name: "registry", Look: func(time.Time) answer.Check { return problem(s.registry.Table().Problems()) }},
+		{Name: "registry-cache", Look: func(time.Time) answer.Check { // FairleadRegistryProblems does not tell it
+			return failed(s.registry.Unstored(), "", "what a start without etcd would use cannot be stored: ",
+				"check the disk of --registry-cache-file")
 		}},
 		{Name: "descriptors", Look: seldomLook(s.lookDescriptors)},
 		{Name: "memory", Look: s.lookMemory},
@@ -119,14 +121,13 @@ func bundles(entries []*registry.Entry, dir string, faults map[string]string) []
 	return rights.BundlesOf(slices.DeleteFunc(slices.Clone(entries), has))
 }
 
-// problem returns the first fault of where APIServices come from that is no note, else why they cannot be stored.
-func problem(all []directory.Fault, unstored error) answer.Check {
+// problem returns the first fault of where APIServices come from that is no note.
+func problem(all []directory.Fault) answer.Check {
 	if at := slices.IndexFunc(all, func(f directory.Fault) bool { return !f.Note }); at >= 0 {
 		return failed(errors.New(all[at].String()), "", "",
 			"correct it: until then the last good state is used, if there is one")
 	}
-	return failed(unstored, "", "what a start without etcd would use cannot be stored: ",
-		"check the disk of --registry-cache-file")
+	return answer.Check{}
 }
 
 func (s *server) askEtcd() needs.Check {
