@@ -87,9 +87,9 @@ func (o *options) validateEntrypoint(f *cli.Faults) {
 }
 
 // makeEntrypoint makes the publisher of this replica. It calls Ready only once everything runs.
-func (s *server) makeEntrypoint() error {
+func (s *server) makeEntrypoint() {
 	if !s.o.publishEndpoints {
-		return nil
+		return
 	}
 	address, _ := s.o.advertised() // validate has seen that there is one
 	published := &needs.Outcome{}
@@ -101,5 +101,4 @@ func (s *server) makeEntrypoint() error {
 		Ready:   func() error { return s.ready.Err(&http.Request{}) }, Ended: published.Note,
 	})
 	s.loops["entrypoint"] = s.entry.Run
-	return nil
 }

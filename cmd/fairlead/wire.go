@@ -71,7 +71,7 @@ func build(ctx context.Context, p *process) (_ *server, err error) {
 	for _, step := range []func() error{
 		func() error { return s.makeTable(backends) }, //nolint:contextcheck // it sends no request yet
 		s.makeTrust, func() error { s.makeBackends(backends, local); return nil },
-		s.makeStatus, s.makeEntrypoint, func() error { return errors.Join(s.makeAudit(), s.makeAccessLog()) },
+		s.makeStatus, func() error { s.makeEntrypoint(); return errors.Join(s.makeAudit(), s.makeAccessLog()) },
 		func() error { return s.makeProxy(tokens) }, //nolint:contextcheck // what it makes outlives the start
 	} {
 		if err := step(); err != nil {
