@@ -121,8 +121,7 @@ func (f *Findings) frontProxy(object string, chain []*x509.Certificate, data map
 			"the cluster's request-header CA %s does not verify %q: %v",
 			trust.Subjects(cas), trust.Describe(chain[0]).Subject, err)
 	}
-	cn := chain[0].Subject.CommonName
-	if len(allowed) > 0 && !slices.Contains(allowed, cn) {
+	if cn := chain[0].Subject.CommonName; len(allowed) > 0 && !slices.Contains(allowed, cn) {
 		f.Error(object, fmt.Sprintf("add %q to kube-apiserver's --requestheader-allowed-names, "+
 			"or use a certificate with one of these names", cn),
 			"its common name %q is not among the cluster's allowed names %q", cn, allowed)

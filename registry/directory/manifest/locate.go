@@ -24,8 +24,7 @@ func split(data []byte) (docs []*document) {
 	begin, at, line, first := 0, 0, 1, 1
 	add := func() {
 		text := data[begin:at]
-		blank := text[:len(text)-len(bytes.TrimLeft(text, " \t\r\n"))]
-		if len(blank) < len(text) {
+		if blank := text[:len(text)-len(bytes.TrimLeft(text, " \t\r\n"))]; len(blank) < len(text) {
 			text = text[bytes.LastIndexByte(blank, '\n')+1:] // indentation of the first line is kept: it counts in YAML
 			docs = append(docs, &document{text: text, line: first + bytes.Count(blank, []byte("\n"))})
 		}
