@@ -6,9 +6,12 @@ import (
 	"crypto/x509"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -40,7 +43,7 @@ type backend struct {
 	spec    *registry.Backend
 	all     *backend // the shared trust of spec; nil means none, or that this is it
 	overlap time.Duration
-	moved   bool   // to another Service, whose roots are not known yet
+	moved   bool   // to another Service, or to URLs of other hosts, whose roots are not known yet
 	source  string // "inline", "system", "none" or "configmap <name>/<key>"
 	inForce bool   // a live chain needed replaced roots
 	ended   bool   // the APIService was deleted
@@ -91,7 +94,8 @@ func (b *backend) apply(spec *registry.Backend, overlap time.Duration, all *back
 		return
 	}
 	before := b.spec
-	b.spec, b.moved = spec, b.moved || before != nil && !before.SameService(spec)
+	b.spec, b.moved = spec, b.moved || before != nil && (!before.SameService(spec) || spec.URLs != "" &&
+		!sets.New(strings.Split(before.ServerName, ",")...).HasAny(strings.Split(spec.ServerName, ",")...))
 	v := *b.current.Load()
 	v.name = spec.ServerName
 	b.current.Store(&v)

@@ -74,6 +74,7 @@ func (s *stage) set(name string, fields ...string) {
 		"from":      func(v string) { next.CAFrom = v },
 		"namespace": func(v string) { next.Namespace = v },
 		"name":      func(v string) { next.ServerName = v },
+		"hosts":     func(v string) { next.URLs, next.ServerName = "https://"+v, v },
 		"insecure":  func(v string) { next.Insecure = v == "true" },
 		"owner":     func(v string) { next.Owner = v },
 		"port":      func(string) { next.Port++ },
