@@ -121,8 +121,7 @@ func (u *Upstream) HTTP2() bool {
 }
 
 func (u *Upstream) speaks() (http2, known bool) {
-	protocols := u.target.protocols()
-	if len(protocols) == 1 {
+	if protocols := u.target.protocols(); len(protocols) == 1 {
 		return protocols[0] == "h2", true
 	}
 	agreed := u.agreement().Load()

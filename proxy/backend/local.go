@@ -188,7 +188,7 @@ func (l *Local) Report(r registry.Report) {
 	e := &s.is
 	e.Hung, e.Message = r.Hung, r.Message
 	if e.Health != r.Health {
-		e.Health, e.Since = r.Health, time.Now()
+		e.Health, e.Since, s.back = r.Health, time.Now(), s.of[0].out.Load()
 		l.spawn(func() { // a line is I/O
 			l.log.Info("local apiserver changed",
 				"endpoint", r.Address, "healthy", r.Health == registry.Healthy, "message", r.Message)
@@ -222,8 +222,9 @@ func (l *Local) publishLocked(all []*localServer, found bool) {
 		if list[i].Health == registry.Healthy && l.unknownLocked(s.is.Address) {
 			list[i].Health = registry.Unprobed
 		}
+		s.back = s.back && list[i].Health != registry.Healthy // who has asked nothing meanwhile still stays there
 		list[i].Terminating = s.is.Terminating && next
-		s.leaves.Store(list[i].Terminating)
+		s.leaves.Store((s.is.Terminating || s.back) && next)
 	}
 	for i, u := range l.pools {
 		u.update(&view{

@@ -31,13 +31,14 @@ type localServer struct {
 	spare   atomic.Int64 // how many of them may be asked to come again
 	first   bool         // the first usable server is preferred, whatever their clients
 	ready   atomic.Bool
-	leaves  atomic.Bool // another one takes over
+	leaves  atomic.Bool // another one takes over, or serves until its documents have been read again
 	fixed   Stay        // always here
 	ended   time.Time   // is.Since when its watches ended. Only endWatches uses it
 
 	// Guarded by Local.mu.
 	is   registry.Endpoint
 	left time.Time // if is.Terminating
+	back bool      // others served while it was unhealthy, and not all documents know it again
 }
 
 // Stay is the local apiserver of one client connection, the same in all pools. Each server has a watch cache of its
@@ -206,8 +207,7 @@ func (s *Stay) Leaves() bool {
 	if s == nil {
 		return false
 	}
-	at := s.counted.Load()
-	if at == nil || at.spare.Load() <= 0 || at.spare.Add(-1) < 0 {
+	if at := s.counted.Load(); at == nil || at.spare.Load() <= 0 || at.spare.Add(-1) < 0 {
 		return false
 	}
 	s.end()
