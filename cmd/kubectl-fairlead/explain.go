@@ -159,21 +159,18 @@ func (c *client) describe(x *answer.Explanation) string {
 		if text == "" {
 			return
 		}
-		if name != "" {
-			name += ":"
-		}
 		fmt.Fprintf(&b, "%-14s %s\n", name, c.palette.paint(strings.Join(colour, ""), printable.Line(text)))
 	}
-	line("Request", x.Method+" "+x.Path+" ("+x.Verb+")")
+	line("Request:", x.Method+" "+x.Path+" ("+x.Verb+")")
 	if x.Code != 0 {
-		line("Destination", fmt.Sprintf("%s: %d %s", x.Outcome(), x.Code, x.Message), bad)
+		line("Destination:", fmt.Sprintf("%s: %d %s", x.Outcome(), x.Code, x.Message), bad)
 	} else {
-		line("Destination", x.Outcome(), good)
+		line("Destination:", x.Outcome(), good)
 	}
-	line("Cause", x.Cause, bad)
-	line("Advice", x.Advice)
+	line("Cause:", x.Cause, bad)
+	line("Advice:", x.Advice)
 	for i, why := range x.Why {
-		line([]string{"Why", ""}[min(i, 1)], why)
+		line([]string{"Why:", ""}[min(i, 1)], why)
 	}
 	other := func(message string) string { // none that the cause repeats
 		if x.Cause != "" && strings.HasSuffix(message, x.Cause) {
@@ -182,36 +179,36 @@ func (c *client) describe(x *answer.Explanation) string {
 		return message
 	}
 	if a := x.APIService; a != nil {
-		line("APIService", a.Name)
-		line("Policy", a.Policy())
-		line("Service", a.Service)
-		line("TLS name", a.ServerName)
+		line("APIService:", a.Name)
+		line("Policy:", a.Policy())
+		line("Service:", a.Service)
+		line("TLS name:", a.ServerName)
 		if a.Trust != nil {
-			line("Trusted by", joined(" ", a.Trust.Source, a.Trust.Fault))
+			line("Trusted by:", joined(" ", a.Trust.Source, a.Trust.Fault))
 		}
 		if a.Kind != "local" { // which is always available, whatever becomes of its requests
-			line("Verdict", joined(" ", string(a.Verdict.Status), a.Verdict.Reason, other(a.Verdict.Message)))
+			line("Verdict:", joined(" ", string(a.Verdict.Status), a.Verdict.Reason, other(a.Verdict.Message)))
 		}
 		if d := a.Discovery; d != nil {
-			line("Discovery", joined(": ", d.Reason, other(d.Message)))
+			line("Discovery:", joined(": ", d.Reason, other(d.Message)))
 		}
 		if o := a.OpenAPI; o != nil {
-			line("OpenAPI", joined(": ", o.Reason, other(o.Message)))
-			line("Foreign", strings.Join(o.Foreign, ", "))
+			line("OpenAPI:", joined(": ", o.Reason, other(o.Message)))
+			line("Foreign:", strings.Join(o.Foreign, ", "))
 		}
 		for _, e := range a.Endpoints {
-			line("Endpoint", joined(": ", e.Address+" "+e.Health, map[bool]string{true: "slow"}[e.Slow],
+			line("Endpoint:", joined(": ", e.Address+" "+e.Health, map[bool]string{true: "slow"}[e.Slow],
 				map[bool]string{true: "far"}[e.Far], other(e.Error), e.GoAway),
 				map[string]string{"unhealthy": bad}[e.Health])
 		}
 	}
 	if id := x.Identity; id != nil {
-		line("As", id.User+", "+id.How)
+		line("As:", id.User+", "+id.How)
 		for _, h := range id.Headers {
 			line("", h)
 		}
 	}
-	line("Authorization", x.Authorization, map[bool]string{true: good, false: bad}[x.Authorization == "allowed"])
-	line("Timeout", x.Timeout)
+	line("Authorization:", x.Authorization, map[bool]string{true: good, false: bad}[x.Authorization == "allowed"])
+	line("Timeout:", x.Timeout)
 	return b.String()
 }

@@ -133,9 +133,8 @@ func (r *Rights) Of(name string) answer.Check {
 	if more := len(missing) - shown; more > 0 {
 		c.Message += fmt.Sprintf(" and %d more", more)
 	}
-	kind, role, _ := strings.Cut(first.Role, " ")
-	c.Command = "kubectl describe " + strings.ToLower(kind) + " " + role
-	if !strings.HasPrefix(kind, "Cluster") {
+	c.Command = "kubectl describe " + strings.ToLower(first.Role) // no name of a role has upper case
+	if !strings.HasPrefix(first.Role, "Cluster") {
 		c.Command += " -n " + first.Namespace
 	}
 	return c
