@@ -25,7 +25,8 @@ type Checks struct {
 	Draining *atomic.Bool
 	// List holds the checks, in the order shown. None may block. Empty means only those above.
 	List []healthz.HealthChecker
-	// Others do not end readiness. ?verbose lists them after the result, and each has a path. Empty means none.
+	// Others do not end readiness. ?verbose lists them after the result, and each has a path. One with the name of a
+	// check in List fails with that, or beside it. Empty means none.
 	Others []healthz.HealthChecker
 
 	mux     http.ServeMux // Kubernetes' own handlers
@@ -35,9 +36,10 @@ type Checks struct {
 // ServeHTTP answers the path and those below it. No response has reasons: strangers may ask.
 func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.install.Do(func() {
-		healthz.InstallPathHandler(&c.mux, "/"+c.Name, withheld(c.all())...)
-		var others http.ServeMux
+		var gates, others http.ServeMux
+		healthz.InstallPathHandler(&gates, "/"+c.Name, withheld(c.all())...)
 		healthz.InstallPathHandler(&others, "/"+c.Name, withheld(c.Others)...)
+		c.mux.Handle("/", &gates)
 		for _, k := range c.Others {
 			c.mux.Handle("/"+c.Name+"/"+k.Name(), &others)
 		}
@@ -49,11 +51,14 @@ func (c *Checks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	for _, k := range c.Others {
-		line := "[+]%s ok\n"
-		if k.Check(r) != nil {
+		line, fails := "[+]%s ok\n", k.Check(r) != nil
+		if fails {
 			line = "[-]%s failed, which does not end readiness: reason withheld\n"
 		}
-		_, _ = fmt.Fprintf(w, line, k.Name()) // a client that has gone needs no response
+		said := func(g healthz.HealthChecker) bool { return g.Name() == k.Name() && (!fails || g.Check(r) != nil) }
+		if !slices.ContainsFunc(c.List, said) {
+			_, _ = fmt.Fprintf(w, line, k.Name()) // a client that has gone needs no response
+		}
 	}
 }
 

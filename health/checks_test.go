@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -92,18 +93,29 @@ func TestRelayAnswersForFairleadFirst(t *testing.T) {
 	}
 }
 
-// A check beside those that decide is shown, has a path, and ends no readiness.
+// A check beside those that decide is shown, has a path, and ends no readiness. So does one that decides, and finds
+// more than that.
 func TestOtherChecks(t *testing.T) {
-	c := &Checks{Name: "readyz", List: listed("table", passing), Others: append(listed("rights", failing), listed("clock", passing)...)}
+	c := &Checks{
+		Name: "readyz", List: append(listed("table", passing), listed("pairs", passing)...),
+		Others: slices.Concat(listed("rights", failing), listed("clock", passing), listed("table", passing),
+			listed("pairs", failing)),
+	}
 	for path, want := range map[string]string{
-		"/readyz":         "200 ok",
-		"/readyz?verbose": "200 [+]ping ok\n[+]table ok\nreadyz check passed\n[-]rights failed, which does not end readiness: reason withheld\n[+]clock ok\n",
+		"/readyz": "200 ok",
+		"/readyz?verbose": "200 [+]ping ok\n[+]table ok\n[+]pairs ok\nreadyz check passed\n" +
+			"[-]rights failed, which does not end readiness: reason withheld\n[+]clock ok\n" +
+			"[-]pairs failed, which does not end readiness: reason withheld\n",
 		"/readyz/rights":  "500 internal server error: reason withheld\n",
 		"/readyz/clock":   "200 ok",
 		"/readyz/table":   "200 ok",
+		"/readyz/pairs":   "500 internal server error: reason withheld\n",
 		"/readyz/nothing": "404 404 page not found\n",
 	} {
 		check.Same(t, want, fetch(c, path), "%s", path)
 	}
 	check.Same(t, nil, c.Err(nil), "it ends readiness")
+	c = &Checks{Name: "readyz", List: listed("pairs", failing), Others: listed("pairs", failing)}
+	check.Same(t, "500 [+]ping ok\n[-]pairs failed: reason withheld\nreadyz check failed\n", fetch(c, "/readyz?verbose"),
+		"one that ends readiness")
 }

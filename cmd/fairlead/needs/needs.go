@@ -89,15 +89,15 @@ func New(cfg Config) *Needs {
 	return n
 }
 
-// Gates returns the gates as the list of health.Checks, and the other checks as those beside it.
+// Gates returns the gates as the list of health.Checks, and all checks as those beside it: one with a gate may fail
+// without ending readiness.
 func (n *Needs) Gates() (gates, others []healthz.HealthChecker) {
 	for i, c := range n.cfg.Checks {
 		if c.Gate != nil {
 			gates = append(gates, healthz.NamedCheck(c.Name, c.Gate))
-			continue
 		}
 		others = append(others, healthz.NamedCheck(c.Name, func(*http.Request) error {
-			if at := &(*n.last.Load())[i]; at.Status == Failed {
+			if at := &n.List()[i]; at.Failed() {
 				return errors.New(at.Message)
 			}
 			return nil

@@ -29,14 +29,18 @@ import (
 func TestChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var gate atomic.Pointer[error]
-		var seen atomic.Pointer[answer.Check]
+		var seen, beside atomic.Pointer[answer.Check]
+		beside.Store(&answer.Check{})
 		become := func(g error, c answer.Check) { gate.Store(&g); seen.Store(&c) }
 		become(nil, answer.Check{})
 		gated := func() error { return *gate.Load() }
 		metrics := prometheus.NewRegistry()
 		c := Config{
 			Checks: []Check{
-				{Name: "gate", Gate: func(*http.Request) error { return gated() }},
+				{
+					Name: "gate", Gate: func(*http.Request) error { return gated() },
+					Look: func(time.Time) answer.Check { return *beside.Load() },
+				},
 				{Name: "seen", Look: func(time.Time) answer.Check { return *seen.Load() }},
 			},
 			Ready: func() bool { return gated() == nil }, Runbook: "https://runbook",
@@ -66,7 +70,8 @@ func TestChecks(t *testing.T) {
 		want := answer.Check{Name: "seen", Status: Failed, Since: begun.Add(Pace), Message: "forbidden", Users: "Users get 503", Runbook: "https://runbook"}
 		check.Same(t, want, n.List()[1], "one fails")
 		scrape("users notice", "1", "0", "1", "0")
-		check.Same(t, true, gates[0].Check(nil) == nil && others[0].Check(nil) != nil, "the check that users notice ends readiness")
+		shown := gates[0].Check(nil) == nil && others[1].Check(nil) != nil
+		check.Same(t, true, shown, "the check that users notice ends readiness")
 		become(errors.New("not read"), forbidden)
 		time.Sleep(Pace)
 		synctest.Wait()
@@ -80,6 +85,13 @@ func TestChecks(t *testing.T) {
 		line, _ = (&answer.Status{Checks: n.List()}).Served()
 		check.Same(t, "Users are served, but seen: a full disk", line, "users do not notice it")
 		scrape("users do not notice it", "1", "0", "1", "1")
+		become(nil, answer.Check{})
+		beside.Store(&answer.Check{Status: Failed, Message: "one of two"})
+		time.Sleep(Pace)
+		synctest.Wait()
+		scrape("what has a gate fails", "0", "1", "1", "1")
+		shown = gates[0].Check(nil) == nil && others[0].Check(nil) != nil && others[1].Check(nil) == nil
+		check.Same(t, true, shown, "what has a gate fails without ending readiness")
 	})
 }
 
