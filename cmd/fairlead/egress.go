@@ -85,18 +85,18 @@ func (p *process) connectDialer(t *apiserver.Transport) (utilnet.DialFunc, error
 	return func(ctx context.Context, _, address string) (net.Conn, error) {
 		c, err := dial(ctx, network, at)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("the egress proxy: %w", err)
 		}
 		stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 		_, _ = fmt.Fprintf(c, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", address) // if it fails, nothing is read
 		from := bufio.NewReader(io.LimitReader(c, http.DefaultMaxHeaderBytes))
 		r, err := http.ReadResponse(from, nil) //nolint:bodyclose // the connection ends
 		if err == nil && (r.StatusCode != http.StatusOK || from.Buffered() > 0) {
-			err = fmt.Errorf("the egress proxy answers %s", r.Status)
+			err = fmt.Errorf("it answers %s", r.Status)
 		}
 		if !stop() || err != nil {
 			_ = c.Close()
-			return nil, cmp.Or(ctx.Err(), err)
+			return nil, cmp.Or(ctx.Err(), fmt.Errorf("the egress proxy: %w", err))
 		}
 		return c, nil
 	}, nil

@@ -97,11 +97,16 @@ func TestEgressDialerRefused(t *testing.T) {
 	ca, _, err := keys.WriteFiles(t.TempDir(), "ca")
 	must.Do(t, err)
 	cert, key := must.Get2(keys.Issue(pki.Leaf{CommonName: "fairlead"}).WriteFiles(t.TempDir(), "client"))(t)
-	dial := must.Get(egressOf(t, egressHead+fmt.Sprintf("- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n"+
-		"    transport: {tcp: {url: %q, tlsConfig: {caBundle: %s, clientCert: %s, clientKey: %s}}}\n", proxy.URL, ca, cert, key)))(t)
-	_, err = dial(t.Context(), "tcp", "192.0.2.7:443")
-	check.Fault(t, "503", err, "a dial")
+	dial := func(ca string) error {
+		via := must.Get(egressOf(t, egressHead+fmt.Sprintf("- name: cluster\n  connection:\n    proxyProtocol: HTTPConnect\n"+
+			"    transport: {tcp: {url: %q, tlsConfig: {caBundle: %s, clientCert: %s, clientKey: %s}}}\n",
+			proxy.URL, ca, cert, key)))(t)
+		_, err := via(t.Context(), "tcp", "192.0.2.7:443")
+		return err
+	}
+	check.Fault(t, "the egress proxy: it answers 503", dial(ca), "a dial")
 	check.Same(t, "fairlead", <-seen, "who asked")
+	check.Fault(t, "the egress proxy: tls: failed to verify", dial(cert), "one whose certificate is of another CA")
 }
 
 // The client certificates for etcd and an egress proxy are followed, so that their expiry is seen.
