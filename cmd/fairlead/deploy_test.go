@@ -125,6 +125,11 @@ func wrongWith(text, base string, flags []string) (faults []string) {
 			if seconds := c.ReadinessProbe.TimeoutSeconds; seconds < 5 { // the default of 1 takes all replicas of starved nodes out
 				faults = append(faults, fmt.Sprintf("readinessProbe.timeoutSeconds is %d, want 5", seconds))
 			}
+			for _, s := range o.Spec.Template.Spec.TopologySpreadConstraints {
+				if !slices.Contains(s.MatchLabelKeys, "pod-template-hash") {
+					faults = append(faults, "pods that are being replaced count: the new ones may come to one node")
+				}
+			}
 			for _, v := range o.Spec.Template.Spec.Volumes {
 				if v.HostPath != nil && *v.HostPath.Type != "File" {
 					faults = append(faults, v.HostPath.Path+" is mounted, which is more than a file")
