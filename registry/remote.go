@@ -146,22 +146,18 @@ func (b *builder) verdict(e *Entry, static Verdict, old *Entry) Verdict {
 // when all are unhealthy. In between, when endpoints are new (a rollout replaces all of them at
 // once), the last verdict of the probes stays: it changes only with a failed or a successful probe.
 func probed(e, old *Entry) Verdict {
-	unprobed := false
+	var some [Unhealthy + 1]bool
 	for i := range e.Endpoints {
-		switch e.Endpoints[i].Health {
-		case Healthy:
-			return Verdict{Status: corev1.ConditionTrue, Reason: ReasonPassed, Message: "all checks passed"}
-		case Unprobed:
-			unprobed = true
-		case Unhealthy:
-		}
+		some[e.Endpoints[i].Health] = true
 	}
-	if !unprobed && len(e.Endpoints) > 0 {
+	switch {
+	// Another server, too, stays available: kube-aggregator proxies to it at once, by the condition of the former.
+	case some[Healthy], some[Unprobed] && e.kept.up:
+		return Verdict{Status: corev1.ConditionTrue, Reason: ReasonPassed, Message: "all checks passed"}
+	case some[Unhealthy] && !some[Unprobed]:
 		return failed(e)
-	}
-	if old != nil && (old.Verdict.Reason == ReasonPassed ||
-		old.Verdict.Reason == ReasonFailedDiscoveryCheck &&
-			(len(old.Endpoints) == 0 || old.Backend.trustsLike(e.Backend, old.Endpoints[0].Address))) {
+	case old != nil && old.Verdict.Reason == ReasonFailedDiscoveryCheck &&
+		(len(old.Endpoints) == 0 || old.Backend.trustsLike(e.Backend, old.Endpoints[0].Address)):
 		return old.Verdict
 	}
 	return Verdict{}
