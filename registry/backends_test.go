@@ -3,6 +3,7 @@ package registry
 import (
 	"bytes"
 	"cmp"
+	"encoding/pem"
 	"fmt"
 	"slices"
 	"strings"
@@ -92,6 +93,11 @@ func TestBundles(t *testing.T) {
 	headed := bytes.Replace(ca, []byte("CERTIFICATE-----\n"), []byte("CERTIFICATE-----\nProc-Type: 4\n\n"), 1)
 	key := pki.NewCA("ca").Issue(pki.Leaf{}).KeyPEM()
 	const cut = "reading bundle: 1 of 2 certificates are broken or cut short"
+	uri := "%zz" + strings.Repeat("a", 997) // 1,000 bytes: as a URI it has a bad escape
+	long := pki.NewCA("ca").Issue(pki.Leaf{Names: []string{uri}}).Certificate.Raw
+	long = bytes.Replace(long, []byte("\x82\x82\x03\xe8%zz"), []byte("\x86\x82\x03\xe8%zz"), 1)
+	odd := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: long})
+	quoted := fmt.Sprintf("parsing certificate 2: %.300s", fmt.Sprintf("x509: cannot parse URI %q", uri))
 	for name, tc := range map[string]struct {
 		pem     []byte
 		certs   int
@@ -109,6 +115,7 @@ func TestBundles(t *testing.T) {
 		"one more URI":       {pki.NewCA("ca").Issue(pki.Leaf{URIs: bundle.MaxURIs + 1}).CertPEM(), 0, ""},
 		"a long RSA key":     {pki.NewCA("ca").RSA(16 << 10), 1, ""},
 		"one more bit":       {pki.NewCA("ca").RSA(16<<10 + 1), 0, ""},
+		"a bad URI":          {slices.Concat(ca, odd), 1, quoted},
 		"another type":       {bytes.ReplaceAll(ca, []byte("CERTIFICATE"), []byte("PUBLIC KEY")), 0, ""},
 	} {
 		b := make(bundles).parse(tc.pem)
