@@ -71,9 +71,8 @@ func Describe(c *x509.Certificate) Certificate {
 
 // Status describes the local apiserver's trust and then the backends', by names of APIServices.
 func (t *Trust) Status() []Status {
-	all := append([]*backend{t.local}, t.all()...)
-	out := make([]Status, 0, len(all))
-	for _, b := range all {
+	var out []Status
+	for _, b := range append([]*backend{t.local}, t.all()...) {
 		out = append(out, b.status(time.Now()))
 	}
 	return out
@@ -181,12 +180,13 @@ func (t *Trust) gauges() metric.Gauges {
 		"When the bundle was last replaced or became unreadable.", []string{"apiservice"}, nil)
 	gauges := func(gauge func(*prometheus.Desc, float64, ...string)) {
 		for _, s := range t.Status() {
-			inUse := slices.ContainsFunc(s.CAs, func(c Certificate) bool { return c.Live })
-			for kind, certs := range map[string][]Certificate{"ca": s.CAs, "leaf": s.Leaves} {
-				for i, cert := range certs {
-					// A bundle of every public CA has those that expire, unnoticed.
-					spare := kind == "ca" && !cert.Live && (inUse || i < len(certs)-1)
-					if !cert.Refused && !spare && s.Source != "none" { // else a stranger's, perhaps, or it may expire
+			cas := slices.DeleteFunc(slices.Clone(s.CAs), func(c Certificate) bool { return !c.Live })
+			if len(cas) == 0 { // a bundle of every public CA has those that expire, unnoticed
+				cas = s.CAs[max(0, len(s.CAs)-1):]
+			}
+			for kind, certs := range map[string][]Certificate{"ca": cas[:min(len(cas), maxLeaves)], "leaf": s.Leaves} {
+				for _, cert := range certs {
+					if !cert.Refused && s.Source != "none" { // else a stranger's, perhaps, or it may expire
 						gauge(expiry, float64(cert.NotAfter.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
 						gauge(begin, float64(cert.NotBefore.Unix()), s.APIService, kind, cert.Subject, cert.Fingerprint)
 					}
