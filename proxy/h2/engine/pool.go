@@ -270,15 +270,12 @@ func (p *pool) tick() {
 		p.redialAt = 0
 		p.grow()
 	}
-	var over []*stream
-	for n := p.waiting.first; n != nil; n = n.next {
-		if e.now >= n.s.sending.until {
-			over = append(over, n.s)
+	e.moveWaiting(p, func(s *stream) (over bool) {
+		if over = e.now >= s.sending.until; over {
+			s.answerNoRoom(p)
 		}
-	}
-	for _, s := range over {
-		s.answerNoRoom(p)
-	}
+		return over
+	})
 	if p.dialing > 0 && e.now-p.dialAt >= impatience {
 		e.moveWaiting(p, (*stream).tires)
 	}
