@@ -53,8 +53,7 @@ func Parse(data []byte) ([]*x509.Certificate, error) {
 			}
 		}
 		if err != nil {
-			//nolint:errorlint // only its beginning: crypto/x509 quotes a bad URI twice, of up to 1 MiB
-			errs = append(errs, fmt.Errorf("parsing certificate %d: %.300v", blocks, err))
+			errs = append(errs, fmt.Errorf("parsing certificate %d: %.300v", blocks, err)) //nolint:errorlint // see Named
 			continue
 		}
 		certs = append(certs, c)
@@ -71,8 +70,8 @@ func Parse(data []byte) ([]*x509.Certificate, error) {
 	return certs, errors.Join(errs...)
 }
 
-// Named bounds the unreadable certificates that an error names: a bundle has room for 17,000, and anyone who may write
-// an APIService, or a ConfigMap that one names, could put them all into log, verdict and status.
+// Named bounds the unreadable certificates that an error names, each by 300 characters: crypto/x509 quotes a bad URI
+// twice. Who may write an APIService, or a ConfigMap that one names, could put 1 MiB into log, verdict and status.
 const Named = 3
 
 // Pool returns a pool of certificates, nil for none. As roots, nil would mean the system's.
