@@ -1,6 +1,7 @@
 package reach
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -16,8 +17,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc/test/bufconn"
+
 	"github.com/fairlead-proxy/fairlead/tests/kit/check"
 	"github.com/fairlead-proxy/fairlead/tests/kit/must"
+	"github.com/fairlead-proxy/fairlead/tests/pki"
 )
 
 func TestRefusal(t *testing.T) {
@@ -282,6 +286,29 @@ func TestHandshakePanicIsAnError(t *testing.T) {
 	check.Same(t, "a.example", odd.ServerName, "name")
 	_, err = far.Read(make([]byte, 1))
 	check.Same(t, true, errors.Is(err, io.EOF), "afterwards the peer reads %v", err)
+}
+
+// An error of a handshake is short, whatever the server's certificate says.
+func TestHandshakeErrorIsShort(t *testing.T) {
+	uri := "%zz" + strings.Repeat("a", 997) // 1,000 bytes, with a bad escape
+	pair := pki.NewCA("ca").Issue(pki.Leaf{Names: []string{uri}}).TLS()
+	name, bad := []byte("\x82\x82\x03\xe8%zz"), []byte("\x86\x82\x03\xe8%zz") // the type, the length, and the beginning
+	pair.Certificate[0] = bytes.Replace(pair.Certificate[0], name, bad, 1)
+	l := bufconn.Listen(64 << 10)
+	ended := make(chan error, 1)
+	go func() {
+		c, err := l.Accept()
+		if err == nil {
+			err = tls.Server(c, &tls.Config{Certificates: []tls.Certificate{pair}}).HandshakeContext(t.Context())
+			c.Close()
+		}
+		ended <- err
+	}()
+	near := must.Get(l.DialContext(t.Context()))(t)
+	_, err := Handshake(t.Context(), near, "a.example:443", &tls.Config{}, slog.New(slog.DiscardHandler))
+	check.Has(t, fmt.Sprint(err), "x509: cannot parse URI")
+	check.Same(t, 1<<10, len(err.Error()), "bytes of the error")
+	must.Be(t, <-ended != nil, "the server's handshake has succeeded")
 }
 
 type oddReader struct{}
