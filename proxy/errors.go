@@ -228,7 +228,8 @@ func forwardError(name string, err error) error {
 // kube-aggregator: with any other status the Python client's discovery fails for all groups.
 func (d *Decision) failure(err error) error {
 	out, reason := forwardError(d.name(), err), reasonOf(err)
-	if reason == engine.ReasonLost && d.Action == ToLocal && d.Request.Verb == "watch" {
+	own := reason == engine.ReasonDrain || reason == engine.ReasonRetired // this process has ended it
+	if (own || reason == engine.ReasonLost && d.Action == ToLocal) && d.Request.Verb == "watch" {
 		return unavailable(out.Error()) // or client-go's reflector does not ask again, but lists anew
 	}
 	failed := reason == engine.ReasonDeadline || reason == engine.ReasonBlamed || reason == engine.ReasonBadResponse

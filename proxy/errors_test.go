@@ -30,9 +30,9 @@ func TestErrorsOfClients(t *testing.T) {
 	frame := func(r engine.Reason) error {
 		return forwardError("v1.a", &engine.Failure{Outcome: engine.Outcome{Reason: r, Err: errors.New("cause")}})
 	}
-	lost := func(to Action, verb string) error {
+	failed := func(r engine.Reason, to Action, verb string) error {
 		d := &Decision{Action: to, Entry: down, Request: Request{Verb: verb}}
-		return d.failure(&engine.Failure{Outcome: engine.Outcome{Reason: engine.ReasonLost}})
+		return d.failure(&engine.Failure{Outcome: engine.Outcome{Reason: r}})
 	}
 	for want, errs := range map[[2]int32][]error{
 		{403, 0}: {
@@ -51,12 +51,14 @@ func TestErrorsOfClients(t *testing.T) {
 		{503, 0}: {
 			errProtected(down), errUnavailable(down, time.Unix(10, 0)), errUnavailable(&registry.Entry{Settings: registry.Settings{Maintenance: "x"}}, time.Now()),
 			frame(engine.ReasonReset), frame(engine.ReasonLost), frame(engine.ReasonDrain), frame(engine.ReasonClientReset),
-			lost(ToRemote, "watch"), lost(ToLocal, "create"),
+			failed(engine.ReasonLost, ToRemote, "watch"), failed(engine.ReasonLost, ToLocal, "create"),
+			failed(engine.ReasonDrain, ToRemote, "proxy"),
 		},
 		{503, 1}: {
 			errOwnCredential, errAuthenticating, errAuthorizing, forbidden(errAuthorizing), errNotReady, errUntold, errUnavailable(down, time.Unix(9, 0)),
 			forwardError("v1.a", backend.Unreachable()), forwardError("v1.a", errors.New("refused")), frame(engine.ReasonNoEndpoint), frame(engine.ReasonDial), frame(engine.ReasonRefused), frame(engine.ReasonBusy),
-			lost(ToLocal, "watch"),
+			failed(engine.ReasonLost, ToLocal, "watch"), failed(engine.ReasonDrain, ToRemote, "watch"),
+			failed(engine.ReasonRetired, ToLocal, "watch"),
 		},
 		{504, 0}: {forwardError("v1.a", context.DeadlineExceeded), frame(engine.ReasonDeadline)},
 		{508, 0}: {errLoop},
