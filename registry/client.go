@@ -31,13 +31,10 @@ func newCluster(given *rest.Config) (*cluster, error) {
 	c.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON // decoded at a quarter the cost
 	c.ContentType = runtime.ContentTypeProtobuf
 	c.Timeout = 0 // it would cut watches
-	client, err := rest.HTTPClientFor(c)
-	if err != nil {
-		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
-	}
-	aggregation, err1 := apiregistrationv1client.NewForConfigAndClient(c, client)
-	api, err2 := kubernetes.NewForConfigAndClient(c, client)
-	if err := errors.Join(err1, err2); err != nil {
+	client, err1 := rest.HTTPClientFor(c)
+	aggregation, err2 := apiregistrationv1client.NewForConfigAndClient(c, client)
+	api, err3 := kubernetes.NewForConfigAndClient(c, client)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, fmt.Errorf("making client of the local apiserver: %w", err)
 	}
 	return &cluster{apiServices: aggregation, api: api}, nil
