@@ -121,28 +121,28 @@ func headerOf(fields []hpack.HeaderField) (header, trailer http.Header) {
 		values[i] = fields[i].Value
 		header[key] = values[i : i+1 : i+1]
 	}
-	for _, names := range header["Trailer"] {
-		trailer = announced(trailer, names)
-	}
+	trailer = announced(header["Trailer"])
 	delete(header, "Trailer")
 	return header, trailer
 }
 
-// announced records the trailers that a message announces; as in net/http, handlers see no others.
-func announced(trailer http.Header, names string) http.Header {
+// announced returns the trailers that a message's Trailer fields announce; as in net/http, handlers see no others.
+func announced(fields []string) (trailer http.Header) {
 	const maxAnnounced = 32 // limits the trailers that a message announces: more than any known one does
-	for name := range strings.SplitSeq(names, ",") {
-		if len(trailer) == maxAnnounced {
-			break
+	for _, names := range fields {
+		for name := range strings.SplitSeq(names, ",") {
+			if len(trailer) == maxAnnounced {
+				return trailer
+			}
+			name = http.CanonicalHeaderKey(strings.TrimSpace(name))
+			if name == "" || !httpguts.ValidTrailerHeader(name) {
+				continue
+			}
+			if trailer == nil {
+				trailer = http.Header{}
+			}
+			trailer[name] = nil
 		}
-		name = http.CanonicalHeaderKey(strings.TrimSpace(name))
-		if name == "" || !httpguts.ValidTrailerHeader(name) {
-			continue
-		}
-		if trailer == nil {
-			trailer = http.Header{}
-		}
-		trailer[name] = nil
 	}
 	return trailer
 }
@@ -258,9 +258,7 @@ func (w *writer) WriteHeader(status int) {
 		}
 	}
 	// The head is a snapshot: later changes to the header only concern trailers.
-	for _, v := range w.header["Trailer"] {
-		w.trailers = announced(w.trailers, v)
-	}
+	w.trailers = announced(w.header["Trailer"])
 	w.fields = w.encode(status)
 }
 
