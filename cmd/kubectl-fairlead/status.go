@@ -135,9 +135,11 @@ func expires(now, t time.Time) cell {
 
 func (c *client) show(s *answer.Status, o *statusOptions) error {
 	var b strings.Builder
-	line := func(colour, of, text string) { // or none, if there is nothing to say of it
-		if text != "" {
-			fmt.Fprintln(&b, c.palette.paint(colour, printable.Line(of+text)))
+	line := func(colour, of string, texts ...string) { // one for each, or none, if there is nothing to say of it
+		for _, text := range texts {
+			if text != "" {
+				fmt.Fprintln(&b, c.palette.paint(colour, printable.Line(of+text)))
+			}
 		}
 	}
 	// An older Fairlead has no checks. That those named serve says nothing of the others.
@@ -154,8 +156,7 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 	}
 	for _, k := range s.Failing() {
 		line(bad, "check ", joined(": ", k.Name, k.Message))
-		line(dim, "  ", k.Advice)
-		line(dim, "  ", k.Command)
+		line(dim, "  ", k.Advice, k.Command)
 	}
 	for _, k := range s.Checks {
 		if k.Status == "unknown" {
@@ -164,9 +165,7 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 	}
 	for _, a := range s.APIServices {
 		line(dim, a.Name+": ", a.Policy())
-		for _, p := range a.Problems {
-			line(bad, a.Name+": ", p)
-		}
+		line(bad, a.Name+": ", a.Problems...)
 		if len(a.Problems) == 0 && a.Cause != "" {
 			line(map[bool]string{true: warn, false: bad}[a.Available()], a.Name+": ", a.Cause)
 			if a.BackendOf != "" { // explain tells of requests, which another server may answer
@@ -177,12 +176,8 @@ func (c *client) show(s *answer.Status, o *statusOptions) error {
 	for _, r := range s.Rules {
 		line(dim, "rule ", r.String())
 	}
-	for _, p := range s.Problems {
-		line(bad, "", p)
-	}
-	for _, n := range append(s.Notes, s.Handshakes...) {
-		line(dim, "", n)
-	}
+	line(bad, "", s.Problems...)
+	line(dim, "", append(s.Notes, s.Handshakes...)...)
 	for _, e := range s.LocalServers {
 		if e.Health != "healthy" {
 			line(bad, "local apiserver "+e.Address+" is ", joined(": ", e.Health, e.Error))
