@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 	apply "k8s.io/kube-aggregator/pkg/client/applyconfiguration/apiregistration/v1"
 
 	"github.com/fairlead-proxy/fairlead/internal/latest"
@@ -128,10 +129,8 @@ func (t *term) list(ctx context.Context) bool {
 
 func (w *written) read(o *apiregistrationv1.APIService, of apiregistrationv1.APIServiceConditionType) {
 	w.uid, w.version, w.condition, w.since = o.UID, o.ResourceVersion, condition{}, metav1.Time{}
-	for _, c := range o.Status.Conditions {
-		if c.Type == of {
-			w.condition, w.since = condition{c.Status, c.Reason, c.Message}, c.LastTransitionTime
-		}
+	if c := helper.GetAPIServiceConditionByType(o, of); c != nil {
+		w.condition, w.since = condition{c.Status, c.Reason, c.Message}, c.LastTransitionTime
 	}
 }
 
