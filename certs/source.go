@@ -114,12 +114,14 @@ func readFile(path string) ([]byte, error) {
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, bundle.Max+1))
 	switch {
+	case err != nil:
+		return nil, err
 	case len(data) > bundle.Max:
-		err = fmt.Errorf("reading %s: more than %d bytes", path, bundle.Max)
-	case err == nil && len(data) == 0:
-		err = fmt.Errorf("reading %s: the file is empty", path)
+		return nil, fmt.Errorf("reading %s: more than %d bytes", path, bundle.Max)
+	case len(data) == 0:
+		return nil, fmt.Errorf("reading %s: the file is empty", path)
 	}
-	return data, err
+	return data, nil
 }
 
 // Status describes one followed value: what is in force and how the last read ended.
