@@ -295,12 +295,14 @@ func (a *APIService) Healthy() (n int) {
 // Expires returns when the backend can no longer be verified: when the first certificate that it presents, or that
 // verifies one, expires; or, if none was seen lately, when the bundle's last one expires. Zero means unknown.
 func (a *APIService) Expires() time.Time {
+	if a.Trust == nil {
+		return time.Time{}
+	}
 	var used, all []time.Time
-	known := cmp.Or(a.Trust, &trust.Status{})
-	for _, c := range known.Leaves {
+	for _, c := range a.Trust.Leaves {
 		used = append(used, c.NotAfter)
 	}
-	for _, c := range known.CAs {
+	for _, c := range a.Trust.CAs {
 		all = append(all, c.NotAfter)
 		if c.Live {
 			used = append(used, c.NotAfter)
