@@ -80,7 +80,7 @@ func (o *OpenAPI) together(t *registry.Table) (_ *localState, parts []input) {
 	}
 	slices.SortFunc(all, func(a, b *localState) int { // not by index: that names one of several claimants by chance
 		return cmp.Or(cmp.Compare(metric.Number(a.away), metric.Number(b.away)), documents.Newer(a.release, b.release),
-			cmp.Compare(cmp.Or(a.spec, &packed{}).hash, cmp.Or(b.spec, &packed{}).hash),
+			cmp.Compare(a.spec.digest(), b.spec.digest()),
 			cmp.Compare(a.server, b.server)) // else v2 would be another's, and merged anew, each time
 	})
 	out, by := *all[0], make(map[schema.GroupVersionResource][]string)

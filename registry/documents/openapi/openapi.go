@@ -217,9 +217,12 @@ func places(t *registry.Table) map[schema.GroupVersion]int {
 	return out
 }
 
+// digest returns the hash, none of a document that is not there.
+func (p *packed) digest() string { return cmp.Or(p, &packed{}).hash }
+
 func same(a, b *inputs) bool {
 	sameSource := func(x, y input) bool { return x.spec == y.spec && slices.Equal(x.own, y.own) }
-	return cmp.Or(a.local, &packed{}).hash == cmp.Or(b.local, &packed{}).hash && slices.Equal(a.remote, b.remote) &&
+	return a.local.digest() == b.local.digest() && slices.Equal(a.remote, b.remote) &&
 		slices.EqualFunc(a.sources, b.sources, sameSource)
 }
 
