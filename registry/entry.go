@@ -193,6 +193,9 @@ type Verdict struct {
 	Since   time.Time `json:"since,omitzero"` // when Status last changed. Zero means not yet checked
 }
 
+// Shown returns Status in words: Unknown for none.
+func (v Verdict) Shown() corev1.ConditionStatus { return cmp.Or(v.Status, corev1.ConditionUnknown) }
+
 // Available reports whether requests may be sent.
 func (v Verdict) Available() bool { return v.Status == corev1.ConditionTrue }
 

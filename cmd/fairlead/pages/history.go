@@ -38,7 +38,7 @@ func (h *history) changed(was, is *registry.Entry, now time.Time) {
 		h.addLocked(answer.Transition{Time: now, APIService: was.Name, Status: "gone"})
 	case was.Verdict.Status != v.Status || was.Verdict.Reason != v.Reason:
 		h.addLocked(answer.Transition{
-			Time: now, APIService: is.Name, Status: cmp.Or(string(v.Status), "Unknown"),
+			Time: now, APIService: is.Name, Status: string(v.Shown()),
 			Reason: v.Reason, Message: v.Message,
 		})
 	}

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/fairlead-proxy/fairlead/cmd/answer"
 	"github.com/fairlead-proxy/fairlead/cmd/answer/rules"
 	"github.com/fairlead-proxy/fairlead/registry"
@@ -215,7 +213,7 @@ func (p *Pages) apiService(e *registry.Entry) answer.APIService {
 		GroupPriority: e.Object.Spec.GroupPriorityMinimum, VersionPriority: e.Object.Spec.VersionPriority,
 		Verdict: e.Verdict, Rule: e.Hidden,
 	}
-	a.Verdict.Status = cmp.Or(a.Verdict.Status, corev1.ConditionUnknown)
+	a.Verdict.Status = e.Verdict.Shown()
 	if e.StandIn != nil {
 		a.StandIn = e.StandIn.Name
 	}
