@@ -267,6 +267,9 @@ func answering(next http.Handler) http.Handler {
 		}
 		if kind == "interim" {
 			w.WriteHeader(http.StatusEarlyHints)
+			if r.Context().Err() != nil {
+				panic(http.ErrAbortHandler) // net/http may still read the map of a stream that was reset
+			}
 			clear(header)
 		}
 		w.WriteHeader(http.StatusOK)

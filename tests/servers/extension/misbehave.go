@@ -144,10 +144,10 @@ func slowBody(w http.ResponseWriter, r *http.Request, pause time.Duration, size 
 func flood(w http.ResponseWriter, r *http.Request, n int64) {
 	w.Header().Set("Link", "</style.css>; rel=preload")
 	for range n {
-		if r.Context().Err() != nil {
-			panic(http.ErrAbortHandler)
-		}
 		w.WriteHeader(http.StatusEarlyHints)
+		if r.Context().Err() != nil {
+			panic(http.ErrAbortHandler) // net/http may still read the map of a stream that was reset
+		}
 	}
 	w.Header().Del("Link")
 }
