@@ -237,8 +237,7 @@ func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err err
 }
 
 const (
-	maxUpgradeHead     = 1 << 20 // bounds the response head of an upgrade: net/http's own default for servers
-	maxUpgradeInterims = 5       // limits the 1xx responses before the final one
+	maxUpgradeHead = 1 << 20 // bounds the response head of an upgrade: net/http's own default for servers
 	// refusalTimeout limits the wait for each part of a response that is no 101: kube-apiserver's
 	// for the whole. It cuts long lists, which the local apiserver answers whatever the Upgrade.
 	refusalTimeout = 10 * time.Second
@@ -339,7 +338,7 @@ func switchProtocols(conn *backend.Conn, out *http.Request) (*http.Response, *bu
 	}
 	limit := &io.LimitedReader{R: conn, N: maxUpgradeHead}
 	br := bufio.NewReader(limit)
-	for range maxUpgradeInterims {
+	for range maxInterims {
 		res, err := http.ReadResponse(br, out)
 		if err != nil {
 			if limit.N == 0 {
