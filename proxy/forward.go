@@ -301,7 +301,7 @@ func (x *exchange) upgrade(w http.ResponseWriter, r *http.Request) {
 	}
 	if !switched {
 		defer context.AfterFunc(r.Context(), closeConn)()
-		res.Body = &refusal{res.Body, conn}
+		res.Body = &refusal{res.Body, conn, func() { x.p.hasten(w) }}
 		x.relay(w, res) // after which neither connection is used
 		return
 	}
@@ -360,10 +360,12 @@ func switchProtocols(conn *backend.Conn, out *http.Request) (*http.Response, *bu
 // refusal is the body of a response that is no 101.
 type refusal struct {
 	io.ReadCloser
-	conn net.Conn
+	conn   net.Conn
+	hasten func() // limits how long the client may leave what was read unread
 }
 
 func (b *refusal) Read(p []byte) (int, error) {
+	defer b.hasten()
 	_ = b.conn.SetReadDeadline(time.Now().Add(refusalTimeout)) // the Read has its error
 	return b.ReadCloser.Read(p)                                //nolint:wrapcheck // io.EOF must stay unwrapped
 }

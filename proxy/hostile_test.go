@@ -122,7 +122,7 @@ func TestRefusalThatHangs(t *testing.T) {
 		defer near.Close()
 		go func() { _, _ = io.WriteString(far, "HTTP/1.1 403 Forbidden\r\nContent-Length: 10\r\n\r\nno") }()
 		res := must.Get(http.ReadResponse(bufio.NewReader(near), nil))(t)
-		res.Body = &refusal{res.Body, near}
+		res.Body = &refusal{res.Body, near, func() {}}
 		begun := time.Now()
 		defer func() {
 			cut, _ := recover().(error)

@@ -131,6 +131,28 @@ func TestUpgradeWithBody(t *testing.T) {
 	check.Same(t, "401 true", fmt.Sprint(res.StatusCode, " ", res.Close), "status, and that what follows a refused upgrade is no request")
 }
 
+// A client that does not read the answer to a refused upgrade gives its place back, whoever it is.
+func TestUnreadRefusal(t *testing.T) {
+	refuse := func(rw http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") == "" {
+			return // a request that proves a token
+		}
+		rw.WriteHeader(http.StatusForbidden)
+		for p := make([]byte, 1<<20); ; { // more than any socket holds
+			if _, err := rw.Write(p); err != nil {
+				return
+			}
+		}
+	}
+	for _, prefix := range []string{remoteGV, "/api/v1"} {
+		w := newWorld(t, worldConfig{remote: refuse, local: refuse})
+		w.proxy.unreadRest = 50 * time.Millisecond
+		res, _, _ := w.raw(t, "GET "+prefix+"/x", websocket)
+		check.Same(t, http.StatusForbidden, res.StatusCode, "%s: status", prefix)
+		must.Soon(t, 10*time.Second, prefix+": the place is free", func() bool { return w.proxy.UnderWay() == 0 })
+	}
+}
+
 // A backend that does not answer keeps no request whose client has left, even if the client had
 // sent a byte for the tunnel before: net/http then no longer reads, and does not notice.
 func TestUpgradeWithoutAnswer(t *testing.T) {
