@@ -179,15 +179,15 @@ func (e *ended) broke(why engine.Reason) {
 func (x *exchange) finish(o *engine.Outcome, proto string, gaveUp bool) {
 	p, d := x.p, &x.decision
 	x.leave()
-	if o.Status == 0 && !gaveUp && o.Reason != engine.ReasonNone {
-		o.Status = http.StatusServiceUnavailable // not the client has ended it
+	cut := o.Reason != engine.ReasonNone && !gaveUp // not the client has ended it
+	if o.Status == 0 && cut {
+		o.Status, cut = http.StatusServiceUnavailable, false
 	}
 	o.Status = cmp.Or(o.Status, statusClientGone)
 	if gaveUp {
 		p.givenUp.ended(d, x.head, o.Status, o.Duration)
 	}
 	code := o.Status
-	cut := o.Reason == engine.ReasonLost || o.Reason == engine.ReasonReset || o.Reason == engine.ReasonBadResponse
 	if cut && x.own == nil && !d.LongRunning { // the client has a part of the response, whatever its head says
 		code = http.StatusBadGateway
 	}

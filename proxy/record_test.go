@@ -87,13 +87,24 @@ func TestTimesSinceArrival(t *testing.T) {
 }
 
 // A request whose stream was refused, so that its client repeats it elsewhere, is not one that its client has given up.
+// One whose response was cut has failed, whatever its head says, unless its client has cut it.
 func TestRefusedStreams(t *testing.T) {
 	access, seen, _ := newLog(t)
 	w := newWorld(t, worldConfig{Config: Config{AccessLog: access}})
-	for reason, status := range map[engine.Reason]string{"dial": "503", "no-endpoint": "503", "client-reset": "499", "drain": "503"} {
-		x := &exchange{p: w.proxy, head: new(Head), front: new(slot)}
-		x.finish(&engine.Outcome{Reason: reason}, "HTTP/2.0", reason == engine.ReasonClientReset)
-		check.Has(t, <-seen, `"status":`+status+`,`, `"end":"`+string(reason)+`"`)
+	for _, tc := range []struct {
+		head   int // its status; 0 means that there was none
+		reason engine.Reason
+		want   string
+		failed uint64
+	}{
+		{0, "dial", "503", 1}, {0, "no-endpoint", "503", 1}, {0, "client-reset", "499", 0}, {0, "drain", "503", 1},
+		{200, "lost", "200", 1}, {200, "deadline", "200", 1}, {200, "memory", "200", 1}, {200, "drain", "200", 1},
+		{200, "client-reset", "200", 0}, {200, "", "200", 0},
+	} {
+		x, before := &exchange{p: w.proxy, head: new(Head), front: new(slot)}, w.proxy.metrics.other.failed.Load()
+		x.finish(&engine.Outcome{Status: tc.head, Reason: tc.reason}, "HTTP/2.0", tc.reason == engine.ReasonClientReset)
+		check.Has(t, <-seen, `"status":`+tc.want+`,`, `"end":"`+string(tc.reason))
+		check.Same(t, tc.failed, w.proxy.metrics.other.failed.Load()-before, "%+v: counted as 5xx", tc)
 	}
 }
 
