@@ -231,9 +231,10 @@ func (x *exchange) forwardFailed(w http.ResponseWriter, r *http.Request, err err
 		// The client has gone, so nothing is sent. The recorder counts it as 499.
 		panic(http.ErrAbortHandler)
 	}
-	x.ended.broke(reasonOf(err))
 	x.p.log.Debug("forwarding", "apiservice", x.decision.name(), "audit", x.auditID, "err", err)
 	x.p.writeError(w, r, x.decision.failure(err))
+	x.ended = cmp.Or(x.ended, &ended{body: new(uploaded), offEngine: true}) // it did not get as far as to be sent
+	x.ended.broke(reasonOf(err))
 }
 
 const (

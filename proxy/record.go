@@ -167,7 +167,7 @@ func (x *exchange) noteSent() {
 }
 
 func (e *ended) broke(why engine.Reason) {
-	if e != nil && e.offEngine {
+	if e.offEngine {
 		o := *cmp.Or(e.o.Load(), new(engine.Outcome))
 		o.Reason = why
 		e.o.Store(&o)

@@ -108,6 +108,17 @@ func TestRefusedStreams(t *testing.T) {
 	}
 }
 
+// A backend whose protocol is not known yet, because nothing has reached it, was tried, too.
+func TestUnreached(t *testing.T) {
+	access, seen, _ := newLog(t)
+	w := newWorld(t, worldConfig{Config: Config{AccessLog: access}})
+	w.remote.Close()
+	everyWay(t, func(t *testing.T, proto string) {
+		w.get(t, proto, remoteGV+"/widgets").want(t, http.StatusServiceUnavailable, "nobody listens")
+		check.Has(t, <-seen, `"end":"dial"`)
+	})
+}
+
 // A client has not left whose context ends for a cause.
 func TestEndedHere(t *testing.T) {
 	bothBackends(t, worldConfig{}, func(t *testing.T, w *world) {

@@ -78,11 +78,9 @@ func text(s string) string {
 func (s *Span) Fields(set []hpack.HeaderField) []hpack.HeaderField {
 	out := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), s.span.SpanContext()), out)
-	for _, name := range []string{parentHeader, stateHeader} {
-		if value := out[name]; value != "" {
-			// Sensitive keeps fields that differ in each request out of HPACK's tables.
-			set = append(set, hpack.HeaderField{Name: name, Value: value, Sensitive: true})
-		}
+	for name, value := range out {
+		// Sensitive keeps fields that differ in each request out of HPACK's tables.
+		set = append(set, hpack.HeaderField{Name: name, Value: value, Sensitive: true})
 	}
 	return set
 }
