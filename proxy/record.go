@@ -129,10 +129,10 @@ func (rec *recorder) done() {
 		gone = gone && e.first.Load() != &e.down // after a session that its backend has ended, it always has
 	}
 	o.Status, o.Sent, o.Wait, o.Duration = rec.status, o.Sent+rec.bytes, rec.first, took
-	f, ended := errors.AsType[*engine.Failure](cause)
-	if ended && f.Reason != engine.ReasonClientReset && f.Reason != engine.ReasonClientLost {
-		if gone = false; o.Reason == engine.ReasonNone || o.Reason == engine.ReasonClientReset {
-			o.Reason = f.Reason // as at the end of a drain
+	if f, ended := errors.AsType[*engine.Failure](cause); ended {
+		gone = gone && (f.Reason == engine.ReasonClientReset || f.Reason == engine.ReasonClientLost)
+		if o.Reason == engine.ReasonNone || o.Reason == engine.ReasonClientReset {
+			o.Reason = f.Reason // of the client's stream, or as at the end of a drain
 		}
 	}
 	// Else only the server cancels the context: the client has gone, or its body is malformed, which counts, or late.
