@@ -46,6 +46,7 @@ func (p *Proxy) bearer(d *Decision) (user.Info, error) {
 	}
 	if c := &d.Credentials; p.unsure.Get(c.Token, c.Now) != nil && !p.cfg.Authn.Answering(callerTime) {
 		p.metrics.unknown.Inc()
+		d.learned = &learned{caller: *c, bearer: true} // Proxy.ServeHTTP, which may decide again, counts it no more
 		return nil, nil
 	}
 	return nil, needBearer

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -68,6 +69,11 @@ func TestUnknownUserIsAskedForAgain(t *testing.T) {
 		}
 		ruled := func(token string) bool { return ruledIn(t.Context(), token) }
 		check.Same(t, false, ruled("mallory"), "a rule is found while no review is answered")
+		var again Decision
+		for range 2 { // as on the engine's loop, and by ServeHTTP
+			must.Do(t, p.decide(&again, of(http.MethodGet, "/api/v1/pods", "", with("mallory")), nil, time.Time{}))
+		}
+		check.Same(t, 2, testutil.ToFloat64(p.metrics.unknown), "requests whose user was not known")
 		away = false
 		check.Same(t, false, ruled("mallory"), "a rule is found before one is answered")
 		check.Same(t, false, ruled("bob"), "a rule of another")
