@@ -131,11 +131,11 @@ func (m *metrics) series(of *entrySeries, d *Decision, code int) *series {
 // prune removes the series of group-versions that have left the table, until ctx ends.
 func (m *metrics) prune(ctx context.Context) error {
 	first := true
-	for t, changes := range latest.Changes(ctx, m.tables.Table, time.Tick(time.Minute)) {
+	for _, changes := range latest.Changes(ctx, m.tables.Table, time.Tick(time.Minute)) {
 		for _, c := range changes {
 			if of, ok := m.seen.Load(c.Old); ok {
-				// A further backend's are its APIService's.
-				m.move(c.Old, cmp.Or(c.New, t.Entry(c.Old.GroupVersion)), of)
+				// A further backend's are its APIService's. By the newest table: a successor may have counted already.
+				m.move(c.Old, cmp.Or(c.New, m.tables.Table().Entry(c.Old.GroupVersion)), of)
 			}
 		}
 		if len(changes) > 0 && !first {
@@ -144,7 +144,7 @@ func (m *metrics) prune(ctx context.Context) error {
 		first = false
 		m.seen.Range(func(key, of any) bool { // for changes between two looks, and requests that outlived their table
 			e := key.(*registry.Entry) //nolint:forcetypeassert // nothing else is stored
-			if now := t.Entry(e.GroupVersion); now == nil || !slices.Contains(now.Further, e) {
+			if now := m.tables.Table().Entry(e.GroupVersion); now == nil || !slices.Contains(now.Further, e) {
 				m.move(e, now, of)
 			}
 			return true

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/http"
@@ -134,6 +135,30 @@ func TestSeriesOfASuccessor(t *testing.T) {
 	m.move(gone, next, of) // as prune does within a minute
 	count(next)
 	check.Same(t, 1, testutil.CollectAndCount(m.total), "series of the APIService that was made anew")
+}
+
+// One that is made anew before prune has forgotten the one before counts on.
+func TestSeriesOfAnEarlySuccessor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first := tableOf(nil, "one")
+		none := tableOf(first)
+		var now, once atomic.Pointer[registry.Table]
+		now.Store(first)
+		table := func() *registry.Table { return cmp.Or(once.Swap(nil), now.Load()) }
+		m := newMetrics(prometheus.NewRegistry(), scene.TableFunc(table))
+		count := func() {
+			m.observe(&Decision{Entry: now.Load().Entries()[0], Request: Request{Verb: "get"}}, 200, time.Second)
+		}
+		count()
+		must.Run(t, m.prune)
+		synctest.Wait()
+		now.Store(tableOf(none, "one"))
+		count()
+		once.Store(none) // what prune sees next
+		aMinute()
+		count()
+		check.Same(t, 3, testutil.ToFloat64(m.total.WithLabelValues("get", "one", "v1", "200")), "requests")
+	})
 }
 
 // A further backend's requests are counted with its APIService's, which go on when it is gone.
