@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// maxLeaves bounds a backend's leaves, those seen last of each CA, and its CAs in metrics: a key may have thousands.
+	// maxLeaves bounds a backend's leaves, those seen last of each CA, and its CAs in metrics: one key may have many.
 	maxLeaves = 16
 	// leafMemory is how long a leaf is remembered after it was last presented. The prober dials
 	// every endpoint anew within seconds, so five minutes without it mean that it is gone.

@@ -1,7 +1,6 @@
 package trust
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -286,7 +285,7 @@ func TestStatusIsBounded(t *testing.T) {
 			check.Same(t, 1, strings.Count(metrics, ofCA+`,subject="`+verifies+`"`), "expiries of CA %s in:\n%s", verifies, metrics)
 		}
 		for i := range maxLeaves { // of one key and subject, so all verify the leaves
-			raw, name := bytes.Clone(s.cast["0"].Certificate.Raw), fmt.Sprint("copy", i)
+			raw, name := slices.Clone(s.cast["0"].Certificate.Raw), fmt.Sprint("copy", i)
 			raw[len(raw)-1] ^= byte(i + 1) // of the signature, which nobody verifies
 			s.cast[name], names = &pki.CA{Certificate: must.Get(x509.ParseCertificate(raw))(t)}, append(names, name)
 		}

@@ -263,7 +263,7 @@ func Handshake(ctx context.Context, raw net.Conn, at string, c *tls.Config, log 
 		}
 		if err != nil {
 			_ = raw.Close()
-			const most = 1 << 10 // crypto/tls quotes a bad URI of a certificate, in megabytes, to each request that waits
+			const most = 1 << 10 // crypto/tls quotes a certificate's bad URI, of megabytes, to each request that waits
 			if text := err.Error(); len(text) > most && errors.Unwrap(err) == nil {
 				err = errors.New(text[:most])
 			}

@@ -53,7 +53,7 @@ func Parse(data []byte) ([]*x509.Certificate, error) {
 			}
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("parsing certificate %d: %.300v", blocks, err)) //nolint:errorlint // see Named
+			errs = append(errs, fmt.Errorf("parsing certificate %d: %.300v", blocks, err)) //nolint:errorlint // Named
 			continue
 		}
 		certs = append(certs, c)
