@@ -150,8 +150,8 @@ func endless(h *Head, d *Decision) bool {
 }
 
 // sourceIPs returns the client's addresses: those of a trusted front proxy's X-Forwarded-For, and the other end of the
-// connection. From other clients that header is not trusted. As in kube-apiserver, what is no address is left out: a
-// proxy passes on what its client has sent. So the nearest addresses, which proxies have added, are kept.
+// connection, once if they end with it. From other clients that header is not trusted. As in kube-apiserver, what is no
+// address is left out: a proxy passes on what its client has sent. So the nearest, which proxies have added, are kept.
 func sourceIPs(h *Head, d *Decision) []string {
 	ips := []string{h.RemoteIP}
 	if d.Credentials.Kind != authn.KindFrontProxy {
@@ -159,7 +159,7 @@ func sourceIPs(h *Head, d *Decision) []string {
 	}
 	for list := h.list("x-forwarded-for"); list != "" && len(ips) <= maxSources; {
 		at := strings.LastIndexByte(list, ',')
-		if ip := net.ParseIP(strings.TrimSpace(list[at+1:])); ip != nil {
+		if ip := net.ParseIP(strings.TrimSpace(list[at+1:])); ip != nil && (len(ips) > 1 || ip.String() != h.RemoteIP) {
 			ips = append(ips, ip.String()) // without keeping the field in memory
 		}
 		list = list[:max(at, 0)]
