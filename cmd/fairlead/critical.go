@@ -46,11 +46,10 @@ var errNotCompared = errors.New("it has not been compared with other replicas ye
 
 func (s *server) addCritical(all []needs.Check) []needs.Check {
 	fails := func(n needs.Check) bool { return n.Gate != nil && n.Gate(nil) != nil }
-	c := &critical{names: s.o.critical, entry: func(name string) *registry.Entry {
+	rest := func() bool { return !s.draining.Load() && !slices.ContainsFunc(all, fails) }
+	c := &critical{names: s.o.critical, rest: rest, entry: func(name string) *registry.Entry {
 		version, group, _ := strings.Cut(name, ".")
 		return s.Table().Entry(schema.GroupVersion{Group: group, Version: version})
-	}, rest: func() bool {
-		return !s.draining.Load() && !slices.ContainsFunc(all, fails)
 	}, others: members.New(members.Config{
 		Client: s.kube.api, Label: "fairlead.dev/critical-apiservices", Identity: s.identity, Logger: s.log,
 	})}

@@ -89,18 +89,19 @@ func New(cfg Config) *Needs {
 	return n
 }
 
-// Gates returns the gates as the list of health.Checks, and all checks as those beside it: one with a gate may fail
-// without ending readiness.
+// Gates returns the gates as the list of health.Checks, and all checks as those beside it.
 func (n *Needs) Gates() (gates, others []healthz.HealthChecker) {
 	for i, c := range n.cfg.Checks {
+		gate := func(*http.Request) error { return nil }
 		if c.Gate != nil {
-			gates = append(gates, healthz.NamedCheck(c.Name, c.Gate))
+			gate = c.Gate
+			gates = append(gates, healthz.NamedCheck(c.Name, gate))
 		}
-		others = append(others, healthz.NamedCheck(c.Name, func(*http.Request) error {
-			if at := &n.List()[i]; at.Failed() {
+		others = append(others, healthz.NamedCheck(c.Name, func(r *http.Request) error {
+			if at := &n.List()[i]; at.Failed() { // one with a gate may fail without ending readiness
 				return errors.New(at.Message)
 			}
-			return nil
+			return gate(r) // which may fail only since
 		}))
 	}
 	return gates, others

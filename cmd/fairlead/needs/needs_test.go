@@ -73,6 +73,7 @@ func TestChecks(t *testing.T) {
 		shown := gates[0].Check(nil) == nil && others[1].Check(nil) != nil
 		check.Same(t, true, shown, "the check that users notice ends readiness")
 		become(errors.New("not read"), forbidden)
+		check.Fault(t, "not read", others[0].Check(nil), "a gate that fails before anybody looks")
 		time.Sleep(Pace)
 		synctest.Wait()
 		line, ok := (&answer.Status{Checks: n.List()}).Served()
