@@ -115,6 +115,7 @@ func (s *site) deb(t *testing.T, c *cluster.Cluster) {
 	s.start(t, c, root, strings.Fields(strings.ReplaceAll(line, "$FAIRLEAD_FLAGS", flags)), 0)
 	s.run(t, "dpkg", append(dpkg, "--remove", "fairlead")...)
 	check.Has(t, s.run(t, "dpkg-deb", "--info", s.file(t, "*.deb"), "postrm"), "remove | 0) systemctl daemon-reload || true")
+	check.Has(t, s.run(t, "dpkg-deb", "--info", s.file(t, "*.deb"), "prerm"), "fairlead-kubeconfig.timer || true")
 	check.Has(t, s.run(t, "dpkg-deb", "--info", s.file(t, "*.deb"), "postinst"), "systemctl daemon-reload || true", "try-restart fairlead.service || true")
 	_, err := os.Stat(filepath.Join(root, "usr/bin/fairlead"))
 	check.Same(t, true, errors.Is(err, os.ErrNotExist), "the program is still there after its removal: %v", err)
