@@ -32,7 +32,7 @@ const defaultPort = 443 // of spec.service.port (v1 defaulting)
 // kept is what Build remembers of an entry, and nobody else reads.
 type kept struct {
 	ca         *parsedBundle // the object's parsed caBundle. Nil means none
-	up         bool          // it was available when last that was known: its probes may have begun anew
+	up         bool          // it was available, be it as another server's or Local
 	ownedUntil time.Time     // when the Backend loses the Owner that it has because its CA was replaced. Zero: none
 }
 
@@ -189,7 +189,7 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 	if at >= 0 && e.kept.up && !e.Verdict.Available() {
 		e.outages[at]++
 	}
-	e.kept.up = e.Verdict.Available() || e.kept.up && e.Verdict.Status == ""
+	e.kept.up = e.Verdict.Available()
 	b.route(e, old)
 	if old != nil && unchanged(old, e) {
 		*old.kept = *e.kept
