@@ -10,7 +10,7 @@
 //   - New handshakes verify against the new roots at once.
 //   - A chain that only the replaced roots verify is still accepted, for at most the overlap (a minute by default), and
 //     only until some endpoint has presented a chain that the new roots verify: then only an attacker still needs the
-//     old ones.
+//     old ones. Where the APIService has moved to another server, only until that one's roots have been read.
 //   - Only a bundle replaced as a whole overlaps. If a CA is dropped from a bundle that keeps others, that is on
 //     purpose: it is distrusted at once. A CA is identified by subject and key: of a renewed one both overlap.
 //   - A bundle without one readable certificate is a fault (InvalidCABundle); the last good roots stay for the overlap,
