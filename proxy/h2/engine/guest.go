@@ -142,18 +142,14 @@ func (g *Guest) Abort(err error) {
 // checkGuests does for guests what check does for connections.
 func (e *Engine) checkGuests() {
 	defer e.rescue(nil)
-	var long []*stream // to be ended
-	for n := e.guests.first; n != nil; n = n.next {
-		if g := n.s.guest; g.waits {
+	for s := range e.guests.drain {
+		g := s.guest
+		e.guests.push(&g.listed) // it stays, unless it ends here
+		if g.waits {
 			g.waits = false
 			e.wakeGuest(g, down)
 		}
-		if n.s.plan.LongRunning && e.now >= n.s.endsAt() {
-			long = append(long, n.s)
-		}
-	}
-	for _, s := range long {
-		if s.guest != nil && s.plan.LongRunning { // else it has ended with another one
+		if s.plan.LongRunning && e.now >= s.endsAt() {
 			s.endLongRunning(ReasonDrain)
 		}
 	}
