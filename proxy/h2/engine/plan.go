@@ -67,7 +67,7 @@ type Answer struct {
 // Reason says why a stream ended without a complete response.
 type Reason string
 
-// From ReasonNoEndpoint to ReasonTooLarge, and for ReasonDeadline, Plan.Fail answers unless the response had begun.
+// Plan.Fail answers from ReasonNoEndpoint to ReasonTooLarge, for ReasonDeadline and ended watches, if no head had come.
 const (
 	ReasonNone        Reason = ""             // complete
 	ReasonNoEndpoint  Reason = "no-endpoint"  // Upstream.Pick returned nil

@@ -313,15 +313,21 @@ func (e *Engine) cutLongRunning(c *Conn, of *Upstream, r Reason, watches bool) {
 }
 
 // endLongRunning ends a watch like kube-apiserver's own timeout: what has come is delivered, and then the body ends. A
-// client then begins the next one; it would log a reset as an error. For the rest of an ended watch a client has until
-// endBy; a response that its backend has ended is complete, and delivered like any other. A response with a declared
-// length cannot end early unnoticed, a finite one must not, one that has not begun has no body to end: all are reset.
+// client then begins the next one; it would log a reset as an error. Without a head, Plan.Fail answers: client-go then
+// asks again, after a reset it lists all anew. For the rest of an ended watch a client has until endBy; a response that
+// its backend has ended is complete, and delivered like any other. A response with a declared length cannot end early
+// unnoticed, a finite one must not: both are reset.
 func (s *stream) endLongRunning(r Reason) {
 	h := &s.half[down]
-	if h.end && (s.endBy == 0 || s.e.now < s.endBy) {
-		return // it has ended, and the rest is delivered
-	}
-	if !h.head || h.end || h.declared >= 0 || s.plan.Finite || s.leg[up] == nil && s.guest == nil {
+	switch {
+	case h.end && (s.endBy == 0 || s.e.now < s.endBy): // it has ended, and the rest is delivered
+		return
+	case !h.head:
+		s.blame(r, nil) // first: the reset may wait for it
+		s.reset(down, http2.ErrCodeCancel)
+		s.failed(failure{reason: r, final: true})
+		return
+	case h.end || h.declared >= 0 || s.plan.Finite || s.leg[up] == nil && s.guest == nil:
 		s.abort(r, nil, http2.ErrCodeCancel)
 		return
 	}
