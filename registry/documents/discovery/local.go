@@ -206,13 +206,16 @@ func (d *Discovery) together(m *merge) (_ *localState, again time.Time) {
 		}
 		out.groups, out.core, only = groups, listOfParts(core), lacking(all)
 	}
-	if len(unread) > 0 { // only they, of another release, may have what others lack: after a 404 deletions lose data
+	// What unread servers may have, or was made while none can be read, is Stale: unlisted or 404, deletions lose data.
+	if lost := all[0].failed; lost || len(unread) > 0 {
 		out.groups = maps.Clone(out.groups)
 		for _, e := range m.table.Entries() {
 			gv, stale := e.GroupVersion, apidiscoveryv2.DiscoveryFreshnessStale
-			if gv.Group != "" && builtin.Group(gv.Group) && e.Local() && out.groups[gv] == nil {
+			if ours := builtin.Group(gv.Group); gv.Group != "" && (ours || lost) && e.Local() && out.groups[gv] == nil {
 				out.groups[gv] = &apidiscoveryv2.APIVersionDiscovery{Version: gv.Version, Freshness: stale}
-				only[gv.WithResource("")], only[schema.GroupVersionResource{Resource: e.Path()}] = unread, unread
+				if ours { // of another release; CRDs are of all
+					only[gv.WithResource("")], only[schema.GroupVersionResource{Resource: e.Path()}] = unread, unread
+				}
 			}
 		}
 	}
