@@ -21,24 +21,21 @@ import (
 
 // openAPI returns how the OpenAPI documents of the group are made, for kubectl explain and apply.
 func openAPI(scheme *runtime.Scheme) (*common.Config, *common.OpenAPIV3Config) {
-	names := openapinamer.NewDefinitionNamer(scheme)
-	info := &spec.Info{InfoProps: spec.InfoProps{Title: "Fairlead", Version: "v1"}}
 	v2 := &common.Config{
 		ProtocolList:          []string{"https"},
-		Info:                  info,
+		Info:                  &spec.Info{InfoProps: spec.InfoProps{Title: "Fairlead", Version: "v1"}},
 		DefaultResponse:       &spec.Response{ResponseProps: spec.ResponseProps{Description: "Default Response."}},
 		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // there is no other yet
-		GetDefinitionName:     names.GetDefinitionName,
+		GetDefinitionName:     openapinamer.NewDefinitionNamer(scheme).GetDefinitionName,
 		GetDefinitions:        generated.GetOpenAPIDefinitions,
 	}
-	v3 := &common.OpenAPIV3Config{
-		Info:                  info,
+	return v2, &common.OpenAPIV3Config{
+		Info:                  v2.Info,
 		DefaultResponse:       &spec3.Response{ResponseProps: spec3.ResponseProps{Description: "Default Response."}},
-		GetOperationIDAndTags: openapinamer.GetOperationIDAndTags, //nolint:staticcheck // as above
-		GetDefinitionName:     names.GetDefinitionName,
-		GetDefinitions:        generated.GetOpenAPIDefinitions,
+		GetOperationIDAndTags: v2.GetOperationIDAndTags, //nolint:staticcheck // as above
+		GetDefinitionName:     v2.GetDefinitionName,
+		GetDefinitions:        v2.GetDefinitions,
 	}
-	return v2, v3
 }
 
 // made returns what is made of kinds that are compiled in: that fails always, or never.
