@@ -3,7 +3,6 @@ package backend
 import (
 	"cmp"
 	"context"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -105,9 +104,11 @@ func (l *Local) Only(document string, known []string, by map[schema.GroupVersion
 	}
 }
 
-func (l *Local) unknownLocked(address string) bool {
-	lacks := func(t told) bool { return !slices.Contains(t.known, address) }
-	return slices.ContainsFunc(slices.Collect(maps.Values(l.told)), lacks)
+func (l *Local) unknownLocked(address string) (unknown bool) {
+	for _, told := range l.told {
+		unknown = unknown || !slices.Contains(told.known, address)
+	}
+	return unknown
 }
 
 // Told reports whether it is known, after a start, who serves what. Before, an older server might answer 404 for what
