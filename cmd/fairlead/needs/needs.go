@@ -98,10 +98,10 @@ func (n *Needs) Gates() (gates, others []healthz.HealthChecker) {
 			gates = append(gates, healthz.NamedCheck(c.Name, gate))
 		}
 		others = append(others, healthz.NamedCheck(c.Name, func(r *http.Request) error {
-			if at := &n.List()[i]; at.Failed() { // one with a gate may fail without ending readiness
+			if at := &(*n.last.Load())[i]; at.Failed() && !at.Gates { // its gate, if any, passed then
 				return errors.New(at.Message)
 			}
-			return gate(r) // which may fail only since
+			return gate(r) // as it is now
 		}))
 	}
 	return gates, others
