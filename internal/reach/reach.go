@@ -265,7 +265,7 @@ func Handshake(ctx context.Context, raw net.Conn, at string, c *tls.Config, log 
 			_ = raw.Close()
 			const most = 1 << 10 // crypto/tls quotes a certificate's bad URI, of megabytes, to each request that waits
 			if text := err.Error(); len(text) > most && errors.Unwrap(err) == nil {
-				err = errors.New(text[:most])
+				err = errors.New(strings.ToValidUTF8(text[:most], ""))
 			}
 		}
 	}()
