@@ -32,7 +32,6 @@ const defaultPort = 443 // of spec.service.port (v1 defaulting)
 // kept is what Build remembers of an entry, and nobody else reads.
 type kept struct {
 	ca         *parsedBundle // the object's parsed caBundle. Nil means none
-	up         bool          // it was available, be it as another server's or Local
 	ownedUntil time.Time     // when the Backend loses the Owner that it has because its CA was replaced. Zero: none
 }
 
@@ -186,10 +185,9 @@ func (b *builder) entry(object *apiregistrationv1.APIService, rule *policy.Rule,
 	}
 	// As upstream, only the step from available to unavailable counts.
 	at := slices.Index(unavailableReasons[:], e.Verdict.Reason)
-	if at >= 0 && e.kept.up && !e.Verdict.Available() {
+	if at >= 0 && old != nil && old.Verdict.Available() && !e.Verdict.Available() {
 		e.outages[at]++
 	}
-	e.kept.up = e.Verdict.Available()
 	b.route(e, old)
 	if old != nil && unchanged(old, e) {
 		*old.kept = *e.kept

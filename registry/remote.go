@@ -19,6 +19,7 @@ import (
 // remote fills an entry that has a backend: its trust, endpoints and verdict.
 func (b *builder) remote(e *Entry, s *annotated, old *Entry) {
 	e.Backend = b.backend(e, s, old)
+	up := old != nil && old.Verdict.Available() // be it as another server's or Local
 	if old != nil && (old.Backend == nil || !old.Backend.SameService(e.Backend)) {
 		old = nil // what is known of it is about another server
 	}
@@ -55,7 +56,7 @@ func (b *builder) remote(e *Entry, s *annotated, old *Entry) {
 	}
 	b.carry(e, old)
 	b.apply(e)
-	e.Verdict = b.verdict(e, why, old)
+	e.Verdict = b.verdict(e, why, old, up)
 	if strings.HasPrefix(e.FrontSays, string(corev1.ConditionFalse)) && e.Verdict.Status != corev1.ConditionFalse {
 		e.Problems = append(e.Problems,
 			"the cluster sends it to service "+e.Front+", and its own condition says: "+e.FrontSays)
@@ -121,7 +122,7 @@ func (b *builder) apply(e *Entry) {
 }
 
 // verdict makes the Available condition from everything. Maintenance, the operator's, is first.
-func (b *builder) verdict(e *Entry, static Verdict, old *Entry) Verdict {
+func (b *builder) verdict(e *Entry, static Verdict, old *Entry, up bool) Verdict {
 	switch {
 	case e.Settings.Maintenance != "":
 		return fault(ReasonMaintenance, "%s", e.Settings.Maintenance)
@@ -139,20 +140,20 @@ func (b *builder) verdict(e *Entry, static Verdict, old *Entry) Verdict {
 	case static.Reason != "":
 		return static
 	}
-	return probed(e, old)
+	return probed(e, old, up)
 }
 
 // probed returns the verdict of the probes: available while one endpoint is healthy, unavailable
 // when all are unhealthy. In between, when endpoints are new (a rollout replaces all of them at
 // once), the last verdict of the probes stays: it changes only with a failed or a successful probe.
-func probed(e, old *Entry) Verdict {
+func probed(e, old *Entry, up bool) Verdict {
 	var some [Unhealthy + 1]bool
 	for i := range e.Endpoints {
 		some[e.Endpoints[i].Health] = true
 	}
 	switch {
 	// Another server, too, stays available: kube-aggregator proxies to it at once, by the condition of the former.
-	case some[Healthy], some[Unprobed] && e.kept.up:
+	case some[Healthy], some[Unprobed] && up:
 		return Verdict{Status: corev1.ConditionTrue, Reason: ReasonPassed, Message: "all checks passed"}
 	case some[Unhealthy] && !some[Unprobed]:
 		return failed(e)
