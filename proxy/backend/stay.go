@@ -104,11 +104,13 @@ func (l *Local) Only(document string, known []string, by map[schema.GroupVersion
 	}
 }
 
-func (l *Local) unknownLocked(address string) (unknown bool) {
+func (l *Local) unknownLocked(address string) bool {
 	for _, told := range l.told {
-		unknown = unknown || !slices.Contains(told.known, address)
+		if !slices.Contains(told.known, address) {
+			return true
+		}
 	}
-	return unknown
+	return false
 }
 
 // Told reports whether it is known, after a start, who serves what. Before, an older server might answer 404 for what
